@@ -1,0 +1,127 @@
+// The interface between kernels and everything above them: what a kernel takes and promises.
+//
+// Every kernel exists once per instruction set, built from one body over 16 virtual lanes
+// (cpp/simd). All variants give the same bits as the scalar one; docs/adr/0004 says how.
+// Kernels do not allocate, lock, throw or divide work among threads: the program runner calls
+// them on ranges. Pointers need no alignment beyond their element's.
+#pragma once
+
+#include <stdint.h>
+
+namespace potluck {
+
+// Storage formats of weights; the order is that of the dispatch table.
+enum class Format : uint8_t {
+  F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K,
+};
+constexpr int kNumFormats = 11;
+
+// Rows of one panel: the lanes of the widest register in use (16 x f32 in a zmm), and the rows of
+// an AMX tile.
+constexpr int64_t kPanelRows = 16;
+// Columns that share one scale of the quantized activations.
+constexpr int64_t kGroupColumns = 32;
+// Positions of one key-value cache block.
+constexpr int64_t kBlockTokens = 16;
+
+struct FormatInfo {
+  const char* name;
+  int64_t block_columns;  // columns of one block; 1 for float formats
+  int64_t block_bytes;    // bytes of one block of one row
+};
+FormatInfo format_info(Format format);
+inline bool is_quantized(Format format) { return format >= Format::Q8_0; }
+
+// A weight matrix in panels of 16 rows: panel p holds rows [16 p, 16 p + 16), block after block of
+// columns, each field of the block interleaved over the 16 rows (see layout.h for every format).
+// The last panel is filled up with rows of zero bytes. It takes as many bytes as the file's rows.
+struct Matrix {
+  Format format;
+  int64_t rows;     // real rows
+  int64_t columns;  // a multiple of block_columns
+  const uint8_t* data;
+};
+int64_t panel_bytes(Format format, int64_t columns);
+inline int64_t num_panels(int64_t rows) { return (rows + kPanelRows - 1) / kPanelRows; }
+
+// Writes stored rows [start_row, start_row + num_rows) of the file's layout into the panels at
+// `panels`. Any split into row ranges gives the same result; `panels` was zeroed before the first.
+void pack_rows(Format format, int64_t columns, const uint8_t* rows, int64_t start_row,
+               int64_t num_rows, uint8_t* panels);
+
+// Activations as integer products take them: q = round(x * 127 / max|x|) per group of 32 columns.
+struct Activations {
+  const float* x;        // [tokens][columns], for float formats
+  const int8_t* q;       // [tokens][columns], for quantized formats
+  const float* scales;   // [tokens][columns / 32]: max|x| / 127
+  const int32_t* sums;   // [tokens][columns / 32]: sum of q
+};
+
+struct LinearArgs {
+  Matrix weight;
+  Activations input;
+  int64_t num_tokens;
+  const float* bias;   // [rows] or null
+  float* out;          // out[token * out_stride + row]
+  int64_t out_stride;
+};
+
+struct AttentionArgs {
+  const float* q;               // [num_heads][head_dim] of one token
+  float* out;                   // likewise
+  const uint16_t* keys;         // f16 [block][kv_head][head_dim][16 positions]
+  const uint16_t* values;       // f16 [block][kv_head][16 positions][padded head_dim]
+  const int32_t* block_table;   // cache block of positions [16 i, 16 i + 16)
+  int64_t first_position;       // first visible position (0, or where the window begins)
+  int64_t position;             // the token's own, the last visible one
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;             // a multiple of 8
+  float scale;
+  float* scratch;               // attention_scratch_floats(...) floats
+};
+// Value rows are filled up to whole lanes.
+inline int64_t padded_head_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
+int64_t attention_scratch_floats(int64_t num_heads, int64_t num_kv_heads, int64_t context_tokens);
+
+// One instruction set's kernels.
+struct Kernels {
+  const char* isa;
+
+  // q, scales, sums of rows of x; columns is a multiple of 32.
+  void (*quantize)(const float* x, int64_t num_tokens, int64_t columns, int8_t* q, float* scales,
+                   int32_t* sums);
+
+  // out = weight x + bias for all tokens and the rows of panels [first_panel, end_panel). Per
+  // output element: quantized formats add, group after group in ascending order, one fma of the
+  // exact integer sum (and one of the minimum's term where the format has one); float formats one
+  // fma per column, ascending. bias is added last.
+  void (*linear[kNumFormats])(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
+
+  // One row of a matrix as float32.
+  void (*embed[kNumFormats])(const Matrix& weight, int64_t row, float* out);
+
+  // out = x / sqrt(mean(x^2) + epsilon) * weight per group of columns; weight has `group` entries.
+  void (*rms_norm)(const float* x, const float* weight, float* out, int64_t num_tokens,
+                   int64_t columns, int64_t group, float epsilon);
+
+  // Rotates pairs (i, i + head_dim / 2) of every head of one token; cos and sin have head_dim / 2.
+  void (*rope)(float* x, const float* cos, const float* sin, int64_t num_heads, int64_t head_dim);
+
+  // gate / (1 + exp(-gate)) * up.
+  void (*silu_gate)(const float* gate, const float* up, float* out, int64_t count);
+
+  void (*add)(float* x, const float* y, int64_t count);
+
+  // Stores one token's keys and values [num_kv_heads][head_dim] into its cache block.
+  void (*append_kv)(const float* k, const float* v, uint16_t* keys, uint16_t* values,
+                    int64_t block, int64_t offset, int64_t num_kv_heads, int64_t head_dim);
+
+  // Attention of one token for the query heads that share key-value head `kv_head`.
+  void (*attention)(const AttentionArgs& args, int64_t kv_head);
+
+  // out[i] = exp(x[i] - max); returns the sum over 16 lanes and one tree. For sampling.
+  float (*exp_sum)(const float* x, int64_t count, float max, float* out);
+};
+
+}  // namespace potluck

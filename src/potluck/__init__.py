@@ -1,0 +1,1 @@
+"""Potluck: one language model over whatever machines are on the table."""

@@ -1,0 +1,89 @@
+"""Every error that Potluck raises on purpose.
+
+    PotluckError
+    ├── UsageError               the caller asked for something that makes no sense (exit code 2)
+    │   ├── ParameterError       a parameter has a value that is not allowed
+    │   └── PromptTooLongError   a prompt does not fit in the context
+    ├── ModelNotFoundError       nothing at the path or hub id given
+    ├── ModelFileError           a file is truncated, corrupt, or contradicts another
+    ├── UnsupportedModelError    a sound model that this build cannot run
+    ├── InsufficientMemoryError  it would not fit in the memory that may be used
+    └── EngineError              the compiled core is missing or refused a call
+
+An error says what is wrong in one line (``message``) and what to do about it (``hint``). The
+command line prints both and no traceback; programs read the fields.
+"""
+
+from __future__ import annotations
+
+
+class PotluckError(Exception):
+    """Base of the tree. ``message`` is one line; ``hint`` is one line or empty."""
+
+    exit_code: int = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(PotluckError):
+    """The caller asked for something that makes no sense."""
+
+    exit_code = 2
+
+
+class ParameterError(UsageError):
+    """The parameter ``name`` has a value that is not allowed."""
+
+    def __init__(self, name: str, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.name = name
+
+
+class PromptTooLongError(UsageError):
+    """A prompt of ``num_tokens`` does not fit in a context of ``context_tokens``."""
+
+    def __init__(self, num_tokens: int, context_tokens: int) -> None:
+        super().__init__(
+            f"the prompt has {num_tokens} tokens, and the context holds {context_tokens}",
+            hint="shorten the prompt, or give a larger --context if the model allows it",
+        )
+        self.num_tokens = num_tokens
+        self.context_tokens = context_tokens
+
+
+class ModelNotFoundError(PotluckError):
+    """Nothing usable at the path or hub id given."""
+
+    exit_code = 2
+
+
+class ModelFileError(PotluckError):
+    """The file ``path`` is truncated, corrupt, or contradicts another."""
+
+    def __init__(self, path: str, message: str, *, hint: str = "") -> None:
+        super().__init__(f"{path}: {message}", hint=hint or "download or copy the file again")
+        self.path = path
+
+
+class UnsupportedModelError(PotluckError):
+    """The model is sound but this build cannot run it; ``missing`` names what it lacks."""
+
+    def __init__(self, message: str, *, missing: tuple[str, ...] = (), hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.missing = missing
+
+
+class InsufficientMemoryError(PotluckError):
+    """``needed_bytes`` would not fit in ``available_bytes``."""
+
+    def __init__(self, needed_bytes: int, available_bytes: int, message: str, *, hint: str) -> None:
+        super().__init__(message, hint=hint)
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+
+
+class EngineError(PotluckError):
+    """The compiled core is missing, or refused a call."""

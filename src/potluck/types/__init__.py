@@ -1,0 +1,1 @@
+"""Frozen values and protocols that join the packages. No I/O, no heavy imports."""

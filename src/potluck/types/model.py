@@ -1,0 +1,57 @@
+"""What is known about a model before its weights are read."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class RopeScaling(enum.Enum):
+    """How rope frequencies are stretched beyond the trained context."""
+
+    NONE = "none"
+    LINEAR = "linear"
+    LLAMA3 = "llama3"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Frequencies of the rotary embedding.
+
+    ``factor`` applies to LINEAR and LLAMA3; the last three to LLAMA3 alone (Llama 3.1 model card
+    and ``transformers``' ``modeling_rope_utils``).
+    """
+
+    theta: float
+    scaling: RopeScaling = RopeScaling.NONE
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    original_context_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """A decoder-only transformer, whatever file it came from.
+
+    ``qkv_bias``, ``output_bias``, ``mlp_bias``, ``qk_norm`` and ``sliding_windows`` (one entry per
+    layer: the window in tokens, or None for full attention) are the ways in which families differ.
+    """
+
+    family: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_context_tokens: int
+    rms_norm_epsilon: float
+    rope: RopeConfig
+    tied_head: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    sliding_windows: tuple[int | None, ...]

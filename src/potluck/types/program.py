@@ -1,0 +1,201 @@
+"""Programs: what an engine runs.
+
+A program is a list of ops over named *registers*. A register is a float32 matrix with one row per
+token of the step and a fixed width; weights are named tensors (canonical names, see
+``potluck.models``). ``potluck.engines.reference`` says what every op means.
+
+A program covers one shard. When it has the embedding, it begins with ``Embed``; otherwise the
+register ``hidden`` is the stage's input. When it has the head it ends with ``Head``; otherwise
+the register ``hidden`` is the stage's output.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+HIDDEN = "hidden"
+"""The register that goes from stage to stage: the residual stream, float32."""
+
+
+class Activation(enum.Enum):
+    """The non-linearity of a gated feed-forward layer."""
+
+    SILU = "silu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Register:
+    """A float32 matrix ``[num_tokens, width]``."""
+
+    name: str
+    width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embed:
+    """``out[t] = weight[token[t]]``; weight is ``[vocab, width(out)]``."""
+
+    weight: str
+    out: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RmsNorm:
+    """``out = x / sqrt(mean(x²) + epsilon) * weight`` over groups of ``group`` columns.
+
+    For the norms of the residual stream ``group`` is the width and weight is ``[width]``; for
+    per-head norms (Qwen 3) it is the head size and weight ``[head_dim]`` serves every head.
+    ``out`` may be ``x``.
+    """
+
+    x: str
+    weight: str
+    out: str
+    group: int
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """``out[t] = weight @ x[t] + bias``; weight is ``[width(out), width(x)]``, bias may be None."""
+
+    x: str
+    weight: str
+    out: str
+    bias: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """Rotate pairs ``(i, i + head_dim/2)`` of every head of ``x`` in place by the program's rope
+    table at each token's position (the "neox" or rotate-half form, Su et al. 2021)."""
+
+    x: str
+    num_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Causal grouped-query attention over the paged cache.
+
+    Appends this step's ``k`` and ``v`` rows to the cache of ``cache_index`` (counted from 0 within
+    the program), then ``out[t] = softmax(scale * q·K) V`` over the sequence's positions up to and
+    including the token's own; with ``window`` only the last ``window`` of them (Mistral: a token
+    sees itself and the ``window - 1`` before it).
+    """
+
+    q: str
+    k: str
+    v: str
+    out: str
+    cache_index: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedActivation:
+    """``out = activation(gate) * up``, element by element; ``out`` may be ``gate``."""
+
+    gate: str
+    up: str
+    out: str
+    activation: Activation = Activation.SILU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Add:
+    """``x += y``."""
+
+    x: str
+    y: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """Logits ``[num_wanted, vocab] = weight @ x[t]`` for the tokens whose logits are wanted."""
+
+    x: str
+    weight: str
+    vocab_size: int
+
+
+Op = Embed | RmsNorm | Linear | Rope | Attention | GatedActivation | Add | Head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """Decoder layers ``[start_layer, end_layer)`` (may be empty) of a model of ``num_layers``."""
+
+    start_layer: int
+    end_layer: int
+    num_layers: int
+    has_embedding: bool
+    has_head: bool
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start_layer <= self.end_layer <= self.num_layers:
+            raise ValueError(f"no such layer range: {self}")
+
+    @classmethod
+    def whole(cls, num_layers: int) -> Shard:
+        """The shard that is the whole model."""
+        return cls(
+            start_layer=0,
+            end_layer=num_layers,
+            num_layers=num_layers,
+            has_embedding=True,
+            has_head=True,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeTable:
+    """``cos`` and ``sin``: float32 ``[context_tokens, head_dim / 2]``, scaling included.
+
+    Made once per model, in float64 and rounded, so that every engine rotates by the same bits.
+    """
+
+    cos: NDArray[np.float32] = field(repr=False)
+    sin: NDArray[np.float32] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSpec:
+    """A tensor that a program reads: its canonical name and the shape it must have."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSpec:
+    """The key-value cache of one attention op, by ``cache_index``."""
+
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What one stage computes. ``weights`` lists every tensor it reads, each once."""
+
+    shard: Shard
+    registers: tuple[Register, ...]
+    ops: tuple[Op, ...]
+    weights: tuple[WeightSpec, ...]
+    caches: tuple[CacheSpec, ...]
+    rope: RopeTable | None
+    hidden_size: int
+    vocab_size: int
+    context_tokens: int

@@ -1,0 +1,130 @@
+"""How tensors are stored, named and handed over.
+
+A weight is a matrix ``[rows, columns]`` (or a vector) whose rows are stored one after another. A
+quantized format stores each row as whole blocks of ``block_elements`` values. The formats and
+their byte layouts are those of GGUF: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+and ``ggml-common.h``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class TensorFormat(enum.Enum):
+    """A storage format: (name, elements per block, bytes per block)."""
+
+    F32 = ("f32", 1, 4)
+    F16 = ("f16", 1, 2)
+    BF16 = ("bf16", 1, 2)
+    Q8_0 = ("q8_0", 32, 34)
+    Q4_0 = ("q4_0", 32, 18)
+    Q4_1 = ("q4_1", 32, 20)
+    Q5_0 = ("q5_0", 32, 22)
+    Q5_1 = ("q5_1", 32, 24)
+    Q4_K = ("q4_k", 256, 144)
+    Q5_K = ("q5_k", 256, 176)
+    Q6_K = ("q6_k", 256, 210)
+
+    def __init__(self, label: str, block_elements: int, block_bytes: int) -> None:
+        self.label = label
+        self.block_elements = block_elements
+        self.block_bytes = block_bytes
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether values share scales, so that products are exact integer sums."""
+        return self.block_elements > 1
+
+    def row_bytes(self, num_columns: int) -> int:
+        """Bytes of one stored row. ``num_columns`` must be a multiple of ``block_elements``."""
+        num_blocks, rest = divmod(num_columns, self.block_elements)
+        if rest:
+            raise ValueError(f"{num_columns} columns are not whole {self.label} blocks")
+        return num_blocks * self.block_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorInfo:
+    """What a file says about one tensor. ``shape`` is row-major: ``(rows, columns)`` or ``(n,)``."""
+
+    name: str
+    shape: tuple[int, ...]
+    format: TensorFormat
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of a matrix; a vector is one row."""
+        return self.shape[0] if len(self.shape) > 1 else 1
+
+    @property
+    def num_columns(self) -> int:
+        """Elements of one row."""
+        return self.shape[-1]
+
+    @property
+    def row_bytes(self) -> int:
+        """Stored bytes of one row."""
+        return self.format.row_bytes(self.num_columns)
+
+    @property
+    def num_bytes(self) -> int:
+        """Stored bytes of the whole tensor."""
+        return self.num_rows * self.row_bytes
+
+
+class TensorSource(Protocol):
+    """Named tensors that can be read in pieces. Implementations are safe for use by one thread."""
+
+    def names(self) -> Iterable[str]:
+        """All tensor names, in file order."""
+        ...
+
+    def info(self, name: str) -> TensorInfo:
+        """What is stored under ``name``; raises ``KeyError`` if nothing is."""
+        ...
+
+    def read_rows(self, name: str, start_row: int, end_row: int, out: memoryview) -> None:
+        """Copy the stored bytes of rows ``[start_row, end_row)`` into ``out`` (exactly as long).
+
+        Rows come in canonical order (GGUF's permuted q/k is undone by the source). Raises
+        ``ModelFileError`` when the file is shorter than its header says or cannot be read.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release files and mappings. Idempotent."""
+        ...
+
+
+class TensorSink(Protocol):
+    """Where an engine takes weights: tensor by tensor, rows in ascending order."""
+
+    def begin(self, info: TensorInfo) -> None:
+        """Make room for the tensor."""
+        ...
+
+    def write_rows(self, name: str, start_row: int, end_row: int, data: memoryview) -> None:
+        """Take the stored bytes of rows ``[start_row, end_row)``; ``data`` is not kept."""
+        ...
+
+    def finish(self, name: str) -> None:
+        """All rows of ``name`` were written."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """Where a file keeps a canonical tensor.
+
+    ``interleaved_heads``: the file interleaves the two halves of each of that many heads (GGUF
+    files of the ``llama`` architecture do, for q and k): its row ``h·d + 2j + s`` is canonical row
+    ``h·d + s·d/2 + j``, where ``d`` is the head size. None when rows are in canonical order.
+    """
+
+    canonical_name: str
+    stored_name: str
+    interleaved_heads: int | None = None
