@@ -74,7 +74,8 @@ class Linear:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
     """Rotate pairs ``(i, i + head_dim/2)`` of every head of ``x`` in place by the program's rope
-    table at each token's position (the "neox" or rotate-half form, Su et al. 2021)."""
+    table at each token's position (the "neox" or rotate-half form, Su et al. 2021).
+    """
 
     x: str
     num_heads: int
