@@ -49,7 +49,7 @@ class TensorFormat(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInfo:
-    """What a file says about one tensor; ``shape`` is row-major, ``(rows, columns)`` or ``(n,)``."""
+    """What a file says about one tensor; ``shape`` is ``(rows, columns)`` or ``(n,)``."""
 
     name: str
     shape: tuple[int, ...]

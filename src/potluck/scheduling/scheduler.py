@@ -1,0 +1,289 @@
+"""Forms ragged steps with chunked prefill and keeps several of them in flight.
+
+The policy, in the order in which a step is filled:
+
+1. Decodes: every running sequence that waits for its next token, oldest first. While several steps
+   may be in flight, a step takes only its share of them (the running decodes divided by the steps),
+   so that every stage of a pipeline has something to do.
+2. Prefill: chunks of admitted prompts, oldest first, up to the step's token budget.
+3. Admission: waiting sequences, first come first served, when the blocks of all their known tokens
+   are free.
+
+When a decode needs a block and none is free, the youngest running sequence is preempted: it loses
+its blocks, goes back to the head of the queue and is later computed again from its committed
+tokens. Its text does not change, because a token's logits depend on its own sequence alone and
+draws are keyed by position.
+
+Steps pass through every stage in the order in which they were formed. That is why blocks may be
+given back while a step that writes to them is still in flight: whoever gets them next writes later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from potluck.errors import PromptTooLongError
+from potluck.scheduling.blocks import BlockPool, blocks_for
+from potluck.scheduling.sequence import (
+    CommittedToken,
+    FinishReason,
+    SequenceRequest,
+    SequenceState,
+)
+from potluck.types.step import (
+    KV_BLOCK_TOKENS,
+    SampledToken,
+    SequenceId,
+    SequenceOpening,
+    SequenceSlice,
+    Step,
+    StepId,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    """What the stages can hold and what one step may bring.
+
+    ``context_tokens`` is the longest sequence; ``num_blocks`` must hold at least one such.
+    """
+
+    num_blocks: int
+    context_tokens: int
+    max_step_tokens: int
+    max_step_sequences: int
+    max_steps_in_flight: int
+
+    def __post_init__(self) -> None:
+        smallest = min(self.max_step_tokens, self.max_step_sequences, self.max_steps_in_flight)
+        if smallest < 1 or self.context_tokens < 2:
+            raise ValueError(f"limits must be positive: {self}")
+        if self.num_blocks < blocks_for(self.context_tokens):
+            raise ValueError("the cache holds less than one full context")
+
+
+class Scheduler:
+    """Admits sequences, forms steps, owns block tables. Not thread-safe."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self._limits = limits
+        self._pool = BlockPool(limits.num_blocks)
+        self._waiting: deque[SequenceState] = deque()
+        self._running: list[SequenceState] = []  # in order of admission
+        self._sequences: dict[SequenceId, SequenceState] = {}
+        self._steps_in_flight: set[StepId] = set()
+        self._closing: list[SequenceId] = []
+        self._next_sequence = 0
+        self._next_step = 0
+
+    @property
+    def num_sequences(self) -> int:
+        """Live sequences, running and waiting."""
+        return len(self._sequences)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that hold no blocks yet."""
+        return len(self._waiting)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Cache blocks that no sequence holds."""
+        return self._pool.num_free
+
+    @property
+    def num_steps_in_flight(self) -> int:
+        """Steps formed and not completed."""
+        return len(self._steps_in_flight)
+
+    def add(self, request: SequenceRequest) -> SequenceId:
+        """Queue a sequence. Raises ``PromptTooLongError`` if no new token would fit."""
+        num_prompt_tokens = len(request.prompt_tokens)
+        if num_prompt_tokens < 1:
+            raise ValueError("a prompt has at least one token")
+        if num_prompt_tokens >= self._limits.context_tokens:
+            raise PromptTooLongError(num_prompt_tokens, self._limits.context_tokens)
+        room = self._limits.context_tokens - num_prompt_tokens
+        num_new = room if request.max_new_tokens is None else min(request.max_new_tokens, room)
+        if num_new < 1:
+            raise ValueError("at least one new token must be asked for")
+        sequence = SequenceState(
+            sequence_id=SequenceId(self._next_sequence),
+            request=request,
+            max_tokens=num_prompt_tokens + num_new,
+            tokens=list(request.prompt_tokens),
+        )
+        self._next_sequence += 1
+        self._sequences[sequence.sequence_id] = sequence
+        self._waiting.append(sequence)
+        return sequence.sequence_id
+
+    def cancel(self, sequence_id: SequenceId) -> None:
+        """Forget a sequence and free its blocks now; results still in flight are ignored.
+
+        Unknown and finished sequences are accepted: a client may leave at any moment.
+        """
+        sequence = self._sequences.get(sequence_id)
+        if sequence is not None:
+            self._remove(sequence)
+
+    def next_step(self) -> Step | None:
+        """The next step to run, or None when there is nothing to do or no room in flight."""
+        if len(self._steps_in_flight) >= self._limits.max_steps_in_flight:
+            return None
+        slices: list[SequenceSlice] = []
+        openings: list[SequenceOpening] = []
+        self._add_decodes(slices)
+        self._add_prefills(slices, openings)
+        if not slices:
+            return None
+        step = Step(
+            step_id=StepId(self._next_step),
+            slices=tuple(slices),
+            opened=tuple(openings),
+            closed=tuple(self._closing),
+        )
+        self._closing.clear()
+        self._next_step += 1
+        self._steps_in_flight.add(step.step_id)
+        return step
+
+    def complete(self, step_id: StepId, sampled: tuple[SampledToken, ...]) -> list[CommittedToken]:
+        """Take a step's result; returns the tokens that its sequences were given."""
+        self._steps_in_flight.remove(step_id)
+        committed: list[CommittedToken] = []
+        for sample in sampled:
+            sequence = self._sequences.get(sample.sequence_id)
+            if sequence is None:
+                continue  # cancelled while the step was in flight
+            sequence.awaiting_sample = False
+            sequence.tokens.append(sample.token)
+            reason = _finish_reason(sequence, sample.token)
+            if reason is not None:
+                self._remove(sequence)
+            committed.append(
+                CommittedToken(
+                    sequence_id=sample.sequence_id,
+                    token=sample.token,
+                    position=sample.position,
+                    logprob=sample.logprob,
+                    top=sample.top,
+                    finish_reason=reason,
+                )
+            )
+        return committed
+
+    def _add_decodes(self, slices: list[SequenceSlice]) -> None:
+        decoding = sum(1 for sequence in self._running if _is_decoding(sequence))
+        share = -(-decoding // self._limits.max_steps_in_flight)
+        most = min(share, self._limits.max_step_tokens, self._limits.max_step_sequences)
+        for sequence in list(self._running):
+            if len(slices) >= most:
+                return
+            if not sequence.wants_decode or sequence.awaiting_sample:
+                continue
+            # A preemption below may have taken this very sequence's blocks away.
+            if not sequence.block_table or not self._grow(sequence):
+                continue
+            slices.append(self._take(sequence, 1))
+
+    def _add_prefills(self, slices: list[SequenceSlice], openings: list[SequenceOpening]) -> None:
+        budget = self._limits.max_step_tokens - len(slices)
+        for sequence in self._running:
+            budget = self._add_prefill(sequence, budget, slices, openings)
+        while self._waiting and budget > 0 and self._has_room(slices):
+            sequence = self._waiting[0]
+            num_blocks = blocks_for(len(sequence.tokens))
+            if sequence.awaiting_sample or num_blocks > self._pool.num_free:
+                return
+            self._waiting.popleft()
+            sequence.block_table = self._pool.take(num_blocks)
+            self._running.append(sequence)
+            budget = self._add_prefill(sequence, budget, slices, openings)
+
+    def _has_room(self, slices: list[SequenceSlice]) -> bool:
+        return len(slices) < self._limits.max_step_sequences
+
+    def _add_prefill(
+        self,
+        sequence: SequenceState,
+        budget: int,
+        slices: list[SequenceSlice],
+        openings: list[SequenceOpening],
+    ) -> int:
+        """Add the sequence's next chunk, if it has one; returns what is left of the budget."""
+        if sequence.num_unscheduled == 0 or sequence.wants_decode:
+            return budget
+        if budget == 0 or not self._has_room(slices):
+            return budget
+        count = min(budget, sequence.num_unscheduled)
+        part = self._take(sequence, count)
+        slices.append(part)
+        if part.sample and not sequence.is_opened:
+            openings.append(
+                SequenceOpening(
+                    sequence_id=sequence.sequence_id,
+                    sampling=sequence.request.sampling,
+                    prompt_tokens=sequence.request.prompt_tokens,
+                )
+            )
+            sequence.is_opened = True
+        return budget - count
+
+    def _take(self, sequence: SequenceState, count: int) -> SequenceSlice:
+        start = sequence.num_scheduled
+        end = start + count
+        sequence.num_scheduled = end
+        sequence.awaiting_sample = end == len(sequence.tokens)
+        return SequenceSlice(
+            sequence_id=sequence.sequence_id,
+            tokens=tuple(sequence.tokens[start:end]),
+            start_position=start,
+            block_table=tuple(sequence.block_table[: blocks_for(end)]),
+            sample=sequence.awaiting_sample,
+        )
+
+    def _grow(self, sequence: SequenceState) -> bool:
+        """Make room for the sequence's next position; False if it was preempted itself."""
+        if sequence.num_scheduled < len(sequence.block_table) * KV_BLOCK_TOKENS:
+            return True
+        while self._pool.num_free == 0:
+            youngest = self._running[-1]
+            self._preempt(youngest)
+            if youngest is sequence:
+                return False
+        sequence.block_table.extend(self._pool.take(1))
+        return True
+
+    def _preempt(self, sequence: SequenceState) -> None:
+        self._running.remove(sequence)
+        self._release_blocks(sequence)
+        sequence.num_scheduled = 0
+        self._waiting.appendleft(sequence)
+
+    def _remove(self, sequence: SequenceState) -> None:
+        if sequence.block_table:
+            self._running.remove(sequence)
+            self._release_blocks(sequence)
+        else:
+            self._waiting.remove(sequence)
+        del self._sequences[sequence.sequence_id]
+        if sequence.is_opened:
+            self._closing.append(sequence.sequence_id)
+
+    def _release_blocks(self, sequence: SequenceState) -> None:
+        self._pool.give_back(sequence.block_table)
+        sequence.block_table = []
+
+
+def _is_decoding(sequence: SequenceState) -> bool:
+    return len(sequence.tokens) > sequence.num_prompt_tokens or sequence.awaiting_sample
+
+
+def _finish_reason(sequence: SequenceState, token: int) -> FinishReason | None:
+    if token in sequence.request.stop_tokens:
+        return FinishReason.STOP
+    if len(sequence.tokens) >= sequence.max_tokens:
+        return FinishReason.LENGTH
+    return None

@@ -1,0 +1,75 @@
+"""What the scheduler knows of one sequence."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from potluck.types.step import SamplingParams, SequenceId, TokenLogprob
+
+
+class FinishReason(enum.Enum):
+    """Why a sequence ended, in OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceRequest:
+    """A prompt and how to continue it.
+
+    ``max_new_tokens`` None means: as many as the context holds. A token of ``stop_tokens`` ends the
+    sequence and is itself committed (its text is empty for the usual end-of-text tokens).
+    """
+
+    prompt_tokens: tuple[int, ...]
+    sampling: SamplingParams
+    max_new_tokens: int | None = None
+    stop_tokens: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedToken:
+    """A token that a sequence was given; it will never change. The last one has a reason."""
+
+    sequence_id: SequenceId
+    token: int
+    position: int
+    logprob: float | None
+    top: tuple[TokenLogprob, ...]
+    finish_reason: FinishReason | None
+
+
+@dataclass(slots=True, kw_only=True)
+class SequenceState:
+    """A live sequence. Mutable, and private to the scheduler.
+
+    ``num_scheduled`` counts the leading tokens whose computation was put into a step under the
+    present ``block_table``; ``awaiting_sample`` is true while a step that samples for this sequence
+    is in flight. ``is_opened`` says whether the last stage was told of the sequence.
+    """
+
+    sequence_id: SequenceId
+    request: SequenceRequest
+    max_tokens: int
+    tokens: list[int]
+    block_table: list[int] = field(default_factory=list)
+    num_scheduled: int = 0
+    awaiting_sample: bool = False
+    is_opened: bool = False
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.request.prompt_tokens)
+
+    @property
+    def num_unscheduled(self) -> int:
+        """Known tokens that no step has taken yet: more than one during prefill."""
+        return len(self.tokens) - self.num_scheduled
+
+    @property
+    def wants_decode(self) -> bool:
+        """Exactly one token to compute, and prefill is behind it."""
+        return self.num_unscheduled == 1 and self.num_scheduled >= self.num_prompt_tokens

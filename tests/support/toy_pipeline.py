@@ -1,0 +1,69 @@
+"""A pipeline that computes nothing but checks everything the scheduler promises.
+
+Its cache remembers which token was written at which position of which block; the next token is a
+hash of all that the block table shows. A wrong table, a position skipped or a block shared by two
+sequences gives other tokens than ``expected_tokens``.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Sequence
+
+from potluck.types.step import KV_BLOCK_TOKENS, SampledToken, SequenceSlice, Step, StepId
+
+
+def next_token(history: Sequence[int]) -> int:
+    """A token in ``[0, 1000)`` that depends on the whole history."""
+    return zlib.crc32(",".join(map(str, history)).encode()) % 1000
+
+
+def expected_tokens(prompt: Sequence[int], count: int) -> list[int]:
+    """What the toy model writes after ``prompt``."""
+    history = list(prompt)
+    for _ in range(count):
+        history.append(next_token(history))
+    return history[len(prompt) :]
+
+
+class ToyPipeline:
+    """Takes steps and runs them, oldest first, when asked."""
+
+    def __init__(self) -> None:
+        self._cache: dict[tuple[int, int], tuple[int, int]] = {}
+        self._steps: deque[Step] = deque()
+        self.opened: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def submit(self, step: Step) -> None:
+        """Queue a step."""
+        blocks = [block for part in step.slices for block in part.block_table]
+        assert len(set(blocks)) == len(blocks), "a block serves two sequences of one step"
+        self._steps.append(step)
+
+    def run_oldest(self) -> tuple[StepId, tuple[SampledToken, ...]]:
+        """Run the oldest step."""
+        step = self._steps.popleft()
+        self.opened.update(opening.sequence_id for opening in step.opened)
+        sampled = [self._run(part) for part in step.slices]
+        self.opened.difference_update(step.closed)
+        return step.step_id, tuple(sample for sample in sampled if sample is not None)
+
+    def _run(self, part: SequenceSlice) -> SampledToken | None:
+        for position, token in enumerate(part.tokens, part.start_position):
+            block = part.block_table[position // KV_BLOCK_TOKENS]
+            self._cache[block, position % KV_BLOCK_TOKENS] = (position, token)
+        if not part.sample:
+            return None
+        assert part.sequence_id in self.opened
+        end = part.start_position + len(part.tokens)
+        history = []
+        for position in range(end):
+            block = part.block_table[position // KV_BLOCK_TOKENS]
+            written, token = self._cache[block, position % KV_BLOCK_TOKENS]
+            assert written == position
+            history.append(token)
+        return SampledToken(sequence_id=part.sequence_id, position=end, token=next_token(history))
