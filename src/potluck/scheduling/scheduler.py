@@ -181,7 +181,7 @@ class Scheduler:
         for sequence in list(self._running):
             if len(slices) >= most:
                 return
-            if not sequence.wants_decode or sequence.awaiting_sample:
+            if not sequence.wants_decode:
                 continue
             # A preemption below may have taken this very sequence's blocks away.
             if not sequence.block_table or not self._grow(sequence):

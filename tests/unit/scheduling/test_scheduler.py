@@ -43,7 +43,10 @@ def next_step(scheduler: Scheduler) -> Step:
 
 
 def run_all(scheduler: Scheduler) -> dict[SequenceId, list[int]]:
-    pipeline = ToyPipeline()
+    return drain(scheduler, ToyPipeline())
+
+
+def drain(scheduler: Scheduler, pipeline: ToyPipeline) -> dict[SequenceId, list[int]]:
     texts: dict[SequenceId, list[int]] = {}
     while True:
         while (step := scheduler.next_step()) is not None:
@@ -157,3 +160,24 @@ def test_limits_that_cannot_work_are_refused() -> None:
         make_scheduler(num_blocks=1, context_tokens=17)
     with pytest.raises(ValueError, match="must be positive"):
         make_scheduler(max_step_tokens=0)
+
+
+def test_a_preempted_sequence_waits_for_its_token_in_flight() -> None:
+    scheduler = make_scheduler(context_tokens=32, num_blocks=2, max_steps_in_flight=3)
+    pipeline = ToyPipeline()
+    older = scheduler.add(request(15, max_new_tokens=10))
+    younger = scheduler.add(request(4, max_new_tokens=20))
+    pipeline.submit(next_step(scheduler))
+    scheduler.complete(*pipeline.run_oldest())
+    got: list[int] = []
+    while scheduler.num_waiting == 0:  # until the older one's growth preempts the younger one
+        while (step := scheduler.next_step()) is not None:
+            pipeline.submit(step)
+        if scheduler.num_waiting == 0:
+            committed = scheduler.complete(*pipeline.run_oldest())
+            got += [token.token for token in committed if token.sequence_id == younger]
+    scheduler.cancel(older)
+    assert len(pipeline) == 2  # one of them samples for the younger one
+    assert scheduler.next_step() is None
+    got += drain(scheduler, pipeline)[younger]
+    assert got == expected_tokens(range(4), 20)[1:]
