@@ -1,0 +1,93 @@
+"""The scheduler and a pipeline of stages in one process.
+
+There is no thread of its own: whoever adds or cancels a sequence, or completes a step, also forms
+the next steps. Results reach each sequence's subscriber through its queue.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from queue import SimpleQueue
+
+from potluck.errors import EngineError, PotluckError
+from potluck.local.pipeline import Pipeline, StepOutcome
+from potluck.scheduling import CommittedToken, Scheduler, SchedulerLimits, SequenceRequest
+from potluck.types.engine import Engine
+from potluck.types.step import SequenceId
+
+Update = CommittedToken | PotluckError
+"""What a subscriber receives: tokens, the last with a finish reason, or one error that ends it."""
+
+
+class LocalCoordinator:
+    """Serves sequences over in-process stages. Thread-safe."""
+
+    def __init__(self, engines: Sequence[Engine], limits: SchedulerLimits) -> None:
+        self._lock = threading.Lock()
+        self._scheduler = Scheduler(limits)
+        self._subscribers: dict[SequenceId, SimpleQueue[Update]] = {}
+        self._is_closed = False
+        self._pipeline = Pipeline(engines, self._on_outcome)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Cache blocks that no sequence holds."""
+        with self._lock:
+            return self._scheduler.num_free_blocks
+
+    def add(self, request: SequenceRequest) -> tuple[SequenceId, SimpleQueue[Update]]:
+        """Queue a sequence; its updates come through the queue that is returned.
+
+        Raises ``PromptTooLongError``, and ``EngineError`` after :meth:`close`.
+        """
+        updates: SimpleQueue[Update] = SimpleQueue()
+        with self._lock:
+            if self._is_closed:
+                raise EngineError("the model is closed", hint="open it again")
+            sequence_id = self._scheduler.add(request)
+            self._subscribers[sequence_id] = updates
+            self._submit_steps()
+        return sequence_id, updates
+
+    def cancel(self, sequence_id: SequenceId) -> None:
+        """Drop a sequence and free its blocks; one that is not live is accepted."""
+        with self._lock:
+            self._subscribers.pop(sequence_id, None)
+            self._scheduler.cancel(sequence_id)
+            if not self._is_closed:
+                self._submit_steps()
+
+    def close(self) -> None:
+        """End every live sequence with an error, then the stages. Idempotent."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            for sequence_id in list(self._subscribers):
+                self._fail(sequence_id, EngineError("the model was closed"))
+        self._pipeline.close()
+
+    def _on_outcome(self, outcome: StepOutcome) -> None:
+        with self._lock:
+            committed = self._scheduler.complete(outcome.step.step_id, outcome.sampled)
+            for token in committed:
+                subscriber = self._subscribers[token.sequence_id]
+                if token.finish_reason is not None:
+                    del self._subscribers[token.sequence_id]
+                subscriber.put(token)
+            if outcome.error is not None:
+                for part in outcome.step.slices:
+                    self._fail(part.sequence_id, outcome.error)
+            if not self._is_closed:
+                self._submit_steps()
+
+    def _fail(self, sequence_id: SequenceId, error: PotluckError) -> None:
+        self._scheduler.cancel(sequence_id)
+        subscriber = self._subscribers.pop(sequence_id, None)
+        if subscriber is not None:
+            subscriber.put(error)
+
+    def _submit_steps(self) -> None:
+        while (step := self._scheduler.next_step()) is not None:
+            self._pipeline.submit(step)

@@ -1,0 +1,94 @@
+"""Stages in one process: a thread each, joined by queues.
+
+Every stage runs the steps in the order in which they were submitted, so several steps can be in
+flight, each at another stage. A stage's engine computes without the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from potluck.errors import EngineError, PotluckError
+from potluck.types.engine import Engine, StepResult
+from potluck.types.step import SampledToken, Step
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """What became of a step: its sampled tokens, or the error of the stage that gave up."""
+
+    step: Step
+    sampled: tuple[SampledToken, ...] = ()
+    error: PotluckError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    step: Step
+    hidden: NDArray[np.float32] | None
+
+
+class Pipeline:
+    """Runs steps through ``engines``, the first stage first.
+
+    ``on_outcome`` is called once per step, in order, on the thread of the stage that ended it.
+    The engines are closed by :meth:`close`.
+    """
+
+    def __init__(
+        self, engines: Sequence[Engine], on_outcome: Callable[[StepOutcome], None]
+    ) -> None:
+        self._engines = tuple(engines)
+        self._on_outcome = on_outcome
+        self._inboxes: list[SimpleQueue[_Work | None]] = [SimpleQueue() for _ in engines]
+        self._threads = [
+            threading.Thread(target=self._run, args=(index,), name=f"stage-{index}", daemon=True)
+            for index in range(len(self._engines))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, step: Step) -> None:
+        """Queue a step; returns at once."""
+        self._inboxes[0].put(_Work(step=step, hidden=None))
+
+    def close(self) -> None:
+        """Finish what is queued, end the threads and close the engines. Idempotent."""
+        for inbox, thread in zip(self._inboxes, self._threads, strict=True):
+            inbox.put(None)
+            thread.join()
+        for engine in self._engines:
+            engine.close()
+
+    def _run(self, index: int) -> None:
+        engine = self._engines[index]
+        is_last = index == len(self._engines) - 1
+        while (work := self._inboxes[index].get()) is not None:
+            outcome = _compute(engine, work)
+            if isinstance(outcome, PotluckError):
+                self._on_outcome(StepOutcome(step=work.step, error=outcome))
+            elif is_last:
+                self._on_outcome(StepOutcome(step=work.step, sampled=outcome.sampled))
+            else:
+                self._inboxes[index + 1].put(_Work(step=work.step, hidden=outcome.hidden))
+
+
+def _compute(engine: Engine, work: _Work) -> StepResult | PotluckError:
+    try:
+        return engine.step(work.step, work.hidden)
+    except PotluckError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 - a stage is a worker's boundary: nobody may hang on it
+        _log.exception("a stage failed")
+        return EngineError(f"a stage failed: {type(error).__name__}: {error}")
