@@ -1,1 +1,50 @@
-"""Potluck: one language model over whatever machines are on the table."""
+"""Potluck: one language model over whatever machines are on the table.
+
+import potluck
+
+with potluck.Model.open("demo") as model:
+    for piece in model.generate("Once upon a time", max_tokens=60):
+        print(piece.text, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from potluck.errors import PotluckError
+    from potluck.local import Generation, GenerationResult, Model, Piece
+    from potluck.types.step import SamplingParams
+    from potluck.types.text import ChatMessage
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "ChatMessage": "potluck.types.text",
+    "Generation": "potluck.local",
+    "GenerationResult": "potluck.local",
+    "Model": "potluck.local",
+    "Piece": "potluck.local",
+    "PotluckError": "potluck.errors",
+    "SamplingParams": "potluck.types.step",
+}
+
+__all__ = [
+    "ChatMessage",
+    "Generation",
+    "GenerationResult",
+    "Model",
+    "Piece",
+    "PotluckError",
+    "SamplingParams",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for, so that ``import potluck`` alone stays light (PEP 562)."""
+    import importlib
+
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'potluck' has no attribute {name!r}")
+    return getattr(importlib.import_module(_EXPORTS[name]), name)

@@ -7,7 +7,9 @@ the next steps. Results reach each sequence's subscriber through its queue.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 from potluck.errors import EngineError, PotluckError
@@ -16,7 +18,16 @@ from potluck.scheduling import CommittedToken, Scheduler, SchedulerLimits, Seque
 from potluck.types.engine import Engine
 from potluck.types.step import SequenceId
 
-Update = CommittedToken | PotluckError
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedToken:
+    """A committed token and the ``time.perf_counter()`` at which it was."""
+
+    token: CommittedToken
+    at_seconds: float
+
+
+Update = TimedToken | PotluckError
 """What a subscriber receives: tokens, the last with a finish reason, or one error that ends it."""
 
 
@@ -69,13 +80,14 @@ class LocalCoordinator:
         self._pipeline.close()
 
     def _on_outcome(self, outcome: StepOutcome) -> None:
+        now = time.perf_counter()
         with self._lock:
             committed = self._scheduler.complete(outcome.step.step_id, outcome.sampled)
             for token in committed:
                 subscriber = self._subscribers[token.sequence_id]
                 if token.finish_reason is not None:
                     del self._subscribers[token.sequence_id]
-                subscriber.put(token)
+                subscriber.put(TimedToken(token=token, at_seconds=now))
             if outcome.error is not None:
                 for part in outcome.step.slices:
                     self._fail(part.sequence_id, outcome.error)

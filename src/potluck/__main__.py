@@ -1,0 +1,5 @@
+"""``python -m potluck``."""
+
+from potluck.cli.main import main
+
+main()

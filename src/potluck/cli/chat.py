@@ -1,0 +1,95 @@
+"""A chat with history on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from potluck.cli.output import note
+from potluck.cli.report import figures_line
+from potluck.errors import PromptTooLongError
+from potluck.local import Generation, Model, SamplingOptions
+from potluck.types.text import ChatMessage
+
+_HELP = "Type a message. /clear forgets the chat, /exit or Ctrl-D ends it, Ctrl-C stops an answer."
+
+
+def chat_loop(
+    model: Model,
+    *,
+    system: str | None,
+    max_tokens: int | None,
+    stop: Sequence[str] | None,
+    sampling: SamplingOptions,
+) -> None:
+    """Read messages and stream answers until the end of input."""
+    try:
+        import readline  # noqa: F401 - gives input() line editing and history
+    except ImportError:
+        pass
+    opening = [] if system is None else [ChatMessage(role="system", content=system)]
+    messages = list(opening)
+    note(_HELP)
+    while (line := _read_line()) is not None:
+        if line == "/exit":
+            return
+        if line == "/clear":
+            messages = list(opening)
+            note("The chat is forgotten.")
+            continue
+        if not line:
+            continue
+        messages.append(ChatMessage(role="user", content=line))
+        generation = _start(model, messages, len(opening), max_tokens, stop, sampling)
+        messages.append(ChatMessage(role="assistant", content=_stream(generation)))
+
+
+def _read_line() -> str | None:
+    """One message; None at the end of input. Ctrl-C empties the line."""
+    while True:
+        try:
+            return input("> ").strip()
+        except EOFError:
+            print()
+            return None
+        except KeyboardInterrupt:
+            print()
+
+
+def _start(
+    model: Model,
+    messages: list[ChatMessage],
+    num_opening: int,
+    max_tokens: int | None,
+    stop: Sequence[str] | None,
+    sampling: SamplingOptions,
+) -> Generation:
+    """Ask for an answer; the oldest turns are dropped from ``messages`` when they do not fit."""
+    num_dropped = 0
+    while True:
+        try:
+            generation = model.chat(messages, max_tokens=max_tokens, stop=stop or (), **sampling)
+        except PromptTooLongError:
+            if len(messages) - num_opening <= 1:
+                raise
+            del messages[num_opening : num_opening + 2]
+            num_dropped += 1
+            continue
+        if num_dropped:
+            note(f"({num_dropped} of the oldest turns no longer fit and were dropped)")
+        return generation
+
+
+def _stream(generation: Generation) -> str:
+    """Print an answer as it comes; returns its text, or what there is of it after Ctrl-C."""
+    text = ""
+    try:
+        for piece in generation:
+            print(piece.text, end="", flush=True)
+            text += piece.text
+    except KeyboardInterrupt:
+        generation.close()
+        print(" …")
+        return text
+    print()
+    note(figures_line(generation.result().timings, load_seconds=None))
+    return text

@@ -1,0 +1,50 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from potluck.cli.settings import Settings, read_settings
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A Hugging Face directory, a .gguf file, a hub id (org/name, org/name:file.gguf), "
+        "or demo.",
+        show_default=False,
+    ),
+]
+StagesOption = Annotated[
+    int, typer.Option("--stages", help="Cut the model into this many in-process stages.")
+]
+ContextOption = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        help="Longest sequence, in tokens. Default: what the model allows, at most 4096.",
+        show_default=False,
+    ),
+]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--threads", help="CPU threads. Default: the cores that may be used.", show_default=False
+    ),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document instead of text.")
+]
+
+
+def settings() -> Settings:
+    """Settings of this process's user and environment."""
+    try:
+        home = Path.home()
+    except RuntimeError:  # no HOME and no entry in the user database
+        return read_settings(os.environ, None)
+    return read_settings(os.environ, home)

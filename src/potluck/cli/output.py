@@ -1,0 +1,66 @@
+"""What commands print: data on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from potluck.local import LoadProgress, Model
+
+
+def note(text: str) -> None:
+    """A line for the person, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def emit_json(document: dict[str, object]) -> None:
+    """One JSON document on stdout."""
+    json.dump(document, sys.stdout, ensure_ascii=False, indent=2, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+@contextmanager
+def opened_model(
+    name: str,
+    *,
+    stages: int,
+    context: int | None,
+    threads: int | None,
+    isa: str | None,
+    cache_tokens: int | None = None,
+) -> Iterator[Model]:
+    """Open a model with a progress bar (none when stderr is no terminal), close it at the end."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("loading {task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+    )
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    task = bar.add_task(name, total=None, start=True)
+
+    def advance(progress: LoadProgress) -> None:
+        bar.update(task, completed=progress.done_bytes, total=progress.total_bytes)
+        if progress.done_bytes > 0:
+            bar.start()
+
+    try:
+        model = Model.open(
+            name,
+            stages=stages,
+            context_tokens=context,
+            cache_tokens=cache_tokens,
+            num_threads=threads,
+            isa=isa,
+            on_progress=advance,
+        )
+    finally:
+        bar.stop()
+    with model:
+        yield model

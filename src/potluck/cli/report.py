@@ -1,0 +1,85 @@
+"""What the commands say of a finished text: the line of figures and the JSON document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from potluck.local import Generation, LoadPlan, Model, Piece, Timings
+from potluck.quantities import format_bytes, format_seconds
+
+
+def stage_lines(plan: LoadPlan) -> Iterator[str]:
+    """One line per stage: its layers and its bytes."""
+    for index, stage in enumerate(plan.stages):
+        shard = stage.program.shard
+        parts = [f"layers [{shard.start_layer}, {shard.end_layer})"]
+        if shard.has_embedding:
+            parts.insert(0, "embedding")
+        if shard.has_head:
+            parts.append("head")
+        yield (
+            f"stage {index}: {' + '.join(parts)}, weights {format_bytes(stage.weights_bytes)}, "
+            f"cache {format_bytes(stage.cache_bytes)}"
+        )
+
+
+def figures_line(timings: Timings, *, load_seconds: float | None) -> str:
+    """Tokens, seconds and rates on one line; loading too, unless ``load_seconds`` is None."""
+    decode = timings.decode_tokens_per_second
+    return (
+        ("" if load_seconds is None else f"load {format_seconds(load_seconds)}; ")
+        + f"prefill {timings.num_prompt_tokens} tokens in {format_seconds(timings.prefill_seconds)} "
+        f"({timings.prefill_tokens_per_second:.0f} tokens/s); "
+        f"decode {timings.num_new_tokens} tokens in {format_seconds(timings.decode_seconds)}"
+        + (f" ({decode:.1f} tokens/s)" if decode is not None else "")
+    )
+
+
+def run_document(model: Model, generation: Generation, *, load_seconds: float) -> dict[str, object]:
+    """The document of ``potluck run --json`` (schema ``potluck.run/1``)."""
+    result = generation.result()
+    sampling = generation.sampling
+    timings = result.timings
+    return {
+        "schema": "potluck.run/1",
+        "model": model.description.files.name,
+        "text": result.text,
+        "finish_reason": result.finish_reason.value,
+        "prompt_tokens": list(result.prompt_tokens),
+        "tokens": [_token(model, piece) for piece in result.pieces],
+        "sampling": {
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "presence_penalty": sampling.presence_penalty,
+            "seed": sampling.seed,
+        },
+        "stages": [
+            {
+                "start_layer": stage.program.shard.start_layer,
+                "end_layer": stage.program.shard.end_layer,
+                "weights_bytes": stage.weights_bytes,
+                "cache_bytes": stage.cache_bytes,
+            }
+            for stage in model.plan.stages
+        ],
+        "timings": {
+            "load_seconds": load_seconds,
+            "prefill_seconds": timings.prefill_seconds,
+            "prefill_tokens_per_second": timings.prefill_tokens_per_second,
+            "decode_seconds": timings.decode_seconds,
+            "decode_tokens_per_second": timings.decode_tokens_per_second,
+        },
+    }
+
+
+def _token(model: Model, piece: Piece) -> dict[str, object]:
+    return {
+        "id": piece.token,
+        "bytes": list(model.tokenizer.token_bytes(piece.token)),
+        "logprob": piece.logprob,
+        "top": [{"id": other.token, "logprob": other.logprob} for other in piece.top],
+    }

@@ -1,0 +1,180 @@
+"""``potluck run``: a text, an answer, or a chat, from a model in this process."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from potluck.cli.chat import chat_loop
+from potluck.cli.options import (
+    ContextOption,
+    JsonOption,
+    ModelArgument,
+    StagesOption,
+    ThreadsOption,
+    settings,
+)
+from potluck.cli.output import emit_json, note, opened_model
+from potluck.cli.report import figures_line, run_document, stage_lines
+from potluck.errors import UsageError
+from potluck.local import Generation, Model, SamplingOptions
+from potluck.types.text import ChatMessage
+
+
+def run(
+    model: ModelArgument,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            "-p",
+            "--prompt",
+            help="Text to continue; with --chat, a message to answer. Without it: a chat on a "
+            "terminal, otherwise standard input is the prompt.",
+            show_default=False,
+        ),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Answer the prompt through the chat template.")
+    ] = False,
+    system: Annotated[
+        str | None, typer.Option("--system", help="System message.", show_default=False)
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            "--max-tokens",
+            help="Most new tokens. Default: to the end of the context.",
+            show_default=False,
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option("--temperature", help="0 takes the likeliest token.", show_default=False),
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option("--top-k", help="Keep only the k likeliest tokens.", show_default=False),
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            "--top-p", help="Keep the likeliest tokens that sum to p.", show_default=False
+        ),
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(
+            "--min-p",
+            help="Keep tokens with at least p times the likeliest one's chance.",
+            show_default=False,
+        ),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(
+            "--repetition-penalty",
+            help="Above 1 discourages tokens of the prompt and the text.",
+            show_default=False,
+        ),
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None,
+        typer.Option(
+            "--frequency-penalty",
+            help="Above 0 discourages tokens by how often the text has them.",
+            show_default=False,
+        ),
+    ] = None,
+    presence_penalty: Annotated[
+        float | None,
+        typer.Option(
+            "--presence-penalty",
+            help="Above 0 discourages tokens that the text has.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed", help="The same seed gives the same text. Default: new.", show_default=False
+        ),
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option("--stop", help="End before this text. Can be repeated.", show_default=False),
+    ] = None,
+    top_logprobs: Annotated[
+        int, typer.Option("--top-logprobs", help="Alternatives per token in --json, 0 to 20.")
+    ] = 0,
+    stages: StagesOption = 1,
+    context: ContextOption = None,
+    threads: ThreadsOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Generate text with MODEL: streamed to stdout, figures on stderr."""
+    is_conversation = prompt is None and sys.stdin.isatty()
+    if is_conversation and json:
+        raise UsageError("--json needs a prompt", hint='add -p "…", or pipe the prompt in')
+    if top_logprobs and not json:
+        raise UsageError("--top-logprobs needs --json", hint="add --json")
+    if system is not None and not (chat or is_conversation):
+        raise UsageError("--system needs a chat", hint="add --chat, or leave -p out")
+    chosen = settings()
+    sampling: SamplingOptions = {"logprobs": json, "top_logprobs": top_logprobs}
+    for name, value in (
+        ("temperature", temperature),
+        ("top_k", top_k),
+        ("top_p", top_p),
+        ("min_p", min_p),
+        ("repetition_penalty", repetition_penalty),
+        ("frequency_penalty", frequency_penalty),
+        ("presence_penalty", presence_penalty),
+        ("seed", seed),
+    ):
+        if value is not None:
+            sampling[name] = value  # type: ignore[literal-required]
+
+    started = time.perf_counter()
+    with opened_model(
+        model,
+        stages=stages,
+        context=context if context is not None else chosen.context,
+        threads=threads if threads is not None else chosen.threads,
+        isa=chosen.isa,
+    ) as opened:
+        load_seconds = time.perf_counter() - started
+        if stages > 1:
+            for line in stage_lines(opened.plan):
+                note(line)
+        if is_conversation:
+            chat_loop(opened, system=system, max_tokens=max_tokens, stop=stop, sampling=sampling)
+            return
+        text = sys.stdin.read() if prompt is None else prompt
+        generation = _start(opened, text, chat, system, max_tokens, stop, sampling)
+        if json:
+            emit_json(run_document(opened, generation, load_seconds=load_seconds))
+            return
+        for piece in generation:
+            print(piece.text, end="", flush=True)
+        print(flush=True)
+        note(figures_line(generation.result().timings, load_seconds=load_seconds))
+
+
+def _start(
+    model: Model,
+    text: str,
+    chat: bool,
+    system: str | None,
+    max_tokens: int | None,
+    stop: list[str] | None,
+    sampling: SamplingOptions,
+) -> Generation:
+    if not chat:
+        return model.generate(text, max_tokens=max_tokens, stop=stop or (), **sampling)
+    messages = [] if system is None else [ChatMessage(role="system", content=system)]
+    messages.append(ChatMessage(role="user", content=text))
+    return model.chat(messages, max_tokens=max_tokens, stop=stop or (), **sampling)

@@ -1,0 +1,65 @@
+"""Settings: defaults < ``~/.config/potluck/config.toml`` < ``POTLUCK_*`` < flags.
+
+A key that is unknown, or a value of the wrong kind, is an error that names it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from potluck.errors import UsageError
+
+_PREFIX = "POTLUCK_"
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What can be set once for all commands. None leaves the choice to Potluck."""
+
+    threads: int | None = None
+    context: int | None = None
+    isa: str | None = None
+
+
+def read_settings(environ: Mapping[str, str], home: Path | None) -> Settings:
+    """Settings from the file, then from the environment.
+
+    ``home`` is the user's home directory, or None if there is none.
+    """
+    values: dict[str, object] = {}
+    path = config_path(environ, home)
+    if path is not None and path.is_file():
+        values.update(_read_file(path))
+    for name, text in environ.items():
+        if name.startswith(_PREFIX):
+            values.update(_checked({name.removeprefix(_PREFIX).lower(): text}, name))
+    return msgspec.convert(values, Settings)
+
+
+def config_path(environ: Mapping[str, str], home: Path | None) -> Path | None:
+    """Where the file would be (``XDG_CONFIG_HOME`` is honoured)."""
+    base = environ.get("XDG_CONFIG_HOME")
+    if base:
+        return Path(base) / "potluck" / "config.toml"
+    return None if home is None else home / ".config" / "potluck" / "config.toml"
+
+
+def _read_file(path: Path) -> dict[str, object]:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path}: {error}", hint="mend or remove the file") from error
+    return _checked(values, str(path))
+
+
+def _checked(values: Mapping[str, object], where: str) -> dict[str, object]:
+    """The values with their types, or an error that says which is wrong and where it stands."""
+    known = ", ".join(Settings.__struct_fields__)
+    try:
+        settings = msgspec.convert(dict(values), Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{where}: {error}", hint=f"known settings: {known}") from error
+    return {name: getattr(settings, name) for name in values}

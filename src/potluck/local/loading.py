@@ -1,0 +1,94 @@
+"""Planning and loading the stages of a model in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from potluck.catalog import ModelDescription
+from potluck.engines.native import (
+    NativeEngine,
+    ThreadPool,
+    cache_bytes,
+    default_num_threads,
+    scratch_bytes,
+)
+from potluck.errors import ParameterError
+from potluck.local.stages import split_evenly
+from potluck.models import build_program, rope_table
+from potluck.scheduling.blocks import blocks_for
+from potluck.types.program import Program
+from potluck.weights import available_memory, load_weights, require_memory, weights_bytes
+
+MAX_STEP_TOKENS = 512
+"""Tokens per step: prefill is bound by arithmetic well before, and scratch stays small."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    """One stage and what it will need."""
+
+    program: Program
+    weights_bytes: int
+    cache_bytes: int
+    scratch_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPlan:
+    """The stages, the cache they share out, and how they compute."""
+
+    stages: tuple[StagePlan, ...]
+    num_blocks: int
+    max_step_tokens: int
+    num_threads: int
+    isa: str | None
+
+
+def plan_load(
+    description: ModelDescription,
+    *,
+    num_stages: int,
+    context_tokens: int,
+    cache_tokens: int,
+    num_threads: int | None,
+    isa: str | None,
+) -> LoadPlan:
+    """Cut the model and count its bytes; nothing is loaded.
+
+    Raises ``InsufficientMemoryError`` if it would not fit, and ``ParameterError``.
+    """
+    if num_threads is not None and num_threads < 1:
+        raise ParameterError("threads", f"{num_threads} threads", hint="give a number from 1")
+    num_blocks = blocks_for(cache_tokens)
+    max_step_tokens = min(MAX_STEP_TOKENS, context_tokens)
+    rope = rope_table(description.config, context_tokens)
+    stages = []
+    with description.open_weights() as source:
+        for shard in split_evenly(description.config.num_layers, num_stages):
+            program = build_program(
+                description.config, shard, context_tokens=context_tokens, rope=rope
+            )
+            stages.append(
+                StagePlan(
+                    program=program,
+                    weights_bytes=weights_bytes(program, source),
+                    cache_bytes=cache_bytes(program, num_blocks),
+                    scratch_bytes=scratch_bytes(program, max_step_tokens),
+                )
+            )
+    require_memory(
+        {
+            "weights": sum(stage.weights_bytes for stage in stages),
+            "cache": sum(stage.cache_bytes for stage in stages),
+            "scratch": sum(stage.scratch_bytes for stage in stages),
+        },
+        available_memory(),
+    )
+    return LoadPlan(
+        stages=tuple(stages),
+        num_blocks=num_blocks,
+        max_step_tokens=max_step_tokens,
+        num_threads=num_threads or default_num_threads(),
+        isa=isa,
+    )

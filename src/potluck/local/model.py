@@ -1,0 +1,259 @@
+"""``potluck.Model``: a model in this process, from Python."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TypedDict, Unpack
+
+from potluck.catalog import ModelDescription, describe_model
+from potluck.errors import ModelFileError, ParameterError, PromptTooLongError
+from potluck.local.coordinator import LocalCoordinator
+from potluck.local.generation import Generation
+from potluck.local.loading import LoadPlan, load_stages, plan_load
+from potluck.scheduling import SchedulerLimits, SequenceRequest
+from potluck.text import encode_chat
+from potluck.types.sampling import validate_sampling
+from potluck.types.step import SamplingParams
+from potluck.types.text import ChatMessage
+
+DEFAULT_CONTEXT_TOKENS = 4096
+"""Used when the model allows it: enough for a long chat, and little cache for a large model."""
+
+MAX_STEP_SEQUENCES = 64
+"""Sequences per step: beyond that a CPU step is bound by arithmetic, not by reading weights."""
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Keyword arguments of ``generate`` and ``chat``; ``SamplingParams`` says what they mean.
+
+    What is left out comes from the model's ``generation_config.json``, then from the neutral
+    defaults. A ``seed`` of None draws a new one.
+    """
+
+    temperature: float
+    top_k: int | None
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int | None
+    logprobs: bool
+    top_logprobs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadProgress:
+    """How far loading is, in bytes of weights."""
+
+    done_bytes: int
+    total_bytes: int
+
+
+class Model:
+    """An open model. ``generate`` and ``chat`` may be called by several threads at once.
+
+    with Model.open("demo") as model:
+        for piece in model.generate("Once upon a time", max_tokens=60):
+            print(piece.text, end="", flush=True)
+    """
+
+    def __init__(
+        self, description: ModelDescription, plan: LoadPlan, coordinator: LocalCoordinator
+    ) -> None:
+        """Use :meth:`open`."""
+        self._coordinator = coordinator
+        self.description = description
+        self.plan = plan
+        self.tokenizer = description.load_tokenizer()
+        self._chat_template = description.load_chat_template()
+
+    @classmethod
+    def open(
+        cls,
+        model: str,
+        *,
+        stages: int = 1,
+        context_tokens: int | None = None,
+        cache_tokens: int | None = None,
+        num_threads: int | None = None,
+        isa: str | None = None,
+        on_progress: Callable[[LoadProgress], None] | None = None,
+    ) -> Model:
+        """Find MODEL, load it, and make it ready.
+
+        ``model``: a Hugging Face directory, a ``.gguf`` file, a hub id, or ``demo``. ``stages``: how
+        many in-process stages to cut it into. ``context_tokens``: the longest sequence, by default
+        what the model allows, at most 4096. ``cache_tokens``: positions that all sequences share,
+        by default one full context. ``num_threads``: by default the cores that may be used.
+        ``isa``: ``scalar``, ``avx2`` or ``avx512``, by default the best that works.
+
+        Raises a ``PotluckError`` that says what is wrong, before a weight is read where possible.
+        """
+        description = describe_model(model)
+        context = _context_tokens(description, context_tokens)
+        plan = plan_load(
+            description,
+            num_stages=stages,
+            context_tokens=context,
+            cache_tokens=max(cache_tokens or 0, context),
+            num_threads=num_threads,
+            isa=isa,
+        )
+        report = None
+        if on_progress is not None:
+            callback = on_progress
+
+            def report(done_bytes: int, total_bytes: int) -> None:
+                callback(LoadProgress(done_bytes=done_bytes, total_bytes=total_bytes))
+
+        engines = load_stages(description, plan, on_progress=report)
+        limits = SchedulerLimits(
+            num_blocks=plan.num_blocks,
+            context_tokens=context,
+            max_step_tokens=plan.max_step_tokens,
+            max_step_sequences=min(MAX_STEP_SEQUENCES, plan.max_step_tokens),
+            max_steps_in_flight=stages,
+        )
+        return cls(description, plan, LocalCoordinator(engines, limits))
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End live generations with an error and free everything. Idempotent."""
+        self._coordinator.close()
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        **sampling: Unpack[SamplingOptions],
+    ) -> Generation:
+        """Continue ``prompt``: text, in which nothing is a control token, or token ids.
+
+        ``max_tokens`` None means: up to the end of the context. A ``stop`` string ends the text
+        and is not part of it. ``ignore_eos`` goes on after an end-of-text token (for benchmarks).
+        Raises ``PromptTooLongError`` and ``ParameterError``.
+        """
+        if isinstance(prompt, str):
+            tokens = self.tokenizer.encode(prompt)
+        else:
+            tokens = list(prompt)
+        return self._start(
+            tokens,
+            max_tokens=max_tokens,
+            stop=stop,
+            stop_tokens=frozenset() if ignore_eos else frozenset(self.tokenizer.eos_token_ids),
+            sampling=sampling,
+        )
+
+    def chat(
+        self,
+        messages: Iterable[ChatMessage],
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        **sampling: Unpack[SamplingOptions],
+    ) -> Generation:
+        """Answer ``messages`` through the model's chat template.
+
+        Raises as ``generate`` does, and ``UnsupportedModelError`` if the model has no template.
+        """
+        tokens = encode_chat(self.tokenizer, self._chat_template, tuple(messages))
+        return self._start(
+            tokens,
+            max_tokens=max_tokens,
+            stop=stop,
+            stop_tokens=frozenset(self.tokenizer.eos_token_ids),
+            sampling=sampling,
+        )
+
+    def _start(
+        self,
+        tokens: Sequence[int],
+        *,
+        max_tokens: int | None,
+        stop: Sequence[str],
+        stop_tokens: frozenset[int],
+        sampling: SamplingOptions,
+    ) -> Generation:
+        started = time.perf_counter()
+        self._check(tokens, max_tokens, stop)
+        params = self._sampling_params(sampling)
+        sequence_id, updates = self._coordinator.add(
+            SequenceRequest(
+                prompt_tokens=tuple(tokens),
+                sampling=params,
+                max_new_tokens=max_tokens,
+                stop_tokens=stop_tokens,
+            )
+        )
+        return Generation(
+            self._coordinator,
+            sequence_id,
+            updates,
+            prompt_tokens=tokens,
+            sampling=params,
+            tokenizer=self.tokenizer,
+            stop=stop,
+            started=started,
+        )
+
+    def _check(self, tokens: Sequence[int], max_tokens: int | None, stop: Sequence[str]) -> None:
+        if not tokens:
+            raise ParameterError("prompt", "the prompt is empty", hint="give at least one token")
+        if max_tokens is not None and max_tokens < 1:
+            raise ParameterError(
+                "max_tokens", f"max_tokens is {max_tokens}", hint="give a number from 1"
+            )
+        if isinstance(stop, str) or not all(stop):
+            raise ParameterError(
+                "stop", "stop must be a list of texts that are not empty", hint='as in ["\\n"]'
+            )
+        vocab_size = self.description.config.vocab_size
+        outside = next((token for token in tokens if not 0 <= token < vocab_size), None)
+        if outside is not None:
+            raise ParameterError(
+                "prompt",
+                f"token {outside} is outside the model's vocabulary of {vocab_size}",
+                hint="the tokenizer may belong to another model",
+            )
+
+    def _sampling_params(self, options: SamplingOptions) -> SamplingParams:
+        unknown = options.keys() - SamplingOptions.__annotations__.keys()
+        if unknown:
+            name = sorted(unknown)[0]
+            known = ", ".join(sorted(SamplingOptions.__annotations__))
+            raise ParameterError(name, f"there is no parameter {name}", hint=f"known: {known}")
+        values: dict[str, object] = dict(self.description.sampling_defaults)
+        values.update(options)
+        values["logit_bias"] = tuple(sorted(options.get("logit_bias", {}).items()))
+        if values.get("seed") is None:
+            values["seed"] = secrets.randbits(63)
+        params = SamplingParams(**values)  # type: ignore[arg-type]
+        validate_sampling(params, self.description.config.vocab_size)
+        return params
+
+
+def _context_tokens(description: ModelDescription, asked: int | None) -> int:
+    most = description.config.max_context_tokens
+    if asked is None:
+        return min(most, DEFAULT_CONTEXT_TOKENS)
+    if not 2 <= asked <= most:
+        raise ParameterError(
+            "context",
+            f"a context of {asked} tokens is not possible",
+            hint=f"this model allows 2 to {most}",
+        )
+    return asked

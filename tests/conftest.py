@@ -1,0 +1,31 @@
+"""Reports the seconds of each tier and what could not be shown on this machine."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+_TESTS = Path(__file__).parent
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    seconds: dict[str, float] = defaultdict(float)
+    counts: dict[str, int] = defaultdict(int)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                tier = _tier(report)
+                seconds[tier] += report.duration
+                counts[tier] += report.when == "call"
+    terminalreporter.section("tiers")
+    for tier in sorted(seconds):
+        terminalreporter.write_line(f"{tier:12} {counts[tier]:5} tests {seconds[tier]:7.1f} s")
+    for report in terminalreporter.stats.get("skipped", []):
+        terminalreporter.write_line(f"not shown: {report.nodeid}: {report.longrepr[2]}")
+
+
+def _tier(report: pytest.TestReport) -> str:
+    path = (_TESTS.parent / report.nodeid.split("::")[0]).relative_to(_TESTS)
+    return path.parts[0]
