@@ -7,25 +7,18 @@ Nothing is parsed here.
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.errors import ModelNotFoundError
+from potluck.models.names import FileKind
 
 DEMO_DIRECTORY = Path(__file__).parent.parent / "data" / "demo"
 """The model in the package."""
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-
-
-class FileKind(enum.Enum):
-    """The two layouts that a model comes in."""
-
-    HUGGING_FACE = "hugging_face"
-    GGUF = "gguf"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
-from potluck.catalog import ModelDescription
+from potluck.catalog import ModelDescription, canonical_source, open_tensors
 from potluck.engines.native import (
     NativeEngine,
     ThreadPool,
@@ -64,11 +65,12 @@ def plan_load(
     max_step_tokens = min(MAX_STEP_TOKENS, context_tokens)
     rope = rope_table(description.config, context_tokens)
     stages = []
-    with description.open_weights() as source:
+    with closing(open_tensors(description.files)) as tensors:
         for shard in split_evenly(description.config.num_layers, num_stages):
             program = build_program(
                 description.config, shard, context_tokens=context_tokens, rope=rope
             )
+            source = canonical_source(description, tensors, program)
             stages.append(
                 StagePlan(
                     program=program,
@@ -92,3 +94,43 @@ def plan_load(
         num_threads=num_threads or default_num_threads(),
         isa=isa,
     )
+
+
+def load_stages(
+    description: ModelDescription,
+    plan: LoadPlan,
+    *,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[NativeEngine]:
+    """Make every stage's engine and load its weights. The caller closes the engines.
+
+    ``on_progress`` is called with bytes done and bytes in all. After an error nothing stays open.
+    """
+    total_bytes = sum(stage.weights_bytes for stage in plan.stages)
+    pool = ThreadPool(plan.num_threads)
+    with closing(open_tensors(description.files)) as tensors, ExitStack() as on_failure:
+        engines = []
+        loaded_bytes = 0
+        for stage in plan.stages:
+            engine = NativeEngine(
+                stage.program,
+                num_blocks=plan.num_blocks,
+                max_step_tokens=plan.max_step_tokens,
+                pool=pool,
+                isa=plan.isa,
+            )
+            on_failure.callback(engine.close)
+            engines.append(engine)
+            before = loaded_bytes
+            load_weights(
+                stage.program,
+                canonical_source(description, tensors, stage.program),
+                engine.sink(),
+                path=str(description.files.path),
+                on_progress=None
+                if on_progress is None
+                else lambda done, _, before=before: on_progress(before + done, total_bytes),
+            )
+            loaded_bytes += stage.weights_bytes
+        on_failure.pop_all()
+        return engines

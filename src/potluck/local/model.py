@@ -8,7 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TypedDict, Unpack
 
-from potluck.catalog import ModelDescription, describe_model
+from potluck.catalog import (
+    ModelDescription,
+    describe_model,
+    load_chat_template,
+    load_tokenizer,
+)
 from potluck.errors import ModelFileError, ParameterError, PromptTooLongError
 from potluck.local.coordinator import LocalCoordinator
 from potluck.local.generation import Generation
@@ -69,8 +74,8 @@ class Model:
         self._coordinator = coordinator
         self.description = description
         self.plan = plan
-        self.tokenizer = description.load_tokenizer()
-        self._chat_template = description.load_chat_template()
+        self.tokenizer = load_tokenizer(description.files)
+        self._chat_template = load_chat_template(description.files)
 
     @classmethod
     def open(

@@ -1,0 +1,148 @@
+"""What is known of a model before its weights are read, and the ways to the rest of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from potluck.catalog.hub import download_model
+from potluck.catalog.locate import HubModel, ModelFiles, locate_model
+from potluck.errors import ModelFileError
+from potluck.formats.gguf import open_gguf
+from potluck.formats.safetensors import open_safetensors
+from potluck.formats.source import FileTensorSource
+from potluck.models.names import FileKind
+from potluck.models.registry import (
+    config_from_gguf,
+    config_from_hugging_face,
+    refuse_unread_tensors,
+    stored_tensors,
+)
+from potluck.types.model import ModelConfig
+from potluck.types.program import Program
+from potluck.types.text import Tokenizer
+from potluck.weights.canonical import CanonicalSource
+
+if TYPE_CHECKING:
+    from potluck.text.chat import ChatTemplate
+
+MAX_JSON_BYTES = 16 * 2**20
+"""Of config.json and generation_config.json. Real ones have a few kilobytes."""
+
+_SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDescription:
+    """A model that this build can run.
+
+    ``sampling_defaults`` are the sampling parameters that its makers recommend
+    (``generation_config.json``), empty when they say nothing.
+    """
+
+    files: ModelFiles
+    config: ModelConfig
+    sampling_defaults: Mapping[str, float | int]
+
+
+def describe_model(name: str) -> ModelDescription:
+    """Find MODEL (downloading it if need be) and read its configuration.
+
+    A model that cannot be run is refused before its weights are fetched. Raises
+    ``ModelNotFoundError``, ``ModelFileError`` and ``UnsupportedModelError``.
+    """
+    files = locate_model(name, _download)
+    if files.kind is FileKind.HUGGING_FACE:
+        config = _read_config(files.path)
+        sampling_defaults = _read_sampling_defaults(files.path / "generation_config.json")
+    else:
+        with closing(open_gguf(files.path)) as source:
+            config = config_from_gguf(source.metadata, source, path=str(files.path))
+        sampling_defaults = {}
+    with closing(open_tensors(files)) as tensors:
+        refuse_unread_tensors(config, tensors.names(), files.kind)
+    return ModelDescription(files=files, config=config, sampling_defaults=sampling_defaults)
+
+
+def open_tensors(files: ModelFiles) -> FileTensorSource:
+    """All tensors of the model under the names that its files give them. The caller closes it."""
+    if files.kind is FileKind.GGUF:
+        return open_gguf(files.path)
+    return open_safetensors(files.path)
+
+
+def canonical_source(
+    description: ModelDescription, tensors: FileTensorSource, program: Program
+) -> CanonicalSource:
+    """What ``program`` reads, under canonical names; ``tensors`` stay open with their owner."""
+    stored = stored_tensors(description.config, program, description.files.kind)
+    return CanonicalSource(tensors, stored, path=str(description.files.path))
+
+
+def load_tokenizer(files: ModelFiles) -> Tokenizer:
+    """The model's tokenizer."""
+    if files.kind is FileKind.HUGGING_FACE:
+        from potluck.text import hugging_face
+
+        return hugging_face.load_tokenizer(files.path)
+    from potluck.text import gguf
+
+    with closing(open_gguf(files.path)) as source:
+        return gguf.build_tokenizer(source.metadata, path=str(files.path))
+
+
+def load_chat_template(files: ModelFiles) -> ChatTemplate | None:
+    """The model's chat template, or None if it has none."""
+    if files.kind is FileKind.HUGGING_FACE:
+        from potluck.text import hugging_face
+
+        return hugging_face.load_chat_template(files.path)
+    from potluck.text import gguf
+
+    with closing(open_gguf(files.path)) as source:
+        return gguf.read_chat_template(source.metadata, path=str(files.path))
+
+
+def _download(model: HubModel) -> Path:
+    return download_model(model, check_config=_read_config)
+
+
+def _read_config(directory: Path) -> ModelConfig:
+    path = directory / "config.json"
+    return config_from_hugging_face(_read_json(path), path=str(path))
+
+
+def _read_sampling_defaults(path: Path) -> dict[str, float | int]:
+    """The recommended sampling parameters; none when the file does not ask for sampling."""
+    if not path.is_file():
+        return {}
+    values = _read_json(path)
+    if values.get("do_sample") is not True:
+        return {}
+    defaults: dict[str, float | int] = {}
+    for name in _SAMPLING_FIELDS:
+        value = values.get(name)
+        if value is None or (name == "top_k" and value == 0):  # 0 keeps all
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ModelFileError(str(path), f"{name} is not a number")
+        defaults[name] = value
+    return defaults
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ModelFileError(str(path), f"larger than {MAX_JSON_BYTES} bytes")
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ModelFileError(str(path), f"cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(str(path), f"not a JSON document: {error}") from error
+    if not isinstance(document, dict):
+        raise ModelFileError(str(path), "not a JSON object")
+    return document
