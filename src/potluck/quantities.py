@@ -1,4 +1,4 @@
-"""Sizes and rates as people read them."""
+"""Sizes and times as people read them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def format_bytes(num_bytes: int) -> str:
-    """``1536`` → ``1.5 KiB``; three significant digits, binary units."""
+    """``1536`` → ``1.5 KiB``: about three significant digits, binary units."""
     size = float(num_bytes)
-    for unit in _UNITS[:-1]:
-        if size < 1024:
-            return f"{num_bytes} B" if unit == "B" else f"{size:.3g} {unit}"
+    unit = 0
+    while size >= 1024 and unit < len(_UNITS) - 1:
         size /= 1024
-    return f"{size:.3g} {_UNITS[-1]}"
+        unit += 1
+    return f"{_three_digits(size)} {_UNITS[unit]}"
 
 
 def format_seconds(seconds: float) -> str:
     """``0.0042`` → ``4.2 ms``, ``1.5`` → ``1.5 s``, ``95`` → ``1 min 35 s``."""
     if seconds < 1:
-        return f"{seconds * 1000:.3g} ms"
+        return f"{_three_digits(seconds * 1000)} ms"
     if seconds < 60:
-        return f"{seconds:.3g} s"
+        return f"{_three_digits(seconds)} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from potluck.cli.output import note
@@ -22,10 +23,8 @@ def chat_loop(
     sampling: SamplingOptions,
 ) -> None:
     """Read messages and stream answers until the end of input."""
-    try:
+    with contextlib.suppress(ImportError):  # some builds of Python lack it
         import readline  # noqa: F401 - gives input() line editing and history
-    except ImportError:
-        pass
     opening = [] if system is None else [ChatMessage(role="system", content=system)]
     messages = list(opening)
     note(_HELP)

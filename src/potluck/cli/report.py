@@ -25,14 +25,17 @@ def stage_lines(plan: LoadPlan) -> Iterator[str]:
 
 def figures_line(timings: Timings, *, load_seconds: float | None) -> str:
     """Tokens, seconds and rates on one line; loading too, unless ``load_seconds`` is None."""
-    decode = timings.decode_tokens_per_second
-    return (
-        ("" if load_seconds is None else f"load {format_seconds(load_seconds)}; ")
-        + f"prefill {timings.num_prompt_tokens} tokens in {format_seconds(timings.prefill_seconds)} "
-        f"({timings.prefill_tokens_per_second:.0f} tokens/s); "
-        f"decode {timings.num_new_tokens} tokens in {format_seconds(timings.decode_seconds)}"
-        + (f" ({decode:.1f} tokens/s)" if decode is not None else "")
+    parts = [] if load_seconds is None else [f"load {format_seconds(load_seconds)}"]
+    parts.append(
+        f"prefill {timings.num_prompt_tokens} tokens in {format_seconds(timings.prefill_seconds)} "
+        f"({timings.prefill_tokens_per_second:.0f} tokens/s)"
     )
+    parts.append(
+        f"decode {timings.num_new_tokens} tokens in {format_seconds(timings.decode_seconds)}"
+    )
+    if timings.decode_tokens_per_second is not None:
+        parts[-1] += f" ({timings.decode_tokens_per_second:.1f} tokens/s)"
+    return "; ".join(parts)
 
 
 def run_document(model: Model, generation: Generation, *, load_seconds: float) -> dict[str, object]:

@@ -40,6 +40,7 @@ class LoadPlan:
     """The stages, the cache they share out, and how they compute."""
 
     stages: tuple[StagePlan, ...]
+    context_tokens: int
     num_blocks: int
     max_step_tokens: int
     num_threads: int
@@ -89,6 +90,7 @@ def plan_load(
     )
     return LoadPlan(
         stages=tuple(stages),
+        context_tokens=context_tokens,
         num_blocks=num_blocks,
         max_step_tokens=max_step_tokens,
         num_threads=num_threads or default_num_threads(),

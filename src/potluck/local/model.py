@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
 from potluck.catalog import (
@@ -14,7 +14,7 @@ from potluck.catalog import (
     load_chat_template,
     load_tokenizer,
 )
-from potluck.errors import ModelFileError, ParameterError, PromptTooLongError
+from potluck.errors import ParameterError
 from potluck.local.coordinator import LocalCoordinator
 from potluck.local.generation import Generation
 from potluck.local.loading import LoadPlan, load_stages, plan_load
@@ -91,11 +91,12 @@ class Model:
     ) -> Model:
         """Find MODEL, load it, and make it ready.
 
-        ``model``: a Hugging Face directory, a ``.gguf`` file, a hub id, or ``demo``. ``stages``: how
-        many in-process stages to cut it into. ``context_tokens``: the longest sequence, by default
-        what the model allows, at most 4096. ``cache_tokens``: positions that all sequences share,
-        by default one full context. ``num_threads``: by default the cores that may be used.
-        ``isa``: ``scalar``, ``avx2`` or ``avx512``, by default the best that works.
+        ``model``: a Hugging Face directory, a ``.gguf`` file, a hub id, or ``demo``.
+        ``stages``: how many in-process stages to cut it into.
+        ``context_tokens``: the longest sequence; by default what the model allows, at most 4096.
+        ``cache_tokens``: positions that all sequences share; by default one full context.
+        ``num_threads``: by default the cores that may be used.
+        ``isa``: ``scalar``, ``avx2`` or ``avx512``; by default the best that works.
 
         Raises a ``PotluckError`` that says what is wrong, before a weight is read where possible.
         """
@@ -132,6 +133,11 @@ class Model:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def context_tokens(self) -> int:
+        """The longest sequence, prompt and new tokens together."""
+        return self.plan.context_tokens
+
     def close(self) -> None:
         """End live generations with an error and free everything. Idempotent."""
         self._coordinator.close()
@@ -151,10 +157,7 @@ class Model:
         and is not part of it. ``ignore_eos`` goes on after an end-of-text token (for benchmarks).
         Raises ``PromptTooLongError`` and ``ParameterError``.
         """
-        if isinstance(prompt, str):
-            tokens = self.tokenizer.encode(prompt)
-        else:
-            tokens = list(prompt)
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         return self._start(
             tokens,
             max_tokens=max_tokens,

@@ -1,0 +1,80 @@
+from pathlib import Path
+
+import pytest
+
+from potluck.catalog.locate import DEMO_DIRECTORY, HubModel, ModelFiles, locate_model, parse_hub_id
+from potluck.errors import ModelNotFoundError
+from potluck.models.names import FileKind
+
+
+def no_download(model: HubModel) -> Path:
+    raise AssertionError(f"{model} must not be downloaded")
+
+
+def test_demo_is_the_model_in_the_package() -> None:
+    files = locate_model("demo", no_download)
+    assert files.path == DEMO_DIRECTORY
+    assert files.kind is FileKind.HUGGING_FACE
+
+
+def test_a_directory_with_config_json(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert locate_model(str(tmp_path), no_download) == ModelFiles(
+        name=str(tmp_path), kind=FileKind.HUGGING_FACE, path=tmp_path
+    )
+
+
+def test_a_gguf_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.touch()
+    assert locate_model(str(path), no_download).kind is FileKind.GGUF
+
+
+def test_a_directory_of_gguf_files_names_them(tmp_path: Path) -> None:
+    (tmp_path / "b.gguf").touch()
+    (tmp_path / "a.gguf").touch()
+    with pytest.raises(ModelNotFoundError) as caught:
+        locate_model(str(tmp_path), no_download)
+    assert caught.value.hint == "name one of its files: a.gguf, b.gguf"
+
+
+@pytest.mark.parametrize("name", ["./missing", "/missing/model", "missing.gguf", "two words", ""])
+def test_what_is_neither_on_disk_nor_a_hub_id(name: str) -> None:
+    with pytest.raises(ModelNotFoundError, match="there is no model at"):
+        locate_model(name, no_download)
+
+
+def test_a_safetensors_file_hints_at_its_directory(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.touch()
+    with pytest.raises(ModelNotFoundError) as caught:
+        locate_model(str(path), no_download)
+    assert "directory that holds config.json" in caught.value.hint
+
+
+def test_a_hub_id_is_downloaded(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    asked: list[HubModel] = []
+
+    def download(model: HubModel) -> Path:
+        asked.append(model)
+        return tmp_path
+
+    files = locate_model("some-org/some.model-1", download)
+    assert asked == [HubModel(repo_id="some-org/some.model-1", filename=None)]
+    assert files.name == "some-org/some.model-1"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("org/name", HubModel(repo_id="org/name", filename=None)),
+        ("org/name:x/y.gguf", HubModel(repo_id="org/name", filename="x/y.gguf")),
+        ("org/name:file.bin", None),
+        ("org", None),
+        ("a/b/c", None),
+        ("org/na me", None),
+    ],
+)
+def test_parse_hub_id(name: str, expected: HubModel | None) -> None:
+    assert parse_hub_id(name) == expected

@@ -1,0 +1,50 @@
+from pathlib import Path
+
+import pytest
+
+from potluck.cli.settings import Settings, read_settings
+from potluck.errors import UsageError
+
+
+def write_config(home: Path, text: str) -> None:
+    path = home / ".config" / "potluck" / "config.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+
+
+def test_nothing_is_set_by_default(tmp_path: Path) -> None:
+    assert read_settings({}, tmp_path) == Settings()
+    assert read_settings({}, None) == Settings()
+
+
+def test_the_environment_goes_before_the_file(tmp_path: Path) -> None:
+    write_config(tmp_path, 'threads = 2\ncontext = 512\nisa = "avx2"\n')
+    settings = read_settings({"POTLUCK_THREADS": "4", "POTLUCK_ISA": "scalar"}, tmp_path)
+    assert settings == Settings(threads=4, context=512, isa="scalar")
+
+
+def test_xdg_config_home_is_honoured(tmp_path: Path) -> None:
+    (tmp_path / "potluck").mkdir()
+    (tmp_path / "potluck" / "config.toml").write_text("threads = 3\n")
+    assert read_settings({"XDG_CONFIG_HOME": str(tmp_path)}, None) == Settings(threads=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("thread = 2", "thread"),
+        ('threads = "many"', "threads"),
+        ("threads = ", "config.toml"),
+        ("[threads]\nx = 1", "threads"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path: Path, text: str, named: str) -> None:
+    write_config(tmp_path, text)
+    with pytest.raises(UsageError, match=named):
+        read_settings({}, tmp_path)
+
+
+@pytest.mark.parametrize(("name", "value"), [("POTLUCK_THREADS", "many"), ("POTLUCK_TREADS", "2")])
+def test_a_bad_variable_is_named(name: str, value: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        read_settings({name: value}, None)

@@ -1,0 +1,142 @@
+"""The in-process coordinator over engines that compute nothing."""
+
+from __future__ import annotations
+
+import threading
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+import pytest
+
+from potluck.errors import EngineError, PotluckError
+from potluck.local.coordinator import LocalCoordinator, Update
+from potluck.scheduling import SchedulerLimits, SequenceRequest
+from potluck.types.engine import StepResult
+from potluck.types.step import SamplingParams, Step
+from support.toy_pipeline import ToyPipeline, expected_tokens
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from potluck.types.tensor import TensorSink
+
+
+class ToyEngine:
+    """The last stage computes the toy model; the others only pass on. Can be told to fail."""
+
+    def __init__(self, *, is_last: bool, failure: Exception | None = None) -> None:
+        self._toy = ToyPipeline() if is_last else None
+        self._failure = failure
+        self.is_closed = False
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def sink(self) -> TensorSink:
+        raise AssertionError("not used")
+
+    def step(self, step: Step, hidden: NDArray[np.float32] | None) -> StepResult:
+        self.gate.wait(10)
+        if self._failure is not None:
+            raise self._failure
+        if self._toy is None:
+            return StepResult(hidden=None, sampled=())
+        self._toy.submit(step)
+        return StepResult(hidden=None, sampled=self._toy.run_oldest()[1])
+
+    def logits(self, step: Step, hidden: NDArray[np.float32] | None) -> NDArray[np.float32]:
+        raise AssertionError("not used")
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def coordinator_of(*engines: ToyEngine) -> LocalCoordinator:
+    limits = SchedulerLimits(
+        num_blocks=16,
+        context_tokens=128,
+        max_step_tokens=32,
+        max_step_sequences=4,
+        max_steps_in_flight=len(engines),
+    )
+    return LocalCoordinator(engines, limits)
+
+
+def request(first_token: int, num_new: int) -> SequenceRequest:
+    return SequenceRequest(
+        prompt_tokens=tuple(range(first_token, first_token + 40)),
+        sampling=SamplingParams(),
+        max_new_tokens=num_new,
+    )
+
+
+def receive(updates: SimpleQueue[Update]) -> list[int]:
+    tokens = []
+    while True:
+        update = updates.get(timeout=10)
+        if isinstance(update, PotluckError):
+            raise update
+        tokens.append(update.token.token)
+        if update.token.finish_reason is not None:
+            return tokens
+
+
+def test_concurrent_sequences_over_three_stages_get_their_own_texts() -> None:
+    coordinator = coordinator_of(
+        ToyEngine(is_last=False), ToyEngine(is_last=False), ToyEngine(is_last=True)
+    )
+    requests = [request(number, 20 + number) for number in range(6)]
+    queues = [coordinator.add(each)[1] for each in requests]
+    for each, updates in zip(requests, queues, strict=True):
+        assert receive(updates) == expected_tokens(each.prompt_tokens, each.max_new_tokens or 0)
+    assert coordinator.num_free_blocks == 16
+    coordinator.close()
+
+
+def test_a_failing_stage_fails_its_sequences_and_frees_their_blocks() -> None:
+    failing = ToyEngine(is_last=False, failure=EngineError("the cable is out"))
+    coordinator = coordinator_of(failing, ToyEngine(is_last=True))
+    _, updates = coordinator.add(request(0, 5))
+    with pytest.raises(EngineError, match="the cable is out"):
+        receive(updates)
+    assert coordinator.num_free_blocks == 16
+    coordinator.close()
+
+
+def test_a_crash_in_a_stage_is_reported_and_hangs_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    coordinator = coordinator_of(ToyEngine(is_last=True, failure=RuntimeError("boom")))
+    _, updates = coordinator.add(request(0, 5))
+    with pytest.raises(EngineError, match="RuntimeError: boom"):
+        receive(updates)
+    assert "a stage failed" in caplog.text
+    coordinator.close()
+
+
+def test_cancel_frees_the_blocks_while_a_step_is_in_flight() -> None:
+    engine = ToyEngine(is_last=True)
+    engine.gate.clear()
+    coordinator = coordinator_of(engine)
+    sequence_id, updates = coordinator.add(request(0, 50))
+    assert coordinator.num_free_blocks == 13
+    coordinator.cancel(sequence_id)
+    assert coordinator.num_free_blocks == 16
+    engine.gate.set()
+    coordinator.close()
+    assert updates.empty()
+
+
+def test_close_ends_live_sequences_and_closes_the_engines() -> None:
+    engine = ToyEngine(is_last=True)
+    engine.gate.clear()
+    coordinator = coordinator_of(engine)
+    _, updates = coordinator.add(request(0, 50))
+    threading.Timer(0.05, engine.gate.set).start()
+    coordinator.close()
+    coordinator.close()
+    with pytest.raises(EngineError, match="was closed"):
+        receive(updates)
+    assert engine.is_closed
+    with pytest.raises(EngineError, match="is closed"):
+        coordinator.add(request(0, 1))

@@ -1,0 +1,26 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from potluck.errors import ParameterError
+from potluck.local.stages import split_evenly
+
+
+@given(st.integers(1, 200).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n))))
+def test_every_layer_is_in_one_stage_and_stages_are_alike(sizes: tuple[int, int]) -> None:
+    num_layers, num_stages = sizes
+    shards = split_evenly(num_layers, num_stages)
+    layers = [layer for shard in shards for layer in range(shard.start_layer, shard.end_layer)]
+    assert layers == list(range(num_layers))
+    lengths = [shard.end_layer - shard.start_layer for shard in shards]
+    assert max(lengths) - min(lengths) <= 1
+    assert [shard.has_embedding for shard in shards] == [True] + [False] * (num_stages - 1)
+    assert [shard.has_head for shard in shards] == [False] * (num_stages - 1) + [True]
+
+
+@pytest.mark.parametrize("num_stages", [0, -1, 13])
+def test_impossible_numbers_of_stages(num_stages: int) -> None:
+    with pytest.raises(ParameterError) as caught:
+        split_evenly(12, num_stages)
+    assert caught.value.name == "stages"
+    assert caught.value.hint == "give a number from 1 to 12"

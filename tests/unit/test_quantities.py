@@ -1,0 +1,27 @@
+import pytest
+
+from potluck.quantities import format_bytes, format_seconds
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (1023 * 1024, "1023 KiB"),
+        (15_400_000, "14.7 MiB"),
+        (5 * 2**30, "5 GiB"),
+        (3 * 2**50, "3072 TiB"),
+    ],
+)
+def test_format_bytes(num_bytes: int, text: str) -> None:
+    assert format_bytes(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0042, "4.2 ms"), (0.999, "999 ms"), (1.5, "1.5 s"), (59.94, "59.9 s"), (95, "1 min 35 s")],
+)
+def test_format_seconds(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
