@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.catalog.locate import HubModel
@@ -41,25 +42,20 @@ def download_model(model: HubModel, check_config: Callable[[Path], None]) -> Pat
     shown by huggingface_hub where stderr is a terminal. Raises ``ModelNotFoundError`` or
     ``UnsupportedModelError``.
     """
-    import huggingface_hub
-
-    def fetch(filename: str) -> Path:
-        return Path(huggingface_hub.hf_hub_download(model.repo_id, filename))
-
     with _hub_errors_explained(model):
+        repository = _list_repository(model)
         if model.filename is not None:
-            first, *_rest = [fetch(filename) for filename in gguf_parts(model.filename)]
+            first, *_rest = [repository.fetch(name) for name in gguf_parts(model.filename)]
             return first
-        available = _list_files(model.repo_id)
-        if _CONFIG not in available:
-            raise _without_config(model.repo_id, available)
-        directory = fetch(_CONFIG).parent
+        if _CONFIG not in repository.files:
+            raise _without_config(model, repository.files)
+        directory = repository.fetch(_CONFIG).parent
         check_config(directory)
         for filename in _SMALL_FILES:
-            if filename in available:
-                fetch(filename)
-        for filename in weight_files(model.repo_id, available, directory):
-            fetch(filename)
+            if filename in repository.files:
+                repository.fetch(filename)
+        for filename in weight_files(model.repo_id, repository.files, directory):
+            repository.fetch(filename)
     return directory
 
 
@@ -93,30 +89,45 @@ def weight_files(repo_id: str, available: Iterable[str], directory: Path) -> lis
     )
 
 
-def _list_files(repo_id: str) -> frozenset[str]:
-    """The repository's files, or those in the cache when the hub is out of reach."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Repository:
+    """The files of a repository: on the hub, or only those in the cache when it is unreachable."""
+
+    repo_id: str
+    files: frozenset[str]
+    is_cached: bool
+
+    def fetch(self, filename: str) -> Path:
+        """The file's path on this machine. Without the hub nothing is tried over the network:
+        huggingface_hub would try again for half a minute.
+        """
+        import huggingface_hub
+
+        path = huggingface_hub.hf_hub_download(
+            self.repo_id, filename, local_files_only=self.is_cached
+        )
+        return Path(path)
+
+
+def _list_repository(model: HubModel) -> _Repository:
     import huggingface_hub
     from huggingface_hub import errors
 
     try:
-        siblings = huggingface_hub.HfApi().model_info(repo_id).siblings or []
+        siblings = huggingface_hub.HfApi().model_info(model.repo_id).siblings or []
     except errors.HfHubHTTPError:
         raise  # the hub answered
     except (errors.HTTPError, OSError):  # type: ignore[attr-defined]
-        cached = _list_cached_files(repo_id)
-        if not cached:
+        cached = huggingface_hub.try_to_load_from_cache(model.repo_id, model.filename or _CONFIG)
+        if not isinstance(cached, str):
             raise
-        return cached
-    return frozenset(sibling.rfilename for sibling in siblings)
+        files = _files_below(Path(cached).parents[(model.filename or _CONFIG).count("/")])
+        return _Repository(repo_id=model.repo_id, files=files, is_cached=True)
+    names = frozenset(sibling.rfilename for sibling in siblings)
+    return _Repository(repo_id=model.repo_id, files=names, is_cached=False)
 
 
-def _list_cached_files(repo_id: str) -> frozenset[str]:
-    import huggingface_hub
-
-    config = huggingface_hub.try_to_load_from_cache(repo_id, _CONFIG)
-    if not isinstance(config, str):
-        return frozenset()
-    directory = Path(config).parent
+def _files_below(directory: Path) -> frozenset[str]:
     return frozenset(
         str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()
     )
@@ -159,13 +170,14 @@ def _out_of_reach(name: str, error: Exception) -> ModelNotFoundError:
     )
 
 
-def _without_config(repo_id: str, available: Iterable[str]) -> ModelNotFoundError:
+def _without_config(model: HubModel, available: Iterable[str]) -> ModelNotFoundError:
     ggufs = sorted(name for name in available if name.endswith(".gguf"))
     if ggufs:
-        listed = ", ".join(f"{repo_id}:{name}" for name in ggufs[:4])
+        listed = ", ".join(f"{model.repo_id}:{name}" for name in ggufs[:4])
         return ModelNotFoundError(
-            f"{repo_id} holds {len(ggufs)} GGUF files: name one", hint=f"for example {listed}"
+            f"{model.repo_id} holds {len(ggufs)} GGUF files: name one",
+            hint=f"for example {listed}",
         )
     return ModelNotFoundError(
-        f"{repo_id} has no config.json", hint="give a repository in Hugging Face layout"
+        f"{model.repo_id} has no config.json", hint="give a repository in Hugging Face layout"
     )

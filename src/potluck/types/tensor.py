@@ -9,6 +9,7 @@ and ``ggml-common.h``.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -49,7 +50,10 @@ class TensorFormat(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInfo:
-    """What a file says about one tensor; ``shape`` is ``(rows, columns)`` or ``(n,)``."""
+    """What a file says about one tensor; ``shape`` is row-major, ``(rows, columns)`` or ``(n,)``.
+
+    More dimensions count as rows of the last one; a scalar, ``()``, is one row of one element.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -58,12 +62,12 @@ class TensorInfo:
     @property
     def num_rows(self) -> int:
         """Rows of a matrix; a vector is one row."""
-        return self.shape[0] if len(self.shape) > 1 else 1
+        return math.prod(self.shape[:-1])
 
     @property
     def num_columns(self) -> int:
         """Elements of one row."""
-        return self.shape[-1]
+        return self.shape[-1] if self.shape else 1
 
     @property
     def row_bytes(self) -> int:

@@ -1,0 +1,87 @@
+"""The storage types that a GGUF file can name.
+
+Numbers are those of ``enum ggml_type`` in ggml's ``docs/gguf.md``, block sizes those of
+``ggml-common.h``. Types that this build cannot use are here so that messages can name them and
+their extent in the file can be checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from potluck.types.tensor import TensorFormat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgmlType:
+    """A storage type: blocks of ``block_elements`` values in ``block_bytes`` bytes.
+
+    ``format`` is None for types that this build cannot use.
+    """
+
+    name: str
+    block_elements: int
+    block_bytes: int
+    format: TensorFormat | None = None
+
+
+def _usable(format: TensorFormat) -> GgmlType:
+    return GgmlType(
+        name=format.name,
+        block_elements=format.block_elements,
+        block_bytes=format.block_bytes,
+        format=format,
+    )
+
+
+def _known(name: str, block_elements: int, block_bytes: int) -> GgmlType:
+    return GgmlType(name=name, block_elements=block_elements, block_bytes=block_bytes)
+
+
+GGML_TYPES: Mapping[int, GgmlType] = MappingProxyType(
+    {
+        0: _usable(TensorFormat.F32),
+        1: _usable(TensorFormat.F16),
+        2: _usable(TensorFormat.Q4_0),
+        3: _usable(TensorFormat.Q4_1),
+        6: _usable(TensorFormat.Q5_0),
+        7: _usable(TensorFormat.Q5_1),
+        8: _usable(TensorFormat.Q8_0),
+        9: _known("Q8_1", 32, 40),
+        10: _known("Q2_K", 256, 84),
+        11: _known("Q3_K", 256, 110),
+        12: _usable(TensorFormat.Q4_K),
+        13: _usable(TensorFormat.Q5_K),
+        14: _usable(TensorFormat.Q6_K),
+        15: _known("Q8_K", 256, 292),
+        16: _known("IQ2_XXS", 256, 66),
+        17: _known("IQ2_XS", 256, 74),
+        18: _known("IQ3_XXS", 256, 98),
+        19: _known("IQ1_S", 256, 50),
+        20: _known("IQ4_NL", 32, 18),
+        21: _known("IQ3_S", 256, 110),
+        22: _known("IQ2_S", 256, 82),
+        23: _known("IQ4_XS", 256, 136),
+        24: _known("I8", 1, 1),
+        25: _known("I16", 1, 2),
+        26: _known("I32", 1, 4),
+        27: _known("I64", 1, 8),
+        28: _known("F64", 1, 8),
+        29: _known("IQ1_M", 256, 56),
+        30: _usable(TensorFormat.BF16),
+        # Rows of Q4_0 or IQ4_NL interleaved for one CPU; no longer written, but still about.
+        31: _known("Q4_0_4_4", 32, 18),
+        32: _known("Q4_0_4_8", 32, 18),
+        33: _known("Q4_0_8_8", 32, 18),
+        34: _known("TQ1_0", 256, 54),
+        35: _known("TQ2_0", 256, 66),
+        36: _known("IQ4_NL_4_4", 32, 18),
+        37: _known("IQ4_NL_4_8", 32, 18),
+        38: _known("IQ4_NL_8_8", 32, 18),
+        39: _known("MXFP4", 32, 17),
+        40: _known("NVFP4", 64, 36),
+        41: _known("Q1_0", 128, 18),
+    }
+)

@@ -1,0 +1,125 @@
+"""The tensors of a file under canonical names and with canonical rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from potluck.errors import ModelFileError
+from potluck.types.tensor import StoredTensor, TensorInfo, TensorSource
+
+STAGING_BYTES = 2**20
+"""What undoing an interleaving may hold (or one pair of rows, where that is more)."""
+
+
+class CanonicalSource:
+    """``raw`` with the names and the row order that programs use; a ``TensorSource``.
+
+    It has those of ``stored_tensors`` that ``raw`` has, in the order given. It owns ``raw`` and
+    closes it. ``path`` is what messages call the model. Raises ``ValueError`` when a canonical
+    name is given twice.
+    """
+
+    def __init__(
+        self, raw: TensorSource, stored_tensors: Iterable[StoredTensor], *, path: str = "the model"
+    ) -> None:
+        present = frozenset(raw.names())
+        by_name: dict[str, StoredTensor] = {}
+        for stored in stored_tensors:
+            if stored.canonical_name in by_name:
+                raise ValueError(f"{stored.canonical_name} is given twice")
+            if stored.stored_name in present:
+                by_name[stored.canonical_name] = stored
+        self._raw = raw
+        self._stored = by_name
+        self._path = path
+
+    def names(self) -> Iterable[str]:
+        """The canonical names of the tensors there are."""
+        return self._stored.keys()
+
+    def info(self, name: str) -> TensorInfo:
+        """What is stored for ``name``; ``KeyError`` if nothing is. Raises as ``raw`` does."""
+        return dataclasses.replace(self._raw.info(self._stored[name].stored_name), name=name)
+
+    def read_rows(self, name: str, start_row: int, end_row: int, out: memoryview) -> None:
+        """Copy the stored bytes of canonical rows ``[start_row, end_row)`` into ``out``.
+
+        Raises as ``raw`` does, and ``ModelFileError`` when the rows cannot be those of the heads
+        that the tensor should have.
+        """
+        stored = self._stored[name]
+        if stored.interleaved_heads is None:
+            self._raw.read_rows(stored.stored_name, start_row, end_row, out)
+        else:
+            self._read_interleaved(stored, stored.interleaved_heads, start_row, end_row, out)
+
+    def close(self) -> None:
+        """Close the source below. Idempotent."""
+        self._raw.close()
+
+    def _read_interleaved(
+        self, stored: StoredTensor, num_heads: int, start_row: int, end_row: int, out: memoryview
+    ) -> None:
+        info = self._raw.info(stored.stored_name)
+        is_vector = len(info.shape) == 1
+        num_rows = info.num_columns if is_vector else info.num_rows
+        head_rows, rest = divmod(num_rows, num_heads)
+        if rest or head_rows % 2 or (is_vector and info.format.is_quantized):
+            raise ModelFileError(
+                self._path,
+                f"{info.name}, {info.format.label} {info.shape}, cannot have {num_heads} "
+                "interleaved heads",
+            )
+        if not 0 <= start_row <= end_row <= info.num_rows:
+            raise ValueError(f"{info.name} has no rows [{start_row}, {end_row})")
+        if out.nbytes != (end_row - start_row) * info.row_bytes:
+            raise ValueError(f"{out.nbytes} B are not rows [{start_row}, {end_row}) of {info.name}")
+        if out.nbytes == 0:
+            return
+        with out.cast("B") as target:
+            if is_vector:
+                self._read_vector(info, head_rows, target)
+            else:
+                self._read_matrix(info, head_rows, start_row, end_row, target)
+
+    def _read_vector(self, info: TensorInfo, head_rows: int, out: memoryview) -> None:
+        """The whole vector, whose elements are interleaved as the rows of a matrix are."""
+        half, size = head_rows // 2, info.format.block_bytes
+        stored = bytearray(info.row_bytes)
+        with memoryview(stored) as view:
+            self._raw.read_rows(info.name, 0, 1, view)
+        for start in range(0, info.num_columns, half):
+            head, is_second = divmod(start // half, 2)
+            first = head * head_rows + is_second
+            _gather(stored, first, out[start * size : (start + half) * size], size)
+
+    def _read_matrix(
+        self, info: TensorInfo, head_rows: int, start_row: int, end_row: int, out: memoryview
+    ) -> None:
+        """Rows in runs within one half of one head, which are every other row of the file.
+
+        The file's rows are thus read twice, the second time from the page cache.
+        """
+        half, size = head_rows // 2, info.row_bytes
+        most_rows = max(1, STAGING_BYTES // (2 * size))
+        staging = bytearray(2 * size * min(most_rows, half, end_row - start_row))
+        row = start_row
+        while row < end_row:
+            head, row_in_head = divmod(row, head_rows)
+            is_second, pair = divmod(row_in_head, half)
+            count = min(half - pair, most_rows, end_row - row)
+            stored_row = head * head_rows + 2 * pair
+            with memoryview(staging)[: 2 * size * count] as pairs:
+                self._raw.read_rows(info.name, stored_row, stored_row + 2 * count, pairs)
+                begin = (row - start_row) * size
+                _gather(pairs, is_second, out[begin : begin + count * size], size)
+            row += count
+
+
+def _gather(rows: bytearray | memoryview, first: int, out: memoryview, row_bytes: int) -> None:
+    """Fill ``out`` with every other row of ``rows``, beginning with row ``first``."""
+    source = first * row_bytes
+    for target in range(0, len(out), row_bytes):
+        out[target : target + row_bytes] = rows[source : source + row_bytes]
+        source += 2 * row_bytes
