@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from potluck.errors import ParameterError
@@ -16,6 +15,13 @@ MAX_TOP_LOGPROBS = 20
 MAX_PENALTY = 2.0
 """Frequency and presence penalties lie in [-2, 2], as in the OpenAI API."""
 
+MAX_LOGIT_BIAS = 100.0
+"""As in the OpenAI API."""
+
+MAX_TEMPERATURE = 100.0
+MAX_REPETITION_PENALTY = 100.0
+"""Far beyond any use; these two keep float32 arithmetic on logits from overflowing."""
+
 
 def validate_sampling(params: SamplingParams, vocab_size: int) -> None:
     """Raise ``ParameterError``, naming the field, if a value of ``params`` is not allowed.
@@ -23,10 +29,10 @@ def validate_sampling(params: SamplingParams, vocab_size: int) -> None:
     Not-a-number fails every range.
     """
     _require(
-        0 <= params.temperature < math.inf,
+        0 <= params.temperature <= MAX_TEMPERATURE,
         "temperature",
         params.temperature,
-        "a finite number from 0 (0 is greedy)",
+        f"from 0 (greedy) to {MAX_TEMPERATURE:g}",
     )
     _require(
         params.top_k is None or params.top_k >= 1, "top_k", params.top_k, "at least 1, or left out"
@@ -34,10 +40,10 @@ def validate_sampling(params: SamplingParams, vocab_size: int) -> None:
     _require(0 < params.top_p <= 1, "top_p", params.top_p, "above 0 and at most 1")
     _require(0 <= params.min_p <= 1, "min_p", params.min_p, "from 0 to 1")
     _require(
-        0 < params.repetition_penalty < math.inf,
+        1 / MAX_REPETITION_PENALTY <= params.repetition_penalty <= MAX_REPETITION_PENALTY,
         "repetition_penalty",
         params.repetition_penalty,
-        "finite and above 0 (1 is neutral)",
+        f"from {1 / MAX_REPETITION_PENALTY:g} to {MAX_REPETITION_PENALTY:g} (1 is neutral)",
     )
     for name, penalty in (
         ("frequency_penalty", params.frequency_penalty),
@@ -46,7 +52,12 @@ def validate_sampling(params: SamplingParams, vocab_size: int) -> None:
         _require(abs(penalty) <= MAX_PENALTY, name, penalty, "from -2 to 2")
     for token, bias in params.logit_bias:
         _require(0 <= token < vocab_size, "logit_bias", token, f"a token id below {vocab_size}")
-        _require(math.isfinite(bias), "logit_bias", bias, "finite")
+        _require(
+            abs(bias) <= MAX_LOGIT_BIAS,
+            "logit_bias",
+            bias,
+            f"from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}",
+        )
     _require(0 <= params.seed < 1 << 64, "seed", params.seed, "from 0 to 2^64 - 1")
     _require(
         0 <= params.top_logprobs <= MAX_TOP_LOGPROBS,
