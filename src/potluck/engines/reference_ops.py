@@ -27,8 +27,8 @@ def rms_norm(x: Floats, weight: Floats, group: int, epsilon: float) -> Floats:
     """
     groups = x.reshape(len(x), -1, group)
     mean_square = np.mean(np.square(groups), axis=-1, keepdims=True, dtype=np.float32)
-    normed: Floats = groups / np.sqrt(mean_square + np.float32(epsilon)) * weight
-    return normed.reshape(x.shape)
+    root: Floats = np.sqrt(mean_square + np.float32(epsilon))
+    return (groups / root * weight).reshape(x.shape)
 
 
 def linear(x: Floats, weight: Floats, bias: Floats | None) -> Floats:
