@@ -31,9 +31,7 @@ def build_byte_level(
         if left in vocabulary and right in vocabulary and left + right in vocabulary
     ]
     model = Tokenizer(
-        models.BPE(
-            vocab=dict(vocabulary), merges=known, ignore_merges=pre_tokenizer.ignores_merges
-        )
+        models.BPE(vocab=dict(vocabulary), merges=known, ignore_merges=pre_tokenizer.ignores_merges)
     )
     if pre_tokenizer.composes:
         model.normalizer = normalizers.NFC()

@@ -124,7 +124,7 @@ class _Shield:
         if not original:
             return rendered, ()
         literal = tuple(i for i, character in enumerate(rendered) if character in original)
-        return rendered.translate(str.maketrans(original)), literal
+        return "".join(original.get(c, c) for c in rendered), literal
 
     def _touched(self, content: str) -> Iterator[int]:
         position = 0

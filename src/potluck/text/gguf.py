@@ -94,6 +94,7 @@ def _byte_level(fields: _Fields) -> TextTokenizer:
             hint="use the model's Hugging Face directory, whose tokenizer.json says it all",
         )
     vocabulary = _Vocabulary.read(fields)
+    adds_bos = fields.flag("add_bos_token", pre_tokenizer.adds_bos)
     merges = [_split_merge(merge, fields) for merge in fields.strings("merges")]
     return TextTokenizer(
         model=build_byte_level(vocabulary.pieces(), merges, pre_tokenizer),
@@ -102,7 +103,7 @@ def _byte_level(fields: _Fields) -> TextTokenizer:
         prefix_space=PrefixSpace.NEVER,
         strips_prefix_space=False,
         vocab_size=len(vocabulary.tokens),
-        boundaries=vocabulary.boundaries(adds_bos=fields.flag("add_bos_token", pre_tokenizer.adds_bos)),
+        boundaries=vocabulary.boundaries(adds_bos=adds_bos),
     )
 
 

@@ -158,7 +158,7 @@ def _read_tokenizer_json(document: dict[str, Any], files: _Directory) -> _Parts:
     document["post_processor"] = document["truncation"] = document["padding"] = None
     try:
         model = Tokenizer.from_str(json.dumps(document))
-    except Exception as error:  # noqa: BLE001 (the library raises nothing more precise)
+    except Exception as error:  # the library raises nothing more precise
         raise ModelFileError(path, f"is no tokenizer: {error}") from error
     return _Parts(
         model=model,
@@ -255,10 +255,7 @@ def _added_tokens(
     for token, entry in parts.added.items():
         text = entry["content"]
         control = (
-            bool(entry.get("special"))
-            or token in bounds
-            or text in flagged
-            or is_turn_marker(text)
+            bool(entry.get("special")) or token in bounds or text in flagged or is_turn_marker(text)
         )
         normalized = bool(entry.get("normalized", False))
         if normalized and not control and parts.notation is Notation.SENTENCE_PIECE:

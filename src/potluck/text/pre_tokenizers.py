@@ -63,9 +63,7 @@ class BytePreTokenizer:
         return Sequence([*cuts, ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-_DEFAULT = BytePreTokenizer(
-    splits=(r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
-)
+_DEFAULT = BytePreTokenizer(splits=(r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))
 _PLAIN_GPT2 = BytePreTokenizer(splits=(_GPT2,))
 _SINGLE_DIGITS = BytePreTokenizer(splits=(r"\p{N}", _GPT2))
 _LLAMA = BytePreTokenizer(splits=(_LLAMA3,), ignores_merges=True, adds_bos=True)

@@ -78,7 +78,7 @@ def _one_line(message: str | None) -> str:
 
 
 class _GenerationBlocks(Extension):
-    """``{% generation %}…{% endgeneration %}``, which marks what to train on, means nothing here."""
+    """``{% generation %}…{% endgeneration %}`` marks what to train on: no matter here."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's interface)
 
@@ -112,7 +112,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         for loop in tree.find_all(nodes.For):
             loop.iter = _call("_counted", [loop.iter])
         for joined in tree.find_all(nodes.Concat):
-            joined.nodes = [_call("_joined", joined.nodes)]
+            joined.nodes = [_call("_joined", list(joined.nodes))]
         nodes.Node.set_environment(tree, self)
         template = self.template_class.from_code(self, self.compile(tree), self.globals)
         return template.generate
@@ -132,7 +132,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             pieces.append(piece)
         return "".join(pieces)
 
-    def call(self, context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:
         self._spend(1)
         return super().call(context, function, *args, **kwargs)
 
@@ -166,7 +166,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return "".join(texts)
 
 
-def _call(function: str, arguments: list[nodes.Expr]) -> nodes.Call:
+def _call(function: str, arguments: list[Any]) -> nodes.Expr:
     return nodes.Call(nodes.Name(function, "load"), arguments, [], None, None)
 
 
