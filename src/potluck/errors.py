@@ -7,6 +7,7 @@
     ├── ModelNotFoundError       nothing at the path or hub id given
     ├── ModelFileError           a file is truncated, corrupt, or contradicts another
     ├── UnsupportedModelError    a sound model that this build cannot run
+    ├── ChatTemplateError        a chat template is absent or broken, or refuses the messages
     ├── InsufficientMemoryError  it would not fit in the memory that may be used
     └── EngineError              the compiled core is missing or refused a call
 
@@ -74,6 +75,10 @@ class UnsupportedModelError(PotluckError):
     def __init__(self, message: str, *, missing: tuple[str, ...] = (), hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.missing = missing
+
+
+class ChatTemplateError(PotluckError):
+    """A chat template is absent or broken, or refuses the messages it was given."""
 
 
 class InsufficientMemoryError(PotluckError):

@@ -1,9 +1,18 @@
-"""The tokenizer protocol."""
+"""The tokenizer protocol, and the messages of a chat."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessage:
+    """What one side of a chat said. ``role`` is ``system``, ``user``, ``assistant`` …"""
+
+    role: str
+    content: str
 
 
 class Tokenizer(Protocol):
@@ -29,12 +38,27 @@ class Tokenizer(Protocol):
         """The texts of control tokens, which decode to nothing."""
         ...
 
-    def encode(self, text: str, *, add_bos: bool = True, parse_special: bool = False) -> list[int]:
+    @property
+    def strips_prefix_space(self) -> bool:
+        """Whether ``encode`` puts a space before a text that ``decode`` takes off again."""
+        ...
+
+    def encode(
+        self,
+        text: str,
+        *,
+        add_bos: bool = True,
+        parse_special: bool = False,
+        literal: Sequence[int] = (),
+    ) -> list[int]:
         """Token ids of ``text``.
 
         ``add_bos``: begin as the model's own tokenizer does (which may add nothing).
         ``parse_special``: whether the texts of control tokens become those tokens; otherwise they
         are ordinary text, as a user's words must be.
+        ``literal``: indices into ``text`` of characters that are no part of a control token even
+        so (words of a user inside a rendered chat).
+        Raises ``ParameterError`` for text that is not valid Unicode (lone surrogates).
         """
         ...
 
@@ -43,5 +67,9 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of ``tokens``; control tokens vanish, invalid UTF-8 becomes U+FFFD."""
+        """The text of ``tokens``, taken as a whole text from its beginning.
+
+        Control tokens vanish, invalid UTF-8 becomes U+FFFD, and where ``strips_prefix_space`` one
+        leading space is taken off.
+        """
         ...

@@ -1,0 +1,112 @@
+"""Tokens that are matched in the text itself, before any other tokenization.
+
+They are *control* tokens (begin and end of a text, turn markers of a chat) or plain words that a
+model's makers added (``<think>``, runs of spaces). We match them ourselves instead of letting the
+``tokenizers`` library do it, because whether a control token's text may become that token is
+decided call by call and place by place, and in the library it is one mutable switch per tokenizer.
+
+Which tokens are control tokens: those that the model's files flag as special or control, those
+that begin or end a text, and turn markers (``is_turn_marker``), which some files forget to flag.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+_TURN_MARKER = re.compile(r"<\|[^|<>\s]+\|>|<(?:start|end)_of_turn>|</?s>|\[/?INST\]")
+_NO_MATCH = re.compile(r"(?!)")
+_LITERAL = "\uffff"
+"""Stands for a character that no token may contain; a Unicode non-character."""
+
+
+def is_turn_marker(text: str) -> bool:
+    """Whether an added token's text looks like a marker of a chat template.
+
+    The forms of Llama 3, ChatML and Phi (``<|…|>``), Gemma (``<start_of_turn>``), Llama 2 and
+    Mistral (``<s>``, ``[INST]``).
+    """
+    return _TURN_MARKER.fullmatch(text) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedToken:
+    """One such token; the flags are those of the ``tokenizers`` library.
+
+    ``control``: decodes to nothing, and is matched only on request. ``lstrip``, ``rstrip``: takes
+    the white space to its left or right with it. ``single_word``: only matched where no word
+    character touches it. ``normalized``: the text after it continues the text before it, so that
+    no prefix space is put there.
+    """
+
+    text: str
+    token: int
+    control: bool
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    normalized: bool = False
+
+
+class AddedTokens:
+    """A set of added tokens. Immutable."""
+
+    def __init__(self, tokens: Iterable[AddedToken]) -> None:
+        """Later tokens replace earlier ones of the same text or id; empty texts match nothing."""
+        self.by_id = {token.token: token for token in tokens}
+        self._by_text = {token.text: token for token in self.by_id.values() if token.text}
+        self._all = _alternatives(self._by_text.values())
+        self._ordinary = _alternatives(t for t in self._by_text.values() if not t.control)
+
+    @property
+    def control(self) -> tuple[AddedToken, ...]:
+        """The control tokens in ascending order of id."""
+        return tuple(t for _, t in sorted(self.by_id.items()) if t.control)
+
+    def split(
+        self, text: str, *, parse_control: bool, literal: Sequence[int] = ()
+    ) -> Iterator[str | AddedToken]:
+        """Added tokens and the non-empty stretches of text between them, in order.
+
+        The leftmost token is matched first, of several the longest. No token is matched over a
+        character whose index is in ``literal``.
+        """
+        pattern = self._all if parse_control else self._ordinary
+        searched = _mask(text, literal)
+        start = position = 0
+        while match := pattern.search(searched, position):
+            token = self._by_text[match[0]]
+            token_start, token_end = match.span()
+            if token.single_word and _touches_word(text, token_start, token_end):
+                position = token_start + 1
+                continue
+            if token.lstrip:
+                token_start = start + len(text[start:token_start].rstrip())
+            if token.rstrip:
+                token_end = len(text) - len(text[token_end:].lstrip())
+            if token_start > start:
+                yield text[start:token_start]
+            yield token
+            start = position = token_end
+        if start < len(text):
+            yield text[start:]
+
+
+def _alternatives(tokens: Iterable[AddedToken]) -> re.Pattern[str]:
+    texts = sorted((token.text for token in tokens), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, texts))) if texts else _NO_MATCH
+
+
+def _mask(text: str, literal: Sequence[int]) -> str:
+    if not literal:
+        return text
+    characters = list(text)
+    for index in literal:
+        characters[index] = _LITERAL
+    return "".join(characters)
+
+
+def _touches_word(text: str, start: int, end: int) -> bool:
+    before, after = text[start - 1 : start] if start else "", text[end : end + 1]
+    return any(neighbour.isalnum() or neighbour == "_" for neighbour in (before, after))

@@ -1,0 +1,137 @@
+"""Sampled tokens to text, as they come.
+
+A token may end in the middle of a character, and a text may end in the middle of a stop string.
+Both are held back until it is known what they are, so that what was given out is never wrong.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections import deque
+from collections.abc import Sequence
+
+from potluck.errors import ParameterError
+from potluck.types.text import Tokenizer
+
+
+class StopMatcher:
+    """Finds the first of several strings in a text that comes in pieces, in linear time.
+
+    First is the string that ends first; of several that end together, the longest. So the result
+    does not depend on how the text is cut. This is the automaton of Aho and Corasick (1975); the
+    depth of its state is the length of the text's longest ending that may yet become a stop string.
+    """
+
+    def __init__(self, stop_strings: Sequence[str]) -> None:
+        if any(not stop for stop in stop_strings):
+            raise ParameterError(
+                "stop", "a stop string is empty", hint="leave it out, or give some text"
+            )
+        self._edges: list[dict[str, int]] = [{}]
+        self._depth = [0]
+        self._found: list[str | None] = [None]
+        for stop in stop_strings:
+            self._insert(stop)
+        self._fallback = self._link()
+        self._state = 0
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """Take more text; give what is certainly not part of a stop string, and the one found.
+
+        After one was found nothing more may be pushed.
+        """
+        if len(self._edges) == 1:
+            return text, None
+        held = self._held + text
+        for index in range(len(self._held), len(held)):
+            self._state = self._next(self._state, held[index])
+            found = self._found[self._state]
+            if found is not None:
+                self._held = ""
+                return held[: index + 1 - len(found)], found
+        cut = len(held) - self._depth[self._state]
+        self._held = held[cut:]
+        return held[:cut], None
+
+    def flush(self) -> str:
+        """What is held back, now that no more text comes."""
+        held, self._held, self._state = self._held, "", 0
+        return held
+
+    def _insert(self, stop: str) -> None:
+        state = 0
+        for character in stop:
+            if character not in self._edges[state]:
+                self._edges[state][character] = len(self._edges)
+                self._edges.append({})
+                self._depth.append(self._depth[state] + 1)
+                self._found.append(None)
+            state = self._edges[state][character]
+        self._found[state] = stop
+
+    def _link(self) -> list[int]:
+        """For each state, the state of the longest proper ending of its text."""
+        fallback = [0] * len(self._edges)
+        queue = deque(self._edges[0].values())
+        while queue:
+            state = queue.popleft()
+            if self._found[state] is None:
+                self._found[state] = self._found[fallback[state]]
+            for character, child in self._edges[state].items():
+                other = fallback[state]
+                while other and character not in self._edges[other]:
+                    other = fallback[other]
+                fallback[child] = self._edges[other].get(character, 0)
+                queue.append(child)
+        return fallback
+
+    def _next(self, state: int, character: str) -> int:
+        while state and character not in self._edges[state]:
+            state = self._fallback[state]
+        return self._edges[state].get(character, 0)
+
+
+class StreamingDetokenizer:
+    """The text of one output, token by token. For use by one thread.
+
+    An output continues a prompt, so its first token keeps its leading space. With ``starts_text``
+    the tokens are a whole text (the prompt was empty but for the token that begins it), and the
+    one space that the tokenizer puts before a text is taken off as ``Tokenizer.decode`` does.
+
+    All pieces together are the text up to the first stop string, or all of it. Invalid UTF-8
+    becomes U+FFFD. Raises ``ParameterError`` for an empty stop string.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, stop_strings: Sequence[str] = (), starts_text: bool = False
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._matcher = StopMatcher(stop_strings)
+        self._strip_space = starts_text and tokenizer.strips_prefix_space
+        self._stopped_by: str | None = None
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended the text; from then on there is no more text."""
+        return self._stopped_by
+
+    def push(self, token: int) -> str:
+        """The text that has become certain with this token; often empty."""
+        data = self._tokenizer.token_bytes(token)
+        if self._strip_space and data:
+            data = data.removeprefix(b" ")
+            self._strip_space = False
+        return self._emit(self._decoder.decode(data))
+
+    def flush(self) -> str:
+        """What was held back, at the end of the output. May itself complete a stop string."""
+        text = self._emit(self._decoder.decode(b"", final=True))
+        return text if self._stopped_by is not None else text + self._matcher.flush()
+
+    def _emit(self, text: str) -> str:
+        if self._stopped_by is not None:
+            return ""
+        text, self._stopped_by = self._matcher.push(text)
+        return text

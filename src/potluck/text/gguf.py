@@ -1,0 +1,267 @@
+"""The tokenizer and the chat template in a GGUF file's metadata.
+
+Keys and token types are those of the GGUF specification
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), defaults those of llama.cpp. Of the
+kinds of vocabulary, ``gpt2`` (byte-level BPE) and ``llama`` (SentencePiece BPE) are known.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.text.added_tokens import AddedToken, is_turn_marker
+from potluck.text.bpe import build_byte_level, build_sentence_piece, merges_from_scores
+from potluck.text.chat import ChatTemplate
+from potluck.text.pieces import Notation
+from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS
+from potluck.text.tokenizer import Boundaries, PrefixSpace, TextTokenizer
+
+_T = TypeVar("_T")
+
+_END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
+"""Ends of a turn that files without ``eot_token_id`` are searched for, as llama.cpp does."""
+
+
+class TokenType(enum.IntEnum):
+    """``tokenizer.ggml.token_type``."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+_ADDED = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
+
+
+def build_tokenizer(metadata: Mapping[str, object], *, path: str = "GGUF") -> TextTokenizer:
+    """The tokenizer that ``metadata`` describes.
+
+    Arrays may be any sequences, numbers anything that converts; ``path`` is for messages. Raises
+    ``UnsupportedModelError`` for a vocabulary of another kind and ``ModelFileError`` for metadata
+    that contradicts itself.
+    """
+    fields = _Fields(metadata, path)
+    kind = fields.text("model")
+    if kind == "gpt2":
+        return _byte_level(fields)
+    if kind == "llama":
+        return _sentence_piece(fields)
+    raise UnsupportedModelError(
+        f"the GGUF file has a tokenizer of the kind {kind!r}",
+        missing=(f"tokenizer.ggml.model = {kind!r}",),
+        hint="the kinds gpt2 (byte-level BPE) and llama (SentencePiece) are supported",
+    )
+
+
+def read_chat_template(
+    metadata: Mapping[str, object], *, path: str = "GGUF"
+) -> ChatTemplate | None:
+    """The default chat template, or None if there is none."""
+    source = metadata.get("tokenizer.chat_template")
+    if source is None:
+        return None
+    if not isinstance(source, str):
+        raise ModelFileError(path, "tokenizer.chat_template is not text")
+    fields = _Fields(metadata, path)
+    tokens = fields.tokens()
+    special = {}
+    for variable, key in (
+        ("bos_token", "bos_token_id"),
+        ("eos_token", "eos_token_id"),
+        ("unk_token", "unknown_token_id"),
+        ("pad_token", "padding_token_id"),
+    ):
+        token = fields.token_id(key, len(tokens))
+        if token is not None:
+            special[variable] = tokens[token]
+    return ChatTemplate(source=source, special_tokens=special)
+
+
+def _byte_level(fields: _Fields) -> TextTokenizer:
+    name = fields.text("pre", default="default")
+    pre_tokenizer = BYTE_PRE_TOKENIZERS.get(name)
+    if pre_tokenizer is None:
+        raise UnsupportedModelError(
+            f"the GGUF file has a byte-level tokenizer with the pre-tokenizer {name!r}",
+            missing=(f"tokenizer.ggml.pre = {name!r}",),
+            hint="use the model's Hugging Face directory, whose tokenizer.json says it all",
+        )
+    vocabulary = _Vocabulary.read(fields)
+    adds_bos = fields.flag("add_bos_token", pre_tokenizer.adds_bos)
+    merges = [_split_merge(merge, fields) for merge in fields.strings("merges")]
+    return TextTokenizer(
+        model=build_byte_level(vocabulary.pieces(), merges, pre_tokenizer),
+        added=vocabulary.added,
+        notation=Notation.BYTE_LEVEL,
+        prefix_space=PrefixSpace.NEVER,
+        strips_prefix_space=False,
+        vocab_size=len(vocabulary.tokens),
+        boundaries=vocabulary.boundaries(adds_bos=adds_bos),
+    )
+
+
+def _sentence_piece(fields: _Fields) -> TextTokenizer:
+    vocabulary = _Vocabulary.read(fields, bos_default=1, eos_default=2)
+    scores = fields.numbers("scores")
+    if len(scores) < len(vocabulary.tokens):
+        raise fields.error(f"{len(scores)} scores for {len(vocabulary.tokens)} tokens")
+    mergeable = {
+        piece: scores[token]
+        for piece, token in vocabulary.pieces().items()
+        if vocabulary.types[token] != TokenType.BYTE
+    }
+    prefixed = fields.flag("add_space_prefix", True)
+    unknown = next(
+        (t.text for t in vocabulary.added if vocabulary.types[t.token] == TokenType.UNKNOWN), None
+    )
+    pieces = vocabulary.pieces()
+    if unknown is not None:
+        pieces[unknown] = vocabulary.tokens.index(unknown)
+    return TextTokenizer(
+        model=build_sentence_piece(pieces, merges_from_scores(mergeable), unknown),
+        added=vocabulary.added,
+        notation=Notation.SENTENCE_PIECE,
+        prefix_space=PrefixSpace.EACH if prefixed else PrefixSpace.NEVER,
+        strips_prefix_space=prefixed,
+        vocab_size=len(vocabulary.tokens),
+        boundaries=vocabulary.boundaries(adds_bos=fields.flag("add_bos_token", True)),
+    )
+
+
+def _split_merge(merge: str, fields: _Fields) -> tuple[str, str]:
+    space = merge.find(" ", 1)
+    if space < 0:
+        raise fields.error(f"the merge {merge!r} is not two pieces")
+    return merge[:space], merge[space + 1 :]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Vocabulary:
+    """Tokens by id, and what is special about some of them."""
+
+    tokens: Sequence[str]
+    types: Sequence[int]
+    bos: int | None
+    eos: tuple[int, ...]
+    added: tuple[AddedToken, ...]
+
+    @classmethod
+    def read(
+        cls, fields: _Fields, *, bos_default: int | None = None, eos_default: int | None = None
+    ) -> _Vocabulary:
+        tokens = fields.tokens()
+        types = fields.token_types(len(tokens))
+        bos = fields.token_id("bos_token_id", len(tokens), bos_default)
+        ends = [fields.token_id("eos_token_id", len(tokens), eos_default)]
+        ends += [fields.token_id(key, len(tokens)) for key in ("eot_token_id", "eom_token_id")]
+        if ends[1] is None:
+            ends += [i for i, text in enumerate(tokens) if text in _END_OF_TURN]
+        eos = tuple(dict.fromkeys(token for token in ends if token is not None))
+        added = tuple(
+            AddedToken(
+                text=text,
+                token=token,
+                control=kind in (TokenType.UNKNOWN, TokenType.CONTROL)
+                or token == bos
+                or token in eos
+                or is_turn_marker(text),
+            )
+            for token, (text, kind) in enumerate(zip(tokens, types, strict=True))
+            if kind in _ADDED or token == bos or token in eos
+        )
+        return cls(tokens=tokens, types=types, bos=bos, eos=eos, added=added)
+
+    def pieces(self) -> dict[str, int]:
+        """Ids of the pieces that text can become by merging."""
+        added = {token.token for token in self.added}
+        return {text: token for token, text in enumerate(self.tokens) if token not in added}
+
+    def boundaries(self, *, adds_bos: bool) -> Boundaries:
+        """How a text begins and ends."""
+        return Boundaries(
+            bos_token_id=self.bos,
+            bos_tokens=() if self.bos is None or not adds_bos else (self.bos,),
+            eos_token_ids=self.eos,
+        )
+
+
+class _Fields:
+    """The metadata under ``tokenizer.ggml.``, checked as it is read."""
+
+    def __init__(self, metadata: Mapping[str, object], path: str) -> None:
+        self._metadata = metadata
+        self._path = path
+
+    def error(self, message: str) -> ModelFileError:
+        return ModelFileError(self._path, message)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            raise self.error(f"tokenizer.ggml.{key} is not text")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        return bool(self._get(key, default))
+
+    def array(self, key: str) -> Iterator[Any]:
+        value: Any = self._get(key, None)
+        if isinstance(value, str) or not hasattr(value, "__iter__"):
+            raise self.error(f"tokenizer.ggml.{key} is not an array")
+        return iter(value)
+
+    def strings(self, key: str) -> list[str]:
+        values = list(self.array(key))
+        if not all(isinstance(value, str) for value in values):
+            raise self.error(f"tokenizer.ggml.{key} is not an array of text")
+        return values
+
+    def numbers(self, key: str) -> list[float]:
+        try:
+            return [float(value) for value in self.array(key)]
+        except (TypeError, ValueError) as error:
+            raise self.error(f"tokenizer.ggml.{key} is not an array of numbers") from error
+
+    def tokens(self) -> list[str]:
+        tokens = self.strings("tokens")
+        if len(set(tokens)) != len(tokens):
+            raise self.error("tokenizer.ggml.tokens lists a token twice")
+        return tokens
+
+    def token_types(self, num_tokens: int) -> list[int]:
+        if "tokenizer.ggml.token_type" not in self._metadata:
+            return [TokenType.NORMAL] * num_tokens
+        types = self.numbers("token_type")
+        if len(types) < num_tokens:
+            raise self.error(f"{len(types)} token types for {num_tokens} tokens")
+        return [int(kind) for kind in types[:num_tokens]]
+
+    def token_id(self, key: str, num_tokens: int, default: int | None = None) -> int | None:
+        value: Any = self._metadata.get(f"tokenizer.ggml.{key}", default)
+        if value is None:
+            return None
+        try:
+            token = int(value)
+        except (TypeError, ValueError) as error:
+            raise self.error(f"tokenizer.ggml.{key} is not a number") from error
+        if not 0 <= token < num_tokens:
+            raise self.error(f"tokenizer.ggml.{key} is {token}, of {num_tokens} tokens")
+        return token
+
+    def _get(self, key: str, default: _T | None) -> object:
+        full_key = f"tokenizer.ggml.{key}"
+        value = self._metadata.get(full_key, default)
+        if value is None:
+            raise UnsupportedModelError(
+                f"the GGUF file has no {full_key}",
+                missing=(full_key,),
+                hint="use a GGUF file that carries its tokenizer",
+            )
+        return value

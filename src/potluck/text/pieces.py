@@ -1,0 +1,63 @@
+"""How the bytes of a token are written in a vocabulary.
+
+Two notations are in use. GPT-2's byte-level alphabet writes every byte as one printable character
+(Radford et al. 2019, ``bytes_to_unicode`` of its encoder). SentencePiece writes text as it is, a
+space as ``▁`` (U+2581), and a byte that is no whole character as ``<0x0A>``.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+
+SPACE_MARK = "▁"
+"""How SentencePiece writes a space."""
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Notation(enum.Enum):
+    """A way to write bytes as text."""
+
+    BYTE_LEVEL = "byte-level"
+    SENTENCE_PIECE = "sentencepiece"
+
+
+def _byte_alphabet() -> tuple[str, ...]:
+    """The character of every byte: itself if it prints in Latin-1, else the next from U+0100 on."""
+    printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    characters = []
+    num_moved = 0
+    for byte in range(256):
+        if byte in printing:
+            characters.append(chr(byte))
+        else:
+            characters.append(chr(0x100 + num_moved))
+            num_moved += 1
+    return tuple(characters)
+
+
+BYTE_ALPHABET = _byte_alphabet()
+"""The character that stands for each byte in the byte-level notation."""
+
+_BYTE_OF = {character: byte for byte, character in enumerate(BYTE_ALPHABET)}
+
+
+def piece_bytes(piece: str, notation: Notation) -> bytes:
+    """The bytes that a vocabulary entry stands for.
+
+    A byte-level piece with a character outside the alphabet is taken as plain text.
+    """
+    if notation is Notation.BYTE_LEVEL:
+        try:
+            return bytes([_BYTE_OF[character] for character in piece])
+        except KeyError:
+            return piece.encode("utf-8")
+    if match := _BYTE_PIECE.fullmatch(piece):
+        return bytes([int(match[1], 16)])
+    return piece.replace(SPACE_MARK, " ").encode("utf-8")
+
+
+def byte_piece(byte: int, notation: Notation) -> str:
+    """The piece that stands for a single byte."""
+    return BYTE_ALPHABET[byte] if notation is Notation.BYTE_LEVEL else f"<0x{byte:02X}>"

@@ -1,0 +1,114 @@
+r"""How byte-level BPE families cut text into words before merging.
+
+GGUF names a family in ``tokenizer.ggml.pre``; the names and the order of the splits are those of
+llama.cpp's ``src/llama-vocab.cpp``, the patterns are the ones in the ``tokenizer.json`` of the
+models named. Patterns are in Oniguruma's syntax, as the ``tokenizers`` library takes them; each
+match becomes a word, and so does each stretch between matches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers.pre_tokenizers import PreTokenizer
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DEEPSEEK_V3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# Cased letters, as DeepSeek LLM's tokenizer.json lists them (it leaves out mathematical ones).
+_DEEPSEEK_LETTERS = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚ"
+    "Ḁ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼ"
+    "ℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿ"
+    "\ufb00-\ufb06\ufb13-\ufb17Ａ-Ｚａ-ｚ"
+    "\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2"
+    "\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BytePreTokenizer:
+    """One way to cut text. ``splits`` are applied one after another.
+
+    ``composes``: text is brought to normalization form C first. ``ignores_merges``: a word that is
+    a vocabulary entry becomes that token, whatever the merges would give. ``adds_bos``: whether a
+    text begins with the bos token when the file does not say.
+    """
+
+    splits: tuple[str, ...]
+    composes: bool = False
+    ignores_merges: bool = False
+    adds_bos: bool = False
+
+    def build(self) -> PreTokenizer:
+        """The same for the ``tokenizers`` library, with the byte-level alphabet at the end."""
+        from tokenizers import Regex
+        from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+
+        cuts = [Split(Regex(pattern), behavior="isolated") for pattern in self.splits]
+        return Sequence([*cuts, ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+_DEFAULT = BytePreTokenizer(splits=(r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))
+_PLAIN_GPT2 = BytePreTokenizer(splits=(_GPT2,))
+_SINGLE_DIGITS = BytePreTokenizer(splits=(r"\p{N}", _GPT2))
+_LLAMA = BytePreTokenizer(splits=(_LLAMA3,), ignores_merges=True, adds_bos=True)
+
+BYTE_PRE_TOKENIZERS: dict[str, BytePreTokenizer] = {
+    "default": _DEFAULT,
+    "gpt-2": _PLAIN_GPT2,
+    "phi-2": _PLAIN_GPT2,
+    "olmo": _PLAIN_GPT2,
+    "mpt": _PLAIN_GPT2,
+    "llama-bpe": _LLAMA,
+    "llama3": _LLAMA,
+    "llama-v3": _LLAMA,
+    "falcon3": _LLAMA,
+    "smaug-bpe": BytePreTokenizer(splits=(_LLAMA3,)),
+    # Qwen's tokenizer.json has an NFC normalizer; the distilled models' files have none.
+    "qwen2": BytePreTokenizer(splits=(_QWEN2,), composes=True),
+    "deepseek-r1-qwen": BytePreTokenizer(splits=(_QWEN2,)),
+    "stablelm2": BytePreTokenizer(splits=(_QWEN2,)),
+    "smollm": _SINGLE_DIGITS,
+    "starcoder": _SINGLE_DIGITS,
+    "refact": _SINGLE_DIGITS,
+    "codeshell": _SINGLE_DIGITS,
+    "tekken": BytePreTokenizer(splits=(_TEKKEN,), ignores_merges=True, adds_bos=True),
+    "deepseek-llm": BytePreTokenizer(
+        splits=(
+            r"[\r\n]",
+            rf"\s?[{_DEEPSEEK_LETTERS}]+",
+            r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+            r"\s+$",
+            r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+            r"\p{N}+",
+        )
+    ),
+    "deepseek-coder": BytePreTokenizer(
+        splits=(
+            r"[\r\n]",
+            r"\s?\p{L}+",
+            r"\s?\p{P}+",
+            r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+            r"\p{N}",
+        )
+    ),
+    "deepseek-v3": BytePreTokenizer(
+        splits=(r"\p{N}{1,3}", r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK_V3)
+    ),
+}
+"""By GGUF's ``tokenizer.ggml.pre``."""

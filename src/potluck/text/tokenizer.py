@@ -1,0 +1,186 @@
+"""The tokenizer that every kind of model file is turned into.
+
+A ``tokenizers.Tokenizer`` does the heavy work (normalization, pre-tokenization, merges) on
+stretches of ordinary text. What depends on place or on the call is done here: added tokens, the
+token that begins a text, and the space that SentencePiece puts before a text. So the library's
+object is never changed after it was built, and any number of threads may use it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from potluck.errors import ParameterError
+from potluck.text.added_tokens import AddedToken, AddedTokens
+from potluck.text.pieces import SPACE_MARK, Notation, byte_piece, piece_bytes
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+class PrefixSpace(enum.Enum):
+    """Where ``▁`` is put before a stretch of text."""
+
+    NEVER = "never"
+    FIRST = "first"
+    """At the beginning of a text, unless a space is there."""
+    EACH_UNLESS_PRESENT = "each unless present"
+    """Also after every added token, unless a space is there."""
+    EACH = "each"
+    """Also after every added token, whatever follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boundaries:
+    """How a text begins and ends: ``bos_tokens`` is what ``encode`` begins with on ``add_bos``."""
+
+    bos_token_id: int | None
+    bos_tokens: tuple[int, ...]
+    eos_token_ids: tuple[int, ...]
+
+
+class TextTokenizer:
+    """A ``potluck.types.text.Tokenizer``. Immutable; safe for use by several threads.
+
+    ``model`` must have no added tokens and no post-processor. ``vocab_size`` is one more than the
+    largest id.
+
+    A model whose vocabulary has neither a character nor its bytes encodes it as its unknown token;
+    no other control token ever comes from text that is not to be parsed for them.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: tokenizers.Tokenizer,
+        added: Iterable[AddedToken],
+        notation: Notation,
+        prefix_space: PrefixSpace,
+        strips_prefix_space: bool,
+        vocab_size: int,
+        boundaries: Boundaries,
+    ) -> None:
+        self._model = model
+        self._added = AddedTokens(added)
+        self._notation = notation
+        self._prefix_space = prefix_space
+        self._strips_prefix_space = strips_prefix_space
+        self._vocab_size = vocab_size
+        self._boundaries = boundaries
+        self._special_tokens = tuple(token.text for token in self._added.control)
+        unknown = getattr(model.model, "unk_token", None)
+        unknown_id = None if unknown is None else model.token_to_id(unknown)
+        self._never_from_text = frozenset(
+            token.token for token in self._added.control if token.token != unknown_id
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id."""
+        return self._vocab_size
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that begins a text, if the model has one."""
+        return self._boundaries.bos_token_id
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a text."""
+        return self._boundaries.eos_token_ids
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """The texts of control tokens, which decode to nothing."""
+        return self._special_tokens
+
+    @property
+    def strips_prefix_space(self) -> bool:
+        """Whether ``encode`` puts a space before a text that ``decode`` takes off again."""
+        return self._strips_prefix_space
+
+    def encode(
+        self,
+        text: str,
+        *,
+        add_bos: bool = True,
+        parse_special: bool = False,
+        literal: Sequence[int] = (),
+    ) -> list[int]:
+        """Token ids of ``text``; see ``potluck.types.text.Tokenizer.encode``."""
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ParameterError(
+                "text",
+                f"the text is not valid Unicode: a lone surrogate at character {error.start}",
+                hint="pass text that can be written as UTF-8",
+            ) from error
+        tokens = list(self._boundaries.bos_tokens) if add_bos else []
+        prefixed = self._prefix_space is not PrefixSpace.NEVER
+        for part in self._added.split(text, parse_control=parse_special, literal=literal):
+            if isinstance(part, AddedToken):
+                tokens.append(part.token)
+                prefixed = not part.normalized and self._prefix_space in (
+                    PrefixSpace.EACH,
+                    PrefixSpace.EACH_UNLESS_PRESENT,
+                )
+            else:
+                tokens += self._encode_ordinary(self._with_prefix(part) if prefixed else part)
+                prefixed = False
+        return tokens
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token stands for; empty for control tokens and unknown ids."""
+        if not 0 <= token < self._vocab_size:
+            return b""
+        if added := self._added.by_id.get(token):
+            return b"" if added.control else added.text.encode("utf-8")
+        piece = self._model.id_to_token(token)
+        return b"" if piece is None else piece_bytes(piece, self._notation)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of ``tokens`` as a whole text; see ``potluck.types.text.Tokenizer.decode``."""
+        data = b"".join(map(self.token_bytes, tokens))
+        if self._strips_prefix_space:
+            data = data.removeprefix(b" ")
+        return data.decode("utf-8", errors="replace")
+
+    def _with_prefix(self, text: str) -> str:
+        if self._prefix_space is not PrefixSpace.EACH and text[0] in (" ", SPACE_MARK):
+            return text
+        return SPACE_MARK + text
+
+    def _encode_ordinary(self, text: str) -> list[int]:
+        ids: list[int] = self._model.encode(text, add_special_tokens=False).ids
+        if self._never_from_text.isdisjoint(ids):
+            return ids
+        # Some vocabularies list control tokens among the pieces that merges can reach.
+        spelled: list[int] = []
+        for token in ids:
+            if token in self._never_from_text:
+                spelled += self._spell(self._added.by_id[token].text)
+            else:
+                spelled.append(token)
+        return spelled
+
+    def _spell(self, text: str) -> list[int]:
+        """``text`` in tokens of one character or byte each; what has none is left out."""
+        tokens: list[int] = []
+        for character in text:
+            whole = (
+                []
+                if self._notation is Notation.BYTE_LEVEL
+                else [character.replace(" ", SPACE_MARK)]
+            )
+            single_bytes = [byte_piece(b, self._notation) for b in character.encode("utf-8")]
+            for pieces in (whole, single_bytes):
+                ids = [self._model.token_to_id(piece) for piece in pieces]
+                found = [i for i in ids if i is not None and i not in self._never_from_text]
+                if found and len(found) == len(ids):
+                    tokens += found
+                    break
+        return tokens
