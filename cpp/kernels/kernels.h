@@ -4,6 +4,9 @@
 // (cpp/simd). All variants give the same bits as the scalar one; docs/adr/0004 says how.
 // Kernels do not allocate, lock, throw or divide work among threads: the program runner calls
 // them on ranges. Pointers need no alignment beyond their element's.
+//
+// Inline functions here are static: a plain one has one copy for the whole program, and the linker
+// may keep the one from a file compiled for AVX-512.
 #pragma once
 
 #include <stdint.h>
@@ -30,7 +33,7 @@ struct FormatInfo {
   int64_t block_bytes;    // bytes of one block of one row
 };
 FormatInfo format_info(Format format);
-inline bool is_quantized(Format format) { return format >= Format::Q8_0; }
+static inline bool is_quantized(Format format) { return format >= Format::Q8_0; }
 
 // A weight matrix in panels of 16 rows: panel p holds rows [16 p, 16 p + 16), block after block of
 // columns, each field of the block interleaved over the 16 rows (see layout.h for every format).
@@ -42,7 +45,7 @@ struct Matrix {
   const uint8_t* data;
 };
 int64_t panel_bytes(Format format, int64_t columns);
-inline int64_t num_panels(int64_t rows) { return (rows + kPanelRows - 1) / kPanelRows; }
+static inline int64_t num_panels(int64_t rows) { return (rows + kPanelRows - 1) / kPanelRows; }
 
 // Writes stored rows [start_row, start_row + num_rows) of the file's layout into the panels at
 // `panels`. Any split into row ranges gives the same result; `panels` was zeroed before the first.
@@ -81,7 +84,7 @@ struct AttentionArgs {
   float* scratch;               // attention_scratch_floats(...) floats
 };
 // Value rows are filled up to whole lanes.
-inline int64_t padded_head_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
+static inline int64_t padded_head_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
 int64_t attention_scratch_floats(int64_t num_heads, int64_t num_kv_heads, int64_t context_tokens);
 
 // One instruction set's kernels.
