@@ -1,11 +1,11 @@
-#include "batch.h"
+#include "program/batch.h"
 
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
 
-#include "../kernels/kernels.h"
-#include "error.h"
+#include "kernels/kernels.h"
+#include "program/error.h"
 
 namespace potluck {
 namespace {

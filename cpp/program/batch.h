@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "program.h"
+#include "program/program.h"
 
 namespace potluck {
 

@@ -1,4 +1,4 @@
-#include "executor.h"
+#include "program/executor.h"
 
 #include <algorithm>
 #include <utility>

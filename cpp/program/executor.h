@@ -6,13 +6,13 @@
 #include <cstdint>
 #include <vector>
 
-#include "../kernels/kernels.h"
-#include "batch.h"
-#include "kv_cache.h"
-#include "memory.h"
-#include "program.h"
-#include "thread_pool.h"
-#include "weights.h"
+#include "kernels/kernels.h"
+#include "program/batch.h"
+#include "program/kv_cache.h"
+#include "program/memory.h"
+#include "program/program.h"
+#include "program/thread_pool.h"
+#include "program/weights.h"
 
 namespace potluck {
 

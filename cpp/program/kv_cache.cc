@@ -1,6 +1,6 @@
-#include "kv_cache.h"
+#include "program/kv_cache.h"
 
-#include "../kernels/kernels.h"
+#include "kernels/kernels.h"
 
 namespace potluck {
 

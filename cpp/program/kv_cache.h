@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "memory.h"
-#include "program.h"
+#include "program/memory.h"
+#include "program/program.h"
 
 namespace potluck {
 

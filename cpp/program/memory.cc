@@ -1,11 +1,11 @@
-#include "memory.h"
+#include "program/memory.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <utility>
 
-#include "error.h"
+#include "program/error.h"
 
 namespace potluck {
 namespace {

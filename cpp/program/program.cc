@@ -1,12 +1,12 @@
-#include "program.h"
+#include "program/program.h"
 
 #include <algorithm>
 #include <cmath>
 #include <unordered_map>
 #include <utility>
 
-#include "../kernels/kernels.h"
-#include "error.h"
+#include "kernels/kernels.h"
+#include "program/error.h"
 
 namespace potluck {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "op.h"
+#include "program/op.h"
 
 namespace potluck {
 

@@ -1,4 +1,4 @@
-#include "sampler.h"
+#include "program/sampler.h"
 
 #include <algorithm>
 #include <cfloat>
@@ -7,8 +7,8 @@
 #include <string>
 #include <unordered_set>
 
-#include "error.h"
-#include "philox.h"
+#include "program/error.h"
+#include "program/philox.h"
 
 namespace potluck {
 namespace {

@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "../kernels/kernels.h"
-#include "batch.h"
-#include "memory.h"
-#include "thread_pool.h"
+#include "kernels/kernels.h"
+#include "program/batch.h"
+#include "program/memory.h"
+#include "program/thread_pool.h"
 
 namespace potluck {
 

@@ -1,9 +1,9 @@
-#include "stage.h"
+#include "program/stage.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "error.h"
+#include "program/error.h"
 
 namespace potluck {
 namespace {

@@ -8,13 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "../kernels/kernels.h"
-#include "batch.h"
-#include "executor.h"
-#include "program.h"
-#include "sampler.h"
-#include "thread_pool.h"
-#include "weights.h"
+#include "kernels/kernels.h"
+#include "program/batch.h"
+#include "program/executor.h"
+#include "program/program.h"
+#include "program/sampler.h"
+#include "program/thread_pool.h"
+#include "program/weights.h"
 
 namespace potluck {
 

@@ -1,4 +1,4 @@
-#include "thread_pool.h"
+#include "program/thread_pool.h"
 
 #include <unistd.h>
 
@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "error.h"
+#include "program/error.h"
 
 namespace potluck {
 namespace {

@@ -1,10 +1,10 @@
-#include "weights.h"
+#include "program/weights.h"
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
-#include "error.h"
+#include "program/error.h"
 
 namespace potluck {
 namespace {

@@ -6,10 +6,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "../kernels/kernels.h"
-#include "memory.h"
-#include "program.h"
-#include "thread_pool.h"
+#include "kernels/kernels.h"
+#include "program/memory.h"
+#include "program/program.h"
+#include "program/thread_pool.h"
 
 namespace potluck {
 
