@@ -1,0 +1,17 @@
+"""Architecture: from what a model file says about itself to the program that engines run.
+
+A family (``llama``, ``mistral``, …) is one small file that reads its configuration; what differs in
+the arithmetic is data in ``ModelConfig``. Canonical tensor names, which programs use and files are
+mapped to (``names``):
+
+    embed.weight                              [vocab, hidden]
+    layers.{i}.attn_norm.weight               [hidden]
+    layers.{i}.attn.{q,k,v}.weight, .bias     [heads * head_dim, hidden], [heads * head_dim]
+    layers.{i}.attn.{q_norm,k_norm}.weight    [head_dim]
+    layers.{i}.attn.o.weight, .bias           [hidden, heads * head_dim], [hidden]
+    layers.{i}.mlp_norm.weight                [hidden]
+    layers.{i}.mlp.{gate,up}.weight, .bias    [intermediate, hidden], [intermediate]
+    layers.{i}.mlp.down.weight, .bias         [hidden, intermediate], [hidden]
+    norm.weight                               [hidden]
+    head.weight                               [vocab, hidden]; a tied head reads embed.weight
+"""

@@ -18,8 +18,10 @@ class RopeScaling(enum.Enum):
 class RopeConfig:
     """Frequencies of the rotary embedding.
 
-    ``factor`` applies to LINEAR and LLAMA3; the last three to LLAMA3 alone (Llama 3.1 model card
-    and ``transformers``' ``modeling_rope_utils``).
+    ``factor`` applies to LINEAR and LLAMA3; the next three to LLAMA3 alone (Llama 3.1 model card
+    and ``transformers``' ``modeling_rope_utils``). ``frequency_factors``, one for each pair of a
+    head, divide the frequencies besides any scaling: GGUF files carry Llama 3's scaling in this
+    form, as a tensor ``rope_freqs.weight``.
     """
 
     theta: float
@@ -28,6 +30,7 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 1.0
     original_context_tokens: int = 0
+    frequency_factors: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

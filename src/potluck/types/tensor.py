@@ -122,7 +122,8 @@ class StoredTensor:
 
     ``interleaved_heads``: the file interleaves the two halves of each of that many heads (GGUF
     files of the ``llama`` architecture do, for q and k): its row ``h·d + 2j + s`` is canonical row
-    ``h·d + s·d/2 + j``, where ``d`` is the head size. None when rows are in canonical order.
+    ``h·d + s·d/2 + j``, where ``d`` is the head size; of a vector (a bias) its elements are meant.
+    None when rows are in canonical order.
     """
 
     canonical_name: str

@@ -1,0 +1,243 @@
+"""The reference engine: says what a program means, in plain NumPy float32.
+
+Other engines are tested against it. It is written to be read, not to be fast: weights are
+dequantized to float32 when they are loaded, and the key-value cache is float32. ``reference_ops``
+says what every op means, ``reference_sampling`` what every sampling parameter means.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, assert_never
+
+import numpy as np
+
+from potluck.engines import reference_ops as ops
+from potluck.engines.reference_sampling import sample
+from potluck.engines.reference_weights import ReferenceWeights
+from potluck.engines.step_checks import check_openings, check_sampled, check_step
+from potluck.errors import EngineError
+from potluck.types.engine import StepResult
+from potluck.types.program import (
+    HIDDEN,
+    Activation,
+    Add,
+    Attention,
+    Embed,
+    GatedActivation,
+    Head,
+    Linear,
+    RmsNorm,
+    Rope,
+)
+from potluck.types.sampling import validate_sampling
+from potluck.types.step import KV_BLOCK_TOKENS, SampledToken
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from potluck.types.program import CacheSpec, Program
+    from potluck.types.step import SamplingParams, SequenceId, SequenceSlice, Step
+    from potluck.types.tensor import TensorSink
+
+    Floats = NDArray[np.float32]
+    Ints = NDArray[np.int64]
+
+
+class ReferenceEngine:
+    """One stage (see ``Engine``), with a cache of ``num_blocks`` blocks."""
+
+    def __init__(self, program: Program, *, num_blocks: int) -> None:
+        self._program = program
+        self._num_blocks = num_blocks
+        self._weights = ReferenceWeights(program)
+        self._caches = [_Cache(spec, num_blocks) for spec in program.caches]
+        self._sequences: dict[SequenceId, _Sequence] = {}
+
+    def sink(self) -> TensorSink:
+        """Takes every format; weights are kept as float32."""
+        return self._weights
+
+    def step(self, step: Step, hidden: Floats | None) -> StepResult:
+        """Run the program once (see ``Engine``)."""
+        self._check(step, hidden)
+        if not self._program.shard.has_head:
+            return StepResult(hidden=self._run(step, hidden), sampled=())
+        check_openings(self._program, step, self._sequences)
+        check_sampled(step, self._sequences)
+        sequences = self._sequences | _open(self._program, step)
+        logits = self._run(step, hidden)
+        sampled = [part for part in step.slices if part.sample]
+        choices = tuple(
+            _sample(sequences[part.sequence_id], part, row)
+            for part, row in zip(sampled, logits, strict=True)
+        )
+        for choice in choices:
+            sequences[choice.sequence_id].output_tokens.append(choice.token)
+        self._sequences = _without(sequences, step.closed)
+        return StepResult(hidden=None, sampled=choices)
+
+    def logits(self, step: Step, hidden: Floats | None) -> Floats:
+        """As ``step`` without sampling, so that sequences need not have been opened."""
+        self._check(step, hidden)
+        if not self._program.shard.has_head:
+            raise EngineError(
+                "this stage has no head, and so no logits", hint="ask the last stage for logits"
+            )
+        check_openings(self._program, step, self._sequences)
+        sequences = self._sequences | _open(self._program, step)
+        logits = self._run(step, hidden)
+        self._sequences = _without(sequences, step.closed)
+        return logits
+
+    def close(self) -> None:
+        """Free weights and cache."""
+        self._weights.clear()
+        self._caches.clear()
+        self._sequences.clear()
+
+    def _check(self, step: Step, hidden: Floats | None) -> None:
+        if missing := self._weights.missing():
+            raise EngineError(
+                f"{len(missing)} weights are not loaded, among them {missing[0]}",
+                hint="load the weights before the first step, and none after close",
+            )
+        check_step(self._program, self._num_blocks, step, hidden)
+
+    def _run(self, step: Step, hidden: Floats | None) -> Floats:
+        """The residual stream, or with the head the logits of the tokens that are sampled."""
+        tokens = np.array([token for part in step.slices for token in part.tokens], dtype=np.int64)
+        positions = np.concatenate([np.zeros(0, dtype=np.int64), *map(_positions, step.slices)])
+        registers: dict[str, Floats] = {} if hidden is None else {HIDDEN: hidden.copy()}
+        for op in self._program.ops:
+            match op:
+                case Embed():
+                    registers[op.out] = ops.embed(self._weights[op.weight], tokens)
+                case RmsNorm():
+                    registers[op.out] = ops.rms_norm(
+                        registers[op.x], self._weights[op.weight], op.group, op.epsilon
+                    )
+                case Linear():
+                    bias = None if op.bias is None else self._weights[op.bias]
+                    registers[op.out] = ops.linear(registers[op.x], self._weights[op.weight], bias)
+                case Rope():
+                    registers[op.x] = self._rope(op, registers[op.x], positions)
+                case Attention():
+                    registers[op.out] = self._attention(op, registers, step)
+                case GatedActivation(activation=Activation.SILU):
+                    registers[op.out] = ops.silu_gate(registers[op.gate], registers[op.up])
+                case Add():
+                    registers[op.x] = ops.add(registers[op.x], registers[op.y])
+                case Head():
+                    return ops.head(registers[op.x], self._weights[op.weight], _sampled_rows(step))
+                case _:
+                    assert_never(op)
+        return registers[HIDDEN]
+
+    def _rope(self, op: Rope, x: Floats, positions: Ints) -> Floats:
+        table = self._program.rope
+        if table is None:
+            raise EngineError(
+                "the program rotates and has no rope table",
+                hint="this is a defect in Potluck; please report it",
+            )
+        return ops.rope(x, table.cos[positions], table.sin[positions], op.num_heads)
+
+    def _attention(self, op: Attention, registers: dict[str, Floats], step: Step) -> Floats:
+        """Sequence by sequence: append to the cache, then attend to what it holds."""
+        cache = self._caches[op.cache_index]
+        q = registers[op.q].reshape(-1, op.num_heads, op.head_dim)
+        k = registers[op.k].reshape(-1, op.num_kv_heads, op.head_dim)
+        v = registers[op.v].reshape(-1, op.num_kv_heads, op.head_dim)
+        out = np.empty_like(q)
+        first = 0
+        for part in step.slices:
+            rows = slice(first, first + len(part.tokens))
+            first = rows.stop
+            cache.append(part, k[rows], v[rows])
+            keys, values = cache.read(part)
+            out[rows] = ops.attention(q[rows], keys, values, _positions(part), op.scale, op.window)
+        return out.reshape(len(out), -1)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Sequence:
+    """What sampling must know about an open sequence. ``output_tokens`` grows."""
+
+    sampling: SamplingParams
+    prompt_tokens: tuple[int, ...]
+    output_tokens: list[int]
+
+
+class _Cache:
+    """Keys and values of one layer: ``[num_blocks, 16, num_kv_heads, head_dim]``."""
+
+    def __init__(self, spec: CacheSpec, num_blocks: int) -> None:
+        shape = (num_blocks, KV_BLOCK_TOKENS, spec.num_kv_heads, spec.head_dim)
+        self._keys = np.zeros(shape, dtype=np.float32)
+        self._values = np.zeros(shape, dtype=np.float32)
+
+    def append(self, part: SequenceSlice, k: Floats, v: Floats) -> None:
+        """Store ``[num_tokens, num_kv_heads, head_dim]`` at the positions of ``part``."""
+        positions = _positions(part)
+        blocks = np.array(part.block_table, dtype=np.int64)[positions // KV_BLOCK_TOKENS]
+        self._keys[blocks, positions % KV_BLOCK_TOKENS] = k
+        self._values[blocks, positions % KV_BLOCK_TOKENS] = v
+
+    def read(self, part: SequenceSlice) -> tuple[Floats, Floats]:
+        """Keys and values ``[num_positions, num_kv_heads, head_dim]``, ``part`` included."""
+        end = part.start_position + len(part.tokens)
+        blocks = list(part.block_table[: -(-end // KV_BLOCK_TOKENS)])
+        keys, values = self._keys[blocks], self._values[blocks]
+        shape = (-1, *keys.shape[2:])
+        return keys.reshape(shape)[:end], values.reshape(shape)[:end]
+
+
+def _open(program: Program, step: Step) -> dict[SequenceId, _Sequence]:
+    """The sequences that a step opens."""
+    for opening in step.opened:
+        validate_sampling(opening.sampling, program.vocab_size)
+    return {
+        opening.sequence_id: _Sequence(
+            sampling=opening.sampling,
+            prompt_tokens=opening.prompt_tokens,
+            output_tokens=list(opening.output_tokens),
+        )
+        for opening in step.opened
+    }
+
+
+def _without(
+    sequences: dict[SequenceId, _Sequence], closed: tuple[SequenceId, ...]
+) -> dict[SequenceId, _Sequence]:
+    """What stays open. A closed sequence that was never sampled was never opened here."""
+    return {key: sequence for key, sequence in sequences.items() if key not in closed}
+
+
+def _sample(sequence: _Sequence, part: SequenceSlice, logits: Floats) -> SampledToken:
+    position = part.start_position + len(part.tokens)
+    choice = sample(
+        logits,
+        sequence.sampling,
+        prompt_tokens=sequence.prompt_tokens,
+        output_tokens=sequence.output_tokens,
+        position=position,
+    )
+    return SampledToken(
+        sequence_id=part.sequence_id,
+        position=position,
+        token=choice.token,
+        logprob=choice.logprob,
+        top=choice.top,
+    )
+
+
+def _positions(part: SequenceSlice) -> Ints:
+    """Absolute positions of the new tokens."""
+    return np.arange(part.start_position, part.start_position + len(part.tokens), dtype=np.int64)
+
+
+def _sampled_rows(step: Step) -> Ints:
+    """Rows of the last tokens of the slices that are sampled."""
+    ends = np.cumsum([len(part.tokens) for part in step.slices], dtype=np.int64)
+    return ends[[part.sample for part in step.slices]] - 1

@@ -1,0 +1,98 @@
+"""What every op means, in plain NumPy float32: one function per op.
+
+``x``, ``q``, ``k`` and ``v`` have one row per token; heads lie one after another within a row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float32]
+    Ints = NDArray[np.int64]
+
+
+def embed(weight: Floats, tokens: Ints) -> Floats:
+    """The rows of ``weight`` ``[vocab, hidden]`` that belong to ``tokens``."""
+    return weight[tokens]
+
+
+def rms_norm(x: Floats, weight: Floats, group: int, epsilon: float) -> Floats:
+    """``x / sqrt(mean(x²) + epsilon) * weight`` over every ``group`` columns (Zhang and Sennrich
+    2019); ``weight`` is ``[group]``.
+    """
+    groups = x.reshape(len(x), -1, group)
+    mean_square = np.mean(np.square(groups), axis=-1, keepdims=True, dtype=np.float32)
+    normed: Floats = groups / np.sqrt(mean_square + np.float32(epsilon)) * weight
+    return normed.reshape(x.shape)
+
+
+def linear(x: Floats, weight: Floats, bias: Floats | None) -> Floats:
+    """``weight @ x[t] + bias`` for every token; ``weight`` is ``[rows, columns]``."""
+    out = x @ weight.T
+    return out if bias is None else out + bias
+
+
+def rope(x: Floats, cos: Floats, sin: Floats, num_heads: int) -> Floats:
+    """Every pair ``(i, i + head_dim / 2)`` of every head turned by angle ``i`` of its token.
+
+    ``cos`` and ``sin`` are ``[num_tokens, head_dim / 2]``, gathered at the tokens' positions.
+    """
+    first, second = np.split(x.reshape(len(x), num_heads, -1), 2, axis=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    turned = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.reshape(x.shape)
+
+
+def attention(
+    q: Floats,
+    keys: Floats,
+    values: Floats,
+    positions: Ints,
+    scale: float,
+    window: int | None,
+) -> Floats:
+    """Causal grouped-query attention of one sequence (Ainslie et al. 2023).
+
+    ``q`` is ``[num_tokens, num_heads, head_dim]``, of the tokens at ``positions``; ``keys`` and
+    ``values`` are ``[num_positions, num_kv_heads, head_dim]``, from position 0 on. A token sees
+    itself and what is before it, with a ``window`` only the last ``window`` of them. Query heads
+    share key-value heads in order: of 6 and 2, heads 0 to 2 share the first.
+    """
+    distance = positions[:, None] - np.arange(len(keys))
+    visible = (distance >= 0) & (distance < (window or len(keys)))
+    heads_per_kv_head = q.shape[1] // keys.shape[1]
+    out = np.empty_like(q)
+    for head in range(q.shape[1]):
+        kv_head = head // heads_per_kv_head
+        scores = np.float32(scale) * (q[:, head] @ keys[:, kv_head].T)
+        out[:, head] = softmax(np.where(visible, scores, -np.inf)) @ values[:, kv_head]
+    return out
+
+
+def softmax(scores: Floats) -> Floats:
+    """Over the last axis; minus infinity has no share."""
+    weights: Floats = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    shares: Floats = weights / weights.sum(axis=-1, keepdims=True, dtype=np.float32)
+    return shares
+
+
+def silu_gate(gate: Floats, up: Floats) -> Floats:
+    """``gate / (1 + exp(-gate)) * up`` (Shazeer 2020, SwiGLU)."""
+    with np.errstate(over="ignore"):  # exp(-gate) = inf gives the right limit, 0
+        gated: Floats = gate / (1 + np.exp(-gate)) * up
+    return gated
+
+
+def add(x: Floats, y: Floats) -> Floats:
+    """``x + y``."""
+    return x + y
+
+
+def head(x: Floats, weight: Floats, wanted: Ints) -> Floats:
+    """Logits ``[len(wanted), vocab]`` of the tokens at the rows ``wanted`` of ``x``."""
+    return x[wanted] @ weight.T

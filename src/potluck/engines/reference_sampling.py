@@ -1,0 +1,168 @@
+"""What every sampling parameter means, in plain NumPy float32.
+
+This is the specification of sampling in every engine. Each operation below rounds to float32 once,
+in the order written; ``exp`` and ``log`` may differ between engines in their last bits, and so may
+a token whose draw falls on the border between two candidates.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from potluck.errors import EngineError
+from potluck.types.step import TokenLogprob
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from potluck.types.step import SamplingParams
+
+    Floats = NDArray[np.float32]
+
+_MASK_32 = 0xFFFFFFFF
+_PHILOX_ROUNDS = 10
+_PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_PHILOX_KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A token, and the log-probabilities that were asked for."""
+
+    token: int
+    logprob: float | None
+    top: tuple[TokenLogprob, ...]
+
+
+def sample(
+    logits: Floats,
+    params: SamplingParams,
+    *,
+    prompt_tokens: Sequence[int],
+    output_tokens: Sequence[int],
+    position: int,
+) -> Choice:
+    """The token that stands at ``position``, given the ``logits`` ``[vocab]`` before it.
+
+    ``params`` have been validated. Raises ``EngineError`` if a logit is not a number or plus
+    infinity, or if all are minus infinity.
+    """
+    if not np.isfinite(logits.max()):
+        raise EngineError(
+            f"the model's logits for position {position} are not numbers",
+            hint="the weights are damaged or overflow: download or convert the model again",
+        )
+    adjusted = adjust_logits(logits, params, prompt_tokens, output_tokens)
+    temperature = np.float32(params.temperature)
+    if temperature == 0:  # also what is too small for float32
+        token = int(np.argmax(adjusted))  # the lowest id among equals
+    else:
+        candidates, weights = keep_candidates(adjusted, params, temperature)
+        token = draw(candidates, weights, uniform(params.seed, position))
+    if not params.logprobs:
+        return Choice(token=token, logprob=None, top=())
+    logprobs = log_softmax(logits)
+    top = tuple(
+        TokenLogprob(token=int(other), logprob=float(logprobs[other]))
+        for other in sort_tokens(logits)[: params.top_logprobs]
+    )
+    return Choice(token=token, logprob=float(logprobs[token]), top=top)
+
+
+def adjust_logits(
+    logits: Floats,
+    params: SamplingParams,
+    prompt_tokens: Sequence[int],
+    output_tokens: Sequence[int],
+) -> Floats:
+    """Logits after repetition, frequency and presence penalties, then bias."""
+    adjusted = logits.copy()
+    repetition = np.float32(params.repetition_penalty)
+    for token in {*prompt_tokens, *output_tokens}:
+        logit = adjusted[token]
+        adjusted[token] = logit / repetition if logit > 0 else logit * repetition
+    for token, count in Counter(output_tokens).items():
+        adjusted[token] -= np.float32(params.frequency_penalty) * np.float32(count)
+        adjusted[token] -= np.float32(params.presence_penalty)
+    for token, bias in params.logit_bias:
+        adjusted[token] += np.float32(bias)
+    return adjusted
+
+
+def sort_tokens(logits: Floats) -> NDArray[np.int64]:
+    """Token ids by descending logit, ascending id among equals."""
+    return np.argsort(-logits, kind="stable")
+
+
+def keep_candidates(
+    adjusted: Floats, params: SamplingParams, temperature: np.float32
+) -> tuple[NDArray[np.int64], Floats]:
+    """The candidates in sorted order, and ``exp((logit - largest logit) / temperature)`` of each.
+
+    ``top_k`` keeps the first k. ``top_p`` keeps the shortest prefix whose weights add up to at
+    least ``top_p`` of the sum. ``min_p`` keeps weights of at least ``min_p`` of the largest (1).
+    The first candidate always stays. Sums run in sorted order.
+    """
+    candidates = sort_tokens(adjusted)[: params.top_k]
+    below = adjusted[candidates] - adjusted[candidates[0]]
+    with np.errstate(over="ignore"):  # a tiny temperature gives minus infinity, and no weight
+        weights = np.exp(below / temperature)
+    cumulative = np.cumsum(weights, dtype=np.float32)
+    num_kept = 1 + int(np.searchsorted(cumulative, np.float32(params.top_p) * cumulative[-1]))
+    candidates, weights = candidates[:num_kept], weights[:num_kept]
+    likely = weights >= np.float32(params.min_p) * weights[0]
+    return candidates[likely], weights[likely]
+
+
+def draw(candidates: NDArray[np.int64], weights: Floats, number: np.float32) -> int:
+    """The first candidate whose cumulative weight exceeds ``number`` times the sum.
+
+    There is one: ``number`` is at most 1 - 2^-24, and times any float32 it rounds to less.
+    """
+    cumulative = np.cumsum(weights, dtype=np.float32)
+    return int(candidates[np.searchsorted(cumulative, number * cumulative[-1], side="right")])
+
+
+def log_softmax(logits: Floats) -> Floats:
+    """Natural-log probabilities of the model's own distribution."""
+    shifted = logits - logits.max()
+    logprobs: Floats = shifted - np.log(np.sum(np.exp(shifted), dtype=np.float32))
+    return logprobs
+
+
+def uniform(seed: int, position: int) -> np.float32:
+    """A multiple of 2^-24 in [0, 1): the upper 24 bits of the first word of Philox.
+
+    The key is ``seed``, the counter ``position``, low words first.
+    """
+    counter = (position & _MASK_32, position >> 32, 0, 0)
+    word = philox_4x32_10(counter, (seed & _MASK_32, seed >> 32))[0]
+    return np.float32(word >> 8) * np.float32(2**-24)
+
+
+def philox_4x32_10(
+    counter: tuple[int, int, int, int], key: tuple[int, int]
+) -> tuple[int, int, int, int]:
+    """Four random 32-bit words (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3",
+    section 3.3).
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_PHILOX_ROUNDS):
+        product0 = _PHILOX_MULTIPLIERS[0] * c0
+        product1 = _PHILOX_MULTIPLIERS[1] * c2
+        c0, c1, c2, c3 = (
+            product1 >> 32 ^ c1 ^ k0,
+            product1 & _MASK_32,
+            product0 >> 32 ^ c3 ^ k1,
+            product0 & _MASK_32,
+        )
+        k0 = (k0 + _PHILOX_KEY_INCREMENTS[0]) & _MASK_32
+        k1 = (k1 + _PHILOX_KEY_INCREMENTS[1]) & _MASK_32
+    return c0, c1, c2, c3

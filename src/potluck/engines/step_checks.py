@@ -1,0 +1,115 @@
+"""Whether a step makes sense for a stage. Every engine checks before it changes anything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from potluck.errors import EngineError
+from potluck.types.step import KV_BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from potluck.types.program import Program
+    from potluck.types.step import SequenceSlice, Step
+
+
+def check_step(
+    program: Program, num_blocks: int, step: Step, hidden: NDArray[np.float32] | None
+) -> None:
+    """Raise ``EngineError`` unless ``program``, with ``num_blocks`` cache blocks, can run it."""
+    seen = set()
+    written: set[int] = set()
+    for part in step.slices:
+        if part.sequence_id in seen:
+            raise _inconsistent(f"sequence {part.sequence_id} is twice in one step")
+        seen.add(part.sequence_id)
+        _check_tokens(program, part.tokens)
+        _check_positions(program, part)
+        if program.caches:
+            _check_blocks(num_blocks, part, written)
+    _check_hidden(program, step, hidden)
+
+
+def check_openings(program: Program, step: Step, open_sequences: Iterable[int]) -> None:
+    """Raise ``EngineError`` unless the step opens only new sequences, with tokens that exist."""
+    known = set(open_sequences)
+    for opening in step.opened:
+        if opening.sequence_id in known:
+            raise _inconsistent(f"sequence {opening.sequence_id} is opened twice")
+        known.add(opening.sequence_id)
+        for tokens in (opening.prompt_tokens, opening.output_tokens):
+            _check_vocabulary(program, tokens)
+
+
+def check_sampled(step: Step, open_sequences: Iterable[int]) -> None:
+    """Raise ``EngineError`` unless every sampled sequence is open, or opened by the step."""
+    known = {*open_sequences, *(opening.sequence_id for opening in step.opened)}
+    for part in step.slices:
+        if part.sample and part.sequence_id not in known:
+            raise _inconsistent(f"sequence {part.sequence_id} is sampled but was never opened")
+
+
+def _check_tokens(program: Program, tokens: tuple[int, ...]) -> None:
+    if not tokens:
+        raise _inconsistent("a slice has no tokens")
+    _check_vocabulary(program, tokens)
+
+
+def _check_vocabulary(program: Program, tokens: tuple[int, ...]) -> None:
+    for token in tokens:
+        if not 0 <= token < program.vocab_size:
+            raise _inconsistent(f"token {token} is not in a vocabulary of {program.vocab_size}")
+
+
+def _check_positions(program: Program, part: SequenceSlice) -> None:
+    end = part.start_position + len(part.tokens)
+    if part.start_position < 0 or end > program.context_tokens:
+        raise _inconsistent(
+            f"positions {part.start_position} to {end} of sequence {part.sequence_id} "
+            f"are not in a context of {program.context_tokens}"
+        )
+
+
+def _check_blocks(num_blocks: int, part: SequenceSlice, written: set[int]) -> None:
+    """``written`` collects the blocks that the step's slices write; no two may share one."""
+    end = part.start_position + len(part.tokens)
+    num_covering = -(-end // KV_BLOCK_TOKENS)
+    blocks = part.block_table[:num_covering]
+    if len(blocks) < num_covering:
+        raise _inconsistent(
+            f"the block table of sequence {part.sequence_id} has {len(blocks)} blocks, "
+            f"and {end} positions need {num_covering}"
+        )
+    for block in blocks:
+        if not 0 <= block < num_blocks:
+            raise _inconsistent(f"block {block} is not one of {num_blocks}")
+    if len(set(blocks)) < len(blocks):
+        raise _inconsistent(f"the block table of sequence {part.sequence_id} names a block twice")
+    new = blocks[part.start_position // KV_BLOCK_TOKENS :]
+    if shared := written.intersection(new):
+        raise _inconsistent(f"two sequences write block {min(shared)}")
+    written.update(new)
+
+
+def _check_hidden(program: Program, step: Step, hidden: NDArray[np.float32] | None) -> None:
+    if program.shard.has_embedding:
+        if hidden is not None:
+            raise _inconsistent("the stage with the embedding takes no hidden states")
+        return
+    expected = (step.num_tokens, program.hidden_size)
+    if hidden is None:
+        raise _inconsistent(f"hidden states {expected} are missing")
+    if hidden.shape != expected or hidden.dtype.str != "<f4":
+        raise _inconsistent(
+            f"hidden states are {hidden.dtype} {hidden.shape}, and must be float32 {expected}"
+        )
+
+
+def _inconsistent(problem: str) -> EngineError:
+    return EngineError(
+        f"inconsistent step: {problem}", hint="this is a defect in Potluck; please report it"
+    )

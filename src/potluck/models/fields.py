@@ -1,0 +1,137 @@
+"""Typed, bounded reading of the values that a model file says about itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from potluck.errors import ModelFileError, UnsupportedModelError
+
+# Bounds on what a file may claim, so that a corrupt number is an error and not an allocation. Each
+# is at least eight times what the largest published model of these families has.
+MAX_LAYERS = 2**10
+MAX_WIDTH = 2**20
+MAX_HEADS = 2**12
+MAX_VOCAB = 2**24
+MAX_CONTEXT_TOKENS = 2**27
+HEAD_DIM_MULTIPLE = 8
+"""Head sizes must be multiples of this; it is what the kernels take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """The values of the file ``path``, or of the section ``prefix`` of it. A null counts as absent.
+
+    A default of None makes a key required. Every method raises ``ModelFileError`` naming the key
+    when it is missing or its value is of the wrong type or out of range.
+    """
+
+    values: Mapping[str, object]
+    path: str
+    prefix: str = ""
+
+    def get(self, key: str) -> object:
+        """The bare value, or None."""
+        return self.values.get(key)
+
+    def is_null(self, key: str) -> bool:
+        """Whether the key is there and its value null."""
+        return key in self.values and self.values[key] is None
+
+    def count(self, key: str, maximum: int, default: int | None = None, *, minimum: int = 1) -> int:
+        """A whole number in ``[minimum, maximum]``."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise self.error(key, f"must be a whole number from {minimum} to {maximum}")
+        return value
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(key, "must be a number")
+        if not 0 < value < math.inf:
+            raise self.error(key, "must be finite and above 0")
+        return float(value)
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """True or false."""
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self.error(key, "must be true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string."""
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            raise self.error(key, "must be a string")
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of strings; empty when the key is absent."""
+        value = self.get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple):
+            raise self.error(key, "must be a list of strings")
+        texts = tuple(item for item in value if isinstance(item, str))
+        if len(texts) != len(value):
+            raise self.error(key, "must be a list of strings")
+        return texts
+
+    def section(self, key: str) -> Fields | None:
+        """The mapping under ``key``, or None when it is absent or empty."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.error(key, "must be an object")
+        return Fields(values=value, path=self.path, prefix=f"{key}.") if value else None
+
+    def error(self, key: str, problem: str) -> ModelFileError:
+        """The error that the value of ``key`` has ``problem``."""
+        value = _brief(self.get(key))
+        return ModelFileError(self.path, f"{self.prefix}{key} {problem}, and is {value}")
+
+    def _value(self, key: str, default: object) -> object:
+        value = self.get(key)
+        if value is not None:
+            return value
+        if default is None:
+            raise ModelFileError(self.path, f"{self.prefix}{key} is missing")
+        return default
+
+
+def check_heads(
+    fields: Fields,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    kv_heads_key: str,
+    head_dim_key: str,
+) -> None:
+    """Raise unless query heads share key-value heads evenly and kernels take the head size."""
+    if num_heads % num_kv_heads:
+        raise ModelFileError(
+            fields.path,
+            f"{kv_heads_key} is {num_kv_heads}, which does not divide {num_heads} heads",
+        )
+    if head_dim % HEAD_DIM_MULTIPLE:
+        raise unsupported(f"{head_dim_key} {head_dim} (not a multiple of {HEAD_DIM_MULTIPLE})")
+
+
+def unsupported(*features: str) -> UnsupportedModelError:
+    """The error that the model needs ``features``, which no engine here computes."""
+    return UnsupportedModelError(
+        f"the model needs what Potluck does not compute: {', '.join(features)}",
+        missing=features,
+        hint="choose another model; README.md lists what is supported",
+    )
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,0 +1,193 @@
+"""What the families' GGUF metadata have in common.
+
+Keys are described in https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; what an absent key
+means is what llama.cpp takes it for (``llama-model.cpp``, ``load_hparams``).
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+
+from potluck.errors import ModelFileError
+from potluck.models.fields import (
+    MAX_CONTEXT_TOKENS,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_VOCAB,
+    MAX_WIDTH,
+    Fields,
+    check_heads,
+    unsupported,
+)
+from potluck.models.names import GGUF_ROPE_FACTORS
+from potluck.types.model import ModelConfig, RopeConfig, RopeScaling
+from potluck.types.tensor import TensorFormat, TensorSource
+
+_EMBEDDING = "token_embd.weight"
+_HEAD = "output.weight"
+
+_READ_KEYS = frozenset(
+    {
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.layer_norm_rms_epsilon",
+        "attention.value_length",
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "feed_forward_length",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "rope.scale_linear",
+        "rope.scaling.factor",
+        "rope.scaling.type",
+    }
+)
+# Known keys that say nothing about the arithmetic of these families. The vocabulary's size is
+# that of the embedding.
+_DESCRIPTIVE_KEYS = frozenset(
+    {
+        "rope.scaling.finetuned",
+        "rope.scaling.original_context_length",
+        "tensor_data_layout",
+        "vocab_size",
+    }
+)
+# Any other key changes the arithmetic unless its value is one of these; those not listed are off
+# when 0, false or empty.
+_NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
+    "attention.causal": (True,),
+    "embedding_scale": (0, 1),
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "rope.scaling.attn_factor": (0, 1),
+}
+
+
+def read_config(
+    fields: Fields,
+    source: TensorSource,
+    *,
+    family: str,
+    implemented: frozenset[str] = frozenset(),
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+    sliding_window: int | None = None,
+) -> ModelConfig:
+    """The configuration of a ``family`` that reads the keys ``implemented`` itself.
+
+    ``fields`` are the architecture's own keys without their prefix; ``source`` has the tensors
+    under the file's names. ``sliding_window`` holds for every layer.
+    """
+    _refuse_unsupported(fields, _READ_KEYS | _DESCRIPTIVE_KEYS | implemented)
+    num_layers = fields.count("block_count", MAX_LAYERS)
+    hidden_size = fields.count("embedding_length", MAX_WIDTH)
+    num_heads = fields.count("attention.head_count", MAX_HEADS)
+    num_kv_heads = fields.count("attention.head_count_kv", MAX_HEADS, num_heads)
+    if fields.get("attention.key_length") is None and hidden_size % num_heads:
+        raise ModelFileError(
+            fields.path, f"embedding_length {hidden_size} is not divisible by {num_heads} heads"
+        )
+    head_dim = fields.count("attention.key_length", MAX_WIDTH, hidden_size // num_heads)
+    check_heads(
+        fields,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        kv_heads_key="attention.head_count_kv",
+        head_dim_key="attention.key_length",
+    )
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if fields.count(key, MAX_WIDTH, head_dim) != head_dim:
+            raise unsupported(f"{key}={fields.get(key)} with heads of {head_dim}")
+    names = frozenset(source.names())
+    return ModelConfig(
+        family=family,
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        intermediate_size=fields.count("feed_forward_length", MAX_WIDTH),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        vocab_size=_vocab_size(fields, source, names),
+        max_context_tokens=fields.count("context_length", MAX_CONTEXT_TOKENS),
+        rms_norm_epsilon=fields.positive("attention.layer_norm_rms_epsilon"),
+        rope=_read_rope(fields, source, names, head_dim),
+        tied_head=_HEAD not in names,
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        mlp_bias=mlp_bias,
+        qk_norm=qk_norm,
+        sliding_windows=(sliding_window,) * num_layers,
+    )
+
+
+def _refuse_unsupported(fields: Fields, known: frozenset[str]) -> None:
+    features = [
+        f"{fields.prefix}{key}={value}"
+        for key, value in fields.values.items()
+        if isinstance(value, list | tuple)
+        or (key not in known and value not in _NEUTRAL_VALUES.get(key, (None, 0, "")))
+    ]
+    if features:
+        raise unsupported(*features)
+
+
+def _vocab_size(fields: Fields, source: TensorSource, names: frozenset[str]) -> int:
+    if _EMBEDDING not in names:
+        raise ModelFileError(fields.path, f"the tensor {_EMBEDDING} is missing")
+    shape = source.info(_EMBEDDING).shape
+    if len(shape) != 2 or not 1 <= shape[0] <= MAX_VOCAB:
+        raise ModelFileError(fields.path, f"the tensor {_EMBEDDING} has the shape {shape}")
+    return shape[0]
+
+
+def _read_rope(
+    fields: Fields, source: TensorSource, names: frozenset[str], head_dim: int
+) -> RopeConfig:
+    theta = fields.positive("rope.freq_base", 10_000.0)
+    factors = None
+    if GGUF_ROPE_FACTORS in names:
+        factors = _read_frequency_factors(fields, source, head_dim)
+    # A factor without a type means linear; a type without a factor scales by nothing.
+    kind = fields.text("rope.scaling.type", "linear")
+    if kind not in ("none", "linear"):
+        raise unsupported(f"rope scaling {kind}")
+    factor_key = (
+        "rope.scale_linear" if fields.get("rope.scaling.factor") is None else "rope.scaling.factor"
+    )
+    if kind == "none" or fields.get(factor_key) in (None, 0):
+        return RopeConfig(theta=theta, frequency_factors=factors)
+    return RopeConfig(
+        theta=theta,
+        scaling=RopeScaling.LINEAR,
+        factor=fields.positive(factor_key),
+        frequency_factors=factors,
+    )
+
+
+def _read_frequency_factors(
+    fields: Fields, source: TensorSource, head_dim: int
+) -> tuple[float, ...]:
+    """The divisors of the frequencies that Llama 3's files carry as a tensor."""
+    num_pairs = head_dim // 2
+    info = source.info(GGUF_ROPE_FACTORS)
+    if info.format is not TensorFormat.F32 or math.prod(info.shape) != num_pairs:
+        raise ModelFileError(
+            fields.path,
+            f"the tensor {GGUF_ROPE_FACTORS} is {info.format.label} {info.shape}, "
+            f"and must be f32 ({num_pairs},)",
+        )
+    data = bytearray(info.num_bytes)
+    source.read_rows(GGUF_ROPE_FACTORS, 0, info.num_rows, memoryview(data))
+    factors = struct.unpack(f"<{num_pairs}f", data)
+    if not all(0 < factor < math.inf for factor in factors):
+        raise ModelFileError(
+            fields.path, f"the tensor {GGUF_ROPE_FACTORS} has values that are not positive"
+        )
+    return factors

@@ -1,0 +1,242 @@
+"""What the families' ``config.json`` files have in common.
+
+Keys, their defaults and their meaning are those of ``transformers`` 5 (``configuration_*.py`` and
+``modeling_rope_utils.py``); a null means the same as an absent key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from potluck.errors import ModelFileError
+from potluck.models.fields import (
+    MAX_CONTEXT_TOKENS,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_VOCAB,
+    MAX_WIDTH,
+    Fields,
+    check_heads,
+    unsupported,
+)
+from potluck.types.model import ModelConfig, RopeConfig, RopeScaling
+
+_DEFAULT_THETA = 10_000.0
+
+# Keys that change the arithmetic, and the values (besides null) with which they do not. A family
+# names those that it implements; the others must be neutral.
+_NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "qk_norm": (False,),
+    "use_qk_norm": (False,),
+    "sliding_window": (),
+    "use_sliding_window": (False,),
+    "layer_types": (),
+    "attention_chunk_size": (),
+    "attention_sinks": (False,),
+    "alibi": (False,),
+    "clip_qkv": (),
+    "is_causal": (True,),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "cross_attention_layers": ([],),
+    "pruned_heads": ({},),
+    "partial_rotary_factor": (1,),
+    "rotary_pct": (1,),
+    "rope_interleaved": (False,),
+    "no_rope_layers": ([],),
+    "no_rope_layer_interval": (0,),
+    "use_mrope": (False,),
+    "mrope_section": (),
+    "use_parallel_residual": (False,),
+    "attn_temperature_tuning": (False,),
+    "query_pre_attn_scalar": (),
+    "attention_multiplier": (),
+    "embedding_multiplier": (1,),
+    "residual_multiplier": (1,),
+    "logits_scaling": (1,),
+    "logit_scale": (1,),
+    "attn_logit_softcapping": (),
+    "final_logit_softcapping": (),
+    "num_experts": (0,),
+    "num_local_experts": (0,),
+    "n_routed_experts": (0,),
+    "num_experts_per_tok": (0,),
+    "quantization_config": ({},),
+    "compression_config": ({},),
+}
+
+WINDOW_KEYS = frozenset({"sliding_window", "use_sliding_window", "layer_types"})
+"""What ``windows_by_layer_type`` implements."""
+
+_ROPE_KEYS: Mapping[str, frozenset[str]] = {
+    "default": frozenset(),
+    "none": frozenset(),
+    "linear": frozenset({"factor"}),
+    "llama3": frozenset(
+        {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+    ),
+}
+_COMMON_ROPE_KEYS = frozenset({"type", "rope_type", "rope_theta", "partial_rotary_factor"})
+
+
+def read_config(
+    fields: Fields,
+    *,
+    family: str,
+    implemented: frozenset[str],
+    absent_kv_heads: int | None = None,
+    default_head_dim: int | None = None,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+    sliding_windows: tuple[int | None, ...] | None = None,
+) -> ModelConfig:
+    """The configuration of a ``family`` that reads the keys ``implemented`` itself.
+
+    ``absent_kv_heads`` is the number of key-value heads if the key is absent (a null, or no such
+    number, means as many as query heads). ``default_head_dim`` defaults to an equal share of the
+    hidden size, ``sliding_windows`` to full attention in every layer.
+    """
+    refuse_unsupported(fields, implemented)
+    num_layers = num_hidden_layers(fields)
+    hidden_size = fields.count("hidden_size", MAX_WIDTH)
+    num_heads = fields.count("num_attention_heads", MAX_HEADS)
+    default_kv_heads = (
+        num_heads if fields.is_null("num_key_value_heads") else absent_kv_heads or num_heads
+    )
+    num_kv_heads = fields.count("num_key_value_heads", MAX_HEADS, default_kv_heads)
+    if fields.get("head_dim") is None and default_head_dim is None and hidden_size % num_heads:
+        raise ModelFileError(
+            fields.path, f"hidden_size {hidden_size} is not divisible by {num_heads} heads"
+        )
+    head_dim = fields.count("head_dim", MAX_WIDTH, default_head_dim or hidden_size // num_heads)
+    check_heads(
+        fields,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        kv_heads_key="num_key_value_heads",
+        head_dim_key="head_dim",
+    )
+    max_context_tokens = fields.count("max_position_embeddings", MAX_CONTEXT_TOKENS)
+    return ModelConfig(
+        family=family,
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        intermediate_size=fields.count("intermediate_size", MAX_WIDTH),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        vocab_size=fields.count("vocab_size", MAX_VOCAB),
+        max_context_tokens=max_context_tokens,
+        rms_norm_epsilon=fields.positive("rms_norm_eps", 1e-6),
+        rope=_read_rope(fields, max_context_tokens),
+        tied_head=fields.flag("tie_word_embeddings", default=False),
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        mlp_bias=mlp_bias,
+        qk_norm=qk_norm,
+        sliding_windows=sliding_windows or (None,) * num_layers,
+    )
+
+
+def num_hidden_layers(fields: Fields) -> int:
+    """The number of decoder layers."""
+    return fields.count("num_hidden_layers", MAX_LAYERS)
+
+
+def refuse_unsupported(fields: Fields, implemented: frozenset[str]) -> None:
+    """Raise ``UnsupportedModelError`` naming every key that would change the arithmetic."""
+    features = [
+        f"{key}={_describe(value)}"
+        for key, neutral in _NEUTRAL_VALUES.items()
+        if key not in implemented
+        and (value := fields.get(key)) is not None
+        and value not in neutral
+    ]
+    activation = fields.text("hidden_act", "silu")
+    if activation != "silu":
+        features.append(f"hidden_act={activation}")
+    if features:
+        raise unsupported(*features)
+
+
+def windows_by_layer_type(fields: Fields) -> tuple[int | None, ...]:
+    """The windows of the Qwen families, one per layer.
+
+    ``sliding_window`` counts only with ``use_sliding_window``. ``layer_types`` says which layers
+    slide; without it they are those from ``max_window_layers`` on.
+    """
+    num_layers = num_hidden_layers(fields)
+    window = (
+        fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096)
+        if fields.flag("use_sliding_window", default=False)
+        else None
+    )
+    layer_types = fields.texts("layer_types")
+    if not layer_types:
+        if window is None:
+            return (None,) * num_layers
+        first = fields.count("max_window_layers", MAX_LAYERS, 28, minimum=0)
+        return tuple(window if layer >= first else None for layer in range(num_layers))
+    if len(layer_types) != num_layers:
+        raise ModelFileError(
+            fields.path, f"layer_types has {len(layer_types)} entries for {num_layers} layers"
+        )
+    if unknown := sorted(set(layer_types) - {"full_attention", "sliding_attention"}):
+        raise unsupported(*(f"layer_types {name}" for name in unknown))
+    if window is None and "sliding_attention" in layer_types:
+        raise ModelFileError(
+            fields.path, "layer_types has sliding_attention, but use_sliding_window is not set"
+        )
+    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+
+
+def _read_rope(fields: Fields, max_context_tokens: int) -> RopeConfig:
+    """Rope from ``rope_scaling`` or, in newer files, ``rope_parameters``."""
+    rope = fields.section("rope_scaling") or fields.section("rope_parameters")
+    top_level_theta = fields.positive("rope_theta", _DEFAULT_THETA)
+    if rope is None:
+        return RopeConfig(theta=top_level_theta)
+    kind = rope.text("rope_type", rope.text("type", "default"))
+    if kind not in _ROPE_KEYS:
+        raise unsupported(f"rope scaling {kind}")
+    unknown = sorted(
+        key
+        for key, value in rope.values.items()
+        if value is not None and key not in _ROPE_KEYS[kind] | _COMMON_ROPE_KEYS
+    )
+    if unknown:
+        raise unsupported(*(f"{key} in rope scaling {kind}" for key in unknown))
+    if rope.positive("partial_rotary_factor", 1.0) != 1:
+        raise unsupported(f"partial_rotary_factor={rope.get('partial_rotary_factor')}")
+    theta = rope.positive("rope_theta", top_level_theta)
+    if kind == "linear":
+        return RopeConfig(theta=theta, scaling=RopeScaling.LINEAR, factor=rope.positive("factor"))
+    if kind == "llama3":
+        # A trained length outside the section wins over one inside; without either, transformers
+        # takes the model's whole context.
+        original = fields.count(
+            "original_max_position_embeddings",
+            MAX_CONTEXT_TOKENS,
+            rope.count("original_max_position_embeddings", MAX_CONTEXT_TOKENS, max_context_tokens),
+        )
+        low, high = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
+        if low >= high:
+            raise rope.error("low_freq_factor", "must be below high_freq_factor")
+        return RopeConfig(
+            theta=theta,
+            scaling=RopeScaling.LLAMA3,
+            factor=rope.positive("factor"),
+            low_freq_factor=low,
+            high_freq_factor=high,
+            original_context_tokens=original,
+        )
+    return RopeConfig(theta=theta)
+
+
+def _describe(value: object) -> str:
+    return type(value).__name__ if isinstance(value, Mapping) else str(value)

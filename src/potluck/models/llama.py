@@ -1,0 +1,50 @@
+"""Llama 1 to 3.3 (Touvron et al. 2023, Grattafiori et al. 2024), and what is built like it.
+
+GGUF files of Mistral models call themselves ``llama`` too; their sliding window, where the file
+names one, covers every layer.
+"""
+
+from __future__ import annotations
+
+from potluck.models import gguf, hugging_face
+from potluck.models.family import Family
+from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
+from potluck.types.model import ModelConfig
+from potluck.types.tensor import TensorSource
+
+
+def _from_hugging_face(fields: Fields) -> ModelConfig:
+    attention_bias = fields.flag("attention_bias", default=False)
+    return hugging_face.read_config(
+        fields,
+        family="llama",
+        implemented=frozenset({"attention_bias", "mlp_bias"}),
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=fields.flag("mlp_bias", default=False),
+    )
+
+
+def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    names = frozenset(source.names())
+    window = fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, 0, minimum=0)
+    return gguf.read_config(
+        fields,
+        source,
+        family="llama",
+        implemented=frozenset({"attention.sliding_window"}),
+        qkv_bias="blk.0.attn_q.bias" in names,
+        output_bias="blk.0.attn_output.bias" in names,
+        mlp_bias="blk.0.ffn_gate.bias" in names,
+        sliding_window=window or None,
+    )
+
+
+LLAMA = Family(
+    name="llama",
+    architecture="LlamaForCausalLM",
+    gguf_architecture="llama",
+    gguf_interleaves_heads=True,
+    from_hugging_face=_from_hugging_face,
+    from_gguf=_from_gguf,
+)

@@ -1,0 +1,37 @@
+"""Qwen 2 and 2.5 (Yang et al. 2024): biases on q, k and v; upper layers may slide."""
+
+from __future__ import annotations
+
+from potluck.models import gguf, hugging_face
+from potluck.models.family import Family
+from potluck.models.fields import Fields, unsupported
+from potluck.types.model import ModelConfig
+from potluck.types.tensor import TensorSource
+
+
+def _from_hugging_face(fields: Fields) -> ModelConfig:
+    # The family always has these biases; a file that says otherwise means another architecture.
+    if not fields.flag("attention_bias", default=True):
+        raise unsupported("attention_bias=False in the family qwen2")
+    return hugging_face.read_config(
+        fields,
+        family="qwen2",
+        implemented=hugging_face.WINDOW_KEYS | {"attention_bias"},
+        absent_kv_heads=32,
+        qkv_bias=True,
+        sliding_windows=hugging_face.windows_by_layer_type(fields),
+    )
+
+
+def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    return gguf.read_config(fields, source, family="qwen2", qkv_bias=True)
+
+
+QWEN2 = Family(
+    name="qwen2",
+    architecture="Qwen2ForCausalLM",
+    gguf_architecture="qwen2",
+    gguf_interleaves_heads=False,
+    from_hugging_face=_from_hugging_face,
+    from_gguf=_from_gguf,
+)

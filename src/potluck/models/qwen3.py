@@ -1,0 +1,38 @@
+"""Qwen 3, dense (Yang et al. 2025): RMS norms on every head of q and k; upper layers may slide."""
+
+from __future__ import annotations
+
+from potluck.models import gguf, hugging_face
+from potluck.models.family import Family
+from potluck.models.fields import Fields
+from potluck.types.model import ModelConfig
+from potluck.types.tensor import TensorSource
+
+
+def _from_hugging_face(fields: Fields) -> ModelConfig:
+    attention_bias = fields.flag("attention_bias", default=False)
+    return hugging_face.read_config(
+        fields,
+        family="qwen3",
+        implemented=hugging_face.WINDOW_KEYS | {"attention_bias"},
+        absent_kv_heads=32,
+        default_head_dim=128,
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        qk_norm=True,
+        sliding_windows=hugging_face.windows_by_layer_type(fields),
+    )
+
+
+def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    return gguf.read_config(fields, source, family="qwen3", qk_norm=True)
+
+
+QWEN3 = Family(
+    name="qwen3",
+    architecture="Qwen3ForCausalLM",
+    gguf_architecture="qwen3",
+    gguf_interleaves_heads=False,
+    from_hugging_face=_from_hugging_face,
+    from_gguf=_from_gguf,
+)

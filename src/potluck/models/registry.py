@@ -1,0 +1,107 @@
+"""The supported families, and the way from a model file to a configuration and to its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.models.family import Family
+from potluck.models.fields import Fields, unsupported
+from potluck.models.llama import LLAMA
+from potluck.models.mistral import MISTRAL
+from potluck.models.names import HEAD, FileKind, is_ignored, stored_name
+from potluck.models.program import weight_specs
+from potluck.models.qwen2 import QWEN2
+from potluck.models.qwen3 import QWEN3
+from potluck.types.model import ModelConfig
+from potluck.types.program import Program, Shard
+from potluck.types.tensor import StoredTensor, TensorSource
+
+FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3)
+
+
+def config_from_hugging_face(
+    config: Mapping[str, object], *, path: str = "config.json"
+) -> ModelConfig:
+    """What ``config.json`` says, ``path`` being what errors call it.
+
+    Raises ``UnsupportedModelError`` naming a family, or anything else that changes the arithmetic,
+    which is not supported, and ``ModelFileError`` naming the key that is missing or makes no sense.
+    """
+    fields = Fields(values=config, path=path)
+    architectures = fields.texts("architectures")
+    model_type = fields.text("model_type", "")
+    if not architectures and not model_type:
+        raise ModelFileError(path, "model_type is missing")
+    for family in FAMILIES:
+        if model_type in (family.name, "") and architectures in ((family.architecture,), ()):
+            return family.from_hugging_face(fields)
+    named = ", ".join((*architectures, *([f"model_type {model_type}"] if model_type else [])))
+    raise _unknown_family(named, (family.architecture for family in FAMILIES))
+
+
+def config_from_gguf(
+    metadata: Mapping[str, object], source: TensorSource, *, path: str
+) -> ModelConfig:
+    """What a GGUF file's metadata and its tensors say; ``source`` has them under the file's names.
+
+    The tensors tell the vocabulary's size, which biases there are, whether the head is tied, and
+    rope's frequency factors, which are read. Raises as ``config_from_hugging_face``.
+    """
+    architecture = Fields(values=metadata, path=path).text("general.architecture")
+    for family in FAMILIES:
+        if family.from_gguf is not None and family.gguf_architecture == architecture:
+            prefix = f"{architecture}."
+            values = {
+                key.removeprefix(prefix): value
+                for key, value in metadata.items()
+                if key.startswith(prefix)
+            }
+            return family.from_gguf(Fields(values=values, path=path, prefix=prefix), source)
+    known = (family.gguf_architecture for family in FAMILIES if family.gguf_architecture)
+    raise _unknown_family(architecture, known)
+
+
+def stored_tensors(
+    config: ModelConfig, program: Program, file_kind: FileKind
+) -> tuple[StoredTensor, ...]:
+    """Where a file of ``file_kind`` keeps every tensor that ``program`` reads, in its order."""
+    (family,) = (family for family in FAMILIES if family.name == config.family)
+    interleaved: dict[str, int] = {}
+    if file_kind is FileKind.GGUF and family.gguf_interleaves_heads:
+        interleaved = {"q": config.num_heads, "k": config.num_kv_heads}
+    return tuple(
+        StoredTensor(
+            canonical_name=weight.name,
+            stored_name=stored_name(weight.name, file_kind),
+            # "layers.0.attn.q.weight" and its bias: the last name but one.
+            interleaved_heads=interleaved.get(weight.name.split(".")[-2]),
+        )
+        for weight in program.weights
+    )
+
+
+def refuse_unread_tensors(config: ModelConfig, names: Iterable[str], file_kind: FileKind) -> None:
+    """Raise ``UnsupportedModelError`` if a file has tensors that no program of ``config`` reads.
+
+    Such a tensor (a bias that the configuration does not announce, say) means arithmetic that
+    would be left out. ``names`` are the file's own.
+    """
+    read = {
+        stored_name(weight.name, file_kind)
+        for weight in weight_specs(config, Shard.whole(config.num_layers))
+    }
+    if config.tied_head:
+        read.add(stored_name(HEAD, file_kind))  # a copy of the embedding, in some files
+    unread = sorted(name for name in names if name not in read and not is_ignored(name, file_kind))
+    if unread:
+        more = () if len(unread) <= 3 else (f"{len(unread) - 3} more tensors",)
+        raise unsupported(*(f"the tensor {name}" for name in unread[:3]), *more)
+
+
+def _unknown_family(named: str, known: Iterable[str]) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"models of the architecture {named} are not supported",
+        missing=(named,),
+        hint=f"supported are {', '.join(known)}",
+    )
