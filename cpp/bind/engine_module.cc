@@ -1,5 +1,6 @@
 // The thread pool, the stage and the sampler.
-#include <nanobind/nanobind.h>
+#include "bind/engine_module.h"
+
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -11,7 +12,6 @@
 #include <mutex>
 #include <utility>
 
-#include "bind/bind.h"
 #include "dispatch/table.h"
 #include "program/error.h"
 #include "program/sampler.h"
@@ -203,9 +203,6 @@ void bind_sampler(nb::module_& m) {
 }  // namespace
 
 void bind_engine(nb::module_& m) {
-  // The later registered is tried first, so the derived class comes last.
-  nb::exception<Error> error(m, "Error", PyExc_RuntimeError);
-  nb::exception<OutOfMemory>(m, "OutOfMemory", error);
   nb::class_<ThreadPool>(m, "ThreadPool")
       .def(nb::init<int>(), "num_threads"_a)
       .def_prop_ro("num_threads", &ThreadPool::num_threads);

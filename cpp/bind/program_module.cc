@@ -1,5 +1,6 @@
 // Programs: one class per op, and the checked whole.
-#include <nanobind/nanobind.h>
+#include "bind/program_module.h"
+
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -10,7 +11,6 @@
 #include <memory>
 #include <utility>
 
-#include "bind/bind.h"
 #include "program/error.h"
 #include "program/program.h"
 
@@ -59,6 +59,9 @@ RopeTable copy_rope(const Table& cos, const Table& sin, int64_t context_tokens) 
 }  // namespace
 
 void bind_program(nb::module_& m) {
+  // The later registered is tried first, so the derived class comes last.
+  const nb::exception<Error> error(m, "Error", PyExc_RuntimeError);
+  nb::exception<OutOfMemory>(m, "OutOfMemory", error);
   bind_ops(m);
   nb::class_<Register>(m, "Register")
       .def(nb::init<std::string, int64_t>(), nb::kw_only(), "name"_a, "width"_a);

@@ -35,14 +35,16 @@ void check_slice(const Slice& slice, const BatchLimits& limits) {
                       std::to_string(limits.vocab_size));
     }
   }
-  if (static_cast<int64_t>(slice.block_table.size()) < blocks_for(end_position(slice))) {
+  if (!limits.num_blocks) return;
+  const int64_t num_needed = blocks_for(end_position(slice));
+  if (static_cast<int64_t>(slice.block_table.size()) < num_needed) {
     fail(slice, "a block table of " + std::to_string(slice.block_table.size()) +
                     " blocks does not reach position " + std::to_string(end_position(slice) - 1));
   }
-  for (const int64_t block : slice.block_table) {
-    if (block < 0 || block >= limits.num_blocks) {
-      fail(slice, "there is no cache block " + std::to_string(block) + " (there are " +
-                      std::to_string(limits.num_blocks) + ")");
+  for (int64_t i = 0; i < num_needed; ++i) {
+    if (slice.block_table[i] < 0 || slice.block_table[i] >= *limits.num_blocks) {
+      fail(slice, "there is no cache block " + std::to_string(slice.block_table[i]) +
+                      " (there are " + std::to_string(*limits.num_blocks) + ")");
     }
   }
 }
@@ -74,19 +76,23 @@ Batch::Batch(const std::vector<Slice>& slices, const BatchLimits& limits) {
     check_slice(slice, limits);
     if (!sequences.insert(slice.sequence_id).second) fail(slice, "it appears twice in one step");
     num_tokens += slice.tokens.size();
-    num_blocks += slice.block_table.size();
+    if (limits.num_blocks) num_blocks += static_cast<size_t>(blocks_for(end_position(slice)));
   }
   if (num_tokens > static_cast<size_t>(limits.max_tokens)) {
     throw Error("a step of " + std::to_string(num_tokens) + " tokens is more than the " +
                 std::to_string(limits.max_tokens) + " that the stage was made for");
   }
-  check_sharing(slices);
+  if (limits.num_blocks) check_sharing(slices);
 
   rows_.reserve(num_tokens);
   blocks_.reserve(num_blocks);  // never grows: rows point into it
   for (const Slice& slice : slices) {
     const int32_t* table = blocks_.data() + blocks_.size();
-    for (const int64_t block : slice.block_table) blocks_.push_back(static_cast<int32_t>(block));
+    if (limits.num_blocks) {
+      for (int64_t i = 0; i < blocks_for(end_position(slice)); ++i) {
+        blocks_.push_back(static_cast<int32_t>(slice.block_table[i]));
+      }
+    }
     int64_t position = slice.start_position;
     for (const int64_t token : slice.tokens) rows_.push_back({token, position++, table});
     if (slice.sample) {

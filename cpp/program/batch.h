@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "program/program.h"
@@ -20,7 +21,7 @@ struct Slice {
 // What a stage can take in one step.
 struct BatchLimits {
   int64_t max_tokens;
-  int64_t num_blocks;
+  std::optional<int64_t> num_blocks;  // none: without caches block tables do not matter
   int64_t context_tokens;
   int64_t vocab_size;
 };

@@ -149,7 +149,8 @@ std::vector<SampledToken> Sampler::sample(const WantedRow* first, const WantedRo
     sequences.push_back(&found->second);
     sampled.push_back({wanted->sequence_id, wanted->next_position, -1, std::nullopt, {}});
     // Here and not in the parallel loop, which must not throw.
-    sampled.back().top.resize(static_cast<size_t>(found->second.params.top_logprobs));
+    const SamplingParams& params = found->second.params;
+    if (params.logprobs) sampled.back().top.resize(static_cast<size_t>(params.top_logprobs));
   }
   // One per row, for threads to write to at once (which vector<bool> would not allow).
   std::vector<uint8_t> finite(sampled.size());
@@ -191,7 +192,8 @@ void Sampler::sample_one(const float* logits, const Sequence& sequence, const Sc
       float& logit = scratch.adjusted[token];
       logit = logit > 0.0f ? logit / params.repetition_penalty : logit * params.repetition_penalty;
       if (count > 0) {
-        logit -= static_cast<float>(count) * params.frequency_penalty + params.presence_penalty;
+        logit -= params.frequency_penalty * static_cast<float>(count);
+        logit -= params.presence_penalty;
       }
       logit = bounded(logit);
     }
@@ -201,7 +203,7 @@ void Sampler::sample_one(const float* logits, const Sequence& sequence, const Sc
   }
   out.token = params.temperature == 0.0f ? argmax(adjusted, vocab_size_)
                                          : draw(adjusted, sequence, out.position, scratch);
-  if (params.logprobs || params.top_logprobs > 0) add_logprobs(logits, sequence, scratch, out);
+  if (params.logprobs) add_logprobs(logits, sequence, scratch, out);
 }
 
 int64_t Sampler::draw(const float* adjusted, const Sequence& sequence, int64_t position,
@@ -258,7 +260,7 @@ void Sampler::add_logprobs(const float* logits, const Sequence& sequence, const 
   // In double and rounded once: the C library's logf may differ from machine to machine.
   const float log_sum = static_cast<float>(std::log(static_cast<double>(sum)));
   const auto logprob = [&](int64_t token) { return (logits[token] - largest) - log_sum; };
-  if (sequence.params.logprobs) out.logprob = logprob(out.token);
+  out.logprob = logprob(out.token);
   Candidates candidates(logits, vocab_size_, scratch.order);
   candidates.sort_prefix(sequence.params.top_logprobs);
   for (size_t rank = 0; rank < out.top.size(); ++rank) {

@@ -26,7 +26,9 @@ BatchLimits make_limits(const Program& program, int64_t num_blocks, int64_t max_
                 ", and must be from 1 to 2^20");
   }
   const ProgramSpec& spec = program.spec();
-  return {max_step_tokens, num_blocks, spec.context_tokens, spec.vocab_size};
+  return {max_step_tokens,
+          spec.caches.empty() ? std::nullopt : std::optional<int64_t>(num_blocks),
+          spec.context_tokens, spec.vocab_size};
 }
 
 void check_shape(const char* what, int64_t rows, int64_t columns, int64_t wanted_rows,
