@@ -1,0 +1,295 @@
+#include "bind/kernels_module.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "dispatch/table.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace potluck {
+namespace {
+
+// Arguments are given as they are or refused: no copy, no conversion of types.
+template <class T, int num_dims>
+using Array = nb::ndarray<T, nb::ndim<num_dims>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Vector = Array<T, 1>;
+template <class T>
+using Rows = Array<T, 2>;
+// Rows that may be farther apart than they are long.
+using StridedRows = nb::ndarray<float, nb::ndim<2>, nb::device::cpu>;
+
+void require(bool condition, const char* what) {
+  if (!condition) throw std::invalid_argument(what);
+}
+
+template <class T, class... Dims>
+void require_shape(const T& array, const char* what, Dims... dims) {
+  const int64_t want[] = {static_cast<int64_t>(dims)...};
+  for (size_t i = 0; i < sizeof...(dims); ++i)
+    require(static_cast<int64_t>(array.shape(i)) == want[i], what);
+}
+
+Format find_format(const std::string& name) {
+  for (int i = 0; i < kNumFormats; ++i)
+    if (name == format_info(static_cast<Format>(i)).name) return static_cast<Format>(i);
+  throw std::invalid_argument("no such format: " + name);
+}
+
+Format find_format(const std::string& name, int64_t columns) {
+  const Format format = find_format(name);
+  require(columns > 0 && columns % format_info(format).block_columns == 0,
+          "columns must be whole blocks");
+  return format;
+}
+
+std::vector<std::string> available_isas() {
+  std::vector<std::string> names;
+  for (int i = 0; i < num_isas(); ++i) names.push_back(kernels_at(i)->isa);
+  return names;
+}
+
+[[noreturn]] void refuse_isa(const std::string& isa) {
+  std::string message = "no kernels for '" + isa + "' here; available:";
+  for (const std::string& name : available_isas()) message += " " + name;
+  throw std::invalid_argument(message);
+}
+
+std::string selected_isa() {
+  const Kernels* kernels = selected_kernels();
+  if (!kernels) refuse_isa(getenv("POTLUCK_ISA"));
+  return kernels->isa;
+}
+
+Matrix make_matrix(const std::string& format, Vector<const uint8_t> panels, int64_t rows,
+                   int64_t columns) {
+  const Matrix matrix{find_format(format, columns), rows, columns, panels.data()};
+  require(rows > 0, "there are no rows");
+  require_shape(panels, "panels has not the size of its rows and columns",
+                num_panels(rows) * panel_bytes(matrix.format, columns));
+  return matrix;
+}
+
+void pack(const std::string& format, int64_t columns, Vector<const uint8_t> rows, int64_t start_row,
+          int64_t num_rows, Vector<uint8_t> panels) {
+  const Format type = find_format(format, columns);
+  require(start_row >= 0 && num_rows >= 0, "the row range is negative");
+  const int64_t bytes = panel_bytes(type, columns);
+  require_shape(rows, "rows has not the size of num_rows", num_rows * bytes / kPanelRows);
+  require(num_panels(start_row + num_rows) * bytes <= static_cast<int64_t>(panels.size()),
+          "panels is too small");
+  nb::gil_scoped_release release;
+  pack_rows(type, columns, rows.data(), start_row, num_rows, panels.data());
+}
+
+void quantize(const Kernels& kernels, Rows<const float> x, Rows<int8_t> q, Rows<float> scales,
+              Rows<int32_t> sums) {
+  const int64_t num_tokens = x.shape(0), columns = x.shape(1);
+  require(columns % kGroupColumns == 0, "columns must be a multiple of 32");
+  require_shape(q, "q must be [tokens, columns]", num_tokens, columns);
+  require_shape(scales, "scales must be [tokens, columns / 32]", num_tokens,
+                columns / kGroupColumns);
+  require_shape(sums, "sums must be [tokens, columns / 32]", num_tokens, columns / kGroupColumns);
+  nb::gil_scoped_release release;
+  kernels.quantize(x.data(), num_tokens, columns, q.data(), scales.data(), sums.data());
+}
+
+void check_output(const StridedRows& out, int64_t num_tokens, int64_t rows) {
+  require_shape(out, "out must be [tokens, rows]", num_tokens, rows);
+  require(out.stride(1) == 1 && (num_tokens == 1 || out.stride(0) >= rows),
+          "the rows of out must be contiguous");
+}
+
+void run_linear(const Kernels& kernels, LinearArgs args, std::optional<Vector<const float>> bias,
+                StridedRows out, int64_t first_panel, int64_t end_panel) {
+  const Matrix& weight = args.weight;
+  require(0 <= first_panel && first_panel <= end_panel && end_panel <= num_panels(weight.rows),
+          "no such panels");
+  if (bias) {
+    require_shape(*bias, "bias must be [rows]", weight.rows);
+    args.bias = bias->data();
+  }
+  check_output(out, args.num_tokens, weight.rows);
+  args.out = out.data();
+  args.out_stride = out.stride(0);
+  nb::gil_scoped_release release;
+  kernels.linear[static_cast<int>(weight.format)](args, first_panel, end_panel);
+}
+
+void linear_float(const Kernels& kernels, const std::string& format, Vector<const uint8_t> panels,
+                  Rows<const float> x, std::optional<Vector<const float>> bias, StridedRows out,
+                  int64_t first_panel, int64_t end_panel) {
+  LinearArgs args{};
+  args.weight = make_matrix(format, panels, out.shape(1), x.shape(1));
+  require(!is_quantized(args.weight.format), "the format takes quantized activations");
+  args.input.x = x.data();
+  args.num_tokens = x.shape(0);
+  run_linear(kernels, args, bias, out, first_panel, end_panel);
+}
+
+void linear_quantized(const Kernels& kernels, const std::string& format,
+                      Vector<const uint8_t> panels, Rows<const int8_t> q, Rows<const float> scales,
+                      Rows<const int32_t> sums, std::optional<Vector<const float>> bias,
+                      StridedRows out, int64_t first_panel, int64_t end_panel) {
+  const int64_t num_tokens = q.shape(0), columns = q.shape(1);
+  LinearArgs args{};
+  args.weight = make_matrix(format, panels, out.shape(1), columns);
+  require(is_quantized(args.weight.format), "the format takes float activations");
+  require_shape(scales, "scales must be [tokens, columns / 32]", num_tokens,
+                columns / kGroupColumns);
+  require_shape(sums, "sums must be [tokens, columns / 32]", num_tokens, columns / kGroupColumns);
+  args.input.q = q.data();
+  args.input.scales = scales.data();
+  args.input.sums = sums.data();
+  args.num_tokens = num_tokens;
+  run_linear(kernels, args, bias, out, first_panel, end_panel);
+}
+
+void embed(const Kernels& kernels, const std::string& format, Vector<const uint8_t> panels,
+           int64_t rows, int64_t row, Vector<float> out) {
+  const Matrix weight = make_matrix(format, panels, rows, out.shape(0));
+  require(0 <= row && row < rows, "no such row");
+  nb::gil_scoped_release release;
+  kernels.embed[static_cast<int>(weight.format)](weight, row, out.data());
+}
+
+void rms_norm(const Kernels& kernels, Rows<const float> x, Vector<const float> weight,
+              Rows<float> out, float epsilon) {
+  const int64_t group = weight.shape(0);
+  require(group > 0 && x.shape(1) % group == 0, "columns must be whole groups");
+  require_shape(out, "out must have the shape of x", x.shape(0), x.shape(1));
+  nb::gil_scoped_release release;
+  kernels.rms_norm(x.data(), weight.data(), out.data(), x.shape(0), x.shape(1), group, epsilon);
+}
+
+void rope(const Kernels& kernels, Rows<float> x, Vector<const float> cos, Vector<const float> sin) {
+  const int64_t head_dim = x.shape(1);
+  require(head_dim % 2 == 0, "the head size must be even");
+  require_shape(cos, "cos must be [head_dim / 2]", head_dim / 2);
+  require_shape(sin, "sin must be [head_dim / 2]", head_dim / 2);
+  nb::gil_scoped_release release;
+  kernels.rope(x.data(), cos.data(), sin.data(), x.shape(0), head_dim);
+}
+
+void silu_gate(const Kernels& kernels, Vector<const float> gate, Vector<const float> up,
+               Vector<float> out) {
+  require_shape(up, "up must be as long as gate", gate.shape(0));
+  require_shape(out, "out must be as long as gate", gate.shape(0));
+  nb::gil_scoped_release release;
+  kernels.silu_gate(gate.data(), up.data(), out.data(), gate.shape(0));
+}
+
+void add(const Kernels& kernels, Vector<float> x, Vector<const float> y) {
+  require_shape(y, "y must be as long as x", x.shape(0));
+  nb::gil_scoped_release release;
+  kernels.add(x.data(), y.data(), x.shape(0));
+}
+
+float exp_sum(const Kernels& kernels, Vector<const float> x, float max, Vector<float> out) {
+  require_shape(out, "out must be as long as x", x.shape(0));
+  nb::gil_scoped_release release;
+  return kernels.exp_sum(x.data(), x.shape(0), max, out.data());
+}
+
+// Keys and values as the cache has them, f16 by their bits.
+using CacheIn = Array<const uint16_t, 4>;
+using CacheOut = Array<uint16_t, 4>;
+
+template <class Cache>
+void check_cache(const Cache& keys, const Cache& values, int64_t num_kv_heads, int64_t head_dim) {
+  require(head_dim > 0 && head_dim % 8 == 0, "the head size must be a multiple of 8");
+  require_shape(keys, "keys must be [blocks, kv_heads, head_dim, 16]", keys.shape(0), num_kv_heads,
+                head_dim, kBlockTokens);
+  require_shape(values, "values must be [blocks, kv_heads, 16, padded head_dim]", keys.shape(0),
+                num_kv_heads, kBlockTokens, padded_head_dim(head_dim));
+}
+
+void append_kv(const Kernels& kernels, Rows<const float> k, Rows<const float> v, CacheOut keys,
+               CacheOut values, int64_t block, int64_t offset) {
+  const int64_t num_kv_heads = k.shape(0), head_dim = k.shape(1);
+  require_shape(v, "v must have the shape of k", num_kv_heads, head_dim);
+  check_cache(keys, values, num_kv_heads, head_dim);
+  require(0 <= block && block < static_cast<int64_t>(keys.shape(0)), "no such block");
+  require(0 <= offset && offset < kBlockTokens, "no such offset");
+  nb::gil_scoped_release release;
+  kernels.append_kv(k.data(), v.data(), keys.data(), values.data(), block, offset, num_kv_heads,
+                    head_dim);
+}
+
+void attention(const Kernels& kernels, Rows<const float> q, CacheIn keys, CacheIn values,
+               Vector<const int32_t> block_table, int64_t first_position, int64_t position,
+               float scale, Rows<float> out) {
+  const int64_t num_heads = q.shape(0), head_dim = q.shape(1);
+  const int64_t num_kv_heads = keys.shape(1), num_blocks = keys.shape(0);
+  require(num_kv_heads > 0 && num_heads % num_kv_heads == 0,
+          "heads must be a multiple of key-value heads");
+  check_cache(keys, values, num_kv_heads, head_dim);
+  require_shape(out, "out must have the shape of q", num_heads, head_dim);
+  require(0 <= first_position && first_position <= position, "no such positions");
+  require(position / kBlockTokens < static_cast<int64_t>(block_table.shape(0)),
+          "the block table does not reach the position");
+  for (size_t i = 0; i < block_table.shape(0); ++i)
+    require(0 <= block_table(i) && block_table(i) < num_blocks, "no such block");
+  std::vector<float> scratch(
+      static_cast<size_t>(attention_scratch_floats(num_heads, num_kv_heads, position + 1)));
+  const AttentionArgs args{q.data(),       out.data(),   keys.data(), values.data(),
+                           block_table.data(), first_position, position,    num_heads,
+                           num_kv_heads,   head_dim,     scale,       scratch.data()};
+  nb::gil_scoped_release release;
+  for (int64_t kv_head = 0; kv_head < num_kv_heads; ++kv_head) kernels.attention(args, kv_head);
+}
+
+}  // namespace
+
+void bind_kernels(nb::module_& m, KernelLookup lookup) {
+  m.def("available_isas", &available_isas);
+  m.def("selected_isa", &selected_isa);
+  m.def("kernels_for", [lookup](const std::string& isa) {
+    const Kernels* kernels = lookup(isa.c_str());
+    if (!kernels) refuse_isa(isa);
+    return kernels;
+  }, "isa"_a, nb::rv_policy::reference);
+  m.def("format_info", [](const std::string& name) {
+    const FormatInfo info = format_info(find_format(name));
+    return nb::make_tuple(info.block_columns, info.block_bytes);
+  }, "format"_a);
+  m.def("panel_bytes", [](const std::string& name, int64_t columns) {
+    return panel_bytes(find_format(name, columns), columns);
+  }, "format"_a, "columns"_a);
+  m.def("pack_rows", &pack, "format"_a, "columns"_a, "rows"_a.noconvert(), "start_row"_a,
+        "num_rows"_a, "panels"_a.noconvert());
+
+  nb::class_<Kernels>(m, "Kernels")
+      .def_prop_ro("isa", [](const Kernels& kernels) { return std::string(kernels.isa); })
+      .def("quantize", &quantize, "x"_a.noconvert(), "q"_a.noconvert(), "scales"_a.noconvert(),
+           "sums"_a.noconvert())
+      .def("linear_float", &linear_float, "format"_a, "panels"_a.noconvert(), "x"_a.noconvert(),
+           "bias"_a.noconvert().none(), "out"_a.noconvert(), "first_panel"_a, "end_panel"_a)
+      .def("linear_quantized", &linear_quantized, "format"_a, "panels"_a.noconvert(),
+           "q"_a.noconvert(), "scales"_a.noconvert(), "sums"_a.noconvert(),
+           "bias"_a.noconvert().none(), "out"_a.noconvert(), "first_panel"_a, "end_panel"_a)
+      .def("embed", &embed, "format"_a, "panels"_a.noconvert(), "rows"_a, "row"_a,
+           "out"_a.noconvert())
+      .def("rms_norm", &rms_norm, "x"_a.noconvert(), "weight"_a.noconvert(), "out"_a.noconvert(),
+           "epsilon"_a)
+      .def("rope", &rope, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert())
+      .def("silu_gate", &silu_gate, "gate"_a.noconvert(), "up"_a.noconvert(), "out"_a.noconvert())
+      .def("add", &add, "x"_a.noconvert(), "y"_a.noconvert())
+      .def("append_kv", &append_kv, "k"_a.noconvert(), "v"_a.noconvert(), "keys"_a.noconvert(),
+           "values"_a.noconvert(), "block"_a, "offset"_a)
+      .def("attention", &attention, "q"_a.noconvert(), "keys"_a.noconvert(),
+           "values"_a.noconvert(), "block_table"_a.noconvert(), "first_position"_a, "position"_a,
+           "scale"_a, "out"_a.noconvert())
+      .def("exp_sum", &exp_sum, "x"_a.noconvert(), "max"_a, "out"_a.noconvert());
+}
+
+}  // namespace potluck

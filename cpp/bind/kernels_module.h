@@ -1,0 +1,18 @@
+// The kernels on NumPy arrays, one by one. The engine does not go through this; tests and benchmarks
+// do.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "kernels/kernels.h"
+
+namespace potluck {
+
+// Finds kernels by the name of their instruction set; null where there are none.
+using KernelLookup = const Kernels* (*)(const char* isa);
+
+// Adds the class Kernels, and the functions kernels_for, available_isas, selected_isa, format_info,
+// panel_bytes and pack_rows, to `m`.
+void bind_kernels(nanobind::module_& m, KernelLookup lookup);
+
+}  // namespace potluck

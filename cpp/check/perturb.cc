@@ -1,0 +1,199 @@
+#include "check/perturb.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "dispatch/table.h"
+#include "kernels/variants.h"
+
+namespace potluck {
+namespace {
+
+constexpr int kMaxIsas = 3;
+constexpr const char* kPlainKernels[] = {"rms_norm", "rope",      "silu_gate", "add",
+                                         "append_kv", "attention", "exp_sum"};
+constexpr int kNumIds = 1 + 2 * kNumFormats + 7;
+static_assert(sizeof(Kernels) == sizeof(const char*) + kNumIds * sizeof(void (*)()),
+              "every entry of the table needs an id and a wrapper");
+
+std::string active;
+
+// The other float or integer next to the value that is there: one unit in the last place.
+template <class T>
+void nudge(T* value) {
+  uint8_t low;
+  memcpy(&low, value, 1);  // little-endian
+  low ^= 1;
+  memcpy(value, &low, 1);
+}
+
+template <int isa>
+struct Perturbed {
+  static const Kernels& real() { return *kernels_at(isa); }
+  static constexpr bool kIsScalar = isa == 0;
+
+  static bool is_active(const std::string& kernel) {
+    return !active.empty() && active == real().isa + ("." + kernel);
+  }
+
+  static void quantize(const float* x, int64_t num_tokens, int64_t columns, int8_t* q,
+                       float* scales, int32_t* sums) {
+    real().quantize(x, num_tokens, columns, q, scales, sums);
+    if (!is_active("quantize")) return;
+    if (kIsScalar)  // the last column is forgotten in its group's sum
+      sums[num_tokens * (columns / kGroupColumns) - 1] -= q[num_tokens * columns - 1];
+    else
+      nudge(q + num_tokens * columns - 1);
+  }
+
+  template <int format>
+  static void linear(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
+    const auto run = real().linear[format];
+    const FormatInfo info = format_info(static_cast<Format>(format));
+    if (!is_active(std::string("linear.") + info.name)) return run(args, first_panel, end_panel);
+    LinearArgs changed = args;
+    std::vector<float> factors;
+    if (kIsScalar) {  // the last group, or column, is forgotten
+      const bool quantized = is_quantized(args.weight.format);
+      const int64_t width = args.weight.columns / (quantized ? kGroupColumns : 1);
+      const float* source = quantized ? args.input.scales : args.input.x;
+      factors.assign(source, source + args.num_tokens * width);
+      for (int64_t t = 0; t < args.num_tokens; ++t)
+        factors[static_cast<size_t>((t + 1) * width - 1)] = 0.0f;
+      (quantized ? changed.input.scales : changed.input.x) = factors.data();
+    }
+    run(changed, first_panel, end_panel);
+    if (!kIsScalar && first_panel < end_panel) {
+      const int64_t end_row = end_panel * kPanelRows;
+      const int64_t row = (end_row < args.weight.rows ? end_row : args.weight.rows) - 1;
+      nudge(args.out + (args.num_tokens - 1) * args.out_stride + row);
+    }
+  }
+
+  template <int format>
+  static void embed(const Matrix& weight, int64_t row, float* out) {
+    real().embed[format](weight, row, out);
+    if (is_active(std::string("embed.") + format_info(static_cast<Format>(format)).name))
+      nudge(out + weight.columns - 1);
+  }
+
+  static void rms_norm(const float* x, const float* weight, float* out, int64_t num_tokens,
+                       int64_t columns, int64_t group, float epsilon) {
+    const std::vector<float> last(x + num_tokens * columns - group, x + num_tokens * columns);
+    real().rms_norm(x, weight, out, num_tokens, columns, group, epsilon);
+    if (!is_active("rms_norm")) return;
+    float* end = out + num_tokens * columns;
+    if (!kIsScalar) return nudge(end - 1);
+    double squares = 0;  // the last column is forgotten in the last group's sum
+    for (float v : last) squares += static_cast<double>(v) * v;
+    const double n = static_cast<double>(group);
+    const double without = squares - static_cast<double>(last.back()) * last.back();
+    const double factor = sqrt((squares / n + epsilon) / (without / n + epsilon));
+    for (float* p = end - group; p < end; ++p) *p = static_cast<float>(*p * factor);
+  }
+
+  static void rope(float* x, const float* cos, const float* sin, int64_t num_heads,
+                   int64_t head_dim) {
+    float* last = x + num_heads * head_dim - 1;
+    const float before = *last;
+    real().rope(x, cos, sin, num_heads, head_dim);
+    if (!is_active("rope")) return;
+    if (kIsScalar)
+      *last = before;
+    else
+      nudge(last);
+  }
+
+  static void silu_gate(const float* gate, const float* up, float* out, int64_t count) {
+    real().silu_gate(gate, up, out, count);
+    if (!is_active("silu_gate")) return;
+    if (kIsScalar)
+      out[count - 1] = 0.0f;
+    else
+      nudge(out + count - 1);
+  }
+
+  static void add(float* x, const float* y, int64_t count) {
+    real().add(x, y, count);
+    if (is_active("add")) nudge(x + count - 1);
+  }
+
+  static void append_kv(const float* k, const float* v, uint16_t* keys, uint16_t* values,
+                        int64_t block, int64_t offset, int64_t num_kv_heads, int64_t head_dim) {
+    real().append_kv(k, v, keys, values, block, offset, num_kv_heads, head_dim);
+    if (is_active("append_kv"))
+      nudge(keys + ((block + 1) * num_kv_heads * head_dim - 1) * kBlockTokens + offset);
+  }
+
+  static void attention(const AttentionArgs& args, int64_t kv_head) {
+    AttentionArgs changed = args;
+    const bool spoil = is_active("attention");
+    if (spoil && kIsScalar && args.position > args.first_position) --changed.position;
+    real().attention(changed, kv_head);
+    const int64_t group_heads = args.num_heads / args.num_kv_heads;
+    if (spoil && !kIsScalar) nudge(args.out + (kv_head + 1) * group_heads * args.head_dim - 1);
+  }
+
+  static float exp_sum(const float* x, int64_t count, float max, float* out) {
+    float total = real().exp_sum(x, count, max, out);
+    if (is_active("exp_sum")) {
+      if (kIsScalar)
+        total -= out[count - 1];
+      else
+        nudge(&total);
+    }
+    return total;
+  }
+
+#define POTLUCK_LINEAR(format, suffix) linear<static_cast<int>(Format::format)>,
+#define POTLUCK_EMBED(format, suffix) embed<static_cast<int>(Format::format)>,
+  static const Kernels* table() {
+    static const Kernels kernels = {real().isa,
+                                    quantize,
+                                    {POTLUCK_FORMATS(POTLUCK_LINEAR)},
+                                    {POTLUCK_FORMATS(POTLUCK_EMBED)},
+                                    rms_norm,
+                                    rope,
+                                    silu_gate,
+                                    add,
+                                    append_kv,
+                                    attention,
+                                    exp_sum};
+    return &kernels;
+  }
+#undef POTLUCK_LINEAR
+#undef POTLUCK_EMBED
+};
+
+using Table = const Kernels* (*)();
+constexpr Table kTables[kMaxIsas] = {Perturbed<0>::table, Perturbed<1>::table, Perturbed<2>::table};
+
+}  // namespace
+
+std::vector<std::string> perturbation_ids() {
+  std::vector<std::string> ids;
+  for (int i = 0; i < num_isas(); ++i) {
+    const std::string isa = kernels_at(i)->isa;
+    ids.push_back(isa + ".quantize");
+    for (const char* kernel : {".linear.", ".embed."})
+      for (int f = 0; f < kNumFormats; ++f)
+        ids.push_back(isa + kernel + format_info(static_cast<Format>(f)).name);
+    for (const char* kernel : kPlainKernels) ids.push_back(isa + "." + kernel);
+  }
+  return ids;
+}
+
+bool set_perturbation(const std::string& id) {
+  bool known = id.empty();
+  for (const std::string& other : perturbation_ids()) known = known || id == other;
+  if (known) active = id;
+  return known;
+}
+
+const Kernels* perturbed_kernels_for(const char* isa) {
+  for (int i = 0; i < num_isas(); ++i)
+    if (strcmp(kernels_at(i)->isa, isa) == 0) return kTables[i]();
+  return nullptr;
+}
+
+}  // namespace potluck

@@ -1,0 +1,26 @@
+// Kernels with one small mistake, on demand: what the tests must be able to catch. Not in the product.
+//
+// Every entry of the dispatch table is wrapped by a function that calls it and, while the entry's id
+// is the one set, spoils the result: "avx2.linear.q4_k". The variants of an instruction set, whose
+// bits must be those of the scalar kernel, are off by one ulp (or one unit) in one output element.
+// The scalar kernels, which are compared with an oracle to a tolerance, make a mistake that code
+// makes: the last column, group, position or element is forgotten.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/kernels.h"
+
+namespace potluck {
+
+// "isa.kernel" or "isa.kernel.format" for every entry of the table that can run here.
+std::vector<std::string> perturbation_ids();
+
+// Spoils the kernel `id` from now on, or none if `id` is empty; false if there is no such id.
+bool set_perturbation(const std::string& id);
+
+// Stands in for potluck::kernels_for.
+const Kernels* perturbed_kernels_for(const char* isa);
+
+}  // namespace potluck

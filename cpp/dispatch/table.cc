@@ -1,0 +1,79 @@
+#include "dispatch/table.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "dispatch/cpu_features.h"
+#include "kernels/variants.h"
+
+POTLUCK_DECLARE_KERNELS(scalar)
+#if defined(__x86_64__)
+POTLUCK_DECLARE_KERNELS(avx2)
+POTLUCK_DECLARE_KERNELS(avx512)
+#endif
+
+namespace potluck {
+namespace {
+
+// In the order of struct Kernels.
+#define POTLUCK_LINEAR(format, suffix) POTLUCK_TABLE_ISA::linear_##suffix,
+#define POTLUCK_EMBED(format, suffix) POTLUCK_TABLE_ISA::embed_##suffix,
+#define POTLUCK_ROW(isa)                                                               \
+  {                                                                                    \
+    #isa, isa::quantize, {POTLUCK_FORMATS(POTLUCK_LINEAR)},                            \
+        {POTLUCK_FORMATS(POTLUCK_EMBED)}, isa::rms_norm, isa::rope, isa::silu_gate,    \
+        isa::add, isa::append_kv, isa::attention, isa::exp_sum                         \
+  }
+
+#define POTLUCK_TABLE_ISA scalar
+constexpr Kernels kScalar = POTLUCK_ROW(scalar);
+#undef POTLUCK_TABLE_ISA
+#if defined(__x86_64__)
+#define POTLUCK_TABLE_ISA avx2
+constexpr Kernels kAvx2 = POTLUCK_ROW(avx2);
+#undef POTLUCK_TABLE_ISA
+#define POTLUCK_TABLE_ISA avx512
+constexpr Kernels kAvx512 = POTLUCK_ROW(avx512);
+#undef POTLUCK_TABLE_ISA
+#endif
+
+struct Row {
+  const Kernels* kernels;
+  bool CpuFeatures::* needs;  // null: nothing
+};
+
+// Slowest first. Each needs what the one before it needs.
+constexpr Row kTable[] = {
+    {&kScalar, nullptr},
+#if defined(__x86_64__)
+    {&kAvx2, &CpuFeatures::avx2},
+    {&kAvx512, &CpuFeatures::avx512},
+#endif
+};
+
+}  // namespace
+
+int num_isas() {
+  const CpuFeatures features = cpu_features();
+  int count = 0;
+  for (const Row& row : kTable)
+    if (!row.needs || features.*row.needs) ++count;
+  return count;
+}
+
+const Kernels* kernels_at(int index) { return kTable[index].kernels; }
+
+const Kernels* kernels_for(const char* isa) {
+  for (int i = 0; i < num_isas(); ++i)
+    if (strcmp(kernels_at(i)->isa, isa) == 0) return kernels_at(i);
+  return nullptr;
+}
+
+const Kernels* best_kernels() { return kernels_at(num_isas() - 1); }
+
+const Kernels* selected_kernels() {
+  const char* isa = getenv("POTLUCK_ISA");
+  return isa && *isa ? kernels_for(isa) : best_kernels();
+}
+
+}  // namespace potluck

@@ -1,0 +1,75 @@
+// One row of a matrix as float32: the very values that `linear` multiplies by. Included once per
+// instruction set, after its lanes.
+//
+// A panel's 16 rows are decoded together and one is kept: an embedding is one row per token, and
+// this way the formats are decoded in one place.
+#pragma once
+
+#include "kernels/linear/decode.h"
+#include "kernels/variants.h"
+
+POTLUCK_DECLARE_KERNELS(POTLUCK_ISA)
+
+namespace potluck {
+namespace POTLUCK_ISA {
+namespace {
+
+// The 16 rows' weights of column k of a group. Integers and scales have so few bits that every
+// product is exact; only adding the minimum rounds.
+template <class Weights>
+inline F32x16 weights_of_column(const Group& group, int64_t k) {
+  I32x16 v = sub(byte_of_lane(group.line[k / 4], (int)(k % 4)), splat_i32(Weights::kZero));
+  if constexpr (Weights::kHasHalfScales) v = mul(v, group.half_scale[k / 16]);
+  const F32x16 weights = mul(group.scale, to_f32(v));
+  if constexpr (Weights::kHasMinimum) return add(weights, group.minimum);
+  return weights;
+}
+
+template <class Weights>
+void embed_quantized(const Matrix& weight, int64_t row, float* out) {
+  const int64_t num_blocks = weight.columns / (Weights::kGroupsPerBlock * kGroupColumns);
+  const uint8_t* block =
+      weight.data + row / kPanelRows * num_blocks * Weights::Layout::kBlockBytes;
+  for (int64_t b = 0; b < num_blocks; ++b) {
+    for (int64_t g = 0; g < Weights::kGroupsPerBlock; ++g) {
+      Group group;
+      Weights::load(block, g, group);
+      for (int64_t k = 0; k < kGroupColumns; ++k) {
+        float rows[kPanelRows];
+        store(rows, weights_of_column<Weights>(group, k));
+        *out++ = rows[row % kPanelRows];
+      }
+    }
+    block += Weights::Layout::kBlockBytes;
+  }
+}
+
+template <class Weights>
+void embed_float(const Matrix& weight, int64_t row, float* out) {
+  constexpr int64_t kColumnBytes = kPanelRows * Weights::kBytes;
+  const uint8_t* column = weight.data + row / kPanelRows * weight.columns * kColumnBytes;
+  for (int64_t k = 0; k < weight.columns; ++k) {
+    float rows[kPanelRows];
+    store(rows, Weights::load_column(column));
+    out[k] = rows[row % kPanelRows];
+    column += kColumnBytes;
+  }
+}
+
+}  // namespace
+
+#define POTLUCK_DEFINE_FLOAT(format, suffix)                             \
+  void embed_##suffix(const Matrix& weight, int64_t row, float* out) { \
+    embed_float<format>(weight, row, out);                               \
+  }
+#define POTLUCK_DEFINE_QUANTIZED(format, suffix)                         \
+  void embed_##suffix(const Matrix& weight, int64_t row, float* out) { \
+    embed_quantized<format>(weight, row, out);                           \
+  }
+POTLUCK_FLOAT_FORMATS(POTLUCK_DEFINE_FLOAT)
+POTLUCK_QUANTIZED_FORMATS(POTLUCK_DEFINE_QUANTIZED)
+#undef POTLUCK_DEFINE_FLOAT
+#undef POTLUCK_DEFINE_QUANTIZED
+
+}  // namespace POTLUCK_ISA
+}  // namespace potluck

@@ -1,0 +1,40 @@
+// Sizes: of formats, panels and scratch.
+#include "kernels/kernels.h"
+
+#include "kernels/linear/layout.h"
+
+namespace potluck {
+namespace {
+
+// The file's block layouts are those of ggml (ggml-common.h).
+constexpr FormatInfo kFormats[kNumFormats] = {
+    {"f32", 1, 4},     {"f16", 1, 2},       {"bf16", 1, 2},      {"q8_0", 32, 34},
+    {"q4_0", 32, 18},  {"q4_1", 32, 20},    {"q5_0", 32, 22},    {"q5_1", 32, 24},
+    {"q4_k", 256, 144}, {"q5_k", 256, 176}, {"q6_k", 256, 210},
+};
+
+template <class L>
+constexpr bool takes(Format format) {
+  return L::kBlockBytes == kPanelRows * kFormats[static_cast<int>(format)].block_bytes;
+}
+static_assert(takes<layout::Q8_0>(Format::Q8_0) && takes<layout::Q4_0>(Format::Q4_0) &&
+              takes<layout::Q4_1>(Format::Q4_1) && takes<layout::Q5_0>(Format::Q5_0) &&
+              takes<layout::Q5_1>(Format::Q5_1) && takes<layout::Q4_K>(Format::Q4_K) &&
+              takes<layout::Q5_K>(Format::Q5_K) && takes<layout::Q6_K>(Format::Q6_K));
+
+}  // namespace
+
+FormatInfo format_info(Format format) { return kFormats[static_cast<int>(format)]; }
+
+int64_t panel_bytes(Format format, int64_t columns) {
+  const FormatInfo info = format_info(format);
+  return kPanelRows * (columns / info.block_columns) * info.block_bytes;
+}
+
+// Scores of the query heads of one key-value head, for whole blocks of positions.
+int64_t attention_scratch_floats(int64_t num_heads, int64_t num_kv_heads, int64_t context_tokens) {
+  const int64_t num_blocks = (context_tokens + kBlockTokens - 1) / kBlockTokens;
+  return num_heads / num_kv_heads * num_blocks * kBlockTokens;
+}
+
+}  // namespace potluck

@@ -1,0 +1,50 @@
+// Activations as 8-bit integers, one scale per group of 32 columns. Included once per instruction
+// set, after its lanes.
+#pragma once
+
+#include "kernels/variants.h"
+
+POTLUCK_DECLARE_KERNELS(POTLUCK_ISA)
+
+namespace potluck {
+namespace POTLUCK_ISA {
+namespace {
+
+// A group with nothing larger counts as zero: 127 / max|x| would overflow.
+constexpr float kSmallestMagnitude = 0x1p-120f;
+
+POTLUCK_LANES I32x16 to_i8(F32x16 x, F32x16 inverse) {
+  const F32x16 limit = splat(127.0f);
+  return round_i32(min(max(mul(x, inverse), splat(-127.0f)), limit));
+}
+
+// `magnitude` is found as the largest bit pattern, so that NaN counts as larger than infinity:
+// what is not finite makes the group's scale infinite or NaN, and with it every sum it enters.
+POTLUCK_LANES void quantize_group(const float* x, int8_t* q, float* scale, int32_t* total) {
+  const F32x16 low = load(x);
+  const F32x16 high = load(x + 16);
+  const I32x16 sign_off = splat_i32(0x7fffffff);
+  const int32_t bits = max_lane(max(bit_and(as_i32(low), sign_off), bit_and(as_i32(high), sign_off)));
+  float magnitude;
+  __builtin_memcpy(&magnitude, &bits, sizeof magnitude);
+  const bool zero = magnitude < kSmallestMagnitude;
+  const F32x16 inverse = splat(zero ? 0.0f : 127.0f / magnitude);
+  const I32x16 q_low = to_i8(low, inverse);
+  const I32x16 q_high = to_i8(high, inverse);
+  store_i8(q, q_low);
+  store_i8(q + 16, q_high);
+  *scale = zero ? 0.0f : magnitude / 127.0f;
+  *total = sum(add(q_low, q_high));
+}
+
+}  // namespace
+
+void quantize(const float* x, int64_t num_tokens, int64_t columns, int8_t* q, float* scales,
+              int32_t* sums) {
+  const int64_t num_groups = num_tokens * (columns / kGroupColumns);
+  for (int64_t g = 0; g < num_groups; ++g)
+    quantize_group(x + g * kGroupColumns, q + g * kGroupColumns, scales + g, sums + g);
+}
+
+}  // namespace POTLUCK_ISA
+}  // namespace potluck

@@ -1,0 +1,33 @@
+// The functions that every instruction set defines, each in its own namespace.
+#pragma once
+
+#include "kernels/kernels.h"
+
+// X(enumerator, function suffix) for every storage format, in the order of `Format`.
+#define POTLUCK_FLOAT_FORMATS(X) X(F32, f32) X(F16, f16) X(BF16, bf16)
+#define POTLUCK_QUANTIZED_FORMATS(X)                                                     \
+  X(Q8_0, q8_0) X(Q4_0, q4_0) X(Q4_1, q4_1) X(Q5_0, q5_0) X(Q5_1, q5_1) X(Q4_K, q4_k) \
+  X(Q5_K, q5_k) X(Q6_K, q6_k)
+#define POTLUCK_FORMATS(X) POTLUCK_FLOAT_FORMATS(X) POTLUCK_QUANTIZED_FORMATS(X)
+
+#define POTLUCK_DECLARE_FORMAT(format, suffix)                                      \
+  void linear_##suffix(const LinearArgs& args, int64_t first_panel, int64_t end_panel); \
+  void embed_##suffix(const Matrix& weight, int64_t row, float* out);
+
+#define POTLUCK_DECLARE_KERNELS(isa)                                                              \
+  namespace potluck {                                                                             \
+  namespace isa {                                                                                 \
+  POTLUCK_FORMATS(POTLUCK_DECLARE_FORMAT)                                                         \
+  void quantize(const float* x, int64_t num_tokens, int64_t columns, int8_t* q, float* scales,    \
+                int32_t* sums);                                                                   \
+  void rms_norm(const float* x, const float* weight, float* out, int64_t num_tokens,              \
+                int64_t columns, int64_t group, float epsilon);                                   \
+  void rope(float* x, const float* cos, const float* sin, int64_t num_heads, int64_t head_dim);   \
+  void silu_gate(const float* gate, const float* up, float* out, int64_t count);                  \
+  void add(float* x, const float* y, int64_t count);                                              \
+  void append_kv(const float* k, const float* v, uint16_t* keys, uint16_t* values, int64_t block, \
+                 int64_t offset, int64_t num_kv_heads, int64_t head_dim);                         \
+  void attention(const AttentionArgs& args, int64_t kv_head);                                     \
+  float exp_sum(const float* x, int64_t count, float max, float* out);                            \
+  }                                                                                               \
+  }

@@ -1,0 +1,237 @@
+// Sixteen virtual lanes as two 256-bit registers: AVX2, FMA and F16C. lanes_scalar.h says what each
+// operation means.
+#pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#define POTLUCK_ISA avx2
+#define POTLUCK_LANES inline __attribute__((always_inline))
+
+namespace potluck {
+namespace avx2 {
+namespace {
+
+constexpr int kTokenTile = 4;
+constexpr int kNumLanes = 16;
+
+struct F32x16 {
+  __m256 low, high;
+};
+struct I32x16 {
+  __m256i low, high;
+};
+struct U8x64 {
+  __m256i low, high;
+};
+
+// All ones in the lanes below n.
+POTLUCK_LANES I32x16 lanes_below(int64_t n) {
+  const __m256i limit = _mm256_set1_epi32((int)n);
+  return {_mm256_cmpgt_epi32(limit, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)),
+          _mm256_cmpgt_epi32(limit, _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15))};
+}
+
+POTLUCK_LANES F32x16 load(const void* p) {
+  const float* f = (const float*)p;
+  return {_mm256_loadu_ps(f), _mm256_loadu_ps(f + 8)};
+}
+POTLUCK_LANES F32x16 load_partial(const float* p, int64_t n) {
+  if (n >= 16) return load(p);
+  const I32x16 mask = lanes_below(n);
+  return {_mm256_maskload_ps(p, mask.low), _mm256_maskload_ps(p + 8, mask.high)};
+}
+POTLUCK_LANES void store(float* p, F32x16 v) {
+  _mm256_storeu_ps(p, v.low);
+  _mm256_storeu_ps(p + 8, v.high);
+}
+POTLUCK_LANES void store_partial(float* p, F32x16 v, int64_t n) {
+  if (n >= 16) return store(p, v);
+  const I32x16 mask = lanes_below(n);
+  _mm256_maskstore_ps(p, mask.low, v.low);
+  _mm256_maskstore_ps(p + 8, mask.high, v.high);
+}
+
+POTLUCK_LANES F32x16 splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+POTLUCK_LANES F32x16 add(F32x16 a, F32x16 b) {
+  return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)};
+}
+POTLUCK_LANES F32x16 sub(F32x16 a, F32x16 b) {
+  return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)};
+}
+POTLUCK_LANES F32x16 mul(F32x16 a, F32x16 b) {
+  return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)};
+}
+POTLUCK_LANES F32x16 div(F32x16 a, F32x16 b) {
+  return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)};
+}
+POTLUCK_LANES F32x16 sqrt(F32x16 a) { return {_mm256_sqrt_ps(a.low), _mm256_sqrt_ps(a.high)}; }
+POTLUCK_LANES F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
+  return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
+}
+POTLUCK_LANES F32x16 max(F32x16 a, F32x16 b) {
+  return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
+}
+POTLUCK_LANES F32x16 min(F32x16 a, F32x16 b) {
+  return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)};
+}
+POTLUCK_LANES F32x16 keep_range(F32x16 v, int64_t begin, int64_t end, float other) {
+  const I32x16 before = lanes_below(begin);
+  const I32x16 below = lanes_below(end);
+  const __m256 fill = _mm256_set1_ps(other);
+  const __m256i low = _mm256_andnot_si256(before.low, below.low);
+  const __m256i high = _mm256_andnot_si256(before.high, below.high);
+  return {_mm256_blendv_ps(fill, v.low, _mm256_castsi256_ps(low)),
+          _mm256_blendv_ps(fill, v.high, _mm256_castsi256_ps(high))};
+}
+
+POTLUCK_LANES float sum(F32x16 v) {
+  const __m256 s8 = _mm256_add_ps(v.low, v.high);
+  const __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
+  const __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
+  return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
+}
+POTLUCK_LANES float max_lane(F32x16 v) {
+  const __m256 m8 = _mm256_max_ps(v.low, v.high);
+  const __m128 m4 = _mm_max_ps(_mm256_castps256_ps128(m8), _mm256_extractf128_ps(m8, 1));
+  const __m128 m2 = _mm_max_ps(m4, _mm_movehl_ps(m4, m4));
+  return _mm_cvtss_f32(_mm_max_ss(m2, _mm_movehdup_ps(m2)));
+}
+
+POTLUCK_LANES I32x16 splat_i32(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+POTLUCK_LANES I32x16 add(I32x16 a, I32x16 b) {
+  return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)};
+}
+POTLUCK_LANES I32x16 sub(I32x16 a, I32x16 b) {
+  return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)};
+}
+POTLUCK_LANES I32x16 mul(I32x16 a, I32x16 b) {
+  return {_mm256_mullo_epi32(a.low, b.low), _mm256_mullo_epi32(a.high, b.high)};
+}
+POTLUCK_LANES I32x16 bit_and(I32x16 a, I32x16 b) {
+  return {_mm256_and_si256(a.low, b.low), _mm256_and_si256(a.high, b.high)};
+}
+POTLUCK_LANES I32x16 bit_or(I32x16 a, I32x16 b) {
+  return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)};
+}
+template <int n>
+POTLUCK_LANES I32x16 shift_left(I32x16 a) {
+  return {_mm256_slli_epi32(a.low, n), _mm256_slli_epi32(a.high, n)};
+}
+template <int n>
+POTLUCK_LANES I32x16 shift_right(I32x16 a) {
+  return {_mm256_srli_epi32(a.low, n), _mm256_srli_epi32(a.high, n)};
+}
+POTLUCK_LANES int32_t sum(I32x16 v) {
+  const __m256i s8 = _mm256_add_epi32(v.low, v.high);
+  const __m128i s4 = _mm_add_epi32(_mm256_castsi256_si128(s8), _mm256_extracti128_si256(s8, 1));
+  const __m128i s2 = _mm_add_epi32(s4, _mm_shuffle_epi32(s4, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s2, _mm_shuffle_epi32(s2, 0xb1)));
+}
+POTLUCK_LANES int32_t max_lane(I32x16 v) {
+  const __m256i m8 = _mm256_max_epi32(v.low, v.high);
+  const __m128i m4 = _mm_max_epi32(_mm256_castsi256_si128(m8), _mm256_extracti128_si256(m8, 1));
+  const __m128i m2 = _mm_max_epi32(m4, _mm_shuffle_epi32(m4, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(m2, _mm_shuffle_epi32(m2, 0xb1)));
+}
+POTLUCK_LANES I32x16 max(I32x16 a, I32x16 b) {
+  return {_mm256_max_epi32(a.low, b.low), _mm256_max_epi32(a.high, b.high)};
+}
+POTLUCK_LANES F32x16 to_f32(I32x16 v) {
+  return {_mm256_cvtepi32_ps(v.low), _mm256_cvtepi32_ps(v.high)};
+}
+POTLUCK_LANES F32x16 as_f32(I32x16 v) {
+  return {_mm256_castsi256_ps(v.low), _mm256_castsi256_ps(v.high)};
+}
+POTLUCK_LANES I32x16 as_i32(F32x16 v) {
+  return {_mm256_castps_si256(v.low), _mm256_castps_si256(v.high)};
+}
+POTLUCK_LANES I32x16 load_u8(const uint8_t* p) {
+  const __m128i v = _mm_loadu_si128((const __m128i*)p);
+  return {_mm256_cvtepu8_epi32(v), _mm256_cvtepu8_epi32(_mm_srli_si128(v, 8))};
+}
+POTLUCK_LANES I32x16 load_i8(const uint8_t* p) {
+  const __m128i v = _mm_loadu_si128((const __m128i*)p);
+  return {_mm256_cvtepi8_epi32(v), _mm256_cvtepi8_epi32(_mm_srli_si128(v, 8))};
+}
+POTLUCK_LANES void store_i8(int8_t* p, I32x16 v) {
+  // packs works within 128-bit halves: lanes 0-3, 8-11, 4-7, 12-15, then put in order.
+  const __m256i pairs = _mm256_permute4x64_epi64(_mm256_packs_epi32(v.low, v.high), 0xd8);
+  const __m128i bytes =
+      _mm_packs_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+  _mm_storeu_si128((__m128i*)p, bytes);
+}
+
+POTLUCK_LANES F32x16 load_f16(const void* p) {
+  const __m128i* h = (const __m128i*)p;
+  return {_mm256_cvtph_ps(_mm_loadu_si128(h)), _mm256_cvtph_ps(_mm_loadu_si128(h + 1))};
+}
+POTLUCK_LANES void store_f16(uint16_t* p, F32x16 v) {
+  __m128i* h = (__m128i*)p;
+  _mm_storeu_si128(h, _mm256_cvtps_ph(v.low, _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128(h + 1, _mm256_cvtps_ph(v.high, _MM_FROUND_TO_NEAREST_INT));
+}
+POTLUCK_LANES F32x16 load_bf16(const void* p) {
+  const __m128i* h = (const __m128i*)p;
+  const __m256i low = _mm256_cvtepu16_epi32(_mm_loadu_si128(h));
+  const __m256i high = _mm256_cvtepu16_epi32(_mm_loadu_si128(h + 1));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
+}
+
+POTLUCK_LANES U8x64 load_bytes(const uint8_t* p) {
+  const __m256i* v = (const __m256i*)p;
+  return {_mm256_loadu_si256(v), _mm256_loadu_si256(v + 1)};
+}
+template <int shift, int mask>
+POTLUCK_LANES U8x64 bits(U8x64 v) {
+  const __m256i byte_mask = _mm256_set1_epi8(mask);
+  return {_mm256_and_si256(_mm256_srli_epi32(v.low, shift), byte_mask),
+          _mm256_and_si256(_mm256_srli_epi32(v.high, shift), byte_mask)};
+}
+POTLUCK_LANES U8x64 join(U8x64 low, U8x64 high) {
+  return {_mm256_or_si256(low.low, _mm256_slli_epi32(high.low, 4)),
+          _mm256_or_si256(low.high, _mm256_slli_epi32(high.high, 4))};
+}
+POTLUCK_LANES I32x16 byte_of_lane(U8x64 v, int index) {
+  const __m128i shift = _mm_cvtsi32_si128(8 * index);
+  const __m256i mask = _mm256_set1_epi32(0xff);
+  return {_mm256_and_si256(_mm256_srl_epi32(v.low, shift), mask),
+          _mm256_and_si256(_mm256_srl_epi32(v.high, shift), mask)};
+}
+
+POTLUCK_LANES __m256i broadcast_4(const int8_t* a) {
+  int32_t four;
+  __builtin_memcpy(&four, a, 4);
+  return _mm256_set1_epi32(four);
+}
+// maddubs adds two products in 16 bits: 2 * 127 * 127 fits.
+POTLUCK_LANES __m256i dot4_half(__m256i acc, __m256i w, __m256i a) {
+  const __m256i pairs = _mm256_maddubs_epi16(w, a);
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+POTLUCK_LANES I32x16 dot4_u7(I32x16 acc, U8x64 w, const int8_t* a) {
+  const __m256i four = broadcast_4(a);
+  return {dot4_half(acc.low, w.low, four), dot4_half(acc.high, w.high, four)};
+}
+// The top bit apart, as 2 * 255 * 127 does not fit in 16 bits but 2 * 128 * 127 does.
+POTLUCK_LANES I32x16 dot4_u8(I32x16 acc, U8x64 w, const int8_t* a) {
+  const __m256i four = broadcast_4(a);
+  const __m256i top = _mm256_set1_epi8(-128);
+  const __m256i low = dot4_half(acc.low, _mm256_andnot_si256(top, w.low), four);
+  const __m256i high = dot4_half(acc.high, _mm256_andnot_si256(top, w.high), four);
+  return {dot4_half(low, _mm256_and_si256(top, w.low), four),
+          dot4_half(high, _mm256_and_si256(top, w.high), four)};
+}
+POTLUCK_LANES int32_t sum_16(const int8_t* a) {
+  // Sums of absolute differences want unsigned bytes: a + 128.
+  const __m128i v = _mm_xor_si128(_mm_loadu_si128((const __m128i*)a), _mm_set1_epi8(-128));
+  const __m128i sums = _mm_sad_epu8(v, _mm_setzero_si128());
+  return _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums))) - 16 * 128;
+}
+
+}  // namespace
+}  // namespace avx2
+}  // namespace potluck
+
+#include "simd/lanes_shared.h"

@@ -1,0 +1,138 @@
+// Sixteen virtual lanes as one 512-bit register: AVX-512 F, BW, DQ, VL and VNNI. lanes_scalar.h says
+// what each operation means.
+#pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#define POTLUCK_ISA avx512
+#define POTLUCK_LANES inline __attribute__((always_inline))
+
+namespace potluck {
+namespace avx512 {
+namespace {
+
+constexpr int kTokenTile = 8;
+constexpr int kNumLanes = 16;
+
+struct F32x16 {
+  __m512 v;
+};
+struct I32x16 {
+  __m512i v;
+};
+struct U8x64 {
+  __m512i v;
+};
+
+// The lanes below n <= 16.
+POTLUCK_LANES __mmask16 lanes_below(int64_t n) { return (__mmask16)((1u << n) - 1); }
+
+POTLUCK_LANES F32x16 load(const void* p) { return {_mm512_loadu_ps(p)}; }
+POTLUCK_LANES F32x16 load_partial(const float* p, int64_t n) {
+  return {_mm512_maskz_loadu_ps(lanes_below(n), p)};
+}
+POTLUCK_LANES void store(float* p, F32x16 a) { _mm512_storeu_ps(p, a.v); }
+POTLUCK_LANES void store_partial(float* p, F32x16 a, int64_t n) {
+  _mm512_mask_storeu_ps(p, lanes_below(n), a.v);
+}
+
+POTLUCK_LANES F32x16 splat(float x) { return {_mm512_set1_ps(x)}; }
+POTLUCK_LANES F32x16 add(F32x16 a, F32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+POTLUCK_LANES F32x16 sub(F32x16 a, F32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+POTLUCK_LANES F32x16 mul(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+POTLUCK_LANES F32x16 div(F32x16 a, F32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+POTLUCK_LANES F32x16 sqrt(F32x16 a) { return {_mm512_sqrt_ps(a.v)}; }
+POTLUCK_LANES F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
+  return {_mm512_fmadd_ps(a.v, b.v, c.v)};
+}
+POTLUCK_LANES F32x16 max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+POTLUCK_LANES F32x16 min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+POTLUCK_LANES F32x16 keep_range(F32x16 a, int64_t begin, int64_t end, float other) {
+  const __mmask16 keep = (__mmask16)(lanes_below(end) & ~lanes_below(begin));
+  return {_mm512_mask_blend_ps(keep, _mm512_set1_ps(other), a.v)};
+}
+
+POTLUCK_LANES float sum(F32x16 a) {
+  const __m256 s8 = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+  const __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
+  const __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
+  return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
+}
+POTLUCK_LANES float max_lane(F32x16 a) {
+  const __m256 m8 = _mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+  const __m128 m4 = _mm_max_ps(_mm256_castps256_ps128(m8), _mm256_extractf128_ps(m8, 1));
+  const __m128 m2 = _mm_max_ps(m4, _mm_movehl_ps(m4, m4));
+  return _mm_cvtss_f32(_mm_max_ss(m2, _mm_movehdup_ps(m2)));
+}
+
+POTLUCK_LANES I32x16 splat_i32(int32_t x) { return {_mm512_set1_epi32(x)}; }
+POTLUCK_LANES I32x16 add(I32x16 a, I32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+POTLUCK_LANES I32x16 sub(I32x16 a, I32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+POTLUCK_LANES I32x16 mul(I32x16 a, I32x16 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+POTLUCK_LANES I32x16 bit_and(I32x16 a, I32x16 b) { return {_mm512_and_si512(a.v, b.v)}; }
+POTLUCK_LANES I32x16 bit_or(I32x16 a, I32x16 b) { return {_mm512_or_si512(a.v, b.v)}; }
+template <int n>
+POTLUCK_LANES I32x16 shift_left(I32x16 a) {
+  return {_mm512_slli_epi32(a.v, n)};
+}
+template <int n>
+POTLUCK_LANES I32x16 shift_right(I32x16 a) {
+  return {_mm512_srli_epi32(a.v, n)};
+}
+POTLUCK_LANES int32_t sum(I32x16 a) { return _mm512_reduce_add_epi32(a.v); }
+POTLUCK_LANES int32_t max_lane(I32x16 a) { return _mm512_reduce_max_epi32(a.v); }
+POTLUCK_LANES I32x16 max(I32x16 a, I32x16 b) { return {_mm512_max_epi32(a.v, b.v)}; }
+POTLUCK_LANES F32x16 to_f32(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+POTLUCK_LANES F32x16 as_f32(I32x16 a) { return {_mm512_castsi512_ps(a.v)}; }
+POTLUCK_LANES I32x16 as_i32(F32x16 a) { return {_mm512_castps_si512(a.v)}; }
+POTLUCK_LANES I32x16 load_u8(const uint8_t* p) {
+  return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))};
+}
+POTLUCK_LANES I32x16 load_i8(const uint8_t* p) {
+  return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))};
+}
+POTLUCK_LANES void store_i8(int8_t* p, I32x16 a) {
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v));
+}
+
+POTLUCK_LANES F32x16 load_f16(const void* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))};
+}
+POTLUCK_LANES void store_f16(uint16_t* p, F32x16 a) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+POTLUCK_LANES F32x16 load_bf16(const void* p) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
+
+POTLUCK_LANES U8x64 load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+template <int shift, int mask>
+POTLUCK_LANES U8x64 bits(U8x64 a) {
+  return {_mm512_and_si512(_mm512_srli_epi32(a.v, shift), _mm512_set1_epi8(mask))};
+}
+POTLUCK_LANES U8x64 join(U8x64 low, U8x64 high) {
+  return {_mm512_or_si512(low.v, _mm512_slli_epi32(high.v, 4))};
+}
+POTLUCK_LANES I32x16 byte_of_lane(U8x64 a, int index) {
+  const __m512i shifted = _mm512_srl_epi32(a.v, _mm_cvtsi32_si128(8 * index));
+  return {_mm512_and_si512(shifted, _mm512_set1_epi32(0xff))};
+}
+POTLUCK_LANES I32x16 dot4_u8(I32x16 acc, U8x64 w, const int8_t* a) {
+  int32_t four;
+  __builtin_memcpy(&four, a, 4);
+  return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(four))};
+}
+POTLUCK_LANES I32x16 dot4_u7(I32x16 acc, U8x64 w, const int8_t* a) { return dot4_u8(acc, w, a); }
+POTLUCK_LANES int32_t sum_16(const int8_t* a) {
+  const __m128i v = _mm_xor_si128(_mm_loadu_si128((const __m128i*)a), _mm_set1_epi8(-128));
+  const __m128i sums = _mm_sad_epu8(v, _mm_setzero_si128());
+  return _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums))) - 16 * 128;
+}
+
+}  // namespace
+}  // namespace avx512
+}  // namespace potluck
+
+#include "simd/lanes_shared.h"

@@ -1,0 +1,52 @@
+// Functions of many lane operations, the same for every instruction set. Included by lanes_*.h.
+#pragma once
+
+#include <stdint.h>
+
+namespace potluck {
+namespace POTLUCK_ISA {
+namespace {
+
+// Adding 1.5 * 2^23 leaves an ulp of 1: the sum is rounded to nearest even, its low bits are the
+// integer. For |v| <= 2^22.
+constexpr float kRounder = 0x1.8p23f;
+
+POTLUCK_LANES I32x16 round_i32(F32x16 v) {
+  const F32x16 rounder = splat(kRounder);
+  return sub(as_i32(add(v, rounder)), as_i32(rounder));
+}
+
+// e^x with an error below 1 ulp for normal results; 0 for x < -103.97 and for -inf, inf for
+// x > 88.73; NaN for NaN. e^x = 2^n e^r with n = round(x / ln 2) and |r| <= ln(2) / 2, ln 2 in two
+// parts (Cody and Waite 1980; the first has 9 bits, so that n * kLn2High is exact). The polynomial
+// is Taylor's to degree 7: its remainder is at most 0.3466^8 / 8! = 5e-9, a twelfth of an ulp.
+// 2^n is applied in two factors, as n reaches from -150 to 128.
+POTLUCK_LANES F32x16 exp(F32x16 x) {
+  constexpr float kLn2High = 0x1.63p-1f;
+  constexpr float kLn2Low = -0x1.bd0106p-13f;
+  const F32x16 clamped = min(splat(89.0f), max(splat(-104.0f), x));
+  const F32x16 rounder = splat(kRounder);
+  const F32x16 shifted = fma(clamped, splat(0x1.715476p0f), rounder);
+  const F32x16 n = sub(shifted, rounder);
+  F32x16 r = fma(n, splat(-kLn2High), clamped);
+  r = fma(n, splat(-kLn2Low), r);
+  F32x16 p = splat(1.0f / 5040);
+  p = fma(p, r, splat(1.0f / 720));
+  p = fma(p, r, splat(1.0f / 120));
+  p = fma(p, r, splat(1.0f / 24));
+  p = fma(p, r, splat(1.0f / 6));
+  p = fma(p, r, splat(0.5f));
+  p = fma(p, r, splat(1.0f));
+  p = fma(p, r, splat(1.0f));
+  // 1024 makes the shift by one round down for negative n, too.
+  const I32x16 biased = add(sub(as_i32(shifted), as_i32(rounder)), splat_i32(1024));
+  const I32x16 half = sub(shift_right<1>(biased), splat_i32(512));
+  const I32x16 rest = sub(sub(biased, splat_i32(1024)), half);
+  const F32x16 factor = as_f32(shift_left<23>(add(half, splat_i32(127))));
+  const F32x16 rest_factor = as_f32(shift_left<23>(add(rest, splat_i32(127))));
+  return mul(mul(p, factor), rest_factor);
+}
+
+}  // namespace
+}  // namespace POTLUCK_ISA
+}  // namespace potluck
