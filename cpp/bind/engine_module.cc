@@ -1,0 +1,214 @@
+// The thread pool, the stage and the sampler.
+#include "bind/engine_module.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "dispatch/table.h"
+#include "program/error.h"
+#include "program/sampler.h"
+#include "program/stage.h"
+#include "program/thread_pool.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace potluck {
+namespace {
+
+using InMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using OutMatrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+MatrixView view(const InMatrix& m) {
+  return {m.data(), static_cast<int64_t>(m.shape(0)), static_cast<int64_t>(m.shape(1))};
+}
+MutableMatrixView view(const OutMatrix& m) {
+  return {m.data(), static_cast<int64_t>(m.shape(0)), static_cast<int64_t>(m.shape(1))};
+}
+std::optional<MatrixView> view(const std::optional<InMatrix>& m) {
+  if (!m) return std::nullopt;
+  return view(*m);
+}
+std::optional<MutableMatrixView> view(const std::optional<OutMatrix>& m) {
+  if (!m) return std::nullopt;
+  return view(*m);
+}
+
+const Kernels& find_kernels(const std::string& isa) {
+  const Kernels* kernels = kernels_for(isa.c_str());
+  if (kernels == nullptr) throw Error("no kernels for '" + isa + "' can run here");
+  return *kernels;
+}
+
+void check_num_threads(int num_threads) {
+  if (num_threads < 1) throw Error("num_threads must be at least 1");
+}
+
+Format find_format(const std::string& name) {
+  for (int i = 0; i < kNumFormats; ++i) {
+    const auto format = static_cast<Format>(i);
+    if (name == format_info(format).name) return format;
+  }
+  throw Error("there is no format '" + name + "'");
+}
+
+void bind_values(nb::module_& m) {
+  nb::class_<Slice>(m, "Slice")
+      .def(nb::init<int64_t, std::vector<int64_t>, int64_t, std::vector<int64_t>, bool>(),
+           nb::kw_only(), "sequence_id"_a, "tokens"_a, "start_position"_a, "block_table"_a,
+           "sample"_a);
+  nb::class_<SamplingParams>(m, "SamplingParams")
+      .def(nb::init<float, std::optional<int64_t>, float, float, float, float, float,
+                    std::vector<std::pair<int64_t, float>>, uint64_t, bool, int64_t>(),
+           nb::kw_only(), "temperature"_a, "top_k"_a.none(), "top_p"_a, "min_p"_a,
+           "repetition_penalty"_a, "frequency_penalty"_a, "presence_penalty"_a, "logit_bias"_a,
+           "seed"_a, "logprobs"_a, "top_logprobs"_a);
+  nb::class_<Opening>(m, "Opening")
+      .def(nb::init<int64_t, SamplingParams, std::vector<int64_t>, std::vector<int64_t>>(),
+           nb::kw_only(), "sequence_id"_a, "sampling"_a, "prompt_tokens"_a, "output_tokens"_a);
+  nb::class_<TokenLogprob>(m, "TokenLogprob")
+      .def_ro("token", &TokenLogprob::token)
+      .def_ro("logprob", &TokenLogprob::logprob);
+  nb::class_<SampledToken>(m, "SampledToken")
+      .def_ro("sequence_id", &SampledToken::sequence_id)
+      .def_ro("position", &SampledToken::position)
+      .def_ro("token", &SampledToken::token)
+      .def_ro("logprob", &SampledToken::logprob)
+      .def_ro("top", &SampledToken::top);
+}
+
+void bind_stage(nb::module_& m) {
+  nb::class_<Stage>(m, "Stage")
+      .def(nb::new_([](std::shared_ptr<const Program> program, const std::string& isa,
+                       std::shared_ptr<ThreadPool> pool, int64_t num_blocks,
+                       int64_t max_step_tokens) {
+             return std::make_unique<Stage>(std::move(program), find_kernels(isa), std::move(pool),
+                                            num_blocks, max_step_tokens);
+           }),
+           nb::kw_only(), "program"_a, "isa"_a, "pool"_a, "num_blocks"_a, "max_step_tokens"_a)
+      .def_static("cache_bytes", &Stage::cache_bytes, nb::kw_only(), "program"_a, "num_blocks"_a)
+      .def_static(
+          "scratch_bytes",
+          [](const Program& program, int64_t max_step_tokens, int num_threads) {
+            check_num_threads(num_threads);
+            return Stage::scratch_bytes(program, max_step_tokens, num_threads);
+          },
+          nb::kw_only(), "program"_a, "max_step_tokens"_a, "num_threads"_a)
+      .def(
+          "begin_weight",
+          [](Stage& stage, const std::string& name, const std::vector<int64_t>& shape,
+             const std::string& format) {
+            nb::gil_scoped_release released;
+            stage.begin_weight(name, shape, find_format(format));
+          },
+          "name"_a, "shape"_a, "format"_a)
+      .def(
+          "write_rows",
+          [](Stage& stage, const std::string& name, int64_t start_row, int64_t end_row,
+             const Bytes& data) {
+            nb::gil_scoped_release released;
+            stage.write_rows(name, start_row, end_row, data.data(), data.size());
+          },
+          "name"_a, "start_row"_a, "end_row"_a, "data"_a)
+      .def("finish_weight", &Stage::finish_weight, "name"_a)
+      .def(
+          "step",
+          [](Stage& stage, std::vector<Slice> slices, std::vector<Opening> opened,
+             std::vector<int64_t> closed, std::optional<InMatrix> hidden,
+             std::optional<OutMatrix> out) {
+            const Step step{std::move(slices), std::move(opened), std::move(closed)};
+            nb::gil_scoped_release released;
+            return stage.step(step, view(hidden), view(out));
+          },
+          nb::kw_only(), "slices"_a, "opened"_a, "closed"_a, "hidden"_a.none(), "out"_a.none())
+      .def(
+          "logits",
+          [](Stage& stage, std::vector<Slice> slices, std::vector<Opening> opened,
+             std::vector<int64_t> closed, std::optional<InMatrix> hidden, OutMatrix out) {
+            const Step step{std::move(slices), std::move(opened), std::move(closed)};
+            nb::gil_scoped_release released;
+            stage.logits(step, view(hidden), view(out));
+          },
+          nb::kw_only(), "slices"_a, "opened"_a, "closed"_a, "hidden"_a.none(), "out"_a)
+      .def_prop_ro("weights_bytes", &Stage::weights_bytes);
+}
+
+// A sampler without a stage, for logits that come from elsewhere.
+class StandaloneSampler {
+ public:
+  StandaloneSampler(int64_t vocab_size, const std::string& isa, std::shared_ptr<ThreadPool> pool)
+      : vocab_size_(vocab_size),
+        pool_(std::move(pool)),
+        sampler_(vocab_size, find_kernels(isa), pool_->num_threads()) {}
+
+  void open(const std::vector<Opening>& openings) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    sampler_.check_openings(openings);
+    sampler_.open(openings);
+  }
+
+  void close(int64_t sequence_id) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    sampler_.close(sequence_id);
+  }
+
+  std::vector<SampledToken> sample(const std::vector<std::pair<int64_t, int64_t>>& wanted,
+                                   MatrixView logits) {
+    if (logits.rows != static_cast<int64_t>(wanted.size()) || logits.columns != vocab_size_) {
+      throw Error("logits must have a row of the vocabulary's size per sequence");
+    }
+    std::vector<WantedRow> rows;
+    for (const auto& [sequence_id, position] : wanted) rows.push_back({0, sequence_id, position});
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ThreadPool::Session session(*pool_);
+    auto sampled = sampler_.sample(rows.data(), rows.data() + rows.size(), logits.data, session);
+    sampler_.record(sampled);
+    return sampled;
+  }
+
+ private:
+  const int64_t vocab_size_;
+  const std::shared_ptr<ThreadPool> pool_;
+  std::mutex mutex_;
+  Sampler sampler_;
+};
+
+void bind_sampler(nb::module_& m) {
+  nb::class_<StandaloneSampler>(m, "Sampler")
+      .def(nb::init<int64_t, const std::string&, std::shared_ptr<ThreadPool>>(), nb::kw_only(),
+           "vocab_size"_a, "isa"_a, "pool"_a)
+      .def("open", &StandaloneSampler::open, "openings"_a,
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("close", &StandaloneSampler::close, "sequence_id"_a,
+           nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "sample",
+          [](StandaloneSampler& sampler, const std::vector<std::pair<int64_t, int64_t>>& wanted,
+             const InMatrix& logits) {
+            nb::gil_scoped_release released;
+            return sampler.sample(wanted, view(logits));
+          },
+          "wanted"_a, "logits"_a);
+}
+
+}  // namespace
+
+void bind_engine(nb::module_& m) {
+  nb::class_<ThreadPool>(m, "ThreadPool")
+      .def(nb::init<int>(), "num_threads"_a)
+      .def_prop_ro("num_threads", &ThreadPool::num_threads);
+  bind_values(m);
+  bind_stage(m);
+  bind_sampler(m);
+}
+
+}  // namespace potluck

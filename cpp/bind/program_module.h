@@ -1,0 +1,12 @@
+// Programs as Python gives them.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace potluck {
+
+// Adds the classes Error and OutOfMemory, one class per op, Register, WeightSpec, CacheSpec and
+// Program to `m`.
+void bind_program(nanobind::module_& m);
+
+}  // namespace potluck

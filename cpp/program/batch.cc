@@ -1,0 +1,104 @@
+#include "program/batch.h"
+
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "kernels/kernels.h"
+#include "program/error.h"
+
+namespace potluck {
+namespace {
+
+[[noreturn]] void fail(const Slice& slice, const std::string& message) {
+  throw Error("sequence " + std::to_string(slice.sequence_id) + ": " + message);
+}
+
+int64_t end_position(const Slice& slice) {
+  return slice.start_position + static_cast<int64_t>(slice.tokens.size());
+}
+
+// Blocks that hold positions [0, end).
+int64_t blocks_for(int64_t end) { return (end + kBlockTokens - 1) / kBlockTokens; }
+
+void check_slice(const Slice& slice, const BatchLimits& limits) {
+  if (slice.tokens.empty()) fail(slice, "the slice has no tokens");
+  if (slice.start_position < 0 || slice.start_position >= limits.context_tokens ||
+      end_position(slice) > limits.context_tokens) {
+    fail(slice, "positions [" + std::to_string(slice.start_position) + ", +" +
+                    std::to_string(slice.tokens.size()) + ") are not within the context of " +
+                    std::to_string(limits.context_tokens));
+  }
+  for (const int64_t token : slice.tokens) {
+    if (token < 0 || token >= limits.vocab_size) {
+      fail(slice, "token " + std::to_string(token) + " is not within the vocabulary of " +
+                      std::to_string(limits.vocab_size));
+    }
+  }
+  if (!limits.num_blocks) return;
+  const int64_t num_needed = blocks_for(end_position(slice));
+  if (static_cast<int64_t>(slice.block_table.size()) < num_needed) {
+    fail(slice, "a block table of " + std::to_string(slice.block_table.size()) +
+                    " blocks does not reach position " + std::to_string(end_position(slice) - 1));
+  }
+  for (int64_t i = 0; i < num_needed; ++i) {
+    if (slice.block_table[i] < 0 || slice.block_table[i] >= *limits.num_blocks) {
+      fail(slice, "there is no cache block " + std::to_string(slice.block_table[i]) +
+                      " (there are " + std::to_string(*limits.num_blocks) + ")");
+    }
+  }
+}
+
+// A block that is written may appear once in the whole step; one that is only read (a common
+// prefix) as often as it likes.
+void check_sharing(const std::vector<Slice>& slices) {
+  std::unordered_map<int64_t, int64_t> num_uses;
+  for (const Slice& slice : slices) {
+    for (int64_t i = 0; i < blocks_for(end_position(slice)); ++i) ++num_uses[slice.block_table[i]];
+  }
+  for (const Slice& slice : slices) {
+    for (int64_t i = slice.start_position / kBlockTokens; i < blocks_for(end_position(slice)); ++i) {
+      if (num_uses[slice.block_table[i]] > 1) {
+        fail(slice, "cache block " + std::to_string(slice.block_table[i]) +
+                        " is written here and used elsewhere in the same step");
+      }
+    }
+  }
+}
+
+}  // namespace
+
+Batch::Batch(const std::vector<Slice>& slices, const BatchLimits& limits) {
+  size_t num_tokens = 0;
+  size_t num_blocks = 0;
+  std::unordered_set<int64_t> sequences;
+  for (const Slice& slice : slices) {
+    check_slice(slice, limits);
+    if (!sequences.insert(slice.sequence_id).second) fail(slice, "it appears twice in one step");
+    num_tokens += slice.tokens.size();
+    if (limits.num_blocks) num_blocks += static_cast<size_t>(blocks_for(end_position(slice)));
+  }
+  if (num_tokens > static_cast<size_t>(limits.max_tokens)) {
+    throw Error("a step of " + std::to_string(num_tokens) + " tokens is more than the " +
+                std::to_string(limits.max_tokens) + " that the stage was made for");
+  }
+  if (limits.num_blocks) check_sharing(slices);
+
+  rows_.reserve(num_tokens);
+  blocks_.reserve(num_blocks);  // never grows: rows point into it
+  for (const Slice& slice : slices) {
+    const int32_t* table = blocks_.data() + blocks_.size();
+    if (limits.num_blocks) {
+      for (int64_t i = 0; i < blocks_for(end_position(slice)); ++i) {
+        blocks_.push_back(static_cast<int32_t>(slice.block_table[i]));
+      }
+    }
+    int64_t position = slice.start_position;
+    for (const int64_t token : slice.tokens) rows_.push_back({token, position++, table});
+    if (slice.sample) {
+      wanted_.push_back({static_cast<int64_t>(rows_.size()) - 1, slice.sequence_id, position});
+    }
+  }
+}
+
+}  // namespace potluck

@@ -1,0 +1,24 @@
+// What the runner throws. The binding turns both into Python exceptions.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace potluck {
+
+// A call that was refused, or a program that makes no sense. Nothing has been changed, unless the
+// function that throws it says otherwise.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// The operating system gave no memory.
+class OutOfMemory : public Error {
+ public:
+  OutOfMemory(uint64_t needed_bytes, const std::string& what_for)
+      : Error("no memory for " + what_for + " (" + std::to_string(needed_bytes) + " bytes)") {}
+};
+
+}  // namespace potluck

@@ -1,0 +1,34 @@
+// Large zeroed memory that is given back when its owner goes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace potluck {
+
+// Whether to ask for 2 MB pages. Weights are read whole in every step, where large pages save page
+// walks; caches and scratch are often touched in part, where they would waste memory.
+enum class Pages { Normal, Huge };
+
+// Zeroed bytes, aligned to 64 bytes at least, and to 2 MB with huge pages from that size on. The
+// operating system provides (and zeroes) a page when it is first touched.
+class Buffer {
+ public:
+  Buffer() = default;
+  // `what_for` names the contents in the error. Throws OutOfMemory.
+  Buffer(uint64_t num_bytes, Pages pages, const std::string& what_for);
+  ~Buffer();
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  uint8_t* data() const { return data_; }
+  uint64_t num_bytes() const { return num_bytes_; }
+
+ private:
+  uint8_t* data_ = nullptr;
+  uint64_t num_bytes_ = 0;
+};
+
+}  // namespace potluck

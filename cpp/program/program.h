@@ -1,0 +1,74 @@
+// A program that has been checked: names resolved to indices, every width and shape consistent.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "program/op.h"
+
+namespace potluck {
+
+struct Register {
+  std::string name;
+  int64_t width;
+};
+
+struct WeightSpec {
+  std::string name;
+  std::vector<int64_t> shape;
+};
+
+struct CacheSpec {
+  int64_t num_kv_heads;
+  int64_t head_dim;
+};
+
+// [context_tokens][half_head_dim]; empty when the program rotates nothing.
+struct RopeTable {
+  int64_t half_head_dim = 0;
+  std::vector<float> cos;
+  std::vector<float> sin;
+};
+
+// What comes in, as potluck.types.program.Program has it.
+struct ProgramSpec {
+  std::vector<Register> registers;
+  std::vector<op::Named> ops;
+  std::vector<WeightSpec> weights;
+  std::vector<CacheSpec> caches;
+  RopeTable rope;
+  int64_t hidden_size;
+  int64_t vocab_size;
+  int64_t context_tokens;
+  bool has_embedding;
+  bool has_head;
+};
+
+// Immutable, so several stages may share one.
+class Program {
+ public:
+  // Throws Error, naming the op, when anything in `spec` is unknown, missing or contradicts
+  // another part of it.
+  explicit Program(ProgramSpec spec);
+
+  const ProgramSpec& spec() const { return spec_; }
+  const std::vector<op::Resolved>& ops() const { return ops_; }
+  int64_t width(int register_index) const { return spec_.registers[register_index].width; }
+  // The register that goes from stage to stage.
+  int hidden() const { return hidden_; }
+  // The input of the head, or -1 without one.
+  int head_input() const { return head_input_; }
+
+  int64_t max_width() const;
+  // The most scratch that attention needs, per thread; 0 without attention.
+  int64_t attention_scratch_floats() const;
+
+ private:
+  ProgramSpec spec_;
+  std::vector<op::Resolved> ops_;
+  int hidden_ = -1;
+  int head_input_ = -1;
+};
+
+}  // namespace potluck

@@ -1,0 +1,272 @@
+#include "program/sampler.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <unordered_set>
+
+#include "program/error.h"
+#include "program/philox.h"
+
+namespace potluck {
+namespace {
+
+// Far below where exp becomes zero in float32 (-104), and far above where arithmetic overflows.
+constexpr float kLeastScaledLogit = -1e4f;
+
+// Candidates sorted at first. Nearly every draw ends within them: a model that is sure of itself
+// puts almost all its probability there.
+constexpr int64_t kFirstSorted = 64;
+// And how much further to go each time that they were not enough.
+constexpr int64_t kSortedGrowth = 8;
+
+[[noreturn]] void fail(int64_t sequence_id, const std::string& message) {
+  throw Error("sequence " + std::to_string(sequence_id) + ": " + message);
+}
+
+bool within(float value, float low, float high) { return value >= low && value <= high; }
+
+bool has_penalties(const SamplingParams& params) {
+  return params.repetition_penalty != 1.0f || params.frequency_penalty != 0.0f ||
+         params.presence_penalty != 0.0f;
+}
+
+// Candidates in sampling order (larger logit first, lower id first among equals), sorted only as
+// far as they are asked for.
+class Candidates {
+ public:
+  Candidates(const float* logits, int64_t count, int32_t* order)
+      : logits_(logits), count_(count), order_(order) {
+    std::iota(order_, order_ + count_, 0);
+  }
+
+  void sort_prefix(int64_t size) {
+    const auto before = [this](int32_t a, int32_t b) {
+      return logits_[a] > logits_[b] || (logits_[a] == logits_[b] && a < b);
+    };
+    size = std::min(size, count_);
+    if (size <= num_sorted_) return;
+    if (size < count_) std::nth_element(order_ + num_sorted_, order_ + size, order_ + count_, before);
+    std::sort(order_ + num_sorted_, order_ + size, before);
+    num_sorted_ = size;
+  }
+
+  int32_t operator[](int64_t rank) {
+    if (rank >= num_sorted_) {
+      sort_prefix(std::max({kFirstSorted, rank + 1, num_sorted_ * kSortedGrowth}));
+    }
+    return order_[rank];
+  }
+
+ private:
+  const float* logits_;
+  const int64_t count_;
+  int32_t* order_;
+  int64_t num_sorted_ = 0;
+};
+
+bool all_finite(const float* x, int64_t count) {
+  // x - x is 0 for a finite x and NaN otherwise.
+  bool finite = true;
+  for (int64_t i = 0; i < count; ++i) finite &= x[i] - x[i] == 0.0f;
+  return finite;
+}
+
+// The lowest index of the largest value.
+int64_t argmax(const float* x, int64_t count) { return std::max_element(x, x + count) - x; }
+
+}  // namespace
+
+Sampler::Sampler(int64_t vocab_size, const Kernels& kernels, int num_threads)
+    : vocab_size_(vocab_size),
+      kernels_(kernels),
+      scratch_(scratch_bytes(vocab_size, num_threads), Pages::Normal, "sampling") {}
+
+uint64_t Sampler::scratch_bytes(int64_t vocab_size, int num_threads) {
+  return static_cast<uint64_t>(vocab_size) * (3 * sizeof(float) + sizeof(int32_t)) *
+         static_cast<uint64_t>(num_threads);
+}
+
+Sampler::Scratch Sampler::scratch(int worker) const {
+  float* floats = reinterpret_cast<float*>(scratch_.data()) + 4 * vocab_size_ * worker;
+  return {floats, floats + vocab_size_, floats + 2 * vocab_size_,
+          reinterpret_cast<int32_t*>(floats + 3 * vocab_size_)};
+}
+
+void Sampler::check_openings(const std::vector<Opening>& openings) const {
+  std::unordered_set<int64_t> ids;
+  for (const Opening& opening : openings) {
+    const int64_t id = opening.sequence_id;
+    const SamplingParams& p = opening.sampling;
+    if (is_open(id) || !ids.insert(id).second) fail(id, "it is open for sampling already");
+    if (!within(p.temperature, 0.0f, FLT_MAX)) fail(id, "temperature must be at least 0");
+    if (p.top_k && *p.top_k < 1) fail(id, "top_k must be at least 1");
+    if (!within(p.top_p, 0.0f, 1.0f)) fail(id, "top_p must be from 0 to 1");
+    if (!within(p.min_p, 0.0f, 1.0f)) fail(id, "min_p must be from 0 to 1");
+    if (!within(p.repetition_penalty, FLT_MIN, FLT_MAX)) {
+      fail(id, "repetition_penalty must be greater than 0");
+    }
+    if (!std::isfinite(p.frequency_penalty)) fail(id, "frequency_penalty must be finite");
+    if (!std::isfinite(p.presence_penalty)) fail(id, "presence_penalty must be finite");
+    const auto check_token = [&](int64_t token, const char* where) {
+      if (token < 0 || token >= vocab_size_) {
+        fail(id, "token " + std::to_string(token) + " of " + where +
+                     " is not within the vocabulary of " + std::to_string(vocab_size_));
+      }
+    };
+    for (const auto& [token, bias] : p.logit_bias) {
+      check_token(token, "logit_bias");
+      if (!std::isfinite(bias)) fail(id, "logit_bias must be finite");
+    }
+    for (const int64_t token : opening.prompt_tokens) check_token(token, "the prompt");
+    for (const int64_t token : opening.output_tokens) check_token(token, "the output");
+    if (p.top_logprobs < 0 || p.top_logprobs > vocab_size_) {
+      fail(id, "top_logprobs must be from 0 to the size of the vocabulary");
+    }
+  }
+}
+
+void Sampler::open(const std::vector<Opening>& openings) {
+  for (const Opening& opening : openings) {
+    Sequence sequence{opening.sampling, has_penalties(opening.sampling), {}};
+    if (sequence.keeps_history) {
+      for (const int64_t token : opening.prompt_tokens) sequence.output_counts.try_emplace(token, 0);
+      for (const int64_t token : opening.output_tokens) ++sequence.output_counts[token];
+    }
+    sequences_.insert_or_assign(opening.sequence_id, std::move(sequence));
+  }
+}
+
+std::vector<SampledToken> Sampler::sample(const WantedRow* first, const WantedRow* last,
+                                          const float* logits, ThreadPool::Session& session) {
+  std::vector<const Sequence*> sequences;
+  std::vector<SampledToken> sampled;
+  for (const WantedRow* wanted = first; wanted != last; ++wanted) {
+    const auto found = sequences_.find(wanted->sequence_id);
+    if (found == sequences_.end()) fail(wanted->sequence_id, "it is not open for sampling");
+    sequences.push_back(&found->second);
+    sampled.push_back({wanted->sequence_id, wanted->next_position, -1, std::nullopt, {}});
+    // Here and not in the parallel loop, which must not throw.
+    const SamplingParams& params = found->second.params;
+    if (params.logprobs) sampled.back().top.resize(static_cast<size_t>(params.top_logprobs));
+  }
+  // One per row, for threads to write to at once (which vector<bool> would not allow).
+  std::vector<uint8_t> finite(sampled.size());
+  // Looking at every logit about eight times: finite, max, scale, exp, copy, select ...
+  const int64_t work_per_row = 8 * vocab_size_;
+  parallel_ranges(session, static_cast<int64_t>(sampled.size()), 1, work_per_row,
+                  [&](int64_t begin, int64_t end, int worker) {
+                    for (int64_t i = begin; i < end; ++i) {
+                      const float* row = logits + i * vocab_size_;
+                      finite[i] = all_finite(row, vocab_size_);
+                      if (finite[i]) sample_one(row, *sequences[i], scratch(worker), sampled[i]);
+                    }
+                  });
+  for (size_t i = 0; i < sampled.size(); ++i) {
+    if (!finite[i]) fail(sampled[i].sequence_id, "its logits are not finite (NaN or infinity)");
+  }
+  return sampled;
+}
+
+void Sampler::record(const std::vector<SampledToken>& sampled) {
+  for (const SampledToken& token : sampled) {
+    const auto found = sequences_.find(token.sequence_id);
+    if (found != sequences_.end() && found->second.keeps_history) {
+      ++found->second.output_counts[token.token];
+    }
+  }
+}
+
+void Sampler::sample_one(const float* logits, const Sequence& sequence, const Scratch& scratch,
+                         SampledToken& out) const {
+  const SamplingParams& params = sequence.params;
+  const float* adjusted = logits;
+  if (sequence.keeps_history || !params.logit_bias.empty()) {
+    std::copy_n(logits, vocab_size_, scratch.adjusted);
+    adjusted = scratch.adjusted;
+    // Whatever the parameters, logits stay finite.
+    const auto bounded = [](float x) { return std::clamp(x, -FLT_MAX, FLT_MAX); };
+    for (const auto& [token, count] : sequence.output_counts) {
+      float& logit = scratch.adjusted[token];
+      logit = logit > 0.0f ? logit / params.repetition_penalty : logit * params.repetition_penalty;
+      if (count > 0) {
+        logit -= params.frequency_penalty * static_cast<float>(count);
+        logit -= params.presence_penalty;
+      }
+      logit = bounded(logit);
+    }
+    for (const auto& [token, bias] : params.logit_bias) {
+      scratch.adjusted[token] = bounded(scratch.adjusted[token] + bias);
+    }
+  }
+  out.token = params.temperature == 0.0f ? argmax(adjusted, vocab_size_)
+                                         : draw(adjusted, sequence, out.position, scratch);
+  if (params.logprobs) add_logprobs(logits, sequence, scratch, out);
+}
+
+int64_t Sampler::draw(const float* adjusted, const Sequence& sequence, int64_t position,
+                      const Scratch& scratch) const {
+  const SamplingParams& params = sequence.params;
+  // Relative to the largest before the division, so that a tiny temperature cannot overflow.
+  const float largest = adjusted[argmax(adjusted, vocab_size_)];
+  for (int64_t i = 0; i < vocab_size_; ++i) {
+    scratch.scaled[i] =
+        std::max((adjusted[i] - largest) / params.temperature, kLeastScaledLogit);
+  }
+  const float whole = kernels_.exp_sum(scratch.scaled, vocab_size_, 0.0f, scratch.weights);
+
+  Candidates candidates(adjusted, vocab_size_, scratch.order);
+  const auto weight = [&](int64_t rank) { return scratch.weights[candidates[rank]]; };
+
+  // How many candidates are kept, and the sum of their weights. Each rule keeps a prefix of the
+  // sorted order, and is applied to what the one before has kept.
+  int64_t kept = vocab_size_;
+  float total = whole;
+  if (params.top_k && *params.top_k < vocab_size_) {
+    kept = *params.top_k;
+    candidates.sort_prefix(kept);
+    total = 0.0f;
+    for (int64_t rank = 0; rank < kept; ++rank) total += weight(rank);
+  }
+  if (params.top_p < 1.0f || params.min_p > 0.0f) {
+    const float enough = params.top_p < 1.0f ? params.top_p * total : FLT_MAX;
+    const float least = params.min_p * weight(0);
+    float cumulative = weight(0);
+    int64_t rank = 1;
+    while (rank < kept && cumulative < enough && weight(rank) >= least) {
+      cumulative += weight(rank++);
+    }
+    kept = rank;
+    total = cumulative;
+  }
+
+  const float target =
+      uniform_draw(params.seed, static_cast<uint64_t>(position)) * total;
+  float cumulative = 0.0f;
+  for (int64_t rank = 0; rank < kept; ++rank) {
+    cumulative += weight(rank);
+    if (cumulative > target) return candidates[rank];
+  }
+  // The sum in another order was a little larger than the last cumulative one.
+  return candidates[kept - 1];
+}
+
+void Sampler::add_logprobs(const float* logits, const Sequence& sequence, const Scratch& scratch,
+                           SampledToken& out) const {
+  const float largest = logits[argmax(logits, vocab_size_)];
+  const float sum = kernels_.exp_sum(logits, vocab_size_, largest, scratch.weights);
+  // In double and rounded once: the C library's logf may differ from machine to machine.
+  const float log_sum = static_cast<float>(std::log(static_cast<double>(sum)));
+  const auto logprob = [&](int64_t token) { return (logits[token] - largest) - log_sum; };
+  out.logprob = logprob(out.token);
+  Candidates candidates(logits, vocab_size_, scratch.order);
+  candidates.sort_prefix(sequence.params.top_logprobs);
+  for (size_t rank = 0; rank < out.top.size(); ++rank) {
+    const int32_t token = candidates[static_cast<int64_t>(rank)];
+    out.top[rank] = {token, logprob(token)};
+  }
+}
+
+}  // namespace potluck

@@ -1,0 +1,107 @@
+// Chooses the next token of sequences from their logits, as potluck.types.step specifies it.
+//
+// The choice depends on the logits, the parameters, the sequence's own tokens and the position
+// alone; neither on the other sequences nor on the number of threads.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "program/batch.h"
+#include "program/memory.h"
+#include "program/thread_pool.h"
+
+namespace potluck {
+
+// As potluck.types.step.SamplingParams.
+struct SamplingParams {
+  float temperature;
+  std::optional<int64_t> top_k;
+  float top_p;
+  float min_p;
+  float repetition_penalty;
+  float frequency_penalty;
+  float presence_penalty;
+  std::vector<std::pair<int64_t, float>> logit_bias;
+  uint64_t seed;
+  bool logprobs;
+  int64_t top_logprobs;
+};
+
+struct Opening {
+  int64_t sequence_id;
+  SamplingParams sampling;
+  std::vector<int64_t> prompt_tokens;
+  std::vector<int64_t> output_tokens;
+};
+
+struct TokenLogprob {
+  int64_t token;
+  float logprob;
+};
+
+struct SampledToken {
+  int64_t sequence_id;
+  int64_t position;
+  int64_t token;
+  std::optional<float> logprob;
+  std::vector<TokenLogprob> top;  // most likely first; lower ids first among equals
+};
+
+class Sampler {
+ public:
+  // Throws OutOfMemory.
+  Sampler(int64_t vocab_size, const Kernels& kernels, int num_threads);
+
+  static uint64_t scratch_bytes(int64_t vocab_size, int num_threads);
+
+  // Throws Error when a sequence is open already, or a parameter or token is out of range.
+  void check_openings(const std::vector<Opening>& openings) const;
+  // After check_openings.
+  void open(const std::vector<Opening>& openings);
+  // A sequence that is not open (cancelled before its first token) is none of our concern.
+  void close(int64_t sequence_id) { sequences_.erase(sequence_id); }
+  bool is_open(int64_t sequence_id) const { return sequences_.count(sequence_id) > 0; }
+
+  // One token per entry of [first, last); `logits` has a row of vocab_size for each, in the same
+  // order. Changes no sequence's history: see record. Throws Error for a sequence that is not open
+  // and for logits that are not finite.
+  std::vector<SampledToken> sample(const WantedRow* first, const WantedRow* last,
+                                   const float* logits, ThreadPool::Session& session);
+
+  // Adds what was sampled to the histories that penalties count.
+  void record(const std::vector<SampledToken>& sampled);
+
+ private:
+  struct Sequence {
+    SamplingParams params;
+    bool keeps_history;
+    // How often each token of prompt and output stands in the output. Empty without penalties.
+    std::unordered_map<int64_t, int64_t> output_counts;
+  };
+  struct Scratch {
+    float* adjusted;
+    float* scaled;
+    float* weights;
+    int32_t* order;
+  };
+
+  Scratch scratch(int worker) const;
+  void sample_one(const float* logits, const Sequence& sequence, const Scratch& scratch,
+                  SampledToken& out) const;
+  int64_t draw(const float* adjusted, const Sequence& sequence, int64_t position,
+               const Scratch& scratch) const;
+  void add_logprobs(const float* logits, const Sequence& sequence, const Scratch& scratch,
+                    SampledToken& out) const;
+
+  const int64_t vocab_size_;
+  const Kernels& kernels_;
+  Buffer scratch_;
+  std::unordered_map<int64_t, Sequence> sequences_;
+};
+
+}  // namespace potluck

@@ -1,0 +1,191 @@
+#include "program/stage.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "program/error.h"
+
+namespace potluck {
+namespace {
+
+uint64_t logits_bytes(const Program& program, int64_t max_step_tokens) {
+  if (!program.spec().has_head) return 0;
+  const int64_t rows = std::min(max_step_tokens, Executor::kMaxHeadRows);
+  return static_cast<uint64_t>(rows * program.spec().vocab_size) * sizeof(float);
+}
+
+BatchLimits make_limits(const Program& program, int64_t num_blocks, int64_t max_step_tokens) {
+  // Beyond these bounds the products that sizes are made of could overflow.
+  constexpr int64_t kMaxBlocks = int64_t{1} << 28;
+  constexpr int64_t kMaxTokens = int64_t{1} << 20;
+  if (num_blocks < 0 || num_blocks > kMaxBlocks) {
+    throw Error("num_blocks is " + std::to_string(num_blocks) + ", and must be from 0 to 2^28");
+  }
+  if (max_step_tokens < 1 || max_step_tokens > kMaxTokens) {
+    throw Error("max_step_tokens is " + std::to_string(max_step_tokens) +
+                ", and must be from 1 to 2^20");
+  }
+  const ProgramSpec& spec = program.spec();
+  return {max_step_tokens,
+          spec.caches.empty() ? std::nullopt : std::optional<int64_t>(num_blocks),
+          spec.context_tokens, spec.vocab_size};
+}
+
+void check_shape(const char* what, int64_t rows, int64_t columns, int64_t wanted_rows,
+                 int64_t wanted_columns) {
+  if (rows != wanted_rows || columns != wanted_columns) {
+    throw Error(std::string(what) + " has shape [" + std::to_string(rows) + ", " +
+                std::to_string(columns) + "], and [" + std::to_string(wanted_rows) + ", " +
+                std::to_string(wanted_columns) + "] is needed");
+  }
+}
+
+}  // namespace
+
+// Marks the stage as busy while it lives.
+class Stage::Call {
+ public:
+  explicit Call(Stage& stage) : stage_(stage) {
+    if (stage_.busy_.exchange(true)) {
+      throw Error("the stage is busy with a call from another thread");
+    }
+  }
+  ~Call() { stage_.busy_.store(false); }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+ private:
+  Stage& stage_;
+};
+
+Stage::Stage(std::shared_ptr<const Program> program, const Kernels& kernels,
+             std::shared_ptr<ThreadPool> pool, int64_t num_blocks, int64_t max_step_tokens)
+    : program_(std::move(program)),
+      pool_(std::move(pool)),
+      limits_(make_limits(*program_, num_blocks, max_step_tokens)),
+      weights_(program_->spec().weights),
+      executor_(*program_, kernels, weights_, num_blocks, max_step_tokens, pool_->num_threads()),
+      logits_(logits_bytes(*program_, max_step_tokens), Pages::Normal, "logits") {
+  if (program_->spec().has_head) {
+    sampler_.emplace(program_->spec().vocab_size, kernels, pool_->num_threads());
+  }
+}
+
+uint64_t Stage::cache_bytes(const Program& program, int64_t num_blocks) {
+  make_limits(program, num_blocks, 1);
+  return Executor::cache_bytes(program, num_blocks);
+}
+
+uint64_t Stage::scratch_bytes(const Program& program, int64_t max_step_tokens, int num_threads) {
+  make_limits(program, 0, max_step_tokens);
+  const ProgramSpec& spec = program.spec();
+  return Executor::scratch_bytes(program, max_step_tokens, num_threads) +
+         logits_bytes(program, max_step_tokens) +
+         (spec.has_head ? Sampler::scratch_bytes(spec.vocab_size, num_threads) : 0);
+}
+
+void Stage::begin_weight(const std::string& name, const std::vector<int64_t>& shape,
+                         Format format) {
+  const Call call(*this);
+  weights_.begin(name, shape, format);
+}
+
+void Stage::write_rows(const std::string& name, int64_t start_row, int64_t end_row,
+                       const uint8_t* data, uint64_t num_bytes) {
+  const Call call(*this);
+  weights_.write_rows(name, start_row, end_row, data, num_bytes, *pool_);
+}
+
+void Stage::finish_weight(const std::string& name) {
+  const Call call(*this);
+  weights_.finish(name);
+}
+
+Batch Stage::check(const Step& step, const std::optional<MatrixView>& hidden_in) const {
+  weights_.check_complete();
+  Batch batch(step.slices, limits_);
+  const ProgramSpec& spec = program_->spec();
+  if (hidden_in.has_value() == spec.has_embedding) {
+    throw Error(spec.has_embedding ? "a stage with the embedding takes no hidden states"
+                                   : "a stage without the embedding needs hidden states");
+  }
+  if (hidden_in) {
+    check_shape("hidden", hidden_in->rows, hidden_in->columns, batch.num_tokens(),
+                spec.hidden_size);
+  }
+  if (sampler_) sampler_->check_openings(step.opened);
+  return batch;
+}
+
+void Stage::compute(const Step& step, const Batch& batch,
+                    const std::optional<MatrixView>& hidden_in, ThreadPool::Session& session) {
+  if (sampler_) sampler_->open(step.opened);
+  if (hidden_in) {
+    std::copy_n(hidden_in->data, hidden_in->rows * hidden_in->columns, executor_.hidden());
+  }
+  executor_.run(batch, session);
+}
+
+std::vector<SampledToken> Stage::step(const Step& step, std::optional<MatrixView> hidden_in,
+                                      std::optional<MutableMatrixView> hidden_out) {
+  const Call call(*this);
+  const Batch batch = check(step, hidden_in);
+  const ProgramSpec& spec = program_->spec();
+  if (hidden_out.has_value() == spec.has_head) {
+    throw Error(spec.has_head ? "a stage with the head gives no hidden states"
+                              : "a stage without the head needs room for hidden states");
+  }
+  if (hidden_out) {
+    check_shape("the output", hidden_out->rows, hidden_out->columns, batch.num_tokens(),
+                spec.hidden_size);
+  }
+  if (sampler_) {
+    for (const WantedRow& wanted : batch.wanted()) {
+      const auto is_it = [&](const Opening& o) { return o.sequence_id == wanted.sequence_id; };
+      if (!sampler_->is_open(wanted.sequence_id) &&
+          std::none_of(step.opened.begin(), step.opened.end(), is_it)) {
+        throw Error("sequence " + std::to_string(wanted.sequence_id) +
+                    ": it is not open for sampling");
+      }
+    }
+  }
+
+  ThreadPool::Session session(*pool_);
+  compute(step, batch, hidden_in, session);
+  if (hidden_out) {
+    std::copy_n(executor_.hidden(), hidden_out->rows * hidden_out->columns, hidden_out->data);
+    return {};
+  }
+  std::vector<SampledToken> sampled;
+  auto* logits = reinterpret_cast<float*>(logits_.data());
+  const auto num_wanted = static_cast<int64_t>(batch.wanted().size());
+  for (int64_t begin = 0; begin < num_wanted; begin += Executor::kMaxHeadRows) {
+    const int64_t count = std::min(num_wanted - begin, Executor::kMaxHeadRows);
+    const WantedRow* rows = batch.wanted().data() + begin;
+    executor_.head(rows, count, logits, session);
+    for (SampledToken& token : sampler_->sample(rows, rows + count, logits, session)) {
+      sampled.push_back(std::move(token));
+    }
+  }
+  sampler_->record(sampled);
+  for (const int64_t id : step.closed) sampler_->close(id);
+  return sampled;
+}
+
+void Stage::logits(const Step& step, std::optional<MatrixView> hidden_in, MutableMatrixView out) {
+  const Call call(*this);
+  const Batch batch = check(step, hidden_in);
+  if (!sampler_) throw Error("a stage without the head has no logits");
+  const auto num_wanted = static_cast<int64_t>(batch.wanted().size());
+  check_shape("the output", out.rows, out.columns, num_wanted, program_->spec().vocab_size);
+
+  ThreadPool::Session session(*pool_);
+  compute(step, batch, hidden_in, session);
+  for (int64_t begin = 0; begin < num_wanted; begin += Executor::kMaxHeadRows) {
+    const int64_t count = std::min(num_wanted - begin, Executor::kMaxHeadRows);
+    executor_.head(batch.wanted().data() + begin, count, out.data + begin * out.columns, session);
+  }
+  for (const int64_t id : step.closed) sampler_->close(id);
+}
+
+}  // namespace potluck

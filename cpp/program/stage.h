@@ -1,0 +1,86 @@
+// One stage: a program, its weights and its caches, computing one step per call.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "program/batch.h"
+#include "program/executor.h"
+#include "program/program.h"
+#include "program/sampler.h"
+#include "program/thread_pool.h"
+#include "program/weights.h"
+
+namespace potluck {
+
+// A step as potluck.types.step has it.
+struct Step {
+  std::vector<Slice> slices;
+  std::vector<Opening> opened;
+  std::vector<int64_t> closed;
+};
+
+// A float32 matrix that the caller owns.
+struct MatrixView {
+  const float* data;
+  int64_t rows;
+  int64_t columns;
+};
+struct MutableMatrixView {
+  float* data;
+  int64_t rows;
+  int64_t columns;
+};
+
+// Calls come from one thread at a time: a call while another one runs throws Error. All throw Error
+// for what makes no sense, and then have changed nothing.
+class Stage {
+ public:
+  // Throws OutOfMemory.
+  Stage(std::shared_ptr<const Program> program, const Kernels& kernels,
+        std::shared_ptr<ThreadPool> pool, int64_t num_blocks, int64_t max_step_tokens);
+
+  // What a stage allocates besides its weights.
+  static uint64_t cache_bytes(const Program& program, int64_t num_blocks);
+  static uint64_t scratch_bytes(const Program& program, int64_t max_step_tokens, int num_threads);
+
+  // See WeightStore.
+  void begin_weight(const std::string& name, const std::vector<int64_t>& shape, Format format);
+  void write_rows(const std::string& name, int64_t start_row, int64_t end_row,
+                  const uint8_t* data, uint64_t num_bytes);
+  void finish_weight(const std::string& name);
+
+  // Runs the program once. `hidden_in` [tokens][hidden_size] is given unless the stage has the
+  // embedding, `hidden_out` likewise unless it has the head; with the head it returns one token per
+  // slice that samples. When logits are not finite it throws after the caches were written.
+  std::vector<SampledToken> step(const Step& step, std::optional<MatrixView> hidden_in,
+                                 std::optional<MutableMatrixView> hidden_out);
+
+  // The same on a stage with the head, but gives the logits [slices that sample][vocab_size].
+  void logits(const Step& step, std::optional<MatrixView> hidden_in, MutableMatrixView out);
+
+  uint64_t weights_bytes() const { return weights_.num_bytes(); }
+
+ private:
+  class Call;
+
+  Batch check(const Step& step, const std::optional<MatrixView>& hidden_in) const;
+  void compute(const Step& step, const Batch& batch, const std::optional<MatrixView>& hidden_in,
+               ThreadPool::Session& session);
+
+  const std::shared_ptr<const Program> program_;
+  const std::shared_ptr<ThreadPool> pool_;
+  const BatchLimits limits_;
+  WeightStore weights_;
+  Executor executor_;
+  std::optional<Sampler> sampler_;  // with the head
+  Buffer logits_;                   // likewise, Executor::kMaxHeadRows rows at most
+  std::atomic<bool> busy_{false};
+};
+
+}  // namespace potluck

@@ -1,0 +1,204 @@
+"""The native engine: programs on the CPU, in the compiled core.
+
+Its results are the same bits whatever the batch, the chunks, the number of threads and the cuts
+between stages; for quantized weights also whatever the instruction set (docs/adr/0004).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from potluck.engines.native_program import (
+    _core,
+    core_errors,
+    core_opening,
+    core_program,
+    core_slice,
+)
+from potluck.errors import EngineError
+from potluck.types.engine import StepResult
+from potluck.types.sampling import validate_sampling
+from potluck.types.step import SampledToken, SequenceId, TokenLogprob
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from potluck.types.program import Program
+    from potluck.types.step import Step
+    from potluck.types.tensor import TensorInfo, TensorSink
+
+    Floats = NDArray[np.float32]
+
+ThreadPool = _core.ThreadPool
+"""``ThreadPool(num_threads)``: may be shared by the stages of a process, which take turns."""
+
+
+def available_isas() -> tuple[str, ...]:
+    """Instruction sets that this build has and this machine can run, slowest first."""
+    return tuple(_core.available_isas())
+
+
+def default_isa(environment: Mapping[str, str] = os.environ) -> str:
+    """The instruction set that ``POTLUCK_ISA`` asks for, or else the fastest."""
+    asked = environment.get("POTLUCK_ISA")
+    return _checked_isa(asked) if asked else available_isas()[-1]
+
+
+def cache_bytes(program: Program, num_blocks: int) -> int:
+    """What the key-value caches of ``num_blocks`` blocks take. Allocates nothing."""
+    with core_errors():
+        return _core.Stage.cache_bytes(program=core_program(program), num_blocks=num_blocks)
+
+
+def scratch_bytes(program: Program, max_step_tokens: int, *, num_threads: int) -> int:
+    """What a stage takes besides weights and caches. Allocates nothing."""
+    with core_errors():
+        return _core.Stage.scratch_bytes(
+            program=core_program(program), max_step_tokens=max_step_tokens, num_threads=num_threads
+        )
+
+
+class NativeEngine:
+    """One stage (see ``Engine``).
+
+    ``num_blocks`` cache blocks and scratch for steps of up to ``max_step_tokens`` are allocated
+    here, weights as they come. ``isa`` is one of ``available_isas()``; None is the fastest. A call
+    while another thread's call runs raises ``EngineError``.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        num_blocks: int,
+        max_step_tokens: int,
+        pool: ThreadPool,
+        isa: str | None = None,
+    ) -> None:
+        self._program = program
+        with core_errors():
+            self._open_stage: _core.Stage | None = _core.Stage(
+                program=core_program(program),
+                isa=available_isas()[-1] if isa is None else _checked_isa(isa),
+                pool=pool,
+                num_blocks=num_blocks,
+                max_step_tokens=max_step_tokens,
+            )
+
+    @property
+    def weights_bytes(self) -> int:
+        """What the weights taken so far occupy."""
+        return self._stage.weights_bytes
+
+    def sink(self) -> TensorSink:
+        """Takes matrices in every format, and vectors as F32, F16 or BF16."""
+        return _NativeSink(self)
+
+    def step(self, step: Step, hidden: Floats | None) -> StepResult:
+        """Run the program once (see ``Engine``).
+
+        Raises ``ParameterError`` for sampling parameters that are not allowed, and ``EngineError``,
+        with the step's tokens in the cache, when the model's logits are not finite.
+        """
+        stage = self._stage
+        self._validate_openings(step)
+        out = None
+        if not self._program.shard.has_head:
+            out = np.empty((step.num_tokens, self._program.hidden_size), dtype=np.float32)
+        with core_errors():
+            sampled = stage.step(
+                slices=[core_slice(part) for part in step.slices],
+                opened=[core_opening(opening) for opening in step.opened],
+                closed=step.closed,
+                hidden=_as_core_takes_it(hidden),
+                out=out,
+            )
+        return StepResult(hidden=out, sampled=tuple(_sampled_token(token) for token in sampled))
+
+    def logits(self, step: Step, hidden: Floats | None) -> Floats:
+        """As ``step`` without sampling, so that sequences need not have been opened."""
+        stage = self._stage
+        self._validate_openings(step)
+        num_sampled = sum(part.sample for part in step.slices)
+        out = np.empty((num_sampled, self._program.vocab_size), dtype=np.float32)
+        with core_errors():
+            stage.logits(
+                slices=[core_slice(part) for part in step.slices],
+                opened=[core_opening(opening) for opening in step.opened],
+                closed=step.closed,
+                hidden=_as_core_takes_it(hidden),
+                out=out,
+            )
+        return out
+
+    def close(self) -> None:
+        """Free weights and cache; at the end of a call that still runs. Idempotent."""
+        self._open_stage = None
+
+    @property
+    def _stage(self) -> _core.Stage:
+        if self._open_stage is None:
+            raise EngineError("the engine is closed", hint="make another one")
+        return self._open_stage
+
+    def _validate_openings(self, step: Step) -> None:
+        for opening in step.opened:
+            validate_sampling(opening.sampling, self._program.vocab_size)
+
+
+class _NativeSink:
+    """See ``TensorSink``. Packs rows into panels as they come."""
+
+    def __init__(self, engine: NativeEngine) -> None:
+        self._engine = engine  # and not its stage, which would then outlive its close
+
+    def begin(self, info: TensorInfo) -> None:
+        with core_errors():
+            self._engine._stage.begin_weight(info.name, info.shape, info.format.label)
+
+    def write_rows(self, name: str, start_row: int, end_row: int, data: memoryview) -> None:
+        with core_errors():
+            self._engine._stage.write_rows(
+                name, start_row, end_row, np.frombuffer(data, dtype=np.uint8)
+            )
+
+    def finish(self, name: str) -> None:
+        with core_errors():
+            self._engine._stage.finish_weight(name)
+
+
+def _checked_isa(isa: str) -> str:
+    if isa not in available_isas():
+        raise EngineError(
+            f"the instruction set '{isa}' is not available here",
+            hint=f"available: {', '.join(available_isas())}",
+        )
+    return isa
+
+
+def _as_core_takes_it(hidden: Floats | None) -> Floats | None:
+    """Float32 in row order; a copy only where it is not so already."""
+    if hidden is None:
+        return None
+    if hidden.dtype != np.float32 or hidden.ndim != 2:
+        raise EngineError(
+            f"hidden states are {hidden.dtype} with {hidden.ndim} dimensions, "
+            "and must be a float32 matrix",
+            hint="this is a defect in Potluck; please report it",
+        )
+    return np.ascontiguousarray(hidden)
+
+
+def _sampled_token(token: _core.SampledToken) -> SampledToken:
+    return SampledToken(
+        sequence_id=SequenceId(token.sequence_id),
+        position=token.position,
+        token=token.token,
+        logprob=token.logprob,
+        top=tuple(TokenLogprob(token=one.token, logprob=one.logprob) for one in token.top),
+    )

@@ -1,0 +1,148 @@
+"""Programs and steps in the form that the compiled core takes."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, assert_never
+
+from potluck.errors import EngineError
+from potluck.types.program import (
+    Activation,
+    Add,
+    Attention,
+    Embed,
+    GatedActivation,
+    Head,
+    Linear,
+    RmsNorm,
+    Rope,
+)
+
+try:
+    from potluck.kernels import _core
+except ImportError as error:
+    raise EngineError(
+        f"the compiled core cannot be loaded: {error}",
+        hint="install Potluck again, with `pip install .` in its source folder",
+    ) from error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from potluck.types.program import Op, Program
+    from potluck.types.step import SamplingParams, SequenceOpening, SequenceSlice
+
+
+@contextmanager
+def core_errors() -> Iterator[None]:
+    """Turn what the core refuses into ``EngineError``."""
+    try:
+        yield
+    except _core.OutOfMemory as error:
+        raise EngineError(
+            str(error), hint="close other programs, or use a smaller model, context or batch"
+        ) from error
+    except _core.Error as error:
+        raise EngineError(
+            str(error), hint="this is a defect in Potluck; please report it"
+        ) from error
+
+
+def core_program(program: Program) -> _core.Program:
+    """``program``, checked. Raises ``EngineError`` if its parts contradict one another."""
+    rope = program.rope
+    with core_errors():
+        return _core.Program(
+            registers=[
+                _core.Register(name=register.name, width=register.width)
+                for register in program.registers
+            ],
+            ops=[_op(op) for op in program.ops],
+            weights=[
+                _core.WeightSpec(name=weight.name, shape=list(weight.shape))
+                for weight in program.weights
+            ],
+            caches=[
+                _core.CacheSpec(num_kv_heads=cache.num_kv_heads, head_dim=cache.head_dim)
+                for cache in program.caches
+            ],
+            rope_cos=None if rope is None else rope.cos,
+            rope_sin=None if rope is None else rope.sin,
+            hidden_size=program.hidden_size,
+            vocab_size=program.vocab_size,
+            context_tokens=program.context_tokens,
+            has_embedding=program.shard.has_embedding,
+            has_head=program.shard.has_head,
+        )
+
+
+def core_slice(part: SequenceSlice) -> _core.Slice:
+    """``part`` in the core's form."""
+    return _core.Slice(
+        sequence_id=part.sequence_id,
+        tokens=part.tokens,
+        start_position=part.start_position,
+        block_table=part.block_table,
+        sample=part.sample,
+    )
+
+
+def core_opening(opening: SequenceOpening) -> _core.Opening:
+    """``opening`` in the core's form; its parameters have been validated."""
+    return _core.Opening(
+        sequence_id=opening.sequence_id,
+        sampling=_sampling(opening.sampling),
+        prompt_tokens=opening.prompt_tokens,
+        output_tokens=opening.output_tokens,
+    )
+
+
+def _sampling(params: SamplingParams) -> _core.SamplingParams:
+    return _core.SamplingParams(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        logit_bias=params.logit_bias,
+        seed=params.seed,
+        logprobs=params.logprobs,
+        top_logprobs=params.top_logprobs,
+    )
+
+
+def _op(op: Op) -> _core.Op:
+    match op:
+        case Embed():
+            return _core.Embed(weight=op.weight, out=op.out)
+        case RmsNorm():
+            return _core.RmsNorm(
+                x=op.x, weight=op.weight, out=op.out, group=op.group, epsilon=op.epsilon
+            )
+        case Linear():
+            return _core.Linear(x=op.x, weight=op.weight, out=op.out, bias=op.bias)
+        case Rope():
+            return _core.Rope(x=op.x, num_heads=op.num_heads, head_dim=op.head_dim)
+        case Attention():
+            return _core.Attention(
+                q=op.q,
+                k=op.k,
+                v=op.v,
+                out=op.out,
+                cache_index=op.cache_index,
+                num_heads=op.num_heads,
+                num_kv_heads=op.num_kv_heads,
+                head_dim=op.head_dim,
+                scale=op.scale,
+                window=op.window,
+            )
+        case GatedActivation(activation=Activation.SILU):
+            return _core.GatedActivation(gate=op.gate, up=op.up, out=op.out)
+        case Add():
+            return _core.Add(x=op.x, y=op.y)
+        case Head():
+            return _core.Head(x=op.x, weight=op.weight, vocab_size=op.vocab_size)
+        case _:
+            assert_never(op)
