@@ -34,7 +34,7 @@ _SMALL_FILES = (
 _SPLIT_GGUF = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")
 
 
-def download_model(model: HubModel, check_config: Callable[[Path], None]) -> Path:
+def download_model(model: HubModel, check_config: Callable[[Path], object]) -> Path:
     """Bring a model's files here, and only those it needs.
 
     ``check_config`` gets the directory when ``config.json`` lies in it, and raises if the model

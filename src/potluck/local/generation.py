@@ -80,6 +80,7 @@ class Generation:
         sampling: SamplingParams,
         tokenizer: Tokenizer,
         stop: Sequence[str],
+        starts_text: bool,
         started: float,
     ) -> None:
         self.sampling = sampling
@@ -87,7 +88,9 @@ class Generation:
         self._sequence_id = sequence_id
         self._updates = updates
         self._prompt_tokens = tuple(prompt_tokens)
-        self._detokenizer = StreamingDetokenizer(tokenizer, stop=stop)
+        self._detokenizer = StreamingDetokenizer(
+            tokenizer, stop_strings=stop, starts_text=starts_text
+        )
         self._started = started
         self._pieces: list[Piece] = []
         self._result: GenerationResult | None = None
@@ -133,10 +136,10 @@ class Generation:
         token = update.token
         text = self._detokenizer.push(token.token)
         reason = token.finish_reason
-        if self._detokenizer.is_stopped:
-            reason = FinishReason.STOP
-        elif reason is not None:
+        if reason is not None:
             text += self._detokenizer.flush()
+        if self._detokenizer.stopped_by is not None:
+            reason = FinishReason.STOP
         piece = Piece(
             text=text,
             token=token.token,

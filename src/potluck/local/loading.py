@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 from potluck.catalog import ModelDescription, canonical_source, open_tensors
-from potluck.engines.native import (
-    NativeEngine,
-    ThreadPool,
-    cache_bytes,
-    default_num_threads,
-    scratch_bytes,
-)
+from potluck.engines.native import NativeEngine, ThreadPool, cache_bytes, scratch_bytes
+from potluck.engines.threads import default_num_threads
 from potluck.errors import ParameterError
 from potluck.local.stages import split_evenly
-from potluck.models import build_program, rope_table
+from potluck.models.program import build_program
+from potluck.models.rope import rope_table
 from potluck.scheduling.blocks import blocks_for
 from potluck.types.program import Program
-from potluck.weights import available_memory, load_weights, require_memory, weights_bytes
+from potluck.weights.budget import require_memory, weights_bytes
+from potluck.weights.load import Progress, load_weights
+from potluck.weights.memory import available_memory
 
 MAX_STEP_TOKENS = 512
 """Tokens per step: prefill is bound by arithmetic well before, and scratch stays small."""
@@ -62,9 +59,11 @@ def plan_load(
     """
     if num_threads is not None and num_threads < 1:
         raise ParameterError("threads", f"{num_threads} threads", hint="give a number from 1")
+    threads = num_threads or default_num_threads()
     num_blocks = blocks_for(cache_tokens)
     max_step_tokens = min(MAX_STEP_TOKENS, context_tokens)
     rope = rope_table(description.config, context_tokens)
+    path = str(description.files.path)
     stages = []
     with closing(open_tensors(description.files)) as tensors:
         for shard in split_evenly(description.config.num_layers, num_stages):
@@ -75,9 +74,9 @@ def plan_load(
             stages.append(
                 StagePlan(
                     program=program,
-                    weights_bytes=weights_bytes(program, source),
+                    weights_bytes=weights_bytes(program, source, path=path),
                     cache_bytes=cache_bytes(program, num_blocks),
-                    scratch_bytes=scratch_bytes(program, max_step_tokens),
+                    scratch_bytes=scratch_bytes(program, max_step_tokens, num_threads=threads),
                 )
             )
     require_memory(
@@ -93,7 +92,7 @@ def plan_load(
         context_tokens=context_tokens,
         num_blocks=num_blocks,
         max_step_tokens=max_step_tokens,
-        num_threads=num_threads or default_num_threads(),
+        num_threads=threads,
         isa=isa,
     )
 
@@ -102,7 +101,7 @@ def load_stages(
     description: ModelDescription,
     plan: LoadPlan,
     *,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Progress | None = None,
 ) -> list[NativeEngine]:
     """Make every stage's engine and load its weights. The caller closes the engines.
 
@@ -129,10 +128,15 @@ def load_stages(
                 canonical_source(description, tensors, stage.program),
                 engine.sink(),
                 path=str(description.files.path),
-                on_progress=None
-                if on_progress is None
-                else lambda done, _, before=before: on_progress(before + done, total_bytes),
+                on_progress=_from_byte(loaded_bytes, total_bytes, on_progress),
             )
             loaded_bytes += stage.weights_bytes
         on_failure.pop_all()
         return engines
+
+
+def _from_byte(start: int, total: int, on_progress: Progress | None) -> Progress | None:
+    """Progress of one stage, told as progress of all: it begins at byte ``start`` of ``total``."""
+    if on_progress is None:
+        return None
+    return lambda done, _: on_progress(start + done, total)

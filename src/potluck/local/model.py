@@ -19,7 +19,7 @@ from potluck.local.coordinator import LocalCoordinator
 from potluck.local.generation import Generation
 from potluck.local.loading import LoadPlan, load_stages, plan_load
 from potluck.scheduling import SchedulerLimits, SequenceRequest
-from potluck.text import encode_chat
+from potluck.text.chat import encode_chat
 from potluck.types.sampling import validate_sampling
 from potluck.types.step import SamplingParams
 from potluck.types.text import ChatMessage
@@ -162,6 +162,7 @@ class Model:
             tokens,
             max_tokens=max_tokens,
             stop=stop,
+            starts_text=False,
             stop_tokens=frozenset() if ignore_eos else frozenset(self.tokenizer.eos_token_ids),
             sampling=sampling,
         )
@@ -183,6 +184,7 @@ class Model:
             tokens,
             max_tokens=max_tokens,
             stop=stop,
+            starts_text=True,
             stop_tokens=frozenset(self.tokenizer.eos_token_ids),
             sampling=sampling,
         )
@@ -193,6 +195,7 @@ class Model:
         *,
         max_tokens: int | None,
         stop: Sequence[str],
+        starts_text: bool,
         stop_tokens: frozenset[int],
         sampling: SamplingOptions,
     ) -> Generation:
@@ -215,6 +218,7 @@ class Model:
             sampling=params,
             tokenizer=self.tokenizer,
             stop=stop,
+            starts_text=starts_text,
             started=started,
         )
 
@@ -225,10 +229,8 @@ class Model:
             raise ParameterError(
                 "max_tokens", f"max_tokens is {max_tokens}", hint="give a number from 1"
             )
-        if isinstance(stop, str) or not all(stop):
-            raise ParameterError(
-                "stop", "stop must be a list of texts that are not empty", hint='as in ["\\n"]'
-            )
+        if isinstance(stop, str):
+            raise ParameterError("stop", "stop is one text", hint="give a list of texts")
         vocab_size = self.description.config.vocab_size
         outside = next((token for token in tokens if not 0 <= token < vocab_size), None)
         if outside is not None:
