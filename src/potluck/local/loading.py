@@ -122,7 +122,6 @@ def load_stages(
             )
             on_failure.callback(engine.close)
             engines.append(engine)
-            before = loaded_bytes
             load_weights(
                 stage.program,
                 canonical_source(description, tensors, stage.program),
