@@ -51,7 +51,7 @@ def locate_model(name: str, download: Download) -> ModelFiles:
     if name == "demo":
         return ModelFiles(name=name, kind=FileKind.HUGGING_FACE, path=DEMO_DIRECTORY)
     path = Path(name).expanduser()
-    if path.exists():
+    if name and path.exists():
         return _on_disk(name, path)
     hub_model = parse_hub_id(name)
     if hub_model is None or _looks_like_a_path(name):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from potluck.errors import PotluckError
-from potluck.local.coordinator import LocalCoordinator, TimedToken, Update
 from potluck.scheduling import FinishReason
+from potluck.serving.dispatcher import Dispatcher, TimedToken, Update
 from potluck.text.detokenize import StreamingDetokenizer
 from potluck.types.step import SamplingParams, SequenceId, TokenLogprob
 from potluck.types.text import Tokenizer
@@ -72,7 +72,7 @@ class Generation:
 
     def __init__(
         self,
-        coordinator: LocalCoordinator,
+        dispatcher: Dispatcher,
         sequence_id: SequenceId,
         updates: SimpleQueue[Update],
         *,
@@ -84,7 +84,7 @@ class Generation:
         started: float,
     ) -> None:
         self.sampling = sampling
-        self._coordinator = coordinator
+        self._dispatcher = dispatcher
         self._sequence_id = sequence_id
         self._updates = updates
         self._prompt_tokens = tuple(prompt_tokens)
@@ -119,7 +119,7 @@ class Generation:
     def close(self) -> None:
         """Cancel what is left. Idempotent."""
         self._is_over = True
-        self._coordinator.cancel(self._sequence_id)
+        self._dispatcher.cancel(self._sequence_id)
 
     def result(self) -> GenerationResult:
         """Wait for the end and return the whole.

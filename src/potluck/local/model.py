@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import TypedDict, Unpack
 
 from potluck.catalog import (
@@ -15,10 +16,11 @@ from potluck.catalog import (
     load_tokenizer,
 )
 from potluck.errors import ParameterError
-from potluck.local.coordinator import LocalCoordinator
 from potluck.local.generation import Generation
 from potluck.local.loading import LoadPlan, load_stages, plan_load
+from potluck.local.pipeline import LocalPipeline
 from potluck.scheduling import SchedulerLimits, SequenceRequest
+from potluck.serving.dispatcher import Dispatcher, Update
 from potluck.text.chat import encode_chat
 from potluck.types.sampling import validate_sampling
 from potluck.types.step import SamplingParams
@@ -68,10 +70,10 @@ class Model:
     """
 
     def __init__(
-        self, description: ModelDescription, plan: LoadPlan, coordinator: LocalCoordinator
+        self, description: ModelDescription, plan: LoadPlan, dispatcher: Dispatcher
     ) -> None:
         """Use :meth:`open`."""
-        self._coordinator = coordinator
+        self._dispatcher = dispatcher
         self.description = description
         self.plan = plan
         self.tokenizer = load_tokenizer(description.files)
@@ -125,7 +127,11 @@ class Model:
             max_step_sequences=min(MAX_STEP_SEQUENCES, plan.max_step_tokens),
             max_steps_in_flight=stages,
         )
-        return cls(description, plan, LocalCoordinator(engines, limits))
+        return cls(
+            description,
+            plan,
+            Dispatcher(limits, lambda on_outcome: LocalPipeline(engines, on_outcome)),
+        )
 
     def __enter__(self) -> Model:
         return self
@@ -140,7 +146,7 @@ class Model:
 
     def close(self) -> None:
         """End live generations with an error and free everything. Idempotent."""
-        self._coordinator.close()
+        self._dispatcher.close()
 
     def generate(
         self,
@@ -202,16 +208,16 @@ class Model:
         started = time.perf_counter()
         self._check(tokens, max_tokens, stop)
         params = self._sampling_params(sampling)
-        sequence_id, updates = self._coordinator.add(
-            SequenceRequest(
-                prompt_tokens=tuple(tokens),
-                sampling=params,
-                max_new_tokens=max_tokens,
-                stop_tokens=stop_tokens,
-            )
+        updates: SimpleQueue[Update] = SimpleQueue()
+        request = SequenceRequest(
+            prompt_tokens=tuple(tokens),
+            sampling=params,
+            max_new_tokens=max_tokens,
+            stop_tokens=stop_tokens,
         )
+        sequence_id = self._dispatcher.add(request, updates.put)
         return Generation(
-            self._coordinator,
+            self._dispatcher,
             sequence_id,
             updates,
             prompt_tokens=tokens,

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from potluck.errors import EngineError, PotluckError
+from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.engine import Engine, StepResult
-from potluck.types.step import SampledToken, Step
+from potluck.types.step import Step
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,30 +26,19 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepOutcome:
-    """What became of a step: its sampled tokens, or the error of the stage that gave up."""
-
-    step: Step
-    sampled: tuple[SampledToken, ...] = ()
-    error: PotluckError | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
     step: Step
     hidden: NDArray[np.float32] | None
 
 
-class Pipeline:
+class LocalPipeline:
     """Runs steps through ``engines``, the first stage first.
 
-    ``on_outcome`` is called once per step, in order, on the thread of the stage that ended it.
-    The engines are closed by :meth:`close`.
+    A ``Pipeline``; ``on_outcome`` is called on the thread of the stage that ended the step. The
+    engines are closed by :meth:`close`.
     """
 
-    def __init__(
-        self, engines: Sequence[Engine], on_outcome: Callable[[StepOutcome], None]
-    ) -> None:
+    def __init__(self, engines: Sequence[Engine], on_outcome: OnOutcome) -> None:
         self._engines = tuple(engines)
         self._on_outcome = on_outcome
         self._inboxes: list[SimpleQueue[_Work | None]] = [SimpleQueue() for _ in engines]

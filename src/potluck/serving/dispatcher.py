@@ -1,21 +1,19 @@
-"""The scheduler and a pipeline of stages in one process.
+"""The scheduler and the pipeline whose steps it forms.
 
 There is no thread of its own: whoever adds or cancels a sequence, or completes a step, also forms
-the next steps. Results reach each sequence's subscriber through its queue.
+the next steps. Updates reach each sequence's subscriber through its callback.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from queue import SimpleQueue
 
 from potluck.errors import EngineError, PotluckError
-from potluck.local.pipeline import Pipeline, StepOutcome
 from potluck.scheduling import CommittedToken, Scheduler, SchedulerLimits, SequenceRequest
-from potluck.types.engine import Engine
+from potluck.serving.pipeline import OnOutcome, Pipeline, StepOutcome
 from potluck.types.step import SequenceId
 
 
@@ -30,16 +28,24 @@ class TimedToken:
 Update = TimedToken | PotluckError
 """What a subscriber receives: tokens, the last with a finish reason, or one error that ends it."""
 
+Subscriber = Callable[[Update], None]
+"""Called under the dispatcher's lock, on any thread: it must be quick and not call back."""
 
-class LocalCoordinator:
-    """Serves sequences over in-process stages. Thread-safe."""
 
-    def __init__(self, engines: Sequence[Engine], limits: SchedulerLimits) -> None:
+class Dispatcher:
+    """Serves sequences over one pipeline. Thread-safe.
+
+    ``start_pipeline`` is given the callback for outcomes; the pipeline is closed by :meth:`close`.
+    """
+
+    def __init__(
+        self, limits: SchedulerLimits, start_pipeline: Callable[[OnOutcome], Pipeline]
+    ) -> None:
         self._lock = threading.Lock()
         self._scheduler = Scheduler(limits)
-        self._subscribers: dict[SequenceId, SimpleQueue[Update]] = {}
+        self._subscribers: dict[SequenceId, Subscriber] = {}
         self._is_closed = False
-        self._pipeline = Pipeline(engines, self._on_outcome)
+        self._pipeline = start_pipeline(self._on_outcome)
 
     @property
     def num_free_blocks(self) -> int:
@@ -47,19 +53,18 @@ class LocalCoordinator:
         with self._lock:
             return self._scheduler.num_free_blocks
 
-    def add(self, request: SequenceRequest) -> tuple[SequenceId, SimpleQueue[Update]]:
-        """Queue a sequence; its updates come through the queue that is returned.
+    def add(self, request: SequenceRequest, subscriber: Subscriber) -> SequenceId:
+        """Queue a sequence; its updates go to ``subscriber``.
 
         Raises ``PromptTooLongError``, and ``EngineError`` after :meth:`close`.
         """
-        updates: SimpleQueue[Update] = SimpleQueue()
         with self._lock:
             if self._is_closed:
                 raise EngineError("the model is closed", hint="open it again")
             sequence_id = self._scheduler.add(request)
-            self._subscribers[sequence_id] = updates
+            self._subscribers[sequence_id] = subscriber
             self._submit_steps()
-        return sequence_id, updates
+        return sequence_id
 
     def cancel(self, sequence_id: SequenceId) -> None:
         """Drop a sequence and free its blocks; one that is not live is accepted."""
@@ -87,7 +92,7 @@ class LocalCoordinator:
                 subscriber = self._subscribers[token.sequence_id]
                 if token.finish_reason is not None:
                     del self._subscribers[token.sequence_id]
-                subscriber.put(TimedToken(token=token, at_seconds=now))
+                subscriber(TimedToken(token=token, at_seconds=now))
             if outcome.error is not None:
                 for part in outcome.step.slices:
                     self._fail(part.sequence_id, outcome.error)
@@ -98,7 +103,7 @@ class LocalCoordinator:
         self._scheduler.cancel(sequence_id)
         subscriber = self._subscribers.pop(sequence_id, None)
         if subscriber is not None:
-            subscriber.put(error)
+            subscriber(error)
 
     def _submit_steps(self) -> None:
         while (step := self._scheduler.next_step()) is not None:

@@ -1,4 +1,4 @@
-"""The in-process coordinator over engines that compute nothing."""
+"""The dispatcher over an in-process pipeline whose engines compute nothing."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from potluck.errors import EngineError, PotluckError
-from potluck.local.coordinator import LocalCoordinator, Update
+from potluck.local.pipeline import LocalPipeline
 from potluck.scheduling import SchedulerLimits, SequenceRequest
+from potluck.serving.dispatcher import Dispatcher, Update
 from potluck.types.engine import StepResult
-from potluck.types.step import SamplingParams, Step
+from potluck.types.step import SamplingParams, SequenceId, Step
 from support.toy_pipeline import ToyPipeline, expected_tokens
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class ToyEngine:
         self.is_closed = True
 
 
-def coordinator_of(*engines: ToyEngine) -> LocalCoordinator:
+def dispatcher_of(*engines: ToyEngine) -> Dispatcher:
     limits = SchedulerLimits(
         num_blocks=16,
         context_tokens=128,
@@ -59,7 +60,7 @@ def coordinator_of(*engines: ToyEngine) -> LocalCoordinator:
         max_step_sequences=4,
         max_steps_in_flight=len(engines),
     )
-    return LocalCoordinator(engines, limits)
+    return Dispatcher(limits, lambda on_outcome: LocalPipeline(engines, on_outcome))
 
 
 def request(first_token: int, num_new: int) -> SequenceRequest:
@@ -68,6 +69,13 @@ def request(first_token: int, num_new: int) -> SequenceRequest:
         sampling=SamplingParams(),
         max_new_tokens=num_new,
     )
+
+
+def add(
+    dispatcher: Dispatcher, sequence: SequenceRequest
+) -> tuple[SequenceId, SimpleQueue[Update]]:
+    updates: SimpleQueue[Update] = SimpleQueue()
+    return dispatcher.add(sequence, updates.put), updates
 
 
 def receive(updates: SimpleQueue[Update]) -> list[int]:
@@ -82,61 +90,61 @@ def receive(updates: SimpleQueue[Update]) -> list[int]:
 
 
 def test_concurrent_sequences_over_three_stages_get_their_own_texts() -> None:
-    coordinator = coordinator_of(
+    dispatcher = dispatcher_of(
         ToyEngine(is_last=False), ToyEngine(is_last=False), ToyEngine(is_last=True)
     )
     requests = [request(number, 20 + number) for number in range(6)]
-    queues = [coordinator.add(each)[1] for each in requests]
+    queues = [add(dispatcher, each)[1] for each in requests]
     for each, updates in zip(requests, queues, strict=True):
         assert receive(updates) == expected_tokens(each.prompt_tokens, each.max_new_tokens or 0)
-    assert coordinator.num_free_blocks == 16
-    coordinator.close()
+    assert dispatcher.num_free_blocks == 16
+    dispatcher.close()
 
 
 def test_a_failing_stage_fails_its_sequences_and_frees_their_blocks() -> None:
     failing = ToyEngine(is_last=False, failure=EngineError("the cable is out"))
-    coordinator = coordinator_of(failing, ToyEngine(is_last=True))
-    _, updates = coordinator.add(request(0, 5))
+    dispatcher = dispatcher_of(failing, ToyEngine(is_last=True))
+    _, updates = add(dispatcher, request(0, 5))
     with pytest.raises(EngineError, match="the cable is out"):
         receive(updates)
-    assert coordinator.num_free_blocks == 16
-    coordinator.close()
+    assert dispatcher.num_free_blocks == 16
+    dispatcher.close()
 
 
 def test_a_crash_in_a_stage_is_reported_and_hangs_nobody(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    coordinator = coordinator_of(ToyEngine(is_last=True, failure=RuntimeError("boom")))
-    _, updates = coordinator.add(request(0, 5))
+    dispatcher = dispatcher_of(ToyEngine(is_last=True, failure=RuntimeError("boom")))
+    _, updates = add(dispatcher, request(0, 5))
     with pytest.raises(EngineError, match="RuntimeError: boom"):
         receive(updates)
     assert "a stage failed" in caplog.text
-    coordinator.close()
+    dispatcher.close()
 
 
 def test_cancel_frees_the_blocks_while_a_step_is_in_flight() -> None:
     engine = ToyEngine(is_last=True)
     engine.gate.clear()
-    coordinator = coordinator_of(engine)
-    sequence_id, updates = coordinator.add(request(0, 50))
-    assert coordinator.num_free_blocks == 13
-    coordinator.cancel(sequence_id)
-    assert coordinator.num_free_blocks == 16
+    dispatcher = dispatcher_of(engine)
+    sequence_id, updates = add(dispatcher, request(0, 50))
+    assert dispatcher.num_free_blocks == 13
+    dispatcher.cancel(sequence_id)
+    assert dispatcher.num_free_blocks == 16
     engine.gate.set()
-    coordinator.close()
+    dispatcher.close()
     assert updates.empty()
 
 
 def test_close_ends_live_sequences_and_closes_the_engines() -> None:
     engine = ToyEngine(is_last=True)
     engine.gate.clear()
-    coordinator = coordinator_of(engine)
-    _, updates = coordinator.add(request(0, 50))
+    dispatcher = dispatcher_of(engine)
+    _, updates = add(dispatcher, request(0, 50))
     threading.Timer(0.05, engine.gate.set).start()
-    coordinator.close()
-    coordinator.close()
+    dispatcher.close()
+    dispatcher.close()
     with pytest.raises(EngineError, match="was closed"):
         receive(updates)
     assert engine.is_closed
     with pytest.raises(EngineError, match="is closed"):
-        coordinator.add(request(0, 1))
+        add(dispatcher, request(0, 1))
