@@ -126,6 +126,9 @@ def test_strings_at_every_place_across_the_edge_of_a_window(tmp_path: Path, shif
         ([gb.entry("k", 9, gb.array(8, 2**64 - 1, b""))], "truncated"),
         ([gb.entry("k", 9, gb.array(8, 2, gb.text("a") + struct.pack("<Q", 2)))], "truncated"),
         ([gb.entry("k", 9, gb.array(9, 2**40, b""))], "truncated"),
+        # The count is refused before its elements are read: 24 + 13 + 12 bytes come before them.
+        ([gb.entry("k", 9, gb.array(9, 2**40, bytes(99)))], f"up to {49 + 12 * 2**40},"),
+        ([gb.entry("k", 9, gb.array(8, 2**40, bytes(99)))], f"up to {49 + 8 * 2**40},"),
     ],
 )
 def test_corrupt_values(tmp_path: Path, entries: list[bytes], message: str) -> None:
