@@ -4,9 +4,11 @@ import json
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from potluck.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
@@ -33,7 +35,7 @@ def error_of(tmp_path: Path, content: bytes) -> str:
 
 
 def test_reads_what_the_reference_wrote(tmp_path: Path) -> None:
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         "matrix": np.arange(12, dtype=np.float32).reshape(3, 4),
         "half": np.arange(6, dtype=np.float16).reshape(3, 2),
         "vector": np.arange(5, dtype=np.float32),
