@@ -42,6 +42,11 @@ _MINIMUM_FACTORS = {
 }
 
 
+def scale_bytes(format: TensorFormat) -> list[int]:
+    """The bytes of a quantized block that are f16 scales and minimums."""
+    return [offset + i for offset in _SCALE_OFFSETS[format] for i in range(2)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredWeights:
     """A matrix as a file has it, and what it means.
