@@ -68,9 +68,7 @@ def test_panels_take_the_bytes_of_the_file(format: TensorFormat) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("sign", [-1, 1])
 @pytest.mark.parametrize("fill", [0x00, 0x7F, 0x80, 0xFF])
-def test_largest_sums_do_not_overflow(
-    isa: str, format: TensorFormat, sign: int, fill: int
-) -> None:
+def test_largest_sums_do_not_overflow(isa: str, format: TensorFormat, sign: int, fill: int) -> None:
     """Every integer the same extreme (sub-scales too), all activations -127 or all 127."""
     weights = make_weights(format, 16, 256, np.random.default_rng(12))
     keep = scale_bytes(format)

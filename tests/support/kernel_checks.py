@@ -197,7 +197,13 @@ def check_embed(kernels: Kernels, scalar: Kernels, format: TensorFormat) -> None
 def check_rms_norm(kernels: Kernels, scalar: Kernels) -> None:
     rng = np.random.default_rng(4)
     epsilon = 1e-5
-    for num_tokens, num_groups, group in ((1, 1, 1), (3, 2, 8), (2, 3, 24), (7, 1, 33), (2, 1, 2048)):
+    for num_tokens, num_groups, group in (
+        (1, 1, 1),
+        (3, 2, 8),
+        (2, 3, 24),
+        (7, 1, 33),
+        (2, 1, 2048),
+    ):
         x = rng.standard_normal((num_tokens, num_groups * group)).astype(np.float32)
         x[:, -1] = 1.5
         weight = rng.uniform(0.5, 1.5, group).astype(np.float32)
@@ -317,9 +323,9 @@ class AttentionCase:
         keys = np.full((num_blocks + 2, num_kv_heads, head_dim, 16), np.nan, np.float16)
         values = np.full((num_blocks + 2, num_kv_heads, 16, padded), np.nan, np.float16)
         keys[table] = k.reshape(num_blocks, 16, num_kv_heads, head_dim).transpose(0, 2, 3, 1)
-        values[table, ..., :head_dim] = v.reshape(
-            num_blocks, 16, num_kv_heads, head_dim
-        ).transpose(0, 2, 1, 3)
+        values[table, ..., :head_dim] = v.reshape(num_blocks, 16, num_kv_heads, head_dim).transpose(
+            0, 2, 1, 3
+        )
         return cls(
             q=rng.standard_normal((num_heads, head_dim)).astype(np.float32),
             keys=keys.view(np.uint16),

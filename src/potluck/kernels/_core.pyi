@@ -1,18 +1,14 @@
-<<<<<<< HEAD
 """The compiled core (cpp/bind). Arrays are taken as they are: C-contiguous, of the dtype named.
 
 Wrong shapes raise ``ValueError``, wrong dtypes and layouts ``TypeError``. Calls release the GIL while
 they compute, and allocate nothing that outlives them.
 """
-=======
-# The compiled core; cpp/bind says what each call checks.
+
 from collections.abc import Sequence
->>>>>>> runner
 
 import numpy as np
 from numpy.typing import NDArray
 
-<<<<<<< HEAD
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
@@ -108,8 +104,6 @@ class Kernels:
 
     def exp_sum(self, x: F32, max: float, out: F32) -> float:
         """``out = exp(x - max)``; returns its sum."""
-=======
-def available_isas() -> list[str]: ...
 
 # Programs (cpp/bind/program_module.cc)
 
@@ -291,4 +285,3 @@ class Sampler:
     def sample(
         self, wanted: Sequence[tuple[int, int]], logits: NDArray[np.float32]
     ) -> list[SampledToken]: ...
->>>>>>> runner

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
+from support.safetensors_bytes import safetensors_bytes, tensor_entry
+from support.tensor_sources import read_in_pieces, read_whole
 
 from potluck.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
 from potluck.formats.safetensors import MAX_HEADER_BYTES, open_safetensors
 from potluck.types.tensor import TensorFormat, TensorInfo
-from support.safetensors_bytes import safetensors_bytes, tensor_entry
-from support.tensor_sources import read_in_pieces, read_whole
 
 F32_PAIR = tensor_entry("F32", [2], 0, 8)
 
