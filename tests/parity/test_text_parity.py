@@ -61,7 +61,8 @@ CHATS = {
 
 @pytest.fixture(params=STYLES)
 def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    tokenizer_json, special, template = STYLES[request.param]
+    style: str = request.param
+    tokenizer_json, special, template = STYLES[style]
     config = {**special, "chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast"}
     return write_model_directory(tmp_path, tokenizer_json, config=config)
 

@@ -51,8 +51,8 @@ def load_tokenizer(directory: Path) -> TextTokenizer:
     """
     files = _Directory(path=directory)
     try:
-        if document := files.json("tokenizer.json"):
-            return _assemble(_read_tokenizer_json(document, files), files)
+        if files.has("tokenizer.json"):
+            return _assemble(_read_tokenizer_json(files), files)
         if files.has("vocab.json") and files.has("merges.txt"):
             return _assemble(_read_vocabulary_and_merges(files), files)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -144,30 +144,61 @@ class _Parts:
         return found
 
 
-def _read_tokenizer_json(document: dict[str, Any], files: _Directory) -> _Parts:
+def _read_tokenizer_json(files: _Directory) -> _Parts:
     from tokenizers import Tokenizer
 
     path = str(files.path / "tokenizer.json")
-    added = _with_stated_tokens(
-        {entry["id"]: entry for entry in document.get("added_tokens") or ()}, files
-    )
-    leading = _leading_tokens(document.get("post_processor"))
-    notation, strips = _read_decoder(document.get("decoder"), path)
-    prefix_space = _take_prefix_space(document)
-    document["added_tokens"] = []
-    document["post_processor"] = document["truncation"] = document["padding"] = None
     try:
-        model = Tokenizer.from_str(json.dumps(document))
+        loaded = Tokenizer.from_file(path)
     except Exception as error:  # the library raises nothing more precise
         raise ModelFileError(path, f"is no tokenizer: {error}") from error
+    added = {
+        token: {
+            "content": entry.content,
+            "special": entry.special,
+            "lstrip": entry.lstrip,
+            "rstrip": entry.rstrip,
+            "single_word": entry.single_word,
+            "normalized": entry.normalized,
+        }
+        for token, entry in loaded.get_added_tokens_decoder().items()
+    }
+    notation, strips = _read_decoder(_state(loaded.decoder), path)
+    normalizer, pre_tokenizer, prefix_space = _take_prefix_space(
+        _state(loaded.normalizer), _state(loaded.pre_tokenizer)
+    )
     return _Parts(
-        model=model,
-        added=added,
-        leading=leading,
+        model=_with_steps(loaded, normalizer, pre_tokenizer),
+        added=_with_stated_tokens(added, files),
+        leading=_leading_tokens(_state(loaded.post_processor)),
         notation=notation,
         prefix_space=prefix_space,
         strips_prefix_space=strips,
     )
+
+
+def _state(component: Any) -> dict[str, Any]:
+    """A part of a tokenizer as tokenizer.json has it, empty if there is none."""
+    state: dict[str, Any] = {} if component is None else json.loads(component.__getstate__())
+    return state
+
+
+def _with_steps(
+    loaded: tokenizers.Tokenizer, normalizer: dict[str, Any], pre_tokenizer: dict[str, Any]
+) -> tokenizers.Tokenizer:
+    """The model of ``loaded``, shared and not copied, with these steps and nothing else."""
+    from tokenizers import Tokenizer
+
+    document: dict[str, object] = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": normalizer or None,
+        "pre_tokenizer": pre_tokenizer or None,
+        "model": {"type": "BPE", "vocab": {}, "merges": []},
+    }
+    model = Tokenizer.from_str(json.dumps(document))
+    model.model = loaded.model
+    return model
 
 
 def _read_vocabulary_and_merges(files: _Directory) -> _Parts:
@@ -210,16 +241,23 @@ def _with_stated_tokens(
 
 def _assemble(parts: _Parts, files: _Directory) -> TextTokenizer:
     boundaries = _boundaries(parts, files)
-    sizes = [*parts.model.get_vocab(with_added_tokens=False).values(), *parts.added]
     return TextTokenizer(
         model=parts.model,
         added=_added_tokens(parts, boundaries, _flagged_texts(files)),
         notation=parts.notation,
         prefix_space=parts.prefix_space,
         strips_prefix_space=parts.strips_prefix_space,
-        vocab_size=max(sizes, default=-1) + 1,
+        vocab_size=max(_model_size(parts.model), *(token + 1 for token in parts.added)),
         boundaries=boundaries,
     )
+
+
+def _model_size(model: tokenizers.Tokenizer) -> int:
+    """One more than the largest id, without a copy of the vocabulary where ids have no gaps."""
+    num_pieces = model.get_vocab_size(with_added_tokens=False)
+    if all(model.id_to_token(token) is not None for token in range(num_pieces)):
+        return num_pieces
+    return max(model.get_vocab(with_added_tokens=False).values()) + 1
 
 
 def _boundaries(parts: _Parts, files: _Directory) -> Boundaries:
@@ -300,10 +338,8 @@ def _flagged_texts(files: _Directory) -> frozenset[str]:
     return frozenset(texts)
 
 
-def _leading_tokens(processor: dict[str, Any] | None) -> tuple[int, ...]:
+def _leading_tokens(processor: dict[str, Any]) -> tuple[int, ...]:
     """The tokens that a post-processor puts before a text."""
-    if processor is None:
-        return ()
     kind = processor.get("type")
     if kind == "Sequence":
         return next(filter(None, map(_leading_tokens, processor["processors"])), ())
@@ -317,9 +353,9 @@ def _leading_tokens(processor: dict[str, Any] | None) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def _read_decoder(decoder: dict[str, Any] | None, path: str) -> tuple[Notation, bool]:
+def _read_decoder(decoder: dict[str, Any], path: str) -> tuple[Notation, bool]:
     """The notation of the pieces, and whether decoding takes off a leading space."""
-    steps = [decoder or {}]
+    steps = [decoder]
     if steps[0].get("type") == "Sequence":
         steps = steps[0]["decoders"]
     kinds = {step.get("type") for step in steps}
@@ -341,27 +377,23 @@ def _read_decoder(decoder: dict[str, Any] | None, path: str) -> tuple[Notation, 
 
 
 def _metaspace_scheme(step: dict[str, Any]) -> str:
-    """``always``, ``first`` or ``never``; older files have ``add_prefix_space`` instead."""
-    default = "always" if step.get("add_prefix_space", True) else "never"
-    return str(step.get("prepend_scheme", default))
+    """``always``, ``first`` or ``never``; the library fills it in for older files."""
+    return str(step["prepend_scheme"])
 
 
-def _take_prefix_space(document: dict[str, Any]) -> PrefixSpace:
-    """Remove from ``document`` whatever puts a space before a text, and say where it did."""
-    normalizer = document.get("normalizer") or {}
+def _take_prefix_space(
+    normalizer: dict[str, Any], pre_tokenizer: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any], PrefixSpace]:
+    """Both steps without whatever puts a space before a text, and where it was put."""
     steps = normalizer["normalizers"] if normalizer.get("type") == "Sequence" else [normalizer]
     kept = [s for s in steps if (s.get("type"), s.get("prepend")) != ("Prepend", SPACE_MARK)]
     if len(kept) < len(steps):
-        document["normalizer"] = {"type": "Sequence", "normalizers": kept}
-        return PrefixSpace.EACH
-    pre_tokenizer = document.get("pre_tokenizer") or {}
+        return {"type": "Sequence", "normalizers": kept}, pre_tokenizer, PrefixSpace.EACH
     if pre_tokenizer.get("type") != "Metaspace":
-        return PrefixSpace.NEVER
-    scheme = _metaspace_scheme(pre_tokenizer)
-    pre_tokenizer["prepend_scheme"] = "never"
-    pre_tokenizer.pop("add_prefix_space", None)
-    return {
+        return normalizer, pre_tokenizer, PrefixSpace.NEVER
+    where = {
         "never": PrefixSpace.NEVER,
         "first": PrefixSpace.FIRST,
         "always": PrefixSpace.EACH_UNLESS_PRESENT,
-    }[scheme]
+    }[_metaspace_scheme(pre_tokenizer)]
+    return normalizer, {**pre_tokenizer, "prepend_scheme": "never"}, where

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from potluck.errors import ModelFileError, ParameterError, UnsupportedModelError
 from potluck.text.hugging_face import load_chat_template, load_tokenizer
 from potluck.text.tokenizer import TextTokenizer
 
-STYLES = {
+STYLES: dict[str, Callable[[], str]] = {
     "llama3": llama3_json,
     "qwen2": qwen2_json,
     "llama2-legacy": lambda: llama2_json(legacy=True),
@@ -212,7 +213,9 @@ def test_damaged_files(name: str, content: str, tmp_path: Path) -> None:
 
 
 def test_an_unknown_decoder_is_refused(tmp_path: Path) -> None:
-    document = with_document("llama3", decoder={"type": "WordPiece", "prefix": "##"})
+    document = with_document(
+        "llama3", decoder={"type": "WordPiece", "prefix": "##", "cleanup": True}
+    )
     with pytest.raises(UnsupportedModelError, match="WordPiece"):
         load_tokenizer(write_model_directory(tmp_path, document))
 
