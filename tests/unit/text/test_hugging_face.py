@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,18 @@ def test_an_unknown_decoder_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(UnsupportedModelError, match="WordPiece"):
         load_tokenizer(write_model_directory(tmp_path, document))
+
+
+def test_threads_do_not_disturb_one_another(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_model_directory(tmp_path, llama3_json()))
+    texts = [f"{text}<|eot_id|>" for text in HARD_TEXTS] * 5
+
+    def encode(task: tuple[int, str]) -> list[int]:
+        return tokenizer.encode(task[1], parse_special=task[0] % 2 == 0)
+
+    tasks = list(enumerate(texts))
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(encode, tasks)) == [encode(task) for task in tasks]
 
 
 def test_a_lone_surrogate_is_refused(tmp_path: Path) -> None:
