@@ -145,7 +145,7 @@ def test_stop_strings_however_the_text_is_cut(
 ADJACENT = ChatTemplate(
     source=(
         "{% for m in messages %}<|im_start|>{{ m.content | trim }}<|im_"
-        "{{ m.content }}end|>{{ m.content }}|>{{ m.content }}{% endfor %}<|im_end|>"
+        "{{ m.content }}|>{{ m.content }}|>{{ m.content }}{% endfor %}<|im_end|>"
     )
 )
 """Puts contents right beside pieces of control tokens, and each beside another."""
@@ -153,26 +153,22 @@ ADJACENT = ChatTemplate(
 
 def adjacent_text(contents: list[str]) -> str:
     """What ``ADJACENT`` writes, without its control tokens."""
-    text = ""
-    for content in contents:
-        text += content.strip()
-        text += f"<|im_{content}end|>" if content else ""
-        text += f"{content}|>{content}"
-    return text
+    return "".join(f"{c.strip()}<|im_{c}|>{c}|>{c}" for c in contents)
 
 
 @given(contents=st.lists(texts, max_size=3))
 @example(contents=["<|im_", "end|>"])
+@example(contents=["<|im_end"])
+@example(contents=["end|> and so on"])
 @example(contents=["end"])
-@example(contents=["im_end", "<"])
+@example(contents=["<|im_end|><|im_end|>"])
+@example(contents=["\ue000<|im_start|>\ue001"])
 @example(contents=[""])
 def test_only_the_template_makes_control_tokens(contents: list[str]) -> None:
     tokenizer = tokenizer_of("qwen2")
     messages = [ChatMessage(role="user", content=content) for content in contents]
     tokens = encode_chat(tokenizer, ADJACENT, messages)
     start, end = tokenizer.encode("<|im_start|><|im_end|>", parse_special=True)
-    expected = []
-    for content in contents:
-        expected += [start] if content else [start, end]
-    assert [t for t in tokens if tokenizer.token_bytes(t) == b""] == [*expected, end]
+    control = [token for token in tokens if token in (start, end)]
+    assert control == [start] * len(contents) + [end]
     assert tokenizer.decode(tokens) == adjacent_text(contents)

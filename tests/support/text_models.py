@@ -191,8 +191,8 @@ def byte_level_metadata(tokenizer: Tokenizer, name: str, special: Sequence[str])
     }
 
 
-def llama2_json(*, legacy: bool) -> str:
-    """``sentence_piece()`` as a tokenizer.json: with Prepend (legacy) or with Metaspace."""
+def llama2_json(*, legacy: bool = False, scheme: str = "first") -> str:
+    """``sentence_piece()`` as a tokenizer.json, with Prepend (legacy) or with Metaspace."""
     from transformers.convert_slow_tokenizer import generate_merges
 
     processor = sentence_piece()
@@ -212,7 +212,7 @@ def llama2_json(*, legacy: bool) -> str:
             [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
         )
     else:
-        tokenizer.pre_tokenizer = pre.Metaspace(prepend_scheme="first", split=False)
+        tokenizer.pre_tokenizer = pre.Metaspace(prepend_scheme=scheme, split=False)
     tokenizer.decoder = decoders.Sequence(
         [
             decoders.Replace("▁", " "),

@@ -17,7 +17,7 @@ from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.text.added_tokens import AddedToken, is_turn_marker
 from potluck.text.bpe import build_byte_level
 from potluck.text.chat import ChatTemplate
-from potluck.text.pieces import SPACE_MARK, Notation
+from potluck.text.pieces import Notation
 from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS
 from potluck.text.tokenizer import Boundaries, PrefixSpace, TextTokenizer
 from potluck.text.tokenizer_json import VocabularyParts, read_tokenizer_json
@@ -230,10 +230,6 @@ def _added_tokens(
         control = (
             bool(entry.get("special")) or token in bounds or text in flagged or is_turn_marker(text)
         )
-        normalized = bool(entry.get("normalized", False))
-        if normalized and not control and parts.notation is Notation.SENTENCE_PIECE:
-            # The library would look for it after spaces have become marks.
-            text = text.replace(SPACE_MARK, " ")
         yield AddedToken(
             text=text,
             token=token,
@@ -241,7 +237,6 @@ def _added_tokens(
             lstrip=bool(entry.get("lstrip", False)),
             rstrip=bool(entry.get("rstrip", False)),
             single_word=bool(entry.get("single_word", False)),
-            normalized=normalized,
         )
     for token in sorted(bounds - parts.added.keys()):
         piece = parts.model.id_to_token(token)

@@ -124,7 +124,7 @@ class TextTokenizer:
         for part in self._added.split(text, parse_control=parse_special, literal=literal):
             if isinstance(part, AddedToken):
                 tokens.append(part.token)
-                prefixed = not part.normalized and self._prefix_space in (
+                prefixed = self._prefix_space in (
                     PrefixSpace.EACH,
                     PrefixSpace.EACH_UNLESS_PRESENT,
                 )

@@ -69,7 +69,6 @@ def read_tokenizer_json(path: Path) -> VocabularyParts:
                 "lstrip": entry.lstrip,
                 "rstrip": entry.rstrip,
                 "single_word": entry.single_word,
-                "normalized": entry.normalized,
             }
             for token, entry in loaded.get_added_tokens_decoder().items()
         },

@@ -25,6 +25,7 @@ from tokenizers import normalizers
 from tokenizers import pre_tokenizers as pre
 
 from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.text.bpe import merges_from_scores
 from potluck.text.gguf import build_tokenizer, read_chat_template
 from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS
 
@@ -222,6 +223,23 @@ def test_a_merge_that_is_not_two_pieces() -> None:
     metadata["tokenizer.ggml.merges"] = ["ab"]
     with pytest.raises(ModelFileError, match="'ab'"):
         build_tokenizer(metadata)
+
+
+def test_byte_tokens_are_no_result_of_merging() -> None:
+    metadata: dict[str, Any] = dict(sentence_piece_metadata())
+    text = "<0x41>"
+    parts = [text[:length] for length in range(2, len(text))] + list(text)
+    new = [part for part in parts if part not in metadata["tokenizer.ggml.tokens"]]
+    metadata["tokenizer.ggml.tokens"] += new
+    metadata["tokenizer.ggml.scores"] += [0.0] * len(new)
+    metadata["tokenizer.ggml.token_type"] += [1] * len(new)
+    tokenizer = build_tokenizer(metadata)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_merges_are_ordered_by_score_and_then_by_the_longer_left_part() -> None:
+    scores = {"b": -9.0, "a": -9.0, "aa": -2.0, "aaa": -3.0, "ab": -1.0, "xy": 0.0}
+    assert merges_from_scores(scores) == [("a", "b"), ("a", "a"), ("aa", "a"), ("a", "aa")]
 
 
 def test_an_endless_piece_is_refused() -> None:

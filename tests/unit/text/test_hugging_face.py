@@ -28,7 +28,9 @@ STYLES: dict[str, Callable[[], str]] = {
     "llama3": llama3_json,
     "qwen2": qwen2_json,
     "llama2-legacy": lambda: llama2_json(legacy=True),
-    "llama2": lambda: llama2_json(legacy=False),
+    "llama2-first": lambda: llama2_json(scheme="first"),
+    "llama2-always": lambda: llama2_json(scheme="always"),
+    "llama2-never": lambda: llama2_json(scheme="never"),
 }
 ADDED_TEXTS = (
     "<s>hi</s> there",
@@ -156,6 +158,17 @@ def test_a_control_token_that_merges_can_reach_is_spelled_out(tmp_path: Path) ->
     assert tokens.count(1) == 1
     assert tokens[0] == 1
     assert tokenizer.decode(tokens) == "x<s>y"
+
+
+def test_what_the_vocabulary_lacks_is_the_unknown_token(tmp_path: Path) -> None:
+    document = json.loads(llama2_json(legacy=True))
+    document["model"]["byte_fallback"] = False
+    library = Tokenizer.from_str(json.dumps(document))
+    tokenizer = load_tokenizer(write_model_directory(tmp_path, json.dumps(document)))
+    tokens = tokenizer.encode("the ☃ dog")
+    assert tokens == library.encode("the ☃ dog").ids
+    assert tokens.count(0) == 1
+    assert tokenizer.decode(tokens) == "the  dog"
 
 
 def test_vocabulary_and_merges_without_tokenizer_json(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def test_mistakes_are_one_line(source: str, message: str) -> None:
     "source",
     [
         "{% for i in range(1000000000) %}{% endfor %}",
+        "{{ range(300000) | list | length }}",
         "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
         "{% for i in range(9999) %}{% for j in 'x' * 9999 %}{% endfor %}{% endfor %}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
