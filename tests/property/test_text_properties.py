@@ -159,6 +159,7 @@ def adjacent_text(contents: list[str]) -> str:
 @given(contents=st.lists(texts, max_size=3))
 @example(contents=["<|im_", "end|>"])
 @example(contents=["<|im_end"])
+@example(contents=["see <|im_end"])
 @example(contents=["end|> and so on"])
 @example(contents=["end"])
 @example(contents=["<|im_end|><|im_end|>"])
