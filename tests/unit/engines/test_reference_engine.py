@@ -245,11 +245,20 @@ def test_hidden_states_must_fit() -> None:
     assert result.hidden is not None
     assert result.hidden.shape == (20, 32)
     assert (good == 1).all(), "the caller's array is not changed"
-    for bad in (None, good[:19], good[:, :31], good.astype(np.float64), good[0]):
+    bad_ones: list[Any] = [None, good[:19], good[:, :31], good.astype(np.float64), good[0]]
+    for bad in bad_ones:
         with pytest.raises(EngineError, match="hidden states"):
             middle.engine.step(step_of(GOOD), bad)
     with pytest.raises(EngineError, match="takes no hidden states"):
         OneStage().load().engine.logits(step_of(GOOD), good)
+
+
+def test_hidden_states_belong_to_the_caller_even_if_nothing_was_computed() -> None:
+    given = np.ones((20, 32), dtype=np.float32)
+    hidden = OneStage(cut(3, [1, 1])[1]).load().engine.step(step_of(GOOD), given).hidden
+    assert hidden is not None
+    np.testing.assert_array_equal(hidden, given)
+    assert not np.shares_memory(hidden, given)
 
 
 def test_only_the_last_stage_has_logits() -> None:

@@ -33,7 +33,7 @@ def logits_of(*values: float) -> NDArray[np.float32]:
 
 
 def probabilities(*values: float) -> NDArray[np.float32]:
-    return np.log(np.array(values)).astype(np.float32)
+    return np.array([math.log(value) for value in values], dtype=np.float32)
 
 
 def choose(
@@ -170,6 +170,11 @@ def test_logits_are_not_changed() -> None:
     logits = logits_of(4, -4)
     choose(logits, SamplingParams(repetition_penalty=2.0, logit_bias=((0, 1.0),)), prompt=(0, 1))
     assert logits.tolist() == [4, -4]
+
+
+def test_equal_candidates_stand_in_order_of_their_ids() -> None:
+    logits = np.tile(logits_of(1, 3, 2), 100)
+    assert kept(logits) == [*range(1, 300, 3), *range(2, 300, 3), *range(0, 300, 3)]
 
 
 def test_top_k_keeps_exactly_k() -> None:

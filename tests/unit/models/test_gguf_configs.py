@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from support.state_dict_source import StateDictSource
 
 from potluck.errors import ModelFileError, UnsupportedModelError
@@ -34,7 +35,9 @@ LLAMA: dict[str, Any] = {
 
 def source(*names: str, factors: Any = None) -> StateDictSource:
     """An embedding of 50 tokens, and tensors of one element under ``names``."""
-    tensors = {"token_embd.weight": np.zeros((50, 96), dtype=np.float32)}
+    tensors: dict[str, NDArray[np.float32]] = {
+        "token_embd.weight": np.zeros((50, 96), dtype=np.float32)
+    }
     tensors |= {name: np.zeros(1, dtype=np.float32) for name in names}
     if factors is not None:
         tensors["rope_freqs.weight"] = np.asarray(factors, dtype=np.float32)

@@ -117,7 +117,8 @@ def test_empty_layer_ranges() -> None:
     assert [type(op) for op in head.ops] == [RmsNorm, Head]
     assert head.caches == ()
     nothing = program_of(make_config(), shard(1, 1))
-    assert nothing.ops == nothing.weights == ()
+    assert nothing.ops == ()
+    assert nothing.weights == ()
 
 
 def test_embedding_and_head_of_a_tied_model_without_layers_share_a_weight() -> None:
