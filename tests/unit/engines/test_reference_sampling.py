@@ -211,19 +211,17 @@ def test_min_p_is_relative_to_the_largest() -> None:
 
 
 def test_a_token_of_no_probability_is_never_drawn() -> None:
-    logits = logits_of(-np.inf, 0.0)
+    logits = logits_of(-1e30, 0.0)
     tokens = {choose(logits, NEUTRAL, position=position).token for position in range(50)}
     assert tokens == {1}
 
 
-@pytest.mark.parametrize(
-    "values", [(1.0, math.nan), (math.inf, 1.0), (-math.inf, -math.inf)], ids=str
-)
+@pytest.mark.parametrize("values", [(1.0, math.nan), (math.inf, 1.0), (1.0, -math.inf)], ids=str)
 @pytest.mark.parametrize("params", [GREEDY, NEUTRAL], ids=["greedy", "sampled"])
-def test_logits_that_are_no_numbers_are_refused(
+def test_logits_that_are_not_finite_are_refused(
     values: tuple[float, ...], params: SamplingParams
 ) -> None:
-    with pytest.raises(EngineError, match="position 5 are not numbers"):
+    with pytest.raises(EngineError, match="position 5 are not all finite"):
         choose(logits_of(*values), params)
 
 

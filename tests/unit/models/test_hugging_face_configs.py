@@ -288,6 +288,7 @@ LLAMA3_SCALING = LLAMA_3_2_1B["rope_scaling"]
         ),
         (QWEN2_5_0_5B, {"rope_scaling": {"type": "mrope"}}, "rope scaling mrope"),
         (QWEN2_5_0_5B, {"use_mrope": True}, "use_mrope=True"),
+        (QWEN2_5_0_5B, {"dual_chunk_attention_config": {"a": 1}}, "dual_chunk_attention_config"),
         (QWEN2_5_0_5B, {"attention_bias": False}, "attention_bias=False"),
         (
             QWEN3_0_6B,
