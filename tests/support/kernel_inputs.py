@@ -51,8 +51,8 @@ def scale_bytes(format: TensorFormat) -> list[int]:
 class StoredWeights:
     """A matrix as a file has it, and what it means.
 
-    ``stored``: uint8 ``[rows, row bytes]``. ``values``: ``[rows, columns]`` by the ``gguf`` package.
-    ``minimums``: for each value a bound of the minimum's magnitude; 0 without one.
+    ``stored``: uint8 ``[rows, row bytes]``. ``values``: ``[rows, columns]`` by the ``gguf``
+    package. ``minimums``: for each value a bound of the minimum's magnitude; 0 without one.
     """
 
     format: TensorFormat
