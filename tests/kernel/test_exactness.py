@@ -7,8 +7,14 @@ from itertools import pairwise
 import gguf
 import numpy as np
 import pytest
-from support.kernel_checks import LinearCase, same_bits
-from support.kernel_inputs import FORMATS, QUANTIZED_FORMATS, make_weights, scale_bytes
+from support.kernel_checks import LinearCase
+from support.kernel_inputs import (
+    FORMATS,
+    QUANTIZED_FORMATS,
+    make_weights,
+    same_bits,
+    scale_bytes,
+)
 
 from potluck.kernels import available_isas, kernels_for, pack_rows, panel_bytes
 from potluck.types.tensor import TensorFormat

@@ -62,7 +62,7 @@ class StoredWeights:
 
     @property
     def num_columns(self) -> int:
-        return self.values.shape[1]
+        return int(self.values.shape[1])
 
     def panels(self, num_rows: int) -> U8:
         """The first ``num_rows`` rows packed at once."""
