@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from support.native_pipeline import VOCAB_SIZE, Part, Pipeline, small_config
 
 from potluck.engines.native import available_isas
 from potluck.types.tensor import TensorFormat
-from support.native_pipeline import VOCAB_SIZE, Part, Pipeline, small_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +56,9 @@ def decode(pipeline: Pipeline) -> dict[int, Logits]:
 
 
 @cache
-def expected(fmt: TensorFormat, chunk: int = 600, num_layers: int = NUM_LAYERS) -> dict[int, Logits]:
+def expected(
+    fmt: TensorFormat, chunk: int = 600, num_layers: int = NUM_LAYERS
+) -> dict[int, Logits]:
     """Alone, by default in one chunk, one thread, one stage, the fastest instruction set."""
     pipeline = Pipeline.make(small_config(num_layers), fmt)
     return prefill(pipeline, chunk) | decode(pipeline)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from support.random_weights import load_random_weights
 
 from potluck.engines.native import NativeEngine, ThreadPool
 from potluck.models.program import build_program
@@ -13,7 +14,6 @@ from potluck.models.rope import rope_table
 from potluck.types.model import ModelConfig, RopeConfig
 from potluck.types.program import Shard
 from potluck.types.step import SequenceId, SequenceSlice, Step, StepId
-from support.random_weights import load_random_weights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,10 +38,10 @@ def stored_rows(
     if not fmt.is_quantized:
         values = (rng.standard_normal((rows, columns)) * deviation).astype(np.float32)
         if fmt is TensorFormat.F16:
-            return values.astype(np.float16).view(np.uint8)
+            return as_bytes(values.astype(np.float16))
         if fmt is TensorFormat.BF16:
-            return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-        return values.view(np.uint8)
+            return as_bytes((values.view(np.uint32) >> 16).astype(np.uint16))
+        return as_bytes(values)
     blocks = rng.integers(
         0, 256, (rows, columns // fmt.block_elements, fmt.block_bytes), dtype=np.uint8
     )
@@ -50,6 +50,12 @@ def stored_rows(
         field = (deviation * factor * spread).astype(np.float16)
         blocks[:, :, offset : offset + 2] = field[:, :, None].view(np.uint8)
     return blocks.reshape(rows, -1)
+
+
+def as_bytes(rows: NDArray[Any]) -> NDArray[np.uint8]:
+    """``[rows, bytes of a row]``, the same memory."""
+    stored: NDArray[np.uint8] = rows.view(np.uint8)
+    return stored
 
 
 def load_random_weights(engine: Engine, program: Program, fmt: TensorFormat, seed: int = 0) -> None:
@@ -70,11 +76,11 @@ def load_random_weights(engine: Engine, program: Program, fmt: TensorFormat, see
         else:
             centre = 0.0 if spec.name.endswith("bias") else 1.0
             values = centre + 0.1 * rng.standard_normal((1, info.num_columns))
-            data = values.astype(np.float32).view(np.uint8)
+            data = as_bytes(values.astype(np.float32))
         sink.begin(info)
         # Uneven pieces, as a loader's buffer makes them.
         step = max(1, info.num_rows // 3 + 5)
         for start in range(0, info.num_rows, step):
             end = min(start + step, info.num_rows)
-            sink.write_rows(spec.name, start, end, memoryview(data[start:end].reshape(-1)))
+            sink.write_rows(spec.name, start, end, memoryview(data[start:end].tobytes()))
         sink.finish(spec.name)
