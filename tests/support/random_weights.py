@@ -45,8 +45,10 @@ def stored_rows(
     blocks = rng.integers(
         0, 256, (rows, columns // fmt.block_elements, fmt.block_bytes), dtype=np.uint8
     )
+    # The quants of formats without a minimum are not quite centred: scales of both signs are.
+    signs = rng.choice([-1.0, 1.0], blocks.shape[:2]) if len(_F16_FIELDS[fmt]) == 1 else 1.0
     for offset, factor in _F16_FIELDS[fmt]:
-        spread = rng.uniform(0.8, 1.25, blocks.shape[:2])
+        spread = signs * rng.uniform(0.8, 1.25, blocks.shape[:2])
         field = (deviation * factor * spread).astype(np.float16)
         blocks[:, :, offset : offset + 2] = field[:, :, None].view(np.uint8)
     return blocks.reshape(rows, -1)
