@@ -13,6 +13,7 @@ namespace avx512 {
 namespace {
 
 constexpr int kTokenTile = 8;
+constexpr int kUnroll = 8;
 constexpr int kNumLanes = 16;
 
 struct F32x16 {

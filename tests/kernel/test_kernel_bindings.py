@@ -75,16 +75,16 @@ def test_linear_refuses_what_does_not_fit() -> None:
         kernels.linear_float("f32", panels, zeros(2, 8), None, zeros(3, 16), 0, 1)
     with pytest.raises(ValueError, match="contiguous"):
         kernels.linear_float("f32", panels, zeros(2, 8), None, zeros(2, 32)[:, ::2], 0, 1)
+    q, scales, sums = np.zeros((1, 32), np.int8), zeros(1, 1), np.zeros((1, 1), np.int32)
+    wide = np.zeros(panel_bytes("f32", 32), np.uint8)
     with pytest.raises(ValueError, match="float activations"):
-        q, scales, sums = np.zeros((1, 32), np.int8), zeros(1, 1), np.zeros((1, 1), np.int32)
-        wide = np.zeros(panel_bytes("f32", 32), np.uint8)
         kernels.linear_quantized("f32", wide, q, scales, sums, None, zeros(1, 16), 0, 1)
 
 
 def test_arrays_are_not_converted() -> None:
     kernels = kernels_for("scalar")
     with pytest.raises(TypeError):
-        kernels.add(np.zeros(4, np.float64), zeros(4))  # type: ignore[arg-type]
+        kernels.add(np.zeros(4, np.float64), zeros(4))
     with pytest.raises(TypeError):
         kernels.add(zeros(8)[::2], zeros(4))
     readonly = zeros(4)

@@ -51,8 +51,8 @@ def scale_bytes(format: TensorFormat) -> list[int]:
 class StoredWeights:
     """A matrix as a file has it, and what it means.
 
-    ``stored``: uint8 ``[rows, row bytes]``. ``values``: ``[rows, columns]`` by the ``gguf`` package.
-    ``minimums``: for each value a bound of the minimum's magnitude; 0 without one.
+    ``stored``: uint8 ``[rows, row bytes]``. ``values``: ``[rows, columns]`` by the ``gguf``
+    package. ``minimums``: for each value a bound of the minimum's magnitude; 0 without one.
     """
 
     format: TensorFormat
@@ -62,7 +62,7 @@ class StoredWeights:
 
     @property
     def num_columns(self) -> int:
-        return self.values.shape[1]
+        return int(self.values.shape[1])
 
     def panels(self, num_rows: int) -> U8:
         """The first ``num_rows`` rows packed at once."""

@@ -40,16 +40,16 @@ inline void score_heads(const AttentionArgs& args, int64_t kv_head, const float*
     const uint16_t* keys =
         args.keys + (args.block_table[block] * args.num_kv_heads + kv_head) * head_dim * kBlockTokens;
     F32x16 acc[kHeads];
-#pragma GCC unroll 4
+#pragma GCC unroll kUnroll
     for (int h = 0; h < kHeads; ++h) acc[h] = splat(0.0f);
     for (int64_t d = 0; d < head_dim; ++d) {
       const F32x16 key = load_f16(keys + d * kBlockTokens);
-#pragma GCC unroll 4
+#pragma GCC unroll kUnroll
       for (int h = 0; h < kHeads; ++h) acc[h] = fma(key, splat(q[h * head_dim + d]), acc[h]);
     }
     const int64_t begin = begin_offset(args, block);
     const int64_t end = end_offset(args, block);
-#pragma GCC unroll 4
+#pragma GCC unroll kUnroll
     for (int h = 0; h < kHeads; ++h) {
       const F32x16 scaled = mul(acc[h], splat(args.scale));
       store(scores + h * score_stride, keep_range(scaled, begin, end, -__builtin_inff()));
@@ -79,7 +79,7 @@ inline void weigh_values(const AttentionArgs& args, int64_t kv_head, const float
   const int64_t first_block = args.first_position / kBlockTokens;
   const int64_t end_block = args.position / kBlockTokens + 1;
   F32x16 acc[kTile];
-#pragma GCC unroll 4
+#pragma GCC unroll kUnroll
   for (int i = 0; i < kTile; ++i) acc[i] = splat(0.0f);
   for (int64_t block = first_block; block < end_block; ++block, terms += kBlockTokens) {
     const uint16_t* values =
@@ -88,12 +88,12 @@ inline void weigh_values(const AttentionArgs& args, int64_t kv_head, const float
     const int64_t end = end_offset(args, block);
     for (int64_t offset = begin_offset(args, block); offset < end; ++offset) {
       const F32x16 term = splat(terms[offset]);
-#pragma GCC unroll 4
+#pragma GCC unroll kUnroll
       for (int i = 0; i < kTile; ++i)
         acc[i] = fma(term, load_f16(values + offset * stride + i * kNumLanes), acc[i]);
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll kUnroll
   for (int i = 0; i < kTile; ++i) {
     const int64_t rest = args.head_dim - start - i * kNumLanes;
     store_partial(out + start + i * kNumLanes, div(acc[i], splat(total)),

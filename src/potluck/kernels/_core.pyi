@@ -1,7 +1,7 @@
 """The compiled core (cpp/bind). Arrays are taken as they are: C-contiguous, of the dtype named.
 
-Wrong shapes raise ``ValueError``, wrong dtypes and layouts ``TypeError``; the runner raises ``Error``
-for all else that it refuses. Calls release the GIL while they compute.
+Wrong shapes raise ``ValueError``, wrong dtypes and layouts ``TypeError``; the runner raises
+``Error`` for all else that it refuses. Calls release the GIL while they compute.
 """
 
 from collections.abc import Sequence
