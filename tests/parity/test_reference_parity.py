@@ -1,0 +1,173 @@
+"""The reference engine against transformers, on small random models of every family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.parity import assert_logits_agree, decided_share
+from support.random_models import (
+    RandomModel,
+    make_random_model,
+    random_tokens,
+    torch_greedy,
+    torch_logits,
+)
+from support.stages import Stages
+from support.state_dict_source import StateDictSource
+
+from potluck.models.registry import config_from_hugging_face
+from potluck.types.model import ModelConfig, RopeConfig
+
+TOLERANCE = 1e-4
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    # So short that most pairs of a head are scaled or mixed, from the first positions on.
+    "original_max_position_embeddings": 32,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model, and what a configuration that forgot its feature would say."""
+
+    name: str
+    family: str
+    settings: Mapping[str, object] = field(default_factory=dict)
+    forgotten: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+NO_WINDOWS = {"sliding_windows": (None,) * 3}
+PLAIN_ROPE = {"rope": RopeConfig(theta=500.0)}
+
+CASES = (
+    Case(name="llama", family="llama"),
+    Case(name="llama-tied", family="llama", settings={"tie_word_embeddings": True}),
+    Case(name="llama-biases", family="llama", settings={"attention_bias": True, "mlp_bias": True}),
+    Case(
+        name="llama-3-rope",
+        family="llama",
+        settings={"rope_parameters": LLAMA3_ROPE},
+        forgotten=PLAIN_ROPE,
+    ),
+    Case(
+        name="llama-linear-rope",
+        family="llama",
+        settings={"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}},
+        forgotten=PLAIN_ROPE,
+    ),
+    Case(name="llama-heads-of-8", family="llama", settings={"head_dim": 8}),
+    Case(
+        name="llama-heads-of-64",
+        family="llama",
+        settings={"head_dim": 64, "num_key_value_heads": 4, "rms_norm_eps": 1e-2},
+        forgotten={"rms_norm_epsilon": 1e-6},
+    ),
+    Case(
+        name="mistral-window",
+        family="mistral",
+        settings={"sliding_window": 9},
+        forgotten=NO_WINDOWS,
+    ),
+    Case(name="mistral-full", family="mistral", settings={"sliding_window": None}),
+    Case(name="qwen2", family="qwen2", settings={"num_key_value_heads": 1}),
+    Case(
+        name="qwen2-window-tied",
+        family="qwen2",
+        settings={
+            "tie_word_embeddings": True,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "max_window_layers": 1,
+        },
+        forgotten={"sliding_windows": (9,) * 3},
+    ),
+    Case(
+        name="qwen3-heads-of-80",
+        family="qwen3",
+        settings={"head_dim": 80, "num_key_value_heads": 1},
+        forgotten={"rope": RopeConfig(theta=500.0)},
+    ),
+    Case(
+        name="qwen3-layer-types-tied-biases",
+        family="qwen3",
+        settings={
+            "head_dim": 24,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+        forgotten=NO_WINDOWS,
+    ),
+)
+
+
+@pytest.fixture(params=CASES, ids=str, scope="module")
+def case(request: pytest.FixtureRequest) -> Case:
+    chosen = request.param
+    assert isinstance(chosen, Case)
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def model(case: Case, tmp_path_factory: pytest.TempPathFactory) -> RandomModel:
+    return make_random_model(case.family, case.settings, tmp_path_factory.mktemp("model"), seed=11)
+
+
+@pytest.fixture
+def config(model: RandomModel) -> ModelConfig:
+    return config_from_hugging_face(model.config)
+
+
+def test_logits_at_every_position(model: RandomModel, config: ModelConfig) -> None:
+    tokens = random_tokens(100)
+    with Stages(config, StateDictSource(model.state)) as stages:
+        actual = stages.logits_at_all_positions(tokens)
+    assert_logits_agree(actual, torch_logits(model, tokens), tolerance=TOLERANCE)
+
+
+def test_greedy_text(model: RandomModel, config: ModelConfig) -> None:
+    prompt = random_tokens(37, seed=2)
+    expected, logits = torch_greedy(model, prompt, 64)
+    assert decided_share(logits, TOLERANCE) >= 0.9
+    assert len(set(expected)) >= 10, "a text that repeats itself decides little"
+    with Stages(config, StateDictSource(model.state), boundaries=[1]) as stages:
+        assert stages.greedy(prompt, 64) == expected
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.forgotten], indirect=True, ids=str)
+def test_a_forgotten_feature_would_show(
+    case: Case, model: RandomModel, config: ModelConfig
+) -> None:
+    tokens = random_tokens(60)
+    forgetful = replace(config, **case.forgotten)
+    with Stages(forgetful, StateDictSource(model.state)) as stages:
+        actual = stages.logits_at_all_positions(tokens)
+    assert np.abs(actual - torch_logits(model, tokens)).max() > 100 * TOLERANCE
+
+
+def test_several_files_hold_the_same_tensors(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    model = make_random_model("llama", {}, tmp_path, max_file_size="40KB")
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert len(files) > 2
+    state = {name: values for file in files for name, values in load_file(file).items()}
+    config = config_from_hugging_face(model.config)
+    tokens = random_tokens(20)
+    with Stages(config, StateDictSource(state)) as stages:
+        actual = stages.logits_at_all_positions(tokens)
+    assert_logits_agree(actual, torch_logits(model, tokens), tolerance=TOLERANCE)
