@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy as np
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from potluck.types.engine import Engine
@@ -60,21 +63,29 @@ def as_bytes(rows: NDArray[Any]) -> NDArray[np.uint8]:
     return stored
 
 
-def load_random_weights(engine: Engine, program: Program, fmt: TensorFormat, seed: int = 0) -> None:
-    """Fill ``engine``: matrices in ``fmt``, vectors in F32.
+def load_random_weights(
+    engine: Engine,
+    program: Program,
+    fmt: TensorFormat,
+    *,
+    exceptions: Mapping[str, TensorFormat] = MappingProxyType({}),
+) -> None:
+    """Fill ``engine``: matrices in ``fmt`` but for the ``exceptions`` by name, vectors in F32.
 
-    A tensor depends on its name, the format and the seed alone, so that stages of one model get
-    parts of one model.
+    A tensor depends on its name and format alone, so that stages of one model get parts of one
+    model.
     """
     sink = engine.sink()
     for spec in program.weights:
-        rng = np.random.default_rng([zlib.crc32(spec.name.encode()), seed])
+        rng = np.random.default_rng(zlib.crc32(spec.name.encode()))
         is_matrix = len(spec.shape) == 2
         info = TensorInfo(
-            name=spec.name, shape=spec.shape, format=fmt if is_matrix else TensorFormat.F32
+            name=spec.name,
+            shape=spec.shape,
+            format=exceptions.get(spec.name, fmt) if is_matrix else TensorFormat.F32,
         )
         if is_matrix:
-            data = stored_rows(rng, fmt, info.num_rows, info.num_columns)
+            data = stored_rows(rng, info.format, info.num_rows, info.num_columns)
         else:
             centre = 0.0 if spec.name.endswith("bias") else 1.0
             values = centre + 0.1 * rng.standard_normal((1, info.num_columns))
