@@ -160,7 +160,7 @@ def test_a_wrong_use_is_one_line_and_a_hint(
 
 def test_an_unknown_instruction_set_is_named() -> None:
     completed = run_command("run", "demo", "-p", "x", "-n", "1", env={"POTLUCK_ISA": "sse9"})
-    assert completed.returncode == 1
+    assert completed.returncode == 2
     said, advice = completed.stderr.splitlines()
     assert "'sse9' is not available" in said
     assert "scalar" in advice

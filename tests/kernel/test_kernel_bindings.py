@@ -12,7 +12,6 @@ from potluck.kernels import (
     kernels_for,
     pack_rows,
     panel_bytes,
-    selected_isa,
 )
 from potluck.types.tensor import TensorFormat
 
@@ -28,22 +27,10 @@ def test_formats_agree_with_the_types() -> None:
         format_info("q3_k")
 
 
-def test_isa_is_chosen_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_isa_is_an_error_that_names_the_others() -> None:
     assert available_isas()[0] == "scalar"
-    monkeypatch.delenv("POTLUCK_ISA", raising=False)
-    assert selected_isa() == available_isas()[-1]
     for isa in available_isas():
-        monkeypatch.setenv("POTLUCK_ISA", isa)
-        assert selected_isa() == isa
         assert kernels_for(isa).isa == isa
-
-
-def test_unknown_isa_is_an_error_that_names_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POTLUCK_ISA", "sse9")
-    with pytest.raises(ParameterError) as caught:
-        selected_isa()
-    assert "'sse9'" in caught.value.message
-    assert " ".join(available_isas()) in caught.value.message
     with pytest.raises(ValueError, match="available: scalar"):
         kernels_for("sse9")
 
