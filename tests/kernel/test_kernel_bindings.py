@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from potluck.errors import ParameterError
 from potluck.kernels import (
     available_isas,
     format_info,

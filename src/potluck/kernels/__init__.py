@@ -9,21 +9,19 @@ from __future__ import annotations
 from potluck.errors import EngineError
 
 try:
-    from potluck.kernels import _core
+    from potluck.kernels._core import (
+        Kernels,
+        available_isas,
+        format_info,
+        kernels_for,
+        pack_rows,
+        panel_bytes,
+    )
 except ImportError as error:
     raise EngineError(
         f"the compiled core of Potluck cannot be loaded: {error}",
         hint="install Potluck with pip, or build the core as CMakeLists.txt says",
     ) from error
-
-from potluck.kernels._core import (
-    Kernels,
-    available_isas,
-    format_info,
-    kernels_for,
-    pack_rows,
-    panel_bytes,
-)
 
 __all__ = [
     "Kernels",
