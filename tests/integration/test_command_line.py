@@ -132,7 +132,6 @@ def test_bench_measures() -> None:
     ("arguments", "code", "message", "hint"),
     [
         (("run",), 2, "Missing argument", "--help"),
-        (("run", "demo", "-p", ""), 2, "the prompt is empty", "at least one token"),
         (("run", "./nowhere", "-p", "x"), 2, "no model at ./nowhere", "hub id"),
         (("run", "demo", "-p", "x", "--stages", "13"), 2, "13 stages", "1 to 12"),
         (("run", "demo", "-p", "x", "--context", "1000000"), 2, "context of 1000000", "allows"),
