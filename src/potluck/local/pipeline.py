@@ -81,4 +81,8 @@ def _compute(engine: Engine, work: _Work) -> StepResult | PotluckError:
         return error
     except Exception as error:  # noqa: BLE001 - a stage is a worker's boundary: nobody may hang on it
         _log.exception("a stage failed")
-        return EngineError(f"a stage failed: {type(error).__name__}: {error}")
+        reason = str(error).strip().partition("\n")[0]
+        return EngineError(
+            f"a stage failed: {type(error).__name__}: {reason}",
+            hint="this is a fault of Potluck: please report it, with what --debug shows",
+        )
