@@ -27,15 +27,17 @@ def write_gguf_model(
     tokenizer: Mapping[str, Any],
     *,
     formats: TensorFormat | Mapping[str, TensorFormat],
+    split_max_tensors: int = 0,
 ) -> dict[str, Floats]:
     """Write ``model`` with its matrices in ``formats`` and its vectors in F32.
 
+    With ``split_max_tensors`` it is several files, and ``path`` is what their names begin with.
     ``formats`` may map parts of GGUF names ("attn_q") to formats; the others are F16. Returns what
     the file's tensors stand for, decoded by the ``gguf`` package, under their Hugging Face names.
     """
     config = model.config
     architecture = "llama" if config["model_type"] == "mistral" else config["model_type"]
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
     _add_metadata(writer, architecture, config)
     _add_values(writer, tokenizer)
     stored: dict[str, Floats] = {}
