@@ -103,9 +103,8 @@ def test_weights_in_several_files(tmp_path: Path) -> None:
         assert names(hub) == set(files) - {"model-00003-of-00003.safetensors"}
 
 
-def safetensors_part(
-    header: Mapping[str, dict[str, object]], data: bytes, chosen: list[str]
-) -> bytes:
+def safetensors_part(header: Mapping[str, Any], data: bytes, chosen: list[str]) -> bytes:
+    """A file of some of the tensors."""
     entries: dict[str, object] = {}
     parts = b""
     for name in chosen:
@@ -173,6 +172,15 @@ def test_what_cannot_run_is_refused_before_its_weights_are_fetched(tmp_path: Pat
         completed = run_command("run", "org/nothing", *ARGUMENTS, env=env)
         assert_refused(completed, 2, "org/nothing", "HF_TOKEN")
     assert not {"model.safetensors", "pytorch_model.bin"} & set(hub.fetched)
+
+
+def test_a_hub_that_never_answers_is_given_up(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        endpoint = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        started = time.monotonic()
+        completed = run_command("run", "org/fox", *ARGUMENTS, env=settings(tmp_path, endpoint))
+        assert_refused(completed, 2, "timed out", "HF_ENDPOINT")
+        assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize("offline", [False, True])

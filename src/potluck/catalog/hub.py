@@ -31,6 +31,9 @@ _SMALL_FILES = (
     "chat_template.json",
     _INDEX,
 )
+_LISTING_SECONDS = 10.0
+"""As huggingface_hub's own timeout for files; it has none for listings."""
+
 _SPLIT_GGUF = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")
 
 
@@ -120,7 +123,10 @@ def _list_repository(model: HubModel) -> _Repository:
     from huggingface_hub import errors
 
     try:
-        siblings = huggingface_hub.HfApi().model_info(model.repo_id).siblings or []
+        siblings = (
+            huggingface_hub.HfApi().model_info(model.repo_id, timeout=_LISTING_SECONDS).siblings
+            or []
+        )
     except errors.HfHubHTTPError:
         raise  # the hub answered
     except (errors.HTTPError, OSError):  # type: ignore[attr-defined]
