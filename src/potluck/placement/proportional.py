@@ -40,16 +40,16 @@ def place(offers: Sequence[UnitOffer], cost: ModelCost) -> Plan:
             candidates.append(_Candidate(offer=offer, room=room))
     while candidates:
         arrangement = _best_arrangement(candidates, cost)
-        if arrangement is None:
-            left_out = candidates[-1]  # the smallest: without it the others may do
-            reason = "too small beside the others for the embedding, the head or its layers"
-        else:
-            idle = [share.candidate for share in arrangement.shares if share.num_layers == 0]
-            if not idle:
-                stages = tuple(arrangement.stages(cost))
-                return Plan(stages=stages, rejections=tuple(rejections))
-            left_out = idle[0]
+        idle = [] if arrangement is None else arrangement.idle()
+        if arrangement is not None and not idle:
+            stages = tuple(arrangement.stages(cost))
+            return Plan(stages=stages, rejections=tuple(rejections))
+        # The others may do better without the smallest; in the end the largest stands alone.
+        left_out = candidates[-1]
+        if left_out in idle:
             reason = "its share of the memory is less than one layer"
+        else:
+            reason = "too small beside the others for the embedding, the head or its layers"
         candidates.remove(left_out)
         rejections.append(
             Rejection(node_id=left_out.offer.node_id, unit_id=left_out.offer.unit_id, reason=reason)
@@ -82,6 +82,10 @@ class _Arrangement:
 
     shares: tuple[_Share, ...]
     fullest: float
+
+    def idle(self) -> list[_Candidate]:
+        """Units without a layer."""
+        return [share.candidate for share in self.shares if share.num_layers == 0]
 
     def stages(self, cost: ModelCost) -> Iterator[PlacedStage]:
         for index, share in enumerate(self.shares):
