@@ -9,7 +9,9 @@
     ├── UnsupportedModelError    a sound model that this build cannot run
     ├── ChatTemplateError        a chat template is absent or broken, or refuses the messages
     ├── InsufficientMemoryError  it would not fit in the memory that may be used
-    └── EngineError              the compiled core is missing or refused a call
+    ├── EngineError              the compiled core is missing or refused a call
+    └── EdgeError                a connection between two stages failed or was refused
+        └── EdgeClosedError      it was closed, by either side, between two frames
 
 An error says what is wrong in one line (``message``) and what to do about it (``hint``). The
 command line prints both and no traceback; programs read the fields.
@@ -92,3 +94,16 @@ class InsufficientMemoryError(PotluckError):
 
 class EngineError(PotluckError):
     """The compiled core is missing, or refused a call."""
+
+
+class EdgeError(PotluckError):
+    """The connection with ``peer`` (a node id or an address) failed or was refused."""
+
+    def __init__(self, peer: str, reason: str, *, hint: str = "") -> None:
+        super().__init__(f"edge with {peer}: {reason}", hint=hint)
+        self.peer = peer
+        self.reason = reason
+
+
+class EdgeClosedError(EdgeError):
+    """An edge was closed, by either side, between two frames: nothing was cut off."""
