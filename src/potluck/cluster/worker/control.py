@@ -40,8 +40,8 @@ class ControlChannel:
         if not first:
             return None
         prefix = first + self._read(LENGTH.size - 1)
-        document = self._read(checked_length(prefix))
-        return decode_to_worker(document)
+        message: ToWorker = decode_to_worker(self._read(checked_length(prefix)))
+        return message
 
     def _read(self, num_bytes: int) -> bytes:
         data = bytearray()

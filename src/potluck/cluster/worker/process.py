@@ -57,7 +57,7 @@ def run_worker(descriptor: int, agent_pid: int) -> int:
     except MemoryError:
         channel.send(Failed(message="the worker ran out of memory", hint="use a smaller --context"))
         return 1
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the boundary of the process
         _log.exception("the worker failed")
         channel.send(Failed(message=f"{type(error).__name__}: {error}", hint=""))
         return 1
@@ -135,7 +135,7 @@ def _run(channel: ControlChannel, stage: Stage) -> None:
             pass
         except PotluckError as error:
             failures.append(error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the boundary of the thread
             _log.exception("the stage failed")
             failures.append(PotluckError(f"the stage failed: {type(error).__name__}: {error}"))
         finally:

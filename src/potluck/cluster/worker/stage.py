@@ -17,7 +17,7 @@ from potluck.types.program import Shard
 
 @dataclass(slots=True, kw_only=True)
 class StageTotals:
-    """Counted by the compute thread, read by the one that reports: each field by itself is sound."""
+    """Counted by the compute thread and read by the one that reports."""
 
     num_steps: int = 0
     num_tokens: int = 0
@@ -82,7 +82,7 @@ class Stage:
             payload = memoryview(b"")
             kind = FrameKind.RESULT
         else:
-            header, payload, kind = frame.header, memoryview(result.hidden), FrameKind.STEP
+            header, payload, kind = frame.header, result.hidden.data, FrameKind.STEP
         self._outgoing.send(kind, frame.step_id, header, payload)
         totals = self.totals
         totals.num_steps += 1
