@@ -9,7 +9,10 @@
     ├── UnsupportedModelError    a sound model that this build cannot run
     ├── ChatTemplateError        a chat template is absent or broken, or refuses the messages
     ├── InsufficientMemoryError  it would not fit in the memory that may be used
-    └── EngineError              the compiled core is missing or refused a call
+    ├── EngineError              the compiled core is missing or refused a call
+    ├── JoinError                a node could not take its place in the cluster
+    └── CallError                a control call to another node failed
+        └── NodeLostError        the node called is not in the cluster, or left during the call
 
 An error says what is wrong in one line (``message``) and what to do about it (``hint``). The
 command line prints both and no traceback; programs read the fields.
@@ -92,3 +95,19 @@ class InsufficientMemoryError(PotluckError):
 
 class EngineError(PotluckError):
     """The compiled core is missing, or refused a call."""
+
+
+class JoinError(PotluckError):
+    """A node could not take its place in the cluster."""
+
+
+class CallError(PotluckError):
+    """A control call to another node failed: there, on the way, or here."""
+
+
+class NodeLostError(CallError):
+    """The node ``node_id`` is not in the cluster, or left it during the call."""
+
+    def __init__(self, node_id: str, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.node_id = node_id
