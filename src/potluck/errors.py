@@ -10,8 +10,11 @@
     ├── ChatTemplateError        a chat template is absent or broken, or refuses the messages
     ├── InsufficientMemoryError  it would not fit in the memory that may be used
     ├── EngineError              the compiled core is missing or refused a call
-    └── EdgeError                a connection between two stages failed or was refused
-        └── EdgeClosedError      it was closed, by either side, between two frames
+    ├── EdgeError                a connection between two stages failed or was refused
+    │   └── EdgeClosedError      it was closed, by either side, between two frames
+    ├── JoinError                a node could not take its place in the cluster
+    └── CallError                a control call to another node failed
+        └── NodeLostError        the node called is not in the cluster, or left during the call
 
 An error says what is wrong in one line (``message``) and what to do about it (``hint``). The
 command line prints both and no traceback; programs read the fields.
@@ -107,3 +110,19 @@ class EdgeError(PotluckError):
 
 class EdgeClosedError(EdgeError):
     """An edge was closed, by either side, between two frames: nothing was cut off."""
+
+
+class JoinError(PotluckError):
+    """A node could not take its place in the cluster."""
+
+
+class CallError(PotluckError):
+    """A control call to another node failed: there, on the way, or here."""
+
+
+class NodeLostError(CallError):
+    """The node ``node_id`` is not in the cluster, or left it during the call."""
+
+    def __init__(self, node_id: str, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.node_id = node_id

@@ -1,1 +1,1 @@
-"""Several machines: who belongs, how they meet, and how a model runs over them."""
+"""One model over several machines: membership, edges, workers, coordinators and agents."""
