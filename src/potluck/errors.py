@@ -9,6 +9,7 @@
     ├── UnsupportedModelError    a sound model that this build cannot run
     ├── ChatTemplateError        a chat template is absent or broken, or refuses the messages
     ├── InsufficientMemoryError  it would not fit in the memory that may be used
+    ├── OverloadedError          there is no room for more requests now
     ├── EngineError              the compiled core is missing or refused a call
     ├── EdgeError                a connection between two stages failed or was refused
     │   └── EdgeClosedError      it was closed, by either side, between two frames
@@ -93,6 +94,14 @@ class InsufficientMemoryError(PotluckError):
         super().__init__(message, hint=hint)
         self.needed_bytes = needed_bytes
         self.available_bytes = available_bytes
+
+
+class OverloadedError(PotluckError):
+    """There is no room for another request now; after ``retry_after_seconds`` there may be."""
+
+    def __init__(self, message: str, *, retry_after_seconds: int) -> None:
+        super().__init__(message, hint=f"try again in {retry_after_seconds} s")
+        self.retry_after_seconds = retry_after_seconds
 
 
 class EngineError(PotluckError):
