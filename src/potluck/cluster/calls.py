@@ -1,14 +1,11 @@
-"""What agents ask of one another: names of control calls and their payloads (msgpack).
+"""What agents ask of one another: the payloads of control calls, msgpack documents.
 
-    node.report       nothing → NodeReport
-    model.check       CheckModel → ModelFingerprint
-    stage.start       StageSpec → Progress …, then Loaded
-    stage.connect     ConnectStage → nothing
-    stage.stop        StopStages → nothing
-    stage.stats       StopStages' scope → StageStats
-    stage.lost        StageLost → nothing             (to the coordinator)
-    deployment.put    DeploymentRecord → nothing      (to everybody)
-    deployment.deploy, .undeploy, .vacate, .generate  (to the coordinator)
+Methods: ``node.report`` () → NodeReport. ``model.check`` CheckModel → ModelFingerprint.
+``stage.start`` StageSpec → Progress …, then Loaded. ``stage.connect`` ConnectStage → ().
+``stage.stop`` StageScope → (). ``stage.stats`` StageScope → StageStats. To the coordinator:
+``stage.lost`` StageLost → (), ``deployment.remove`` Named → (), ``deployment.vacate`` Vacate → (),
+``deployment.generate`` Generate → CommittedToken …. To everybody: ``deployment.put``
+DeploymentRecord → ().
 """
 
 from __future__ import annotations
