@@ -59,9 +59,10 @@ RopeTable copy_rope(const Table& cos, const Table& sin, int64_t context_tokens) 
 }  // namespace
 
 void bind_program(nb::module_& m) {
-  // The later registered is tried first, so the derived class comes last.
+  // The later registered is tried first, so the derived classes come last.
   const nb::exception<Error> error(m, "Error", PyExc_RuntimeError);
   nb::exception<OutOfMemoryError>(m, "OutOfMemoryError", error);
+  nb::exception<NonFiniteError>(m, "NonFiniteError", error);
   bind_ops(m);
   nb::class_<Register>(m, "Register")
       .def(nb::init<std::string, int64_t>(), nb::kw_only(), "name"_a, "width"_a);

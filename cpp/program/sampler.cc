@@ -178,7 +178,10 @@ std::vector<SampledToken> Sampler::sample(const WantedRow* first, const WantedRo
                     }
                   });
   for (size_t i = 0; i < sampled.size(); ++i) {
-    if (!finite[i]) fail(sampled[i].sequence_id, "its logits are not finite (NaN or infinity)");
+    if (!finite[i]) {
+      throw NonFiniteError("sequence " + std::to_string(sampled[i].sequence_id) +
+                           ": its logits are not finite (NaN or infinity)");
+    }
   }
   return sampled;
 }

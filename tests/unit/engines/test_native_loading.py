@@ -21,8 +21,10 @@ from potluck.engines.native import (
     available_isas,
     cache_bytes,
     default_isa,
+    make_pool,
     scratch_bytes,
 )
+from potluck.engines.threads import default_num_threads
 from potluck.errors import EngineError, ParameterError
 from potluck.types.program import (
     CacheSpec,
@@ -230,7 +232,15 @@ def test_memory_that_does_not_exist_is_one_clear_line() -> None:
     assert caught.value.hint
 
 
-# Instruction sets
+# Threads and instruction sets
+
+
+def test_pools() -> None:
+    assert make_pool(3).num_threads == 3
+    assert make_pool().num_threads == default_num_threads()
+    for num_threads in (0, -1, 1 << 20):
+        with pytest.raises(EngineError, match="1 to 1024 threads"):
+            make_pool(num_threads)
 
 
 def test_an_unavailable_instruction_set_names_those_there_are() -> None:
