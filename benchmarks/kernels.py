@@ -9,9 +9,9 @@
   come from memory.
 - *Prefill*: 512 tokens; 2 x rows x columns x tokens operations per second.
 
-Each figure is that of the fastest of ``--repeats`` passes after one that does not count; the seconds
-of all of them are in the file. Run it with nothing else on the machine: the file has the load
-average.
+Each figure is that of the fastest of ``--repeats`` passes after one that does not count; the
+seconds of all of them are in the file. Run it with nothing else on the machine: the file has the
+load average.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-// The kernels on NumPy arrays, one by one. The engine does not go through this; tests and benchmarks
-// do.
+// The kernels on NumPy arrays, one by one. Tests and benchmarks use this; the engine does not.
 #pragma once
 
 #include <nanobind/nanobind.h>

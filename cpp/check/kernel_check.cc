@@ -1,7 +1,7 @@
 // Runs every kernel of one instruction set on fixed pseudo-random inputs, compares with a naive
-// calculation in double precision, and prints a line per kernel: its name, a checksum of the bits of
-// its results, and "ok" or "WRONG". No Python: for machines, and emulators, where there is none. Two
-// machines agree if they print the same.
+// calculation in double precision, and prints a line per kernel: its name, a checksum of the bits
+// of its results, and "ok" or "WRONG". No Python: for machines, and emulators, where there is none.
+// Two machines agree if they print the same.
 //
 //   kernel_check [isa]      the instruction set; otherwise the fastest that runs here
 //
@@ -84,7 +84,8 @@ bool near(double actual, double expected, double tolerance) {
 
 float from_half(uint16_t h) {
   const int exponent = h >> 10 & 31;
-  const double magnitude = exponent ? ldexp(1024 + (h & 1023), exponent - 25) : ldexp(h & 1023, -24);
+  const int mantissa = h & 1023;
+  const double magnitude = exponent ? ldexp(1024 + mantissa, exponent - 25) : ldexp(mantissa, -24);
   return static_cast<float>(h & 0x8000 ? -magnitude : magnitude);
 }
 

@@ -7,7 +7,6 @@ from itertools import pairwise
 import gguf
 import numpy as np
 import pytest
-from support.kernel_checks import LinearCase
 from support.kernel_inputs import (
     FORMATS,
     QUANTIZED_FORMATS,
@@ -15,6 +14,7 @@ from support.kernel_inputs import (
     same_bits,
     scale_bytes,
 )
+from support.linear_case import LinearCase
 
 from potluck.kernels import available_isas, kernels_for, pack_rows, panel_bytes
 from potluck.types.tensor import TensorFormat

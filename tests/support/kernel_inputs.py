@@ -1,4 +1,4 @@
-"""Inputs for kernel tests: stored weights of every format, and arrays with guarded surroundings."""
+"""Inputs for kernel tests: stored weights of every format, arrays with guarded surroundings."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ F64 = NDArray[np.float64]
 U8 = NDArray[np.uint8]
 
 ArrayT = TypeVar("ArrayT", bound=np.generic)
+
+U = 2.0**-24
+"""The unit roundoff of float32: one rounding changes a result by at most ``U`` times itself, a
+chain of n roundings by n U times the sum of the magnitudes (Higham, Accuracy and Stability of
+Numerical Algorithms, 2002, section 3.1; n U is far below 1 here)."""
 
 # Where the f16 scales lie in a block; the rest of a block may be any bytes.
 _SCALE_OFFSETS = {
