@@ -223,7 +223,7 @@ def test_scratch_bytes_cover_what_a_step_touches() -> None:
 
 
 def test_memory_that_does_not_exist_is_one_clear_line() -> None:
-    """2^28 blocks of 1024 positions' worth of heads: more than the address space."""
+    """More blocks than an address space holds."""
     config = replace(small_config(1), head_dim=512, num_kv_heads=4)
     program = make_program(config, Shard.whole(1))
     with pytest.raises(EngineError, match=r"no memory for the key cache \(\d+ bytes\)") as caught:
