@@ -4,7 +4,7 @@ Methods: ``node.report`` () → NodeReport. ``model.check`` CheckModel → Model
 ``stage.start`` StageSpec → Progress …, then Loaded. ``stage.connect`` ConnectStage → ().
 ``stage.stop`` StageScope → (). ``stage.stats`` StageScope → StageStats. To the coordinator:
 ``stage.lost`` StageLost → (), ``deployment.remove`` Named → (), ``deployment.vacate`` Vacate → (),
-``deployment.generate`` Generate → CommittedToken …. To everybody: ``deployment.put``
+``deployment.generate`` Generate → Token …, or GenerateFailure. To everybody: ``deployment.put``
 DeploymentRecord → ().
 """
 
@@ -16,10 +16,14 @@ from typing import TypeVar
 import msgspec
 
 from potluck.cluster.worker.messages import Connect, Stats
+from potluck.errors import EngineError, OverloadedError, PotluckError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
-from potluck.types.sequence import SequenceRequest
+from potluck.types.sequence import CommittedToken, SequenceRequest
 
 _T = TypeVar("_T")
+
+CPU_UNIT = UnitId("cpu/native")
+"""The unit that every node has."""
 
 encode = msgspec.msgpack.Encoder().encode
 
@@ -183,7 +187,37 @@ class Vacate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True):
-    """Compute a sequence; the answer is its tokens as they are committed."""
+    """Compute a sequence; the answer is ``Token`` …, or a ``GenerateFailure``."""
 
     deployment: DeploymentId
     request: SequenceRequest
+
+
+class Token(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A token of a sequence, committed."""
+
+    token: CommittedToken
+
+
+class GenerateFailure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Takes the place of the rest of a sequence's tokens."""
+
+    message: str
+    hint: str
+    retry_after_seconds: int | None = None
+
+    @classmethod
+    def of(cls, error: PotluckError) -> GenerateFailure:
+        """What the gateway needs to raise the like of ``error``."""
+        retry_after = error.retry_after_seconds if isinstance(error, OverloadedError) else None
+        return cls(message=error.message, hint=error.hint, retry_after_seconds=retry_after)
+
+    def error(self) -> PotluckError:
+        """The error, at the gateway."""
+        if self.retry_after_seconds is not None:
+            return OverloadedError(self.message, retry_after_seconds=self.retry_after_seconds)
+        return EngineError(self.message, hint=self.hint)
+
+
+GenerateAnswer = Token | GenerateFailure
+decode_answer = msgspec.msgpack.Decoder(GenerateAnswer).decode

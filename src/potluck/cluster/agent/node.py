@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import potluck
-from potluck.cluster.calls import NodeReport, UnitReport
+from potluck.cluster.calls import CPU_UNIT, NodeReport, UnitReport
 from potluck.engines.threads import default_num_threads
-from potluck.types.cluster import NodeId, UnitId
+from potluck.types.cluster import NodeId
 from potluck.weights.memory import available_memory
-
-CPU_UNIT = UnitId("cpu/native")
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
