@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from potluck.models.registry import config_from_hugging_face
-from potluck.types.model import ModelConfig, RopeConfig
 from support.parity import assert_logits_agree, decided_share
 from support.random_models import (
     RandomModel,
@@ -22,6 +19,9 @@ from support.random_models import (
 )
 from support.stages import Stages
 from support.state_dict_source import StateDictSource
+
+from potluck.models.registry import config_from_hugging_face
+from potluck.types.model import ModelConfig, RopeConfig
 
 TOLERANCE = 1e-4
 LLAMA3_ROPE = {

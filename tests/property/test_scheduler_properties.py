@@ -2,11 +2,11 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.toy_pipeline import ToyPipeline, expected_tokens
 
 from potluck.scheduling import Scheduler, SchedulerLimits, SequenceRequest
 from potluck.scheduling.blocks import blocks_for
 from potluck.types.step import SamplingParams, SequenceId
-from support.toy_pipeline import ToyPipeline, expected_tokens
 
 CONTEXT_TOKENS = 80
 

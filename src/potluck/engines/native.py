@@ -43,10 +43,18 @@ def available_isas() -> tuple[str, ...]:
     return tuple(_core.available_isas())
 
 
-def default_isa(environment: Mapping[str, str] = os.environ) -> str:
-    """The instruction set that ``POTLUCK_ISA`` asks for, or else the fastest."""
-    asked = environment.get("POTLUCK_ISA")
-    return _checked_isa(asked) if asked else available_isas()[-1]
+def choose_isa(asked: str | None, environment: Mapping[str, str] = os.environ) -> str:
+    """The instruction set that is asked for, by argument or ``POTLUCK_ISA``, else the fastest.
+
+    Raises ``EngineError`` if it is not one of ``available_isas()``.
+    """
+    isa = asked or environment.get("POTLUCK_ISA") or available_isas()[-1]
+    if isa not in available_isas():
+        raise EngineError(
+            f"the instruction set '{isa}' is not available here",
+            hint=f"available: {', '.join(available_isas())}",
+        )
+    return isa
 
 
 def cache_bytes(program: Program, num_blocks: int) -> int:
@@ -84,7 +92,7 @@ class NativeEngine:
         with core_errors():
             self._open_stage: _core.Stage | None = _core.Stage(
                 program=core_program(program),
-                isa=available_isas()[-1] if isa is None else _checked_isa(isa),
+                isa=choose_isa(isa),
                 pool=pool,
                 num_blocks=num_blocks,
                 max_step_tokens=max_step_tokens,
@@ -170,15 +178,6 @@ class _NativeSink:
     def finish(self, name: str) -> None:
         with core_errors():
             self._engine._stage.finish_weight(name)
-
-
-def _checked_isa(isa: str) -> str:
-    if isa not in available_isas():
-        raise EngineError(
-            f"the instruction set '{isa}' is not available here",
-            hint=f"available: {', '.join(available_isas())}",
-        )
-    return isa
 
 
 def _as_core_takes_it(hidden: Floats | None) -> Floats | None:

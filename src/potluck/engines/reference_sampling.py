@@ -50,12 +50,11 @@ def sample(
 ) -> Choice:
     """The token that stands at ``position``, given the ``logits`` ``[vocab]`` before it.
 
-    ``params`` have been validated. Raises ``EngineError`` if a logit is not a number or plus
-    infinity, or if all are minus infinity.
+    ``params`` have been validated. Raises ``EngineError`` if a logit is not a finite number.
     """
-    if not np.isfinite(logits.max()):
+    if not np.isfinite(logits).all():
         raise EngineError(
-            f"the model's logits for position {position} are not numbers",
+            f"the model's logits for position {position} are not all finite numbers",
             hint="the weights are damaged or overflow: download or convert the model again",
         )
     adjusted = adjust_logits(logits, params, prompt_tokens, output_tokens)

@@ -79,15 +79,19 @@ class HeaderReader:
     def take(self, num_bytes: int, what: str) -> bytes:
         """The next bytes."""
         self.require(1, num_bytes, what)
-        stop = self._index + num_bytes
-        if stop > len(self._window):
-            self._window_start = self.position
-            length = min(max(num_bytes, _WINDOW_BYTES), self._limit - self._window_start)
-            self._window = self._file.read(self._window_start, length)
-            self._index, stop = 0, num_bytes
-        data = self._window[self._index : stop]
-        self._index = stop
+        start = self.position
+        if self._index + num_bytes > len(self._window):
+            if num_bytes > _WINDOW_BYTES:
+                self._move_to(start + num_bytes, b"")
+                return self._file.read(start, num_bytes)
+            length = min(_WINDOW_BYTES, self._limit - start)
+            self._move_to(start, self._file.read(start, length))
+        data = self._window[self._index : self._index + num_bytes]
+        self._index += num_bytes
         return data
+
+    def _move_to(self, start: int, window: bytes) -> None:
+        self._window_start, self._window, self._index = start, window, 0
 
     def require(self, count: int, least_bytes: int, what: str) -> None:
         """Raise unless ``count`` things of ``least_bytes`` each can still follow."""

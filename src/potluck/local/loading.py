@@ -6,7 +6,13 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 from potluck.catalog import ModelDescription, canonical_source, open_tensors
-from potluck.engines.native import NativeEngine, ThreadPool, cache_bytes, scratch_bytes
+from potluck.engines.native import (
+    NativeEngine,
+    ThreadPool,
+    cache_bytes,
+    choose_isa,
+    scratch_bytes,
+)
 from potluck.engines.threads import default_num_threads
 from potluck.errors import ParameterError
 from potluck.local.stages import split_evenly
@@ -41,7 +47,7 @@ class LoadPlan:
     num_blocks: int
     max_step_tokens: int
     num_threads: int
-    isa: str | None
+    isa: str
 
 
 def plan_load(
@@ -93,7 +99,7 @@ def plan_load(
         num_blocks=num_blocks,
         max_step_tokens=max_step_tokens,
         num_threads=threads,
-        isa=isa,
+        isa=choose_isa(isa),
     )
 
 

@@ -23,15 +23,16 @@ class CanonicalSource:
     def __init__(
         self, raw: TensorSource, stored_tensors: Iterable[StoredTensor], *, path: str = "the model"
     ) -> None:
-        present = frozenset(raw.names())
         by_name: dict[str, StoredTensor] = {}
         for stored in stored_tensors:
             if stored.canonical_name in by_name:
                 raise ValueError(f"{stored.canonical_name} is given twice")
-            if stored.stored_name in present:
-                by_name[stored.canonical_name] = stored
+            by_name[stored.canonical_name] = stored
+        present = frozenset(raw.names())
         self._raw = raw
-        self._stored = by_name
+        self._stored = {
+            name: stored for name, stored in by_name.items() if stored.stored_name in present
+        }
         self._path = path
 
     def names(self) -> Iterable[str]:

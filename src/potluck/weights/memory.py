@@ -14,9 +14,6 @@ from pathlib import Path, PurePosixPath
 
 from potluck.errors import PotluckError
 
-UNLIMITED_BYTES = 2**60
-"""Limits from here on are none: version 1 writes "none" as 2^63 rounded down to a page."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimit:
@@ -32,6 +29,8 @@ def available_memory(root: Path = Path("/")) -> MemoryLimit:
     Caches of files count as free where the kernel can drop them, in control groups too. Raises
     ``PotluckError`` when there is no ``/proc/meminfo``; limits that cannot be read are none.
     """
+    # "No limit" needs no care: version 1 of control groups writes a number near 2^63, which is
+    # never the least.
     limits = [_machine(root), *_control_groups(root), *_address_space(root)]
     return min(limits, key=lambda limit: limit.bytes)
 
@@ -55,7 +54,7 @@ def _address_space(root: Path) -> Iterator[MemoryLimit]:
     """RLIMIT_AS (``ulimit -v``), less what is in use."""
     soft = re.search(r"^Max address space +(\d+) ", _text(root / "proc/self/limits"), re.MULTILINE)
     used = _table(root / "proc/self/status").get("VmSize")
-    if soft and used is not None and int(soft[1]) < UNLIMITED_BYTES:
+    if soft and used is not None:
         yield MemoryLimit(
             bytes=max(0, int(soft[1]) - used), reason="the address space limit (ulimit -v)"
         )
@@ -82,9 +81,9 @@ def _control_groups(root: Path) -> Iterator[MemoryLimit]:
     """The limits of this process's groups, up to where their hierarchies are mounted."""
     for controller, directories in _group_directories(root):
         for directory in directories:
-            path = root / directory.relative_to("/")
+            path = root / str(directory).lstrip("/")
             limit, usage = _number(path / controller.limit), _number(path / controller.usage)
-            if limit is None or usage is None or limit >= UNLIMITED_BYTES:
+            if limit is None or usage is None:
                 continue
             statistics = _table(path / "memory.stat")
             # Usage counts cached files; those not in use are dropped before the limit bites.
@@ -107,10 +106,9 @@ def _group_directories(root: Path) -> Iterator[tuple[_Controller, list[PurePosix
     for line in _text(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields, file_system = before.split(), after.split()
-        if len(fields) < 5 or len(file_system) < 3 or file_system[0] not in groups:
+        if len(fields) < 5 or not file_system or file_system[0] not in groups:
             continue
-        if file_system[0] == "cgroup" and "memory" not in file_system[2].split(","):
-            continue
+        # Mounts of version 1's other controllers come too; they lack the files that matter here.
         controller = _VERSION_1 if file_system[0] == "cgroup" else _VERSION_2
         mounted, mount_point = _mount_path(fields[3]), _mount_path(fields[4])
         group = groups[file_system[0]]

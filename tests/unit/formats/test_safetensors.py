@@ -4,16 +4,18 @@ import json
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from safetensors.numpy import save_file
+from support.safetensors_bytes import safetensors_bytes, tensor_entry
+from support.tensor_sources import read_in_pieces, read_whole
 
 from potluck.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
 from potluck.formats.safetensors import MAX_HEADER_BYTES, open_safetensors
 from potluck.types.tensor import TensorFormat, TensorInfo
-from support.safetensors_bytes import safetensors_bytes, tensor_entry
-from support.tensor_sources import read_in_pieces, read_whole
 
 F32_PAIR = tensor_entry("F32", [2], 0, 8)
 
@@ -33,7 +35,7 @@ def error_of(tmp_path: Path, content: bytes) -> str:
 
 
 def test_reads_what_the_reference_wrote(tmp_path: Path) -> None:
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         "matrix": np.arange(12, dtype=np.float32).reshape(3, 4),
         "half": np.arange(6, dtype=np.float16).reshape(3, 2),
         "vector": np.arange(5, dtype=np.float32),

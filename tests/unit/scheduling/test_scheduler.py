@@ -1,9 +1,9 @@
 import pytest
+from support.toy_pipeline import ToyPipeline, expected_tokens
 
 from potluck.errors import PromptTooLongError
 from potluck.scheduling import FinishReason, Scheduler, SchedulerLimits, SequenceRequest
 from potluck.types.step import SamplingParams, SequenceId, Step
-from support.toy_pipeline import ToyPipeline, expected_tokens
 
 
 def make_scheduler(

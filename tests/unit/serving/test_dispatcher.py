@@ -7,6 +7,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import pytest
+from support.toy_pipeline import ToyPipeline, expected_tokens
 
 from potluck.errors import EngineError, PotluckError
 from potluck.local.pipeline import LocalPipeline
@@ -14,7 +15,6 @@ from potluck.scheduling import SchedulerLimits, SequenceRequest
 from potluck.serving.dispatcher import Dispatcher, Update
 from potluck.types.engine import StepResult
 from potluck.types.step import SamplingParams, SequenceId, Step
-from support.toy_pipeline import ToyPipeline, expected_tokens
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,0 +1,287 @@
+"""The compiled core (cpp/bind). Arrays are taken as they are: C-contiguous, of the dtype named.
+
+Wrong shapes raise ``ValueError``, wrong dtypes and layouts ``TypeError``. Calls release the GIL while
+they compute, and allocate nothing that outlives them.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
+U16 = NDArray[np.uint16]
+I8 = NDArray[np.int8]
+I32 = NDArray[np.int32]
+
+def available_isas() -> list[str]:
+    """Names of the instruction sets whose kernels can run here, slowest first."""
+
+def selected_isa() -> str:
+    """What POTLUCK_ISA asks for, else the fastest. ``ValueError`` if that is not available."""
+
+def kernels_for(isa: str) -> Kernels:
+    """The kernels of one instruction set. ``ValueError`` if they cannot run here."""
+
+def format_info(format: str) -> tuple[int, int]:
+    """``(columns, bytes)`` of one block of a storage format, by its label."""
+
+def panel_bytes(format: str, columns: int) -> int:
+    """Bytes of a panel: 16 rows of ``columns`` columns."""
+
+def pack_rows(
+    format: str, columns: int, rows: U8, start_row: int, num_rows: int, panels: U8
+) -> None:
+    """Write stored rows into panels (see cpp/kernels/kernels.h)."""
+
+class Kernels:
+    """One instruction set's kernels; cpp/kernels/kernels.h says what each promises."""
+
+    @property
+    def isa(self) -> str:
+        """The name of the instruction set."""
+
+    def quantize(self, x: F32, q: I8, scales: F32, sums: I32) -> None:
+        """``x, q [tokens, columns]``; ``scales, sums [tokens, columns / 32]``."""
+
+    def linear_float(
+        self,
+        format: str,
+        panels: U8,
+        x: F32,
+        bias: F32 | None,
+        out: F32,
+        first_panel: int,
+        end_panel: int,
+    ) -> None:
+        """``x [tokens, columns]``, ``out [tokens, rows]``; rows of ``out`` may lie apart."""
+
+    def linear_quantized(
+        self,
+        format: str,
+        panels: U8,
+        q: I8,
+        scales: F32,
+        sums: I32,
+        bias: F32 | None,
+        out: F32,
+        first_panel: int,
+        end_panel: int,
+    ) -> None:
+        """As ``linear_float`` for what ``quantize`` made."""
+
+    def embed(self, format: str, panels: U8, rows: int, row: int, out: F32) -> None:
+        """``out [columns]`` is row ``row`` of ``rows``."""
+
+    def rms_norm(self, x: F32, weight: F32, out: F32, epsilon: float) -> None:
+        """``x, out [tokens, columns]``; groups are as long as ``weight``."""
+
+    def rope(self, x: F32, cos: F32, sin: F32) -> None:
+        """``x [heads, head_dim]`` of one token, in place."""
+
+    def silu_gate(self, gate: F32, up: F32, out: F32) -> None:
+        """Vectors of one length."""
+
+    def add(self, x: F32, y: F32) -> None:
+        """``x += y``, vectors of one length."""
+
+    def append_kv(self, k: F32, v: F32, keys: U16, values: U16, block: int, offset: int) -> None:
+        """``k, v [kv_heads, head_dim]``; the cache as bits of float16."""
+
+    def attention(
+        self,
+        q: F32,
+        keys: U16,
+        values: U16,
+        block_table: I32,
+        first_position: int,
+        position: int,
+        scale: float,
+        out: F32,
+    ) -> None:
+        """``q, out [heads, head_dim]`` of one token, over all key-value heads."""
+
+    def exp_sum(self, x: F32, max: float, out: F32) -> float:
+        """``out = exp(x - max)``; returns its sum."""
+
+# Programs (cpp/bind/program_module.cc)
+
+class Error(RuntimeError): ...
+class OutOfMemory(Error): ...
+
+class Embed:
+    def __init__(self, *, weight: str, out: str) -> None: ...
+
+class RmsNorm:
+    def __init__(self, *, x: str, weight: str, out: str, group: int, epsilon: float) -> None: ...
+
+class Linear:
+    def __init__(self, *, x: str, weight: str, out: str, bias: str | None) -> None: ...
+
+class Rope:
+    def __init__(self, *, x: str, num_heads: int, head_dim: int) -> None: ...
+
+class Attention:
+    def __init__(
+        self,
+        *,
+        q: str,
+        k: str,
+        v: str,
+        out: str,
+        cache_index: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        scale: float,
+        window: int | None,
+    ) -> None: ...
+
+class GatedActivation:
+    def __init__(self, *, gate: str, up: str, out: str) -> None: ...
+
+class Add:
+    def __init__(self, *, x: str, y: str) -> None: ...
+
+class Head:
+    def __init__(self, *, x: str, weight: str, vocab_size: int) -> None: ...
+
+Op = Embed | RmsNorm | Linear | Rope | Attention | GatedActivation | Add | Head
+
+class Register:
+    def __init__(self, *, name: str, width: int) -> None: ...
+
+class WeightSpec:
+    def __init__(self, *, name: str, shape: Sequence[int]) -> None: ...
+
+class CacheSpec:
+    def __init__(self, *, num_kv_heads: int, head_dim: int) -> None: ...
+
+class Program:
+    def __init__(
+        self,
+        *,
+        registers: Sequence[Register],
+        ops: Sequence[Op],
+        weights: Sequence[WeightSpec],
+        caches: Sequence[CacheSpec],
+        rope_cos: NDArray[np.float32] | None,
+        rope_sin: NDArray[np.float32] | None,
+        hidden_size: int,
+        vocab_size: int,
+        context_tokens: int,
+        has_embedding: bool,
+        has_head: bool,
+    ) -> None: ...
+
+# Stages (cpp/bind/engine_module.cc)
+
+class ThreadPool:
+    def __init__(self, num_threads: int) -> None: ...
+    @property
+    def num_threads(self) -> int: ...
+
+class Slice:
+    def __init__(
+        self,
+        *,
+        sequence_id: int,
+        tokens: Sequence[int],
+        start_position: int,
+        block_table: Sequence[int],
+        sample: bool,
+    ) -> None: ...
+
+class SamplingParams:
+    def __init__(
+        self,
+        *,
+        temperature: float,
+        top_k: int | None,
+        top_p: float,
+        min_p: float,
+        repetition_penalty: float,
+        frequency_penalty: float,
+        presence_penalty: float,
+        logit_bias: Sequence[tuple[int, float]],
+        seed: int,
+        logprobs: bool,
+        top_logprobs: int,
+    ) -> None: ...
+
+class Opening:
+    def __init__(
+        self,
+        *,
+        sequence_id: int,
+        sampling: SamplingParams,
+        prompt_tokens: Sequence[int],
+        output_tokens: Sequence[int],
+    ) -> None: ...
+
+class TokenLogprob:
+    @property
+    def token(self) -> int: ...
+    @property
+    def logprob(self) -> float: ...
+
+class SampledToken:
+    @property
+    def sequence_id(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def token(self) -> int: ...
+    @property
+    def logprob(self) -> float | None: ...
+    @property
+    def top(self) -> list[TokenLogprob]: ...
+
+class Stage:
+    def __init__(
+        self,
+        *,
+        program: Program,
+        isa: str,
+        pool: ThreadPool,
+        num_blocks: int,
+        max_step_tokens: int,
+    ) -> None: ...
+    @staticmethod
+    def cache_bytes(*, program: Program, num_blocks: int) -> int: ...
+    @staticmethod
+    def scratch_bytes(*, program: Program, max_step_tokens: int, num_threads: int) -> int: ...
+    def begin_weight(self, name: str, shape: Sequence[int], format: str) -> None: ...
+    def write_rows(
+        self, name: str, start_row: int, end_row: int, data: NDArray[np.uint8]
+    ) -> None: ...
+    def finish_weight(self, name: str) -> None: ...
+    def step(
+        self,
+        *,
+        slices: Sequence[Slice],
+        opened: Sequence[Opening],
+        closed: Sequence[int],
+        hidden: NDArray[np.float32] | None,
+        out: NDArray[np.float32] | None,
+    ) -> list[SampledToken]: ...
+    def logits(
+        self,
+        *,
+        slices: Sequence[Slice],
+        opened: Sequence[Opening],
+        closed: Sequence[int],
+        hidden: NDArray[np.float32] | None,
+        out: NDArray[np.float32],
+    ) -> None: ...
+    @property
+    def weights_bytes(self) -> int: ...
+
+class Sampler:
+    def __init__(self, *, vocab_size: int, isa: str, pool: ThreadPool) -> None: ...
+    def open(self, openings: Sequence[Opening]) -> None: ...
+    def close(self, sequence_id: int) -> None: ...
+    def sample(
+        self, wanted: Sequence[tuple[int, int]], logits: NDArray[np.float32]
+    ) -> list[SampledToken]: ...

@@ -1,0 +1,91 @@
+"""An output element has the same bits however the work is cut."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+from support.kernel_checks import LinearCase, same_bits
+from support.kernel_inputs import FORMATS, QUANTIZED_FORMATS, make_weights, scale_bytes
+
+from potluck.kernels import available_isas, kernels_for, pack_rows, panel_bytes
+from potluck.types.tensor import TensorFormat
+
+ISAS = available_isas()
+NUM_ROWS = 70
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.label)
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_token_is_the_same_alone_and_among_others(isa: str, format: TensorFormat) -> None:
+    kernels, scalar = kernels_for(isa), kernels_for("scalar")
+    case = LinearCase.make(scalar, format, 256, num_rows=NUM_ROWS, num_tokens=512)
+    whole = case.run(kernels, NUM_ROWS, 512)
+    assert len(np.unique(whole)) > 0.9 * whole.size  # no degenerate inputs
+    for num_tokens in (1, 7, 64):
+        made = case.run(kernels, NUM_ROWS, num_tokens)
+        assert same_bits(made, np.ascontiguousarray(whole[:num_tokens]))
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.label)
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("num_tokens", [1, 9])
+def test_panel_ranges_make_up_the_whole(isa: str, format: TensorFormat, num_tokens: int) -> None:
+    kernels, scalar = kernels_for(isa), kernels_for("scalar")
+    case = LinearCase.make(scalar, format, 256, num_rows=NUM_ROWS, num_tokens=num_tokens)
+    whole = case.run(kernels, NUM_ROWS, num_tokens)
+    for ranges in (((3, 5), (0, 1), (1, 3)), ((0, 4), (4, 4), (4, 5))):
+        assert same_bits(case.run(kernels, NUM_ROWS, num_tokens, panel_ranges=ranges), whole)
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.label)
+def test_without_bias_nothing_is_added(format: TensorFormat) -> None:
+    for isa in ISAS:
+        case = LinearCase.make(kernels_for("scalar"), format, 256, num_rows=17, num_tokens=3)
+        plain = case.run(kernels_for(isa), 17, 3, with_bias=False)
+        with_bias = case.run(kernels_for(isa), 17, 3)
+        assert same_bits(plain + case.bias, with_bias)
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.label)
+def test_rows_can_be_packed_in_any_pieces(format: TensorFormat) -> None:
+    weights = make_weights(format, 37, 512, np.random.default_rng(11))
+    whole = weights.panels(37)
+    for cuts in ((0, 1, 2, 3, 37), (0, 15, 31, 33, 37), (0, 16, 32, 37)):
+        panels = np.zeros(3 * panel_bytes(format.label, 512), np.uint8)
+        for start, end in zip(cuts, cuts[1:], strict=False):
+            rows = np.ascontiguousarray(weights.stored[start:end]).reshape(-1)
+            pack_rows(format.label, 512, rows, start, end - start, panels)
+        assert same_bits(panels, whole)
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.label)
+def test_panels_take_the_bytes_of_the_file(format: TensorFormat) -> None:
+    assert panel_bytes(format.label, 512) == 16 * format.row_bytes(512)
+
+
+@pytest.mark.parametrize("format", QUANTIZED_FORMATS, ids=lambda format: format.label)
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize("fill", [0x00, 0x7F, 0x80, 0xFF])
+def test_largest_sums_do_not_overflow(isa: str, format: TensorFormat, sign: int, fill: int) -> None:
+    """Every integer the same extreme (sub-scales too), all activations -127 or all 127."""
+    weights = make_weights(format, 16, 256, np.random.default_rng(12))
+    keep = scale_bytes(format)
+    stored = np.full_like(weights.stored, fill)
+    blocks = stored.reshape(16, -1, format.block_bytes)
+    blocks[:, :, keep] = weights.stored.reshape(blocks.shape)[:, :, keep]
+    values = gguf.dequantize(stored, gguf.GGMLQuantizationType[format.name]).astype(np.float64)
+
+    q = np.full((1, 256), sign * 127, np.int8)
+    scales = np.ones((1, 8), np.float32)
+    sums = np.full((1, 8), sign * 127 * 32, np.int32)
+    panels = np.zeros(panel_bytes(format.label, 256), np.uint8)
+    pack_rows(format.label, 256, stored.reshape(-1), 0, 16, panels)
+    out = np.empty((1, 16), np.float32)
+    kernels_for(isa).linear_quantized(format.label, panels, q, scales, sums, None, out, 0, 1)
+
+    expected = values.sum(axis=1) * sign * 127
+    # Eight groups with two fma each. A saturated sum would be off by a hundredth or more.
+    norms = (np.abs(values) + 2 * weights.minimums).sum(axis=1) * 127
+    assert (np.abs(out[0] - expected) <= 32 * 2.0**-24 * norms).all()

@@ -1,0 +1,109 @@
+"""The bindings refuse what a kernel could not survive, and name the instruction sets there are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from potluck.errors import ParameterError
+from potluck.kernels import (
+    available_isas,
+    format_info,
+    kernels_for,
+    pack_rows,
+    panel_bytes,
+    selected_isa,
+)
+from potluck.types.tensor import TensorFormat
+
+
+def zeros(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return np.zeros(shape, np.float32)
+
+
+def test_formats_agree_with_the_types() -> None:
+    for format in TensorFormat:
+        assert format_info(format.label) == (format.block_elements, format.block_bytes)
+    with pytest.raises(ValueError, match="no such format: q3_k"):
+        format_info("q3_k")
+
+
+def test_isa_is_chosen_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert available_isas()[0] == "scalar"
+    monkeypatch.delenv("POTLUCK_ISA", raising=False)
+    assert selected_isa() == available_isas()[-1]
+    for isa in available_isas():
+        monkeypatch.setenv("POTLUCK_ISA", isa)
+        assert selected_isa() == isa
+        assert kernels_for(isa).isa == isa
+
+
+def test_unknown_isa_is_an_error_that_names_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POTLUCK_ISA", "sse9")
+    with pytest.raises(ParameterError) as caught:
+        selected_isa()
+    assert "'sse9'" in caught.value.message
+    assert " ".join(available_isas()) in caught.value.message
+    with pytest.raises(ValueError, match="available: scalar"):
+        kernels_for("sse9")
+
+
+def test_pack_rows_refuses_wrong_sizes() -> None:
+    rows, panels = np.zeros(2 * 34, np.uint8), np.zeros(panel_bytes("q8_0", 32), np.uint8)
+    pack_rows("q8_0", 32, rows, 14, 2, panels)
+    with pytest.raises(ValueError, match="panels is too small"):
+        pack_rows("q8_0", 32, rows, 15, 2, panels)
+    with pytest.raises(ValueError, match="num_rows"):
+        pack_rows("q8_0", 32, rows, 0, 3, panels)
+    with pytest.raises(ValueError, match="whole blocks"):
+        pack_rows("q8_0", 33, rows, 0, 2, panels)
+    with pytest.raises(ValueError, match="negative"):
+        pack_rows("q8_0", 32, rows, -1, 2, panels)
+
+
+def test_linear_refuses_what_does_not_fit() -> None:
+    kernels = kernels_for("scalar")
+    panels = np.zeros(panel_bytes("f32", 8), np.uint8)
+    kernels.linear_float("f32", panels, zeros(2, 8), None, zeros(2, 16), 0, 1)
+    with pytest.raises(ValueError, match="no such panels"):
+        kernels.linear_float("f32", panels, zeros(2, 8), None, zeros(2, 16), 0, 2)
+    with pytest.raises(ValueError, match="panels has not the size"):
+        kernels.linear_float("f32", panels, zeros(2, 8), None, zeros(2, 17), 0, 1)
+    with pytest.raises(ValueError, match="bias"):
+        kernels.linear_float("f32", panels, zeros(2, 8), zeros(15), zeros(2, 16), 0, 1)
+    with pytest.raises(ValueError, match="out must be"):
+        kernels.linear_float("f32", panels, zeros(2, 8), None, zeros(3, 16), 0, 1)
+    with pytest.raises(ValueError, match="contiguous"):
+        kernels.linear_float("f32", panels, zeros(2, 8), None, zeros(2, 32)[:, ::2], 0, 1)
+    with pytest.raises(ValueError, match="float activations"):
+        q, scales, sums = np.zeros((1, 32), np.int8), zeros(1, 1), np.zeros((1, 1), np.int32)
+        wide = np.zeros(panel_bytes("f32", 32), np.uint8)
+        kernels.linear_quantized("f32", wide, q, scales, sums, None, zeros(1, 16), 0, 1)
+
+
+def test_arrays_are_not_converted() -> None:
+    kernels = kernels_for("scalar")
+    with pytest.raises(TypeError):
+        kernels.add(np.zeros(4, np.float64), zeros(4))  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        kernels.add(zeros(8)[::2], zeros(4))
+    readonly = zeros(4)
+    readonly.flags.writeable = False
+    with pytest.raises(TypeError):
+        kernels.add(readonly, zeros(4))
+    with pytest.raises(ValueError, match="as long as"):
+        kernels.add(zeros(4), zeros(5))
+
+
+def test_attention_refuses_blocks_that_are_not_there() -> None:
+    kernels = kernels_for("scalar")
+    q, out = zeros(2, 8), zeros(2, 8)
+    keys, values = np.zeros((2, 1, 8, 16), np.uint16), np.zeros((2, 1, 16, 16), np.uint16)
+    table = np.array([1], np.int32)
+    kernels.attention(q, keys, values, table, 0, 15, 1.0, out)
+    with pytest.raises(ValueError, match="block table"):
+        kernels.attention(q, keys, values, table, 0, 16, 1.0, out)
+    with pytest.raises(ValueError, match="no such block"):
+        kernels.attention(q, keys, values, table + 1, 0, 15, 1.0, out)
+    with pytest.raises(ValueError, match="no such positions"):
+        kernels.attention(q, keys, values, table, 5, 4, 1.0, out)

@@ -1,0 +1,50 @@
+"""The checks catch a small mistake in any kernel of any instruction set.
+
+The module ``_perturbed`` has the same kernels as the product, and spoils the one whose id is set;
+cpp/check/perturb.h says how.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+from support.kernel_build import build, load_extension
+from support.kernel_checks import KERNEL_NAMES, check_kernel
+
+from potluck.kernels import available_isas
+
+IDS = [f"{isa}.{name}" for isa in available_isas() for name in KERNEL_NAMES]
+
+
+@pytest.fixture(scope="session")
+def perturbed_module() -> ModuleType:
+    return load_extension(build("dev", "_perturbed", f"-DPython_EXECUTABLE={sys.executable}"))
+
+
+@pytest.fixture
+def perturbed(perturbed_module: ModuleType) -> Iterator[ModuleType]:
+    yield perturbed_module
+    perturbed_module.set_perturbation("")
+
+
+def test_every_entry_of_the_table_has_an_id_and_a_check(perturbed: ModuleType) -> None:
+    # That the ids cover the table is asserted where they are made, by its size.
+    assert sorted(perturbed.perturbation_ids()) == sorted(IDS)
+
+
+def test_unknown_id_is_refused(perturbed: ModuleType) -> None:
+    with pytest.raises(ValueError, match="no such kernel: avx9.add"):
+        perturbed.set_perturbation("avx9.add")
+
+
+@pytest.mark.parametrize("id", IDS)
+def test_check_catches_a_spoilt_kernel(perturbed: ModuleType, id: str) -> None:
+    isa, _, name = id.partition(".")
+    kernels, scalar = perturbed.kernels_for(isa), perturbed.kernels_for("scalar")
+    check_kernel(name, kernels, scalar)
+    perturbed.set_perturbation(id)
+    with pytest.raises(AssertionError):
+        check_kernel(name, kernels, scalar)

@@ -1,0 +1,60 @@
+"""Builds what only tests need of the C++ core: in build/, with CMake and Ninja, incrementally."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def require_tool(name: str) -> str:
+    """The path of a program; beside this Python, or on the path.
+
+    Without it a test is reported as not shown, or fails where CI is to have everything.
+    """
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        not_shown(f"{name} is not installed")
+    return found
+
+
+def not_shown(reason: str) -> None:
+    """End the test: it cannot show anything here. A failure on CI."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"CI lacks what the test needs: {reason}")
+    pytest.skip(f"not shown: {reason}")
+
+
+def build(folder: str, target: str, *options: str) -> Path:
+    """Build ``target`` in build/``folder``; the folder's path."""
+    cmake, ninja = require_tool("cmake"), require_tool("ninja")
+    path = ROOT / "build" / folder
+    configure = [cmake, "-S", ROOT, "-B", path, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+    commands = (
+        [*configure, "-DPOTLUCK_DEV=ON", *options],
+        [cmake, "--build", path, "--target", target],
+    )
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return path
+
+
+def load_extension(path: Path) -> ModuleType:
+    """Import the extension module in the folder ``path`` whose file begins with ``_perturbed``."""
+    file = next(path.glob("_perturbed*.so"))
+    spec = importlib.util.spec_from_file_location("_perturbed", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

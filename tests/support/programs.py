@@ -1,0 +1,20 @@
+"""Programs that only read weights."""
+
+from __future__ import annotations
+
+from potluck.types.program import Program, Shard, WeightSpec
+
+
+def program_reading(weights: dict[str, tuple[int, ...]]) -> Program:
+    """A program without ops that reads tensors of these names and shapes."""
+    return Program(
+        shard=Shard.whole(1),
+        registers=(),
+        ops=(),
+        weights=tuple(WeightSpec(name=name, shape=shape) for name, shape in weights.items()),
+        caches=(),
+        rope=None,
+        hidden_size=1,
+        vocab_size=1,
+        context_tokens=1,
+    )

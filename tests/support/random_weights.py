@@ -1,0 +1,80 @@
+"""Random tensors in every storage format, of a size that keeps activations near 1."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from potluck.types.tensor import TensorFormat, TensorInfo
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from potluck.types.engine import Engine
+    from potluck.types.program import Program
+
+# Where the f16 fields of a block lie, and by what factor each is smaller than the standard
+# deviation of the values: the quants are uniform, so that these centre and scale them
+# (ggml-common.h has the layouts).
+_F16_FIELDS: dict[TensorFormat, tuple[tuple[int, float], ...]] = {
+    TensorFormat.Q8_0: ((0, 1 / 74),),
+    TensorFormat.Q4_0: ((0, 1 / 4.6),),
+    TensorFormat.Q4_1: ((0, 1 / 4.6), (2, -7.5 / 4.6)),
+    TensorFormat.Q5_0: ((0, 1 / 9.2),),
+    TensorFormat.Q5_1: ((0, 1 / 9.2), (2, -15.5 / 9.2)),
+    TensorFormat.Q4_K: ((0, 1 / 300), (2, 7.5 / 300)),
+    TensorFormat.Q5_K: ((0, 1 / 600), (2, 15.5 / 600)),
+    TensorFormat.Q6_K: ((208, 1 / 1365),),
+}
+
+
+def stored_rows(
+    rng: np.random.Generator, fmt: TensorFormat, rows: int, columns: int
+) -> NDArray[np.uint8]:
+    """``[rows, row_bytes]`` whose values have a standard deviation of about ``columns ** -0.5``."""
+    deviation = columns**-0.5
+    if not fmt.is_quantized:
+        values = (rng.standard_normal((rows, columns)) * deviation).astype(np.float32)
+        if fmt is TensorFormat.F16:
+            return values.astype(np.float16).view(np.uint8)
+        if fmt is TensorFormat.BF16:
+            return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+        return values.view(np.uint8)
+    blocks = rng.integers(
+        0, 256, (rows, columns // fmt.block_elements, fmt.block_bytes), dtype=np.uint8
+    )
+    for offset, factor in _F16_FIELDS[fmt]:
+        spread = rng.uniform(0.8, 1.25, blocks.shape[:2])
+        field = (deviation * factor * spread).astype(np.float16)
+        blocks[:, :, offset : offset + 2] = field[:, :, None].view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def load_random_weights(engine: Engine, program: Program, fmt: TensorFormat, seed: int = 0) -> None:
+    """Fill ``engine``: matrices in ``fmt``, vectors in F32.
+
+    A tensor depends on its name, the format and the seed alone, so that stages of one model get
+    parts of one model.
+    """
+    sink = engine.sink()
+    for spec in program.weights:
+        rng = np.random.default_rng([zlib.crc32(spec.name.encode()), seed])
+        is_matrix = len(spec.shape) == 2
+        info = TensorInfo(
+            name=spec.name, shape=spec.shape, format=fmt if is_matrix else TensorFormat.F32
+        )
+        if is_matrix:
+            data = stored_rows(rng, fmt, info.num_rows, info.num_columns)
+        else:
+            centre = 0.0 if spec.name.endswith("bias") else 1.0
+            values = centre + 0.1 * rng.standard_normal((1, info.num_columns))
+            data = values.astype(np.float32).view(np.uint8)
+        sink.begin(info)
+        # Uneven pieces, as a loader's buffer makes them.
+        step = max(1, info.num_rows // 3 + 5)
+        for start in range(0, info.num_rows, step):
+            end = min(start + step, info.num_rows)
+            sink.write_rows(spec.name, start, end, memoryview(data[start:end].reshape(-1)))
+        sink.finish(spec.name)

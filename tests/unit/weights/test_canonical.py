@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.tensor_sources import MemorySource, read_in_pieces, read_whole
+
+from potluck.errors import ModelFileError
+from potluck.types.tensor import StoredTensor, TensorFormat, TensorInfo
+from potluck.weights import canonical
+from potluck.weights.canonical import CanonicalSource
+
+
+def permute(weights: NDArray[Any], num_heads: int) -> NDArray[Any]:
+    """What llama.cpp's converter does to q and k, as the GGUF specification has it."""
+    half = weights.shape[0] // num_heads // 2
+    return (
+        weights.reshape(num_heads, 2, half, *weights.shape[1:])
+        .swapaxes(1, 2)
+        .reshape(weights.shape)
+    )
+
+
+def interleaved(
+    rows: NDArray[Any], num_heads: int, format: TensorFormat, columns: int | None = None
+) -> tuple[MemorySource, CanonicalSource]:
+    """A source that stores ``permute(rows)``; rows of a quantized format are given as bytes."""
+    shape = rows.shape if columns is None else (rows.shape[0], columns)
+    info = TensorInfo(name="blk.0.attn_q", shape=shape, format=format)
+    raw = MemorySource({"blk.0.attn_q": (info, permute(rows, num_heads).tobytes())})
+    stored = StoredTensor(
+        canonical_name="q", stored_name="blk.0.attn_q", interleaved_heads=num_heads
+    )
+    return raw, CanonicalSource(raw, [stored])
+
+
+def test_names_are_canonical_and_rows_as_stored() -> None:
+    info = TensorInfo(name="output.weight", shape=(2, 2), format=TensorFormat.F16)
+    raw = MemorySource({"output.weight": (info, b"aabbccdd"), "unknown": (info, b"")})
+    source = CanonicalSource(
+        raw,
+        [
+            StoredTensor(canonical_name="absent", stored_name="absent.weight"),
+            StoredTensor(canonical_name="head", stored_name="output.weight"),
+        ],
+    )
+    assert list(source.names()) == ["head"]
+    assert source.info("head") == TensorInfo(name="head", shape=(2, 2), format=TensorFormat.F16)
+    assert read_whole(source, "head") == b"aabbccdd"
+    for name in ("absent", "output.weight", "unknown"):
+        with pytest.raises(KeyError):
+            source.info(name)
+        with pytest.raises(KeyError):
+            source.read_rows(name, 0, 0, memoryview(b""))
+    source.close()
+    assert raw.is_closed
+
+
+def test_a_canonical_name_given_twice() -> None:
+    stored = StoredTensor(canonical_name="head", stored_name="output.weight")
+    with pytest.raises(ValueError, match="head is given twice"):
+        CanonicalSource(MemorySource({}), [stored, stored])
+
+
+@pytest.mark.parametrize(("num_heads", "head_rows"), [(1, 2), (3, 8), (4, 6), (2, 64)])
+@pytest.mark.parametrize("piece_rows", [1, 3, 4, 7, 1000])
+def test_interleaved_rows_of_a_matrix(num_heads: int, head_rows: int, piece_rows: int) -> None:
+    rows = np.arange(num_heads * head_rows * 5, dtype=np.float32).reshape(-1, 5)
+    _, source = interleaved(rows, num_heads, TensorFormat.F32)
+    assert read_in_pieces(source, "q", piece_rows) == rows.tobytes()
+
+
+def test_every_row_range() -> None:
+    rows = np.arange(2 * 6 * 3, dtype=np.float32).reshape(12, 3)
+    _, source = interleaved(rows, 2, TensorFormat.F32)
+    for start in range(13):
+        for end in range(start, 13):
+            out = bytearray((end - start) * 12)
+            source.read_rows("q", start, end, memoryview(out))
+            assert out == rows[start:end].tobytes()
+
+
+def test_interleaved_rows_of_quantized_blocks() -> None:
+    rows = np.random.default_rng(3).integers(0, 256, (16, 2 * 144), dtype=np.uint8)
+    _, source = interleaved(rows, 2, TensorFormat.Q4_K, columns=512)
+    assert source.info("q").shape == (16, 512)
+    assert read_in_pieces(source, "q", 5) == rows.tobytes()
+
+
+@pytest.mark.parametrize("format", [TensorFormat.F32, TensorFormat.F16])
+def test_interleaved_elements_of_a_vector(format: TensorFormat) -> None:
+    vector = np.arange(24, dtype=np.float32 if format is TensorFormat.F32 else np.float16)
+    _, source = interleaved(vector, 3, format)
+    assert read_whole(source, "q") == vector.tobytes()
+    source.read_rows("q", 0, 0, memoryview(b""))
+
+
+def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canonical, "STAGING_BYTES", 4 * 20)
+    rows = np.arange(2 * 32 * 5, dtype=np.float32).reshape(-1, 5)
+    raw, source = interleaved(rows, 2, TensorFormat.F32)
+    assert read_whole(source, "q") == rows.tobytes()
+    assert raw.largest_read_bytes == 4 * 20
+    monkeypatch.setattr(canonical, "STAGING_BYTES", 1)
+    raw.largest_read_bytes = 0
+    assert read_whole(source, "q") == rows.tobytes()
+    assert raw.largest_read_bytes == 2 * 20  # one pair of rows
+
+
+@pytest.mark.parametrize(
+    ("shape", "format", "num_heads"),
+    [
+        ((10, 4), TensorFormat.F32, 3),
+        ((9, 4), TensorFormat.F32, 3),
+        ((10,), TensorFormat.F32, 4),
+        ((), TensorFormat.F32, 1),
+        ((64,), TensorFormat.Q8_0, 2),
+    ],
+)
+def test_rows_that_cannot_be_those_of_the_heads(
+    shape: tuple[int, ...], format: TensorFormat, num_heads: int
+) -> None:
+    info = TensorInfo(name="stored", shape=shape, format=format)
+    raw = MemorySource({"stored": (info, bytes(info.num_bytes))})
+    stored = StoredTensor(canonical_name="q", stored_name="stored", interleaved_heads=num_heads)
+    source = CanonicalSource(raw, [stored], path="m.gguf")
+    with pytest.raises(ModelFileError, match=rf"m.gguf: .*{num_heads} interleaved heads"):
+        read_whole(source, "q")
+
+
+@pytest.mark.parametrize(("start", "end", "size"), [(-1, 0, 8), (0, 5, 40), (0, 1, 7), (0, 1, 9)])
+def test_rows_that_do_not_exist_or_fit(start: int, end: int, size: int) -> None:
+    _, source = interleaved(np.zeros((4, 2), np.float32), 1, TensorFormat.F32)
+    with pytest.raises(ValueError, match="rows"):
+        source.read_rows("q", start, end, memoryview(bytearray(size)))

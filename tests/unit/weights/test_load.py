@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+from support.programs import program_reading
+from support.tensor_sources import MemorySource
+
+from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.types.tensor import TensorFormat, TensorInfo
+from potluck.weights import load
+from potluck.weights.load import STAGING_BYTES, load_weights
+
+
+def pattern(num_bytes: int) -> bytes:
+    return bytes((7 * index + index // 251) % 256 for index in range(num_bytes))
+
+
+def source_of(**tensors: tuple[tuple[int, ...], TensorFormat]) -> MemorySource:
+    stored = {}
+    for name, (shape, format) in tensors.items():
+        info = TensorInfo(name=name, shape=shape, format=format)
+        stored[name] = (info, pattern(info.num_bytes))
+    return MemorySource(stored)
+
+
+class RecordingSink:
+    """A ``TensorSink`` that insists on its protocol. ``fail_after`` writes it raises."""
+
+    def __init__(self, fail_after: int | None = None) -> None:
+        self.finished: dict[str, bytes] = {}
+        self.open_info: TensorInfo | None = None
+        self.data = bytearray()
+        self.num_writes = 0
+        self.largest_write_bytes = 0
+        self.fail_after = fail_after
+
+    def begin(self, info: TensorInfo) -> None:
+        assert self.open_info is None
+        assert info.name not in self.finished
+        self.open_info = info
+        self.data = bytearray()
+
+    def write_rows(self, name: str, start_row: int, end_row: int, data: memoryview) -> None:
+        if self.num_writes == self.fail_after:
+            raise MemoryError("sink")
+        assert self.open_info is not None
+        assert self.open_info.name == name
+        assert len(self.data) == start_row * self.open_info.row_bytes
+        assert len(data) == (end_row - start_row) * self.open_info.row_bytes > 0
+        self.num_writes += 1
+        self.largest_write_bytes = max(self.largest_write_bytes, len(data))
+        self.data += data
+
+    def finish(self, name: str) -> None:
+        assert self.open_info is not None
+        assert len(self.data) == self.open_info.num_bytes
+        self.finished[name] = bytes(self.data)
+        self.open_info = None
+
+
+def test_every_weight_of_the_program_arrives_once_and_no_other() -> None:
+    source = source_of(
+        a=((3, 64), TensorFormat.Q8_0),
+        norm=((5,), TensorFormat.F32),
+        unused=((2, 2), TensorFormat.F32),
+        b=((4, 3), TensorFormat.BF16),
+    )
+    sink = RecordingSink()
+    load_weights(program_reading({"b": (4, 3), "norm": (5,), "a": (3, 64)}), source, sink)
+    assert list(sink.finished) == ["b", "norm", "a"]
+    for name, data in sink.finished.items():
+        assert data == source.tensors[name][1]
+    assert sink.open_info is None
+    assert not source.is_closed
+
+
+@pytest.mark.parametrize("staging", [1, 12, 13, 30, 1000])
+def test_the_buffer_bounds_what_passes_at_once(
+    monkeypatch: pytest.MonkeyPatch, staging: int
+) -> None:
+    monkeypatch.setattr(load, "STAGING_BYTES", staging)
+    source = source_of(a=((7, 3), TensorFormat.F32), v=((9,), TensorFormat.F32))
+    sink = RecordingSink()
+    load_weights(program_reading({"a": (7, 3), "v": (9,)}), source, sink)
+    assert sink.finished == {name: source.tensors[name][1] for name in ("a", "v")}
+    assert sink.largest_write_bytes <= max(staging, 36)
+    assert source.reads[0] == ("a", 0, {1: 1, 12: 1, 13: 1, 30: 2, 1000: 7}[staging])
+
+
+def test_no_more_than_the_buffer_is_held() -> None:
+    rows = 3 * STAGING_BYTES // 4096
+    info = TensorInfo(name="w", shape=(rows, 1024), format=TensorFormat.F32)
+
+    class ZeroSource(MemorySource):
+        def read_rows(self, name: str, start_row: int, end_row: int, out: memoryview) -> None:
+            self.reads.append((name, start_row, end_row))
+
+    class NullSink(RecordingSink):
+        def write_rows(self, name: str, start_row: int, end_row: int, data: memoryview) -> None:
+            pass
+
+        def finish(self, name: str) -> None:
+            pass
+
+    source = ZeroSource({"w": (info, b"")})
+    tracemalloc.start()
+    try:
+        load_weights(program_reading({"w": info.shape}), source, NullSink())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(source.reads) == 3
+    assert STAGING_BYTES <= peak < STAGING_BYTES + 2**18
+
+
+def test_progress_is_in_bytes_and_ends_at_the_total(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "STAGING_BYTES", 24)
+    calls: list[tuple[int, int]] = []
+    load_weights(
+        program_reading({"a": (4, 3), "v": (2,)}),
+        source_of(a=((4, 3), TensorFormat.F32), v=((2,), TensorFormat.F16)),
+        RecordingSink(),
+        on_progress=lambda done, total: calls.append((done, total)),
+    )
+    assert calls == [(0, 52), (24, 52), (48, 52), (52, 52)]
+
+
+def test_a_program_without_weights() -> None:
+    sink = RecordingSink()
+    load_weights(program_reading({}), source_of(), sink)
+    assert sink.finished == {}
+
+
+def test_the_first_problem_is_named_and_the_others_counted() -> None:
+    source = source_of(a=((4, 3), TensorFormat.F32), b=((3, 4), TensorFormat.F32))
+    sink = RecordingSink()
+    with pytest.raises(ModelFileError) as caught:
+        load_weights(
+            program_reading({"a": (4, 3), "b": (4, 3), "c": (1,), "d": (2,)}),
+            source,
+            sink,
+            path="m.gguf",
+        )
+    assert caught.value.message == (
+        "m.gguf: the tensor b has the shape [3, 4], and the model's configuration says [4, 3] "
+        "(and 2 more such)"
+    )
+    assert source.reads == []
+    assert sink.num_writes == 0
+    with pytest.raises(ModelFileError, match=r"the tensor c \[1\] is missing$"):
+        load_weights(program_reading({"a": (4, 3), "c": (1,)}), source, sink)
+
+
+def test_a_vector_is_not_a_matrix_of_one_row() -> None:
+    with pytest.raises(ModelFileError, match=r"\[1, 4\].*\[4\]"):
+        load_weights(
+            program_reading({"v": (4,)}), source_of(v=((1, 4), TensorFormat.F32)), RecordingSink()
+        )
+
+
+def test_rows_that_are_not_whole_blocks() -> None:
+    info = TensorInfo(name="w", shape=(2, 48), format=TensorFormat.Q8_0)
+    with pytest.raises(ModelFileError, match="rows of 48, which are not whole q8_0 blocks of 32"):
+        load_weights(
+            program_reading({"w": (2, 48)}), MemorySource({"w": (info, b"")}), RecordingSink()
+        )
+
+
+def test_a_quantized_vector_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="the vector v is stored as q8_0"):
+        load_weights(
+            program_reading({"v": (32,)}), source_of(v=((32,), TensorFormat.Q8_0)), RecordingSink()
+        )
+
+
+def test_an_error_of_the_sink_is_passed_on_and_ends_the_loading() -> None:
+    source = source_of(a=((4, 3), TensorFormat.F32), b=((4, 3), TensorFormat.F32))
+    with pytest.raises(MemoryError, match="sink"):
+        load_weights(
+            program_reading({"a": (4, 3), "b": (4, 3)}), source, RecordingSink(fail_after=1)
+        )
+    assert [name for name, _, _ in source.reads] == ["a", "b"]
+    assert not source.is_closed
