@@ -100,6 +100,18 @@ def test_a_client_without_certificate_is_refused() -> None:
         _exchange(credentials(RECEIVER).server_context(), context)
 
 
+def test_sessions_cannot_be_resumed() -> None:
+    left, right = socket.socketpair()
+    server, client = credentials(RECEIVER).server_context(), credentials(SENDER).client_context()
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(server.wrap_socket, left, server_side=True)
+        with client.wrap_socket(right) as connection, serving.result() as other:
+            other.sendall(b"x")
+            assert connection.recv(1) == b"x"  # A ticket would have come before.
+            assert connection.session is not None
+            assert not connection.session.has_ticket
+
+
 def test_older_tls_is_refused() -> None:
     context = credentials(SENDER).client_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
