@@ -306,9 +306,11 @@ def test_close_ends_an_accept_in_another_thread() -> None:
     with listener() as listening, ThreadPoolExecutor(1) as pool:
         accepting = pool.submit(accept, listening, HELLO, 30)
         time.sleep(0.1)
+        started = time.monotonic()
         listening.close()
         with pytest.raises(EdgeClosedError, match="listener is closed"):
             accepting.result(5)
+        assert time.monotonic() - started < 5
         with pytest.raises(EdgeClosedError):
             accept(listening)
         listening.close()
