@@ -43,10 +43,10 @@ def reference() -> str:
         parts.append(f"## `potluck {name}`\n\n```text\n{command_help(name)}\n```")
     parts.append(
         "## Output and exit codes\n\n"
-        "Data goes to stdout, everything else to stderr. `--json` prints one document whose `schema` "
-        "names its JSON Schema, which is in the package (`potluck/cli/schemas`). An error is one line "
-        "that says what is wrong, then `hint:` with what to do; exit code 2 for a wrong use, 1 for a "
-        "failure, 130 after Ctrl-C. `potluck --debug …` shows the traceback."
+        "Data goes to stdout, everything else to stderr. `--json` prints one document whose "
+        "`schema` names its JSON Schema, which is in the package (`potluck/cli/schemas`). An error "
+        "is one line that says what is wrong, then `hint:` with what to do; exit code 2 for a "
+        "wrong use, 1 for a failure, 130 after Ctrl-C. `potluck --debug …` shows the traceback."
     )
     return "\n\n".join(parts) + "\n"
 

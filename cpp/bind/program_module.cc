@@ -61,7 +61,7 @@ RopeTable copy_rope(const Table& cos, const Table& sin, int64_t context_tokens) 
 void bind_program(nb::module_& m) {
   // The later registered is tried first, so the derived class comes last.
   const nb::exception<Error> error(m, "Error", PyExc_RuntimeError);
-  nb::exception<OutOfMemory>(m, "OutOfMemory", error);
+  nb::exception<OutOfMemoryError>(m, "OutOfMemoryError", error);
   bind_ops(m);
   nb::class_<Register>(m, "Register")
       .def(nb::init<std::string, int64_t>(), nb::kw_only(), "name"_a, "width"_a);

@@ -5,7 +5,7 @@
 
 namespace potluck {
 
-// Adds the classes Error and OutOfMemory, one class per op, Register, WeightSpec, CacheSpec and
+// Adds the classes Error and OutOfMemoryError, one class per op, Register, WeightSpec, CacheSpec and
 // Program to `m`.
 void bind_program(nanobind::module_& m);
 

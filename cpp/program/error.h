@@ -15,9 +15,9 @@ class Error : public std::runtime_error {
 };
 
 // The operating system gave no memory.
-class OutOfMemory : public Error {
+class OutOfMemoryError : public Error {
  public:
-  OutOfMemory(uint64_t needed_bytes, const std::string& what_for)
+  OutOfMemoryError(uint64_t needed_bytes, const std::string& what_for)
       : Error("no memory for " + what_for + " (" + std::to_string(needed_bytes) + " bytes)") {}
 };
 

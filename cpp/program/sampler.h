@@ -54,7 +54,7 @@ struct SampledToken {
 
 class Sampler {
  public:
-  // Throws OutOfMemory.
+  // Throws OutOfMemoryError.
   Sampler(int64_t vocab_size, const Kernels& kernels, int num_threads);
 
   static uint64_t scratch_bytes(int64_t vocab_size, int num_threads);
