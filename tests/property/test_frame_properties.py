@@ -8,6 +8,7 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.edges import HELLO, LIMITS, RECEIVER, bare_edge
 
 from potluck.cluster.edges.edge import EdgeLimits, IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import (
@@ -23,7 +24,6 @@ from potluck.cluster.edges.frames import (
 from potluck.errors import EdgeError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.step import StepId
-from support.edges import HELLO, LIMITS, RECEIVER, bare_edge
 
 ids = st.text("0123456789abcdef", min_size=16, max_size=16).map(NodeId)
 numbers = st.integers(0, 2**64 - 1)

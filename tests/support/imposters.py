@@ -8,11 +8,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from support.edges import authority
 
 from potluck.cluster.trust.authority import Authority
 from potluck.cluster.trust.credentials import Credentials
 from potluck.types.cluster import NodeId
-from support.edges import authority
 
 _LONG_AGO = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _FAR_AHEAD = datetime.datetime(2099, 1, 1, tzinfo=datetime.UTC)

@@ -13,6 +13,18 @@ import time
 from pathlib import Path
 
 import pytest
+from support.edges import (
+    HELLO,
+    LIMITS,
+    RECEIVER,
+    SENDER,
+    accept,
+    bare_edge,
+    credentials,
+    edge,
+    in_thread,
+    listener,
+)
 
 from potluck.cluster.edges import options
 from potluck.cluster.edges.edge import EdgeLimits, IncomingEdge, OutgoingEdge
@@ -27,18 +39,6 @@ from potluck.cluster.trust.pem_files import write_pem_files
 from potluck.errors import EdgeClosedError, EdgeError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.step import StepId
-from support.edges import (
-    HELLO,
-    LIMITS,
-    RECEIVER,
-    SENDER,
-    accept,
-    bare_edge,
-    credentials,
-    edge,
-    in_thread,
-    listener,
-)
 
 
 def _preamble(

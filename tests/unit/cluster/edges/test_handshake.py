@@ -14,15 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
-
-from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import FrameKind, Scope
-from potluck.cluster.edges.hello import Hello, encode_hello, encode_refusal
-from potluck.cluster.edges.listener import EdgeListener
-from potluck.cluster.trust.credentials import Credentials
-from potluck.errors import EdgeClosedError, EdgeError
-from potluck.types.cluster import DeploymentId, Epoch, NodeId
-from potluck.types.step import StepId
 from support.edges import (
     EPOCH,
     HELLO,
@@ -37,6 +28,15 @@ from support.edges import (
     tls_client,
 )
 from support.imposters import expired, forged
+
+from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.edges.frames import FrameKind, Scope
+from potluck.cluster.edges.hello import Hello, encode_hello, encode_refusal
+from potluck.cluster.edges.listener import EdgeListener
+from potluck.cluster.trust.credentials import Credentials
+from potluck.errors import EdgeClosedError, EdgeError
+from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.step import StepId
 
 THIRD = NodeId("c" * 16)
 

@@ -10,12 +10,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from support.edges import OTHER_SECRET, SECRET
 
 from potluck.cluster.trust.authority import cluster_id, derive_authority, issue_credentials
 from potluck.cluster.trust.secret import parse_secret
 from potluck.errors import ParameterError
 from potluck.types.cluster import NodeId
-from support.edges import OTHER_SECRET, SECRET
 
 NODE = NodeId("0123456789abcdef")
 

@@ -13,12 +13,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from support.edges import OTHER_SECRET, RECEIVER, SENDER, authority, credentials
+from support.imposters import expired, forged, named
 
 from potluck.cluster.trust.credentials import Credentials, peer_node_id
 from potluck.errors import ParameterError
 from potluck.types.cluster import NodeId
-from support.edges import OTHER_SECRET, RECEIVER, SENDER, authority, credentials
-from support.imposters import expired, forged, named
 
 Exchange = tuple[NodeId, NodeId]
 

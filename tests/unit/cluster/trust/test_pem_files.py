@@ -3,8 +3,9 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from potluck.cluster.trust.pem_files import read_pem_files, write_pem_files
 from support.edges import RECEIVER, SENDER, credentials
+
+from potluck.cluster.trust.pem_files import read_pem_files, write_pem_files
 
 
 def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
