@@ -64,13 +64,20 @@ def connect_edge(
             check_answer(hello, *_read_answer(connection, remaining_seconds))
             connection.settimeout(None)
         except OSError as error:
-            raise EdgeError(name, describe(error)) from error
+            raise EdgeError(name, describe(error), hint=_hint(error)) from error
         except ParameterError as error:
             raise EdgeError(name, error.message) from error
         except ValueError as error:
             raise EdgeError(name, str(error)) from error
         on_failure.pop_all()
     return OutgoingEdge(connection, peer, hello.scope, limits)
+
+
+def _hint(error: OSError) -> str:
+    """A node that refuses a certificate just ends the connection, or says so in TLS's words."""
+    if isinstance(error, ssl.SSLError | ConnectionResetError | BrokenPipeError):
+        return "give both nodes the same secret; the other node's log may say more"
+    return ""
 
 
 def _read_answer(

@@ -1,9 +1,9 @@
 """The two ends of an edge after the hello: one sends frames, the other receives them.
 
-Each end is used by one thread at a time, the thread that computes: OpenSSL does not allow a read
-and a write on one connection at once, and CPython takes no lock around them before 3.13. Since an
-edge goes one way, no end ever needs both. ``close`` alone may come from any thread; it ends what
-the other one waits for.
+Each end is used by one thread at a time, the thread that computes. OpenSSL allows no read and
+write on one connection at once; CPython does not keep them apart (python/cpython#143756), and its
+one attempt at that, 3.13.6, let them wait for each other (#137583). An edge goes one way, so no end
+ever needs both. ``close`` alone may come from any thread; it ends what the other one waits for.
 """
 
 from __future__ import annotations
@@ -237,6 +237,8 @@ def describe(error: OSError) -> str:
     """One line about a failed call on a connection."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not of this cluster ({error.verify_message})"
+    if isinstance(error, ssl.SSLEOFError):
+        return "the connection was lost"  # A failed write; ``ssl`` does not say how it failed.
     if isinstance(error, ssl.SSLError):
         return f"TLS failed ({error.reason or error})"
     if isinstance(error, TimeoutError):

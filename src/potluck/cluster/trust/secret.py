@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import math
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,11 +39,14 @@ _LEAST_DISTINCT_CHARACTERS = 10
 
 _LEAST_FOREIGN_CHARACTERS = 32
 _MOST_CHARACTERS = 256
-_LEAST_BITS = 128
+_LEAST_BITS = 112
+"""By the estimate below, which finds 190 (at least 115 in 3000 tries) in 32 bytes as base64."""
 _WORD_BITS = 1.5
 """Per letter of what reads like a word. English has 0.6 to 1.3 (Shannon 1951)."""
 _WORD_LETTERS = 3
 """Shorter runs of letters stand in any random text."""
+_VOWELS = frozenset("aeiouAEIOU")
+_LETTERS = re.compile("[A-Z]?[a-z]+|[A-Z]+")
 
 _HINT = "leave it out and `potluck up --lan` makes one, or use: openssl rand -hex 32"
 
@@ -157,39 +161,30 @@ def estimate_bits(text: str) -> float:
     lowered = text.lower()
     seen: set[str] = set()
     bits = 0.0
-    for index, character in enumerate(text):
+    for index in range(len(text)):
         triple = lowered[max(0, index - 2) : index + 1]
         if len(triple) == 3:
             first, second, third = map(ord, triple)
             if triple in seen or third - second == second - first:
                 continue
             seen.add(triple)
-        is_word = in_word[index] and character.isalpha()
-        bits += min(_WORD_BITS, bits_per_character) if is_word else bits_per_character
+        bits += min(_WORD_BITS, bits_per_character) if in_word[index] else bits_per_character
     return bits
 
 
 def _in_words(text: str) -> list[bool]:
     """Of each character, whether it stands in a run of letters that could be a word.
 
-    Words are in one case, or have a capital in front.
+    A word has one case, or a capital in front; and it has a vowel and three letters, or nothing
+    but punctuation around it.
     """
     flags = [False] * len(text)
-    start = 0
-    for index in range(1, len(text) + 1):
-        goes_on = (
-            index < len(text)
-            and text[index].isalpha()
-            and text[index - 1].isalpha()
-            and (
-                text[index].isupper() == text[index - 1].isupper()
-                or (index - 1 == start and text[index].islower())
-            )
-        )
-        if not goes_on:
-            if text[start].isalpha() and index - start >= _WORD_LETTERS:
-                flags[start:index] = [True] * (index - start)
-            start = index
+    for match in _LETTERS.finditer(text):
+        start, end = match.span()
+        is_long = end - start >= _WORD_LETTERS and not _VOWELS.isdisjoint(match.group())
+        is_alone = not text[start - 1 : start].isalnum() and not text[end : end + 1].isalnum()
+        if is_long or is_alone:
+            flags[start:end] = [True] * (end - start)
     return flags
 
 
