@@ -78,8 +78,9 @@ class CallClient:
         """The parts of the answer, in order. Closing or cancelling it cancels the handler."""
         messages.check_payload(payload, f"the request of {method!r}")
         call_id = next(self._call_ids)
+        loop = asyncio.get_running_loop()
         inbox: Inbox[tuple[bytes, bytes]] = Inbox(
-            asyncio.get_running_loop(), max_items=MAX_WAITING_PARTS, max_bytes=MAX_WAITING_BYTES
+            loop, max_items=MAX_WAITING_PARTS, max_bytes=MAX_WAITING_BYTES
         )
         cut_short = NodeLostError(node_id, f"node {node_id} was lost while it answered {method!r}")
         too_slow = CallError(
@@ -88,8 +89,9 @@ class CallClient:
         )
 
         def on_reply(header: bytes, part: bytes) -> None:
-            if not inbox.offer((header, part), len(part)):
-                inbox.close(too_slow, discard=True)
+            if not inbox.offer((header, part), len(part)) and inbox.close(too_slow, discard=True):
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(self._cancel, node_id, target, call_id)
 
         header = messages.encode(
             messages.CallHeader(

@@ -26,6 +26,10 @@ _log = logging.getLogger(__name__)
 _OTHERS_SECONDS = 0.5
 """How long a member may take to show up after a node of another version has."""
 
+_GIVE_UP_SECONDS = 0.5
+"""How long to wait for the end of a session that nobody will miss: a connection to an address that
+is silent holds it for seconds."""
+
 DEFAULT_CALL_SECONDS = 5.0
 
 
@@ -89,7 +93,7 @@ class Membership:
         """Take part. Where ``config`` names addresses to join at, wait until a member is seen.
 
         Raises ``JoinError`` when the address cannot be listened on, and when no member was reached
-        within ``config.join_timeout_seconds`` (and two seconds more to find out why).
+        within ``config.join_timeout_seconds`` (and three seconds more to find out why).
         """
         session = await ZenohSession.open(config)
         try:
@@ -97,7 +101,7 @@ class Membership:
             if config.connect:
                 await membership._wait_for_members()
         except BaseException:
-            await session.close()
+            await session.close(wait_seconds=_GIVE_UP_SECONDS)
             raise
         return membership
 
