@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -182,13 +183,7 @@ def test_clusters_with_other_ids_do_not_mix() -> None:
     async def body() -> None:
         async with await Membership.open(make_config(0)) as member:
             config = make_config(1, member.address, join_timeout_seconds=1)
-            other = MembershipConfig(
-                node_id=config.node_id,
-                cluster_id="other",
-                listen=config.listen,
-                connect=config.connect,
-                join_timeout_seconds=1,
-            )
+            other = replace(config, cluster_id="other")
             assert "no member of this cluster" in await refusal(other, within=4)
             assert member.nodes() == frozenset()
 

@@ -5,9 +5,13 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from potluck.cluster.membership import Membership, parse_address
+from potluck.errors import NodeLostError
 from support.members import Events, Handlers, MemberProcess, make_config, node_id, until
 
 
@@ -65,11 +69,14 @@ def test_a_node_that_restarts_within_its_lease_leaves_and_joins() -> None:
         async with await Membership.open(make_config(0), observer=events.observer()) as member:
             with MemberProcess(make_config(1, member.address)) as before:
                 await until(lambda: len(member.nodes()) == 1, within=10)
+                me = node_id(1)
+                asked = asyncio.create_task(member.call(me, "sleep", b"30", timeout_seconds=30))
                 with MemberProcess(make_config(1, member.address)) as after:
-                    # Stopped once the new one is there: its token lingers until the lease ends.
                     await until(lambda: len(events.seen) == 3, within=10)
+                    with pytest.raises(NodeLostError, match="left the cluster"):
+                        await asyncio.wait_for(asked, 1)
+                    # From now on the token of the first lingers until its lease ends.
                     os.kill(before.process.pid, signal.SIGSTOP)
-                    me = node_id(1)
                     assert events.seen == [f"join {me}", f"leave {me}", f"join {me}"]
                     await asyncio.sleep(1.5)
                     assert len(events.seen) == 3
@@ -89,8 +96,7 @@ def test_a_member_finds_its_way_back_to_the_address_it_joined_at() -> None:
         async with await Membership.open(joining, observer=events.observer()) as member:
             await first.close()
             await until(lambda: not member.nodes(), within=2)
-            again = make_config(0)
-            again = type(again)(node_id=again.node_id, cluster_id=again.cluster_id, listen=address)
+            again = replace(make_config(0), listen=address)
             async with await Membership.open(again):
                 await until(lambda: member.nodes() == {node_id(0)}, within=5)
 

@@ -136,7 +136,7 @@ class ZenohSession:
         header: bytes,
         payload: bytes,
         on_reply: Callable[[bytes, bytes], None],
-        on_finished: Callable[[], None],
+        on_finished: Callable[[], object],
     ) -> asyncio.Future[None]:
         """Ask ``key``; the future is done when the question was handed to the network.
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from functools import reduce
-
 from potluck.cluster.membership.keys import SessionId, Sighting
 from potluck.cluster.membership.roster import Change, Incompatible, Joined, Left, Roster
 from potluck.types.cluster import NodeId
@@ -15,15 +13,14 @@ def seen(node: NodeId, session: SessionId, version: int = 1) -> Sighting:
 
 
 def play(*events: tuple[str, Sighting]) -> tuple[Roster, list[Change]]:
-    def step(
-        state: tuple[Roster, list[Change]], event: tuple[str, Sighting]
-    ) -> tuple[Roster, list[Change]]:
-        roster, changes = state
-        kind, sighting = event
-        after, new = roster.appeared(sighting) if kind == "+" else roster.vanished(sighting)
-        return after, [*changes, *new]
-
-    return reduce(step, events, (Roster(own_node_id=ME, wire_version=1), []))
+    """The roster after tokens came (+) and went (-), and all that changed on the way."""
+    roster = Roster(own_node_id=ME, wire_version=1)
+    changes: list[Change] = []
+    for kind, sighting in events:
+        step = roster.appeared if kind == "+" else roster.vanished
+        roster, new = step(sighting)
+        changes += new
+    return roster, changes
 
 
 def joined(node: NodeId, session: SessionId) -> Joined:
