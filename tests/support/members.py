@@ -50,7 +50,7 @@ class Handlers:
     """Methods to call, and what became of their handlers."""
 
     ended: list[str] = field(default_factory=list)
-    requests: list[bytes] = field(default_factory=list)
+    num_echoed: int = 0
     num_ticking: int = 0
 
     def table(self) -> MethodTable:
@@ -66,7 +66,7 @@ class Handlers:
         return table
 
     async def _echo(self, request: bytes) -> bytes:
-        self.requests.append(request)
+        self.num_echoed += 1
         return request
 
     async def _sleep(self, request: bytes) -> bytes:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -92,7 +93,7 @@ def test_what_cannot_be_asked_is_refused_in_words() -> None:
         assert lost.value.node_id == node_id(9)
         with pytest.raises(CallError, match=r"request of 'echo' has 1,048,577 bytes"):
             await client.call(SERVER, "echo", bytes(MAX_PAYLOAD_BYTES + 1))
-        assert handlers.requests == []
+        assert handlers.num_echoed == 0
         with pytest.raises(CallError, match=r"answer to 'huge' has 1,048,577 bytes"):
             await client.call(SERVER, "huge", b"")
         with pytest.raises(CallError, match="answers with a stream"):
@@ -229,6 +230,31 @@ def test_a_node_calls_itself_and_not_after_it_has_left() -> None:
         assert handlers.ended == ["sleep"]
         with pytest.raises(CallError, match="this node has left the cluster"):
             await member.call(SERVER, "echo", b"")
+
+    asyncio.run(body())
+
+
+def test_a_handler_that_will_not_end_does_not_keep_its_node() -> None:
+    async def body() -> None:
+        started = asyncio.Event()
+
+        async def stay(request: bytes) -> bytes:
+            started.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(30)
+            await asyncio.sleep(30)
+            return b""
+
+        methods = MethodTable()
+        methods.register("stay", stay)
+        member = await Membership.open(make_config(0), methods=methods)
+        calling = asyncio.create_task(member.call(SERVER, "stay", b"", timeout_seconds=30))
+        await started.wait()
+        start = time.monotonic()
+        await member.close()
+        assert time.monotonic() - start < 4
+        with pytest.raises(CallError, match="this node has left"):
+            await calling
 
     asyncio.run(body())
 

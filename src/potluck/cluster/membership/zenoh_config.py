@@ -49,6 +49,8 @@ def zenoh_json(config: MembershipConfig, listen: Address) -> str:
                     "period_increase_factor": 2,
                 },
             },
+            # Do not wait half a second for whoever may be there: tokens tell.
+            "open": {"return_conditions": {"connect_scouted": False, "declares": False}},
             "scouting": {
                 "gossip": {"enabled": True},
                 "multicast": {"enabled": config.multicast, "interface": listen.host},
