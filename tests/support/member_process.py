@@ -21,8 +21,9 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-async def _take_ticks(membership: Membership, node: NodeId) -> None:
-    async for _ in membership.call_stream(node, "tick", b""):
+async def _take(membership: Membership, command: str) -> None:
+    method, node, request = command.split(" ", 2)
+    async for _ in membership.call_stream(NodeId(node), method, request.strip().encode()):
         pass
 
 
@@ -52,8 +53,8 @@ async def _run(settings: dict[str, Any]) -> int:
     async with membership:
         _say(f"open {membership.address}")
         while line := await asyncio.to_thread(sys.stdin.readline):
-            tasks.append(asyncio.create_task(_take_ticks(membership, NodeId(line.split()[1]))))
-            _say("ticking")
+            tasks.append(asyncio.create_task(_take(membership, line)))
+            _say("taking")
     await asyncio.gather(*tasks, return_exceptions=True)
     return 0
 

@@ -181,7 +181,7 @@ class MemberProcess:
         return found[0].removeprefix(start).strip()
 
     def say(self, command: str) -> None:
-        """Send ``tick NODE``: take a stream of it."""
+        """Send ``METHOD NODE REQUEST``: take that stream."""
         assert self.process.stdin is not None
         self.process.stdin.write(command + "\n")
         self.process.stdin.flush()

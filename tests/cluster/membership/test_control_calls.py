@@ -151,8 +151,8 @@ def test_a_callers_end_ends_its_handlers() -> None:
                 handlers.ended.clear()
                 with MemberProcess(make_config(1, server.address)) as child:
                     child.expect("join", within=10)
-                    child.say(f"tick {SERVER}")
-                    child.expect("ticking", within=5)
+                    child.say(f"tick {SERVER} -")
+                    child.expect("taking", within=5)
                     await asyncio.sleep(0.1)
                     assert handlers.ended == []
                     os.kill(child.process.pid, end)
@@ -213,6 +213,35 @@ def test_a_loop_that_stands_still_does_not_block_the_sender() -> None:
                 assert client.nodes() == {node_id(1)}
                 assert await client.call(node_id(1), "echo", b"well") == b"well"
                 assert "leave" not in " ".join(child.lines)
+
+    asyncio.run(body())
+
+
+def test_a_stopped_caller_does_not_hold_up_the_others() -> None:
+    """What is sent to it fills the sockets, and then sending waits until its lease is over."""
+
+    async def body() -> None:
+        handlers = Handlers()
+        async with await Membership.open(make_config(0), methods=handlers.table()) as server:
+            with (
+                MemberProcess(make_config(1, server.address)) as stopped,
+                MemberProcess(make_config(2, server.address)) as well,
+            ):
+                await until(lambda: len(server.nodes()) == 2, within=10)
+                stopped.say(f"count {SERVER} [100000, 100000]")
+                stopped.expect("taking", within=5)
+                await asyncio.sleep(0.2)
+                os.kill(stopped.process.pid, signal.SIGSTOP)
+                num_calls = 0
+                while node_id(1) in server.nodes():
+                    start = time.monotonic()
+                    await server.call(node_id(2), "echo", b"well")
+                    assert time.monotonic() - start < 0.5
+                    num_calls += 1
+                    await asyncio.sleep(0.01)
+                assert num_calls > 10
+                await until(lambda: handlers.ended == ["count"], within=3)
+                assert "leave" not in " ".join(well.lines).replace(f"leave {node_id(1)}", "")
 
     asyncio.run(body())
 

@@ -39,6 +39,7 @@ class CallClient:
         self._node_id = node_id
         self._call_ids = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
+        self._is_closed = False
 
     async def call(
         self,
@@ -76,6 +77,8 @@ class CallClient:
         silence_seconds: float | None,
     ) -> AsyncGenerator[bytes, None]:
         """The parts of the answer, in order. Closing or cancelling it cancels the handler."""
+        if self._is_closed:
+            raise _left()
         messages.check_payload(payload, f"the request of {method!r}")
         call_id = next(self._call_ids)
         loop = asyncio.get_running_loop()
@@ -146,15 +149,20 @@ class CallClient:
                 pending.inbox.close(NodeLostError(node_id, f"node {node_id} left the cluster"))
 
     def close(self) -> None:
-        """Fail everything that is asked."""
+        """Fail everything that is asked, now and later."""
+        self._is_closed = True
         for pending in self._pending.values():
-            pending.inbox.close(CallError("this node has left the cluster"))
+            pending.inbox.close(_left())
 
     def _cancel(self, node_id: NodeId, target: SessionId, call_id: int) -> None:
         cancel = messages.Cancel(session_id=self._session.session_id, call_id=call_id)
         # Once this node has left, its calls end everywhere without being told.
         with contextlib.suppress(CallError):
             self._session.put(self._keys.cancel(node_id, target), messages.encode(cancel))
+
+
+def _left() -> CallError:
+    return CallError("this node has left the cluster")
 
 
 def _decode(reply: bytes, node_id: NodeId) -> messages.ReplyHeader:

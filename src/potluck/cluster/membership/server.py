@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -153,7 +154,8 @@ class CallServer:
 
 
 async def _refuse(replies: Replies) -> None:
-    await replies.finish(Failure("the node called is busy", "try again later"))
+    with contextlib.suppress(CallError):  # the network failed, and the caller sees that
+        await replies.finish(Failure("the node called is busy", "try again later"))
 
 
 def _bytes(data: zenoh.ZBytes | None) -> bytes:
