@@ -35,7 +35,7 @@ class Host:
 def require_namespaces() -> None:
     """Skip the test, saying why, where namespaces cannot be made; fail it on CI's machine."""
     try:
-        with lan(1):
+        with lan(1, passes_multicast=False):
             return
     except (OSError, subprocess.CalledProcessError) as error:
         output = getattr(error, "stderr", "") or str(error)
@@ -51,8 +51,9 @@ def lan(num_hosts: int, *, passes_multicast: bool = True) -> Iterator[tuple[Host
 
     Raises ``OSError`` or ``CalledProcessError`` where that cannot be done.
     """
-    if shutil.which("ip") is None:
-        raise OSError("there is no ip command (iproute2)")
+    for command in ("ip", "bridge"):
+        if shutil.which(command) is None:
+            raise OSError(f"there is no {command} command (iproute2)")
     prefix = f"potluck-{os.getpid()}-{next(_numbers)}"
     switch = f"{prefix}-switch"
     hosts = tuple(
