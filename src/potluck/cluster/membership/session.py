@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 _NUM_SENDERS = 4
 """So that a peer that does not read delays others only when four sends to it wait at once."""
 
-_CLOSE_SECONDS = 3.0
+CLOSE_SECONDS = 3.0
 """Under packet loss Zenoh takes up to 10 s to say good-bye; others notice by the lease anyway."""
 
 _QUERY_SECONDS = 30 * 24 * 3600.0
@@ -174,7 +174,7 @@ class ZenohSession:
 
         return self.run(send)
 
-    async def close(self, *, wait_seconds: float = _CLOSE_SECONDS) -> None:
+    async def close(self, *, wait_seconds: float) -> None:
         """Leave. Takes a few milliseconds, as a rule, and at worst ``wait_seconds``. Idempotent.
 
         After those the session goes on closing by itself.
