@@ -39,6 +39,7 @@ class CallClient:
         self._node_id = node_id
         self._call_ids = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
+        self._is_closed = False
 
     async def call(
         self,
@@ -76,10 +77,13 @@ class CallClient:
         silence_seconds: float | None,
     ) -> AsyncGenerator[bytes, None]:
         """The parts of the answer, in order. Closing or cancelling it cancels the handler."""
+        if self._is_closed:
+            raise _left()
         messages.check_payload(payload, f"the request of {method!r}")
         call_id = next(self._call_ids)
+        loop = asyncio.get_running_loop()
         inbox: Inbox[tuple[bytes, bytes]] = Inbox(
-            asyncio.get_running_loop(), max_items=MAX_WAITING_PARTS, max_bytes=MAX_WAITING_BYTES
+            loop, max_items=MAX_WAITING_PARTS, max_bytes=MAX_WAITING_BYTES
         )
         cut_short = NodeLostError(node_id, f"node {node_id} was lost while it answered {method!r}")
         too_slow = CallError(
@@ -88,8 +92,9 @@ class CallClient:
         )
 
         def on_reply(header: bytes, part: bytes) -> None:
-            if not inbox.offer((header, part), len(part)):
-                inbox.close(too_slow, discard=True)
+            if not inbox.offer((header, part), len(part)) and inbox.close(too_slow, discard=True):
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(self._cancel, node_id, target, call_id)
 
         header = messages.encode(
             messages.CallHeader(
@@ -144,15 +149,20 @@ class CallClient:
                 pending.inbox.close(NodeLostError(node_id, f"node {node_id} left the cluster"))
 
     def close(self) -> None:
-        """Fail everything that is asked."""
+        """Fail everything that is asked, now and later."""
+        self._is_closed = True
         for pending in self._pending.values():
-            pending.inbox.close(CallError("this node has left the cluster"))
+            pending.inbox.close(_left())
 
     def _cancel(self, node_id: NodeId, target: SessionId, call_id: int) -> None:
         cancel = messages.Cancel(session_id=self._session.session_id, call_id=call_id)
         # Once this node has left, its calls end everywhere without being told.
         with contextlib.suppress(CallError):
             self._session.put(self._keys.cancel(node_id, target), messages.encode(cancel))
+
+
+def _left() -> CallError:
+    return CallError("this node has left the cluster")
 
 
 def _decode(reply: bytes, node_id: NodeId) -> messages.ReplyHeader:

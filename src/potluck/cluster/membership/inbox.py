@@ -43,19 +43,20 @@ class Inbox(Generic[_T]):
             self._wake()
         return True
 
-    def close(self, error: Exception, *, discard: bool = False) -> None:
+    def close(self, error: Exception, *, discard: bool = False) -> bool:
         """Take nothing more; ``error`` is raised once what is here was got (or discarded).
 
-        The first close counts.
+        The first close counts; False from the others.
         """
         with self._lock:
             if self._closed_with is not None:
-                return
+                return False
             self._closed_with = error
             if discard:
                 self._items.clear()
                 self._num_bytes = 0
         self._wake()
+        return True
 
     async def get(self) -> _T:
         """Wait for the next item; raises the error that the box was closed with."""

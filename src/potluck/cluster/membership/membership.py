@@ -17,7 +17,7 @@ from potluck.cluster.membership.diagnosis import explain
 from potluck.cluster.membership.keys import KeySpace, SessionId, parse_alive
 from potluck.cluster.membership.roster import Change, Incompatible, Joined, Left, Roster
 from potluck.cluster.membership.server import CallServer, MethodTable
-from potluck.cluster.membership.session import ZenohSession
+from potluck.cluster.membership.session import CLOSE_SECONDS, ZenohSession
 from potluck.errors import JoinError, NodeLostError
 from potluck.types.cluster import NodeId
 
@@ -25,6 +25,10 @@ _log = logging.getLogger(__name__)
 
 _OTHERS_SECONDS = 0.5
 """How long a member may take to show up after a node of another version has."""
+
+_GIVE_UP_SECONDS = 0.5
+"""How long to wait for the end of a session that nobody will miss: a connection to an address that
+is silent holds it for seconds."""
 
 DEFAULT_CALL_SECONDS = 5.0
 
@@ -89,15 +93,15 @@ class Membership:
         """Take part. Where ``config`` names addresses to join at, wait until a member is seen.
 
         Raises ``JoinError`` when the address cannot be listened on, and when no member was reached
-        within ``config.join_timeout_seconds`` (and two seconds more to find out why).
+        within ``config.join_timeout_seconds`` (and three seconds more to find out why).
         """
         session = await ZenohSession.open(config)
+        membership = cls(config, session, methods or MethodTable(), observer or Observer())
         try:
-            membership = cls(config, session, methods or MethodTable(), observer or Observer())
             if config.connect:
                 await membership._wait_for_members()
         except BaseException:
-            await session.close()
+            await membership._leave(_GIVE_UP_SECONDS)
             raise
         return membership
 
@@ -151,9 +155,7 @@ class Membership:
 
     async def close(self) -> None:
         """Leave: end handlers, fail calls, close the session. Bounded in time, and idempotent."""
-        self._client.close()
-        await self._server.close()
-        await self._session.close()
+        await self._leave(CLOSE_SECONDS)
 
     async def __aenter__(self) -> Self:
         return self
@@ -165,6 +167,11 @@ class Membership:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+    async def _leave(self, wait_seconds: float) -> None:
+        self._client.close()
+        await self._server.close()
+        await self._session.close(wait_seconds=wait_seconds)
 
     def _find(self, node_id: NodeId) -> SessionId:
         if node_id == self._config.node_id:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -24,6 +25,9 @@ _log = logging.getLogger(__name__)
 
 MAX_RUNNING_CALLS = 256
 """Handlers that run at a time; the agents of a large cluster have a few each."""
+
+_END_SECONDS = 2.0
+"""What handlers may take to end when their node leaves."""
 
 Handler = Callable[[bytes], Awaitable[bytes]]
 StreamHandler = Callable[[bytes], AsyncGenerator[bytes, None]]
@@ -67,9 +71,12 @@ class CallServer:
         self._session = session
         self._methods = methods
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._is_closed = False
 
     def on_query(self, query: zenoh.Query) -> None:
         """Take a call."""
+        if self._is_closed:
+            return
         replies = Replies(self._session, query)
         try:
             header = messages.decode_call(_bytes(query.attachment))
@@ -105,11 +112,15 @@ class CallServer:
                 task.cancel()
 
     async def close(self) -> None:
-        """End every handler, and wait until they have ended."""
+        """Take no more calls, end every handler, and wait a while until they have ended."""
+        self._is_closed = True
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            _, unwilling = await asyncio.wait(tasks, timeout=_END_SECONDS)
+            if unwilling:
+                _log.warning("%d handlers did not end within %s s", len(unwilling), _END_SECONDS)
 
     async def _answer(self, header: CallHeader, query: zenoh.Query, replies: Replies) -> None:
         try:
@@ -143,7 +154,8 @@ class CallServer:
 
 
 async def _refuse(replies: Replies) -> None:
-    await replies.finish(Failure("the node called is busy", "try again later"))
+    with contextlib.suppress(CallError):  # the network failed, and the caller sees that
+        await replies.finish(Failure("the node called is busy", "try again later"))
 
 
 def _bytes(data: zenoh.ZBytes | None) -> bytes:

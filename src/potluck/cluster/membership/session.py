@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 _NUM_SENDERS = 4
 """So that a peer that does not read delays others only when four sends to it wait at once."""
 
-_CLOSE_SECONDS = 3.0
+CLOSE_SECONDS = 3.0
 """Under packet loss Zenoh takes up to 10 s to say good-bye; others notice by the lease anyway."""
 
 _QUERY_SECONDS = 30 * 24 * 3600.0
@@ -136,7 +136,7 @@ class ZenohSession:
         header: bytes,
         payload: bytes,
         on_reply: Callable[[bytes, bytes], None],
-        on_finished: Callable[[], None],
+        on_finished: Callable[[], object],
     ) -> asyncio.Future[None]:
         """Ask ``key``; the future is done when the question was handed to the network.
 
@@ -174,8 +174,11 @@ class ZenohSession:
 
         return self.run(send)
 
-    async def close(self) -> None:
-        """Leave. Takes a few milliseconds, or ``_CLOSE_SECONDS`` at worst. Idempotent."""
+    async def close(self, *, wait_seconds: float) -> None:
+        """Leave. Takes a few milliseconds, as a rule, and at worst ``wait_seconds``. Idempotent.
+
+        After those the session goes on closing by itself.
+        """
         if self._is_closed:
             return
         self._is_closed = True
@@ -188,10 +191,10 @@ class ZenohSession:
         # A thread that the interpreter does not wait for at its end, as it would for an executor's.
         threading.Thread(target=end, name="zenoh-close", daemon=True).start()
         try:
-            async with asyncio.timeout(_CLOSE_SECONDS):
+            async with asyncio.timeout(wait_seconds):
                 await done.wait()
         except TimeoutError:
-            _log.warning("the session did not close within %s s", _CLOSE_SECONDS)
+            _log.info("the session takes more than %s s to close", wait_seconds)
         finally:
             self._declared.clear()
             self._senders.shutdown(wait=False, cancel_futures=True)

@@ -15,8 +15,9 @@ _MAX_MESSAGE_BYTES = 2 * MAX_PAYLOAD_BYTES
 _BLOCK_MICROSECONDS = 1_000_000
 """How long a send may wait for a peer that does not read, before Zenoh closes the transport."""
 
-_ACCEPT_MILLISECONDS = 3000
-"""How long a connection that says nothing may hold one of the 100 places for newcomers."""
+_HANDSHAKE_MILLISECONDS = 3000
+"""How long a connection that says nothing may hold one of the 100 places for newcomers, or the
+closing of a session; a small board takes some 20 ms to shake hands."""
 
 
 def zenoh_json(config: MembershipConfig, listen: Address) -> str:
@@ -38,8 +39,9 @@ def zenoh_json(config: MembershipConfig, listen: Address) -> str:
             "listen": {"endpoints": [f"{protocol}/{listen}"], "exit_on_failure": True},
             "connect": {
                 "endpoints": [f"{protocol}/{address}" for address in config.connect],
-                # Connect in the background and go on trying, also after a link is lost.
-                "timeout_ms": 0,
+                # Without end and in the background: with a time-out of 0 opening waits 10 s for
+                # every address that is silent, and does not try again.
+                "timeout_ms": -1,
                 "exit_on_failure": False,
                 "retry": {
                     "period_init_ms": 250,
@@ -47,13 +49,18 @@ def zenoh_json(config: MembershipConfig, listen: Address) -> str:
                     "period_increase_factor": 2,
                 },
             },
+            # Do not wait half a second for whoever may be there: tokens tell.
+            "open": {"return_conditions": {"connect_scouted": False, "declares": False}},
             "scouting": {
                 "gossip": {"enabled": True},
                 "multicast": {"enabled": config.multicast, "interface": listen.host},
             },
             "transport": {
                 "shared_memory": {"enabled": False},
-                "unicast": {"accept_timeout": _ACCEPT_MILLISECONDS},
+                "unicast": {
+                    "accept_timeout": _HANDSHAKE_MILLISECONDS,
+                    "open_timeout": _HANDSHAKE_MILLISECONDS,
+                },
                 "link": link,
             },
         }
