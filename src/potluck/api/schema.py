@@ -218,7 +218,7 @@ def _validate(kind: type[_Body], document: dict[str, Any]) -> _Body:
 
 def _refusal(details: Sequence[ErrorDetails], document: dict[str, Any]) -> ApiError:
     """One error for the place deepest inside the document, with all that is said of it."""
-    found = [(_place(each["loc"], document), each) for each in details]
+    found = [(_place(each, document), each) for each in details]
     place = max((place for place, _ in found), key=len)
     here = [each for other, each in found if other == place]
     param = _written(place)
@@ -230,24 +230,22 @@ def _refusal(details: Sequence[ErrorDetails], document: dict[str, Any]) -> ApiEr
     return invalid(param, f"{param} should be {', or '.join(says)}", code="invalid_type")
 
 
-def _place(location: Iterable[str | int], document: object) -> tuple[str | int, ...]:
-    """The keys and indices of ``location`` that exist in the document, and a missing last one.
+def _place(details: ErrorDetails, document: object) -> tuple[str | int, ...]:
+    """The keys and indices of the error's place that exist, and the last one if that is missing.
 
     Pydantic puts the names of the types that it tried in between.
     """
     place: list[str | int] = []
     value = document
-    parts = list(location)
-    for number, part in enumerate(parts):
-        if isinstance(value, dict) and isinstance(part, str):
-            if part in value:
-                value = value[part]
-                place.append(part)
-            elif number == len(parts) - 1:
-                place.append(part)
+    for part in details["loc"]:
+        if isinstance(value, dict) and isinstance(part, str) and part in value:
+            value = value[part]
+            place.append(part)
         elif isinstance(value, list) and isinstance(part, int):
             value = value[part]
             place.append(part)
+    if details["type"] == "missing":
+        place.append(details["loc"][-1])
     return tuple(place)
 
 
