@@ -230,7 +230,7 @@ def _refusal(details: Sequence[ErrorDetails], document: dict[str, Any]) -> ApiEr
     return invalid(param, f"{param} should be {', or '.join(says)}", code="invalid_type")
 
 
-def _place(details: ErrorDetails, document: object) -> tuple[str | int, ...]:
+def _place(details: ErrorDetails, document: Any) -> tuple[str | int, ...]:
     """The keys and indices of the error's place that exist, and the last one if that is missing.
 
     Pydantic puts the names of the types that it tried in between.
@@ -238,10 +238,9 @@ def _place(details: ErrorDetails, document: object) -> tuple[str | int, ...]:
     place: list[str | int] = []
     value = document
     for part in details["loc"]:
-        if isinstance(value, dict) and isinstance(part, str) and part in value:
-            value = value[part]
-            place.append(part)
-        elif isinstance(value, list) and isinstance(part, int):
+        is_key = isinstance(value, dict) and part in value
+        is_index = isinstance(value, list) and isinstance(part, int)
+        if is_key or is_index:
             value = value[part]
             place.append(part)
     if details["type"] == "missing":

@@ -125,11 +125,13 @@ class _Server(uvicorn.Server):
 
 
 def _listen(config: ApiConfig) -> socket.socket:
+    if not 0 <= config.port < 1 << 16:
+        raise UsageError(f"there is no port {config.port}", hint="give one from 0 to 65535")
     try:
         family, _, _, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except (OSError, UnicodeError, OverflowError) as error:
+    except (OSError, UnicodeError) as error:
         raise UsageError(
             f"there is no address {config.host!r} to listen on",
             hint="give an IP address of this machine, or leave it out",
@@ -144,7 +146,7 @@ def _listen(config: ApiConfig) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         listener.bind(address)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         listener.close()
         raise PotluckError(
             f"cannot listen on {config.host} port {config.port}: {error}",

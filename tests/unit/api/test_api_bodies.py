@@ -49,9 +49,11 @@ def chat(served: ServedModel, **fields: Any) -> Job:
     return chat_job(parse_chat(json.dumps(body).encode()), served, ApiLimits())
 
 
-def complete(model: ServedModel, limits: ApiLimits | None = None, **fields: Any) -> Job:
+def complete(served: ServedModel, limits: ApiLimits | None = None, **fields: Any) -> Job:
     body = {"model": MODEL, "prompt": "hello", **fields}
-    return completion_job(parse_completion(json.dumps(body).encode()), model, limits or ApiLimits())
+    return completion_job(
+        parse_completion(json.dumps(body).encode()), served, limits or ApiLimits()
+    )
 
 
 def refused(error: pytest.ExceptionInfo[PotluckError]) -> ApiError:
@@ -122,12 +124,13 @@ def test_seeds_wrap_and_may_be_negative(model: ServedModel) -> None:
 
 
 def test_all_forms_of_prompts(model: ServedModel) -> None:
-    for prompt, expected in (
+    forms: list[tuple[object, list[tuple[int, ...]]]] = [
         ("ab", [(97, 98)]),
         (["ab", "c"], [(97, 98), (99,)]),
         ([5, 600], [(5, 600)]),
         ([[5], [6, 7]], [(5,), (6, 7)]),
-    ):
+    ]
+    for prompt, expected in forms:
         assert [each.prompt_tokens for each in complete(model, prompt=prompt).requests] == expected
     job = complete(model, prompt=["ab", "c"], n=2, seed=5)
     assert [(each.prompt_tokens, each.sampling.seed) for each in job.requests] == [
@@ -283,7 +286,8 @@ def test_neutral_values_of_what_is_not_supported_are_accepted_and_others_named(
         assert (error.value.param, error.value.code) == (name, "unsupported_parameter")
     for name, values in NEUTRAL_COMPLETION.items():
         for value in values:
-            assert complete(model, **{name: value}).requests
+            fields: dict[str, Any] = {name: value}
+            assert complete(model, **fields).requests
     for name, values in NEUTRAL_MESSAGE.items():
         for value in values:
             assert chat(model, messages=[{"role": "user", "content": "x", name: value}]).requests
