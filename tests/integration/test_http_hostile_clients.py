@@ -39,13 +39,11 @@ def ask(api: RunningApi, **fields: Any) -> httpx2.Response:
     return httpx2.post(f"{api.url}/v1/completions", content=body_of(**fields), timeout=20)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> float:
-    """The seconds that it took."""
-    started = time.monotonic()
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() - started < seconds, "it did not happen"
+        assert time.monotonic() < end, "it did not happen"
         time.sleep(0.005)
-    return time.monotonic() - started
 
 
 def seconds_until_closed(connection: socket.socket) -> float:
@@ -60,15 +58,18 @@ def seconds_until_closed(connection: socket.socket) -> float:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_frees_its_blocks_within_a_step(stream: bool) -> None:
-    with running_api(step_seconds=0.05) as api:
+    with running_api(step_seconds=0.2) as api:
         with connected(api) as connection:
             body = body_of(max_tokens=900, n=3, stream=stream)
             connection.sendall(head_of(len(body)) + body)
             wait_for(lambda: len(api.gateway.live) == 3 and bool(api.gateway.live[2].committed))
             assert api.gateway.num_used_blocks == 3
-        assert wait_for(lambda: api.gateway.num_used_blocks == 0) < 0.2
+            before = [len(live.committed) for live in api.gateway.live]
+        wait_for(lambda: api.gateway.num_used_blocks == 0)
+        for live, count in zip(api.gateway.live, before, strict=True):
+            assert len(live.committed) <= count + 2
         metrics = httpx2.get(f"{api.url}/metrics").text
-        assert ('status="499"' in metrics) or ('status="200"' in metrics and stream)
+        assert 'potluck_http_requests_total{endpoint="/v1/completions",status="499"} 1.0' in metrics
         assert "potluck_http_requests_running 0.0" in metrics
 
 
@@ -165,6 +166,12 @@ def test_a_head_at_a_byte_a_second_is_cut_off() -> None:
         assert 0.8 < time.monotonic() - started < 3
 
 
+def test_a_connection_that_says_nothing_is_closed() -> None:
+    limits = ApiLimits(head_seconds=0.5)
+    with running_api(ApiConfig(limits=limits)) as api, connected(api) as silent:
+        assert 0.3 < seconds_until_closed(silent) < 2
+
+
 def test_the_next_head_of_a_connection_has_its_time_too() -> None:
     limits = ApiLimits(head_seconds=0.5, idle_seconds=30)
     with running_api(ApiConfig(limits=limits)) as api, connected(api) as connection:
@@ -188,7 +195,7 @@ def test_200_connections_that_say_nothing_keep_nobody_out() -> None:
         started = time.monotonic()
         for _ in range(5):
             assert ask(api, max_tokens=3).status_code == 200
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 5
 
 
 def test_silence_costs_a_busy_connection_nothing() -> None:
@@ -222,12 +229,12 @@ def test_a_stream_that_nobody_reads_is_cut_off() -> None:
 
 
 def test_a_slow_reader_who_keeps_reading_gets_everything() -> None:
-    limits = ApiLimits(send_seconds=0.4)
+    limits = ApiLimits(send_seconds=0.3)
     with running_api(ApiConfig(limits=limits)) as api, socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
         slow.settimeout(10)
         slow.connect(("127.0.0.1", api.port))
-        body = body_of(max_tokens=800, logprobs=20)
+        body = body_of(max_tokens=900, logprobs=20, n=2)
         slow.sendall(head_of(len(body)) + body)
         received = b""
         started = time.monotonic()
@@ -236,7 +243,7 @@ def test_a_slow_reader_who_keeps_reading_gets_everything() -> None:
             time.sleep(0.04)
         assert time.monotonic() - started > 0.8
         answer = json.loads(received.split(b"\r\n\r\n", 1)[1])
-        assert answer["choices"][0]["text"] == expected_text("go", 1, 800)
+        assert answer["choices"][0]["text"] == expected_text("go", 1, 900)
 
 
 def _expected_length(received: bytes) -> int:
