@@ -64,12 +64,6 @@ std::vector<std::string> available_isas() {
   throw std::invalid_argument(message);
 }
 
-std::string selected_isa() {
-  const Kernels* kernels = selected_kernels();
-  if (!kernels) refuse_isa(getenv("POTLUCK_ISA"));
-  return kernels->isa;
-}
-
 Matrix make_matrix(const std::string& format, Vector<const uint8_t> panels, int64_t rows,
                    int64_t columns) {
   const Matrix matrix{find_format(format, columns), rows, columns, panels.data()};
@@ -252,7 +246,6 @@ void attention(const Kernels& kernels, Rows<const float> q, CacheIn keys, CacheI
 
 void bind_kernels(nb::module_& m, KernelLookup lookup) {
   m.def("available_isas", &available_isas);
-  m.def("selected_isa", &selected_isa);
   m.def("kernels_for", [lookup](const std::string& isa) {
     const Kernels* kernels = lookup(isa.c_str());
     if (!kernels) refuse_isa(isa);

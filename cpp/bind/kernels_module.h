@@ -1,5 +1,4 @@
-// The kernels on NumPy arrays, one by one. The engine does not go through this; tests and benchmarks
-// do.
+// The kernels on NumPy arrays, one by one. Tests and benchmarks use this; the engine does not.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -11,7 +10,7 @@ namespace potluck {
 // Finds kernels by the name of their instruction set; null where there are none.
 using KernelLookup = const Kernels* (*)(const char* isa);
 
-// Adds the class Kernels, and the functions kernels_for, available_isas, selected_isa, format_info,
+// Adds the class Kernels, and the functions kernels_for, available_isas, format_info,
 // panel_bytes and pack_rows, to `m`.
 void bind_kernels(nanobind::module_& m, KernelLookup lookup);
 

@@ -1,10 +1,12 @@
-// Kernels with one small mistake, on demand: what the tests must be able to catch. Not in the product.
+// Kernels with one small mistake, on demand: what the tests must be able to catch. Not in the
+// product.
 //
-// Every entry of the dispatch table is wrapped by a function that calls it and, while the entry's id
-// is the one set, spoils the result: "avx2.linear.q4_k". The variants of an instruction set, whose
-// bits must be those of the scalar kernel, are off by one ulp (or one unit) in one output element.
-// The scalar kernels, which are compared with an oracle to a tolerance, make a mistake that code
-// makes: the last column, group, position or element is forgotten.
+// Every entry of the dispatch table is wrapped by a function that calls it and, while the entry's
+// id is the one set ("avx2.linear.q4_k"), spoils the result. The variants of an instruction set,
+// whose bits must be those of the scalar kernel, are off by one ulp (or one unit) in one output
+// element. So are scalar kernels that are compared with an oracle bit for bit; those compared to a
+// tolerance make a mistake that code makes: the last column, group, position or element is
+// forgotten.
 #pragma once
 
 #include <string>

@@ -1,6 +1,5 @@
 #include "dispatch/table.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "dispatch/cpu_features.h"
@@ -70,10 +69,5 @@ const Kernels* kernels_for(const char* isa) {
 }
 
 const Kernels* best_kernels() { return kernels_at(num_isas() - 1); }
-
-const Kernels* selected_kernels() {
-  const char* isa = getenv("POTLUCK_ISA");
-  return isa && *isa ? kernels_for(isa) : best_kernels();
-}
 
 }  // namespace potluck

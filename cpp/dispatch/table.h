@@ -15,8 +15,4 @@ const Kernels* kernels_for(const char* isa);
 // The fastest that can run here.
 const Kernels* best_kernels();
 
-// What the environment variable POTLUCK_ISA asks for, null if that cannot run here; the best where it
-// is unset or empty. Reads the environment on each call.
-const Kernels* selected_kernels();
-
 }  // namespace potluck

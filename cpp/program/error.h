@@ -1,4 +1,4 @@
-// What the runner throws. The binding turns both into Python exceptions.
+// What the runner throws. The binding turns each into a Python exception.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,16 @@ class Error : public std::runtime_error {
 };
 
 // The operating system gave no memory.
-class OutOfMemory : public Error {
+class OutOfMemoryError : public Error {
  public:
-  OutOfMemory(uint64_t needed_bytes, const std::string& what_for)
+  OutOfMemoryError(uint64_t needed_bytes, const std::string& what_for)
       : Error("no memory for " + what_for + " (" + std::to_string(needed_bytes) + " bytes)") {}
+};
+
+// The model computed something that is not a number.
+class NonFiniteError : public Error {
+ public:
+  using Error::Error;
 };
 
 }  // namespace potluck

@@ -18,7 +18,7 @@ namespace potluck {
 
 class Executor {
  public:
-  // Allocates all that any step needs. The references must outlive it. Throws OutOfMemory.
+  // Allocates all that any step needs. The references must outlive it. Throws OutOfMemoryError.
   Executor(const Program& program, const Kernels& kernels, const WeightStore& weights,
            int64_t num_blocks, int64_t max_step_tokens, int num_threads);
 

@@ -12,7 +12,7 @@ namespace potluck {
 // AttentionArgs in kernels.h.
 class KvCache {
  public:
-  // Throws OutOfMemory.
+  // Throws OutOfMemoryError.
   KvCache(const CacheSpec& spec, int64_t num_blocks);
 
   uint16_t* keys() const { return reinterpret_cast<uint16_t*>(keys_.data()); }

@@ -26,7 +26,7 @@ Buffer::Buffer(uint64_t num_bytes, Pages pages, const std::string& what_for)
   // The bound keeps the sum from wrapping around; no address space is that large.
   void* mapped =
       num_bytes > (uint64_t{1} << 62) ? MAP_FAILED : map_anonymous(num_bytes + slack);
-  if (mapped == MAP_FAILED) throw OutOfMemory(num_bytes, what_for);
+  if (mapped == MAP_FAILED) throw OutOfMemoryError(num_bytes, what_for);
   data_ = static_cast<uint8_t*>(mapped);
   if (!huge) return;
 

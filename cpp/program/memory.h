@@ -15,7 +15,7 @@ enum class Pages { Normal, Huge };
 class Buffer {
  public:
   Buffer() = default;
-  // `what_for` names the contents in the error. Throws OutOfMemory.
+  // `what_for` names the contents in the error. Throws OutOfMemoryError.
   Buffer(uint64_t num_bytes, Pages pages, const std::string& what_for);
   ~Buffer();
   Buffer(Buffer&& other) noexcept;

@@ -41,7 +41,7 @@ struct MutableMatrixView {
 // for what makes no sense, and then have changed nothing.
 class Stage {
  public:
-  // Throws OutOfMemory.
+  // Throws OutOfMemoryError.
   Stage(std::shared_ptr<const Program> program, const Kernels& kernels,
         std::shared_ptr<ThreadPool> pool, int64_t num_blocks, int64_t max_step_tokens);
 

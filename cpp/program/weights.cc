@@ -61,10 +61,10 @@ void WeightStore::begin(const std::string& name, const std::vector<int64_t>& sha
   const auto found = index_.find(name);
   if (found == index_.end()) throw Error("the program has no weight '" + name + "'");
   Entry& entry = entries_[found->second];
-  if (entry.state != State::Absent) throw Error("weight '" + name + "' was begun before");
   if (shape != specs_[found->second].shape) {
     throw Error("weight '" + name + "' does not have the shape that the program expects");
   }
+  if (entry.state != State::Absent) throw Error("weight '" + name + "' was begun before");
   const bool is_vector = shape.size() == 1;
   const int64_t rows = is_vector ? 1 : shape[0];
   const int64_t columns = shape.back();

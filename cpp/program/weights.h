@@ -1,4 +1,4 @@
-// The weights of one stage: matrices in panels, in the format of their file, and vectors as float32.
+// The weights of one stage: matrices in panels, in their file's format, and vectors as float32.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ class WeightStore {
   explicit WeightStore(const std::vector<WeightSpec>& specs);
 
   // Makes room. Throws Error for a name or shape that the program does not have, a tensor begun
-  // before, and a format that cannot hold it (a vector is F32, F16 or BF16); OutOfMemory.
+  // before, and a format that cannot hold it (a vector is F32, F16 or BF16); OutOfMemoryError.
   void begin(const std::string& name, const std::vector<int64_t>& shape, Format format);
 
   // Stored rows [start_row, start_row + num_bytes / row bytes) in the file's layout. A vector is

@@ -13,6 +13,7 @@ namespace avx2 {
 namespace {
 
 constexpr int kTokenTile = 4;
+constexpr int kUnroll = 8;
 constexpr int kNumLanes = 16;
 
 struct F32x16 {

@@ -1,5 +1,5 @@
-// Sixteen virtual lanes as one 512-bit register: AVX-512 F, BW, DQ, VL and VNNI. lanes_scalar.h says
-// what each operation means.
+// Sixteen virtual lanes as one 512-bit register: AVX-512 F, BW, DQ, VL and VNNI. lanes_scalar.h
+// says what each operation means.
 #pragma once
 
 #include <immintrin.h>
@@ -13,6 +13,7 @@ namespace avx512 {
 namespace {
 
 constexpr int kTokenTile = 8;
+constexpr int kUnroll = 8;
 constexpr int kNumLanes = 16;
 
 struct F32x16 {

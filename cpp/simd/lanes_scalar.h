@@ -16,6 +16,9 @@ namespace {
 
 // Tokens that share one pass over a panel in `linear`: bounded by the registers of the set.
 constexpr int kTokenTile = 4;
+// How far loops over tiles and quads are unrolled: their arrays are to stay in registers, where
+// there are any for them.
+constexpr int kUnroll = 1;
 constexpr int kNumLanes = 16;
 
 struct F32x16 {

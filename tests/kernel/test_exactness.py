@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import gguf
 import numpy as np
 import pytest
-from support.kernel_checks import LinearCase, same_bits
-from support.kernel_inputs import FORMATS, QUANTIZED_FORMATS, make_weights, scale_bytes
+from support.kernel_inputs import (
+    FORMATS,
+    QUANTIZED_FORMATS,
+    make_weights,
+    same_bits,
+    scale_bytes,
+)
+from support.linear_case import LinearCase
 
 from potluck.kernels import available_isas, kernels_for, pack_rows, panel_bytes
 from potluck.types.tensor import TensorFormat
@@ -53,7 +61,7 @@ def test_rows_can_be_packed_in_any_pieces(format: TensorFormat) -> None:
     whole = weights.panels(37)
     for cuts in ((0, 1, 2, 3, 37), (0, 15, 31, 33, 37), (0, 16, 32, 37)):
         panels = np.zeros(3 * panel_bytes(format.label, 512), np.uint8)
-        for start, end in zip(cuts, cuts[1:], strict=False):
+        for start, end in pairwise(cuts):
             rows = np.ascontiguousarray(weights.stored[start:end]).reshape(-1)
             pack_rows(format.label, 512, rows, start, end - start, panels)
         assert same_bits(panels, whole)

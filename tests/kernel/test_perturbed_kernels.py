@@ -36,7 +36,7 @@ def test_every_entry_of_the_table_has_an_id_and_a_check(perturbed: ModuleType) -
 
 
 def test_unknown_id_is_refused(perturbed: ModuleType) -> None:
-    with pytest.raises(ValueError, match="no such kernel: avx9.add"):
+    with pytest.raises(ValueError, match=r"no such kernel: avx9\.add"):
         perturbed.set_perturbation("avx9.add")
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 import pytest
 
@@ -22,12 +23,10 @@ def require_tool(name: str) -> str:
     """
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        not_shown(f"{name} is not installed")
-    return found
+    return found or not_shown(f"{name} is not installed")
 
 
-def not_shown(reason: str) -> None:
+def not_shown(reason: str) -> NoReturn:
     """End the test: it cannot show anything here. A failure on CI."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"CI lacks what the test needs: {reason}")
@@ -38,12 +37,11 @@ def build(folder: str, target: str, *options: str) -> Path:
     """Build ``target`` in build/``folder``; the folder's path."""
     cmake, ninja = require_tool("cmake"), require_tool("ninja")
     path = ROOT / "build" / folder
-    configure = [cmake, "-S", ROOT, "-B", path, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
-    commands = (
-        [*configure, "-DPOTLUCK_DEV=ON", *options],
-        [cmake, "--build", path, "--target", target],
-    )
-    for command in commands:
+    generator = ("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DPOTLUCK_DEV=ON")
+    for command in (
+        (cmake, "-S", str(ROOT), "-B", str(path), *generator, *options),
+        (cmake, "--build", str(path), "--target", target),
+    ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return path

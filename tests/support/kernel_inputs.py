@@ -1,4 +1,4 @@
-"""Inputs for kernel tests: stored weights of every format, and arrays with guarded surroundings."""
+"""Inputs for kernel tests: stored weights of every format, arrays with guarded surroundings."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ F64 = NDArray[np.float64]
 U8 = NDArray[np.uint8]
 
 ArrayT = TypeVar("ArrayT", bound=np.generic)
+
+U = 2.0**-24
+"""The unit roundoff of float32: one rounding changes a result by at most ``U`` times itself, a
+chain of n roundings by n U times the sum of the magnitudes (Higham, Accuracy and Stability of
+Numerical Algorithms, 2002, section 3.1; n U is far below 1 here)."""
 
 # Where the f16 scales lie in a block; the rest of a block may be any bytes.
 _SCALE_OFFSETS = {
@@ -51,8 +56,8 @@ def scale_bytes(format: TensorFormat) -> list[int]:
 class StoredWeights:
     """A matrix as a file has it, and what it means.
 
-    ``stored``: uint8 ``[rows, row bytes]``. ``values``: ``[rows, columns]`` by the ``gguf`` package.
-    ``minimums``: for each value a bound of the minimum's magnitude; 0 without one.
+    ``stored``: uint8 ``[rows, row bytes]``. ``values``: ``[rows, columns]`` by the ``gguf``
+    package. ``minimums``: for each value a bound of the minimum's magnitude; 0 without one.
     """
 
     format: TensorFormat
@@ -62,7 +67,7 @@ class StoredWeights:
 
     @property
     def num_columns(self) -> int:
-        return self.values.shape[1]
+        return int(self.values.shape[1])
 
     def panels(self, num_rows: int) -> U8:
         """The first ``num_rows`` rows packed at once."""

@@ -58,6 +58,8 @@ def make_random_model(
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    # Two threads on such small matrices mostly wait for each other.
+    torch.set_num_threads(1)
     torch_dtype = getattr(torch, dtype)
     config = AutoConfig.for_model(family, **{**SMALL, **settings})
     model = AutoModelForCausalLM.from_config(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from potluck.types.engine import Engine
@@ -38,43 +41,59 @@ def stored_rows(
     if not fmt.is_quantized:
         values = (rng.standard_normal((rows, columns)) * deviation).astype(np.float32)
         if fmt is TensorFormat.F16:
-            return values.astype(np.float16).view(np.uint8)
+            return as_bytes(values.astype(np.float16))
         if fmt is TensorFormat.BF16:
-            return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-        return values.view(np.uint8)
+            return as_bytes((values.view(np.uint32) >> 16).astype(np.uint16))
+        return as_bytes(values)
     blocks = rng.integers(
         0, 256, (rows, columns // fmt.block_elements, fmt.block_bytes), dtype=np.uint8
     )
+    # The quants of formats without a minimum are not quite centred: scales of both signs are.
+    signs = rng.choice([-1.0, 1.0], blocks.shape[:2]) if len(_F16_FIELDS[fmt]) == 1 else 1.0
     for offset, factor in _F16_FIELDS[fmt]:
-        spread = rng.uniform(0.8, 1.25, blocks.shape[:2])
+        spread = signs * rng.uniform(0.8, 1.25, blocks.shape[:2])
         field = (deviation * factor * spread).astype(np.float16)
         blocks[:, :, offset : offset + 2] = field[:, :, None].view(np.uint8)
     return blocks.reshape(rows, -1)
 
 
-def load_random_weights(engine: Engine, program: Program, fmt: TensorFormat, seed: int = 0) -> None:
-    """Fill ``engine``: matrices in ``fmt``, vectors in F32.
+def as_bytes(rows: NDArray[Any]) -> NDArray[np.uint8]:
+    """``[rows, bytes of a row]``, the same memory."""
+    stored: NDArray[np.uint8] = rows.view(np.uint8)
+    return stored
 
-    A tensor depends on its name, the format and the seed alone, so that stages of one model get
-    parts of one model.
+
+def load_random_weights(
+    engine: Engine,
+    program: Program,
+    fmt: TensorFormat,
+    *,
+    exceptions: Mapping[str, TensorFormat] = MappingProxyType({}),
+) -> None:
+    """Fill ``engine``: matrices in ``fmt`` but for the ``exceptions`` by name, vectors in F32.
+
+    A tensor depends on its name and format alone, so that stages of one model get parts of one
+    model.
     """
     sink = engine.sink()
     for spec in program.weights:
-        rng = np.random.default_rng([zlib.crc32(spec.name.encode()), seed])
+        rng = np.random.default_rng(zlib.crc32(spec.name.encode()))
         is_matrix = len(spec.shape) == 2
         info = TensorInfo(
-            name=spec.name, shape=spec.shape, format=fmt if is_matrix else TensorFormat.F32
+            name=spec.name,
+            shape=spec.shape,
+            format=exceptions.get(spec.name, fmt) if is_matrix else TensorFormat.F32,
         )
         if is_matrix:
-            data = stored_rows(rng, fmt, info.num_rows, info.num_columns)
+            data = stored_rows(rng, info.format, info.num_rows, info.num_columns)
         else:
             centre = 0.0 if spec.name.endswith("bias") else 1.0
             values = centre + 0.1 * rng.standard_normal((1, info.num_columns))
-            data = values.astype(np.float32).view(np.uint8)
+            data = as_bytes(values.astype(np.float32))
         sink.begin(info)
         # Uneven pieces, as a loader's buffer makes them.
         step = max(1, info.num_rows // 3 + 5)
         for start in range(0, info.num_rows, step):
             end = min(start + step, info.num_rows)
-            sink.write_rows(spec.name, start, end, memoryview(data[start:end].reshape(-1)))
+            sink.write_rows(spec.name, start, end, memoryview(data[start:end].tobytes()))
         sink.finish(spec.name)

@@ -1,5 +1,5 @@
-// Attention of one token over the paged cache, and what appends to it. Included once per instruction
-// set, after its lanes.
+// Attention of one token over the paged cache, and what appends to it. Included once per
+// instruction set, after its lanes.
 //
 // Everything goes by absolute position, in ascending order, so that a token's result depends on its
 // own sequence alone. Positions outside [first_position, position] are never read as values, and as
@@ -28,6 +28,11 @@ POTLUCK_LANES int64_t end_offset(const AttentionArgs& args, int64_t block) {
   return offset < kBlockTokens ? offset : kBlockTokens;
 }
 
+// Counts the [block][kv_head] parts of the cache up to that of a block of positions.
+POTLUCK_LANES int64_t cache_row(const AttentionArgs& args, int64_t block, int64_t kv_head) {
+  return args.block_table[block] * args.num_kv_heads + kv_head;
+}
+
 // Scaled scores of kHeads query heads, into rows of the scratch: lanes are positions, one fma per
 // element of the head, ascending. Masked positions get -inf.
 template <int kHeads>
@@ -38,18 +43,18 @@ inline void score_heads(const AttentionArgs& args, int64_t kv_head, const float*
   const int64_t end_block = args.position / kBlockTokens + 1;
   for (int64_t block = first_block; block < end_block; ++block, scores += kBlockTokens) {
     const uint16_t* keys =
-        args.keys + (args.block_table[block] * args.num_kv_heads + kv_head) * head_dim * kBlockTokens;
+        args.keys + cache_row(args, block, kv_head) * head_dim * kBlockTokens;
     F32x16 acc[kHeads];
-#pragma GCC unroll 4
+#pragma GCC unroll kUnroll
     for (int h = 0; h < kHeads; ++h) acc[h] = splat(0.0f);
     for (int64_t d = 0; d < head_dim; ++d) {
       const F32x16 key = load_f16(keys + d * kBlockTokens);
-#pragma GCC unroll 4
+#pragma GCC unroll kUnroll
       for (int h = 0; h < kHeads; ++h) acc[h] = fma(key, splat(q[h * head_dim + d]), acc[h]);
     }
     const int64_t begin = begin_offset(args, block);
     const int64_t end = end_offset(args, block);
-#pragma GCC unroll 4
+#pragma GCC unroll kUnroll
     for (int h = 0; h < kHeads; ++h) {
       const F32x16 scaled = mul(acc[h], splat(args.scale));
       store(scores + h * score_stride, keep_range(scaled, begin, end, -__builtin_inff()));
@@ -73,27 +78,26 @@ inline float softmax_terms(float* scores, int64_t count) {
 
 // kTile x 16 output dimensions of one head, from dimension `start`: one fma per visible position.
 template <int kTile>
-inline void weigh_values(const AttentionArgs& args, int64_t kv_head, const float* terms, float total,
-                         int64_t start, float* out) {
+inline void weigh_values(const AttentionArgs& args, int64_t kv_head, const float* terms,
+                         float total, int64_t start, float* out) {
   const int64_t stride = padded_head_dim(args.head_dim);
   const int64_t first_block = args.first_position / kBlockTokens;
   const int64_t end_block = args.position / kBlockTokens + 1;
   F32x16 acc[kTile];
-#pragma GCC unroll 4
+#pragma GCC unroll kUnroll
   for (int i = 0; i < kTile; ++i) acc[i] = splat(0.0f);
   for (int64_t block = first_block; block < end_block; ++block, terms += kBlockTokens) {
     const uint16_t* values =
-        args.values + (args.block_table[block] * args.num_kv_heads + kv_head) * kBlockTokens * stride +
-        start;
+        args.values + cache_row(args, block, kv_head) * kBlockTokens * stride + start;
     const int64_t end = end_offset(args, block);
     for (int64_t offset = begin_offset(args, block); offset < end; ++offset) {
       const F32x16 term = splat(terms[offset]);
-#pragma GCC unroll 4
+#pragma GCC unroll kUnroll
       for (int i = 0; i < kTile; ++i)
         acc[i] = fma(term, load_f16(values + offset * stride + i * kNumLanes), acc[i]);
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll kUnroll
   for (int i = 0; i < kTile; ++i) {
     const int64_t rest = args.head_dim - start - i * kNumLanes;
     store_partial(out + start + i * kNumLanes, div(acc[i], splat(total)),

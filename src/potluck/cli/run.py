@@ -105,7 +105,12 @@ def run(
     ] = None,
     stop: Annotated[
         list[str] | None,
-        typer.Option("--stop", help="End before this text. Can be repeated.", show_default=False),
+        typer.Option(
+            "--stop",
+            metavar="<str>",
+            help="End before this text. Can be repeated.",
+            show_default=False,
+        ),
     ] = None,
     top_logprobs: Annotated[
         int, typer.Option("--top-logprobs", help="Alternatives per token in --json, 0 to 20.")

@@ -1,6 +1,7 @@
 """Settings: defaults < ``~/.config/potluck/config.toml`` < ``POTLUCK_*`` < flags.
 
-A key that is unknown, or a value of the wrong kind, is an error that names it.
+A key that is unknown, or a value of the wrong kind, is an error that names it. A variable that is
+empty counts as not set.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def read_settings(environ: Mapping[str, str], home: Path | None) -> Settings:
     if path is not None and path.is_file():
         values.update(_read_file(path))
     for name, text in environ.items():
-        if name.startswith(_PREFIX):
+        if name.startswith(_PREFIX) and text:
             values.update(_checked({name.removeprefix(_PREFIX).lower(): text}, name))
     return msgspec.convert(values, Settings)
 

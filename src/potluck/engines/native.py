@@ -7,25 +7,26 @@ between stages; for quantized weights also whatever the instruction set (docs/ad
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from potluck import kernels
 from potluck.engines.native_program import (
-    _core,
     core_errors,
     core_opening,
     core_program,
     core_slice,
 )
-from potluck.errors import EngineError
+from potluck.engines.threads import default_num_threads
+from potluck.errors import EngineError, ParameterError
+from potluck.kernels import runner
 from potluck.types.engine import StepResult
 from potluck.types.sampling import validate_sampling
 from potluck.types.step import SampledToken, SequenceId, TokenLogprob
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
 
     from potluck.types.program import Program
@@ -34,31 +35,46 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float32]
 
-ThreadPool = _core.ThreadPool
-"""``ThreadPool(num_threads)``: may be shared by the stages of a process, which take turns."""
+ThreadPool = runner.ThreadPool
+"""May be shared by the stages of a process, which take turns. Made by ``make_pool``."""
+
+
+def make_pool(num_threads: int | None = None) -> ThreadPool:
+    """A pool of ``num_threads``, the caller's included; None is as many as cores may be used."""
+    with core_errors("ask for fewer threads, and at least 1"):
+        return ThreadPool(default_num_threads() if num_threads is None else num_threads)
 
 
 def available_isas() -> tuple[str, ...]:
     """Instruction sets that this build has and this machine can run, slowest first."""
-    return tuple(_core.available_isas())
+    return tuple(kernels.available_isas())
 
 
-def default_isa(environment: Mapping[str, str] = os.environ) -> str:
-    """The instruction set that ``POTLUCK_ISA`` asks for, or else the fastest."""
-    asked = environment.get("POTLUCK_ISA")
-    return _checked_isa(asked) if asked else available_isas()[-1]
+def choose_isa(asked: str | None, environment: Mapping[str, str] = os.environ) -> str:
+    """The instruction set that is asked for, by argument or ``POTLUCK_ISA``, else the fastest.
+
+    Raises ``ParameterError`` if it is not one of ``available_isas()``.
+    """
+    isa = asked or environment.get("POTLUCK_ISA") or available_isas()[-1]
+    if isa not in available_isas():
+        raise ParameterError(
+            "isa",
+            f"the instruction set '{isa}' is not available here",
+            hint=f"available: {', '.join(available_isas())}",
+        )
+    return isa
 
 
 def cache_bytes(program: Program, num_blocks: int) -> int:
     """What the key-value caches of ``num_blocks`` blocks take. Allocates nothing."""
     with core_errors():
-        return _core.Stage.cache_bytes(program=core_program(program), num_blocks=num_blocks)
+        return runner.Stage.cache_bytes(program=core_program(program), num_blocks=num_blocks)
 
 
 def scratch_bytes(program: Program, max_step_tokens: int, *, num_threads: int) -> int:
     """What a stage takes besides weights and caches. Allocates nothing."""
     with core_errors():
-        return _core.Stage.scratch_bytes(
+        return runner.Stage.scratch_bytes(
             program=core_program(program), max_step_tokens=max_step_tokens, num_threads=num_threads
         )
 
@@ -82,9 +98,9 @@ class NativeEngine:
     ) -> None:
         self._program = program
         with core_errors():
-            self._open_stage: _core.Stage | None = _core.Stage(
+            self._open_stage: runner.Stage | None = runner.Stage(
                 program=core_program(program),
-                isa=available_isas()[-1] if isa is None else _checked_isa(isa),
+                isa=choose_isa(isa),
                 pool=pool,
                 num_blocks=num_blocks,
                 max_step_tokens=max_step_tokens,
@@ -141,7 +157,7 @@ class NativeEngine:
         self._open_stage = None
 
     @property
-    def _stage(self) -> _core.Stage:
+    def _stage(self) -> runner.Stage:
         if self._open_stage is None:
             raise EngineError("the engine is closed", hint="make another one")
         return self._open_stage
@@ -158,7 +174,7 @@ class _NativeSink:
         self._engine = engine  # and not its stage, which would then outlive its close
 
     def begin(self, info: TensorInfo) -> None:
-        with core_errors():
+        with core_errors("the model's files do not fit its configuration: get them again"):
             self._engine._stage.begin_weight(info.name, info.shape, info.format.label)
 
     def write_rows(self, name: str, start_row: int, end_row: int, data: memoryview) -> None:
@@ -170,15 +186,6 @@ class _NativeSink:
     def finish(self, name: str) -> None:
         with core_errors():
             self._engine._stage.finish_weight(name)
-
-
-def _checked_isa(isa: str) -> str:
-    if isa not in available_isas():
-        raise EngineError(
-            f"the instruction set '{isa}' is not available here",
-            hint=f"available: {', '.join(available_isas())}",
-        )
-    return isa
 
 
 def _as_core_takes_it(hidden: Floats | None) -> Floats | None:
@@ -194,7 +201,7 @@ def _as_core_takes_it(hidden: Floats | None) -> Floats | None:
     return np.ascontiguousarray(hidden)
 
 
-def _sampled_token(token: _core.SampledToken) -> SampledToken:
+def _sampled_token(token: runner.SampledToken) -> SampledToken:
     return SampledToken(
         sequence_id=SequenceId(token.sequence_id),
         position=token.position,

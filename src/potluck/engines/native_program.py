@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, assert_never
 
 from potluck.errors import EngineError
+from potluck.kernels import runner
 from potluck.types.program import (
     Activation,
     Add,
@@ -18,14 +19,6 @@ from potluck.types.program import (
     Rope,
 )
 
-try:
-    from potluck.kernels import _core
-except ImportError as error:
-    raise EngineError(
-        f"the compiled core cannot be loaded: {error}",
-        hint="install Potluck again, with `pip install .` in its source folder",
-    ) from error
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -34,36 +27,39 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def core_errors() -> Iterator[None]:
-    """Turn what the core refuses into ``EngineError``."""
+def core_errors(hint: str = "this is a defect in Potluck; please report it") -> Iterator[None]:
+    """Turn what the core refuses into ``EngineError``; ``hint`` says what to do about it."""
     try:
         yield
-    except _core.OutOfMemory as error:
+    except runner.OutOfMemoryError as error:
         raise EngineError(
             str(error), hint="close other programs, or use a smaller model, context or batch"
         ) from error
-    except _core.Error as error:
+    except runner.NonFiniteError as error:
         raise EngineError(
-            str(error), hint="this is a defect in Potluck; please report it"
+            str(error),
+            hint="the weights are damaged or overflow: download or convert the model again",
         ) from error
+    except runner.Error as error:
+        raise EngineError(str(error), hint=hint) from error
 
 
-def core_program(program: Program) -> _core.Program:
+def core_program(program: Program) -> runner.Program:
     """``program``, checked. Raises ``EngineError`` if its parts contradict one another."""
     rope = program.rope
     with core_errors():
-        return _core.Program(
+        return runner.Program(
             registers=[
-                _core.Register(name=register.name, width=register.width)
+                runner.Register(name=register.name, width=register.width)
                 for register in program.registers
             ],
             ops=[_op(op) for op in program.ops],
             weights=[
-                _core.WeightSpec(name=weight.name, shape=list(weight.shape))
+                runner.WeightSpec(name=weight.name, shape=list(weight.shape))
                 for weight in program.weights
             ],
             caches=[
-                _core.CacheSpec(num_kv_heads=cache.num_kv_heads, head_dim=cache.head_dim)
+                runner.CacheSpec(num_kv_heads=cache.num_kv_heads, head_dim=cache.head_dim)
                 for cache in program.caches
             ],
             rope_cos=None if rope is None else rope.cos,
@@ -76,9 +72,9 @@ def core_program(program: Program) -> _core.Program:
         )
 
 
-def core_slice(part: SequenceSlice) -> _core.Slice:
+def core_slice(part: SequenceSlice) -> runner.Slice:
     """``part`` in the core's form."""
-    return _core.Slice(
+    return runner.Slice(
         sequence_id=part.sequence_id,
         tokens=part.tokens,
         start_position=part.start_position,
@@ -87,9 +83,9 @@ def core_slice(part: SequenceSlice) -> _core.Slice:
     )
 
 
-def core_opening(opening: SequenceOpening) -> _core.Opening:
+def core_opening(opening: SequenceOpening) -> runner.Opening:
     """``opening`` in the core's form; its parameters have been validated."""
-    return _core.Opening(
+    return runner.Opening(
         sequence_id=opening.sequence_id,
         sampling=_sampling(opening.sampling),
         prompt_tokens=opening.prompt_tokens,
@@ -97,8 +93,8 @@ def core_opening(opening: SequenceOpening) -> _core.Opening:
     )
 
 
-def _sampling(params: SamplingParams) -> _core.SamplingParams:
-    return _core.SamplingParams(
+def _sampling(params: SamplingParams) -> runner.SamplingParams:
+    return runner.SamplingParams(
         temperature=params.temperature,
         top_k=params.top_k,
         top_p=params.top_p,
@@ -113,20 +109,20 @@ def _sampling(params: SamplingParams) -> _core.SamplingParams:
     )
 
 
-def _op(op: Op) -> _core.Op:
+def _op(op: Op) -> runner.Op:
     match op:
         case Embed():
-            return _core.Embed(weight=op.weight, out=op.out)
+            return runner.Embed(weight=op.weight, out=op.out)
         case RmsNorm():
-            return _core.RmsNorm(
+            return runner.RmsNorm(
                 x=op.x, weight=op.weight, out=op.out, group=op.group, epsilon=op.epsilon
             )
         case Linear():
-            return _core.Linear(x=op.x, weight=op.weight, out=op.out, bias=op.bias)
+            return runner.Linear(x=op.x, weight=op.weight, out=op.out, bias=op.bias)
         case Rope():
-            return _core.Rope(x=op.x, num_heads=op.num_heads, head_dim=op.head_dim)
+            return runner.Rope(x=op.x, num_heads=op.num_heads, head_dim=op.head_dim)
         case Attention():
-            return _core.Attention(
+            return runner.Attention(
                 q=op.q,
                 k=op.k,
                 v=op.v,
@@ -139,10 +135,10 @@ def _op(op: Op) -> _core.Op:
                 window=op.window,
             )
         case GatedActivation(activation=Activation.SILU):
-            return _core.GatedActivation(gate=op.gate, up=op.up, out=op.out)
+            return runner.GatedActivation(gate=op.gate, up=op.up, out=op.out)
         case Add():
-            return _core.Add(x=op.x, y=op.y)
+            return runner.Add(x=op.x, y=op.y)
         case Head():
-            return _core.Head(x=op.x, weight=op.weight, vocab_size=op.vocab_size)
+            return runner.Head(x=op.x, weight=op.weight, vocab_size=op.vocab_size)
         case _:
             assert_never(op)

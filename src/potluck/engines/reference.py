@@ -157,7 +157,7 @@ class ReferenceEngine:
             cache.append(part, k[rows], v[rows])
             keys, values = cache.read(part)
             out[rows] = ops.attention(q[rows], keys, values, _positions(part), op.scale, op.window)
-        return out.reshape(len(out), -1)
+        return out.reshape(len(out), op.num_heads * op.head_dim)
 
 
 @dataclass(slots=True, kw_only=True)

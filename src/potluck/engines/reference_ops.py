@@ -25,7 +25,7 @@ def rms_norm(x: Floats, weight: Floats, group: int, epsilon: float) -> Floats:
     """``x / sqrt(mean(x²) + epsilon) * weight`` over every ``group`` columns (Zhang and Sennrich
     2019); ``weight`` is ``[group]``.
     """
-    groups = x.reshape(len(x), -1, group)
+    groups = x.reshape(len(x), x.shape[1] // group, group)
     mean_square = np.mean(np.square(groups), axis=-1, keepdims=True, dtype=np.float32)
     root: Floats = np.sqrt(mean_square + np.float32(epsilon))
     return (groups / root * weight).reshape(x.shape)
@@ -42,7 +42,8 @@ def rope(x: Floats, cos: Floats, sin: Floats, num_heads: int) -> Floats:
 
     ``cos`` and ``sin`` are ``[num_tokens, head_dim / 2]``, gathered at the tokens' positions.
     """
-    first, second = np.split(x.reshape(len(x), num_heads, -1), 2, axis=-1)
+    heads = x.reshape(len(x), num_heads, x.shape[1] // num_heads)
+    first, second = np.split(heads, 2, axis=-1)
     cos, sin = cos[:, None], sin[:, None]
     turned = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return turned.reshape(x.shape)

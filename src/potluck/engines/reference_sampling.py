@@ -1,8 +1,8 @@
 """What every sampling parameter means, in plain NumPy float32.
 
 This is the specification of sampling in every engine. Each operation below rounds to float32 once,
-in the order written; ``exp`` and ``log`` may differ between engines in their last bits, and so may
-a token whose draw falls on the border between two candidates.
+in the order written, but weights are summed in float64. ``exp`` and ``log`` may differ between
+engines in their last bits, and so may a token whose draw falls on the border of two candidates.
 """
 
 from __future__ import annotations
@@ -50,12 +50,11 @@ def sample(
 ) -> Choice:
     """The token that stands at ``position``, given the ``logits`` ``[vocab]`` before it.
 
-    ``params`` have been validated. Raises ``EngineError`` if a logit is not a number or plus
-    infinity, or if all are minus infinity.
+    ``params`` have been validated. Raises ``EngineError`` if a logit is not a finite number.
     """
-    if not np.isfinite(logits.max()):
+    if not np.isfinite(logits).all():
         raise EngineError(
-            f"the model's logits for position {position} are not numbers",
+            f"the model's logits for position {position} are not all finite numbers",
             hint="the weights are damaged or overflow: download or convert the model again",
         )
     adjusted = adjust_logits(logits, params, prompt_tokens, output_tokens)
@@ -107,13 +106,14 @@ def keep_candidates(
 
     ``top_k`` keeps the first k. ``top_p`` keeps the shortest prefix whose weights add up to at
     least ``top_p`` of the sum. ``min_p`` keeps weights of at least ``min_p`` of the largest (1).
-    The first candidate always stays. Sums run in sorted order.
+    The first candidate always stays. Sums are in float64: in float32 the error over a flat
+    distribution of a large vocabulary would be larger than a candidate's share.
     """
     candidates = sort_tokens(adjusted)[: params.top_k]
     below = adjusted[candidates] - adjusted[candidates[0]]
     with np.errstate(over="ignore"):  # a tiny temperature gives minus infinity, and no weight
         weights = np.exp(below / temperature)
-    cumulative = np.cumsum(weights, dtype=np.float32)
+    cumulative = np.cumsum(weights, dtype=np.float64)
     num_kept = 1 + int(np.searchsorted(cumulative, np.float32(params.top_p) * cumulative[-1]))
     candidates, weights = candidates[:num_kept], weights[:num_kept]
     likely = weights >= np.float32(params.min_p) * weights[0]
@@ -123,9 +123,9 @@ def keep_candidates(
 def draw(candidates: NDArray[np.int64], weights: Floats, number: np.float32) -> int:
     """The first candidate whose cumulative weight exceeds ``number`` times the sum.
 
-    There is one: ``number`` is at most 1 - 2^-24, and times any float32 it rounds to less.
+    There is one: ``number`` is at most 1 - 2^-24, and times any sum it rounds to less.
     """
-    cumulative = np.cumsum(weights, dtype=np.float32)
+    cumulative = np.cumsum(weights, dtype=np.float64)
     return int(candidates[np.searchsorted(cumulative, number * cumulative[-1], side="right")])
 
 

@@ -1,7 +1,7 @@
 """The compiled core (cpp/bind). Arrays are taken as they are: C-contiguous, of the dtype named.
 
-Wrong shapes raise ``ValueError``, wrong dtypes and layouts ``TypeError``. Calls release the GIL while
-they compute, and allocate nothing that outlives them.
+Wrong shapes raise ``ValueError``, wrong dtypes and layouts ``TypeError``; the runner raises
+``Error`` for all else that it refuses. Calls release the GIL while they compute.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,6 @@ I32 = NDArray[np.int32]
 
 def available_isas() -> list[str]:
     """Names of the instruction sets whose kernels can run here, slowest first."""
-
-def selected_isa() -> str:
-    """What POTLUCK_ISA asks for, else the fastest. ``ValueError`` if that is not available."""
 
 def kernels_for(isa: str) -> Kernels:
     """The kernels of one instruction set. ``ValueError`` if they cannot run here."""
@@ -107,8 +104,14 @@ class Kernels:
 
 # Programs (cpp/bind/program_module.cc)
 
-class Error(RuntimeError): ...
-class OutOfMemory(Error): ...
+class Error(RuntimeError):
+    """A call that was refused."""
+
+class OutOfMemoryError(Error):
+    """The operating system gave no memory."""
+
+class NonFiniteError(Error):
+    """The model computed something that is not a number."""
 
 class Embed:
     def __init__(self, *, weight: str, out: str) -> None: ...
@@ -166,8 +169,8 @@ class Program:
         ops: Sequence[Op],
         weights: Sequence[WeightSpec],
         caches: Sequence[CacheSpec],
-        rope_cos: NDArray[np.float32] | None,
-        rope_sin: NDArray[np.float32] | None,
+        rope_cos: F32 | None,
+        rope_sin: F32 | None,
         hidden_size: int,
         vocab_size: int,
         context_tokens: int,
@@ -253,9 +256,7 @@ class Stage:
     @staticmethod
     def scratch_bytes(*, program: Program, max_step_tokens: int, num_threads: int) -> int: ...
     def begin_weight(self, name: str, shape: Sequence[int], format: str) -> None: ...
-    def write_rows(
-        self, name: str, start_row: int, end_row: int, data: NDArray[np.uint8]
-    ) -> None: ...
+    def write_rows(self, name: str, start_row: int, end_row: int, data: U8) -> None: ...
     def finish_weight(self, name: str) -> None: ...
     def step(
         self,
@@ -263,8 +264,8 @@ class Stage:
         slices: Sequence[Slice],
         opened: Sequence[Opening],
         closed: Sequence[int],
-        hidden: NDArray[np.float32] | None,
-        out: NDArray[np.float32] | None,
+        hidden: F32 | None,
+        out: F32 | None,
     ) -> list[SampledToken]: ...
     def logits(
         self,
@@ -272,8 +273,8 @@ class Stage:
         slices: Sequence[Slice],
         opened: Sequence[Opening],
         closed: Sequence[int],
-        hidden: NDArray[np.float32] | None,
-        out: NDArray[np.float32],
+        hidden: F32 | None,
+        out: F32,
     ) -> None: ...
     @property
     def weights_bytes(self) -> int: ...
@@ -282,6 +283,4 @@ class Sampler:
     def __init__(self, *, vocab_size: int, isa: str, pool: ThreadPool) -> None: ...
     def open(self, openings: Sequence[Opening]) -> None: ...
     def close(self, sequence_id: int) -> None: ...
-    def sample(
-        self, wanted: Sequence[tuple[int, int]], logits: NDArray[np.float32]
-    ) -> list[SampledToken]: ...
+    def sample(self, wanted: Sequence[tuple[int, int]], logits: F32) -> list[SampledToken]: ...

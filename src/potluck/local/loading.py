@@ -6,7 +6,13 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 from potluck.catalog import ModelDescription, canonical_source, open_tensors
-from potluck.engines.native import NativeEngine, ThreadPool, cache_bytes, scratch_bytes
+from potluck.engines.native import (
+    NativeEngine,
+    cache_bytes,
+    choose_isa,
+    make_pool,
+    scratch_bytes,
+)
 from potluck.engines.threads import default_num_threads
 from potluck.errors import ParameterError
 from potluck.local.stages import split_evenly
@@ -41,7 +47,7 @@ class LoadPlan:
     num_blocks: int
     max_step_tokens: int
     num_threads: int
-    isa: str | None
+    isa: str
 
 
 def plan_load(
@@ -93,7 +99,7 @@ def plan_load(
         num_blocks=num_blocks,
         max_step_tokens=max_step_tokens,
         num_threads=threads,
-        isa=isa,
+        isa=choose_isa(isa),
     )
 
 
@@ -108,7 +114,7 @@ def load_stages(
     ``on_progress`` is called with bytes done and bytes in all. After an error nothing stays open.
     """
     total_bytes = sum(stage.weights_bytes for stage in plan.stages)
-    pool = ThreadPool(plan.num_threads)
+    pool = make_pool(plan.num_threads)
     with closing(open_tensors(description.files)) as tensors, ExitStack() as on_failure:
         engines = []
         loaded_bytes = 0

@@ -33,6 +33,8 @@ _NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "sliding_window": (),
     "use_sliding_window": (False,),
     "layer_types": (),
+    "sliding_window_pattern": (),
+    "dual_chunk_attention_config": (),
     "attention_chunk_size": (),
     "attention_sinks": (False,),
     "alibi": (False,),

@@ -36,8 +36,8 @@ class AddedToken:
 
     ``control``: decodes to nothing, and is matched only on request. ``lstrip``, ``rstrip``: takes
     the white space to its left or right with it. ``single_word``: only matched where no word
-    character touches it. ``normalized``: the text after it continues the text before it, so that
-    no prefix space is put there.
+    character touches it. The library's ``normalized`` is left out: the text is always searched as
+    it was written.
     """
 
     text: str
@@ -46,7 +46,6 @@ class AddedToken:
     lstrip: bool = False
     rstrip: bool = False
     single_word: bool = False
-    normalized: bool = False
 
 
 class AddedTokens:

@@ -68,16 +68,14 @@ def merges_from_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
     A run of one character is merged from the left, which leaves the longer part on the left: that
     way ranks first.
     """
-    ranked: list[tuple[float, int, str, str]] = []
-    for piece, score in scores.items():
+    merges: list[tuple[str, str]] = []
+    for piece in sorted(scores, key=scores.__getitem__, reverse=True):
         if len(piece) > _MAX_PIECE_CHARACTERS:
             raise UnsupportedModelError(
                 f"the tokenizer has a piece of {len(piece)} characters",
                 missing=(f"pieces of over {_MAX_PIECE_CHARACTERS} characters",),
             )
-        for cut in range(1, len(piece)):
-            left, right = piece[:cut], piece[cut:]
-            if left in scores and right in scores:
-                ranked.append((-score, -cut, left, right))
-    ranked.sort()
-    return [(left, right) for _, _, left, right in ranked]
+        for cut in range(len(piece) - 1, 0, -1):
+            if (right := piece[cut:]) in scores and (left := piece[:cut]) in scores:
+                merges.append((left, right))
+    return merges

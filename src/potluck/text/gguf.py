@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.text.added_tokens import AddedToken, is_turn_marker
@@ -19,8 +19,6 @@ from potluck.text.chat import ChatTemplate
 from potluck.text.pieces import Notation
 from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS
 from potluck.text.tokenizer import Boundaries, PrefixSpace, TextTokenizer
-
-_T = TypeVar("_T")
 
 _END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 """Ends of a turn that files without ``eot_token_id`` are searched for, as llama.cpp does."""
@@ -255,7 +253,7 @@ class _Fields:
             raise self.error(f"tokenizer.ggml.{key} is {token}, of {num_tokens} tokens")
         return token
 
-    def _get(self, key: str, default: _T | None) -> object:
+    def _get(self, key: str, default: object) -> object:
         full_key = f"tokenizer.ggml.{key}"
         value = self._metadata.get(full_key, default)
         if value is None:

@@ -1,16 +1,15 @@
 """The tokenizer and the chat template of a model directory in Hugging Face layout.
 
-``tokenizer.json`` is read as the ``tokenizers`` library defines it, with two parts taken out and
-done by ``TextTokenizer`` instead: the added tokens, and the space that is put before a text. From
-the other files come the tokens that begin and end a text. A directory without ``tokenizer.json``
-is read from ``vocab.json`` and ``merges.txt`` where its class is a known byte-level one.
+The vocabulary is in ``tokenizer.json``, or in ``vocab.json`` and ``merges.txt`` where the class is
+a known byte-level one. From the other files come the tokens that begin and end a text, and more
+tokens that are special.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +17,10 @@ from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.text.added_tokens import AddedToken, is_turn_marker
 from potluck.text.bpe import build_byte_level
 from potluck.text.chat import ChatTemplate
-from potluck.text.pieces import SPACE_MARK, Notation
+from potluck.text.pieces import Notation
 from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS
 from potluck.text.tokenizer import Boundaries, PrefixSpace, TextTokenizer
+from potluck.text.tokenizer_json import VocabularyParts, read_tokenizer_json
 
 if TYPE_CHECKING:
     import tokenizers
@@ -49,10 +49,10 @@ def load_tokenizer(directory: Path) -> TextTokenizer:
     Raises ``UnsupportedModelError`` when the directory has no tokenizer that can be read here, and
     ``ModelFileError`` when a file is damaged or contradicts another.
     """
-    files = _Directory(path=directory)
+    files = _Directory.open(directory)
     try:
-        if document := files.json("tokenizer.json"):
-            return _assemble(_read_tokenizer_json(document, files), files)
+        if files.has("tokenizer.json"):
+            return _assemble(read_tokenizer_json(directory / "tokenizer.json"), files)
         if files.has("vocab.json") and files.has("merges.txt"):
             return _assemble(_read_vocabulary_and_merges(files), files)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -78,15 +78,15 @@ def load_chat_template(directory: Path) -> ChatTemplate | None:
     As in ``transformers``, a template in a file of its own comes before the one in
     ``tokenizer_config.json``. Raises ``ModelFileError`` when a file is damaged.
     """
-    files = _Directory(path=directory)
-    source: object = files.text("chat_template.jinja")
+    files = _Directory.open(directory)
+    source: object = _read_text(directory / "chat_template.jinja")
     if source is None:
         source = files.json("chat_template.json").get("chat_template")
     if source is None:
-        source = files.json("tokenizer_config.json").get("chat_template")
+        source = files.config.get("chat_template")
     if isinstance(source, list):
-        named = {entry.get("name"): entry.get("template") for entry in source if entry}
-        source = named.get("default")
+        entries = [entry for entry in source if isinstance(entry, dict)]
+        source = next((e.get("template") for e in entries if e.get("name") == "default"), None)
     if source is None:
         return None
     if not isinstance(source, str):
@@ -96,82 +96,49 @@ def load_chat_template(directory: Path) -> ChatTemplate | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Directory:
-    """The files of a model directory; those that are absent are empty."""
+    """The files of a model directory; those that are absent are empty.
+
+    ``config`` is tokenizer_config.json.
+    """
 
     path: Path
+    config: dict[str, Any]
+
+    @classmethod
+    def open(cls, path: Path) -> _Directory:
+        return cls(path=path, config=_read_json(path / "tokenizer_config.json"))
 
     def has(self, name: str) -> bool:
         return (self.path / name).is_file()
 
-    def text(self, name: str) -> str | None:
-        if not self.has(name):
-            return None
-        try:
-            return (self.path / name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelFileError(str(self.path / name), f"cannot be read: {error}") from error
-
     def json(self, name: str) -> dict[str, Any]:
-        text = self.text(name)
-        if text is None:
-            return {}
-        try:
-            value = json.loads(text)
-        except ValueError as error:
-            raise ModelFileError(str(self.path / name), f"is not JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise ModelFileError(str(self.path / name), "is not a JSON object")
-        return value
+        return _read_json(self.path / name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
-    """What the vocabulary files say. ``added``: entries as in tokenizer.json, by id."""
-
-    model: tokenizers.Tokenizer
-    added: dict[int, dict[str, Any]]
-    leading: tuple[int, ...]
-    notation: Notation
-    prefix_space: PrefixSpace
-    strips_prefix_space: bool
-
-    def find(self, text: str) -> int | None:
-        """The id of the token whose text is ``text``."""
-        for token, entry in self.added.items():
-            if entry["content"] == text:
-                return token
-        found: int | None = self.model.token_to_id(text)
-        return found
-
-
-def _read_tokenizer_json(document: dict[str, Any], files: _Directory) -> _Parts:
-    from tokenizers import Tokenizer
-
-    path = str(files.path / "tokenizer.json")
-    added = _with_stated_tokens(
-        {entry["id"]: entry for entry in document.get("added_tokens") or ()}, files
-    )
-    leading = _leading_tokens(document.get("post_processor"))
-    notation, strips = _read_decoder(document.get("decoder"), path)
-    prefix_space = _take_prefix_space(document)
-    document["added_tokens"] = []
-    document["post_processor"] = document["truncation"] = document["padding"] = None
+def _read_text(path: Path) -> str | None:
     try:
-        model = Tokenizer.from_str(json.dumps(document))
-    except Exception as error:  # the library raises nothing more precise
-        raise ModelFileError(path, f"is no tokenizer: {error}") from error
-    return _Parts(
-        model=model,
-        added=added,
-        leading=leading,
-        notation=notation,
-        prefix_space=prefix_space,
-        strips_prefix_space=strips,
-    )
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelFileError(str(path), f"cannot be read: {error}") from error
 
 
-def _read_vocabulary_and_merges(files: _Directory) -> _Parts:
-    tokenizer_class = files.json("tokenizer_config.json").get("tokenizer_class")
+def _read_json(path: Path) -> dict[str, Any]:
+    text = _read_text(path)
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ModelFileError(str(path), f"is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelFileError(str(path), "is not a JSON object")
+    return value
+
+
+def _read_vocabulary_and_merges(files: _Directory) -> VocabularyParts:
+    tokenizer_class = files.config.get("tokenizer_class")
     pre_tokenizer = _BYTE_LEVEL_CLASSES.get(str(tokenizer_class))
     if pre_tokenizer is None:
         raise UnsupportedModelError(
@@ -180,15 +147,13 @@ def _read_vocabulary_and_merges(files: _Directory) -> _Parts:
             hint="add tokenizer.json: load and save the tokenizer with a recent transformers",
         )
     vocabulary = files.json("vocab.json")
-    lines = (files.text("merges.txt") or "").splitlines()
+    lines = (_read_text(files.path / "merges.txt") or "").splitlines()
     pairs = (tuple(line.split(" ")) for line in lines if not line.startswith("#version"))
     merges = [(pair[0], pair[1]) for pair in pairs if len(pair) == 2]
-    added = _with_stated_tokens(
-        {token: {"content": text} for text, token in files.json("added_tokens.json").items()}, files
-    )
-    return _Parts(
+    added = files.json("added_tokens.json")
+    return VocabularyParts(
         model=build_byte_level(vocabulary, merges, BYTE_PRE_TOKENIZERS[pre_tokenizer]),
-        added=added,
+        added={token: {"content": text} for text, token in added.items()},
         leading=(),
         notation=Notation.BYTE_LEVEL,
         prefix_space=PrefixSpace.NEVER,
@@ -196,39 +161,47 @@ def _read_vocabulary_and_merges(files: _Directory) -> _Parts:
     )
 
 
-def _with_stated_tokens(
-    added: dict[int, dict[str, Any]], files: _Directory
-) -> dict[int, dict[str, Any]]:
-    """``added`` with what tokenizer_config.json says: more tokens, and more that are special."""
-    stated = files.json("tokenizer_config.json").get("added_tokens_decoder") or {}
-    for key, entry in stated.items():
-        known = added.get(int(key), {})
-        special = bool(entry.get("special") or known.get("special"))
-        added[int(key)] = {**entry, **known, "special": special}
-    return added
-
-
-def _assemble(parts: _Parts, files: _Directory) -> TextTokenizer:
+def _assemble(parts: VocabularyParts, files: _Directory) -> TextTokenizer:
+    parts = replace(parts, added=_with_stated_tokens(parts.added, files.config))
     boundaries = _boundaries(parts, files)
-    sizes = [*parts.model.get_vocab(with_added_tokens=False).values(), *parts.added]
     return TextTokenizer(
         model=parts.model,
-        added=_added_tokens(parts, boundaries, _flagged_texts(files)),
+        added=_added_tokens(parts, boundaries, _flagged_texts(files.config)),
         notation=parts.notation,
         prefix_space=parts.prefix_space,
         strips_prefix_space=parts.strips_prefix_space,
-        vocab_size=max(sizes, default=-1) + 1,
+        vocab_size=max([_model_size(parts.model), *(token + 1 for token in parts.added)]),
         boundaries=boundaries,
     )
 
 
-def _boundaries(parts: _Parts, files: _Directory) -> Boundaries:
+def _with_stated_tokens(
+    added: dict[int, dict[str, Any]], config: dict[str, Any]
+) -> dict[int, dict[str, Any]]:
+    """``added`` with what tokenizer_config.json says: more tokens, and more that are special."""
+    merged = dict(added)
+    for key, entry in (config.get("added_tokens_decoder") or {}).items():
+        known = added.get(int(key), {})
+        special = bool(entry.get("special") or known.get("special"))
+        merged[int(key)] = {**entry, **known, "special": special}
+    return merged
+
+
+def _model_size(model: tokenizers.Tokenizer) -> int:
+    """One more than the largest id, without a copy of the vocabulary where ids have no gaps."""
+    num_pieces = model.get_vocab_size(with_added_tokens=False)
+    if all(model.id_to_token(token) is not None for token in range(num_pieces)):
+        return num_pieces
+    return max(model.get_vocab(with_added_tokens=False).values()) + 1
+
+
+def _boundaries(parts: VocabularyParts, files: _Directory) -> Boundaries:
     """``tokenizer_config.json`` names bos and eos; the other files list more tokens that end."""
     texts = _special_texts(files)
     bos = parts.find(texts["bos_token"]) if "bos_token" in texts else None
     if bos is None and parts.leading:
         bos = parts.leading[0]
-    adds_bos = files.json("tokenizer_config.json").get("add_bos_token")
+    adds_bos = files.config.get("add_bos_token")
     bos_tokens = parts.leading
     if adds_bos is not None:
         bos_tokens = (bos,) if adds_bos and bos is not None else ()
@@ -247,7 +220,7 @@ def _boundaries(parts: _Parts, files: _Directory) -> Boundaries:
 
 
 def _added_tokens(
-    parts: _Parts, boundaries: Boundaries, flagged: frozenset[str]
+    parts: VocabularyParts, boundaries: Boundaries, flagged: frozenset[str]
 ) -> Iterator[AddedToken]:
     bounds = {*boundaries.eos_token_ids, *boundaries.bos_tokens}
     if boundaries.bos_token_id is not None:
@@ -257,10 +230,6 @@ def _added_tokens(
         control = (
             bool(entry.get("special")) or token in bounds or text in flagged or is_turn_marker(text)
         )
-        normalized = bool(entry.get("normalized", False))
-        if normalized and not control and parts.notation is Notation.SENTENCE_PIECE:
-            # The library would look for it after spaces have become marks.
-            text = text.replace(SPACE_MARK, " ")
         yield AddedToken(
             text=text,
             token=token,
@@ -268,7 +237,6 @@ def _added_tokens(
             lstrip=bool(entry.get("lstrip", False)),
             rstrip=bool(entry.get("rstrip", False)),
             single_word=bool(entry.get("single_word", False)),
-            normalized=normalized,
         )
     for token in sorted(bounds - parts.added.keys()):
         piece = parts.model.id_to_token(token)
@@ -278,7 +246,7 @@ def _added_tokens(
 
 def _special_texts(files: _Directory) -> dict[str, str]:
     """``bos_token`` … and their texts, the variables that chat templates see."""
-    stated = {**files.json("special_tokens_map.json"), **files.json("tokenizer_config.json")}
+    stated = {**files.json("special_tokens_map.json"), **files.config}
     texts = {}
     for variable in _SPECIAL_VARIABLES:
         value = stated.get(variable)
@@ -289,79 +257,11 @@ def _special_texts(files: _Directory) -> dict[str, str]:
     return texts
 
 
-def _flagged_texts(files: _Directory) -> frozenset[str]:
+def _flagged_texts(config: dict[str, Any]) -> frozenset[str]:
     """The texts that the configuration lists as further special tokens."""
-    config = files.json("tokenizer_config.json")
     texts = set()
     for key in ("additional_special_tokens", "extra_special_tokens"):
         listed = config.get(key) or ()
         for value in listed.values() if isinstance(listed, dict) else listed:
             texts.add(value["content"] if isinstance(value, dict) else str(value))
     return frozenset(texts)
-
-
-def _leading_tokens(processor: dict[str, Any] | None) -> tuple[int, ...]:
-    """The tokens that a post-processor puts before a text."""
-    if processor is None:
-        return ()
-    kind = processor.get("type")
-    if kind == "Sequence":
-        return next(filter(None, map(_leading_tokens, processor["processors"])), ())
-    if kind in ("BertProcessing", "RobertaProcessing"):
-        return (processor["cls"][1],)
-    tokens: list[int] = []
-    for item in processor.get("single", ()):
-        if "SpecialToken" not in item:
-            break
-        tokens += processor["special_tokens"][item["SpecialToken"]["id"]]["ids"]
-    return tuple(tokens)
-
-
-def _read_decoder(decoder: dict[str, Any] | None, path: str) -> tuple[Notation, bool]:
-    """The notation of the pieces, and whether decoding takes off a leading space."""
-    steps = [decoder or {}]
-    if steps[0].get("type") == "Sequence":
-        steps = steps[0]["decoders"]
-    kinds = {step.get("type") for step in steps}
-    if "ByteLevel" in kinds:
-        return Notation.BYTE_LEVEL, False
-    if kinds & {"Metaspace", "ByteFallback"}:
-        strips = any(
-            (step["type"] == "Strip" and step["content"] == " " and step["start"] > 0)
-            or (step["type"] == "Metaspace" and _metaspace_scheme(step) != "never")
-            for step in steps
-        )
-        return Notation.SENTENCE_PIECE, strips
-    names = ", ".join(sorted(str(kind) for kind in kinds))
-    raise UnsupportedModelError(
-        f"{path} has a decoder of the kind {names}",
-        missing=(f"decoder {names}",),
-        hint="byte-level and SentencePiece tokenizers are supported",
-    )
-
-
-def _metaspace_scheme(step: dict[str, Any]) -> str:
-    """``always``, ``first`` or ``never``; older files have ``add_prefix_space`` instead."""
-    default = "always" if step.get("add_prefix_space", True) else "never"
-    return str(step.get("prepend_scheme", default))
-
-
-def _take_prefix_space(document: dict[str, Any]) -> PrefixSpace:
-    """Remove from ``document`` whatever puts a space before a text, and say where it did."""
-    normalizer = document.get("normalizer") or {}
-    steps = normalizer["normalizers"] if normalizer.get("type") == "Sequence" else [normalizer]
-    kept = [s for s in steps if (s.get("type"), s.get("prepend")) != ("Prepend", SPACE_MARK)]
-    if len(kept) < len(steps):
-        document["normalizer"] = {"type": "Sequence", "normalizers": kept}
-        return PrefixSpace.EACH
-    pre_tokenizer = document.get("pre_tokenizer") or {}
-    if pre_tokenizer.get("type") != "Metaspace":
-        return PrefixSpace.NEVER
-    scheme = _metaspace_scheme(pre_tokenizer)
-    pre_tokenizer["prepend_scheme"] = "never"
-    pre_tokenizer.pop("add_prefix_space", None)
-    return {
-        "never": PrefixSpace.NEVER,
-        "first": PrefixSpace.FIRST,
-        "always": PrefixSpace.EACH_UNLESS_PRESENT,
-    }[scheme]

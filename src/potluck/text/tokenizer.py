@@ -73,8 +73,12 @@ class TextTokenizer:
         self._special_tokens = tuple(token.text for token in self._added.control)
         unknown = getattr(model.model, "unk_token", None)
         unknown_id = None if unknown is None else model.token_to_id(unknown)
+        # Some models name their eos as the unknown token, without ever needing one.
+        bounds = {boundaries.bos_token_id, *boundaries.eos_token_ids}
         self._never_from_text = frozenset(
-            token.token for token in self._added.control if token.token != unknown_id
+            token.token
+            for token in self._added.control
+            if token.token != unknown_id or unknown_id in bounds
         )
 
     @property
@@ -124,7 +128,7 @@ class TextTokenizer:
         for part in self._added.split(text, parse_control=parse_special, literal=literal):
             if isinstance(part, AddedToken):
                 tokens.append(part.token)
-                prefixed = not part.normalized and self._prefix_space in (
+                prefixed = self._prefix_space in (
                     PrefixSpace.EACH,
                     PrefixSpace.EACH_UNLESS_PRESENT,
                 )

@@ -1,0 +1,60 @@
+"""The program runner of the compiled core: programs, stages, thread pool and sampler.
+
+Names are those of ``potluck.types`` for what is the same thing in the core's form; import the
+module, not the names.
+"""
+
+from __future__ import annotations
+
+from potluck.kernels._core import (
+    Add,
+    Attention,
+    CacheSpec,
+    Embed,
+    Error,
+    GatedActivation,
+    Head,
+    Linear,
+    NonFiniteError,
+    Opening,
+    OutOfMemoryError,
+    Program,
+    Register,
+    RmsNorm,
+    Rope,
+    SampledToken,
+    Sampler,
+    SamplingParams,
+    Slice,
+    Stage,
+    ThreadPool,
+    WeightSpec,
+)
+
+Op = Embed | RmsNorm | Linear | Rope | Attention | GatedActivation | Add | Head
+
+__all__ = [
+    "Add",
+    "Attention",
+    "CacheSpec",
+    "Embed",
+    "Error",
+    "GatedActivation",
+    "Head",
+    "Linear",
+    "NonFiniteError",
+    "Op",
+    "Opening",
+    "OutOfMemoryError",
+    "Program",
+    "Register",
+    "RmsNorm",
+    "Rope",
+    "SampledToken",
+    "Sampler",
+    "SamplingParams",
+    "Slice",
+    "Stage",
+    "ThreadPool",
+    "WeightSpec",
+]

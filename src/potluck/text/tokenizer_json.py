@@ -1,0 +1,164 @@
+"""``tokenizer.json``, taken apart.
+
+The library keeps normalization, pre-tokenization and the model with its vocabulary. The added
+tokens, the tokens before a text, the space before a text and the way back from tokens to bytes are
+read out of the file and done by ``TextTokenizer``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.text.pieces import SPACE_MARK, Notation
+from potluck.text.tokenizer import PrefixSpace
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VocabularyParts:
+    """What vocabulary files say.
+
+    ``model`` has no added tokens. ``added`` are their entries by id, with the keys that
+    tokenizer.json uses. ``leading`` are the tokens that are put before a text.
+    """
+
+    model: tokenizers.Tokenizer
+    added: dict[int, dict[str, Any]]
+    leading: tuple[int, ...]
+    notation: Notation
+    prefix_space: PrefixSpace
+    strips_prefix_space: bool
+
+    def find(self, text: str) -> int | None:
+        """The id of the token whose text is ``text``."""
+        for token, entry in self.added.items():
+            if entry["content"] == text:
+                return token
+        found: int | None = self.model.token_to_id(text)
+        return found
+
+
+def read_tokenizer_json(path: Path) -> VocabularyParts:
+    """The parts of a tokenizer.json.
+
+    Raises ``ModelFileError`` when the library cannot read it and ``UnsupportedModelError`` when it
+    decodes in a way that is not known here.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        loaded = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more precise
+        raise ModelFileError(str(path), f"is no tokenizer: {error}") from error
+    notation, strips = _read_decoder(_state(loaded.decoder), path)
+    normalizer, pre_tokenizer, prefix_space = _take_prefix_space(
+        _state(loaded.normalizer), _state(loaded.pre_tokenizer)
+    )
+    return VocabularyParts(
+        model=_with_steps(loaded, normalizer, pre_tokenizer),
+        added={
+            token: {
+                "content": entry.content,
+                "special": entry.special,
+                "lstrip": entry.lstrip,
+                "rstrip": entry.rstrip,
+                "single_word": entry.single_word,
+            }
+            for token, entry in loaded.get_added_tokens_decoder().items()
+        },
+        leading=_leading_tokens(_state(loaded.post_processor)),
+        notation=notation,
+        prefix_space=prefix_space,
+        strips_prefix_space=strips,
+    )
+
+
+def _state(component: Any) -> dict[str, Any]:
+    """A part of a tokenizer as tokenizer.json has it, empty if there is none."""
+    state: dict[str, Any] = {} if component is None else json.loads(component.__getstate__())
+    return state
+
+
+def _with_steps(
+    loaded: tokenizers.Tokenizer, normalizer: dict[str, Any], pre_tokenizer: dict[str, Any]
+) -> tokenizers.Tokenizer:
+    """The model of ``loaded``, shared and not copied, with these steps and nothing else."""
+    from tokenizers import Tokenizer
+
+    document: dict[str, object] = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": normalizer or None,
+        "pre_tokenizer": pre_tokenizer or None,
+        "model": {"type": "BPE", "vocab": {}, "merges": []},
+    }
+    model = Tokenizer.from_str(json.dumps(document))
+    model.model = loaded.model
+    return model
+
+
+def _leading_tokens(processor: dict[str, Any]) -> tuple[int, ...]:
+    """The tokens that a post-processor puts before a text."""
+    kind = processor.get("type")
+    if kind == "Sequence":
+        return next(filter(None, map(_leading_tokens, processor["processors"])), ())
+    if kind in ("BertProcessing", "RobertaProcessing"):
+        return (processor["cls"][1],)
+    tokens: list[int] = []
+    for item in processor.get("single", ()):
+        if "SpecialToken" not in item:
+            break
+        tokens += processor["special_tokens"][item["SpecialToken"]["id"]]["ids"]
+    return tuple(tokens)
+
+
+def _read_decoder(decoder: dict[str, Any], path: Path) -> tuple[Notation, bool]:
+    """The notation of the pieces, and whether decoding takes off a leading space."""
+    steps = [decoder]
+    if steps[0].get("type") == "Sequence":
+        steps = steps[0]["decoders"]
+    kinds = {step.get("type") for step in steps}
+    if "ByteLevel" in kinds:
+        return Notation.BYTE_LEVEL, False
+    if kinds & {"Metaspace", "ByteFallback"}:
+        strips = any(
+            (step["type"] == "Strip" and step["content"] == " " and step["start"] > 0)
+            or (step["type"] == "Metaspace" and _metaspace_scheme(step) != "never")
+            for step in steps
+        )
+        return Notation.SENTENCE_PIECE, strips
+    names = ", ".join(sorted(str(kind) for kind in kinds))
+    raise UnsupportedModelError(
+        f"{path} has a decoder of the kind {names}",
+        missing=(f"decoder {names}",),
+        hint="byte-level and SentencePiece tokenizers are supported",
+    )
+
+
+def _metaspace_scheme(step: dict[str, Any]) -> str:
+    """``always``, ``first`` or ``never``; the library fills it in for older files."""
+    return str(step["prepend_scheme"])
+
+
+def _take_prefix_space(
+    normalizer: dict[str, Any], pre_tokenizer: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any], PrefixSpace]:
+    """Both steps without whatever puts a space before a text, and where it was put."""
+    steps = normalizer["normalizers"] if normalizer.get("type") == "Sequence" else [normalizer]
+    kept = [s for s in steps if (s.get("type"), s.get("prepend")) != ("Prepend", SPACE_MARK)]
+    if len(kept) < len(steps):
+        return {"type": "Sequence", "normalizers": kept}, pre_tokenizer, PrefixSpace.EACH
+    if pre_tokenizer.get("type") != "Metaspace":
+        return normalizer, pre_tokenizer, PrefixSpace.NEVER
+    where = {
+        "never": PrefixSpace.NEVER,
+        "first": PrefixSpace.FIRST,
+        "always": PrefixSpace.EACH_UNLESS_PRESENT,
+    }[_metaspace_scheme(pre_tokenizer)]
+    return normalizer, {**pre_tokenizer, "prepend_scheme": "never"}, where

@@ -1,0 +1,225 @@
+"""The ``potluck`` command as its users meet it: a process, its output, its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import potluck
+
+SCHEMAS = Path(potluck.__file__).parent / "cli" / "schemas"
+
+
+def run_command(
+    *arguments: str, stdin: str = "", env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if "POTLUCK" not in name}
+    return subprocess.run(
+        [sys.executable, "-m", "potluck", *arguments],
+        input=stdin,
+        env={**environment, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def run_json(name: str, *arguments: str) -> dict[str, Any]:
+    completed = run_command(*arguments, "--json")
+    assert completed.returncode == 0, completed.stderr
+    document: dict[str, Any] = json.loads(completed.stdout)
+    jsonschema.validate(document, json.loads((SCHEMAS / f"{name}.json").read_text()))
+    return document
+
+
+PROMPT = ("-p", "Once upon a time, there was a little fox who", "--temperature", "0", "-n", "24")
+
+
+def test_text_goes_to_stdout_and_figures_to_stderr() -> None:
+    completed = run_command("run", "demo", *PROMPT)
+    assert completed.returncode == 0
+    assert len(completed.stdout.split()) > 5
+    assert completed.stdout.endswith("\n")
+    (figures,) = completed.stderr.splitlines()
+    assert "prefill" in figures
+    assert "decode 24 tokens" in figures
+
+
+def test_json_holds_what_the_text_run_prints() -> None:
+    document = run_json("run", "run", "demo", *PROMPT, "--top-logprobs", "3")
+    assert document["text"] + "\n" == run_command("run", "demo", *PROMPT).stdout
+    assert document["finish_reason"] == "length"
+    assert len(document["tokens"]) == 24
+    for token in document["tokens"]:
+        assert len(token["top"]) == 3
+        # Greedy: the chosen token is the likeliest.
+        assert token["top"][0] == {"id": token["id"], "logprob": token["logprob"]}
+    data = b"".join(bytes(token["bytes"]) for token in document["tokens"])
+    assert data.decode(errors="replace") == document["text"]
+
+
+def test_stages_change_nothing_but_the_cut() -> None:
+    whole = run_json("run", "run", "demo", *PROMPT)
+    cut = run_json("run", "run", "demo", *PROMPT, "--stages", "5")
+    assert cut["tokens"] == whole["tokens"]
+    bounds = [(stage["start_layer"], stage["end_layer"]) for stage in cut["stages"]]
+    assert [end for _, end in bounds[:-1]] == [start for start, _ in bounds[1:]]
+    assert len(bounds) == 5
+
+
+def test_a_seed_repeats_a_text() -> None:
+    arguments = ("run", "demo", "-p", "The fox", "-n", "30", "--temperature", "1.2")
+    first = run_json("run", *arguments)
+    again = run_json("run", *arguments, "--seed", str(first["sampling"]["seed"]), "--stages", "2")
+    other = run_json("run", *arguments)
+    assert again["tokens"] == first["tokens"]
+    assert other["tokens"] != first["tokens"]
+
+
+def test_stop_strings_end_the_text_before_them() -> None:
+    whole = run_json("run", "run", "demo", *PROMPT)["text"]
+    stop = whole.split()[3]
+    document = run_json("run", "run", "demo", *PROMPT, "--stop", stop)
+    assert document["text"] == whole[: whole.index(stop)]
+    assert document["finish_reason"] == "stop"
+
+
+def test_a_prompt_can_be_piped_in() -> None:
+    completed = run_command("run", "demo", "-n", "5", "--temperature", "0", stdin="The fox")
+    assert completed.returncode == 0
+    assert (
+        completed.stdout
+        == run_command("run", "demo", "-n", "5", "--temperature", "0", "-p", "The fox").stdout
+    )
+
+
+def test_an_answer_through_the_chat_template() -> None:
+    completed = run_command(
+        "run", "demo", "--chat", "-p", "Tell me a story about a fox.", "--temperature", "0"
+    )
+    assert completed.returncode == 0
+    assert "fox" in completed.stdout.lower()
+
+
+def test_bench_measures() -> None:
+    document = run_json(
+        "bench",
+        "bench",
+        "demo",
+        "--prefill",
+        "32",
+        "--decode",
+        "8",
+        "--repeats",
+        "2",
+        "--streams",
+        "2",
+    )
+    assert len(document["decode_tokens_per_second"]) == 2
+    assert all(rate > 0 for rate in document["prefill_tokens_per_second"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message", "hint"),
+    [
+        (("run",), 2, "Missing argument", "--help"),
+        (("run", "./nowhere", "-p", "x"), 2, "no model at ./nowhere", "hub id"),
+        (("run", "demo", "-p", "x", "--stages", "13"), 2, "13 stages", "1 to 12"),
+        (("run", "demo", "-p", "x", "--context", "1000000"), 2, "context of 1000000", "allows"),
+        (("run", "demo", "-p", "x", "--temperature", "-1"), 2, "temperature", "temperature"),
+        (("run", "demo", "-p", "x", "--threads", "0"), 2, "0 threads", "from 1"),
+        (("run", "demo", "-p", "x", "-n", "0"), 2, "max_tokens", "from 1"),
+        (("run", "demo", "-p", "x", "--system", "y"), 2, "--system", "--chat"),
+        (("run", "demo", "-p", "x " * 4000), 2, "the context holds", "shorten"),
+        (("frobnicate",), 2, "frobnicate", "--help"),
+        (("bench", "demo", "--prefill", "9999"), 2, "do not fit", "--context"),
+    ],
+)
+def test_a_wrong_use_is_one_line_and_a_hint(
+    arguments: tuple[str, ...], code: int, message: str, hint: str
+) -> None:
+    completed = run_command(*arguments)
+    assert completed.returncode == code
+    assert completed.stdout == ""
+    said, advice = completed.stderr.splitlines()
+    assert said.startswith("potluck: ")
+    assert message in said
+    assert advice.startswith("hint: ")
+    assert hint in advice
+
+
+def test_an_unknown_instruction_set_is_named() -> None:
+    completed = run_command("run", "demo", "-p", "x", "-n", "1", env={"POTLUCK_ISA": "sse9"})
+    assert completed.returncode == 2
+    said, advice = completed.stderr.splitlines()
+    assert "'sse9' is not available" in said
+    assert "scalar" in advice
+
+
+@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512"])
+def test_every_instruction_set_tells_the_same_story(isa: str) -> None:
+    from potluck.kernels import available_isas
+
+    if isa not in available_isas():
+        pytest.skip(f"not shown: this CPU has no {isa}")
+    expected = run_command("run", "demo", *PROMPT).stdout
+    assert run_command("run", "demo", *PROMPT, env={"POTLUCK_ISA": isa}).stdout == expected
+
+
+def test_debug_shows_the_traceback() -> None:
+    completed = run_command("--debug", "run", "./nowhere", "-p", "x")
+    assert completed.returncode == 1
+    assert "Traceback" in completed.stderr
+
+
+def test_it_runs_without_a_home_and_on_one_core() -> None:
+    script = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "from potluck.cli.main import main\n"
+        "main(['run', 'demo', '-p', 'The fox', '-n', '3'])"
+    )
+    completed = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert completed.returncode == 0, completed.stderr
+
+
+def test_a_closed_pipe_ends_it_quietly() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "potluck", "run", "demo", "-p", "The fox"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert b"Traceback" not in process.stderr.read()
+        assert process.wait(60) != 0
+
+
+def test_importing_potluck_is_light() -> None:
+    script = (
+        "import sys, potluck; potluck.__version__\n"
+        "heavy = {'numpy', 'tokenizers', 'rich', 'typer', 'jinja2', 'msgspec'}\n"
+        "heavy &= sys.modules.keys()\n"
+        "print(sorted(heavy))"
+    )
+    completed = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert completed.stdout == "[]\n"

@@ -1,0 +1,43 @@
+"""What the documents say of the tree is true."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted(
+    path
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
+    if path.name != "CHANGELOG.md"
+)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        if "://" not in target:
+            assert (path.parent / unquote(target)).exists(), target
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_path_in_code_style_exists(path: Path) -> None:
+    pattern = (
+        r"`((?:src|cpp|tests|tools|docs|benchmarks|local|models|types|engines|text)/[\w./-]+)`"
+    )
+    for named in re.findall(pattern, path.read_text()):
+        places = (ROOT / named, ROOT / "src" / "potluck" / named)
+        assert any(place.exists() or place.with_suffix(".py").exists() for place in places), named
+
+
+def test_the_command_reference_is_what_the_program_prints() -> None:
+    spec = importlib.util.spec_from_file_location("cli_reference", ROOT / "tools/cli_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (ROOT / "docs" / "cli.md").read_text() == module.reference()

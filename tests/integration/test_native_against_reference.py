@@ -1,0 +1,71 @@
+"""The native engine computes what the reference engine says that a program means."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.native_pipeline import VOCAB_SIZE, Part, Pipeline, make_program, small_config
+from support.random_weights import load_random_weights
+
+from potluck.engines.reference import ReferenceEngine
+from potluck.types.program import Shard
+from potluck.types.tensor import TensorFormat
+
+NUM_LAYERS = 3
+# Ragged steps of three sequences: (sequence, tokens) in each.
+STEPS = (
+    ((0, 37), (1, 5)),
+    ((1, 1), (0, 1), (2, 60)),
+    ((2, 3), (1, 17), (0, 2)),
+    ((0, 1), (1, 1), (2, 1)),
+)
+
+
+def relative_error_limit(fmt: TensorFormat) -> float:
+    """What the root mean square of the error may be, as a share of that of the logits.
+
+    Errors add up as independent ones do, and twice that is allowed. Keys and values are rounded to
+    f16, by 2^-12 of their size on average. For quantized weights the activations are rounded as
+    well: in steps of max/127 over 32 values, whose largest is about 2.2 standard deviations, by
+    1/sqrt(12) of a step, in each of 7 products of a layer and the head's.
+    """
+    cache = 2.0**-12 * math.sqrt(NUM_LAYERS)
+    activations = (
+        2.2 / 127 / math.sqrt(12) * math.sqrt(7 * NUM_LAYERS + 1) if fmt.is_quantized else 0.0
+    )
+    return 2 * (cache + activations)
+
+
+@pytest.mark.parametrize("fmt", TensorFormat, ids=lambda fmt: fmt.label)
+def test_logits(fmt: TensorFormat) -> None:
+    config = small_config(NUM_LAYERS)
+    native = Pipeline.make(config, fmt, num_threads=2)
+    program = make_program(config, Shard.whole(NUM_LAYERS))
+    reference = ReferenceEngine(program, num_blocks=100)
+    load_random_weights(reference, program, fmt)
+
+    rng = np.random.default_rng(3)
+    lengths = dict.fromkeys(range(3), 0)
+    actual: list[NDArray[np.float32]] = []
+    expected: list[NDArray[np.float32]] = []
+    for lots in STEPS:
+        parts = []
+        for sequence, count in lots:
+            tokens = [int(token) for token in rng.integers(0, VOCAB_SIZE, count)]
+            parts.append(Part(sequence=sequence, tokens=tokens, start=lengths[sequence]))
+            lengths[sequence] += count
+        step = native.step_of(parts)
+        actual.append(native.engines[0].logits(step, None))
+        expected.append(reference.logits(step, None))
+
+    wanted = np.concatenate(expected)
+    error = np.concatenate(actual) - wanted
+    assert np.std(wanted) > 0.3
+    assert rms(error) / rms(wanted) < relative_error_limit(fmt)
+
+
+def rms(x: NDArray[np.float32]) -> float:
+    return float(np.sqrt(np.mean(np.square(x.astype(np.float64)))))

@@ -1,0 +1,40 @@
+"""A tokenizer whose tokens are given bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByteTokenizer:
+    """Token ``i`` stands for ``pieces[i]``; it can decode only."""
+
+    pieces: tuple[bytes, ...]
+    strips_prefix_space: bool = False
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    special_tokens: tuple[str, ...] = ()
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.pieces)
+
+    def encode(
+        self,
+        text: str,
+        *,
+        add_bos: bool = True,
+        parse_special: bool = False,
+        literal: Sequence[int] = (),
+    ) -> list[int]:
+        raise NotImplementedError
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.pieces[token]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        data = b"".join(self.pieces[token] for token in tokens)
+        if self.strips_prefix_space:
+            data = data.removeprefix(b" ")
+        return data.decode("utf-8", errors="replace")

@@ -1,0 +1,302 @@
+"""Steps on the native engine: what they give, and what is refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.native_pipeline import (
+    CONTEXT_TOKENS,
+    VOCAB_SIZE,
+    Part,
+    Pipeline,
+    cut,
+    make_program,
+    small_config,
+)
+from support.random_weights import load_random_weights
+
+from potluck.engines.native import (
+    NativeEngine,
+    ThreadPool,
+)
+from potluck.errors import EngineError, ParameterError
+from potluck.types.program import (
+    Program,
+)
+from potluck.types.step import (
+    SamplingParams,
+    SequenceId,
+    SequenceOpening,
+    SequenceSlice,
+    Step,
+    StepId,
+)
+from potluck.types.tensor import TensorFormat
+
+GREEDY = SamplingParams(temperature=0.0)
+CONFIG = small_config(2)
+
+
+def opening(sequence: int, params: SamplingParams = GREEDY) -> SequenceOpening:
+    return SequenceOpening(sequence_id=SequenceId(sequence), sampling=params, prompt_tokens=(1, 2))
+
+
+def pipeline(fmt: TensorFormat = TensorFormat.Q8_0, num_threads: int = 1) -> Pipeline:
+    return Pipeline.make(CONFIG, fmt, num_threads=num_threads, max_step_tokens=64)
+
+
+def engine_for(program: Program, num_threads: int = 1) -> NativeEngine:
+    return NativeEngine(program, num_blocks=10, max_step_tokens=64, pool=ThreadPool(num_threads))
+
+
+# Steps that are refused
+
+
+def edit_slice(**changes: Any) -> Callable[[Step], Step]:
+    return lambda step: replace(step, slices=(replace(step.slices[0], **changes),))
+
+
+def twice(step: Step) -> Step:
+    return replace(step, slices=step.slices * 2)
+
+
+def share_a_written_block(step: Step) -> Step:
+    other = replace(step.slices[0], sequence_id=SequenceId(99))
+    return replace(step, slices=(*step.slices, other))
+
+
+def read_a_written_block(step: Step) -> Step:
+    """The block that sequence 0 writes is the first, and only read, of another sequence."""
+    written = step.slices[0].block_table[-1]
+    free = tuple(block for block in range(100) if block not in step.slices[0].block_table)
+    other = replace(
+        step.slices[0],
+        sequence_id=SequenceId(99),
+        start_position=16,
+        tokens=(1,),
+        block_table=(written, free[0]),
+    )
+    return replace(step, slices=(*step.slices, other))
+
+
+BAD_STEPS: dict[str, tuple[Callable[[Step], Step], str]] = {
+    "no tokens": (edit_slice(tokens=()), "sequence 0: the slice has no tokens"),
+    "token": (edit_slice(tokens=(VOCAB_SIZE,)), f"token {VOCAB_SIZE} is not within"),
+    "negative token": (edit_slice(tokens=(-1,)), "token -1 is not within"),
+    "position": (edit_slice(start_position=CONTEXT_TOKENS), "not within the context"),
+    "negative position": (edit_slice(start_position=-1), "not within the context"),
+    "huge position": (edit_slice(start_position=2**63 - 1), "not within the context"),
+    "end position": (
+        edit_slice(start_position=CONTEXT_TOKENS - 1, tokens=(1, 1)),
+        "not within the context",
+    ),
+    "short table": (edit_slice(block_table=(1,)), "does not reach position 20"),
+    "no such block": (edit_slice(block_table=(1, 100)), "no cache block 100"),
+    "negative block": (edit_slice(block_table=(-1, 1)), "no cache block -1"),
+    "block twice": (edit_slice(block_table=(1, 1)), "used elsewhere"),
+    "sequence twice": (twice, "appears twice"),
+    "block written twice": (share_a_written_block, "used elsewhere"),
+    "block written and read": (read_a_written_block, "used elsewhere"),
+    "too many tokens": (
+        edit_slice(tokens=(1,) * 65, start_position=0, block_table=tuple(range(5))),
+        "65 tokens is more than the 64",
+    ),
+    "not open": (lambda step: step, "sequence 0: it is not open"),
+    "open already": (lambda step: replace(step, opened=(opening(7),)), "sequence 7: it is open"),
+    "opened twice": (lambda step: replace(step, opened=(opening(8),) * 2), "sequence 8: it is op"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_STEPS)
+def test_a_refused_step_changes_nothing(name: str) -> None:
+    """The logits of the next token are those of a pipeline that never saw the bad step."""
+    edit, message = BAD_STEPS[name]
+    good, untouched = pipeline(), pipeline()
+    tokens = list(range(20))
+    for one in (good, untouched):
+        one.logits([Part(sequence=0, tokens=tokens, start=0)])
+        one.engines[0].logits(Step(step_id=StepId(1), slices=(), opened=(opening(7),)), None)
+    next_part = [Part(sequence=0, tokens=[20], start=20)]
+    with pytest.raises(EngineError, match=message):
+        good.engines[0].step(edit(good.step_of(next_part)), None)
+    after = [Part(sequence=0, tokens=[30], start=20)]
+    np.testing.assert_array_equal(good.logits(after), untouched.logits(after))
+
+
+def test_parameters_that_are_not_allowed_name_themselves() -> None:
+    step = replace(
+        pipeline().step_of([Part(sequence=0, tokens=[1], start=0)]),
+        opened=(opening(0, SamplingParams(top_p=2.0)),),
+    )
+    with pytest.raises(ParameterError, match="top_p"):
+        pipeline().engines[0].step(step, None)
+
+
+def test_blocks_that_are_only_read_may_be_shared() -> None:
+    """Two sequences with a common prefix of 16 tokens, each with its own last block."""
+    prefix, one, other = list(range(16)), [50, 51], [60]
+    shared = pipeline()
+    shared.logits([Part(sequence=0, tokens=prefix, start=0)])
+    shared.tables[1] = [shared.tables[0][0]]
+    together = shared.logits(
+        [Part(sequence=0, tokens=one, start=16), Part(sequence=1, tokens=other, start=16)]
+    )
+    for i, tail in enumerate((one, other)):
+        alone = pipeline().logits([Part(sequence=0, tokens=prefix + tail, start=0)])
+        np.testing.assert_array_equal(together[i], alone[0])
+
+
+# Hidden states
+
+
+def hidden_of(value: NDArray[np.float64] | NDArray[np.float32]) -> NDArray[np.float32]:
+    return value  # type: ignore[return-value]
+
+
+def test_hidden_states_are_checked() -> None:
+    stages = Pipeline.make(CONFIG, TensorFormat.Q8_0, num_stages=2)
+    step = stages.step_of([Part(sequence=0, tokens=[1, 2], start=0)])
+    first, last = stages.engines
+    hidden = first.step(step, None).hidden
+    assert hidden is not None
+    assert hidden.shape == (2, 256)
+    with pytest.raises(EngineError, match="takes no hidden states"):
+        first.step(step, hidden)
+    with pytest.raises(EngineError, match="has no logits"):
+        first.logits(step, None)
+    with pytest.raises(EngineError, match="needs hidden states"):
+        last.logits(step, None)
+    with pytest.raises(EngineError, match=r"\[1, 256\], and \[2, 256\]"):
+        last.logits(step, hidden[:1])
+    with pytest.raises(EngineError, match="float32 matrix"):
+        last.logits(step, hidden_of(hidden.astype(np.float64)))
+    with pytest.raises(EngineError, match="float32 matrix"):
+        last.logits(step, hidden.reshape(-1))
+    expected = last.logits(step, hidden)
+    np.testing.assert_array_equal(last.logits(step, np.asfortranarray(hidden)), expected)
+    hidden[0] = np.nan  # the caller's: the stage kept no reference
+    np.testing.assert_array_equal(
+        expected,
+        Pipeline.make(CONFIG, TensorFormat.Q8_0).logits([Part(sequence=0, tokens=[1, 2], start=0)]),
+    )
+
+
+# Sampling
+
+
+def test_greedy_steps_take_the_largest_logit() -> None:
+    sampled, raw = pipeline(), pipeline()
+    parts = [Part(sequence=i, tokens=range(3 + i), start=0, sample=i != 1) for i in range(3)]
+    step = replace(sampled.step_of(parts), opened=(opening(0), opening(2)))
+    result = sampled.engines[0].step(step, None)
+    assert result.hidden is None
+    logits = raw.logits(parts)
+    assert [(one.sequence_id, one.position, one.token) for one in result.sampled] == [
+        (0, 3, int(np.argmax(logits[0]))),
+        (2, 5, int(np.argmax(logits[1]))),
+    ]
+
+
+def test_more_sequences_than_the_head_takes_at_a_time() -> None:
+    many = Pipeline.make(CONFIG, TensorFormat.Q4_0, num_threads=2, max_step_tokens=64)
+    parts = [Part(sequence=i, tokens=[i % VOCAB_SIZE], start=0) for i in range(50)]
+    step = replace(many.step_of(parts), opened=tuple(opening(i) for i in range(50)))
+    tokens = [one.token for one in many.engines[0].step(step, None).sampled]
+    one_by_one = Pipeline.make(CONFIG, TensorFormat.Q4_0, max_step_tokens=64)
+    logits = np.concatenate([one_by_one.logits([part]) for part in parts])
+    assert tokens == [int(token) for token in logits.argmax(axis=1)]
+    np.testing.assert_array_equal(many.logits(parts), logits)
+
+
+def test_a_sequence_is_open_from_its_step_until_it_is_closed() -> None:
+    one = pipeline()
+    engine = one.engines[0]
+    first = one.step_of([Part(sequence=0, tokens=[1], start=0)])
+    engine.step(replace(first, opened=(opening(0),)), None)
+    second = one.step_of([Part(sequence=0, tokens=[2], start=1)])
+    # Closed after the computation; a sequence that was never opened may be closed as well.
+    engine.step(replace(second, closed=(SequenceId(0), SequenceId(77))), None)
+    with pytest.raises(EngineError, match="not open"):
+        engine.step(one.step_of([Part(sequence=0, tokens=[3], start=2)]), None)
+
+
+def test_logits_that_are_not_finite_are_an_error() -> None:
+    program = make_program(CONFIG, cut(2, 2)[1])
+    engine = engine_for(program)
+    load_random_weights(engine, program, TensorFormat.F32)
+    part = SequenceSlice(
+        sequence_id=SequenceId(4), tokens=(1,), start_position=0, block_table=(0,), sample=True
+    )
+    step = Step(step_id=StepId(0), slices=(part,), opened=(opening(4),))
+    with pytest.raises(EngineError, match="sequence 4: its logits are not finite") as caught:
+        engine.step(step, np.full((1, 256), np.nan, np.float32))
+    assert "weights are damaged" in caught.value.hint
+
+
+def test_a_step_without_slices_does_nothing() -> None:
+    result = pipeline().engines[0].step(Step(step_id=StepId(0), slices=()), None)
+    assert result.sampled == ()
+
+
+# Threads and life time
+
+
+def test_calls_from_two_threads_are_refused_and_not_mixed() -> None:
+    """The step computes without the GIL; a call that meets it gets an error."""
+    slow = Pipeline.make(CONFIG, TensorFormat.F32, isa="scalar", max_step_tokens=600)
+    part = [Part(sequence=0, tokens=[i % VOCAB_SIZE for i in range(150)], start=0)]
+    step = slow.step_of(part)
+    results: list[NDArray[np.float32]] = []
+    thread = threading.Thread(target=lambda: results.append(slow.engines[0].logits(step, None)))
+    thread.start()
+    refused: list[str] = []
+    empty = Step(step_id=StepId(1), slices=())
+    while thread.is_alive() and not refused:
+        try:
+            slow.engines[0].step(empty, None)
+        except EngineError as error:
+            refused.append(error.message)
+    thread.join()
+    assert refused == ["the stage is busy with a call from another thread"]
+    np.testing.assert_array_equal(results[0], slow.logits(part))
+
+
+def test_stages_share_a_pool_from_several_threads() -> None:
+    stages = Pipeline.make(CONFIG, TensorFormat.Q8_0, num_stages=2, num_threads=2)
+    step = stages.step_of([Part(sequence=0, tokens=range(100), start=0)])
+    first, last = stages.engines
+    hidden = first.step(step, None).hidden
+    wanted = last.logits(step, hidden)
+    failures: list[str] = []
+
+    def repeat(call: Callable[[], NDArray[np.float32] | None], expected: object) -> None:
+        for _ in range(20):
+            if not np.array_equal(call(), expected):  # type: ignore[arg-type]
+                failures.append("another result")
+
+    threads = [
+        threading.Thread(target=repeat, args=(lambda: first.step(step, None).hidden, hidden)),
+        threading.Thread(target=repeat, args=(lambda: last.logits(step, hidden), wanted)),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_a_closed_engine_refuses_calls() -> None:
+    one = pipeline()
+    sink = one.engines[0].sink()
+    one.engines[0].close()
+    one.engines[0].close()
+    with pytest.raises(EngineError, match="closed"):
+        one.logits([Part(sequence=0, tokens=[1], start=0)])
+    with pytest.raises(EngineError, match="closed"):
+        sink.finish("any")

@@ -1,0 +1,210 @@
+"""A program that contradicts itself is refused when the engine is made, naming what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from potluck.engines.native import NativeEngine, ThreadPool
+from potluck.errors import EngineError
+from potluck.types.program import (
+    Add,
+    Attention,
+    CacheSpec,
+    Embed,
+    GatedActivation,
+    Head,
+    Linear,
+    Op,
+    Program,
+    Register,
+    RmsNorm,
+    Rope,
+    RopeTable,
+    Shard,
+    WeightSpec,
+)
+
+OpType = TypeVar("OpType", bound=Op)
+
+TABLE = np.zeros((8, 4), dtype=np.float32)
+WIDTHS = {"hidden": 32, "x": 32, "q": 16, "k": 8, "v": 8, "a": 16, "gate": 40, "up": 40}
+
+GOOD = Program(
+    shard=Shard.whole(1),
+    registers=tuple(Register(name=name, width=width) for name, width in WIDTHS.items()),
+    ops=(
+        Embed(weight="embed", out="hidden"),
+        RmsNorm(x="hidden", weight="norm", out="x", group=32, epsilon=1e-5),
+        Linear(x="x", weight="wq", out="q", bias="bq"),
+        Linear(x="x", weight="wk", out="k"),
+        Linear(x="x", weight="wv", out="v"),
+        Rope(x="q", num_heads=2, head_dim=8),
+        Rope(x="k", num_heads=1, head_dim=8),
+        Attention(
+            q="q",
+            k="k",
+            v="v",
+            out="a",
+            cache_index=0,
+            num_heads=2,
+            num_kv_heads=1,
+            head_dim=8,
+            scale=0.5,
+        ),
+        Linear(x="a", weight="wo", out="x"),
+        Add(x="hidden", y="x"),
+        Linear(x="hidden", weight="wg", out="gate"),
+        Linear(x="hidden", weight="wg", out="up"),
+        GatedActivation(gate="gate", up="up", out="gate"),
+        Head(x="hidden", weight="embed", vocab_size=100),
+    ),
+    weights=(
+        WeightSpec(name="embed", shape=(100, 32)),
+        WeightSpec(name="norm", shape=(32,)),
+        WeightSpec(name="wq", shape=(16, 32)),
+        WeightSpec(name="bq", shape=(16,)),
+        WeightSpec(name="wk", shape=(8, 32)),
+        WeightSpec(name="wv", shape=(8, 32)),
+        WeightSpec(name="wo", shape=(32, 16)),
+        WeightSpec(name="wg", shape=(40, 32)),
+    ),
+    caches=(CacheSpec(num_kv_heads=1, head_dim=8),),
+    rope=RopeTable(cos=TABLE, sin=TABLE),
+    hidden_size=32,
+    vocab_size=100,
+    context_tokens=8,
+)
+
+
+def make(program: Program, num_blocks: int = 4, max_step_tokens: int = 8) -> NativeEngine:
+    return NativeEngine(
+        program, num_blocks=num_blocks, max_step_tokens=max_step_tokens, pool=ThreadPool(1)
+    )
+
+
+def test_a_good_program_is_accepted() -> None:
+    make(GOOD)
+
+
+def edited(kind: type[OpType], edit: Callable[[OpType], Op]) -> Program:
+    """``GOOD`` with its first op of ``kind`` changed."""
+    ops = list(GOOD.ops)
+    index, op = next((i, op) for i, op in enumerate(ops) if isinstance(op, kind))
+    ops[index] = edit(op)
+    return replace(GOOD, ops=tuple(ops))
+
+
+def with_op(index: int, *ops: Op) -> Program:
+    """``GOOD`` with ``ops`` put in before ``index``."""
+    return replace(GOOD, ops=(*GOOD.ops[:index], *ops, *GOOD.ops[index:]))
+
+
+def with_weight(name: str, *shape: int) -> Program:
+    kept = tuple(weight for weight in GOOD.weights if weight.name != name)
+    return replace(GOOD, weights=(*kept, WeightSpec(name=name, shape=shape)))
+
+
+def with_register(name: str, width: int) -> Program:
+    kept = tuple(register for register in GOOD.registers if register.name != name)
+    return replace(GOOD, registers=(*kept, Register(name=name, width=width)))
+
+
+BAD: dict[str, tuple[Program, str]] = {
+    "unknown register": (edited(Linear, lambda op: replace(op, x="z")), "no register 'z'"),
+    "unknown weight": (edited(Linear, lambda op: replace(op, weight="z")), "no weight 'z'"),
+    "unknown bias": (edited(Linear, lambda op: replace(op, bias="z")), "no weight 'z'"),
+    "wrong bias": (edited(Linear, lambda op: replace(op, bias="norm")), r"op 2 \(linear\)"),
+    "in place": (edited(Linear, lambda op: replace(op, out="x")), "input and output at once"),
+    "matrix shape": (with_weight("wk", 8, 33), r"\[8, 33\], and \[8, 32\] is needed"),
+    "vector for matrix": (with_weight("wk", 8), "is needed"),
+    "three dimensions": (with_weight("wk", 8, 32, 1), "neither a vector nor a matrix"),
+    "size zero": (with_weight("wk", 0, 32), "must be from 1"),
+    "huge size": (with_weight("wk", 1 << 40, 32), "must be from 1"),
+    "unused weight": (with_weight("spare", 3), "'spare' is never used"),
+    "weight twice": (
+        replace(GOOD, weights=(*GOOD.weights, GOOD.weights[0])),
+        "'embed' is listed twice",
+    ),
+    "register twice": (
+        replace(GOOD, registers=(*GOOD.registers, GOOD.registers[1])),
+        "'x' is declared twice",
+    ),
+    "no hidden": (replace(GOOD, registers=GOOD.registers[1:]), "no register 'hidden'"),
+    "hidden width": (replace(GOOD, hidden_size=64), "'hidden' is not hidden_size wide"),
+    "register width": (with_register("gate", 0), "width of register 'gate'"),
+    "read before written": (with_op(1, Add(x="hidden", y="x")), "read before it is written"),
+    "embedding shape": (replace(GOOD, vocab_size=99), "'embed' has shape"),
+    "group": (edited(RmsNorm, lambda op: replace(op, group=5)), "group does not divide"),
+    "group zero": (edited(RmsNorm, lambda op: replace(op, group=0)), "group does not divide"),
+    "epsilon": (edited(RmsNorm, lambda op: replace(op, epsilon=float("nan"))), "epsilon"),
+    "norm width": (edited(RmsNorm, lambda op: replace(op, out="q")), "is 16 wide, and 32"),
+    "rope width": (edited(Rope, lambda op: replace(op, num_heads=3)), "is 16 wide, and 24"),
+    "rope head": (
+        edited(Rope, lambda op: replace(op, num_heads=1, head_dim=16)),
+        "no rope table for heads of 16",
+    ),
+    "odd head": (
+        edited(Rope, lambda op: replace(op, num_heads=4, head_dim=4)),
+        "must be a multiple of 8",
+    ),
+    "no rope table": (replace(GOOD, rope=None), "rope table"),
+    "short rope table": (
+        replace(GOOD, rope=RopeTable(cos=TABLE[:5], sin=TABLE[:5])),
+        "one row per position",
+    ),
+    "other sin": (replace(GOOD, rope=RopeTable(cos=TABLE, sin=TABLE[:, :2].copy())), "rope table"),
+    "no such cache": (edited(Attention, lambda op: replace(op, cache_index=1)), "no cache 1"),
+    "cache below": (edited(Attention, lambda op: replace(op, cache_index=-1)), "no cache -1"),
+    "other cache": (
+        replace(GOOD, caches=(CacheSpec(num_kv_heads=2, head_dim=8),)),
+        "has other heads",
+    ),
+    "unused cache": (replace(GOOD, caches=GOOD.caches * 2), "cache 1 is never used"),
+    "cache used twice": (with_op(8, GOOD.ops[7]), "used by another op"),
+    "heads": (
+        edited(Attention, lambda op: replace(op, num_heads=3, num_kv_heads=2)),
+        "num_kv_heads does not divide",
+    ),
+    "attention width": (
+        edited(Attention, lambda op: replace(op, out="x")),
+        "'x' is 32 wide, and 16",
+    ),
+    "attention in place": (
+        edited(Attention, lambda op: replace(op, out="q")),
+        "input and output at once",
+    ),
+    "window": (edited(Attention, lambda op: replace(op, window=0)), "window"),
+    "scale": (edited(Attention, lambda op: replace(op, scale=float("inf"))), "scale"),
+    "gate width": (edited(GatedActivation, lambda op: replace(op, up="q")), "is 16 wide, and 40"),
+    "add width": (edited(Add, lambda op: replace(op, y="gate")), "is 40 wide, and 32"),
+    "head vocabulary": (edited(Head, lambda op: replace(op, vocab_size=5)), "vocab_size"),
+    "second embed": (with_op(3, GOOD.ops[0]), "begins with 'embed'"),
+    "no embed": (replace(GOOD, ops=GOOD.ops[1:]), "read before it is written"),
+    "second head": (with_op(3, GOOD.ops[-1]), "ends with 'head'"),
+    "no head": (replace(GOOD, ops=GOOD.ops[:-1]), "ends with 'head'"),
+    "no ops": (replace(GOOD, ops=()), "no ops"),
+    "context": (
+        replace(GOOD, context_tokens=0, rope=RopeTable(cos=TABLE[:0], sin=TABLE[:0])),
+        "context_tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_program_is_refused(name: str) -> None:
+    program, message = BAD[name]
+    with pytest.raises(EngineError, match=message):
+        make(program)
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "max_step_tokens"), [(-1, 8), (1 << 40, 8), (4, 0), (4, 1 << 40)]
+)
+def test_nonsensical_sizes_are_refused(num_blocks: int, max_step_tokens: int) -> None:
+    with pytest.raises(EngineError, match="must be from"):
+        make(GOOD, num_blocks, max_step_tokens)

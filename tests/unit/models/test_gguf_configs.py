@@ -1,0 +1,238 @@
+"""What GGUF metadata mean, with keys as llama.cpp's converter writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.state_dict_source import StateDictSource
+
+from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.models.registry import config_from_gguf
+from potluck.types.model import ModelConfig, RopeConfig, RopeScaling
+
+LLAMA: dict[str, Any] = {
+    "general.architecture": "llama",
+    "general.file_type": 15,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "llama.attention.key_length": 24,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.attention.value_length": 24,
+    "llama.block_count": 2,
+    "llama.context_length": 8192,
+    "llama.embedding_length": 96,
+    "llama.feed_forward_length": 160,
+    "llama.rope.dimension_count": 24,
+    "llama.rope.freq_base": 500000.0,
+    "llama.vocab_size": 50,
+    "tokenizer.ggml.model": "gpt2",
+}
+
+
+def source(*names: str, factors: Any = None) -> StateDictSource:
+    """An embedding of 50 tokens, and tensors of one element under ``names``."""
+    tensors: dict[str, NDArray[np.float32]] = {
+        "token_embd.weight": np.zeros((50, 96), dtype=np.float32)
+    }
+    tensors |= {name: np.zeros(1, dtype=np.float32) for name in names}
+    if factors is not None:
+        tensors["rope_freqs.weight"] = np.asarray(factors, dtype=np.float32)
+    return StateDictSource(tensors)
+
+
+def read(
+    changes: Mapping[str, Any] | None = None,
+    tensors: StateDictSource | None = None,
+    *,
+    architecture: str = "llama",
+) -> ModelConfig:
+    """``LLAMA`` with ``changes`` (``...`` removes a key) under another architecture's prefix."""
+    merged = {**LLAMA, **{f"llama.{key}": value for key, value in (changes or {}).items()}}
+    metadata = {
+        key.replace("llama.", f"{architecture}.", 1): value
+        for key, value in merged.items()
+        if value is not ...
+    }
+    metadata["general.architecture"] = architecture
+    return config_from_gguf(metadata, tensors or source("output.weight"), path="some.gguf")
+
+
+def test_llama() -> None:
+    assert read() == ModelConfig(
+        family="llama",
+        num_layers=2,
+        hidden_size=96,
+        intermediate_size=160,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=24,
+        vocab_size=50,
+        max_context_tokens=8192,
+        rms_norm_epsilon=1e-5,
+        rope=RopeConfig(theta=500000.0),
+        tied_head=False,
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        sliding_windows=(None, None),
+    )
+
+
+def test_defaults() -> None:
+    absent = (
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.value_length",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "vocab_size",
+    )
+    config = read(dict.fromkeys(absent, ...), source())
+    assert config.num_kv_heads == 4
+    assert config.head_dim == 24
+    assert config.rope == RopeConfig(theta=10000.0)
+    assert config.vocab_size == 50
+    assert config.tied_head
+
+
+def test_llama_biases_are_told_by_the_tensors() -> None:
+    config = read(tensors=source("blk.0.attn_q.bias"))
+    assert (config.qkv_bias, config.output_bias, config.mlp_bias) == (True, False, False)
+    config = read(tensors=source("blk.0.attn_output.bias", "blk.0.ffn_gate.bias"))
+    assert (config.qkv_bias, config.output_bias, config.mlp_bias) == (False, True, True)
+
+
+def test_qwen_families() -> None:
+    qwen2, qwen3 = read(architecture="qwen2"), read(architecture="qwen3")
+    assert (qwen2.family, qwen2.qkv_bias, qwen2.qk_norm) == ("qwen2", True, False)
+    assert (qwen3.family, qwen3.qkv_bias, qwen3.qk_norm) == ("qwen3", False, True)
+
+
+def test_a_window_covers_every_layer() -> None:
+    assert read({"attention.sliding_window": 4096}).sliding_windows == (4096, 4096)
+    assert read({"attention.sliding_window": 0}).sliding_windows == (None, None)
+
+
+def test_frequency_factors_are_read_from_their_tensor() -> None:
+    factors = [1.0] * 6 + [2.5] * 3 + [8.0] * 3
+    config = read(tensors=source(factors=factors))
+    assert config.rope == RopeConfig(theta=500000.0, frequency_factors=tuple(factors))
+
+
+@pytest.mark.parametrize(
+    ("factors", "named"),
+    [([1.0] * 11, "(12,)"), ([1.0] * 11 + [0.0], "not positive"), ([np.nan] * 12, "not positive")],
+    ids=["short", "zero", "nan"],
+)
+def test_bad_frequency_factors(factors: list[float], named: str) -> None:
+    with pytest.raises(ModelFileError) as caught:
+        read(tensors=source(factors=factors))
+    assert "rope_freqs.weight" in caught.value.message
+    assert named in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+        {"rope.scaling.factor": 4.0},
+        {"rope.scale_linear": 4.0},
+    ],
+)
+def test_linear_rope(changes: dict[str, Any]) -> None:
+    expected = RopeConfig(theta=500000.0, scaling=RopeScaling.LINEAR, factor=4.0)
+    assert read(changes).rope == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope.scaling.type": "none", "rope.scaling.factor": 4.0},
+        {"rope.scaling.type": "linear"},
+        {"rope.scaling.factor": 0.0},
+    ],
+)
+def test_rope_that_is_not_scaled(changes: dict[str, Any]) -> None:
+    assert read(changes).rope == RopeConfig(theta=500000.0)
+
+
+def test_neutral_values_are_no_obstacle() -> None:
+    read(
+        {
+            "expert_count": 0,
+            "expert_used_count": 0,
+            "use_parallel_residual": False,
+            "attention.causal": True,
+            "rope.scaling.attn_factor": 1.0,
+            "rope.scaling.original_context_length": 4096,
+            "tensor_data_layout": "Meta AI original pth",
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"expert_count": 8}, "llama.expert_count=8"),
+        ({"attention.causal": False}, "llama.attention.causal=False"),
+        ({"attn_logit_softcapping": 50.0}, "llama.attn_logit_softcapping=50.0"),
+        ({"something.new": 3}, "llama.something.new=3"),
+        ({"attention.head_count_kv": [2, 4]}, "llama.attention.head_count_kv=[2, 4]"),
+        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "rope scaling yarn"),
+        ({"rope.scaling.attn_factor": 1.2}, "llama.rope.scaling.attn_factor=1.2"),
+        ({"rope.dimension_count": 12}, "rope.dimension_count=12"),
+        ({"attention.value_length": 32}, "attention.value_length=32"),
+        ({"attention.key_length": 20}, "attention.key_length 20"),
+    ],
+)
+def test_what_is_not_computed_is_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        read(changes)
+    assert named in caught.value.missing[0]
+
+
+def test_a_window_in_some_layers_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"qwen2.attention.sliding_window=64"):
+        read({"attention.sliding_window": 64}, architecture="qwen2")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"block_count": ...}, "llama.block_count is missing"),
+        ({"block_count": 0}, "llama.block_count must be a whole number"),
+        ({"block_count": "2"}, "llama.block_count must be a whole number"),
+        ({"attention.head_count": 0}, "llama.attention.head_count must be a whole number"),
+        ({"attention.head_count_kv": 3}, "attention.head_count_kv is 3"),
+        ({"attention.layer_norm_rms_epsilon": ...}, "layer_norm_rms_epsilon is missing"),
+        ({"embedding_length": 98, "attention.key_length": ...}, "embedding_length 98"),
+        ({"feed_forward_length": 2**33}, "llama.feed_forward_length must be a whole number"),
+    ],
+)
+def test_a_malformed_file_is_refused_by_key(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ModelFileError) as caught:
+        read(changes)
+    assert caught.value.message.startswith("some.gguf: ")
+    assert named in caught.value.message
+
+
+def test_the_embedding_must_be_there() -> None:
+    no_embedding = StateDictSource({"output.weight": np.zeros((50, 96), dtype=np.float32)})
+    with pytest.raises(ModelFileError, match=r"token_embd\.weight is missing"):
+        read(tensors=no_embedding)
+    vector = StateDictSource({"token_embd.weight": np.zeros(50, dtype=np.float32)})
+    with pytest.raises(ModelFileError, match=r"token_embd\.weight has the shape \(50,\)"):
+        read(tensors=vector)
+
+
+def test_unknown_architecture() -> None:
+    with pytest.raises(UnsupportedModelError, match="gemma3") as caught:
+        read(architecture="gemma3")
+    assert caught.value.hint == "supported are llama, qwen2, qwen3"
+    with pytest.raises(ModelFileError, match=r"general\.architecture is missing"):
+        config_from_gguf({}, source(), path="some.gguf")

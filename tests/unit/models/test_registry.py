@@ -1,0 +1,134 @@
+"""Which tensor of a file belongs where."""
+
+from __future__ import annotations
+
+import pytest
+from support.configs import make_config
+
+from potluck.errors import UnsupportedModelError
+from potluck.models.names import FileKind, stored_name
+from potluck.models.program import build_program
+from potluck.models.registry import FAMILIES, refuse_unread_tensors, stored_tensors
+from potluck.models.rope import rope_table
+from potluck.types.model import ModelConfig
+from potluck.types.program import Program, Shard
+from potluck.types.tensor import StoredTensor
+
+LAYER_NAMES = {
+    "attn_norm.weight": ("input_layernorm.weight", "attn_norm.weight"),
+    "attn.q.weight": ("self_attn.q_proj.weight", "attn_q.weight"),
+    "attn.q.bias": ("self_attn.q_proj.bias", "attn_q.bias"),
+    "attn.k.weight": ("self_attn.k_proj.weight", "attn_k.weight"),
+    "attn.v.weight": ("self_attn.v_proj.weight", "attn_v.weight"),
+    "attn.o.weight": ("self_attn.o_proj.weight", "attn_output.weight"),
+    "attn.o.bias": ("self_attn.o_proj.bias", "attn_output.bias"),
+    "attn.q_norm.weight": ("self_attn.q_norm.weight", "attn_q_norm.weight"),
+    "attn.k_norm.weight": ("self_attn.k_norm.weight", "attn_k_norm.weight"),
+    "mlp_norm.weight": ("post_attention_layernorm.weight", "ffn_norm.weight"),
+    "mlp.gate.weight": ("mlp.gate_proj.weight", "ffn_gate.weight"),
+    "mlp.up.weight": ("mlp.up_proj.weight", "ffn_up.weight"),
+    "mlp.down.weight": ("mlp.down_proj.weight", "ffn_down.weight"),
+    "mlp.down.bias": ("mlp.down_proj.bias", "ffn_down.bias"),
+}
+
+
+def whole_program(config: ModelConfig) -> Program:
+    return build_program(
+        config, Shard.whole(config.num_layers), context_tokens=8, rope=rope_table(config, 8)
+    )
+
+
+@pytest.mark.parametrize("canonical", LAYER_NAMES)
+def test_names_of_a_layer(canonical: str) -> None:
+    hugging_face, gguf = LAYER_NAMES[canonical]
+    name = f"layers.17.{canonical}"
+    assert stored_name(name, FileKind.HUGGING_FACE) == f"model.layers.17.{hugging_face}"
+    assert stored_name(name, FileKind.GGUF) == f"blk.17.{gguf}"
+
+
+@pytest.mark.parametrize(
+    ("canonical", "hugging_face", "gguf"),
+    [
+        ("embed.weight", "model.embed_tokens.weight", "token_embd.weight"),
+        ("norm.weight", "model.norm.weight", "output_norm.weight"),
+        ("head.weight", "lm_head.weight", "output.weight"),
+    ],
+)
+def test_names_outside_layers(canonical: str, hugging_face: str, gguf: str) -> None:
+    assert stored_name(canonical, FileKind.HUGGING_FACE) == hugging_face
+    assert stored_name(canonical, FileKind.GGUF) == gguf
+
+
+def test_names_that_are_not_canonical() -> None:
+    for name in ("lm_head.weight", "layers.0.attn.z.weight"):
+        with pytest.raises(KeyError):
+            stored_name(name, FileKind.GGUF)
+
+
+def test_every_tensor_of_a_program_in_its_order() -> None:
+    config = make_config(qkv_bias=True)
+    program = whole_program(config)
+    stored = stored_tensors(config, program, FileKind.HUGGING_FACE)
+    assert [tensor.canonical_name for tensor in stored] == [w.name for w in program.weights]
+    assert all(tensor.interleaved_heads is None for tensor in stored)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_gguf_interleaves_q_and_k_of_llama(family: str) -> None:
+    config = make_config(family=family, qkv_bias=True)
+    stored = stored_tensors(config, whole_program(config), FileKind.GGUF)
+    interleaved = {
+        tensor.stored_name: tensor.interleaved_heads
+        for tensor in stored
+        if tensor.interleaved_heads is not None
+    }
+    assert interleaved == {
+        f"blk.{layer}.attn_{name}.{part}": heads
+        for layer in (0, 1)
+        for name, heads in (("q", 4), ("k", 2))
+        for part in ("weight", "bias")
+    }
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_gguf_does_not_interleave_the_others(family: str) -> None:
+    config = make_config(family=family, qk_norm=True)
+    stored = stored_tensors(config, whole_program(config), FileKind.GGUF)
+    assert all(tensor.interleaved_heads is None for tensor in stored)
+
+
+def test_a_head_that_is_tied_is_the_embedding() -> None:
+    config = make_config(tied_head=True)
+    shard = Shard(start_layer=2, end_layer=2, num_layers=2, has_embedding=False, has_head=True)
+    program = build_program(config, shard, context_tokens=8, rope=rope_table(config, 8))
+    assert stored_tensors(config, program, FileKind.GGUF) == (
+        StoredTensor(canonical_name="norm.weight", stored_name="output_norm.weight"),
+        StoredTensor(canonical_name="embed.weight", stored_name="token_embd.weight"),
+    )
+
+
+def test_unread_tensors_are_refused() -> None:
+    config = make_config(tied_head=True)
+    names = [
+        tensor.stored_name
+        for tensor in stored_tensors(config, whole_program(config), FileKind.HUGGING_FACE)
+    ]
+    old = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    refuse_unread_tensors(config, [*names, "lm_head.weight", old], FileKind.HUGGING_FACE)
+    for unread in ("model.layers.0.self_attn.q_proj.bias", "model.layers.2.input_layernorm.weight"):
+        with pytest.raises(UnsupportedModelError, match=unread) as caught:
+            refuse_unread_tensors(config, [*names, unread], FileKind.HUGGING_FACE)
+        assert caught.value.missing == (f"the tensor {unread}",)
+    with pytest.raises(UnsupportedModelError, match=r"c, 2 more tensors"):
+        refuse_unread_tensors(config, [*names, *"edcba"], FileKind.HUGGING_FACE)
+
+
+def test_rope_factors_of_a_gguf_file_are_read_elsewhere() -> None:
+    config = make_config()
+    refuse_unread_tensors(config, ["rope_freqs.weight", "output.weight"], FileKind.GGUF)
+    with pytest.raises(UnsupportedModelError, match=r"rope_factors_long\.weight"):
+        refuse_unread_tensors(config, ["rope_factors_long.weight"], FileKind.GGUF)
+
+
+def test_families_are_named_once() -> None:
+    assert len({family.name for family in FAMILIES}) == len(FAMILIES) == 4

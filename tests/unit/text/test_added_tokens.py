@@ -1,0 +1,73 @@
+"""Cutting text at added tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from potluck.text.added_tokens import AddedToken, AddedTokens, is_turn_marker
+
+
+def control(text: str, token: int) -> AddedToken:
+    return AddedToken(text=text, token=token, control=True)
+
+
+def cut(
+    added: AddedTokens, text: str, *, parse_control: bool = True, literal: tuple[int, ...] = ()
+) -> list[str | int]:
+    parts = added.split(text, parse_control=parse_control, literal=literal)
+    return [part if isinstance(part, str) else part.token for part in parts]
+
+
+def test_control_tokens_are_matched_on_request_only() -> None:
+    added = AddedTokens([control("<s>", 1), AddedToken(text="<think>", token=2, control=False)])
+    assert cut(added, "a<s>b<think>c") == ["a", 1, "b", 2, "c"]
+    assert cut(added, "a<s>b<think>c", parse_control=False) == ["a<s>b", 2, "c"]
+
+
+def test_the_longest_of_several_is_matched() -> None:
+    added = AddedTokens([control("<a", 1), control("<a>", 2), control("<a>>", 3)])
+    assert cut(added, "<a><a>><a") == [2, 3, 1]
+
+
+def test_white_space_goes_with_a_token_that_strips() -> None:
+    added = AddedTokens(
+        [
+            AddedToken(text="<l>", token=1, control=True, lstrip=True),
+            AddedToken(text="<r>", token=2, control=True, rstrip=True),
+        ]
+    )
+    assert cut(added, "a \n<l> b <r> \t c") == ["a", 1, " b ", 2, "c"]
+    assert cut(added, "<r>  <l>") == [2, 1]
+
+
+def test_a_single_word_is_not_matched_inside_a_word() -> None:
+    added = AddedTokens([AddedToken(text="is", token=1, control=False, single_word=True)])
+    assert cut(added, "this is_ is, is") == ["this is_ ", 1, ", ", 1]
+
+
+def test_a_literal_character_is_no_part_of_a_token() -> None:
+    added = AddedTokens([control("<s>", 1), control("<s", 2)])
+    assert cut(added, "<s><s>", literal=(1,)) == ["<s>", 1]
+    assert cut(added, "<s><s>", literal=(5,)) == [1, 2, ">"]
+
+
+def test_no_tokens_at_all() -> None:
+    assert cut(AddedTokens([]), "text") == ["text"]
+    assert cut(AddedTokens([]), "") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<|im_start|>", True),
+        ("<|eot_id|>", True),
+        ("<start_of_turn>", True),
+        ("[/INST]", True),
+        ("<think>", False),
+        ("</tool_call>", False),
+        ("<|a b|>", False),
+        ("x<|im_end|>", False),
+    ],
+)
+def test_turn_markers(text: str, expected: bool) -> None:
+    assert is_turn_marker(text) is expected

@@ -1,0 +1,260 @@
+"""Tokenizers and templates from GGUF metadata."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from support.text_models import (
+    HARD_TEXTS,
+    LLAMA3_SPECIAL,
+    LLAMA3_SPLIT,
+    QWEN2_SPECIAL,
+    QWEN2_SPLIT,
+    SENTENCES,
+    byte_level_metadata,
+    regex_byte_level,
+    sentence_piece,
+    sentence_piece_metadata,
+    train_byte_level,
+)
+from tokenizers import normalizers
+from tokenizers import pre_tokenizers as pre
+
+from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.text.bpe import merges_from_scores
+from potluck.text.gguf import build_tokenizer, read_chat_template
+from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS
+
+GPT2 = pre.ByteLevel(add_prefix_space=False)
+SMOLLM = pre.Sequence([pre.Digits(individual_digits=True), GPT2])
+
+
+@pytest.mark.parametrize(
+    ("name", "pre_tokenizer", "special"),
+    [
+        ("llama-bpe", regex_byte_level(LLAMA3_SPLIT), LLAMA3_SPECIAL),
+        ("qwen2", regex_byte_level(QWEN2_SPLIT), QWEN2_SPECIAL),
+        ("gpt-2", GPT2, ("<|endoftext|>",)),
+        ("smollm", SMOLLM, QWEN2_SPECIAL),
+    ],
+)
+def test_byte_level_ids_are_those_of_the_library(
+    name: str, pre_tokenizer: pre.PreTokenizer, special: tuple[str, ...]
+) -> None:
+    library = train_byte_level(pre_tokenizer)
+    if name == "qwen2":
+        library.normalizer = normalizers.NFC()
+    tokenizer = build_tokenizer(byte_level_metadata(library, name, special))
+    assert tokenizer.special_tokens == special
+    for text in (*HARD_TEXTS, *SENTENCES):
+        tokens = tokenizer.encode(text, add_bos=False)
+        assert tokens == library.encode(text).ids, text
+        assert tokenizer.decode(tokens) == library.decode(tokens)
+
+
+@pytest.mark.parametrize("name", BYTE_PRE_TOKENIZERS)
+def test_every_pre_tokenizer_keeps_the_text(name: str) -> None:
+    metadata = byte_level_metadata(train_byte_level(GPT2), name, ("<|endoftext|>",))
+    tokenizer = build_tokenizer(metadata)
+    for text in (*HARD_TEXTS, *SENTENCES):
+        composed = text.replace("e\u0301", "é") if name == "qwen2" else text
+        assert tokenizer.decode(tokenizer.encode(text)) == composed
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("default", ["Hi", " there", ",", " x", "123", "4", " ", "=", "5"]),
+        ("tekken", ["Hi", " there", ",", " x", "1", "2", "3", "4", " =", "5"]),
+        ("deepseek-llm", ["Hi", " there", ",", " x", "1234", " =", "5"]),
+        ("deepseek-coder", ["Hi", " there", ",", " x", "1", "2", "3", "4", " =", "5"]),
+        ("deepseek-v3", ["Hi", " there", ",", " x", "123", "4", " =", "5"]),
+    ],
+)
+def test_how_the_other_pre_tokenizers_cut(name: str, expected: list[str]) -> None:
+    words = BYTE_PRE_TOKENIZERS[name].build().pre_tokenize_str("Hi there, x1234 =5")
+    assert [word.replace("Ġ", " ") for word, _ in words] == expected
+
+
+def test_a_word_that_is_a_token_ignores_merges() -> None:
+    library = train_byte_level(GPT2)
+    metadata = byte_level_metadata(library, "llama-bpe", LLAMA3_SPECIAL)
+    metadata["tokenizer.ggml.merges"] = []
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    word = next(text for text in tokens if re.fullmatch("[a-z]{3,}", text))
+    with_words = build_tokenizer(metadata)
+    without = build_tokenizer({**metadata, "tokenizer.ggml.pre": "smaug-bpe"})
+    assert with_words.encode(word, add_bos=False) == [tokens.index(word)]
+    assert len(without.encode(word, add_bos=False)) == len(word)
+
+
+def test_sentence_piece_ids_are_its_own() -> None:
+    processor = sentence_piece()
+    tokenizer = build_tokenizer(sentence_piece_metadata())
+    rng = random.Random(0)
+    runs = ["a", "aa", " ", "  ", "=", "-", "ha", "ab", "the", "\n", "(", ".", "。"]
+    texts = ["".join(rng.choices(runs, k=rng.randint(1, 40))) for _ in range(500)]
+    everything = "".join(SENTENCES)
+    texts += ["".join(rng.choices(everything, k=rng.randint(1, 30))) for _ in range(500)]
+    for text in (*HARD_TEXTS, *SENTENCES, *texts):
+        expected = processor.encode(text)
+        assert tokenizer.encode(text, add_bos=False) == expected, text
+        assert tokenizer.decode(expected) == processor.decode(expected)
+
+
+def test_sentence_piece_around_control_tokens() -> None:
+    tokenizer = build_tokenizer(sentence_piece_metadata())
+    hello = tokenizer.encode("hello", add_bos=False)
+    assert tokenizer.encode("hello</s>hello", parse_special=True) == [1, *hello, 2, *hello]
+    assert tokenizer.strips_prefix_space
+    assert tokenizer.decode(hello) == "hello"
+    assert b"".join(map(tokenizer.token_bytes, hello)) == b" hello"
+
+
+def test_without_prefix_space() -> None:
+    metadata = {**sentence_piece_metadata(), "tokenizer.ggml.add_space_prefix": False}
+    tokenizer = build_tokenizer(metadata)
+    assert not tokenizer.strips_prefix_space
+    assert tokenizer.decode(tokenizer.encode("the")) == "the"
+    assert tokenizer.decode(tokenizer.encode(" the")) == " the"
+
+
+def test_control_tokens_in_text_stay_text() -> None:
+    tokenizer = build_tokenizer(sentence_piece_metadata())
+    tokens = tokenizer.encode("</s><unk><0x41>")
+    assert not {0, 2} & set(tokens)
+    assert tokenizer.decode(tokens) == "</s><unk><0x41>"
+    [byte] = [t for t in range(tokenizer.vocab_size) if tokenizer.token_bytes(t) == b"\xff"]
+    assert tokenizer.decode([byte]) == "\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("changes", "adds_bos", "ends"),
+    [
+        ({}, True, ("<|eot_id|>",)),
+        ({"eos_token_id": "<|end_of_text|>"}, True, ("<|end_of_text|>", "<|eot_id|>")),
+        (
+            {"eos_token_id": "<|end_of_text|>", "eot_token_id": "<|end_header_id|>"},
+            True,
+            ("<|end_of_text|>", "<|end_header_id|>"),
+        ),
+        ({"eom_token_id": "<|end_of_text|>"}, True, ("<|eot_id|>", "<|end_of_text|>")),
+        ({"add_bos_token": False}, False, ("<|eot_id|>",)),
+    ],
+)
+def test_how_texts_begin_and_end(
+    changes: dict[str, object], adds_bos: bool, ends: tuple[str, ...]
+) -> None:
+    metadata = byte_level_metadata(train_byte_level(GPT2), "llama-bpe", LLAMA3_SPECIAL)
+    ids = {text: token for token, text in enumerate(metadata["tokenizer.ggml.tokens"])}
+    for key, value in changes.items():
+        metadata[f"tokenizer.ggml.{key}"] = ids[value] if isinstance(value, str) else value
+    tokenizer = build_tokenizer(metadata)
+    bos = ids["<|begin_of_text|>"]
+    assert tokenizer.bos_token_id == bos
+    assert tokenizer.encode("") == ([bos] if adds_bos else [])
+    assert tokenizer.eos_token_ids == tuple(ids[text] for text in ends)
+    assert all(tokenizer.token_bytes(token) == b"" for token in tokenizer.eos_token_ids)
+
+
+def test_user_defined_tokens_are_matched_and_shown() -> None:
+    metadata = byte_level_metadata(train_byte_level(GPT2), "qwen2", QWEN2_SPECIAL)
+    metadata["tokenizer.ggml.tokens"] += ["<think>", "<|marker|>"]
+    metadata["tokenizer.ggml.token_type"] += [4, 4]
+    tokenizer = build_tokenizer(metadata)
+    think = tokenizer.vocab_size - 2
+    assert tokenizer.encode("<think>") == [think]
+    assert tokenizer.decode([think]) == "<think>"
+    assert tokenizer.decode([think + 1]) == ""
+    assert think + 1 not in tokenizer.encode("<|marker|>")
+
+
+def test_arrays_and_numbers_of_other_types() -> None:
+    metadata: dict[str, Any] = dict(sentence_piece_metadata())
+    plain = build_tokenizer(metadata)
+    metadata["tokenizer.ggml.tokens"] = tuple(metadata["tokenizer.ggml.tokens"])
+    metadata["tokenizer.ggml.scores"] = np.array(metadata["tokenizer.ggml.scores"], np.float32)
+    metadata["tokenizer.ggml.token_type"] = np.array(
+        metadata["tokenizer.ggml.token_type"], np.int32
+    )
+    metadata["tokenizer.ggml.bos_token_id"] = np.uint32(1)
+    tokenizer = build_tokenizer(metadata)
+    assert tokenizer.encode(SENTENCES[0]) == plain.encode(SENTENCES[0])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [("model", "rwkv", "rwkv"), ("model", None, "tokenizer.ggml.model"), ("pre", "new", "new")],
+)
+def test_unknown_kinds_are_refused_by_name(key: str, value: str | None, named: str) -> None:
+    metadata = byte_level_metadata(train_byte_level(GPT2), "gpt-2", ("<|endoftext|>",))
+    metadata[f"tokenizer.ggml.{key}"] = value
+    with pytest.raises(UnsupportedModelError, match=named) as error:
+        build_tokenizer(metadata)
+    assert named in error.value.missing[0]
+    assert error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("tokens", ["a", "a"], "twice"),
+        ("tokens", "abc", "not an array"),
+        ("tokens", [b"a"], "not an array of text"),
+        ("scores", [0.0], "1 scores"),
+        ("scores", ["x"], "not an array of numbers"),
+        ("token_type", [1], "1 token types"),
+        ("bos_token_id", 10_000, "is 10000"),
+        ("eos_token_id", "x", "not a number"),
+    ],
+)
+def test_metadata_that_contradicts_itself(key: str, value: object, message: str) -> None:
+    metadata = {**sentence_piece_metadata(), f"tokenizer.ggml.{key}": value}
+    with pytest.raises(ModelFileError, match=message):
+        build_tokenizer(metadata, path="x.gguf")
+
+
+def test_a_merge_that_is_not_two_pieces() -> None:
+    metadata = byte_level_metadata(train_byte_level(GPT2), "gpt-2", ("<|endoftext|>",))
+    metadata["tokenizer.ggml.merges"] = ["ab"]
+    with pytest.raises(ModelFileError, match="'ab'"):
+        build_tokenizer(metadata)
+
+
+def test_byte_tokens_are_no_result_of_merging() -> None:
+    metadata: dict[str, Any] = dict(sentence_piece_metadata())
+    text = "<0x41>"
+    parts = [text[:length] for length in range(2, len(text))] + list(text)
+    new = [part for part in parts if part not in metadata["tokenizer.ggml.tokens"]]
+    metadata["tokenizer.ggml.tokens"] += new
+    metadata["tokenizer.ggml.scores"] += [0.0] * len(new)
+    metadata["tokenizer.ggml.token_type"] += [1] * len(new)
+    tokenizer = build_tokenizer(metadata)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_merges_are_ordered_by_score_and_then_by_the_longer_left_part() -> None:
+    scores = {"b": -9.0, "a": -9.0, "aa": -2.0, "aaa": -3.0, "ab": -1.0, "xy": 0.0}
+    assert merges_from_scores(scores) == [("a", "b"), ("a", "a"), ("aa", "a"), ("a", "aa")]
+
+
+def test_an_endless_piece_is_refused() -> None:
+    metadata: dict[str, Any] = dict(sentence_piece_metadata())
+    metadata["tokenizer.ggml.tokens"][-1] = "x" * 5000
+    with pytest.raises(UnsupportedModelError, match="5000"):
+        build_tokenizer(metadata)
+
+
+def test_chat_template() -> None:
+    metadata = sentence_piece_metadata()
+    assert read_chat_template(metadata) is None
+    template = read_chat_template({**metadata, "tokenizer.chat_template": "{{ bos_token }}"})
+    assert template is not None
+    assert template.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert template.render([]) == "<s>"
+    with pytest.raises(ModelFileError, match="not text"):
+        read_chat_template({**metadata, "tokenizer.chat_template": 3})

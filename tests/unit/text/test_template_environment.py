@@ -1,0 +1,99 @@
+"""The environment of chat templates: what it offers and what it forbids."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+from potluck.errors import ChatTemplateError
+from potluck.text.template_environment import run_template
+
+NOW = datetime(2024, 11, 20, tzinfo=UTC)
+
+
+def render(source: str, **variables: object) -> str:
+    return run_template(source, variables, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("a\n  {% if true %}\nb\n  {% endif %}\nc", "a\nb\nc"),
+        ("{% for i in range(5) %}{% if i == 1 %}{% continue %}{% endif %}"
+         "{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}", "02"),
+        ("{% for i in [7, 8] %}{{ loop.index }}/{{ loop.length }}{{ loop.last }} {% endfor %}",
+         "1/2False 2/2True "),
+        ("{% for i in [] %}x{% else %}none{% endfor %}{% for i in nothing %}x{% endfor %}", "none"),
+        ("{{ {'a': '<é>'} | tojson }}", '{"a": "<é>"}'),
+        ("{{ strftime_now('%Y-%m-%d') }}", "2024-11-20"),
+        ("{% generation %}{{ 1 ~ 'a' ~ none }}{% endgeneration %}", "1aNone"),
+        ("{% set ns = namespace(n=0) %}{% for i in range(3) %}{% set ns.n = ns.n + i %}"
+         "{% endfor %}{{ ns.n * 2 }}{{ 2 ** 5 }}{{ 'ab' * 2 }}{{ [1] + [2] }}", "632abab[1, 2]"),
+        ("{% macro f(x) %}{% for i in x %}({{ i }}){% endfor %}{% endmacro %}{{ f([1, 2]) }}",
+         "(1)(2)"),
+        ("{% for i in [[1], [2, [3]]] recursive %}"
+         "{% if i is iterable %}[{{ loop(i) }}]{% else %}{{ i }}{% endif %}{% endfor %}",
+         "[1][2[3]]"),
+    ],
+)  # fmt: skip
+def test_what_templates_count_on(source: str, expected: str) -> None:
+    assert render(source) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("a\n{% if %}", "broken at line 2"),
+        ("{{ raise_exception('no\nway') }}", "refuses the messages: no way"),
+        ("{{ missing.name }}", "'missing' is undefined"),
+        ("{{ ''.__class__.x }}", "unsafe"),
+        ("{{ items.append(1) }}", "'append' of 'list' object is unsafe"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ {}['a'].b }}", "no attribute"),
+        ("{{ 'a' + 1 }}", "can only concatenate"),
+        ("{% include 'x' %}", "no loader"),
+    ],
+)
+def test_mistakes_are_one_line(source: str, message: str) -> None:
+    with pytest.raises(ChatTemplateError, match=message) as error:
+        render(source, items=[])
+    assert "\n" not in error.value.message
+    assert error.value.hint
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(1000000000) %}{% endfor %}",
+        "{{ range(300000) | list | length }}",
+        "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(9999) %}{% for j in 'x' * 9999 %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% for i in range(99999) %}{{ text }}{% endfor %}",
+        "{{ 'x' * 999999999 }}",
+        "{{ [1] * 999999999 }}",
+        "{{ 99999 * 'xxxxxxxxx' * 99999 }}",
+        "{{ 10 ** 100000 }}",
+        "{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}"
+        "{% endfor %}",
+        "{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}"
+        "{% endfor %}",
+    ],
+)
+def test_endless_templates_end(source: str) -> None:
+    begin = time.monotonic()
+    with pytest.raises(ChatTemplateError):
+        render(source, text="x" * 1000)
+    assert time.monotonic() - begin < 20
+
+
+def test_a_long_chat_is_within_the_limits() -> None:
+    source = (
+        "{% for m in messages %}{% for part in m.content.split(' ') %}"
+        "{{ part.strip() ~ ' ' }}{% endfor %}{% endfor %}"
+    )
+    messages = [{"content": "a b c d e f"}] * 5000
+    assert len(render(source, messages=messages)) == 60_000
