@@ -17,7 +17,7 @@ from potluck.api.metrics import ApiMetrics, RequestMeter
 from potluck.api.parameters import Job
 from potluck.api.responses import Format, Identity, Json, Usage
 from potluck.errors import EngineError
-from potluck.types.gateway import Gateway, LiveSequence, ModelState, ServedModel
+from potluck.types.gateway import Gateway, LiveSequence, ModelState, ModelStatus, ServedModel
 
 T = TypeVar("T")
 
@@ -122,21 +122,23 @@ class Answer:
                         yield index, delta
 
 
-def require_ready(gateway: Gateway, model_id: str, retry_after_seconds: int) -> None:
-    """Raise ``ApiError`` if the model of that name is not there (404) or not ready (503)."""
-    status = next((each for each in gateway.models() if each.model_id == model_id), None)
-    if status is None:
-        raise ApiError(
-            404,
-            f"there is no model {model_id[:200]!r} here",
-            code="model_not_found",
-            param="model",
-        )
+def deployed_model(gateway: Gateway, model_id: str) -> ModelStatus:
+    """The model of that name. Raises ``ApiError`` (404) if it is not deployed."""
+    for status in gateway.models():
+        if status.model_id == model_id:
+            return status
+    raise ApiError(
+        404, f"there is no model {model_id[:200]!r} here", code="model_not_found", param="model"
+    )
+
+
+def require_ready(status: ModelStatus, retry_after_seconds: int) -> None:
+    """Raise ``ApiError`` (503) if the model cannot answer now."""
     if status.state is not ModelState.READY:
         reason = f": {status.reason}" if status.reason else ""
         raise ApiError(
             503,
-            f"the model {model_id} is {status.state.value}{reason}",
+            f"the model {status.model_id} is {status.state.value}{reason}",
             code="model_not_ready",
             headers={"Retry-After": str(retry_after_seconds)},
         )

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from potluck.api.admission import Admission, BodyReader
-from potluck.api.answer import Answer, require_ready
+from potluck.api.answer import Answer, deployed_model, require_ready
 from potluck.api.config import ApiConfig
 from potluck.api.connection import EventStream, while_connected
 from potluck.api.errors import ApiError, invalid, to_api_error
@@ -98,12 +98,7 @@ class _Api:
 
     async def model(self, model_id: str) -> Response:
         """``GET /v1/models/{id}``."""
-        for status in self._gateway.models():
-            if status.model_id == model_id:
-                return _json(model_json(status))
-        raise ApiError(
-            404, f"there is no model {model_id[:200]!r} here", code="model_not_found", param="model"
-        )
+        return _json(model_json(deployed_model(self._gateway, model_id)))
 
     async def health(self) -> Response:
         """``GET /health``: the agent's loop turns."""
@@ -118,7 +113,7 @@ class _Api:
         return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     async def _model(self, model_id: str) -> ServedModel:
-        require_ready(self._gateway, model_id, self._limits.retry_after_seconds)
+        require_ready(deployed_model(self._gateway, model_id), self._limits.retry_after_seconds)
         return await self._gateway.served_model(model_id)
 
     async def _answer(
