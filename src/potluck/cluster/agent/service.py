@@ -145,7 +145,9 @@ class Agent:
                     connect=config.connect,
                     multicast=config.multicast,
                     pem=PemPaths(
-                        authority=paths.authority, certificate=paths.certificate, key=paths.private_key
+                        authority=paths.authority,
+                        certificate=paths.certificate,
+                        key=paths.private_key,
                     ),
                     lease_milliseconds=config.lease_milliseconds,
                 ),
