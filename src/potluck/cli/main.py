@@ -17,7 +17,9 @@ from typer.exceptions import TyperException
 
 import potluck
 from potluck.cli.bench import bench
+from potluck.cli.cluster import deploy, down, plan, ps, undeploy
 from potluck.cli.run import run
+from potluck.cli.up import up
 from potluck.errors import PotluckError
 
 app = typer.Typer(
@@ -30,6 +32,12 @@ app = typer.Typer(
 )
 app.command("run")(run)
 app.command("bench")(bench)
+app.command("up")(up)
+app.command("deploy")(deploy)
+app.command("plan")(plan)
+app.command("ps")(ps)
+app.command("undeploy")(undeploy)
+app.command("down")(down)
 
 
 def _print_version(value: bool) -> None:

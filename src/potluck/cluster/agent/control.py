@@ -1,7 +1,7 @@
 """The socket in the state directory where the command line reaches its node's agent.
 
 One JSON document per line: a request ``{"method": …, "params": {…}}``, then events
-``{"event": …}``, and at the end ``{"result": …}`` or ``{"error": {"message", "hint", "exit_code"}}``.
+``{"event": …}``, and at the end ``{"result": …}`` or ``{"error": {message, hint, exit_code}}``.
 Who may open the socket is a matter of file permissions (0600, in a directory of 0700).
 """
 
@@ -17,6 +17,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from potluck.cluster.agent.gateway import AgentGateway
 from potluck.cluster.agent.service import Agent
@@ -132,8 +134,6 @@ class _Control:
 
 
 def _with_plan(record: DeploymentRecord, plan: Plan) -> DeploymentRecord:
-    import msgspec
-
     return msgspec.structs.replace(
         record,
         stages=tuple(
