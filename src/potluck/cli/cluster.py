@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-from rich.table import Table
 
 from potluck.cli.options import (
     ContextOption,
@@ -98,38 +98,37 @@ def ps(json: JsonOption = False, state: StateOption = None) -> None:
     if json:
         emit_json(result)
         return
-    console = Console()
-    nodes = Table(box=None, pad_edge=False)
-    for title in ("NODE", "STATE", "ADDRESS", "HTTP", "UNIT", "MAY USE", "THREADS", "VERSION"):
-        nodes.add_column(title, no_wrap=True)
+    rows = [("NODE", "STATE", "ADDRESS", "HTTP", "UNIT", "MAY USE", "THREADS", "VERSION")]
     for node in result["nodes"]:
         own = " *" if node["node_id"] == result["node_id"] else ""
-        for unit in node.get("units", [None]):
-            nodes.add_row(
-                node["node_id"] + own,
-                node["state"],
-                node.get("address", ""),
-                node.get("http_address") or "",
-                unit["unit_id"] if unit else "",
-                format_bytes(unit["usable_bytes"]) if unit else "",
-                str(unit["num_threads"]) if unit else "",
-                node.get("version", ""),
+        for unit in node.get("units", ()):
+            rows.append(
+                (
+                    node["node_id"] + own,
+                    node["state"],
+                    node["address"],
+                    node["http_address"] or "-",
+                    unit["unit_id"],
+                    format_bytes(unit["usable_bytes"]),
+                    str(unit["num_threads"]),
+                    node["version"],
+                )
             )
+        if "units" not in node:
+            rows.append((node["node_id"], node["state"], *[""] * 6))
     for node in result["incompatible"]:
-        nodes.add_row(node["node_id"], f"refused: wire version {node['wire_version']}")
-    console.print(nodes, soft_wrap=True)
+        rows.append((node["node_id"], f"refused: wire version {node['wire_version']}", *[""] * 6))
+    _print_table(rows)
     for deployment in result["deployments"]:
         reason = f" ({deployment['reason']})" if deployment["reason"] else ""
-        console.print(
+        print(
             f"\n{deployment['model_id']}: {deployment['state']}{reason}, "
-            f"context {deployment['context_tokens']}, "
-            f"coordinator {deployment['epoch']['coordinator']}",
-            highlight=False,
-            soft_wrap=True,
+            f"context {deployment['context_tokens']} tokens, "
+            f"coordinator {deployment['epoch']['coordinator']}"
         )
         _print_stages(deployment)
     if not result["deployments"]:
-        console.print("\nnothing is deployed; potluck deploy MODEL", highlight=False)
+        print("\nnothing is deployed; potluck deploy MODEL")
 
 
 def down(state: StateOption = None) -> None:
@@ -166,9 +165,7 @@ def _result(state: StateDirectory, method: str, params: dict[str, object]) -> di
 
 
 def _print_stages(deployment: dict[str, Any]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for title in ("STAGE", "NODE", "UNIT", "LAYERS", "BYTES"):
-        table.add_column(title, no_wrap=True)
+    rows = [("STAGE", "NODE", "UNIT", "LAYERS", "BYTES")]
     last = len(deployment["stages"]) - 1
     for stage in deployment["stages"]:
         parts = [f"[{stage['start_layer']}, {stage['end_layer']})"]
@@ -176,18 +173,24 @@ def _print_stages(deployment: dict[str, Any]) -> None:
             parts.insert(0, "embedding +")
         if stage["stage"] == last:
             parts.append("+ head")
-        table.add_row(
-            str(stage["stage"]),
-            stage["node_id"],
-            stage["unit_id"],
-            " ".join(parts).replace("[", "\\["),
-            format_bytes(stage["num_bytes"]),
+        rows.append(
+            (
+                str(stage["stage"]),
+                stage["node_id"],
+                stage["unit_id"],
+                " ".join(parts),
+                format_bytes(stage["num_bytes"]),
+            )
         )
-    console = Console()
-    console.print(table, soft_wrap=True)
+    if deployment["stages"]:
+        _print_table(rows)
     for rejection in deployment["rejections"]:
-        console.print(
-            f"not used: {rejection['node_id']} {rejection['unit_id']}: {rejection['reason']}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        print(f"not used: {rejection['node_id']} {rejection['unit_id']}: {rejection['reason']}")
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Columns side by side, each as wide as it must be: nothing is cut off."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())

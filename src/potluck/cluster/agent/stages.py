@@ -90,8 +90,9 @@ class StageHost:
                     yield waiting.result()
                 else:
                     waiting.cancel()
-            yield await loading
+            loaded = await loading
             is_loaded = True
+            yield loaded
         finally:
             if not is_loaded:
                 loading.cancel()
