@@ -11,10 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from support.members import Handlers, make_config
+
 from potluck.cluster.membership import Membership, Observer, PemPaths, parse_address
 from potluck.errors import PotluckError
 from potluck.types.cluster import NodeId
-from support.members import Handlers, make_config
 
 
 def _say(text: str) -> None:

@@ -118,7 +118,7 @@ class ToyGateway:
 
     @property
     def num_used_blocks(self) -> int:
-        return NUM_BLOCKS - self.dispatcher.num_free_blocks
+        return NUM_BLOCKS - self.dispatcher.load.num_free_blocks
 
     def models(self) -> Sequence[ModelStatus]:
         return (self.status,)

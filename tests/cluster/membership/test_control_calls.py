@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
+from support.members import Handlers, MemberProcess, make_config, node_id, until
 
 from potluck.cluster.membership import MAX_PAYLOAD_BYTES, Membership, MethodTable
 from potluck.cluster.membership.client import MAX_WAITING_PARTS
 from potluck.errors import CallError, NodeLostError
-from support.members import Handlers, MemberProcess, make_config, node_id, until
 
 SERVER, CLIENT = node_id(0), node_id(1)
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.cluster_certificates import TestAuthority
+from support.members import Events, Handlers, make_config, node_id, until
 
 from potluck.cluster.membership import Address, Membership, MembershipConfig, PemPaths
 from potluck.errors import JoinError
-from support.cluster_certificates import TestAuthority
-from support.members import Events, Handlers, make_config, node_id, until
 
 
 @contextmanager

@@ -4,11 +4,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-
-from potluck.cluster.membership import parse_address
 from support.cluster_certificates import TestAuthority
 from support.members import MemberProcess, make_config, node_id
 from support.netns import Host, lan, require_namespaces
+
+from potluck.cluster.membership import parse_address
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.members import Events, Handlers, MemberProcess, make_config, node_id, until
 
 from potluck.cluster.membership import Membership, parse_address
 from potluck.errors import NodeLostError
-from support.members import Events, Handlers, MemberProcess, make_config, node_id, until
 
 
 def test_every_member_sees_every_other_and_who_leaves() -> None:

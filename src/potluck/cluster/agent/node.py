@@ -7,10 +7,10 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-import potluck
 from potluck.cluster.calls import CPU_UNIT, NodeReport, UnitReport
 from potluck.engines.threads import default_num_threads
 from potluck.types.cluster import NodeId
+from potluck.version import __version__
 from potluck.weights.memory import available_memory
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -41,7 +41,7 @@ def report(facts: NodeFacts, *, http_address: str | None, is_draining: bool) -> 
         node_id=facts.node_id,
         name=socket.gethostname(),
         host_id=_host_id(),
-        version=potluck.__version__,
+        version=__version__,
         address=facts.address,
         http_address=http_address,
         host_available_bytes=memory.bytes,
