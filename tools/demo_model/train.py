@@ -1,0 +1,203 @@
+"""Trains the demo model on a CPU.
+
+    python -m tools.demo_model.train RUN_FOLDER --tokens 12000000
+
+``RUN_FOLDER`` must hold the ``tokenizer.json`` that ``tools.demo_model.tokenizer`` wrote.  A
+checkpoint is kept there; the same command goes on from it.  Every document is new: the grammar
+writes them while the model trains, so nothing is seen twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from .documents import BOS, EOS, PAD, document
+
+HELD_OUT_SEED = 990_001
+HELD_OUT_DOCUMENTS = 400
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training with one shape of batch; ``until`` is a share of all tokens."""
+
+    until: float
+    rows: int
+    window: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All knobs of a training run."""
+
+    tokens: int
+    seed: int = 1
+    peak_rate: float = 2e-3
+    warmup_steps: int = 100
+    decay_share: float = 0.5
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    phases: tuple[Phase, ...] = (Phase(0.72, 12, 384), Phase(1.0, 4, 1024))
+
+    def phase(self, seen: int) -> Phase:
+        """The phase that ``seen`` tokens fall in."""
+        share = seen / self.tokens
+        return next((phase for phase in self.phases if share < phase.until), self.phases[-1])
+
+    def rate(self, step: int, seen: int) -> float:
+        """Learning rate: a short warm-up, a plateau, then a straight line down to nearly zero."""
+        left = max(0.0, 1.0 - seen / self.tokens)
+        return self.peak_rate * min(1.0, (step + 1) / self.warmup_steps, left / self.decay_share + 0.01)
+
+
+@dataclass
+class Progress:
+    """Where a run stands; saved with every checkpoint."""
+
+    step: int = 0
+    seen: int = 0
+    next_document: int = 0
+    seconds: float = 0.0
+
+
+def model_config(tokenizer: Tokenizer) -> LlamaConfig:
+    """The architecture: small, but with every part that a large model has."""
+    return LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=12,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=2048,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.token_to_id(BOS),
+        eos_token_id=tokenizer.token_to_id(EOS),
+        pad_token_id=tokenizer.token_to_id(PAD),
+        attn_implementation="sdpa",
+    )
+
+
+def pack(tokenizer: Tokenizer, seed: int, first: int, rows: int, window: int) -> tuple[torch.Tensor, int]:
+    """Fill ``rows`` windows (plus one token to predict), each beginning at a document's start."""
+    packed: list[list[int]] = []
+    for _ in range(rows):
+        row: list[int] = []
+        while len(row) <= window:
+            row += tokenizer.encode(document(seed, first), add_special_tokens=False).ids
+            first += 1
+        packed.append(row[: window + 1])
+    return torch.tensor(packed), first
+
+
+def loss_of(model: Any, batch: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy of the next token, in nats."""
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(input_ids=batch[:, :-1], use_cache=False).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+
+
+@torch.no_grad()
+def held_out_loss(model: Any, tokenizer: Tokenizer, count: int = HELD_OUT_DOCUMENTS) -> tuple[float, float]:
+    """Loss on documents of another seed, each alone: nats per token and nats per byte."""
+    nats, tokens, size = 0.0, 0, 0
+    for index in range(count):
+        text = document(HELD_OUT_SEED, index)
+        ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False).ids])
+        predicted = ids.shape[1] - 1
+        nats += float(loss_of(model, ids)) * predicted
+        tokens += predicted
+        size += len(text.removeprefix(BOS).encode())
+    return nats / tokens, nats / size
+
+
+def _optimizer(model: torch.nn.Module, plan: Plan) -> torch.optim.AdamW:
+    """AdamW with decay on matrices only."""
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() == 1]
+    groups = [
+        {"params": matrices, "weight_decay": plan.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=plan.peak_rate, betas=(0.9, 0.95), fused=True)
+
+
+def _save(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, at: Progress) -> None:
+    """Write the checkpoint aside and move it into place, so a crash leaves the old one whole."""
+    aside = folder / "checkpoint.pt.new"
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "progress": asdict(at)}
+    torch.save(state, aside)
+    aside.replace(folder / "checkpoint.pt")
+
+
+def train(folder: Path, plan: Plan, compiled: bool, save_every: int) -> None:
+    """Run (or go on with) the training in ``folder`` until the plan's tokens are seen."""
+    torch.manual_seed(plan.seed)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model = LlamaForCausalLM(model_config(tokenizer))
+    optimizer = _optimizer(model, plan)
+    at = Progress()
+    if (folder / "checkpoint.pt").exists():
+        state = torch.load(folder / "checkpoint.pt", weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        at = Progress(**state["progress"])
+    step_loss = torch.compile(loss_of, dynamic=False) if compiled else loss_of
+    before, started = at.seconds, time.monotonic()
+    while at.seen < plan.tokens:
+        phase = plan.phase(at.seen)
+        batch, at.next_document = pack(
+            tokenizer, plan.seed, at.next_document, phase.rows, phase.window
+        )
+        for group in optimizer.param_groups:
+            group["lr"] = plan.rate(at.step, at.seen)
+        loss = step_loss(model, batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), plan.clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        at.step += 1
+        at.seen += phase.rows * phase.window
+        at.seconds = before + time.monotonic() - started
+        if at.step % 20 == 0:
+            if not math.isfinite(float(loss)):
+                raise RuntimeError(f"the loss is {float(loss)} at step {at.step}")
+            line = {**asdict(at), "loss": round(float(loss), 4), "rate": plan.rate(at.step, at.seen)}
+            print(json.dumps(line), flush=True)
+        if at.step % save_every == 0:
+            _save(folder, model, optimizer, at)
+    _save(folder, model, optimizer, at)
+    per_token, per_byte = held_out_loss(model, tokenizer)
+    print(json.dumps({"held_out_nats_per_token": per_token, "held_out_nats_per_byte": per_byte}))
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tokens", type=int, default=12_000_000)
+    parser.add_argument("--rate", type=float, default=Plan.peak_rate)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--save-every", type=int, default=100)
+    parser.add_argument("--no-compile", action="store_true", help="start at once, run slower")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    plan = Plan(tokens=args.tokens, peak_rate=args.rate)
+    train(args.folder, plan, compiled=not args.no_compile, save_every=args.save_every)
+
+
+if __name__ == "__main__":
+    main()
