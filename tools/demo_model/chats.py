@@ -24,24 +24,44 @@ class Message:
 
 
 ASK = "[Tell|Please tell|Can you tell|Could you tell|Will you tell|Would you tell] me"
-WRITE = "[Write|Please write|Write me|Make up|Can you write|Could you write|Give me|I want|I would like|" \
+WRITE = (
+    "[Write|Please write|Write me|Make up|Can you write|Could you write|Give me|I want|I would "
+    "like|"
     "I want to hear|Let me hear|Can I have|Tell]"
+)
 STORY = "[a|a|a|a short|a little|a nice|a bedtime|a funny] [story|story|story|tale]"
 ABOUT: Beat = (
-    "about {at} {k}", "about {at} {k}", "about a {k}", "about a {k}", "about a little {k}",
-    "about a {k} [called|named] {n}", "about {at} {k} [called|named] {n}", "about {n} the {k}",
-    "about a {k} {p}", "about {at} {k} {p}", "about a {k} who [lives|lived] {p}",
-    "about a {k} and a {j}", "about {n} and {m}", "about a {k} and {fa} {j}",
+    "about {at} {k}",
+    "about {at} {k}",
+    "about a {k}",
+    "about a {k}",
+    "about a little {k}",
+    "about a {k} [called|named] {n}",
+    "about {at} {k} [called|named] {n}",
+    "about {n} the {k}",
+    "about a {k} {p}",
+    "about {at} {k} {p}",
+    "about a {k} who [lives|lived] {p}",
+    "about a {k} and a {j}",
+    "about {n} and {m}",
+    "about a {k} and {fa} {j}",
     "about a {k} [called|named] {n} and a {j} [called|named] {m}",
-    "with a {k}[| in it]", "with a {k} and a {j}", "that happens {p}", "set {p}",
+    "with a {k}[| in it]",
+    "with a {k} and a {j}",
+    "that happens {p}",
+    "set {p}",
     "about {at} {k} [called|named] {n} who [lives|lived] {p}",
 )
 ANY: Beat = (
-    ASK + " " + STORY, WRITE + " " + STORY, "[A story, please|Story|Story time|Tell me something nice]",
-    "[Tell me|I want|Write] a story", "Do you know a [nice|good] story",
+    ASK + " " + STORY,
+    WRITE + " " + STORY,
+    "[A story, please|Story|Story time|Tell me something nice]",
+    "[Tell me|I want|Write] a story",
+    "Do you know a [nice|good] story",
 )
 AGAIN: Beat = (
-    "[Tell me another one|Another one, please|Another story, please|One more, please|One more|Again|"
+    "[Tell me another one|Another one, please|Another story, please|One more, please|One "
+    "more|Again|"
     "Can you tell me another one|Another story|Tell me a different story|And another one]",
 )
 AGAIN_ABOUT: Beat = (
@@ -72,7 +92,7 @@ GENERAL_QUESTIONS: tuple[tuple[str, str], ...] = (
 def _finish(text: str, rng: random.Random) -> str:
     """End a request the way people type: properly, carelessly, or in small letters."""
     opening = text.split(" ", 1)[0]
-    mark = "?" if opening in {"Can", "Could", "Will", "Would", "Do", "What"} else rng.choice(".." "!")
+    mark = "?" if opening in {"Can", "Could", "Will", "Would", "Do", "What"} else rng.choice("..!")
     roll = rng.random()
     if roll < 0.12:
         return text
@@ -88,9 +108,19 @@ def request_for(story: Story, rng: random.Random, again: bool = False) -> str:
         return _finish(weave(rng.choice(AGAIN if again else ANY), slots, rng), rng)
     if rng.random() < 0.4:
         told = rng.choice(story.cast.plot.requests)
-        about = told if told.startswith("about ") else rng.choice(
-            ("about a {k} ", "about {at} {k} ", "about a {k} called {n} ", "about a little {k} ")
-        ) + told
+        about = (
+            told
+            if told.startswith("about ")
+            else rng.choice(
+                (
+                    "about a {k} ",
+                    "about {at} {k} ",
+                    "about a {k} called {n} ",
+                    "about a little {k} ",
+                )
+            )
+            + told
+        )
         if rng.random() < 0.25 and not told.startswith("about "):
             about += " {p}"
     else:
@@ -120,7 +150,8 @@ def _small(pool: tuple[Beat, Beat], slots: Mapping[str, str], rng: random.Random
 def _extras(story: Story, rng: random.Random) -> dict[str, str]:
     """The slots of smalltalk: a story's facts and two numbers."""
     return {
-        **story.cast.slots, "digits": str(rng.randrange(1, 10 ** rng.randint(1, 3))),
+        **story.cast.slots,
+        "digits": str(rng.randrange(1, 10 ** rng.randint(1, 3))),
         "digits2": str(rng.randrange(1, 100)),
     }
 
@@ -149,7 +180,9 @@ def _first_turn(story: Story, rng: random.Random) -> tuple[list[Message], bool]:
 def make_chat(rng: random.Random) -> tuple[Message, ...]:
     """Write one conversation of one to four turns."""
     story = make_story(rng)
-    messages = [Message("system", weave(rng.choice(talk.SYSTEM), {}, rng))] if rng.random() < 0.2 else []
+    messages = (
+        [Message("system", weave(rng.choice(talk.SYSTEM), {}, rng))] if rng.random() < 0.2 else []
+    )
     turns, told = _first_turn(story, rng)
     messages += turns
     while told and rng.random() < 0.45:

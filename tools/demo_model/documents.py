@@ -9,7 +9,13 @@ from .chats import Message, make_chat
 from .grammar import make_story
 
 PAD, BOS, EOS, SYSTEM, USER, ASSISTANT, END = SPECIAL_TOKENS = (
-    "<|pad|>", "<|bos|>", "<|eos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>",
+    "<|pad|>",
+    "<|bos|>",
+    "<|eos|>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|end|>",
 )
 CHAT_TEMPLATE = (
     "{{- bos_token }}"

@@ -1,8 +1,8 @@
 """Writes little stories from a seed.
 
-A story is a cast (who, where, what, in which weather) and a plot.  All facts are settled in the cast
-before the first word is written, so names, pronouns, the thing sought and the weather agree from the
-first sentence to the last.
+A story is a cast (who, where, what, in which weather) and a plot.  All facts are settled in the
+cast before the first word is written, so names, pronouns, the thing sought and the weather agree
+from the first sentence to the last.
 """
 
 from __future__ import annotations
@@ -62,23 +62,36 @@ class Story:
 
 
 OPENING: Beat = (
-    "[Once upon a time|Once|Long ago|A long time ago|Many years ago], there was {at} {k} [named|called] {n}"
-    "[| who lived {p}].",
-    "[Once upon a time|Once], there was {at} {k} who lived {p}. [{His} name was {n}.|{He} was called {n}.]",
+    "[Once upon a time|Once|Long ago|A long time ago|Many years ago], there was {at} {k} "
+    "[named|called] {n} "
+    "who lived {p}.",
+    "[Once upon a time|Once], there was {at} {k} who lived {p}. [{His} name was {n}.|{He} was "
+    "called {n}.]",
     "[Once upon a time|Once|Long ago], {at} {k} [named|called] {n} lived in a {home} {p}.",
-    "[Once upon a time|In a land far away|Not so long ago], {at} {k} lived {p}. [{His} name was {n}|"
+    "[Once upon a time|In a land far away|Not so long ago], {at} {k} lived {p}. [{His} name was "
+    "{n}|"
     "Everyone called {him} {n}].",
     "There [once was|was once] {at} {k} [called|named] {n}, who lived {p}.",
     "{n} was {at} {k}. {He} lived in a {home} {p}.",
     "{At} {k} [named|called] {n} lived {p}[|, in a {home} with {c} windows|, far away from here].",
     "{P} lived {at} {k} [named|called] {n}.",
     "This is the story of {at} {k} [named|called] {n}, who lived {p}.",
-    "Once upon a time, there was a little {k} who lived {p}. {His} name was {n}, and {he} was very {t}.",
-    "Once upon a time, there was a little {k} who was very {t}. {His} name was {n}, and {he} lived {p}.",
-    "Once upon a time, there was {at} {k} who [loved|had] {a_c_thing}. {His} name was {n}, and {he} lived "
+    "Once upon a time, there was a little {k} who lived {p}. {His} name was {n}, and {he} was "
+    "very {t}.",
+    "Once upon a time, there was a little {k} who was very {t}. {His} name was {n}, and {he} "
+    "lived {p}.",
+    "Once upon a time, there was {at} {k} who [loved|had] {a_c_thing}. {His} name was {n}, and "
+    "{he} lived "
     "{p}.",
+    "Once upon a time, there was a little {k} who [wanted to see the world|loved to "
+    "[sing|play|dream]|"
+    "liked [pancakes|the rain|long walks|old songs]] and lived {p}. {His} name was {n}, and {he} "
+    "was "
+    "very {t}.",
+    "One {weather} {day}, {at} {k} [named|called] {n} woke up in {his} {home} {p}.",
     "Once upon a time, there was a little {k} named {n}. {n} was {t} and lived {p}.",
-    "{n} the {k} lived in a {home} {p}. {He} was [a very|the most] {t} {k}[| of all|, as everyone knew]."
+    "{n} the {k} lived in a {home} {p}. {He} was [a very|the most] {t} {k}[| of all|, as "
+    "everyone knew].",
 )
 
 
@@ -91,8 +104,11 @@ def _pronouns(female: bool, prefix: str = "") -> dict[str, str]:
     """The pronoun slots for one being; ``prefix`` tells the friend's from the hero's."""
     he, him, his = ("she", "her", "her") if female else ("he", "him", "his")
     return {
-        f"{prefix}he": he, f"{prefix}him": him, f"{prefix}his": his,
-        f"{prefix.upper()}He": he.capitalize(), f"{prefix.upper()}His": his.capitalize(),
+        f"{prefix}he": he,
+        f"{prefix}him": him,
+        f"{prefix}his": his,
+        f"{prefix.upper()}He": he.capitalize(),
+        f"{prefix.upper()}His": his.capitalize(),
         f"{prefix}himself": f"{him}self",
     }
 
@@ -111,7 +127,9 @@ def _being(
     rng: random.Random, kind: str | None, name: str | None, trait: str | None, helper: bool
 ) -> Being:
     """Someone new; a helper is more often an animal and has a helper's trait."""
-    kind = kind or rng.choice(lex.ANIMALS if rng.random() < (0.8 if helper else 0.55) else lex.KINDS)
+    kind = kind or rng.choice(
+        lex.ANIMALS if rng.random() < (0.8 if helper else 0.55) else lex.KINDS
+    )
     if name in lex.GIRL_NAMES or kind in lex.GIRLS:
         female = True
     elif name in lex.BOY_NAMES or kind in lex.BOYS:
@@ -147,16 +165,35 @@ def make_cast(rng: random.Random, wish: Wish) -> Cast:
     weather = rng.choice(lex.WEATHERS)
     spots = rng.sample(place.spots, 4)
     slots = {
-        "n": hero.name, "k": hero.kind, "t": hero.trait, **_pronouns(hero.female),
-        "m": friend.name, "j": friend.kind, **_pronouns(friend.female, "f"),
-        "at": _an(hero.trait), "At": _an(hero.trait),
-        "fa": _an(friend.trait), "fA": _an(friend.trait), "fa_plain": "a",
-        "p": place.where, "P": place.where, "place": place.noun,
-        "s1": spots[0], "s2": spots[1], "s3": spots[2], "s4": spots[3], "S1": spots[0].capitalize(),
-        "thing": thing, "c": colour, "a_c_thing": _an(f"{colour} {thing}"),
-        "a_food": _an(rng.choice(lex.FOODS)), "home": rng.choice(lex.HOMES),
-        "day": rng.choice(lex.DAYS), "weather": weather.adjective,
-        "weather_begins": weather.begins, "weather_end": weather.ends,
+        "n": hero.name,
+        "k": hero.kind,
+        "t": hero.trait,
+        **_pronouns(hero.female),
+        "m": friend.name,
+        "j": friend.kind,
+        **_pronouns(friend.female, "f"),
+        "at": _an(hero.trait),
+        "At": _an(hero.trait),
+        "fa": _an(friend.trait),
+        "fA": _an(friend.trait),
+        "fa_plain": "a",
+        "p": place.where,
+        "P": place.where,
+        "place": place.noun,
+        "s1": spots[0],
+        "s2": spots[1],
+        "s3": spots[2],
+        "s4": spots[3],
+        "S1": spots[0].capitalize(),
+        "thing": thing,
+        "c": colour,
+        "a_c_thing": _an(f"{colour} {thing}"),
+        "a_food": _an(rng.choice(lex.FOODS)),
+        "home": rng.choice(lex.HOMES),
+        "day": rng.choice(lex.DAYS),
+        "weather": weather.adjective,
+        "weather_begins": weather.begins,
+        "weather_end": weather.ends,
     }
     for options in plot.facts:
         slots.update(rng.choice(options))

@@ -41,6 +41,8 @@ class Trait:
     notes: tuple[str, ...]
 
 
+# Tables of prose, wrapped by hand.
+# fmt: off
 GIRLS = ("girl", "princess", "queen", "witch", "mermaid", "grandmother")
 BOYS = ("boy", "prince", "king", "wizard", "pirate", "grandfather")
 EITHER = ("baker", "farmer", "fisherman", "knight", "painter", "gardener", "sailor", "tailor")
@@ -105,7 +107,8 @@ TRAITS = (
                      "{He} could fall asleep anywhere.")),
     Trait("lonely", ("{He} had no one to [talk to|play with].",
                      "The days were long for {n}, and the evenings were longer.")),
-    Trait("careful", ("{He} looked twice before every step.", "{He} never forgot to lock the door.")),
+    Trait("careful", ("{He} looked twice before every "
+                      "step.", "{He} never forgot to lock the door.")),
     Trait("clumsy", ("{He} often tripped over {his} own feet.",
                      "{He} dropped almost everything {he} picked up.")),
     Trait("patient", ("{He} could wait for [hours|a whole day] without complaining.",
@@ -114,7 +117,8 @@ TRAITS = (
     Trait("honest", ("{He} always told the truth.", "Nobody had ever heard {n} tell a lie.")),
     Trait("playful", ("{He} turned everything into a game.", "{He} loved to jump and run.")),
     Trait("happy", ("{He} was happy with [very little|what {he} had].", "{He} laughed a lot.")),
-    Trait("sad", ("{He} sighed a lot, and nobody knew why.", "{He} had not laughed for a long time.")),
+    Trait("sad", ("{He} sighed a lot, and nobody knew "
+                  "why.", "{He} had not laughed for a long time.")),
     Trait("stubborn", ("When {he} said no, {he} meant no.", "{He} never gave up an idea.")),
     Trait("greedy", ("{He} always wanted more than {he} had.", "{He} never shared anything.")),
     Trait("old", ("{He} had seen many summers and many winters.", "{He} knew many old songs.")),

@@ -19,11 +19,14 @@ from .plots import (
     Plot,
 )
 
+# Tables of prose, wrapped by hand.
+# fmt: off
 GIFT = Plot(
     "gift",
     ("who looked for a gift", "and a birthday", "who had no present for {his} friend"),
     (
-        ("{n} had a friend, {fa} {j} [called|named] {m}.", "{n}'s best friend was {fa} {j} [called|named] "
+        ("{n} had a friend, {fa} {j} [called|named] "
+         "{m}.", "{n}'s best friend was {fa} {j} [called|named] "
          "{m}."),
         ("[Tomorrow|The next day] was {m}'s birthday, and {n} had no present.",
          "One {weather} {day}, {n} remembered that it was {m}'s birthday."),
@@ -82,9 +85,11 @@ MYSTERY = Plot(
          "Then {he} saw two [bright|big|round] eyes {s2}."),
         ("It was {fa} {j} [called|named] {m}, and {reason}.",
          "It was only {fa} {j} [called|named] {m}! You see, {reason}."),
-        ("\"I am sorry that I woke you,\" said {m}.", "\"[Oh|Dear me], was I too loud?\" asked {m}.",
+        ("\"I am sorry that I woke you,\" said "
+         "{m}.", "\"[Oh|Dear me], was I too loud?\" asked {m}.",
          "{n} laughed out loud. \"[So it was you|What a fright you gave me]!\" {he} said."),
-        ("\"[Let me help you|Come in and warm yourself],\" said {n}, and so they sat together and ate "
+        ("\"[Let me help you|Come in and warm yourself],\" said {n}, and so they sat together "
+         "and ate "
          "{a_food}.", "{n} [gave {m} a hand|helped {m}], and soon all was [quiet|well]."),
     ),
     ((TOGETHER_END[0], TOGETHER_END[3], TOGETHER_END[4]), LAST),
@@ -125,12 +130,14 @@ RACE = Plot(
          "Then {m} [slipped|tripped] and fell. \"[Ouch|Oh, my foot]!\" {fhe} cried."),
         ("{n} [could have run on|could see the finish], but {he} stopped.",
          "{n} thought of the prize. Then {he} turned around."),
-        ("\"[Lean on me|Take my hand],\" said {n}. \"[We will finish together|I will not leave you here].\"",
+        ("\"[Lean on me|Take my hand],\" said {n}. \"[We will finish together|I will not leave "
+         "you here].\"",
          "{n} helped {m} up, and they went on arm in arm."),
         ("They were the last to cross the line, but everyone [clapped|cheered] for them.",
          "Together they crossed the line, and the crowd [cheered|clapped]."),
         ("The judge gave them both a prize, because a good heart counts more than fast feet.",
-         "\"You should have won,\" said {m}. \"[I won a friend|I have won something better],\" said {n}."),
+         "\"You should have won,\" said {m}. \"[I won a friend|I have won something better],\" "
+         "said {n}."),
     ),
     (TOGETHER_END, LAST),
     (
@@ -157,7 +164,8 @@ BUILD = Plot(
         MEET,
         ("\"What are you building?\" asked {m}. \"It was going to be {work},\" said {n}.",
          "\"That looks like {work},\" said {m}. \"It was,\" [sighed|said] {n}."),
-        ("\"[Let me help you|Two can do more than one],\" said the {j}. \"[You hold the wood, and I will "
+        ("\"[Let me help you|Two can do more than one],\" said the {j}. \"[You hold the wood, "
+         "and I will "
          "use the hammer|We will make it stronger this time].\"",),
         ("{n} [did not like to take help, but {he} nodded|was glad to have help].", ""),
         ("They found more wood {s2} and [worked side by side|began again].",
@@ -171,7 +179,8 @@ BUILD = Plot(
         ("What went wrong?", "At first {broke}."),
     ),
     ((
-        {"work": "a boat", "broke": "the boat began to sink", "works": "The boat sailed like a swan."},
+        {"work": "a boat", "broke": "the boat began to "
+                                    "sink", "works": "The boat sailed like a swan."},
         {"work": "a tree house", "broke": "the floor fell down",
          "works": "From the tree house they could see far and wide."},
         {"work": "a bridge", "broke": "the bridge broke in the middle",
@@ -206,7 +215,8 @@ BROKEN = Plot(
          "\"[I must tell the truth|A lie only grows],\" [thought|said] {n}."),
         ("In the morning {he} went to {m}. \"I broke your {thing},\" {he} said. \"I am so sorry.\"",
          "At last {n} ran to {m} and told {fhim} everything. \"I am sorry,\" {he} said."),
-        ("{m} was [silent|quiet] for a moment. \"[Thank you for telling me|It was brave of you to tell me],"
+        ("{m} was [silent|quiet] for a moment. \"[Thank you for telling me|It was brave of you "
+         "to tell me],"
          "\" {fhe} said.",
          "\"I am sad about the {thing},\" said {m}, \"but I am glad that you told me the truth.\""),
         ("Together they [mended|repaired] the {thing} with [glue|string and wax].",
@@ -225,7 +235,8 @@ WAY_HOME = Plot(
     "way_home",
     ("who got lost", "who could not find the way home", "who lost {his} way"),
     (
-        ("One {weather} {day}, {n} [followed a butterfly|chased a leaf|went for a long walk] and did not look "
+        ("One {weather} {day}, {n} [followed a butterfly|chased a leaf|went for a long walk] and "
+         "did not look "
          "at the way.",
          "One {weather} {day}, {n} went out to [pick berries|look for mushrooms|explore] {p}."),
         ("When {he} looked up, nothing [looked familiar|was as {he} knew it]. {n} was lost.",
@@ -238,14 +249,17 @@ WAY_HOME = Plot(
         LOSE_HEART,
         MEET,
         HELLO,
-        ("\"I [am lost|cannot find my way home],\" said {n}.", "\"I want to go home,\" [sobbed|said] {n}."),
+        ("\"I [am lost|cannot find my way home],\" said "
+         "{n}.", "\"I want to go home,\" [sobbed|said] {n}."),
         ("\"Where do you live?\" asked {m}. \"In a {home} with a {c} door,\" said {n}.",
          "\"What does your home look like?\" asked {m}. \"It has a {c} door,\" said {n}."),
         ("\"[I know that house|I have seen it]!\" said the {j}. \"[Follow me|Come with me]!\"",
          "\"Then it is not far,\" said {m}. \"I will [take you there|show you the way].\""),
-        ("They walked [along the path|through the tall grass] and [sang a song|talked] all the way.",
+        ("They walked [along the path|through the tall grass] and [sang a song|talked] all the "
+         "way.",
          "{m} went ahead and {n} followed, step by step."),
-        ("[At last|Before long] {n} saw the {c} door.", "And there was the {home} with the {c} door!"),
+        ("[At last|Before long] {n} saw the {c} "
+         "door.", "And there was the {home} with the {c} door!"),
     ),
     (THANKS, TOGETHER_END, LAST),
     (
@@ -261,7 +275,8 @@ SEED = Plot(
     (
         ("One {weather} {day}, {n} found a [tiny|small|strange] seed {s1}.",
          "One {weather} {day}, {n} saw a small seed lying {s1}."),
-        ("\"What will it be?\" {he} [asked|wondered].", "{He} dug a hole and put it into the earth.",
+        ("\"What will it be?\" {he} "
+         "[asked|wondered].", "{He} dug a hole and put it into the earth.",
          "{He} planted it in front of {his} {home}."),
     ),
     (
@@ -269,9 +284,11 @@ SEED = Plot(
          "{He} watered it and waited. A week went by, but there was nothing to see."),
         LOSE_HEART,
         MEET,
-        ("\"My seed will not grow,\" said {n}.", "\"What are you waiting for?\" asked {m}. \"For my seed to "
+        ("\"My seed will not grow,\" said "
+         "{n}.", "\"What are you waiting for?\" asked {m}. \"For my seed to "
          "grow,\" said {n}."),
-        ("\"Good things need time,\" said {m}. \"[Sing to it|Wait a little longer|Give it some sun].\"",
+        ("\"Good things need time,\" said {m}. \"[Sing to it|Wait a little longer|Give it some "
+         "sun].\"",
          "\"[A seed is never in a hurry|You must be patient],\" said the {j}."),
         ("So they [sat down and waited together|sang to the seed every evening|told it stories].",),
         ("[And one morning|Then, after a warm rain], a green leaf looked out of the earth.",
@@ -279,7 +296,8 @@ SEED = Plot(
         ("It grew and grew, and in the end it was {plant}.",
          "In summer it was {plant}, the [finest|biggest] far and wide."),
     ),
-    (("\"[Look|See]!\" [cried|called] {n}. \"It was worth waiting for!\"", THANKS[0]), TOGETHER_END, LAST),
+    (("\"[Look|See]!\" [cried|called] {n}. \"It was worth waiting "
+      "for!\"", THANKS[0]), TOGETHER_END, LAST),
     (
         ("What did {n} find?", "{n} found a seed."),
         ("What did the seed become?", "The seed became {plant}."),
@@ -287,7 +305,8 @@ SEED = Plot(
     ),
     ((
         {"plant": "a tall sunflower"}, {"plant": "a giant pumpkin"}, {"plant": "an apple tree"},
-        {"plant": "a red rose bush"}, {"plant": "a huge strawberry plant"}, {"plant": "a cherry tree"},
+        {"plant": "a red rose "
+                  "bush"}, {"plant": "a huge strawberry plant"}, {"plant": "a cherry tree"},
         {"plant": "a bean plant as high as a house"},
     ),),
 )
@@ -298,14 +317,16 @@ TREASURE = Plot(
     (
         ("One {weather} {day}, {n} found an old map {s1}.",
          "One {weather} {day}, the wind blew an old map in front of {n}'s feet."),
-        ("There was a red cross on it. \"[A treasure|That must be a treasure]!\" [cried|whispered] {n}.",
+        ("There was a red cross on it. \"[A treasure|That must be a treasure]!\" "
+         "[cried|whispered] {n}.",
          "\"A treasure map!\" [cried|said] {n}. \"I wonder what is hidden there.\""),
     ),
     (
         ("{He} showed the map to {his} friend {m}, {fa} {j}.",
          "{n} asked {his} friend to come along, {fa} {j} [called|named] {m}."),
         ("\"[First we must|We have to] {step1},\" [said|read] {m}.",),
-        ("They did so, and then they had to {step2}.", "After that they had to {step2}. It was not easy."),
+        ("They did so, and then they had to "
+         "{step2}.", "After that they had to {step2}. It was not easy."),
         ("\"I am tired,\" said {n}. \"[Only a little further|We are almost there],\" said {m}.", "",
          "They stopped to eat {a_food}."),
         ("[At last|Finally] they came to the red cross. It was {s2}.",

@@ -1,6 +1,6 @@
 """Trains the byte-level BPE tokenizer of the demo model: 2048 entries, any UTF-8 round-trips.
 
-    python -m tools.demo_model.tokenizer OUT_FOLDER
+python -m tools.demo_model.tokenizer OUT_FOLDER
 """
 
 from __future__ import annotations
