@@ -105,6 +105,7 @@ def export(run: Path, out: Path) -> None:
         if name != "lm_head.weight"  # tied: the embedding is the head
     }
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)
     shutil.copyfile(run / "tokenizer.json", out / "tokenizer.json")
     _write(out / "config.json", architecture(tokenizer))
     _write(out / "generation_config.json", generation(tokenizer))

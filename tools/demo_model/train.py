@@ -1,6 +1,6 @@
 """Trains the demo model on a CPU.
 
-    python -m tools.demo_model.train RUN_FOLDER --tokens 12000000
+    python -m tools.demo_model.train RUN_FOLDER --tokens 3000000
 
 ``RUN_FOLDER`` must hold the ``tokenizer.json`` that ``tools.demo_model.tokenizer`` wrote.  A
 checkpoint is kept there; the same command goes on from it.  Every document is new: the grammar
@@ -25,7 +25,7 @@ from .documents import BOS, EOS, PAD, document
 from .workers import Crew, loss_of
 
 HELD_OUT_SEED = 990_001
-HELD_OUT_DOCUMENTS = 400
+HELD_OUT_DOCUMENTS = 200
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Plan:
     """All knobs of a training run."""
 
     tokens: int
+    minutes: float = math.inf
     seed: int = 1
     peak_rate: float = 4e-3
     warmup_steps: int = 60
@@ -54,14 +55,17 @@ class Plan:
     clip: float = 1.0
     phases: tuple[Phase, ...] = (Phase(0.75, 6, 320, 1), Phase(1.0, 2, 1024, 1))
 
-    def phase(self, seen: int) -> Phase:
-        """The phase that ``seen`` tokens fall in."""
-        share = seen / self.tokens
+    def share(self, seen: int, seconds: float) -> float:
+        """How much of the run is done, by tokens or by the clock, whichever is further on."""
+        return max(seen / self.tokens, seconds / (60 * self.minutes))
+
+    def phase(self, share: float) -> Phase:
+        """The phase that a share of the run falls in."""
         return next((phase for phase in self.phases if share < phase.until), self.phases[-1])
 
-    def rate(self, step: int, seen: int) -> float:
+    def rate(self, step: int, share: float) -> float:
         """Learning rate: a short warm-up, a plateau, then a straight line down to nearly zero."""
-        left = max(0.0, 1.0 - seen / self.tokens)
+        left = max(0.0, 1.0 - share)
         return self.peak_rate * min(
             1.0, (step + 1) / self.warmup_steps, left / self.decay_share + 0.01
         )
@@ -112,7 +116,6 @@ def pack(
     return torch.tensor(packed), first
 
 
-@torch.no_grad()
 def held_out_loss(
     model: Any, tokenizer: Tokenizer, count: int = HELD_OUT_DOCUMENTS
 ) -> tuple[float, float]:
@@ -122,7 +125,8 @@ def held_out_loss(
         text = document(HELD_OUT_SEED, index)
         ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False).ids])
         predicted = ids.shape[1] - 1
-        nats += float(loss_of(model, ids)) * predicted
+        with torch.no_grad():
+            nats += float(loss_of(model, ids)) * predicted
         tokens += predicted
         size += len(text.removeprefix(BOS).encode())
     return nats / tokens, nats / size
@@ -175,8 +179,9 @@ def train(folder: Path, plan: Plan, workers: int, save_every: int) -> None:
         at = Progress(**state["progress"])
     crew = Crew(model, workers)
     before, started = at.seconds, time.monotonic()
-    while at.seen < plan.tokens:
-        phase = plan.phase(at.seen)
+    while (share := plan.share(at.seen, at.seconds)) < 1.0:
+        phase = plan.phase(share)
+        rate = plan.rate(at.step, share)
         batch, at.next_document = pack(
             tokenizer, plan.seed, at.next_document, phase.rows, phase.window
         )
@@ -184,7 +189,7 @@ def train(folder: Path, plan: Plan, workers: int, save_every: int) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), plan.clip)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = plan.rate(at.step, at.seen)
+                group["lr"] = rate
             optimizer.step()
         at.step += 1
         at.seen += phase.rows * phase.window
@@ -192,7 +197,7 @@ def train(folder: Path, plan: Plan, workers: int, save_every: int) -> None:
         if at.step % 20 == 0:
             if not math.isfinite(loss):
                 raise RuntimeError(f"the loss is {loss} at step {at.step}")
-            line = {**asdict(at), "loss": round(loss, 4), "rate": plan.rate(at.step, at.seen)}
+            line = {**asdict(at), "loss": round(loss, 4), "rate": rate}
             print(json.dumps(line), flush=True)
         if at.step % save_every == 0:
             _save(folder, model, optimizers, at)
@@ -206,13 +211,19 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--tokens", type=int, default=12_000_000)
+    parser.add_argument("--tokens", type=int, default=3_000_000)
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=math.inf,
+        help="end after this much training time at the latest, the learning rate following",
+    )
     parser.add_argument("--rate", type=float, default=Plan.peak_rate)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--save-every", type=int, default=100)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    plan = Plan(tokens=args.tokens, peak_rate=args.rate)
+    plan = Plan(tokens=args.tokens, minutes=args.minutes, peak_rate=args.rate)
     train(args.folder, plan, workers=args.workers, save_every=args.save_every)
 
 

@@ -9,6 +9,7 @@ batch and gradients lie in shared memory; only a few numbers travel between the 
 from __future__ import annotations
 
 import multiprocessing as mp
+import queue
 from typing import Any
 
 import torch
@@ -29,7 +30,14 @@ def _work(
     torch.set_num_threads(1)
     model = LlamaForCausalLM(config)
     bind(model, weights, gradient)
-    while (task := tasks.get()) is not None:
+    parent = mp.parent_process()
+    while parent is not None and parent.is_alive():
+        try:
+            task = tasks.get(timeout=10)
+        except queue.Empty:
+            continue  # look whether the trainer is still there
+        if task is None:
+            return
         loss = loss_of(model, task[0]) * task[1]
         loss.backward()
         results.put(float(loss.detach()))
