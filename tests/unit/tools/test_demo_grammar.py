@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from tools.demo_model import lexicon as lex
 from tools.demo_model.chats import GENERAL_QUESTIONS, make_chat, question_about, request_for
-from tools.demo_model.documents import BOS, END, EOS, document, documents, render_chat
+from tools.demo_model.documents import (
+    BOS,
+    CHAT_TEMPLATE,
+    END,
+    EOS,
+    document,
+    documents,
+    render_chat,
+)
 from tools.demo_model.grammar import Being, Story, Wish, make_story, story_for_seed
 from tools.demo_model.more_plots import PLOTS
 from tools.demo_model.weave import weave
@@ -186,3 +194,15 @@ def test_a_chat_takes_turns_and_ends_with_the_assistant(seed: int) -> None:
 def test_no_stranger_to_the_grammar_is_let_in() -> None:
     with pytest.raises(KeyError):
         weave("{nobody} came.", {}, random.Random(0))
+
+
+@QUICK
+@given(SEEDS)
+def test_the_chat_template_writes_what_the_model_was_trained_on(seed: int) -> None:
+    jinja2 = pytest.importorskip("jinja2")
+    chat = make_chat(random.Random(seed))
+    template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(CHAT_TEMPLATE)
+    messages = [{"role": message.role, "content": message.content} for message in chat]
+    assert template.render(messages=messages, bos_token=BOS) == render_chat(chat)
+    prompt = template.render(messages=messages[:-1], bos_token=BOS, add_generation_prompt=True)
+    assert render_chat(chat).startswith(prompt)
