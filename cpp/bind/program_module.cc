@@ -47,21 +47,21 @@ void bind_ops(nb::module_& m) {
       .def(nb::init<Name, Name, int64_t>(), nb::kw_only(), "x"_a, "weight"_a, "vocab_size"_a);
 }
 
-RopeTable copy_rope(const Table& cos, const Table& sin, int64_t context_tokens) {
-  if (cos.shape(0) != sin.shape(0) || cos.shape(1) != sin.shape(1) ||
-      static_cast<int64_t>(cos.shape(0)) != context_tokens) {
-    throw Error("the rope table does not have one row per position of the context");
+RopeTable rope_table(const Table& cos, const Table& sin) {
+  if (cos.shape(0) != sin.shape(0) || cos.shape(1) != sin.shape(1)) {
+    throw Error("the two halves of the rope table have different shapes");
   }
-  return {static_cast<int64_t>(cos.shape(1)), {cos.data(), cos.data() + cos.size()},
-          {sin.data(), sin.data() + sin.size()}};
+  return {static_cast<int64_t>(cos.shape(0)), static_cast<int64_t>(cos.shape(1)), cos.data(),
+          sin.data(), std::make_shared<const std::pair<Table, Table>>(cos, sin)};
 }
 
 }  // namespace
 
 void bind_program(nb::module_& m) {
-  // The later registered is tried first, so the derived class comes last.
+  // The later registered is tried first, so the derived classes come last.
   const nb::exception<Error> error(m, "Error", PyExc_RuntimeError);
   nb::exception<OutOfMemoryError>(m, "OutOfMemoryError", error);
+  nb::exception<NonFiniteError>(m, "NonFiniteError", error);
   bind_ops(m);
   nb::class_<Register>(m, "Register")
       .def(nb::init<std::string, int64_t>(), nb::kw_only(), "name"_a, "width"_a);
@@ -76,7 +76,7 @@ void bind_program(nb::module_& m) {
                        int64_t hidden_size, int64_t vocab_size, int64_t context_tokens,
                        bool has_embedding, bool has_head) {
              RopeTable rope;
-             if (rope_cos && rope_sin) rope = copy_rope(*rope_cos, *rope_sin, context_tokens);
+             if (rope_cos && rope_sin) rope = rope_table(*rope_cos, *rope_sin);
              return std::make_shared<const Program>(ProgramSpec{
                  std::move(registers), std::move(ops), std::move(weights), std::move(caches),
                  std::move(rope), hidden_size, vocab_size, context_tokens, has_embedding,

@@ -5,8 +5,8 @@
 
 namespace potluck {
 
-// Adds the classes Error and OutOfMemoryError, one class per op, Register, WeightSpec, CacheSpec and
-// Program to `m`.
+// Adds the classes Error, OutOfMemoryError and NonFiniteError, one class per op, Register,
+// WeightSpec, CacheSpec and Program to `m`.
 void bind_program(nanobind::module_& m);
 
 }  // namespace potluck

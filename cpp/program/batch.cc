@@ -57,7 +57,8 @@ void check_sharing(const std::vector<Slice>& slices) {
     for (int64_t i = 0; i < blocks_for(end_position(slice)); ++i) ++num_uses[slice.block_table[i]];
   }
   for (const Slice& slice : slices) {
-    for (int64_t i = slice.start_position / kBlockTokens; i < blocks_for(end_position(slice)); ++i) {
+    const int64_t end = blocks_for(end_position(slice));
+    for (int64_t i = slice.start_position / kBlockTokens; i < end; ++i) {
       if (num_uses[slice.block_table[i]] > 1) {
         fail(slice, "cache block " + std::to_string(slice.block_table[i]) +
                         " is written here and used elsewhere in the same step");

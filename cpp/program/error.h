@@ -1,4 +1,4 @@
-// What the runner throws. The binding turns both into Python exceptions.
+// What the runner throws. The binding turns each into a Python exception.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,12 @@ class OutOfMemoryError : public Error {
  public:
   OutOfMemoryError(uint64_t needed_bytes, const std::string& what_for)
       : Error("no memory for " + what_for + " (" + std::to_string(needed_bytes) + " bytes)") {}
+};
+
+// The model computed something that is not a number.
+class NonFiniteError : public Error {
+ public:
+  using Error::Error;
 };
 
 }  // namespace potluck

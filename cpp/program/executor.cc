@@ -148,8 +148,8 @@ void Executor::run_op(const op::Rope<int>& o, const Batch& batch, ThreadPool::Se
                   [&](int64_t begin, int64_t end, int) {
                     for (int64_t t = begin; t < end; ++t) {
                       const int64_t row = batch.rows()[t].position * rope.half_head_dim;
-                      kernels_.rope(x + t * columns, rope.cos.data() + row,
-                                    rope.sin.data() + row, o.num_heads, o.head_dim);
+                      kernels_.rope(x + t * columns, rope.cos + row,
+                                    rope.sin + row, o.num_heads, o.head_dim);
                     }
                   });
 }

@@ -218,11 +218,7 @@ class Resolver {
 
   void check_rope_table() const {
     const RopeTable& rope = spec_.rope;
-    if (rope.half_head_dim < 0 || rope.half_head_dim >= kMaxSize) {
-      throw Error("the rope table has a nonsensical width");
-    }
-    const auto size = static_cast<uint64_t>(rope.half_head_dim * spec_.context_tokens);
-    if (rope.cos.size() != size || rope.sin.size() != size) {
+    if (rope.cos != nullptr && rope.num_positions != spec_.context_tokens) {
       throw Error("the rope table does not have one row per position of the context");
     }
   }

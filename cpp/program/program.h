@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -24,11 +25,14 @@ struct CacheSpec {
   int64_t head_dim;
 };
 
-// [context_tokens][half_head_dim]; empty when the program rotates nothing.
+// [num_positions][half_head_dim] each; null when the program rotates nothing. Not copied, as it
+// takes 67 MB for a long context: `owner` keeps it alive, and nobody changes it.
 struct RopeTable {
+  int64_t num_positions = 0;
   int64_t half_head_dim = 0;
-  std::vector<float> cos;
-  std::vector<float> sin;
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+  std::shared_ptr<const void> owner;
 };
 
 // What comes in, as potluck.types.program.Program has it.

@@ -48,7 +48,9 @@ class Candidates {
     };
     size = std::min(size, count_);
     if (size <= num_sorted_) return;
-    if (size < count_) std::nth_element(order_ + num_sorted_, order_ + size, order_ + count_, before);
+    if (size < count_) {
+      std::nth_element(order_ + num_sorted_, order_ + size, order_ + count_, before);
+    }
     std::sort(order_ + num_sorted_, order_ + size, before);
     num_sorted_ = size;
   }
@@ -145,8 +147,9 @@ void Sampler::open(const std::vector<Opening>& openings) {
   for (const Opening& opening : openings) {
     Sequence sequence{opening.sampling, has_penalties(opening.sampling), {}};
     if (sequence.keeps_history) {
-      for (const int64_t token : opening.prompt_tokens) sequence.output_counts.try_emplace(token, 0);
-      for (const int64_t token : opening.output_tokens) ++sequence.output_counts[token];
+      auto& counts = sequence.output_counts;
+      for (const int64_t token : opening.prompt_tokens) counts.try_emplace(token, 0);
+      for (const int64_t token : opening.output_tokens) ++counts[token];
     }
     sequences_.insert_or_assign(opening.sequence_id, std::move(sequence));
   }
@@ -178,7 +181,10 @@ std::vector<SampledToken> Sampler::sample(const WantedRow* first, const WantedRo
                     }
                   });
   for (size_t i = 0; i < sampled.size(); ++i) {
-    if (!finite[i]) fail(sampled[i].sequence_id, "its logits are not finite (NaN or infinity)");
+    if (!finite[i]) {
+      throw NonFiniteError("sequence " + std::to_string(sampled[i].sequence_id) +
+                           ": its logits are not finite (NaN or infinity)");
+    }
   }
   return sampled;
 }

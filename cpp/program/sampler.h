@@ -68,8 +68,8 @@ class Sampler {
   bool is_open(int64_t sequence_id) const { return sequences_.count(sequence_id) > 0; }
 
   // One token per entry of [first, last); `logits` has a row of vocab_size for each, in the same
-  // order. Changes no sequence's history: see record. Throws Error for a sequence that is not open
-  // and for logits that are not finite.
+  // order. Changes no sequence's history: see record. Throws Error for a sequence that is not open,
+  // and NonFiniteError for logits that are not finite.
   std::vector<SampledToken> sample(const WantedRow* first, const WantedRow* last,
                                    const float* logits, ThreadPool::Session& session);
 

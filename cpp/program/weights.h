@@ -1,4 +1,4 @@
-// The weights of one stage: matrices in panels, in the format of their file, and vectors as float32.
+// The weights of one stage: matrices in panels, in their file's format, and vectors as float32.
 #pragma once
 
 #include <cstdint>

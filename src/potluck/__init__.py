@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from potluck.version import __version__
+
 if TYPE_CHECKING:
     from potluck.errors import PotluckError
     from potluck.local import Generation, GenerationResult, Model, Piece
     from potluck.types.step import SamplingParams
     from potluck.types.text import ChatMessage
-
-__version__ = "0.1.0"
 
 _EXPORTS = {
     "ChatMessage": "potluck.types.text",

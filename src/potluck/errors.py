@@ -9,7 +9,13 @@
     ├── UnsupportedModelError    a sound model that this build cannot run
     ├── ChatTemplateError        a chat template is absent or broken, or refuses the messages
     ├── InsufficientMemoryError  it would not fit in the memory that may be used
-    └── EngineError              the compiled core is missing or refused a call
+    ├── OverloadedError          there is no room for more requests now
+    ├── EngineError              the compiled core is missing or refused a call
+    ├── EdgeError                a connection between two stages failed or was refused
+    │   └── EdgeClosedError      it was closed, by either side, between two frames
+    ├── JoinError                a node could not take its place in the cluster
+    └── CallError                a control call to another node failed
+        └── NodeLostError        the node called is not in the cluster, or left during the call
 
 An error says what is wrong in one line (``message``) and what to do about it (``hint``). The
 command line prints both and no traceback; programs read the fields.
@@ -90,5 +96,42 @@ class InsufficientMemoryError(PotluckError):
         self.available_bytes = available_bytes
 
 
+class OverloadedError(PotluckError):
+    """There is no room for another request now; after ``retry_after_seconds`` there may be."""
+
+    def __init__(self, message: str, *, retry_after_seconds: int) -> None:
+        super().__init__(message, hint=f"try again in {retry_after_seconds} s")
+        self.retry_after_seconds = retry_after_seconds
+
+
 class EngineError(PotluckError):
     """The compiled core is missing, or refused a call."""
+
+
+class EdgeError(PotluckError):
+    """The connection with ``peer`` (a node id or an address) failed or was refused."""
+
+    def __init__(self, peer: str, reason: str, *, hint: str = "") -> None:
+        super().__init__(f"edge with {peer}: {reason}", hint=hint)
+        self.peer = peer
+        self.reason = reason
+
+
+class EdgeClosedError(EdgeError):
+    """An edge was closed, by either side, between two frames: nothing was cut off."""
+
+
+class JoinError(PotluckError):
+    """A node could not take its place in the cluster."""
+
+
+class CallError(PotluckError):
+    """A control call to another node failed: there, on the way, or here."""
+
+
+class NodeLostError(CallError):
+    """The node ``node_id`` is not in the cluster, or left it during the call."""
+
+    def __init__(self, node_id: str, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.node_id = node_id

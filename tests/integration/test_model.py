@@ -56,7 +56,7 @@ def texts_alone(model: potluck.Model) -> list[Text]:
 
 
 def free_blocks(model: potluck.Model) -> int:
-    return model._dispatcher.num_free_blocks
+    return model._dispatcher.load.num_free_blocks
 
 
 @pytest.fixture(scope="module")

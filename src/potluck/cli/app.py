@@ -9,7 +9,9 @@ import typer
 
 import potluck
 from potluck.cli.bench import bench
+from potluck.cli.cluster import deploy, down, plan, ps, undeploy
 from potluck.cli.run import run
+from potluck.cli.up import up
 
 app = typer.Typer(
     name="potluck",
@@ -20,6 +22,12 @@ app = typer.Typer(
 )
 app.command("run")(run)
 app.command("bench")(bench)
+app.command("up")(up)
+app.command("deploy")(deploy)
+app.command("plan")(plan)
+app.command("ps")(ps)
+app.command("undeploy")(undeploy)
+app.command("down")(down)
 
 
 def _print_version(value: bool) -> None:
@@ -41,5 +49,4 @@ def _options(
     ] = False,
 ) -> None:
     del version  # handled by its callback
-    # What went wrong is said in one line; the logs of it are for --debug.
-    logging.basicConfig(level=logging.DEBUG if debug else logging.CRITICAL)
+    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from potluck.cli.settings import Settings, read_settings
+from potluck.cluster.agent.state import StateDirectory, default_state_directory
 
 ModelArgument = Annotated[
     str,
@@ -48,3 +49,20 @@ def settings() -> Settings:
     except RuntimeError:  # no HOME and no entry in the user database
         return read_settings(os.environ, None)
     return read_settings(os.environ, home)
+
+
+StateOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--state",
+        envvar="POTLUCK_STATE",
+        show_envvar=True,
+        help="State directory of the node; one for each agent on a machine.",
+        show_default=False,
+    ),
+]
+
+
+def state_directory(path: Path | None) -> StateDirectory:
+    """The directory that was asked for, or the user's own."""
+    return StateDirectory(path or default_state_directory(os.environ))

@@ -15,6 +15,8 @@ import msgspec
 from potluck.errors import UsageError
 
 _PREFIX = "POTLUCK_"
+_NOT_SETTINGS = frozenset({"POTLUCK_SECRET", "POTLUCK_STATE"})
+"""Variables that single commands read."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -35,7 +37,7 @@ def read_settings(environ: Mapping[str, str], home: Path | None) -> Settings:
     if path is not None and path.is_file():
         values.update(_read_file(path))
     for name, text in environ.items():
-        if name.startswith(_PREFIX) and text:
+        if name.startswith(_PREFIX) and name not in _NOT_SETTINGS and text:
             values.update(_checked({name.removeprefix(_PREFIX).lower(): text}, name))
     return msgspec.convert(values, Settings)
 

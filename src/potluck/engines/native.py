@@ -19,6 +19,7 @@ from potluck.engines.native_program import (
     core_program,
     core_slice,
 )
+from potluck.engines.threads import default_num_threads
 from potluck.errors import EngineError, ParameterError
 from potluck.kernels import runner
 from potluck.types.engine import StepResult
@@ -35,7 +36,13 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
 
 ThreadPool = runner.ThreadPool
-"""``ThreadPool(num_threads)``: may be shared by the stages of a process, which take turns."""
+"""May be shared by the stages of a process, which take turns. Made by ``make_pool``."""
+
+
+def make_pool(num_threads: int | None = None) -> ThreadPool:
+    """A pool of ``num_threads``, the caller's included; None is as many as cores may be used."""
+    with core_errors("ask for fewer threads, and at least 1"):
+        return ThreadPool(default_num_threads() if num_threads is None else num_threads)
 
 
 def available_isas() -> tuple[str, ...]:
@@ -167,7 +174,7 @@ class _NativeSink:
         self._engine = engine  # and not its stage, which would then outlive its close
 
     def begin(self, info: TensorInfo) -> None:
-        with core_errors():
+        with core_errors("the model's files do not fit its configuration: get them again"):
             self._engine._stage.begin_weight(info.name, info.shape, info.format.label)
 
     def write_rows(self, name: str, start_row: int, end_row: int, data: memoryview) -> None:

@@ -27,18 +27,21 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def core_errors() -> Iterator[None]:
-    """Turn what the core refuses into ``EngineError``."""
+def core_errors(hint: str = "this is a defect in Potluck; please report it") -> Iterator[None]:
+    """Turn what the core refuses into ``EngineError``; ``hint`` says what to do about it."""
     try:
         yield
     except runner.OutOfMemoryError as error:
         raise EngineError(
             str(error), hint="close other programs, or use a smaller model, context or batch"
         ) from error
-    except runner.Error as error:
+    except runner.NonFiniteError as error:
         raise EngineError(
-            str(error), hint="this is a defect in Potluck; please report it"
+            str(error),
+            hint="the weights are damaged or overflow: download or convert the model again",
         ) from error
+    except runner.Error as error:
+        raise EngineError(str(error), hint=hint) from error
 
 
 def core_program(program: Program) -> runner.Program:

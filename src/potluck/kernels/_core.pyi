@@ -110,6 +110,9 @@ class Error(RuntimeError):
 class OutOfMemoryError(Error):
     """The operating system gave no memory."""
 
+class NonFiniteError(Error):
+    """The model computed something that is not a number."""
+
 class Embed:
     def __init__(self, *, weight: str, out: str) -> None: ...
 

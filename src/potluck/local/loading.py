@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from potluck.catalog import ModelDescription, canonical_source, open_tensors
 from potluck.engines.native import (
     NativeEngine,
-    ThreadPool,
     cache_bytes,
     choose_isa,
+    make_pool,
     scratch_bytes,
 )
 from potluck.engines.threads import default_num_threads
@@ -129,7 +129,7 @@ def load_stages(
     ``on_progress`` is called with bytes done and bytes in all. After an error nothing stays open.
     """
     total_bytes = sum(stage.weights_bytes for stage in plan.stages)
-    pool = ThreadPool(plan.num_threads)
+    pool = make_pool(plan.num_threads)
     with closing(open_tensors(description.files)) as tensors, ExitStack() as on_failure:
         engines = []
         loaded_bytes = 0

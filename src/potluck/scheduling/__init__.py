@@ -6,7 +6,7 @@ transports are none of their business.
 
 from potluck.scheduling.blocks import BlockPool
 from potluck.scheduling.scheduler import Scheduler, SchedulerLimits
-from potluck.scheduling.sequence import CommittedToken, FinishReason, SequenceRequest
+from potluck.types.sequence import CommittedToken, FinishReason, SequenceRequest
 
 __all__ = [
     "BlockPool",

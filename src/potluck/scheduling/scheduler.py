@@ -25,12 +25,8 @@ from dataclasses import dataclass
 
 from potluck.errors import PromptTooLongError
 from potluck.scheduling.blocks import BlockPool, blocks_for
-from potluck.scheduling.sequence import (
-    CommittedToken,
-    FinishReason,
-    SequenceRequest,
-    SequenceState,
-)
+from potluck.scheduling.sequence import SequenceState
+from potluck.types.sequence import CommittedToken, FinishReason, SequenceRequest
 from potluck.types.step import (
     KV_BLOCK_TOKENS,
     SampledToken,

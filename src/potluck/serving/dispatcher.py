@@ -32,6 +32,15 @@ Subscriber = Callable[[Update], None]
 """Called under the dispatcher's lock, on any thread: it must be quick and not call back."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Sequences that hold cache blocks (running) and that do not yet, and blocks nobody holds."""
+
+    num_waiting: int
+    num_running: int
+    num_free_blocks: int
+
+
 class Dispatcher:
     """Serves sequences over one pipeline. Thread-safe.
 
@@ -48,10 +57,15 @@ class Dispatcher:
         self._pipeline = start_pipeline(self._on_outcome)
 
     @property
-    def num_free_blocks(self) -> int:
-        """Cache blocks that no sequence holds."""
+    def load(self) -> Load:
+        """How busy it is now."""
         with self._lock:
-            return self._scheduler.num_free_blocks
+            num_waiting = self._scheduler.num_waiting
+            return Load(
+                num_waiting=num_waiting,
+                num_running=self._scheduler.num_sequences - num_waiting,
+                num_free_blocks=self._scheduler.num_free_blocks,
+            )
 
     def add(self, request: SequenceRequest, subscriber: Subscriber) -> SequenceId:
         """Queue a sequence; its updates go to ``subscriber``.

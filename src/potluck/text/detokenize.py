@@ -111,6 +111,12 @@ class StreamingDetokenizer:
         self._matcher = StopMatcher(stop_strings)
         self._strip_space = starts_text and tokenizer.strips_prefix_space
         self._stopped_by: str | None = None
+        self._num_characters = 0
+
+    @property
+    def num_characters(self) -> int:
+        """Characters decoded so far, those held back included: where the next token's begin."""
+        return self._num_characters
 
     @property
     def stopped_by(self) -> str | None:
@@ -133,5 +139,6 @@ class StreamingDetokenizer:
     def _emit(self, text: str) -> str:
         if self._stopped_by is not None:
             return ""
+        self._num_characters += len(text)
         text, self._stopped_by = self._matcher.push(text)
         return text

@@ -234,8 +234,9 @@ def test_logits_that_are_not_finite_are_an_error() -> None:
         sequence_id=SequenceId(4), tokens=(1,), start_position=0, block_table=(0,), sample=True
     )
     step = Step(step_id=StepId(0), slices=(part,), opened=(opening(4),))
-    with pytest.raises(EngineError, match="sequence 4: its logits are not finite"):
+    with pytest.raises(EngineError, match="sequence 4: its logits are not finite") as caught:
         engine.step(step, np.full((1, 256), np.nan, np.float32))
+    assert "weights are damaged" in caught.value.hint
 
 
 def test_a_step_without_slices_does_nothing() -> None:

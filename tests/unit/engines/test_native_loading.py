@@ -21,8 +21,10 @@ from potluck.engines.native import (
     available_isas,
     cache_bytes,
     choose_isa,
+    make_pool,
     scratch_bytes,
 )
+from potluck.engines.threads import default_num_threads
 from potluck.errors import EngineError, ParameterError
 from potluck.types.program import (
     CacheSpec,
@@ -221,7 +223,7 @@ def test_scratch_bytes_cover_what_a_step_touches() -> None:
 
 
 def test_memory_that_does_not_exist_is_one_clear_line() -> None:
-    """2^28 blocks of 1024 positions' worth of heads: more than the address space."""
+    """More blocks than an address space holds."""
     config = replace(small_config(1), head_dim=512, num_kv_heads=4)
     program = make_program(config, Shard.whole(1))
     with pytest.raises(EngineError, match=r"no memory for the key cache \(\d+ bytes\)") as caught:
@@ -230,7 +232,15 @@ def test_memory_that_does_not_exist_is_one_clear_line() -> None:
     assert caught.value.hint
 
 
-# Instruction sets
+# Threads and instruction sets
+
+
+def test_pools() -> None:
+    assert make_pool(3).num_threads == 3
+    assert make_pool().num_threads == default_num_threads()
+    for num_threads in (0, -1, 1 << 20):
+        with pytest.raises(EngineError, match="1 to 1024 threads"):
+            make_pool(num_threads)
 
 
 def test_an_unavailable_instruction_set_names_those_there_are() -> None:

@@ -97,7 +97,7 @@ def test_concurrent_sequences_over_three_stages_get_their_own_texts() -> None:
     queues = [add(dispatcher, each)[1] for each in requests]
     for each, updates in zip(requests, queues, strict=True):
         assert receive(updates) == expected_tokens(each.prompt_tokens, each.max_new_tokens or 0)
-    assert dispatcher.num_free_blocks == 16
+    assert dispatcher.load.num_free_blocks == 16
     dispatcher.close()
 
 
@@ -107,7 +107,7 @@ def test_a_failing_stage_fails_its_sequences_and_frees_their_blocks() -> None:
     _, updates = add(dispatcher, request(0, 5))
     with pytest.raises(EngineError, match="the cable is out"):
         receive(updates)
-    assert dispatcher.num_free_blocks == 16
+    assert dispatcher.load.num_free_blocks == 16
     dispatcher.close()
 
 
@@ -127,9 +127,9 @@ def test_cancel_frees_the_blocks_while_a_step_is_in_flight() -> None:
     engine.gate.clear()
     dispatcher = dispatcher_of(engine)
     sequence_id, updates = add(dispatcher, request(0, 50))
-    assert dispatcher.num_free_blocks == 13
+    assert dispatcher.load.num_free_blocks == 13
     dispatcher.cancel(sequence_id)
-    assert dispatcher.num_free_blocks == 16
+    assert dispatcher.load.num_free_blocks == 16
     engine.gate.set()
     dispatcher.close()
     assert updates.empty()

@@ -1,0 +1,105 @@
+"""Errors as OpenAI writes them: a status and ``{"error": {message, type, param, code}}``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from potluck.errors import (
+    ChatTemplateError,
+    ModelNotFoundError,
+    OverloadedError,
+    ParameterError,
+    PotluckError,
+    PromptTooLongError,
+    UsageError,
+)
+
+
+class ApiError(PotluckError):
+    """An answer that is an error. ``param`` names what is wrong in the request, if anything is."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, object]:
+        """The error object."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": _error_type(self.status),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def encoded(self) -> bytes:
+        """The error object as JSON."""
+        return msgspec.json.encode(self.body)
+
+
+class ClientGoneError(Exception):
+    """The client has closed the connection: there is nobody to answer."""
+
+
+def invalid(param: str | None, message: str, *, code: str = "invalid_value") -> ApiError:
+    """A request that is refused for the value of ``param``."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def overloaded(message: str, retry_after_seconds: int) -> ApiError:
+    """No room; the client is told when to come again."""
+    return ApiError(
+        429,
+        message,
+        code="rate_limit_exceeded",
+        headers={"Retry-After": str(retry_after_seconds)},
+    )
+
+
+def internal_error() -> ApiError:
+    """A mistake of ours, whose details are in the log and nobody else's business."""
+    return ApiError(500, "the server made a mistake; its log says more", code="internal_error")
+
+
+def to_api_error(error: PotluckError, *, prompt_param: str | None = None) -> ApiError:
+    """What a client is told of ``error``.
+
+    ``prompt_param`` is what the prompt is called in the request: ``messages`` or ``prompt``.
+    """
+    if isinstance(error, ApiError):
+        return error
+    message = f"{error.message} ({error.hint})" if error.hint else error.message
+    if isinstance(error, PromptTooLongError):
+        return ApiError(400, error.message, code="context_length_exceeded", param=prompt_param)
+    if isinstance(error, ParameterError):
+        return invalid(error.name, message)
+    if isinstance(error, ChatTemplateError):
+        return invalid(prompt_param, message)
+    if isinstance(error, ModelNotFoundError):
+        return ApiError(404, message, code="model_not_found", param="model")
+    if isinstance(error, OverloadedError):
+        return overloaded(error.message, error.retry_after_seconds)
+    if isinstance(error, UsageError):
+        return invalid(None, message)
+    return ApiError(503, message, code="service_unavailable")
+
+
+def _error_type(status: int) -> str:
+    if status >= 500:
+        return "server_error"
+    return "rate_limit_error" if status == 429 else "invalid_request_error"

@@ -1,0 +1,138 @@
+"""What stands before every address: who may pass, what becomes of errors, and the count."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from potluck.api.errors import ApiError, ClientGoneError, internal_error, to_api_error
+from potluck.api.keys import ApiKeys
+from potluck.api.metrics import ApiMetrics
+from potluck.errors import PotluckError
+
+_log = logging.getLogger(__name__)
+
+OPEN_PATHS = frozenset({"/health"})
+"""Answered without a key: they say nothing but that somebody is there."""
+
+ENDPOINTS = (
+    "/v1/models",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/health",
+    "/metrics",
+    "/cluster",
+)
+
+_CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for clients that went away. It is counted, never sent."""
+
+_BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
+
+
+class Guard:
+    """ASGI middleware: refuses strangers, turns errors into answers, counts requests."""
+
+    def __init__(self, app: ASGIApp, *, keys: ApiKeys | None, metrics: ApiMetrics) -> None:
+        self._app = app
+        self._keys = keys
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status: int | None = None
+
+        async def watched_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        refusal: ApiError | None = None
+        try:
+            self._check(scope)
+            await self._app(scope, receive, watched_send)
+        except ClientGoneError:
+            status = _CLIENT_CLOSED_REQUEST
+        except PotluckError as error:
+            refusal = to_api_error(error)
+        except Exception:  # noqa: BLE001 - the boundary: the client gets an answer whatever it is
+            _log.exception("a request failed: %s", scope["path"])
+            refusal = internal_error()
+        if refusal is not None and status is None:
+            await error_response(refusal)(scope, receive, watched_send)
+        self._metrics.count_request(_endpoint(scope["path"]), status or 500)
+
+    def _check(self, scope: Scope) -> None:
+        if scope["path"] in OPEN_PATHS:
+            return
+        headers = Headers(scope=scope)
+        if self._keys is None:
+            _refuse_foreign_pages(headers)
+            return
+        match = _BEARER.fullmatch(headers.get("authorization", "").strip())
+        if match is None:
+            raise _unauthorized("an API key is needed: send 'Authorization: Bearer KEY'")
+        if self._keys.name_of(match[1]) is None:
+            raise _unauthorized("the API key is not a valid one")
+
+
+def error_response(error: ApiError) -> Response:
+    """``error`` as an answer."""
+    return Response(
+        error.encoded(),
+        status_code=error.status,
+        headers=error.headers,
+        media_type="application/json",
+    )
+
+
+def _unauthorized(message: str) -> ApiError:
+    return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _refuse_foreign_pages(headers: Mapping[str, str]) -> None:
+    """Keep web pages of others from using an address that asks for no key.
+
+    A browser lets any page send simple requests to loopback, and names the page in ``Origin``; a
+    page whose own name is made to resolve to loopback (DNS rebinding) shows in ``Host``.
+    """
+    host = headers.get("host", "")
+    if host and not _names_a_machine_directly(host):
+        raise ApiError(
+            403,
+            "without API keys this server answers to addresses and localhost, to no other name",
+            code="forbidden_host",
+        )
+    origin = headers.get("origin")
+    if origin is not None and origin != f"http://{host}":
+        raise ApiError(
+            403,
+            "without API keys this server answers no pages of other origins",
+            code="forbidden_origin",
+        )
+
+
+def _names_a_machine_directly(host: str) -> bool:
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or bool(ip_address(name))
+    except ValueError:
+        return False
+
+
+def _endpoint(path: str) -> str:
+    """A label from a small set, whatever clients ask for."""
+    if path in ENDPOINTS:
+        return path
+    return "/v1/models" if path.startswith("/v1/models/") else "other"

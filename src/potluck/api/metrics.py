@@ -1,0 +1,197 @@
+"""What ``/metrics`` shows, for Prometheus.
+
+Requests and tokens are measured here, where clients see them; what the coordinators know is asked
+of the gateway whenever somebody looks. Everything is in a registry of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from potluck.api.admission import Admission
+from potluck.types.gateway import Gateway, ModelMetrics, ModelState
+
+_FIRST_TOKEN_SECONDS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
+_BETWEEN_TOKENS_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+"""From a small model on a fast machine to a large one on slow boards, three a decade."""
+
+
+class ApiMetrics:
+    """Counts requests and tokens. For one event loop."""
+
+    def __init__(self, gateway: Gateway, admission: Admission) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "potluck_http_requests",
+            "Requests answered, by address and status; 499 for clients that went away",
+            ["endpoint", "status"],
+            registry=self._registry,
+        )
+        self._prompt_tokens = Counter(
+            "potluck_prompt_tokens",
+            "Tokens of prompts",
+            ["model"],
+            registry=self._registry,
+        )
+        self._new_tokens = Counter(
+            "potluck_generated_tokens",
+            "Tokens that sequences were given",
+            ["model"],
+            registry=self._registry,
+        )
+        self._first_token = Histogram(
+            "potluck_time_to_first_token_seconds",
+            "From a request's whole body to its first token",
+            ["model"],
+            buckets=_FIRST_TOKEN_SECONDS,
+            registry=self._registry,
+        )
+        self._between_tokens = Histogram(
+            "potluck_time_between_tokens_seconds",
+            "From a sequence's token to its next",
+            ["model"],
+            buckets=_BETWEEN_TOKENS_SECONDS,
+            registry=self._registry,
+        )
+        self._registry.register(_GatewayCollector(gateway, admission))
+
+    def count_request(self, endpoint: str, status: int) -> None:
+        """A request has been answered. ``endpoint`` is one of a few."""
+        self._requests.labels(endpoint, str(status)).inc()
+
+    def meter(self, model_id: str, started: float) -> RequestMeter:
+        """What measures one request, that came at ``time.perf_counter()`` ``started``."""
+        return RequestMeter(
+            started,
+            self._prompt_tokens.labels(model_id),
+            self._new_tokens.labels(model_id),
+            self._first_token.labels(model_id),
+            self._between_tokens.labels(model_id),
+        )
+
+    def exposition(self) -> bytes:
+        """Everything, in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+class RequestMeter:
+    """Measures one request."""
+
+    def __init__(
+        self,
+        started: float,
+        prompt_tokens: Counter,
+        new_tokens: Counter,
+        first_token: Histogram,
+        between_tokens: Histogram,
+    ) -> None:
+        self._started = started
+        self._prompt_tokens = prompt_tokens
+        self._new_tokens = new_tokens
+        self._first_token = first_token
+        self._between_tokens = between_tokens
+        self._last: dict[int, float] = {}
+
+    def prompts(self, num_tokens: int) -> None:
+        """The request's prompts have ``num_tokens`` together."""
+        self._prompt_tokens.inc(num_tokens)
+
+    def token(self, index: int) -> None:
+        """The choice ``index`` was given a token now."""
+        now = time.perf_counter()
+        if not self._last:
+            self._first_token.observe(now - self._started)
+        elif index in self._last:
+            self._between_tokens.observe(now - self._last[index])
+        self._last[index] = now
+        self._new_tokens.inc()
+
+
+class _GatewayCollector(Collector):
+    def __init__(self, gateway: Gateway, admission: Admission) -> None:
+        self._gateway = gateway
+        self._admission = admission
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: the gateway is not asked at the start."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """All that is asked for when somebody looks."""
+        yield GaugeMetricFamily(
+            "potluck_http_requests_running",
+            "Requests being answered",
+            value=self._admission.num_running,
+        )
+        yield GaugeMetricFamily(
+            "potluck_http_requests_queued",
+            "Requests that wait for one of those to end",
+            value=self._admission.num_queued,
+        )
+        ready = GaugeMetricFamily(
+            "potluck_model_ready", "1 if the model can answer", labels=["model"]
+        )
+        for status in self._gateway.models():
+            ready.add_metric([status.model_id], float(status.state is ModelState.READY))
+        yield ready
+        models = self._gateway.metrics()
+        yield from _scheduler_families(models)
+        yield from _stage_families(models)
+        yield from _edge_families(models)
+
+
+def _scheduler_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
+    sequences = GaugeMetricFamily(
+        "potluck_sequences", "Live sequences, running or waiting", labels=["model", "state"]
+    )
+    blocks = GaugeMetricFamily(
+        "potluck_kv_blocks", "Blocks of the KV cache", labels=["model", "state"]
+    )
+    for model in models:
+        sequences.add_metric([model.model_id, "running"], model.num_running)
+        sequences.add_metric([model.model_id, "waiting"], model.num_waiting)
+        blocks.add_metric([model.model_id, "used"], model.num_blocks - model.num_free_blocks)
+        blocks.add_metric([model.model_id, "free"], model.num_free_blocks)
+    yield sequences
+    yield blocks
+
+
+def _stage_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
+    labels = ["model", "stage", "node"]
+    steps = CounterMetricFamily("potluck_stage_steps", "Steps computed", labels=labels)
+    seconds = CounterMetricFamily(
+        "potluck_stage_compute_seconds", "Time spent computing steps", labels=labels
+    )
+    memory = GaugeMetricFamily(
+        "potluck_stage_memory_bytes", "Memory that the stage's process holds", labels=labels
+    )
+    for model in models:
+        for stage in model.stages:
+            values = [model.model_id, str(stage.stage), stage.node_id]
+            steps.add_metric(values, stage.num_steps)
+            seconds.add_metric(values, stage.compute_seconds)
+            memory.add_metric(values, stage.memory_bytes)
+    yield steps
+    yield seconds
+    yield memory
+
+
+def _edge_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
+    labels = ["model", "edge", "sender", "receiver"]
+    frames = CounterMetricFamily("potluck_edge_frames", "Frames sent", labels=labels)
+    num_bytes = CounterMetricFamily("potluck_edge_bytes", "Bytes sent", labels=labels)
+    seconds = CounterMetricFamily("potluck_edge_send_seconds", "Time spent sending", labels=labels)
+    for model in models:
+        for edge in model.edges:
+            values = [model.model_id, str(edge.edge), edge.sender, edge.receiver]
+            frames.add_metric(values, edge.num_frames)
+            num_bytes.add_metric(values, edge.num_bytes)
+            seconds.add_metric(values, edge.send_seconds)
+    yield frames
+    yield num_bytes
+    yield seconds

@@ -1,0 +1,160 @@
+"""Serves the application on an address, in the event loop that is there."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
+from typing import cast
+
+import uvicorn
+
+from potluck.api.app import build_app
+from potluck.api.config import ApiConfig
+from potluck.api.protocol import LimitedProtocol
+from potluck.errors import PotluckError, UsageError
+from potluck.types.gateway import Gateway
+
+_SEND_BUFFER_BYTES = 128 * 2**10
+"""Of the kernel, per connection: what a client leaves unread must soon be noticed."""
+
+_TICK_SECONDS = 1.0
+_LAST_WORDS_SECONDS = 1.0
+"""For the errors that end what is left at a shutdown, and again for what hears nothing."""
+
+
+@asynccontextmanager
+async def serve(gateway: Gateway, config: ApiConfig) -> AsyncIterator[str]:
+    """Serve until the block is left; gives the address, ``http://IP:PORT``.
+
+    Leaving the block stops listening, lets requests go on for ``shutdown_seconds``, and ends what
+    is left with an error, within two more seconds. Raises ``UsageError`` for an address that is not
+    loopback without keys, and ``PotluckError`` if it cannot be listened on.
+    """
+    listener = _listen(config)
+    ending = asyncio.Event()
+    server = _Server(_uvicorn_config(gateway, config, ending), config, ending)
+    task = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+    try:
+        await server.wait_started(task)
+        yield _url(listener)
+    finally:
+        server.stop()
+        try:
+            await task
+        finally:
+            listener.close()
+
+
+def _uvicorn_config(gateway: Gateway, config: ApiConfig, ending: asyncio.Event) -> uvicorn.Config:
+    return uvicorn.Config(
+        build_app(gateway, config, ending),
+        http=cast("type[asyncio.Protocol]", partial(LimitedProtocol, config.limits)),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=config.limits.idle_seconds,
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its signal handlers, its polling, and its unbounded patience."""
+
+    def __init__(self, server: uvicorn.Config, config: ApiConfig, ending: asyncio.Event) -> None:
+        super().__init__(server)
+        self._limits = config.limits
+        self._ending = ending
+        self._stopping = asyncio.Event()
+        self._listening = asyncio.Event()
+
+    async def wait_started(self, task: asyncio.Task[None]) -> None:
+        """Return when the server listens; raise what ended ``task`` before that."""
+        listening = asyncio.ensure_future(self._listening.wait())
+        try:
+            await asyncio.wait((listening, task), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            listening.cancel()
+        if task.done():
+            task.result()
+
+    def stop(self) -> None:
+        """Begin to shut down."""
+        self.should_exit = True
+        self._stopping.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the agent's."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
+        await super().startup(sockets)
+        self._listening.set()
+
+    async def main_loop(self) -> None:
+        """Wait for the end; meanwhile the date in the headers is kept up."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), _TICK_SECONDS)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End politely, then less so."""
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await self._wait_until_idle(self._limits.shutdown_seconds)
+        self._ending.set()
+        await self._wait_until_idle(_LAST_WORDS_SECONDS)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await self._wait_until_idle(_LAST_WORDS_SECONDS)
+
+    async def _wait_until_idle(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.server_state.connections or self.server_state.tasks:
+                    await asyncio.sleep(0.02)
+
+
+def _listen(config: ApiConfig) -> socket.socket:
+    if not 0 <= config.port < 1 << 16:
+        raise UsageError(f"there is no port {config.port}", hint="give one from 0 to 65535")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise UsageError(
+            f"there is no address {config.host!r} to listen on",
+            hint="give an IP address of this machine, or leave it out",
+        ) from error
+    if config.keys is None and not ipaddress.ip_address(address[0]).is_loopback:
+        raise UsageError(
+            f"{address[0]} can be reached from other machines, and there are no API keys",
+            hint="make a key and give its file, or listen on 127.0.0.1",
+        )
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise PotluckError(
+            f"cannot listen on {config.host} port {config.port}: {error}",
+            hint="give another port; 0 takes a free one",
+        ) from error
+    return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,196 @@
+"""Commands on the running cluster: deploy, undeploy, plan, ps, down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+from potluck.cli.options import (
+    ContextOption,
+    JsonOption,
+    ModelArgument,
+    StateOption,
+    state_directory,
+)
+from potluck.cli.output import emit_json, note
+from potluck.cluster.agent.control import ask
+from potluck.cluster.agent.state import StateDirectory
+from potluck.quantities import format_bytes
+
+CacheOption = Annotated[
+    int | None,
+    typer.Option(
+        "--cache",
+        help="Tokens that all sequences share in the cache. Default: four full contexts.",
+        show_default=False,
+    ),
+]
+NameOption = Annotated[
+    str | None,
+    typer.Option("--name", help="What clients call it. Default: MODEL.", show_default=False),
+]
+
+
+def deploy(
+    model: ModelArgument,
+    name: NameOption = None,
+    context: ContextOption = None,
+    cache: CacheOption = None,
+    json: JsonOption = False,
+    state: StateOption = None,
+) -> None:
+    """Deploy MODEL over the cluster's nodes and wait until it can answer."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("placing", total=None)
+        result: dict[str, Any] = {}
+        for document in ask(
+            state_directory(state).control_socket, "deploy", _request(model, name, context, cache)
+        ):
+            result = document.get("result") or document["event"]
+            bar.update(
+                task,
+                description=str(result["reason"]),
+                completed=result["done_bytes"],
+                total=result["total_bytes"] or None,
+            )
+    if json:
+        emit_json({"schema": "potluck.deploy/1", **result})
+        return
+    note(f"{result['model_id']} is ready on {len(result['stages'])} stages")
+    _print_stages(result)
+
+
+def plan(
+    model: ModelArgument,
+    context: ContextOption = None,
+    cache: CacheOption = None,
+    json: JsonOption = False,
+    state: StateOption = None,
+) -> None:
+    """Show what of MODEL would go where, and why; nothing is loaded."""
+    result = _result(state_directory(state), "plan", _request(model, None, context, cache))
+    if json:
+        emit_json({"schema": "potluck.plan/1", **result})
+        return
+    _print_stages(result)
+
+
+def undeploy(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As potluck ps shows it.")],
+    state: StateOption = None,
+) -> None:
+    """Stop serving a model and free its memory."""
+    result = _result(state_directory(state), "undeploy", {"name": name})
+    note(f"{result['model_id']} is no longer deployed")
+
+
+def ps(json: JsonOption = False, state: StateOption = None) -> None:
+    """Show nodes, units, deployments and stages."""
+    result = _result(state_directory(state), "state", {})
+    if json:
+        emit_json(result)
+        return
+    rows = [("NODE", "STATE", "ADDRESS", "HTTP", "UNIT", "MAY USE", "THREADS", "VERSION")]
+    for node in result["nodes"]:
+        own = " *" if node["node_id"] == result["node_id"] else ""
+        for unit in node.get("units", ()):
+            rows.append(
+                (
+                    node["node_id"] + own,
+                    node["state"],
+                    node["address"],
+                    node["http_address"] or "-",
+                    unit["unit_id"],
+                    format_bytes(unit["usable_bytes"]),
+                    str(unit["num_threads"]),
+                    node["version"],
+                )
+            )
+        if "units" not in node:
+            rows.append((node["node_id"], node["state"], *[""] * 6))
+    for node in result["incompatible"]:
+        rows.append((node["node_id"], f"refused: wire version {node['wire_version']}", *[""] * 6))
+    _print_table(rows)
+    for deployment in result["deployments"]:
+        reason = f" ({deployment['reason']})" if deployment["reason"] else ""
+        print(
+            f"\n{deployment['model_id']}: {deployment['state']}{reason}, "
+            f"context {deployment['context_tokens']} tokens, "
+            f"coordinator {deployment['epoch']['coordinator']}"
+        )
+        _print_stages(deployment)
+    if not result["deployments"]:
+        print("\nnothing is deployed; potluck deploy MODEL")
+
+
+def down(state: StateOption = None) -> None:
+    """Let requests finish, hand stages over, and stop this node's agent."""
+    note("draining")
+    for _ in ask(state_directory(state).control_socket, "down", {}):
+        pass
+
+
+def _request(
+    model: str, name: str | None, context: int | None, cache: int | None
+) -> dict[str, object]:
+    return {
+        "model": _absolute(model),
+        "model_id": name,
+        "context_tokens": context,
+        "cache_tokens": cache,
+    }
+
+
+def _absolute(model: str) -> str:
+    """A path as other processes can read it; hub ids and ``demo`` as they are."""
+    from pathlib import Path
+
+    path = Path(model).expanduser()
+    return str(path.resolve()) if model != "demo" and path.exists() else model
+
+
+def _result(state: StateDirectory, method: str, params: dict[str, object]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for document in ask(state.control_socket, method, params):
+        result = document.get("result") or {}
+    return result
+
+
+def _print_stages(deployment: dict[str, Any]) -> None:
+    rows = [("STAGE", "NODE", "UNIT", "LAYERS", "BYTES")]
+    last = len(deployment["stages"]) - 1
+    for stage in deployment["stages"]:
+        parts = [f"[{stage['start_layer']}, {stage['end_layer']})"]
+        if stage["stage"] == 0:
+            parts.insert(0, "embedding +")
+        if stage["stage"] == last:
+            parts.append("+ head")
+        rows.append(
+            (
+                str(stage["stage"]),
+                stage["node_id"],
+                stage["unit_id"],
+                " ".join(parts),
+                format_bytes(stage["num_bytes"]),
+            )
+        )
+    if deployment["stages"]:
+        _print_table(rows)
+    for rejection in deployment["rejections"]:
+        print(f"not used: {rejection['node_id']} {rejection['unit_id']}: {rejection['reason']}")
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Columns side by side, each as wide as it must be: nothing is cut off."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())

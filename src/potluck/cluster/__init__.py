@@ -1,0 +1,1 @@
+"""One model over several machines: membership, edges, workers, coordinators and agents."""

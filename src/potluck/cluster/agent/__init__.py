@@ -1,0 +1,1 @@
+"""The control process of a node: membership, workers, deployments, requests."""

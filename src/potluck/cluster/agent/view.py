@@ -1,0 +1,87 @@
+"""The cluster as one agent sees it, in JSON's types: what /cluster and ``potluck ps`` show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from potluck.cluster.calls import DeploymentRecord, NodeReport
+from potluck.types.cluster import WIRE_VERSION, NodeId
+
+
+def cluster_view(
+    own: NodeId,
+    reports: Sequence[NodeReport],
+    silent: Iterable[NodeId],
+    incompatible: Mapping[NodeId, int],
+    deployments: Sequence[DeploymentRecord],
+) -> dict[str, object]:
+    """The document of schema ``potluck.cluster/1``."""
+    nodes: list[dict[str, object]] = [_node(report) for report in reports]
+    nodes += [{"node_id": node_id, "state": "silent"} for node_id in silent]
+    return {
+        "schema": "potluck.cluster/1",
+        "node_id": own,
+        "wire_version": WIRE_VERSION,
+        "nodes": nodes,
+        "incompatible": [
+            {"node_id": node_id, "wire_version": version}
+            for node_id, version in sorted(incompatible.items())
+        ],
+        "deployments": [deployment_view(record) for record in deployments],
+    }
+
+
+def deployment_view(record: DeploymentRecord) -> dict[str, object]:
+    """One deployment."""
+    return {
+        "deployment": record.deployment,
+        "model": record.model,
+        "model_id": record.model_id,
+        "state": record.state.value,
+        "reason": record.reason,
+        "epoch": {"number": record.epoch.number, "coordinator": record.epoch.coordinator},
+        "created": record.created,
+        "context_tokens": record.context_tokens,
+        "num_layers": record.num_layers,
+        "done_bytes": record.done_bytes,
+        "total_bytes": record.total_bytes,
+        "stages": [
+            {
+                "stage": index,
+                "node_id": stage.node_id,
+                "unit_id": stage.unit_id,
+                "start_layer": stage.start_layer,
+                "end_layer": stage.end_layer,
+                "num_bytes": stage.num_bytes,
+            }
+            for index, stage in enumerate(record.stages)
+        ],
+        "rejections": [
+            {"node_id": each.node_id, "unit_id": each.unit_id, "reason": each.reason}
+            for each in record.rejections
+        ],
+    }
+
+
+def _node(report: NodeReport) -> dict[str, object]:
+    return {
+        "node_id": report.node_id,
+        "state": "draining" if report.is_draining else "ready",
+        "name": report.name,
+        "address": report.address,
+        "http_address": report.http_address,
+        "version": report.version,
+        "host_id": report.host_id,
+        "available_bytes": report.host_available_bytes,
+        "available_reason": report.available_reason,
+        "memory_limit_bytes": report.memory_limit_bytes,
+        "units": [
+            {
+                "unit_id": unit.unit_id,
+                "description": unit.description,
+                "usable_bytes": unit.usable_bytes,
+                "num_threads": unit.num_threads,
+            }
+            for unit in report.units
+        ],
+    }

@@ -1,0 +1,223 @@
+"""What agents ask of one another: the payloads of control calls, msgpack documents.
+
+Methods: ``node.report`` () → NodeReport. ``model.check`` CheckModel → ModelFingerprint.
+``stage.start`` StageSpec → Progress …, then Loaded. ``stage.connect`` ConnectStage → ().
+``stage.stop`` StageScope → (). ``stage.stats`` StageScope → StageStats. To the coordinator:
+``stage.lost`` StageLost → (), ``deployment.remove`` Named → (), ``deployment.vacate`` Vacate → (),
+``deployment.generate`` Generate → Token …, or GenerateFailure. To everybody: ``deployment.put``
+DeploymentRecord → ().
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TypeVar
+
+import msgspec
+
+from potluck.cluster.worker.messages import Connect, Stats
+from potluck.errors import EngineError, OverloadedError, PotluckError
+from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.sequence import CommittedToken, SequenceRequest
+
+_T = TypeVar("_T")
+
+CPU_UNIT = UnitId("cpu/native")
+"""The unit that every node has."""
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+def decode(payload: bytes, kind: type[_T]) -> _T:
+    """A payload of the given type. Raises ``ValueError`` for any other."""
+    try:
+        return msgspec.msgpack.decode(payload, type=kind)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"a malformed call: {error}") from error
+
+
+class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A unit and what it may use. ``usable_bytes`` is what is free for stages that are not yet."""
+
+    unit_id: UnitId
+    description: str
+    usable_bytes: int
+    num_threads: int
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A node as it is now.
+
+    ``host_id`` is the same for agents on one machine, which share its memory:
+    ``host_available_bytes``. ``memory_limit_bytes`` is what the user allows this agent.
+    """
+
+    node_id: NodeId
+    name: str
+    host_id: str
+    version: str
+    address: str
+    http_address: str | None
+    host_available_bytes: int
+    available_reason: str
+    memory_limit_bytes: int | None
+    is_draining: bool
+    units: tuple[UnitReport, ...]
+
+
+class CheckModel(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a node can read a model."""
+
+    model: str
+
+
+class ModelFingerprint(msgspec.Struct, frozen=True, kw_only=True):
+    """The same for the same configuration and tensors."""
+
+    digest: str
+
+
+class ConnectStage(msgspec.Struct, frozen=True, kw_only=True):
+    """Open the edges of a stage that is loaded."""
+
+    deployment: DeploymentId
+    epoch: Epoch
+    index: int
+    connect: Connect
+
+
+class StageScope(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's stages of a deployment, of this epoch and lower ones."""
+
+    deployment: DeploymentId
+    epoch: Epoch
+
+
+class StageStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Totals of a node's stages by index."""
+
+    stages: dict[int, Stats]
+
+
+class StageLost(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker ended by itself."""
+
+    deployment: DeploymentId
+    epoch: Epoch
+    index: int
+    node_id: NodeId
+    message: str
+
+
+class DeploymentState(enum.Enum):
+    """Whether a deployment can serve."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DEGRADED = "degraded"
+    REMOVED = "removed"
+
+
+class StageRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A stage of the plan in force."""
+
+    node_id: NodeId
+    unit_id: UnitId
+    start_layer: int
+    end_layer: int
+    num_bytes: int
+
+
+class RejectionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A unit that the plan leaves out."""
+
+    node_id: NodeId
+    unit_id: UnitId
+    reason: str
+
+
+class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A deployment as every agent knows it. The record with the highest (epoch, revision) counts.
+
+    ``model`` is MODEL, ``model_id`` what clients call it, ``created`` seconds since 1970.
+    ``done_bytes`` and ``total_bytes`` are the weights loaded so far.
+    """
+
+    deployment: DeploymentId
+    epoch: Epoch
+    revision: int
+    model: str
+    model_id: str
+    created: int
+    context_tokens: int
+    cache_tokens: int
+    num_layers: int
+    state: DeploymentState
+    reason: str = ""
+    stages: tuple[StageRecord, ...] = ()
+    rejections: tuple[RejectionRecord, ...] = ()
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+    def supersedes(self, other: DeploymentRecord) -> bool:
+        """Whether this is the later word on the same deployment."""
+        return (self.epoch, self.revision) > (other.epoch, other.revision)
+
+
+class Deploy(msgspec.Struct, frozen=True, kw_only=True):
+    """Deploy a model, coordinated by the agent that is asked."""
+
+    model: str
+    model_id: str | None
+    context_tokens: int | None
+    cache_tokens: int | None
+
+
+class Named(msgspec.Struct, frozen=True, kw_only=True):
+    """A deployment by its id."""
+
+    deployment: DeploymentId
+
+
+class Vacate(msgspec.Struct, frozen=True, kw_only=True):
+    """Go on without a node that is about to leave."""
+
+    deployment: DeploymentId
+    node_id: NodeId
+
+
+class Generate(msgspec.Struct, frozen=True, kw_only=True):
+    """Compute a sequence; the answer is ``Token`` …, or a ``GenerateFailure``."""
+
+    deployment: DeploymentId
+    request: SequenceRequest
+
+
+class Token(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A token of a sequence, committed."""
+
+    token: CommittedToken
+
+
+class GenerateFailure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Takes the place of the rest of a sequence's tokens."""
+
+    message: str
+    hint: str
+    retry_after_seconds: int | None = None
+
+    @classmethod
+    def of(cls, error: PotluckError) -> GenerateFailure:
+        """What the gateway needs to raise the like of ``error``."""
+        retry_after = error.retry_after_seconds if isinstance(error, OverloadedError) else None
+        return cls(message=error.message, hint=error.hint, retry_after_seconds=retry_after)
+
+    def error(self) -> PotluckError:
+        """The error, at the gateway."""
+        if self.retry_after_seconds is not None:
+            return OverloadedError(self.message, retry_after_seconds=self.retry_after_seconds)
+        return EngineError(self.message, hint=self.hint)
+
+
+GenerateAnswer = Token | GenerateFailure
+decode_answer = msgspec.msgpack.Decoder(GenerateAnswer).decode

@@ -1,0 +1,123 @@
+"""From reports and a model to a plan: pure, but for reading the model's headers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from potluck.catalog import ModelDescription, canonical_source, open_tensors
+from potluck.cluster.calls import DeploymentRecord, NodeReport
+from potluck.cluster.edges.edge import EdgeLimits
+from potluck.cluster.steps import edge_limits
+from potluck.engines.native import cache_bytes, scratch_bytes
+from potluck.models.program import build_program
+from potluck.models.rope import rope_table
+from potluck.scheduling.blocks import blocks_for
+from potluck.types.cluster import ModelCost, UnitOffer
+from potluck.types.program import Program, Shard
+from potluck.weights.budget import weights_bytes
+
+PROCESS_BYTES = 64 * 2**20
+"""A worker without weights, cache and scratch, and the staging buffer of loading."""
+
+MAX_STEP_TOKENS = 512
+"""Tokens per step: prefill is bound by arithmetic well before, and scratch stays small."""
+
+MAX_STEP_SEQUENCES = 64
+"""Sequences per step: beyond that a CPU step is bound by arithmetic, not by reading weights."""
+
+SYSTEM_RESERVE_BYTES = 128 * 2**20
+"""Left to the rest of a machine, whose own needs move."""
+
+
+def offers(reports: Sequence[NodeReport]) -> tuple[UnitOffer, ...]:
+    """What units may use. Agents on one machine share its memory equally; draining ones are out."""
+    taking = [report for report in reports if not report.is_draining]
+    num_agents = Counter(report.host_id for report in taking)
+    return tuple(
+        UnitOffer(
+            node_id=report.node_id,
+            unit_id=unit.unit_id,
+            usable_bytes=min(
+                unit.usable_bytes,
+                (report.host_available_bytes - SYSTEM_RESERVE_BYTES) // num_agents[report.host_id],
+            ),
+        )
+        for report in taking
+        for unit in report.units
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentSize:
+    """What every stage of a deployment allocates, and what frames between them may hold."""
+
+    context_tokens: int
+    num_blocks: int
+    max_step_tokens: int
+    max_step_sequences: int
+    edge_limits: EdgeLimits
+
+
+def size_of(description: ModelDescription, record: DeploymentRecord) -> DeploymentSize:
+    """The size that a deployment's record asks for."""
+    max_step_tokens = min(MAX_STEP_TOKENS, record.context_tokens)
+    max_step_sequences = min(MAX_STEP_SEQUENCES, max_step_tokens)
+    return DeploymentSize(
+        context_tokens=record.context_tokens,
+        num_blocks=blocks_for(max(record.cache_tokens, record.context_tokens)),
+        max_step_tokens=max_step_tokens,
+        max_step_sequences=max_step_sequences,
+        edge_limits=edge_limits(
+            hidden_size=description.config.hidden_size,
+            context_tokens=record.context_tokens,
+            max_step_tokens=max_step_tokens,
+            max_step_sequences=max_step_sequences,
+        ),
+    )
+
+
+def model_cost(
+    description: ModelDescription, size: DeploymentSize, *, num_threads: int
+) -> ModelCost:
+    """What each part of the model takes. Reads the headers of its files.
+
+    Raises ``ModelFileError`` or ``UnsupportedModelError`` if the files do not fit the model.
+    """
+    config = description.config
+    context_tokens = size.context_tokens
+    rope = rope_table(config, context_tokens)
+
+    def program(start: int, end: int, *, embedding: bool = False, head: bool = False) -> Program:
+        shard = Shard(
+            start_layer=start,
+            end_layer=end,
+            num_layers=config.num_layers,
+            has_embedding=embedding,
+            has_head=head,
+        )
+        return build_program(config, shard, context_tokens=context_tokens, rope=rope)
+
+    with closing(open_tensors(description.files)) as tensors:
+
+        def stored_bytes(part: Program) -> int:
+            source = canonical_source(description, tensors, part)
+            return weights_bytes(part, source, path=str(description.files.path))
+
+        layers = [program(layer, layer + 1) for layer in range(config.num_layers)]
+        return ModelCost(
+            layer_bytes=tuple(
+                stored_bytes(layer) + cache_bytes(layer, size.num_blocks) for layer in layers
+            ),
+            embedding_bytes=stored_bytes(program(0, 0, embedding=True)),
+            head_bytes=stored_bytes(program(config.num_layers, config.num_layers, head=True)),
+            is_head_tied=config.tied_head,
+            scratch_bytes=scratch_bytes(
+                program(0, config.num_layers, embedding=True, head=True),
+                size.max_step_tokens,
+                num_threads=num_threads,
+            ),
+            process_bytes=PROCESS_BYTES,
+        )

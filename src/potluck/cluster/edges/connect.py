@@ -1,0 +1,101 @@
+"""The side that connects: the sender of an edge."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import time
+from collections.abc import Callable
+
+from potluck.cluster.edges.edge import (
+    EdgeLimits,
+    OutgoingEdge,
+    check_counts,
+    describe,
+)
+from potluck.cluster.edges.frames import PREAMBLE_BYTES, Preamble, decode_preamble
+from potluck.cluster.edges.hello import HELLO_LIMITS, Hello, check_answer, encode_hello
+from potluck.cluster.edges.options import set_edge_options
+from potluck.cluster.trust.credentials import Credentials, peer_node_id
+from potluck.errors import EdgeError, ParameterError
+from potluck.types.cluster import NodeId
+
+
+def connect_edge(
+    address: tuple[str, int],
+    credentials: Credentials,
+    hello: Hello,
+    *,
+    peer: NodeId,
+    limits: EdgeLimits,
+    timeout_seconds: float,
+) -> OutgoingEdge:
+    """Connect to the receiver of an edge, which must be the node ``peer``, and agree on the edge.
+
+    Raises ``EdgeError`` if it is not reached, is another node, refuses, or does not answer in
+    time.
+    """
+    deadline = time.monotonic() + timeout_seconds
+
+    def remaining_seconds() -> float:
+        seconds = deadline - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError
+        return seconds
+
+    name = f"{peer} at {address[0]}:{address[1]}"
+    with contextlib.ExitStack() as on_failure:
+        try:
+            raw = socket.create_connection(address, timeout=remaining_seconds())
+            on_failure.callback(raw.close)
+            set_edge_options(raw)
+            connection = credentials.client_context().wrap_socket(
+                raw, do_handshake_on_connect=False
+            )
+            on_failure.callback(connection.close)
+            connection.settimeout(remaining_seconds())
+            connection.do_handshake()
+            found = peer_node_id(connection)
+            if found != peer:
+                raise EdgeError(name, f"node {found} answers there")
+            connection.settimeout(remaining_seconds())
+            connection.sendall(encode_hello(hello))
+            check_answer(hello, *_read_answer(connection, remaining_seconds))
+            connection.settimeout(None)
+        except OSError as error:
+            raise EdgeError(name, describe(error), hint=_hint(error)) from error
+        except ParameterError as error:
+            raise EdgeError(name, error.message) from error
+        except ValueError as error:
+            raise EdgeError(name, str(error)) from error
+        on_failure.pop_all()
+    return OutgoingEdge(connection, peer, hello.scope, limits)
+
+
+def _hint(error: OSError) -> str:
+    """A node that refuses a certificate just ends the connection, or says so in TLS's words."""
+    if isinstance(error, ssl.SSLError | ConnectionResetError | BrokenPipeError):
+        return "give both nodes the same secret; the other node's log may say more"
+    return ""
+
+
+def _read_answer(
+    connection: ssl.SSLSocket, remaining_seconds: Callable[[], float]
+) -> tuple[Preamble, bytes]:
+    preamble = decode_preamble(_read(connection, PREAMBLE_BYTES, remaining_seconds))
+    check_counts(preamble.header_bytes, preamble.payload_bytes, HELLO_LIMITS)
+    return preamble, bytes(_read(connection, preamble.header_bytes, remaining_seconds))
+
+
+def _read(
+    connection: ssl.SSLSocket, num_bytes: int, remaining_seconds: Callable[[], float]
+) -> bytearray:
+    data = bytearray()
+    while len(data) < num_bytes:
+        connection.settimeout(remaining_seconds())
+        part = connection.recv(num_bytes - len(data))
+        if not part:
+            raise ValueError("it closed the connection instead of answering")
+        data += part
+    return data

@@ -1,0 +1,149 @@
+"""The layout of a frame: a preamble of 80 bytes, the header of a step, the bytes of a tensor.
+
+All integers are little-endian::
+
+    offset  bytes
+         0      4  magic "PLCK"
+         4      2  wire version
+         6     40  deployment id, ASCII, padded with zero bytes
+        46      8  epoch: number
+        54      8  epoch: coordinator (the 16 digits of its node id)
+        62      2  kind
+        64      8  step id
+        72      4  bytes of the header (msgpack)
+        76      4  bytes of the payload (float32, little-endian)
+
+What an edge is for (all before the kind) comes first, so that one comparison checks it. This
+module knows the layout and does no I/O.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+
+from potluck.types.cluster import WIRE_VERSION, DeploymentId, Epoch, NodeId
+from potluck.types.step import StepId
+
+_SCOPE = struct.Struct("<4sH40sQ8s")
+_REST = struct.Struct("<HQII")
+_MAGIC = b"PLCK"
+
+SCOPE_BYTES = _SCOPE.size
+PREAMBLE_BYTES = _SCOPE.size + _REST.size
+MAX_DEPLOYMENT_BYTES = 40
+MAX_COUNT = 2**32 - 1
+"""Of the bytes of a header, and of a payload."""
+
+
+class FrameKind(enum.IntEnum):
+    """What a frame carries."""
+
+    HELLO = 1
+    STEP = 2
+    RESULT = 3
+    FAILURE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What an edge is for: each of its frames says so."""
+
+    deployment: DeploymentId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preamble:
+    """The first 80 bytes of a frame."""
+
+    scope: Scope
+    kind: FrameKind
+    step_id: StepId
+    header_bytes: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """A frame as it was received. ``header`` and ``payload`` are valid until the next one is."""
+
+    kind: FrameKind
+    deployment: DeploymentId
+    epoch: Epoch
+    step_id: StepId
+    header: memoryview
+    payload: memoryview
+
+
+def encode_scope(scope: Scope) -> bytes:
+    """The first ``SCOPE_BYTES`` of each frame of an edge.
+
+    Raises ``ValueError`` for a deployment id that is empty, not ASCII or over 40 bytes, or an
+    epoch that does not fit.
+    """
+    deployment = scope.deployment.encode("ascii")
+    if not 0 < len(deployment) <= MAX_DEPLOYMENT_BYTES or b"\0" in deployment:
+        raise ValueError(f"a deployment id has 1 to {MAX_DEPLOYMENT_BYTES} characters")
+    coordinator = bytes.fromhex(scope.epoch.coordinator)
+    if len(coordinator) != 8 or not 0 <= scope.epoch.number < 2**64:
+        raise ValueError(f"an epoch that does not fit in a frame: {scope.epoch}")
+    return _SCOPE.pack(_MAGIC, WIRE_VERSION, deployment, scope.epoch.number, coordinator)
+
+
+def encode_preamble_into(
+    buffer: bytearray | memoryview,
+    scope: bytes,
+    kind: FrameKind,
+    step_id: StepId,
+    header_bytes: int,
+    payload_bytes: int,
+) -> None:
+    """Write a preamble to the start of ``buffer``; ``scope`` is from ``encode_scope``."""
+    buffer[:SCOPE_BYTES] = scope
+    _REST.pack_into(buffer, SCOPE_BYTES, kind, step_id, header_bytes, payload_bytes)
+
+
+def decode_rest(preamble: bytearray) -> tuple[FrameKind, StepId, int, int]:
+    """Kind, step id, bytes of header and of payload. Raises ``ValueError`` for an unknown kind."""
+    kind, step_id, header_bytes, payload_bytes = _REST.unpack_from(preamble, SCOPE_BYTES)
+    if kind not in _KINDS:
+        raise ValueError(f"it sent a frame of the unknown kind {kind}")
+    return _KINDS[kind], StepId(step_id), header_bytes, payload_bytes
+
+
+def decode_preamble(preamble: bytearray) -> Preamble:
+    """The whole preamble. Raises ``ValueError`` that says what is wrong with it."""
+    magic, version, deployment, number, coordinator = _SCOPE.unpack_from(preamble)
+    if magic != _MAGIC:
+        raise ValueError("it does not speak Potluck's protocol")
+    if version != WIRE_VERSION:
+        raise ValueError(f"it speaks wire version {version}, and this node {WIRE_VERSION}")
+    name = deployment.rstrip(b"\0")
+    if not name or b"\0" in name or not name.isascii():
+        raise ValueError("it sent a malformed deployment id")
+    kind, step_id, header_bytes, payload_bytes = decode_rest(preamble)
+    epoch = Epoch(number=number, coordinator=NodeId(coordinator.hex()))
+    return Preamble(
+        scope=Scope(deployment=DeploymentId(name.decode("ascii")), epoch=epoch),
+        kind=kind,
+        step_id=step_id,
+        header_bytes=header_bytes,
+        payload_bytes=payload_bytes,
+    )
+
+
+def describe_difference(expected: Scope, found: Scope) -> str:
+    """Why a frame with the scope ``found`` has no place on an edge for ``expected``."""
+    if found.deployment != expected.deployment:
+        return f"deployment {found.deployment!r} is not {expected.deployment!r}"
+    order = "lower" if found.epoch < expected.epoch else "higher"
+    return f"epoch {_spell(found.epoch)} is {order} than {_spell(expected.epoch)}, in force here"
+
+
+def _spell(epoch: Epoch) -> str:
+    return f"{epoch.number} of {epoch.coordinator}"
+
+
+_KINDS = {int(kind): kind for kind in FrameKind}

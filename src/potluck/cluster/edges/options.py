@@ -1,0 +1,23 @@
+"""The options of an edge's socket."""
+
+from __future__ import annotations
+
+import socket
+
+STALL_SECONDS = 10
+"""How long a peer may acknowledge nothing, or take nothing, before a connection is given up.
+
+Also a peer that computes: a step has to be read out of the receiver's buffers within this time.
+"""
+
+_KEEPALIVE_IDLE_SECONDS = 5
+_KEEPALIVE_INTERVAL_SECONDS = 1
+
+
+def set_edge_options(connection: socket.socket) -> None:
+    """Send at once, and notice a peer that is gone though its machine says nothing."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALL_SECONDS * 1000)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_SECONDS)

@@ -1,0 +1,57 @@
+"""Addresses that people type: ``10.0.0.7:7450``, ``[fd00::7]:7450``, ``box.local:7450``."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from potluck.errors import ParameterError
+
+_MAX_PORT = 65_535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """A host, by name or IP address (IPv6 without brackets), and a TCP port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def ip(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+        """The IP address; None when the host is a name."""
+        try:
+            return ipaddress.ip_address(self.host)
+        except ValueError:
+            return None
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether traffic to it surely stays on this machine."""
+        ip = self.ip
+        return self.host == "localhost" if ip is None else ip.is_loopback
+
+
+def parse_address(text: str, *, name: str = "address") -> Address:
+    """``HOST:PORT``; ``ParameterError`` about the parameter ``name`` if it is anything else."""
+    host, separator, port = text.strip().rpartition(":")
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if is_bracketed else host
+    is_sound = (
+        separator == ":"
+        and host != ""
+        and is_bracketed == (":" in host)
+        and not any(character in "/#?;, \t" for character in host)
+        and port.isascii()
+        and port.isdigit()
+        and int(port) <= _MAX_PORT
+    )
+    if not is_sound:
+        raise ParameterError(
+            name, f"{name}: {text!r} is not HOST:PORT", hint="for example 192.168.1.20:7450"
+        )
+    return Address(host=host, port=int(port))

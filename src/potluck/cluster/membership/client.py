@@ -1,0 +1,172 @@
+"""The caller's side of control calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import msgspec
+
+from potluck.cluster.membership import messages
+from potluck.cluster.membership.inbox import Inbox
+from potluck.cluster.membership.keys import KeySpace, SessionId
+from potluck.cluster.membership.messages import End, Failure, Part
+from potluck.cluster.membership.session import ZenohSession
+from potluck.errors import CallError, NodeLostError
+from potluck.types.cluster import NodeId
+
+MAX_WAITING_PARTS = 1024
+MAX_WAITING_BYTES = 16 * messages.MAX_PAYLOAD_BYTES
+"""What a consumer may leave waiting before its stream fails: a 3 GB board has room for a few."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pending:
+    target: SessionId
+    inbox: Inbox[tuple[bytes, bytes]]
+
+
+class CallClient:
+    """Makes calls from one node to the others. For use in the session's loop only."""
+
+    def __init__(self, session: ZenohSession, keys: KeySpace, node_id: NodeId) -> None:
+        self._session = session
+        self._keys = keys
+        self._node_id = node_id
+        self._call_ids = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+        self._is_closed = False
+
+    async def call(
+        self,
+        node_id: NodeId,
+        target: SessionId,
+        method: str,
+        payload: bytes,
+        *,
+        timeout_seconds: float,
+    ) -> bytes:
+        """The one part that the answer has."""
+        parts: list[bytes] = []
+        stream = self.stream(node_id, target, method, payload, silence_seconds=None)
+        try:
+            async with asyncio.timeout(timeout_seconds), aclosing(stream):
+                async for part in stream:
+                    parts.append(part)
+                    if len(parts) > 1:
+                        break
+        except TimeoutError as error:
+            raise CallError(
+                f"node {node_id} did not answer {method!r} within {timeout_seconds:g} s"
+            ) from error
+        if len(parts) != 1:
+            raise CallError(f"{method!r} of node {node_id} answers with a stream, not with a value")
+        return parts[0]
+
+    async def stream(
+        self,
+        node_id: NodeId,
+        target: SessionId,
+        method: str,
+        payload: bytes,
+        *,
+        silence_seconds: float | None,
+    ) -> AsyncGenerator[bytes, None]:
+        """The parts of the answer, in order. Closing or cancelling it cancels the handler."""
+        if self._is_closed:
+            raise _left()
+        messages.check_payload(payload, f"the request of {method!r}")
+        call_id = next(self._call_ids)
+        loop = asyncio.get_running_loop()
+        inbox: Inbox[tuple[bytes, bytes]] = Inbox(
+            loop, max_items=MAX_WAITING_PARTS, max_bytes=MAX_WAITING_BYTES
+        )
+        cut_short = NodeLostError(node_id, f"node {node_id} was lost while it answered {method!r}")
+        too_slow = CallError(
+            f"parts of the answer to {method!r} came faster than they were taken: over "
+            f"{MAX_WAITING_PARTS} of them or {MAX_WAITING_BYTES:,} bytes waited"
+        )
+
+        def on_reply(header: bytes, part: bytes) -> None:
+            if not inbox.offer((header, part), len(part)) and inbox.close(too_slow, discard=True):
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(self._cancel, node_id, target, call_id)
+
+        header = messages.encode(
+            messages.CallHeader(
+                node_id=self._node_id,
+                session_id=self._session.session_id,
+                call_id=call_id,
+                method=method,
+            )
+        )
+        sent = self._session.query(
+            self._keys.call(node_id, target),
+            header,
+            payload,
+            on_reply,
+            lambda: inbox.close(cut_short),
+        )
+        self._pending[call_id] = _Pending(target=target, inbox=inbox)
+        is_over = False
+        num_parts = 0
+        try:
+            await asyncio.shield(sent)
+            while True:
+                try:
+                    async with asyncio.timeout(silence_seconds):
+                        reply, part = await inbox.get()
+                except TimeoutError as error:
+                    raise CallError(
+                        f"node {node_id} was silent for {silence_seconds:g} s while it answered "
+                        f"{method!r}"
+                    ) from error
+                match _decode(reply, node_id):
+                    case Part(index=index) if index == num_parts:
+                        num_parts += 1
+                        yield part
+                    case End(num_parts=expected) if expected == num_parts:
+                        is_over = True
+                        return
+                    case Failure(message=message, hint=hint):
+                        is_over = True
+                        raise CallError(message, hint=hint)
+                    case _:
+                        raise CallError(f"a part of node {node_id}'s answer to {method!r} was lost")
+        finally:
+            del self._pending[call_id]
+            if not is_over:
+                sent.add_done_callback(lambda _: self._cancel(node_id, target, call_id))
+
+    def session_left(self, node_id: NodeId, session_id: SessionId) -> None:
+        """Fail what is asked of a session that is gone."""
+        for pending in self._pending.values():
+            if pending.target == session_id:
+                pending.inbox.close(NodeLostError(node_id, f"node {node_id} left the cluster"))
+
+    def close(self) -> None:
+        """Fail everything that is asked, now and later."""
+        self._is_closed = True
+        for pending in self._pending.values():
+            pending.inbox.close(_left())
+
+    def _cancel(self, node_id: NodeId, target: SessionId, call_id: int) -> None:
+        cancel = messages.Cancel(session_id=self._session.session_id, call_id=call_id)
+        # Once this node has left, its calls end everywhere without being told.
+        with contextlib.suppress(CallError):
+            self._session.put(self._keys.cancel(node_id, target), messages.encode(cancel))
+
+
+def _left() -> CallError:
+    return CallError("this node has left the cluster")
+
+
+def _decode(reply: bytes, node_id: NodeId) -> messages.ReplyHeader:
+    try:
+        return messages.decode_reply(reply)
+    except msgspec.DecodeError as error:
+        raise CallError(f"node {node_id} sent an answer that makes no sense: {error}") from error

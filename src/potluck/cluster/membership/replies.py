@@ -1,0 +1,60 @@
+"""The answer to one query, part by part."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from potluck.cluster.membership import messages
+from potluck.cluster.membership.messages import End, Failure, Part
+from potluck.cluster.membership.session import ZenohSession
+from potluck.errors import CallError
+
+if TYPE_CHECKING:
+    import zenoh
+
+
+class Replies:
+    """Owns a query. A reply is begun only when the one before it is on its way."""
+
+    def __init__(self, session: ZenohSession, query: zenoh.Query) -> None:
+        self._session = session
+        self._query = query
+        self._last: asyncio.Future[None] | None = None
+
+    async def send(self, part: Part, payload: bytes) -> None:
+        """Send a part. Waits while the network is full."""
+        query = self._query
+        header = messages.encode(part)
+
+        def work() -> None:
+            query.reply(query.key_expr, payload, attachment=header, express=True)
+
+        # Shielded: a cancelled handler must not drop the query while a thread replies to it.
+        self._last = self._session.run(work)
+        await asyncio.shield(self._last)
+
+    async def finish(self, end: End | Failure) -> None:
+        """Say how the call ended, and let go of the query."""
+        query = self._query
+        header = messages.encode(end)
+
+        def work() -> None:
+            query.reply(query.key_expr, b"", attachment=header, express=True)
+            query.drop()
+
+        self._last = self._session.run(work)
+        await asyncio.shield(self._last)
+
+    def drop(self) -> None:
+        """Let go of the query; the caller sees the call cut short, unless it was finished."""
+        if self._last is None:
+            self._drop_soon()
+        else:
+            self._last.add_done_callback(lambda _: self._drop_soon())
+
+    def _drop_soon(self) -> None:
+        try:
+            self._session.run(self._query.drop)
+        except CallError:  # the session is closed, and the query with it
+            return

@@ -1,0 +1,162 @@
+"""The answering side of control calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from potluck.cluster.membership import messages
+from potluck.cluster.membership.keys import SessionId
+from potluck.cluster.membership.messages import CallHeader, End, Failure, Part
+from potluck.cluster.membership.replies import Replies
+from potluck.cluster.membership.session import ZenohSession
+from potluck.errors import CallError, PotluckError
+
+if TYPE_CHECKING:
+    import zenoh
+
+_log = logging.getLogger(__name__)
+
+MAX_RUNNING_CALLS = 256
+"""Handlers that run at a time; the agents of a large cluster have a few each."""
+
+_END_SECONDS = 2.0
+"""What handlers may take to end when their node leaves."""
+
+Handler = Callable[[bytes], Awaitable[bytes]]
+StreamHandler = Callable[[bytes], AsyncGenerator[bytes, None]]
+
+
+class MethodTable:
+    """What a node answers to, by name. Methods may be added while the node takes part."""
+
+    def __init__(self) -> None:
+        self._methods: dict[str, StreamHandler] = {}
+
+    def register(self, name: str, handler: Handler) -> None:
+        """Answer ``name`` with what ``handler`` returns. ``ValueError`` if the name is taken."""
+
+        async def one_part(request: bytes) -> AsyncGenerator[bytes, None]:
+            yield await handler(request)
+
+        self.register_stream(name, one_part)
+
+    def register_stream(self, name: str, handler: StreamHandler) -> None:
+        """Answer ``name`` with what ``handler`` yields; it is closed when the caller is gone."""
+        if name in self._methods:
+            raise ValueError(f"there is a method {name!r} already")
+        self._methods[name] = handler
+
+    def find(self, name: str) -> StreamHandler:
+        """The handler of ``name``; ``CallError`` if there is none."""
+        handler = self._methods.get(name)
+        if handler is None:
+            raise CallError(
+                f"the node called does not know the method {name!r}",
+                hint="install the same version of Potluck on every node",
+            )
+        return handler
+
+
+class CallServer:
+    """Runs handlers, one task for each call, and ends them with their callers."""
+
+    def __init__(self, session: ZenohSession, methods: MethodTable) -> None:
+        self._session = session
+        self._methods = methods
+        self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._is_closed = False
+
+    def on_query(self, query: zenoh.Query) -> None:
+        """Take a call."""
+        if self._is_closed:
+            return
+        replies = Replies(self._session, query)
+        try:
+            header = messages.decode_call(_bytes(query.attachment))
+        except msgspec.DecodeError as error:
+            _log.warning("a call that makes no sense: %s", error)
+            replies.drop()
+            return
+        key = (header.session_id, header.call_id)
+        if key in self._running:
+            _log.warning("call %d of session %s came twice", header.call_id, header.session_id)
+            replies.drop()
+            return
+        is_busy = len(self._running) >= MAX_RUNNING_CALLS
+        answer = _refuse(replies) if is_busy else self._answer(header, query, replies)
+        task = asyncio.create_task(answer)
+        self._running[key] = task
+        task.add_done_callback(lambda _: self._running.pop(key, None))
+
+    def on_cancel(self, message: bytes) -> None:
+        """End the handler of a call that is no longer wanted."""
+        try:
+            cancel = messages.decode_cancel(message)
+        except msgspec.DecodeError as error:
+            _log.warning("a cancellation that makes no sense: %s", error)
+            return
+        if (task := self._running.get((cancel.session_id, cancel.call_id))) is not None:
+            task.cancel()
+
+    def session_left(self, session_id: SessionId) -> None:
+        """End the handlers of a caller that is gone."""
+        for (caller, _), task in self._running.items():
+            if caller == session_id:
+                task.cancel()
+
+    async def close(self) -> None:
+        """Take no more calls, end every handler, and wait a while until they have ended."""
+        self._is_closed = True
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            _, unwilling = await asyncio.wait(tasks, timeout=_END_SECONDS)
+            if unwilling:
+                _log.warning("%d handlers did not end within %s s", len(unwilling), _END_SECONDS)
+
+    async def _answer(self, header: CallHeader, query: zenoh.Query, replies: Replies) -> None:
+        try:
+            end = await self._run(header.method, _bytes(query.payload), replies)
+            await replies.finish(end)
+        except asyncio.CancelledError:
+            replies.drop()
+            raise
+        except CallError as error:  # the network failed: the caller sees the call cut short
+            _log.debug("%s", error)
+            replies.drop()
+
+    async def _run(self, method: str, request: bytes, replies: Replies) -> End | Failure:
+        num_parts = 0
+        try:
+            messages.check_payload(request, f"the request of {method!r}")
+            async with aclosing(self._methods.find(method)(request)) as parts:
+                async for part in parts:
+                    messages.check_payload(part, f"the answer to {method!r}")
+                    await replies.send(Part(num_parts), part)
+                    num_parts += 1
+        except PotluckError as error:
+            return Failure(error.message, error.hint)
+        except Exception as error:  # noqa: BLE001 - the caller must hear of it, whatever it is
+            _log.exception("the handler of %r failed", method)
+            return Failure(
+                f"{method!r} failed on the node called: {type(error).__name__}",
+                "its log has the details",
+            )
+        return End(num_parts)
+
+
+async def _refuse(replies: Replies) -> None:
+    with contextlib.suppress(CallError):  # the network failed, and the caller sees that
+        await replies.finish(Failure("the node called is busy", "try again later"))
+
+
+def _bytes(data: zenoh.ZBytes | None) -> bytes:
+    return b"" if data is None else data.to_bytes()

@@ -1,0 +1,234 @@
+"""A Zenoh session for asyncio.
+
+Callbacks from Zenoh run on its own threads and must not wait there. What may wait for the network
+(sending, when a peer does not read; opening; closing) runs on a few threads of this module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import zenoh
+
+from potluck.cluster.membership.address import Address
+from potluck.cluster.membership.config import MembershipConfig
+from potluck.cluster.membership.keys import SessionId
+from potluck.cluster.membership.zenoh_config import zenoh_json
+from potluck.errors import CallError, JoinError
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+_NUM_SENDERS = 4
+"""So that a peer that does not read delays others only when four sends to it wait at once."""
+
+CLOSE_SECONDS = 3.0
+"""Under packet loss Zenoh takes up to 10 s to say good-bye; others notice by the lease anyway."""
+
+_QUERY_SECONDS = 30 * 24 * 3600.0
+"""Zenoh ends every query after a time; ours end when they are answered, or a session is gone."""
+
+_BLOCK = zenoh.CongestionControl.BLOCK
+_PRIORITY = zenoh.Priority.DATA
+"""One for all messages: those of different priorities overtake each other."""
+
+
+class ZenohSession:
+    """An open session. Everything but ``run``'s own work happens in the loop that opened it."""
+
+    def __init__(
+        self, session: zenoh.Session, senders: ThreadPoolExecutor, address: Address
+    ) -> None:
+        self._session = session
+        self._senders = senders
+        self._loop = asyncio.get_running_loop()
+        self._declared: list[object] = []  # dropping a token would undeclare it
+        self._is_closed = False
+        self.address = address
+        self.session_id = SessionId(str(session.zid()))
+
+    @classmethod
+    async def open(cls, config: MembershipConfig) -> ZenohSession:
+        """Listen, and begin to connect; members may not have been reached yet.
+
+        Raises ``JoinError`` where the address cannot be listened on or the PEM files are bad.
+        """
+        listen = _concrete(config.listen)
+        settings = zenoh.Config.from_json5(zenoh_json(config, listen))
+        senders = ThreadPoolExecutor(_NUM_SENDERS, thread_name_prefix="zenoh-send")
+        opening = senders.submit(zenoh.open, settings)
+        try:
+            session = await asyncio.wrap_future(opening)
+        except zenoh.ZError as error:
+            senders.shutdown(wait=False)
+            _log.debug("zenoh: %s", error)
+            raise JoinError(
+                f"cannot take part at {listen}: the secure transport could not be set up",
+                hint="the address may be in use, or the certificate files are not sound",
+            ) from error
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unwanted)
+            senders.shutdown(wait=False)
+            raise
+        return cls(session, senders, listen)
+
+    def run(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
+        """Do what may wait for the network; the future need not be awaited.
+
+        ``CallError``, at once or from the future, when the session is closed or refuses.
+        """
+        if self._is_closed:
+            raise CallError("this node has left the cluster")
+
+        def guarded() -> _T:
+            try:
+                return work()
+            except zenoh.ZError as error:
+                raise CallError(f"the network refused a message: {error}") from error
+
+        future = self._loop.run_in_executor(self._senders, guarded)
+        future.add_done_callback(_note_failure)
+        return future
+
+    def watch_liveliness(self, pattern: str, on_token: Callable[[str, bool], None]) -> None:
+        """Call ``on_token(key, is alive)`` in the loop for every token there is and changes."""
+
+        def on_sample(sample: zenoh.Sample) -> None:
+            self._call_soon(on_token, str(sample.key_expr), sample.kind == zenoh.SampleKind.PUT)
+
+        handler = zenoh.handlers.Callback(on_sample, indirect=False)
+        self._declared.append(
+            self._session.liveliness().declare_subscriber(pattern, handler, history=True)
+        )
+
+    def subscribe(self, key: str, on_message: Callable[[bytes], None]) -> None:
+        """Call ``on_message`` in the loop for every message put to ``key``."""
+
+        def on_sample(sample: zenoh.Sample) -> None:
+            self._call_soon(on_message, sample.payload.to_bytes())
+
+        handler = zenoh.handlers.Callback(on_sample, indirect=False)
+        self._declared.append(self._session.declare_subscriber(key, handler))
+
+    def serve(self, key: str, on_query: Callable[[zenoh.Query], None]) -> None:
+        """Call ``on_query`` in the loop for every query to ``key``."""
+
+        def on_arrival(query: zenoh.Query) -> None:
+            self._call_soon(on_query, query)
+
+        handler = zenoh.handlers.Callback(on_arrival, indirect=False)
+        self._declared.append(self._session.declare_queryable(key, handler, complete=True))
+
+    def declare_alive(self, key: str) -> None:
+        """Show the token ``key`` to everyone for as long as this session lives."""
+        self._declared.append(self._session.liveliness().declare_token(key))
+
+    def query(
+        self,
+        key: str,
+        header: bytes,
+        payload: bytes,
+        on_reply: Callable[[bytes, bytes], None],
+        on_finished: Callable[[], object],
+    ) -> asyncio.Future[None]:
+        """Ask ``key``; the future is done when the question was handed to the network.
+
+        ``on_reply(header, payload)`` and at last ``on_finished`` are called on other threads and
+        must not wait. Replies come one by one, in the order in which they were made.
+        """
+
+        def on_any_reply(reply: zenoh.Reply) -> None:
+            sample = reply.ok
+            if sample is not None and sample.attachment is not None:
+                on_reply(sample.attachment.to_bytes(), sample.payload.to_bytes())
+
+        def send() -> None:
+            self._session.get(
+                key,
+                zenoh.handlers.Callback(on_any_reply, on_finished, indirect=False),
+                consolidation=zenoh.ConsolidationMode.NONE,
+                congestion_control=_BLOCK,
+                priority=_PRIORITY,
+                express=True,
+                timeout=_QUERY_SECONDS,
+                attachment=header,
+                payload=payload,
+            )
+
+        return self.run(send)
+
+    def put(self, key: str, payload: bytes) -> asyncio.Future[None]:
+        """Send a message to the subscriber of ``key``."""
+
+        def send() -> None:
+            self._session.put(
+                key, payload, congestion_control=_BLOCK, priority=_PRIORITY, express=True
+            )
+
+        return self.run(send)
+
+    async def close(self, *, wait_seconds: float) -> None:
+        """Leave. Takes a few milliseconds, as a rule, and at worst ``wait_seconds``. Idempotent.
+
+        After those the session goes on closing by itself.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        done = asyncio.Event()
+
+        def end() -> None:
+            self._session.close()
+            self._call_soon(done.set)
+
+        # A thread that the interpreter does not wait for at its end, as it would for an executor's.
+        threading.Thread(target=end, name="zenoh-close", daemon=True).start()
+        try:
+            async with asyncio.timeout(wait_seconds):
+                await done.wait()
+        except TimeoutError:
+            _log.info("the session takes more than %s s to close", wait_seconds)
+        finally:
+            self._declared.clear()
+            self._senders.shutdown(wait=False, cancel_futures=True)
+
+    def _call_soon(self, function: Callable[..., object], *arguments: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the loop is closed, and nobody is there to be told
+            _log.debug("an event came after the end of the loop")
+
+
+def _concrete(listen: Address) -> Address:
+    """``listen`` with a port that is free; ``JoinError`` if the address cannot be listened on.
+
+    Zenoh does not tell which port it got for port 0.
+    """
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((listen.host, listen.port))
+            return replace(listen, port=probe.getsockname()[1])
+    except OSError as error:
+        raise JoinError(
+            f"cannot listen on {listen}: {(error.strerror or str(error)).lower()}",
+            hint="choose an address of this machine and a free port",
+        ) from error
+
+
+def _note_failure(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled() and (error := future.exception()) is not None:
+        _log.debug("%s", error)
+
+
+def _close_unwanted(opening: Any) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

@@ -1,0 +1,203 @@
+"""The cluster's secret: a text that whoever holds it is a member by.
+
+Everything that a cluster trusts is derived from the secret alone, and whoever connects to a node
+is shown a certificate that a guess can be tested against, offline and without limit. So the secret
+has to be beyond guessing, and what people make up is not. Potluck makes one of 160 random bits:
+``potluck-`` and nine groups of four characters of Crockford's base 32
+(https://www.crockford.com/base32.html), the last group a check against typing errors. Random
+tokens from elsewhere (``openssl rand -hex 32``) are taken too, if a cautious estimate finds
+enough in them.
+
+This module does not say where a secret is kept, except for that of a node on its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from potluck.errors import ParameterError
+
+SECRET_VARIABLE = "POTLUCK_SECRET"
+
+_PREFIX = "potluck-"
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_LOOKALIKES = str.maketrans({"O": "0", "I": "1", "L": "1", "-": None, " ": None})
+_RANDOM_CHARACTERS = 32
+_CHECK_CHARACTERS = 4
+_GROUP_CHARACTERS = 4
+
+_LEAST_DISTINCT_CHARACTERS = 10
+"""32 random characters of 32 hold 20 different ones; fewer than 10 once in 10**9 secrets."""
+
+_LEAST_FOREIGN_CHARACTERS = 32
+_MOST_CHARACTERS = 256
+_LEAST_BITS = 112
+"""By the estimate below, which finds 190 (at least 115 in 3000 tries) in 32 bytes as base64."""
+_WORD_BITS = 1.5
+"""Per letter of what reads like a word. English has 0.6 to 1.3 (Shannon 1951)."""
+_WORD_LETTERS = 3
+"""Shorter runs of letters stand in any random text."""
+_VOWELS = frozenset("aeiouAEIOU")
+_LETTERS = re.compile("[A-Z]?[a-z]+|[A-Z]+")
+
+_HINT = "leave it out and `potluck up --lan` makes one, or use: openssl rand -hex 32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Secret:
+    """A secret that was found strong enough. ``text`` is its one spelling; never log it."""
+
+    text: str = field(repr=False)
+
+
+def generate_secret() -> str:
+    """A new secret of 160 random bits, as people type or paste it."""
+    return _spell("".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM_CHARACTERS)))
+
+
+def parse_secret(text: str) -> Secret:
+    """The secret that was typed or pasted; space around it does not count.
+
+    Of Potluck's own secrets neither does the case, nor where hyphens stand, nor O for 0 and I or
+    L for 1. Raises ``ParameterError`` (which does not repeat the text) for a mistyped or weak one.
+    """
+    text = text.strip()
+    if text.lower().startswith(_PREFIX):
+        return _parse_own(text[len(_PREFIX) :])
+    return _parse_foreign(text)
+
+
+def load_secret(environ: Mapping[str, str], path: Path | None) -> Secret | None:
+    """The secret in the file, else that in ``POTLUCK_SECRET``, else None.
+
+    Raises ``ParameterError`` when the file cannot be read or the secret is not sound.
+    """
+    if path is not None:
+        return parse_secret(_read(path))
+    text = environ.get(SECRET_VARIABLE)
+    return None if text is None else parse_secret(text)
+
+
+def own_secret(path: Path) -> Secret:
+    """The secret of a node that has no cluster, made at the first call and kept at ``path``.
+
+    Its file is the owner's alone (0600), and so is the directory if it has to be made (0700).
+    Several processes may call this at once: all get the same one.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not path.exists():
+        draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(generate_secret() + "\n")
+            # A link fails, rather than replaces, where another process was first.
+            with contextlib.suppress(FileExistsError):
+                path.hardlink_to(draft)
+        finally:
+            draft.unlink()
+    return parse_secret(_read(path))
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open(encoding="ascii") as file:
+            return file.read(4 * _MOST_CHARACTERS)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
+        raise ParameterError("secret", f"{path}: cannot read the secret: {reason}") from error
+
+
+def _parse_own(text: str) -> Secret:
+    characters = text.upper().translate(_LOOKALIKES)
+    random, check = characters[:_RANDOM_CHARACTERS], characters[_RANDOM_CHARACTERS:]
+    if not set(characters) <= set(_ALPHABET) or check != _check(random):
+        raise ParameterError(
+            "secret",
+            "the secret has a typing error: its last group does not fit the others",
+            hint="copy it again from the node that printed it",
+        )
+    if len(set(random)) < _LEAST_DISTINCT_CHARACTERS:
+        raise _weak("it repeats a few characters")
+    return Secret(text=_spell(random))
+
+
+def _parse_foreign(text: str) -> Secret:
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise ParameterError(
+            "secret", "the secret has characters besides printable ASCII, or spaces", hint=_HINT
+        )
+    if len(text) > _MOST_CHARACTERS:
+        raise ParameterError(
+            "secret", f"the secret is longer than {_MOST_CHARACTERS} characters", hint=_HINT
+        )
+    if len(text) < _LEAST_FOREIGN_CHARACTERS:
+        raise _weak(f"it has {len(text)} characters, and {_LEAST_FOREIGN_CHARACTERS} are the least")
+    if estimate_bits(text) < _LEAST_BITS:
+        raise _weak("it looks made up rather than random")
+    return Secret(text=text)
+
+
+def estimate_bits(text: str) -> float:
+    """A cautious estimate of how much randomness is in ``text``, in bits.
+
+    A character counts as much as the number of different ones allows; next to nothing if it reads
+    like part of a word; and nothing if it repeats what stood before or goes on in a row (abc, 135,
+    aaa). Randomness cannot be seen in a text, so this refuses what is weak on its face, and
+    64 random hexadecimal digits always pass.
+    """
+    if not text:
+        return 0.0
+    bits_per_character = math.log2(len(set(text)))
+    in_word = _in_words(text)
+    lowered = text.lower()
+    seen: set[str] = set()
+    bits = 0.0
+    for index in range(len(text)):
+        triple = lowered[max(0, index - 2) : index + 1]
+        if len(triple) == 3:
+            first, second, third = map(ord, triple)
+            if triple in seen or third - second == second - first:
+                continue
+            seen.add(triple)
+        bits += min(_WORD_BITS, bits_per_character) if in_word[index] else bits_per_character
+    return bits
+
+
+def _in_words(text: str) -> list[bool]:
+    """Of each character, whether it stands in a run of letters that could be a word.
+
+    A word has one case, or a capital in front; and it has a vowel and three letters, or nothing
+    but punctuation around it.
+    """
+    flags = [False] * len(text)
+    for match in _LETTERS.finditer(text):
+        start, end = match.span()
+        is_long = end - start >= _WORD_LETTERS and not _VOWELS.isdisjoint(match.group())
+        is_alone = not text[start - 1 : start].isalnum() and not text[end : end + 1].isalnum()
+        if is_long or is_alone:
+            flags[start:end] = [True] * (end - start)
+    return flags
+
+
+def _spell(random: str) -> str:
+    characters = random + _check(random)
+    groups = range(0, len(characters), _GROUP_CHARACTERS)
+    return _PREFIX + "-".join(characters[i : i + _GROUP_CHARACTERS] for i in groups)
+
+
+def _check(random: str) -> str:
+    digest = hashlib.sha256(b"potluck secret check" + random.encode("utf-8")).digest()
+    return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in digest[:_CHECK_CHARACTERS])
+
+
+def _weak(reason: str) -> ParameterError:
+    return ParameterError("secret", f"the secret is too weak: {reason}", hint=_HINT)

@@ -1,0 +1,1 @@
+"""The process of one stage: ``python -m potluck.cluster.worker`` (started by an agent only)."""

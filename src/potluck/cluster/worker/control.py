@@ -1,0 +1,53 @@
+"""The worker's end of the socket pair: blocking, one reader, any number of writers."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+from potluck.cluster.worker.messages import (
+    LENGTH,
+    FromWorker,
+    ToWorker,
+    checked_length,
+    decode_to_worker,
+    encode,
+)
+
+
+class ControlChannel:
+    """Messages from and to the agent."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._writing = threading.Lock()
+
+    def send(self, message: FromWorker) -> None:
+        """Send a message. An agent that has gone is no error: its worker ends anyway."""
+        with self._writing:
+            try:
+                self._connection.sendall(encode(message))
+            except OSError:
+                return
+
+    def receive(self, timeout_seconds: float | None) -> ToWorker | None:
+        """The next message; None when the agent has gone. Raises ``TimeoutError``."""
+        self._connection.settimeout(timeout_seconds)
+        try:
+            first = self._connection.recv(1)
+        finally:
+            self._connection.settimeout(None)
+        if not first:
+            return None
+        prefix = first + self._read(LENGTH.size - 1)
+        message: ToWorker = decode_to_worker(self._read(checked_length(prefix)))
+        return message
+
+    def _read(self, num_bytes: int) -> bytes:
+        data = bytearray()
+        while len(data) < num_bytes:
+            part = self._connection.recv(num_bytes - len(data))
+            if not part:
+                raise EOFError("the agent went away in the middle of a message")
+            data += part
+        return bytes(data)

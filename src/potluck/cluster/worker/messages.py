@@ -1,0 +1,131 @@
+"""What an agent and its worker say to each other, over a socket pair.
+
+Each message is four bytes of length (little-endian) and a msgpack document, tagged with its type.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from potluck.types.cluster import DeploymentId, Epoch, NodeId
+
+MAX_MESSAGE_BYTES = 2**20
+LENGTH = struct.Struct("<I")
+
+
+class Peer(msgspec.Struct, frozen=True, kw_only=True):
+    """The other end of an edge. ``host`` and ``port`` are empty where the peer connects to us."""
+
+    node_id: NodeId
+    host: str = ""
+    port: int = 0
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """PEM documents that the worker proves its membership with (see ``trust.Credentials``)."""
+
+    node_id: NodeId
+    certificate_pem: bytes
+    private_key_pem: bytes
+    authority_pem: bytes
+
+
+class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage of a deployment: what a worker has to load.
+
+    ``index`` counts the stages from 0. ``model`` is MODEL as every node of the plan can read it.
+    """
+
+    deployment: DeploymentId
+    epoch: Epoch
+    index: int
+    num_stages: int
+    model: str
+    start_layer: int
+    end_layer: int
+    context_tokens: int
+    num_blocks: int
+    max_step_tokens: int
+    max_step_sequences: int
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Load the stage and listen for its incoming edge on ``listen_host``."""
+
+    spec: StageSpec
+    identity: Identity
+    listen_host: str
+    num_threads: int
+    isa: str | None
+
+
+class Connect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Open the outgoing edge to ``following`` and await the incoming one from ``preceding``."""
+
+    preceding: Peer
+    following: Peer
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Close the edges and end."""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """How much of the weights is loaded."""
+
+    done_bytes: int
+    total_bytes: int
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The weights are in place, and the incoming edge is awaited at this address."""
+
+    host: str
+    port: int
+    weights_bytes: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Both edges stand."""
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The stage has ended and the worker ends now."""
+
+    message: str
+    hint: str
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Totals since the start; sent about once a second while they change."""
+
+    num_steps: int
+    num_tokens: int
+    compute_seconds: float
+    send_seconds: float
+    num_sent_bytes: int
+    resident_bytes: int
+
+
+ToWorker = Load | Connect | Stop
+FromWorker = Progress | Loaded | Ready | Failed | Stats
+
+
+def encode(message: ToWorker | FromWorker) -> bytes:
+    """Length and document."""
+    document = msgspec.msgpack.encode(message)
+    return LENGTH.pack(len(document)) + document
+
+
+def checked_length(prefix: bytes) -> int:
+    """The length that a message begins with; raises ``ValueError`` if it is too large."""
+    (length,) = LENGTH.unpack(prefix)
+    if length > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a control message of {length} bytes")
+    return int(length)
+
+
+decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
+decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode

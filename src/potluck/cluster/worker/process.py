@@ -1,0 +1,182 @@
+"""The life of a worker: load, connect, serve, end.
+
+It ends when the agent says so, when the agent ends (whatever way), and when an edge ends: then the
+deployment's plan no longer holds and a stage without neighbours is of no use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import threading
+
+import psutil
+
+from potluck.cluster.edges.connect import connect_edge
+from potluck.cluster.edges.frames import Scope
+from potluck.cluster.edges.hello import Hello
+from potluck.cluster.edges.listener import EdgeListener
+from potluck.cluster.steps import edge_limits
+from potluck.cluster.trust.credentials import Credentials
+from potluck.cluster.worker.control import ControlChannel
+from potluck.cluster.worker.loading import LoadedStage, load_stage
+from potluck.cluster.worker.messages import (
+    Connect,
+    Failed,
+    Load,
+    Loaded,
+    Progress,
+    Ready,
+    Stats,
+    Stop,
+)
+from potluck.cluster.worker.stage import Stage, StageTotals
+from potluck.errors import EdgeClosedError, PotluckError
+
+_log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
+_STATS_SECONDS = 1.0
+_CONNECT_SECONDS = 30.0
+"""All stages are loaded when they are told to connect, so this is only the network's time."""
+
+
+def run_worker(descriptor: int, agent_pid: int) -> int:
+    """Serve one stage over the control channel ``descriptor``; returns the exit code."""
+    _die_with_agent(agent_pid)
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    channel = ControlChannel(socket.socket(fileno=descriptor))
+    try:
+        _serve(channel)
+    except PotluckError as error:
+        channel.send(Failed(message=error.message, hint=error.hint))
+        return 1
+    except MemoryError:
+        channel.send(Failed(message="the worker ran out of memory", hint="use a smaller --context"))
+        return 1
+    except Exception as error:  # noqa: BLE001 - the boundary of the process
+        _log.exception("the worker failed")
+        channel.send(Failed(message=f"{type(error).__name__}: {error}", hint=""))
+        return 1
+    return 0
+
+
+def _serve(channel: ControlChannel) -> None:
+    load = channel.receive(None)
+    if not isinstance(load, Load):
+        return
+    credentials = Credentials(
+        node_id=load.identity.node_id,
+        certificate_pem=load.identity.certificate_pem,
+        private_key_pem=load.identity.private_key_pem,
+        authority_pem=load.identity.authority_pem,
+    )
+    loaded = load_stage(
+        load, lambda done, total: channel.send(Progress(done_bytes=done, total_bytes=total))
+    )
+    listener = EdgeListener(load.listen_host, credentials)
+    try:
+        host, port = listener.address
+        channel.send(Loaded(host=host, port=port, weights_bytes=loaded.weights_bytes))
+        connect = channel.receive(None)
+        if not isinstance(connect, Connect):
+            return
+        stage = _connect(load, connect, loaded, listener, credentials)
+    finally:
+        listener.close()
+    channel.send(Ready())
+    _run(channel, stage)
+
+
+def _connect(
+    load: Load,
+    connect: Connect,
+    loaded: LoadedStage,
+    listener: EdgeListener,
+    credentials: Credentials,
+) -> Stage:
+    spec = load.spec
+    scope = Scope(deployment=spec.deployment, epoch=spec.epoch)
+    limits = edge_limits(
+        hidden_size=loaded.program.hidden_size,
+        context_tokens=spec.context_tokens,
+        max_step_tokens=spec.max_step_tokens,
+        max_step_sequences=spec.max_step_sequences,
+    )
+    outgoing = connect_edge(
+        (connect.following.host, connect.following.port),
+        credentials,
+        Hello(scope=scope, index=spec.index + 1),
+        peer=connect.following.node_id,
+        limits=limits,
+        timeout_seconds=_CONNECT_SECONDS,
+    )
+    incoming = listener.accept(
+        Hello(scope=scope, index=spec.index),
+        peer=connect.preceding.node_id,
+        limits=limits,
+        timeout_seconds=_CONNECT_SECONDS,
+    )
+    program = loaded.program
+    return Stage(loaded.engine, program.shard, program.hidden_size, incoming, outgoing)
+
+
+def _run(channel: ControlChannel, stage: Stage) -> None:
+    """Compute on a thread, listen to the agent on this one; returns when either ends."""
+    failures: list[PotluckError] = []
+
+    def compute() -> None:
+        try:
+            stage.run()
+        except EdgeClosedError:
+            pass
+        except PotluckError as error:
+            failures.append(error)
+        except Exception as error:  # noqa: BLE001 - the boundary of the thread
+            _log.exception("the stage failed")
+            failures.append(PotluckError(f"the stage failed: {type(error).__name__}: {error}"))
+        finally:
+            stage.close()
+
+    thread = threading.Thread(target=compute, name="compute", daemon=True)
+    thread.start()
+    process = psutil.Process()
+    reported = 0
+    while thread.is_alive():
+        try:
+            message = channel.receive(_STATS_SECONDS)
+        except TimeoutError:
+            if stage.totals.num_steps != reported:
+                reported = stage.totals.num_steps
+                channel.send(_stats(stage.totals, process.memory_info().rss))
+            continue
+        if message is None or isinstance(message, Stop):
+            break
+    stage.close()
+    thread.join()
+    if failures:
+        raise failures[0]
+
+
+def _stats(totals: StageTotals, resident_bytes: int) -> Stats:
+    return Stats(
+        num_steps=totals.num_steps,
+        num_tokens=totals.num_tokens,
+        compute_seconds=totals.compute_seconds,
+        send_seconds=totals.send_seconds,
+        num_sent_bytes=totals.num_sent_bytes,
+        resident_bytes=resident_bytes,
+    )
+
+
+def _die_with_agent(agent_pid: int) -> None:
+    """Have the kernel kill this process when the agent ends; exit if it already has."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the agent decides
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != agent_pid:
+        os._exit(1)

@@ -1,0 +1,213 @@
+"""Contiguous layers in proportion to the memory that each unit may use.
+
+The embedding is only on the first stage and the head only on the last, so the units for these two
+places are chosen among all pairs: the choice that fills the fullest unit least wins. Every other
+unit stands between them, larger ones first. A unit may get nothing; why is part of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from potluck.errors import InsufficientMemoryError
+from potluck.quantities import format_bytes
+from potluck.types.cluster import ModelCost, PlacedStage, Plan, Rejection, UnitOffer
+from potluck.types.program import Shard
+
+
+def place(offers: Sequence[UnitOffer], cost: ModelCost) -> Plan:
+    """Place a whole model on some of the units that are offered.
+
+    The result depends on the offers alone, not on their order. Raises ``InsufficientMemoryError``,
+    which says how much is missing, when the model does not fit.
+    """
+    smallest_layer = min(cost.layer_bytes)
+    rejections = []
+    candidates = []
+    for offer in sorted(offers, key=lambda offer: (-offer.usable_bytes, offer.node_id)):
+        room = offer.usable_bytes - cost.scratch_bytes - cost.process_bytes
+        if room < smallest_layer:
+            reason = (
+                f"{format_bytes(max(offer.usable_bytes, 0))} may be used, and one layer takes "
+                f"{format_bytes(smallest_layer + cost.scratch_bytes + cost.process_bytes)}"
+            )
+            rejections.append(
+                Rejection(node_id=offer.node_id, unit_id=offer.unit_id, reason=reason)
+            )
+        else:
+            candidates.append(_Candidate(offer=offer, room=room))
+    while candidates:
+        arrangement = _best_arrangement(candidates, cost)
+        idle = [] if arrangement is None else arrangement.idle()
+        if arrangement is not None and not idle:
+            stages = tuple(arrangement.stages(cost))
+            return Plan(stages=stages, rejections=tuple(rejections))
+        # The others may do better without the smallest; in the end the largest stands alone.
+        left_out = candidates[-1]
+        if left_out in idle:
+            reason = "its share of the memory is less than one layer"
+        else:
+            reason = "too small beside the others for the embedding, the head or its layers"
+        candidates.remove(left_out)
+        rejections.append(
+            Rejection(node_id=left_out.offer.node_id, unit_id=left_out.offer.unit_id, reason=reason)
+        )
+    raise _does_not_fit(offers, cost)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    """A unit and the bytes it has for weights and cache."""
+
+    offer: UnitOffer
+    room: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Share:
+    candidate: _Candidate
+    start_layer: int
+    end_layer: int
+
+    @property
+    def num_layers(self) -> int:
+        return self.end_layer - self.start_layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Arrangement:
+    """An order of units and their layers. ``fullest``: the largest used part of a unit's room."""
+
+    shares: tuple[_Share, ...]
+    fullest: float
+
+    def idle(self) -> list[_Candidate]:
+        """Units without a layer."""
+        return [share.candidate for share in self.shares if share.num_layers == 0]
+
+    def stages(self, cost: ModelCost) -> Iterator[PlacedStage]:
+        for index, share in enumerate(self.shares):
+            extra = _extra_bytes(index, len(self.shares), cost)
+            layers = sum(cost.layer_bytes[share.start_layer : share.end_layer])
+            yield PlacedStage(
+                node_id=share.candidate.offer.node_id,
+                unit_id=share.candidate.offer.unit_id,
+                shard=Shard(
+                    start_layer=share.start_layer,
+                    end_layer=share.end_layer,
+                    num_layers=len(cost.layer_bytes),
+                    has_embedding=index == 0,
+                    has_head=index == len(self.shares) - 1,
+                ),
+                num_bytes=layers + extra + cost.scratch_bytes + cost.process_bytes,
+            )
+
+
+def _extra_bytes(index: int, num_stages: int, cost: ModelCost) -> int:
+    """What a stage holds besides layers."""
+    is_first, is_last = index == 0, index == num_stages - 1
+    if is_first and is_last and cost.is_head_tied:
+        return cost.embedding_bytes
+    return is_first * cost.embedding_bytes + is_last * cost.head_bytes
+
+
+def _best_arrangement(candidates: Sequence[_Candidate], cost: ModelCost) -> _Arrangement | None:
+    """The arrangement of all candidates whose fullest unit is least full; None if none fits."""
+    best = None
+    for order in _orders(candidates):
+        arrangement = _arrange(order, cost)
+        if arrangement and (best is None or arrangement.fullest < best.fullest):
+            best = arrangement
+    return best
+
+
+def _orders(candidates: Sequence[_Candidate]) -> Iterator[tuple[_Candidate, ...]]:
+    """Every choice of a first and a last unit, the others between them as they come."""
+    if len(candidates) == 1:
+        yield tuple(candidates)
+        return
+    for first in candidates:
+        for last in candidates:
+            if first is not last:
+                between = [other for other in candidates if other not in (first, last)]
+                yield (first, *between, last)
+
+
+def _arrange(order: Sequence[_Candidate], cost: ModelCost) -> _Arrangement | None:
+    rooms = [
+        candidate.room - _extra_bytes(index, len(order), cost)
+        for index, candidate in enumerate(order)
+    ]
+    if min(rooms) < 0:
+        return None
+    bounds = _proportional_bounds(rooms, cost.layer_bytes)
+    if bounds is None:
+        bounds = _greedy_bounds(rooms, cost.layer_bytes)
+    if bounds is None:
+        return None
+    shares = tuple(
+        _Share(candidate=candidate, start_layer=start, end_layer=end)
+        for candidate, start, end in zip(order, [0, *bounds[:-1]], bounds, strict=True)
+    )
+    used = [
+        sum(cost.layer_bytes[share.start_layer : share.end_layer])
+        + _extra_bytes(index, len(order), cost)
+        for index, share in enumerate(shares)
+    ]
+    rooms_whole = [candidate.room for candidate in order]
+    fullest = max(part / room for part, room in zip(used, rooms_whole, strict=True))
+    return _Arrangement(shares=shares, fullest=fullest)
+
+
+def _proportional_bounds(rooms: Sequence[int], layer_bytes: Sequence[int]) -> list[int] | None:
+    """End layers such that every unit's bytes are as near as possible to its part of the room.
+
+    None if rounding to whole layers overfills a unit.
+    """
+    total_room = sum(rooms)
+    sizes = [0, *accumulate(layer_bytes)]
+    if total_room < sizes[-1]:
+        return None
+    bounds: list[int] = []
+    start = 0
+    for room_so_far in accumulate(rooms):
+        wanted = sizes[-1] * room_so_far / total_room
+        end = min(range(start, len(sizes)), key=lambda layer: (abs(sizes[layer] - wanted), layer))
+        if sizes[end] - sizes[start] > rooms[len(bounds)]:
+            return None
+        bounds.append(end)
+        start = end
+    return bounds
+
+
+def _greedy_bounds(rooms: Sequence[int], layer_bytes: Sequence[int]) -> list[int] | None:
+    """End layers when every unit in turn takes all it can; finds a way in this order if one is."""
+    bounds: list[int] = []
+    layer = 0
+    for room in rooms:
+        while layer < len(layer_bytes) and layer_bytes[layer] <= room:
+            room -= layer_bytes[layer]
+            layer += 1
+        bounds.append(layer)
+    return bounds if layer == len(layer_bytes) else None
+
+
+def _does_not_fit(offers: Sequence[UnitOffer], cost: ModelCost) -> InsufficientMemoryError:
+    per_stage = cost.scratch_bytes + cost.process_bytes
+    model = sum(cost.layer_bytes) + cost.embedding_bytes + cost.head_bytes
+    needed = model + per_stage * max(1, len(offers))
+    available = sum(max(offer.usable_bytes, 0) for offer in offers)
+    largest = max((offer.usable_bytes for offer in offers), default=0) - per_stage
+    more = -(-(needed - available) // largest) if largest > 0 and needed > available else 0
+    hint = "give a smaller --context, or choose a more strongly quantized model"
+    if more:
+        hint += f"; or add {more} more {'node' if more == 1 else 'nodes'} like the largest"
+    return InsufficientMemoryError(
+        needed,
+        available,
+        f"the model takes {format_bytes(needed)}, and {len(offers)} "
+        f"{'unit' if len(offers) == 1 else 'units'} may use {format_bytes(available)} together",
+        hint=hint,
+    )

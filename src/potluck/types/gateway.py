@@ -1,0 +1,143 @@
+"""What the HTTP address needs of the agent behind it.
+
+The agent that a client is connected to is the request's gateway: it holds the connection, the
+request and its committed tokens. The HTTP side knows only this protocol, nothing of coordinators,
+workers or transports. Everything here is used from one event loop and never blocks it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from potluck.types.cluster import NodeId
+from potluck.types.sequence import CommittedToken, SequenceRequest
+from potluck.types.text import ChatMessage, Tokenizer
+
+
+class ModelState(enum.Enum):
+    """Whether a deployed model can answer."""
+
+    READY = "ready"
+    LOADING = "loading"
+    DEGRADED = "degraded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStatus:
+    """A deployed model as it is listed. ``reason`` says why it is not ready, and is else empty.
+
+    ``created`` is the time of the deployment in seconds since 1970, as OpenAI has it.
+    """
+
+    model_id: str
+    created: int
+    context_tokens: int
+    state: ModelState
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """What turns a client's text into the model's tokens and back.
+
+    ``encode_chat`` gives the tokens of a chat with the assistant's turn opened; it may be called on
+    another thread, and raises ``ChatTemplateError`` and ``ParameterError``. ``vocab_size`` is the
+    model's (of its logits), which may exceed the tokenizer's. ``sampling_defaults`` are parameters
+    of ``SamplingParams`` that the model's makers recommend.
+    """
+
+    model_id: str
+    tokenizer: Tokenizer
+    encode_chat: Callable[[Sequence[ChatMessage]], list[int]]
+    vocab_size: int
+    context_tokens: int
+    sampling_defaults: Mapping[str, float | int]
+
+
+@dataclass(slots=True, kw_only=True)
+class LiveSequence:
+    """A sequence of a request in progress, with all that is needed to go on from any point.
+
+    Mutable, of the event loop. Whoever iterates over ``Gateway.generate`` appends each token to
+    ``committed`` before it asks for the next: what was lost on the way is computed again from there
+    and is the same, because draws are keyed by (seed, position).
+    """
+
+    model_id: str
+    request: SequenceRequest
+    committed: list[CommittedToken] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMetrics:
+    """Totals of one stage since it was deployed, and the memory that its process holds now."""
+
+    stage: int
+    node_id: NodeId
+    num_steps: int
+    compute_seconds: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeMetrics:
+    """Totals of the edge that leads to stage ``edge`` (the last leads back to the coordinator)."""
+
+    edge: int
+    sender: NodeId
+    receiver: NodeId
+    num_frames: int
+    num_bytes: int
+    send_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelMetrics:
+    """What the coordinator of a deployed model knows now.
+
+    ``num_waiting`` sequences hold no KV-cache blocks yet; ``num_running`` do.
+    """
+
+    model_id: str
+    num_waiting: int
+    num_running: int
+    num_blocks: int
+    num_free_blocks: int
+    stages: tuple[StageMetrics, ...] = ()
+    edges: tuple[EdgeMetrics, ...] = ()
+
+
+class Gateway(Protocol):
+    """The agent, as the HTTP address sees it."""
+
+    def models(self) -> Sequence[ModelStatus]:
+        """Everything that is deployed, in the order in which it shall be listed."""
+        ...
+
+    async def served_model(self, model_id: str) -> ServedModel:
+        """The texts' side of a deployed model; its tokenizer may be loaded for it now.
+
+        Raises ``ModelNotFoundError`` when nothing of that name is deployed, and whatever makes its
+        files unreadable.
+        """
+        ...
+
+    def generate(self, sequence: LiveSequence) -> AsyncGenerator[CommittedToken, None]:
+        """Continue ``sequence`` after its committed tokens, to a token with a finish reason.
+
+        Closing the generator cancels the sequence; its KV-cache blocks are free within a step.
+        Raises a ``PotluckError`` while it is iterated over: ``PromptTooLongError``,
+        ``OverloadedError``, or ``EngineError`` and its like when a stage or an edge is lost.
+        """
+        ...
+
+    def cluster_state(self) -> Mapping[str, object]:
+        """The cluster as ``/cluster`` shows it: of JSON's types only."""
+        ...
+
+    def metrics(self) -> Sequence[ModelMetrics]:
+        """One for each deployed model whose coordinator answers; a snapshot at hand."""
+        ...

@@ -1,0 +1,325 @@
+"""The official client, unmodified, against the address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import openai
+import pytest
+from support.api_server import RunningApi, running_api
+from support.toy_gateway import (
+    CREATED,
+    END_OF_TEXT,
+    MODEL,
+    ToyTokenizer,
+    expected_text,
+    expected_tokens,
+    toy_logprob,
+)
+
+from potluck.errors import EngineError
+from potluck.types.gateway import ModelState
+
+CHAT_PROMPT = "user:hello\nassistant:"
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[RunningApi]:
+    with running_api() as running:
+        yield running
+
+
+@pytest.fixture
+def api(running: RunningApi) -> Iterator[RunningApi]:
+    running.gateway.live.clear()
+    status = running.gateway.status
+    yield running
+    running.gateway.status = status
+    running.gateway.failure_after = None
+
+
+@pytest.fixture(scope="module")
+def client(running: RunningApi) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=running.base_url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def text_of_tokens(seed: int, count: int, prompt: str = CHAT_PROMPT) -> list[int]:
+    return expected_tokens(list(prompt.encode()), seed, count)
+
+
+def test_models(api: RunningApi, client: openai.OpenAI) -> None:
+    (listed,) = client.models.list().data
+    assert (listed.id, listed.object, listed.created) == (MODEL, "model", CREATED)
+    assert client.models.retrieve(MODEL) == listed
+    with pytest.raises(openai.NotFoundError) as error:
+        client.models.retrieve("other")
+    assert error.value.code == "model_not_found"
+
+
+def test_chat(api: RunningApi, client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "hello"}], max_tokens=12, seed=5
+    )
+    assert answer.object == "chat.completion"
+    assert answer.id.startswith("chatcmpl-")
+    (choice,) = answer.choices
+    assert choice.message.content == expected_text(CHAT_PROMPT, 5, 12)
+    assert (choice.message.role, choice.finish_reason) == ("assistant", "length")
+    assert choice.logprobs is None
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(CHAT_PROMPT)
+    assert answer.usage.completion_tokens == 12
+    assert answer.usage.total_tokens == len(CHAT_PROMPT) + 12
+
+
+def test_streamed_chat_is_the_same_text(api: RunningApi, client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "hello"}],
+        max_completion_tokens=40,
+        seed=6,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[0].choices[0].delta.content == ""
+    contents = [chunk.choices[0].delta.content for chunk in chunks[1:-2]]
+    assert all(contents)
+    assert "".join(filter(None, contents)) == expected_text(CHAT_PROMPT, 6, 40)
+    assert chunks[-2].choices[0].finish_reason == "length"
+    assert chunks[-2].choices[0].delta.content is None
+    assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 40
+
+
+def test_the_model_may_end_its_text(api: RunningApi, client: openai.OpenAI) -> None:
+    seed = next(seed for seed in range(10_000) if END_OF_TEXT in text_of_tokens(seed, 20) if seed)
+    tokens = text_of_tokens(seed, 20)
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "hello"}],
+        seed=seed,
+        logprobs=True,
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].message.content == ToyTokenizer().decode(tokens)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == len(tokens)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert len(logprobs.content) == len(tokens) - 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_strings_end_the_text_and_the_sequence(
+    api: RunningApi, client: openai.OpenAI, stream: bool
+) -> None:
+    whole = expected_text("go", 3, 60)
+    stop = whole[30:33]
+    expected = whole[: whole.index(stop)]
+    if stream:
+        chunks = list(
+            client.completions.create(
+                model=MODEL, prompt="go", seed=3, max_tokens=900, stop=[stop, "zz"], stream=True
+            )
+        )
+        text = "".join(chunk.choices[0].text for chunk in chunks)
+        reason = chunks[-1].choices[0].finish_reason
+    else:
+        answer = client.completions.create(
+            model=MODEL, prompt="go", seed=3, max_tokens=900, stop=stop
+        )
+        text, reason = answer.choices[0].text, answer.choices[0].finish_reason
+    assert (text, reason) == (expected, "stop")
+    assert len(api.gateway.live[0].committed) < 60
+    assert api.gateway.num_used_blocks == 0
+
+
+def test_several_choices_have_seeds_that_count_up(api: RunningApi, client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "hello"}], n=3, seed=7, max_tokens=5
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert [choice.message.content for choice in answer.choices] == [
+        expected_text(CHAT_PROMPT, seed, 5) for seed in (7, 8, 9)
+    ]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(CHAT_PROMPT)
+    assert answer.usage.completion_tokens == sum(len(text_of_tokens(s, 5)) for s in (7, 8, 9))
+
+
+def test_streamed_choices_are_told_apart(api: RunningApi, client: openai.OpenAI) -> None:
+    texts = {0: "", 1: "", 2: "", 3: ""}
+    reasons = {}
+    for chunk in client.completions.create(
+        model=MODEL, prompt=["ab", "cd"], n=2, seed=2, max_tokens=30, stream=True
+    ):
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.text
+        if choice.finish_reason is not None:
+            reasons[choice.index] = choice.finish_reason
+    assert texts == {
+        0: expected_text("ab", 2, 30),
+        1: expected_text("ab", 3, 30),
+        2: expected_text("cd", 2, 30),
+        3: expected_text("cd", 3, 30),
+    }
+    assert sorted(reasons) == [0, 1, 2, 3]
+
+
+def test_chat_logprobs(api: RunningApi, client: openai.OpenAI) -> None:
+    tokens = text_of_tokens(4, 6)
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "hello"}],
+        seed=4,
+        max_tokens=6,
+        logprobs=True,
+        top_logprobs=2,
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert [each.logprob for each in logprobs.content] == list(map(toy_logprob, tokens))
+    assert [bytes(each.bytes or []) for each in logprobs.content] == [
+        ToyTokenizer().token_bytes(token) for token in tokens
+    ]
+    for each in logprobs.content:
+        assert [top.token for top in each.top_logprobs] == [" w300", " w301"]
+        assert [top.logprob for top in each.top_logprobs] == [-3.0, -3.01]
+
+
+def test_streamed_logprobs_are_the_same(api: RunningApi, client: openai.OpenAI) -> None:
+    tokens = text_of_tokens(4, 30)
+    found = []
+    for chunk in client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "hello"}],
+        seed=4,
+        max_tokens=30,
+        logprobs=True,
+        stream=True,
+    ):
+        logprobs = chunk.choices[0].logprobs
+        found += (logprobs.content or []) if logprobs else []
+    assert [each.logprob for each in found] == list(map(toy_logprob, tokens))
+    assert found[0].top_logprobs == []
+
+
+def test_completion_logprobs(api: RunningApi, client: openai.OpenAI) -> None:
+    tokens = text_of_tokens(1, 8, "go")
+    answer = client.completions.create(model=MODEL, prompt="go", seed=1, max_tokens=8, logprobs=1)
+    choice = answer.choices[0]
+    logprobs = choice.logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.top_logprobs is not None
+    assert logprobs.token_logprobs == list(map(toy_logprob, tokens))
+    assert logprobs.text_offset is not None
+    for token, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
+        assert choice.text[offset:].startswith(token)
+    assert logprobs.top_logprobs[0][" w300"] == -3.0
+    assert logprobs.tokens[0] in logprobs.top_logprobs[0]
+
+
+def test_extensions_reach_the_sequence(api: RunningApi, client: openai.OpenAI) -> None:
+    client.completions.create(
+        model=MODEL,
+        prompt=[5, 6, 600],
+        max_tokens=1,
+        logit_bias={"7": -100},
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        user="somebody",
+        extra_body={"top_k": 9, "min_p": 0.05, "repetition_penalty": 1.2},
+    )
+    (live,) = api.gateway.live
+    assert live.request.prompt_tokens == (5, 6, 600)
+    assert [token.token for token in live.committed] == expected_tokens(
+        [5, 6, 600], live.request.sampling.seed, 1
+    )
+    sampling = live.request.sampling
+    assert (sampling.top_k, sampling.min_p, sampling.repetition_penalty) == (9, 0.05, 1.2)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, 0.25)
+    assert sampling.logit_bias == ((7, -100.0),)
+
+
+def test_errors_are_the_clients_own_kinds(api: RunningApi, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.completions.create(model="other", prompt="x")
+    assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "x"}],
+            response_format={"type": "json_object"},
+        )
+    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "response_format")
+    with pytest.raises(openai.BadRequestError) as long:
+        client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "x" * 2000}]
+        )
+    assert (long.value.code, long.value.param) == ("context_length_exceeded", "messages")
+    with pytest.raises(openai.BadRequestError) as unused:
+        client.completions.create(model=MODEL, prompt="x", stream_options={"include_usage": True})
+    assert unused.value.param == "stream_options"
+
+
+def test_a_model_that_is_not_ready_says_why(api: RunningApi, client: openai.OpenAI) -> None:
+    api.gateway.status = replace(
+        api.gateway.status, state=ModelState.DEGRADED, reason="node b is lost"
+    )
+    with pytest.raises(openai.InternalServerError, match="degraded: node b is lost") as error:
+        client.completions.create(model=MODEL, prompt="x")
+    assert error.value.status_code == 503
+    assert error.value.code == "model_not_ready"
+    assert int(error.value.response.headers["retry-after"]) > 0
+    assert client.models.retrieve(MODEL).model_extra == {
+        "context_tokens": 1024,
+        "state": "degraded",
+        "reason": "node b is lost",
+    }
+
+
+def test_a_lost_stage_is_a_503_before_the_first_token(
+    api: RunningApi, client: openai.OpenAI
+) -> None:
+    api.gateway.failure_after = (0, EngineError("the edge to node b is gone"))
+    for stream in (False, True):
+        with pytest.raises(openai.InternalServerError, match="edge to node b") as error:
+            client.completions.create(model=MODEL, prompt="x", stream=stream)
+        assert error.value.status_code == 503
+        assert error.value.type == "server_error"
+    assert api.gateway.num_used_blocks == 0
+
+
+def test_a_stage_lost_in_a_stream_is_an_error_event(api: RunningApi, client: openai.OpenAI) -> None:
+    api.gateway.failure_after = (3, EngineError("the edge to node b is gone"))
+    stream = client.completions.create(
+        model=MODEL, prompt="x", seed=1, max_tokens=50, n=2, stream=True
+    )
+    chunks = iter(stream)
+    assert next(chunks).choices[0].finish_reason is None
+    with pytest.raises(openai.APIError, match="edge to node b"):
+        list(chunks)
+    assert api.gateway.num_used_blocks == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_mistake_of_ours_is_a_500_without_details(
+    api: RunningApi, client: openai.OpenAI, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.gateway.failure_after = (2 if stream else 0, RuntimeError("secret detail"))
+    with pytest.raises(openai.APIError) as error:
+        list(client.completions.create(model=MODEL, prompt="x", seed=1, stream=stream))
+    assert "secret detail" not in str(error.value)
+    assert error.value.code == "internal_error"
+    assert "secret detail" in caplog.text

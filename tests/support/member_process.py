@@ -1,0 +1,64 @@
+"""A member in a process of its own: takes its settings as JSON, and says what happens on stdout.
+
+It leaves at the end of its input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from support.members import Handlers, make_config
+
+from potluck.cluster.membership import Membership, Observer, PemPaths, parse_address
+from potluck.errors import PotluckError
+from potluck.types.cluster import NodeId
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+async def _take(membership: Membership, command: str) -> None:
+    method, node, request = command.split(" ", 2)
+    async for _ in membership.call_stream(NodeId(node), method, request.strip().encode()):
+        pass
+
+
+async def _run(settings: dict[str, Any]) -> int:
+    pem = settings["pem"]
+    config = make_config(
+        settings["number"],
+        *map(parse_address, settings["connect"]),
+        host=settings["host"],
+        multicast=settings["multicast"],
+        wire_version=settings["wire_version"],
+        pem=None
+        if pem is None
+        else PemPaths(authority=Path(pem[0]), certificate=Path(pem[1]), key=Path(pem[2])),
+    )
+    observer = Observer(
+        on_join=lambda node: _say(f"join {node}"),
+        on_leave=lambda node: _say(f"leave {node}"),
+        on_incompatible=lambda node, version: _say(f"incompatible {node} {version}"),
+    )
+    try:
+        membership = await Membership.open(config, methods=Handlers().table(), observer=observer)
+    except PotluckError as error:
+        _say(f"error {error.message}")
+        return 1
+    tasks = []
+    async with membership:
+        _say(f"open {membership.address}")
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            tasks.append(asyncio.create_task(_take(membership, line)))
+            _say("taking")
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(_run(json.loads(sys.argv[1]))))

@@ -1,0 +1,96 @@
+"""Several hosts on one machine: network namespaces on a bridge, which needs root and iproute2.
+
+The bridge has a namespace of its own, so nothing is added to the machine's own network and no
+packet can leave. Whatever happens, the namespaces and what still runs in them are gone at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A namespace with one interface, ``eth0``, at ``ip``."""
+
+    namespace: str
+    ip: str
+
+    def command(self, *arguments: str) -> list[str]:
+        """The command line that runs ``arguments`` on this host."""
+        return ["ip", "netns", "exec", self.namespace, *arguments]
+
+
+def require_namespaces() -> None:
+    """Skip the test, saying why, where namespaces cannot be made; fail it on CI's machine."""
+    try:
+        with lan(1, passes_multicast=False):
+            return
+    except (OSError, subprocess.CalledProcessError) as error:
+        output = getattr(error, "stderr", "") or str(error)
+        reason = f"network namespaces cannot be made here: {output.strip()}"
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(f"not shown: {reason}")
+
+
+@contextlib.contextmanager
+def lan(num_hosts: int, *, passes_multicast: bool = True) -> Iterator[tuple[Host, ...]]:
+    """Hosts 10.77.0.1, 10.77.0.2 … on one switch, which may isolate them from multicast.
+
+    Raises ``OSError`` or ``CalledProcessError`` where that cannot be done.
+    """
+    for command in ("ip", "bridge"):
+        if shutil.which(command) is None:
+            raise OSError(f"there is no {command} command (iproute2)")
+    prefix = f"potluck-{os.getpid()}-{next(_numbers)}"
+    switch = f"{prefix}-switch"
+    hosts = tuple(
+        Host(namespace=f"{prefix}-{number}", ip=f"10.77.0.{number}")
+        for number in range(1, num_hosts + 1)
+    )
+    with contextlib.ExitStack() as cleanup:
+        for namespace in (switch, *(host.namespace for host in hosts)):
+            _ip("netns", "add", namespace)
+            cleanup.callback(_remove, namespace)
+        _ip("-n", switch, "link", "add", "bridge", "type", "bridge", "mcast_snooping", "0")
+        _ip("-n", switch, "link", "set", "bridge", "up")
+        for number, host in enumerate(hosts):
+            port = f"port{number}"
+            _ip(
+                *("link", "add", "eth0", "netns", host.namespace, "type", "veth"),
+                *("peer", "name", port, "netns", switch),
+            )
+            _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
+            if not passes_multicast:
+                _run("bridge", "-n", switch, "link", "set", "dev", port, "mcast_flood", "off")
+            _ip("-n", host.namespace, "address", "add", f"{host.ip}/24", "dev", "eth0")
+            _ip("-n", host.namespace, "link", "set", "lo", "up")
+            _ip("-n", host.namespace, "link", "set", "eth0", "up")
+        yield hosts
+
+
+def _remove(namespace: str) -> None:
+    for pid in _run("ip", "netns", "pids", namespace).split():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+    _ip("netns", "del", namespace)
+
+
+def _ip(*arguments: str) -> None:
+    _run("ip", *arguments)
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout

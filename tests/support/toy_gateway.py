@@ -1,0 +1,236 @@
+"""A gateway in this process: the toy model behind a real scheduler and dispatcher.
+
+The toy model's next token depends on the whole history and on the seed, so every text is known
+beforehand (``expected_tokens``) and a mix-up of sequences shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import replace
+from queue import SimpleQueue
+
+from support.toy_pipeline import ToyPipeline, next_token
+
+from potluck.errors import ModelNotFoundError, PotluckError
+from potluck.scheduling import SchedulerLimits
+from potluck.serving.dispatcher import Dispatcher, Update
+from potluck.serving.pipeline import OnOutcome, StepOutcome
+from potluck.types.cluster import NodeId
+from potluck.types.gateway import (
+    EdgeMetrics,
+    LiveSequence,
+    ModelMetrics,
+    ModelState,
+    ModelStatus,
+    ServedModel,
+    StageMetrics,
+)
+from potluck.types.sequence import CommittedToken
+from potluck.types.step import SampledToken, SamplingParams, SequenceId, Step, TokenLogprob
+from potluck.types.text import ChatMessage
+
+VOCAB_SIZE = 1000
+END_OF_TEXT = 999
+NUM_BLOCKS = 512
+CONTEXT_TOKENS = 1024
+CREATED = 1_700_000_000
+MODEL = "toy/model"
+
+
+class ToyTokenizer:
+    """Bytes, then words; token 999 ends a text and is empty."""
+
+    vocab_size = VOCAB_SIZE
+    bos_token_id = None
+    eos_token_ids = (END_OF_TEXT,)
+    special_tokens = ("<end>",)
+    strips_prefix_space = False
+
+    def encode(
+        self,
+        text: str,
+        *,
+        add_bos: bool = True,
+        parse_special: bool = False,
+        literal: Sequence[int] = (),
+    ) -> list[int]:
+        return list(text.encode())
+
+    def token_bytes(self, token: int) -> bytes:
+        if token == END_OF_TEXT:
+            return b""
+        return bytes([token]) if token < 256 else f" w{token}".encode()
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return b"".join(map(self.token_bytes, tokens)).decode(errors="replace")
+
+
+def toy_chat(messages: Iterable[ChatMessage]) -> list[int]:
+    """The toy model's chat template: ``role:content`` and a new line each, then ``assistant:``."""
+    text = "".join(f"{message.role}:{message.content}\n" for message in messages)
+    return list(f"{text}assistant:".encode())
+
+
+def expected_tokens(prompt: Sequence[int], seed: int, count: int) -> list[int]:
+    """What the toy model writes after ``prompt``, at most ``count`` tokens."""
+    history = list(prompt)
+    for _ in range(count):
+        history.append(_seeded(next_token(history), seed))
+        if history[-1] == END_OF_TEXT:
+            break
+    return history[len(prompt) :]
+
+
+def expected_text(prompt: str, seed: int, count: int) -> str:
+    return ToyTokenizer().decode(expected_tokens(list(prompt.encode()), seed, count))
+
+
+def toy_logprob(token: int) -> float:
+    return -token / 100
+
+
+class ToyGateway:
+    """One model, ``toy/model``. What it was asked to generate is in ``live``."""
+
+    def __init__(self, *, step_seconds: float = 0.0) -> None:
+        self.live: list[LiveSequence] = []
+        self.status = ModelStatus(
+            model_id=MODEL,
+            created=CREATED,
+            context_tokens=CONTEXT_TOKENS,
+            state=ModelState.READY,
+        )
+        self.sampling_defaults: Mapping[str, float | int] = {}
+        self.failure_after: tuple[int, PotluckError | RuntimeError] | None = None
+        limits = SchedulerLimits(
+            num_blocks=NUM_BLOCKS,
+            context_tokens=CONTEXT_TOKENS,
+            max_step_tokens=256,
+            max_step_sequences=32,
+            max_steps_in_flight=1,
+        )
+        self.dispatcher = Dispatcher(
+            limits, lambda on_outcome: _ToyThread(on_outcome, step_seconds)
+        )
+
+    @property
+    def num_used_blocks(self) -> int:
+        return NUM_BLOCKS - self.dispatcher.load.num_free_blocks
+
+    def models(self) -> Sequence[ModelStatus]:
+        return (self.status,)
+
+    async def served_model(self, model_id: str) -> ServedModel:
+        if model_id != MODEL:
+            raise ModelNotFoundError(f"there is no model {model_id}")
+        return ServedModel(
+            model_id=MODEL,
+            tokenizer=ToyTokenizer(),
+            encode_chat=toy_chat,
+            vocab_size=VOCAB_SIZE,
+            context_tokens=CONTEXT_TOKENS,
+            sampling_defaults=self.sampling_defaults,
+        )
+
+    async def generate(self, sequence: LiveSequence) -> AsyncGenerator[CommittedToken, None]:
+        self.live.append(sequence)
+        loop = asyncio.get_running_loop()
+        updates: asyncio.Queue[Update] = asyncio.Queue()
+
+        def subscriber(update: Update) -> None:
+            loop.call_soon_threadsafe(updates.put_nowait, update)
+
+        sequence_id = self.dispatcher.add(sequence.request, subscriber)
+        try:
+            count = 0
+            while True:
+                if self.failure_after is not None and count == self.failure_after[0]:
+                    raise self.failure_after[1]
+                update = await updates.get()
+                if isinstance(update, PotluckError):
+                    raise update
+                count += 1
+                yield update.token
+                if update.token.finish_reason is not None:
+                    return
+        finally:
+            self.dispatcher.cancel(sequence_id)
+
+    def cluster_state(self) -> Mapping[str, object]:
+        return {"nodes": [{"node_id": "00000000000000aa"}]}
+
+    def metrics(self) -> Sequence[ModelMetrics]:
+        node = NodeId("00000000000000aa")
+        return (
+            ModelMetrics(
+                model_id=MODEL,
+                num_waiting=0,
+                num_running=3,
+                num_blocks=NUM_BLOCKS,
+                num_free_blocks=NUM_BLOCKS - 12,
+                stages=(
+                    StageMetrics(
+                        stage=0, node_id=node, num_steps=7, compute_seconds=1.5, memory_bytes=4096
+                    ),
+                ),
+                edges=(
+                    EdgeMetrics(
+                        edge=0,
+                        sender=node,
+                        receiver=node,
+                        num_frames=8,
+                        num_bytes=900,
+                        send_seconds=0.25,
+                    ),
+                ),
+            ),
+        )
+
+
+class _ToyThread:
+    """Runs the toy pipeline's steps on a thread, each in at least ``step_seconds``."""
+
+    def __init__(self, on_outcome: OnOutcome, step_seconds: float) -> None:
+        self._on_outcome = on_outcome
+        self._step_seconds = step_seconds
+        self._steps: SimpleQueue[Step | None] = SimpleQueue()
+        self._toy = ToyPipeline()
+        self._sampling: dict[SequenceId, SamplingParams] = {}
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="toy", daemon=True)
+        self._thread.start()
+
+    def submit(self, step: Step) -> None:
+        self._steps.put(step)
+
+    def close(self) -> None:
+        self._closed.set()
+        self._steps.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (step := self._steps.get()) is not None:
+            self._closed.wait(self._step_seconds)
+            for opening in step.opened:
+                self._sampling[opening.sequence_id] = opening.sampling
+            self._toy.submit(step)
+            sampled = tuple(map(self._finish, self._toy.run_oldest()[1]))
+            self._on_outcome(StepOutcome(step=step, sampled=sampled))
+
+    def _finish(self, sample: SampledToken) -> SampledToken:
+        sampling = self._sampling[sample.sequence_id]
+        token = _seeded(sample.token, sampling.seed)
+        if not sampling.logprobs:
+            return replace(sample, token=token)
+        top = tuple(
+            TokenLogprob(token=other, logprob=toy_logprob(other))
+            for other in range(300, 300 + sampling.top_logprobs)
+        )
+        return replace(sample, token=token, logprob=toy_logprob(token), top=top)
+
+
+def _seeded(token: int, seed: int) -> int:
+    return (token + seed) % VOCAB_SIZE

@@ -1,0 +1,141 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from potluck.errors import InsufficientMemoryError
+from potluck.placement import place
+from potluck.types.cluster import ModelCost, NodeId, Plan, UnitId, UnitOffer
+
+CPU = UnitId("cpu/native")
+
+
+def offer(name: str, usable_bytes: int) -> UnitOffer:
+    return UnitOffer(node_id=NodeId(name), unit_id=CPU, usable_bytes=usable_bytes)
+
+
+def cost(
+    num_layers: int = 12,
+    layer_bytes: int = 100,
+    embedding_bytes: int = 50,
+    head_bytes: int = 50,
+    is_head_tied: bool = False,
+) -> ModelCost:
+    return ModelCost(
+        layer_bytes=(layer_bytes,) * num_layers,
+        embedding_bytes=embedding_bytes,
+        head_bytes=head_bytes,
+        is_head_tied=is_head_tied,
+        scratch_bytes=10,
+        process_bytes=20,
+    )
+
+
+def layers(plan: Plan) -> dict[str, int]:
+    return {stage.node_id: stage.shard.end_layer - stage.shard.start_layer for stage in plan.stages}
+
+
+def test_equal_units_get_equal_shares() -> None:
+    plan = place([offer(name, 10_000) for name in "abc"], cost())
+    assert sorted(layers(plan).values()) == [4, 4, 4]
+    assert plan.rejections == ()
+
+
+def test_shares_follow_the_memory() -> None:
+    plan = place([offer("big", 9030), offer("small", 3030)], cost(embedding_bytes=0, head_bytes=0))
+    assert layers(plan) == {"big": 9, "small": 3}
+
+
+def test_twelve_units_get_a_layer_each() -> None:
+    plan = place([offer(f"node{index:02}", 10_000) for index in range(12)], cost())
+    assert set(layers(plan).values()) == {1}
+
+
+def test_one_unit_holds_everything_and_a_tied_head_once() -> None:
+    plan = place([offer("a", 10_000)], cost(is_head_tied=True))
+    (stage,) = plan.stages
+    assert stage.shard.has_embedding
+    assert stage.shard.has_head
+    assert stage.num_bytes == 1200 + 50 + 30
+
+
+def test_small_units_stand_between_when_the_ends_are_heavy() -> None:
+    offers = [offer("x", 400), offer("big", 2000), offer("y", 400), offer("large", 2000)]
+    plan = place(offers, cost(embedding_bytes=500, head_bytes=500))
+    assert {plan.stages[0].node_id, plan.stages[-1].node_id} == {"big", "large"}
+
+
+def test_a_unit_without_room_for_a_layer_is_told_so() -> None:
+    plan = place([offer("a", 5000), offer("tiny", 100), offer("none", -5)], cost())
+    assert [(rejection.node_id, rejection.reason) for rejection in plan.rejections] == [
+        ("tiny", "100 B may be used, and one layer takes 130 B"),
+        ("none", "0 B may be used, and one layer takes 130 B"),
+    ]
+
+
+def test_a_unit_whose_share_is_less_than_a_layer_gets_nothing() -> None:
+    plan = place([offer("huge", 10**9), offer("board", 200)], cost())
+    assert layers(plan) == {"huge": 12}
+    assert plan.rejections[0].reason == "its share of the memory is less than one layer"
+
+
+def test_a_unit_that_is_too_small_for_an_end_does_not_spoil_the_plan() -> None:
+    plan = place(
+        [offer("big", 10_000), offer("small", 300)], cost(head_bytes=500, embedding_bytes=500)
+    )
+    assert layers(plan) == {"big": 12}
+    assert "too small" in plan.rejections[0].reason
+
+
+def test_what_does_not_fit_says_how_many_more_nodes_would_help() -> None:
+    with pytest.raises(InsufficientMemoryError) as caught:
+        place([offer("a", 530), offer("b", 530)], cost())
+    assert "2 units may use" in caught.value.message
+    assert "add 1 more node like the largest" in caught.value.hint
+    place([offer("a", 530), offer("b", 530), offer("c", 530)], cost())
+
+
+def test_no_units_at_all() -> None:
+    with pytest.raises(InsufficientMemoryError, match="0 units"):
+        place([], cost())
+
+
+offers = st.lists(st.integers(0, 3000), min_size=1, max_size=6).map(
+    lambda sizes: [offer(f"node{index}", size) for index, size in enumerate(sizes)]
+)
+costs = st.builds(
+    ModelCost,
+    layer_bytes=st.lists(st.integers(1, 200), min_size=1, max_size=12).map(tuple),
+    embedding_bytes=st.integers(0, 300),
+    head_bytes=st.integers(0, 300),
+    is_head_tied=st.booleans(),
+    scratch_bytes=st.integers(0, 50),
+    process_bytes=st.integers(0, 50),
+)
+
+
+@given(offers=offers, cost=costs)
+def test_every_layer_is_placed_once_within_each_units_memory(
+    offers: list[UnitOffer], cost: ModelCost
+) -> None:
+    try:
+        plan = place(offers, cost)
+    except InsufficientMemoryError:
+        extra = cost.embedding_bytes + (0 if cost.is_head_tied else cost.head_bytes)
+        alone = sum(cost.layer_bytes) + extra + cost.scratch_bytes + cost.process_bytes
+        assert max(each.usable_bytes for each in offers) < alone
+        return
+    placed = [
+        layer
+        for stage in plan.stages
+        for layer in range(stage.shard.start_layer, stage.shard.end_layer)
+    ]
+    assert placed == list(range(len(cost.layer_bytes)))
+    usable = {each.node_id: each.usable_bytes for each in offers}
+    assert all(stage.num_bytes <= usable[stage.node_id] for stage in plan.stages)
+    assert all(stage.shard.end_layer > stage.shard.start_layer for stage in plan.stages)
+    assert [stage.shard.has_embedding for stage in plan.stages].count(True) == 1
+    assert plan.stages[0].shard.has_embedding
+    assert plan.stages[-1].shard.has_head
+    named = [stage.node_id for stage in plan.stages] + [each.node_id for each in plan.rejections]
+    assert sorted(named) == sorted(usable)
+    assert place(offers[::-1], cost) == plan
