@@ -188,6 +188,38 @@ def test_a_closed_pipe_ends_it_quietly() -> None:
         assert process.wait(60) != 0
 
 
+def redirected(redirection: str) -> tuple[str, ...]:
+    return ("sh", "-c", f'exec "$@" {redirection}', "sh")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("run", "demo", *PROMPT), ("run", "demo", *PROMPT, "--json")]
+)
+def test_a_full_disk_is_said(arguments: tuple[str, ...]) -> None:
+    completed = run_command(*arguments, prefix=redirected(">/dev/full"))
+    assert_refused(completed, 1, "No space left on device", "room")
+
+
+def test_without_standard_streams() -> None:
+    completed = run_command("run", "demo", prefix=redirected("<&-"))
+    assert_refused(completed, 2, "no standard input", "-p")
+    expected = run_command("run", "demo", *PROMPT).stdout
+    completed = run_command("run", "demo", *PROMPT, prefix=redirected("2>&-"))
+    assert (completed.returncode, completed.stdout) == (0, expected), "figures are no text"
+    assert run_command("run", "demo", *PROMPT, prefix=redirected(">&-")).returncode == 0
+
+
+def test_without_arguments_it_helps() -> None:
+    completed = run_command()
+    assert completed.returncode == 0
+    assert completed.stdout == run_command("--help").stdout
+
+
+def test_one_token_has_no_rate() -> None:
+    completed = run_command("run", "demo", "-p", "The fox", "-n", "1")
+    assert completed.stderr.rstrip().endswith("decode 1 token")
+
+
 def test_importing_potluck_is_light() -> None:
     script = (
         "import sys, potluck; potluck.__version__\n"
