@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from support.gguf_models import write_gguf_model
 from support.parity import MIN_DECIDED_SHARE, decided_share, native_error_limit, rms
 from support.random_models import (
+    LLAMA3_ROPE,
     RandomModel,
     aim_embedding,
     load_state,
@@ -42,14 +43,6 @@ from potluck.types.tensor import TensorFormat
 NUM_LAYERS = 3
 NUM_NEW = 64
 PROMPT = "Once upon a time there was a lazy dog, and 从前有一个小女孩 in the garden 😀."
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 # Divisible by 256, as K formats need it; more tokens than the tokenizers have, as real models do.
 SIZES = {
     "vocab_size": 760,

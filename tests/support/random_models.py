@@ -25,6 +25,16 @@ SMALL: Mapping[str, object] = {
 No size is a power of two, so that padding would show; all rows are whole blocks of 32.
 """
 
+LLAMA3_ROPE: Mapping[str, object] = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    # So short that most pairs of a head are scaled or mixed, from the first positions on.
+    "original_max_position_embeddings": 32,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomModel:
