@@ -204,3 +204,56 @@ def test_parameters_that_are_not_allowed(
 def test_prompts_that_are_not_allowed(model: potluck.Model, tokens: list[int]) -> None:
     with pytest.raises(ParameterError):
         model.generate(tokens)
+
+
+def test_a_text_ends_before_a_stop_string(model: potluck.Model) -> None:
+    whole = generate(model, PROMPTS[0], GREEDY).result()
+    word = whole.text.split()[5]
+    options: dict[str, Any] = {"max_tokens": NUM_NEW, "temperature": 0.0, "stop": [word]}
+    generation = model.generate(PROMPTS[0], **options)
+    streamed = "".join(piece.text for piece in generation)
+    result = generation.result()
+    assert streamed == result.text == whole.text[: whole.text.index(word)]
+    assert result.finish_reason.value == "stop"
+    assert free_blocks(model) == model.plan.num_blocks
+
+
+def test_what_was_held_back_comes_with_the_last_token(model: potluck.Model) -> None:
+    """A stop string that only begins: its beginning is text after all."""
+    whole = generate(model, PROMPTS[0], GREEDY).result()
+    begun = whole.text[-1] + "\0"
+    result = model.generate(
+        PROMPTS[0], max_tokens=NUM_NEW, ignore_eos=True, temperature=0.0, stop=[begun]
+    ).result()
+    assert result.text == whole.text
+
+
+def test_timings_add_up(model: potluck.Model) -> None:
+    result = generate(model, PROMPTS[0], GREEDY).result()
+    timings = result.timings
+    seconds = [piece.seconds for piece in result.pieces]
+    assert seconds == sorted(seconds)
+    assert timings.prefill_seconds == seconds[0] > 0
+    assert timings.prefill_seconds + timings.decode_seconds == pytest.approx(seconds[-1])
+    rate = timings.decode_tokens_per_second
+    assert rate is not None
+    assert rate * timings.decode_seconds == pytest.approx(NUM_NEW - 1)
+    assert timings.prefill_tokens_per_second * seconds[0] == pytest.approx(
+        len(result.prompt_tokens)
+    )
+
+
+def test_loading_reports_every_byte_once_over_all_stages() -> None:
+    reports: list[tuple[int, int]] = []
+    with potluck.Model.open(
+        "demo",
+        stages=3,
+        cache_tokens=16,  # less than one sequence may need: it gets that
+        on_progress=lambda progress: reports.append((progress.done_bytes, progress.total_bytes)),
+    ) as model:
+        total = sum(stage.weights_bytes for stage in model.plan.stages)
+        assert model.plan.num_blocks * 16 >= model.context_tokens
+    done = [done for done, _ in reports]
+    assert done == sorted(done)
+    assert (done[0], done[-1]) == (0, total)
+    assert {each for _, each in reports} == {total}

@@ -119,7 +119,7 @@ def test_a_crash_in_a_stage_is_reported_and_hangs_nobody(
     failure = RuntimeError("boom\nand a second line")
     dispatcher = dispatcher_of(ToyEngine(is_last=True, failure=failure))
     _, updates = add(dispatcher, request(0, 5))
-    with pytest.raises(EngineError, match="RuntimeError: boom$"):
+    with pytest.raises(EngineError, match=r"RuntimeError: boom$"):
         receive(updates)
     (record,) = [record for record in caplog.records if record.message == "a stage failed"]
     assert record.levelno == logging.DEBUG, "tracebacks are for --debug"
