@@ -90,8 +90,8 @@ def test_ctrl_c_stops_an_answer_and_not_the_chat(tmp_path: Path) -> None:
         terminal.press_ctrl_c()
         terminal.wait_for("…")
         terminal.wait_for("> ")
-        time.sleep(0.3)  # a signal between the prompt and the reading waits for the next key
         terminal.press_ctrl_c()
+        terminal.type("\n")  # a signal just before the line is read waits for a key
         terminal.wait_for("> ")
         terminal.type("\4")
         assert terminal.wait() == 0
