@@ -125,7 +125,9 @@ class AgentProcess:
         result: Document = document["result"]
         return result
 
-    def command_line(self, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def command_line(
+        self, *arguments: str, timeout: float = 60
+    ) -> subprocess.CompletedProcess[str]:
         """Run ``potluck ARGUMENTS --state …``."""
         return subprocess.run(
             [*POTLUCK, *arguments, "--state", str(self.state)],
@@ -316,9 +318,13 @@ def await_ready(agent: AgentProcess, name: str, *, within: float = 20) -> Docume
 
 @contextlib.contextmanager
 def stopped(agent: AgentProcess) -> Iterator[None]:
-    """``SIGSTOP`` an agent until the block ends."""
-    agent.process.send_signal(signal.SIGSTOP)
+    """``SIGSTOP`` an agent and its workers until the block ends."""
+    processes = [agent.pid, *agent.workers()]
+    for pid in processes:
+        os.kill(pid, signal.SIGSTOP)
     try:
         yield
     finally:
-        agent.process.send_signal(signal.SIGCONT)
+        for pid in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
