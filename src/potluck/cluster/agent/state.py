@@ -97,7 +97,8 @@ class StateDirectory:
         for path in self._workers.iterdir():
             with contextlib.suppress(psutil.NoSuchProcess, ValueError):
                 process = psutil.Process(int(path.name))
-                if repr(process.create_time()) == path.read_text(encoding="ascii"):
+                is_it = repr(process.create_time()) == path.read_text(encoding="ascii")
+                if is_it and process.status() != psutil.STATUS_ZOMBIE:
                     process.send_signal(signal.SIGKILL)
                     num_ended += 1
             path.unlink()
