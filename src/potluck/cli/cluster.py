@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -20,18 +21,24 @@ from potluck.cli.output import emit_json, note
 from potluck.cli.tables import deployment_lines, node_lines, stage_lines
 from potluck.cluster.agent.control import ask
 from potluck.cluster.agent.state import StateDirectory
+from potluck.errors import ParameterError
 
 CacheOption = Annotated[
     int | None,
     typer.Option(
         "--cache",
+        min=1,
         help="Tokens that all sequences share in the cache. Default: four full contexts.",
         show_default=False,
     ),
 ]
 NameOption = Annotated[
     str | None,
-    typer.Option("--name", help="What clients call it. Default: MODEL.", show_default=False),
+    typer.Option(
+        "--name",
+        help="What clients call it. Default: MODEL, and the last part of a path.",
+        show_default=False,
+    ),
 ]
 
 
@@ -81,6 +88,10 @@ def plan(
         emit_json({"schema": "potluck.plan/1", **result})
         return
     _print_lines(stage_lines(result))
+    print(
+        f"{result['num_layers']} layers in proportion to what each unit may use (potluck ps); "
+        f"bytes are\nweights, cache for {result['cache_tokens']} tokens, scratch and the process"
+    )
 
 
 def undeploy(
@@ -108,28 +119,30 @@ def ps(json: JsonOption = False, state: StateOption = None) -> None:
 
 def down(state: StateOption = None) -> None:
     """Let requests finish, hand stages over, and stop this node's agent."""
-    note("draining")
-    for _ in ask(state_directory(state).control_socket, "down", {}):
-        pass
+    for document in ask(state_directory(state).control_socket, "down", {}):
+        if "event" in document:
+            note("draining: requests in flight may take half a minute")
+    note("this node has left the cluster")
 
 
 def _request(
     model: str, name: str | None, context: int | None, cache: int | None
 ) -> dict[str, object]:
+    """What the agent is asked; a path is made absolute, for other processes to read it."""
+    if name is not None and not name.strip():
+        raise ParameterError("name", "--name is empty", hint="leave it out, or give a name")
+    path = Path(model).expanduser()
+    is_path = model != "demo" and path.exists()
     return {
-        "model": _absolute(model),
-        "model_id": name,
+        "model": str(path.resolve()) if is_path else model,
+        "model_id": name or (_name_of(path.resolve()) if is_path else model),
         "context_tokens": context,
         "cache_tokens": cache,
     }
 
 
-def _absolute(model: str) -> str:
-    """A path as other processes can read it; hub ids and ``demo`` as they are."""
-    from pathlib import Path
-
-    path = Path(model).expanduser()
-    return str(path.resolve()) if model != "demo" and path.exists() else model
+def _name_of(path: Path) -> str:
+    return path.stem if path.suffix == ".gguf" else path.name
 
 
 def _result(state: StateDirectory, method: str, params: dict[str, object]) -> dict[str, Any]:

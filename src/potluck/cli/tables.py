@@ -33,8 +33,9 @@ def node_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
             f"and this node {cluster['wire_version']}"
         )
     yield from _version_lines(cluster)
-    addresses = [node["http_address"] for node in cluster["nodes"] if node.get("http_address")]
-    yield f"clients: {', '.join(addresses) or 'no node serves them'}"
+    for node in cluster["nodes"]:
+        if node.get("http_address"):
+            yield f"clients: {node['http_address']} at {node['node_id']}"
 
 
 def _version_lines(cluster: Mapping[str, Any]) -> Iterator[str]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import logging
 import os
 import re
 import signal
+import socket
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,12 +19,13 @@ import psutil
 import typer
 
 from potluck.cli.options import StateOption, ThreadsOption, settings, state_directory
-from potluck.cli.output import note
+from potluck.cli.output import log_events, note
 from potluck.errors import ParameterError, UsageError
 
 if TYPE_CHECKING:
     from potluck.cluster.agent.service import Agent, AgentConfig
     from potluck.cluster.agent.state import StateDirectory
+    from potluck.cluster.membership import Address
     from potluck.cluster.trust.secret import Secret
 
 DEFAULT_LAN_PORT = 7333
@@ -56,8 +61,8 @@ def up(
         typer.Option(
             "--listen",
             metavar="HOST[:PORT]",
-            help="Address of this node for other nodes. Default: the first address of the network "
-            f"with --lan, port {DEFAULT_LAN_PORT}; otherwise loopback.",
+            help="IP address of this node for other nodes. Default: with --lan or --join its own "
+            f"on the network, port {DEFAULT_LAN_PORT}; otherwise loopback, any free port.",
             show_default=False,
         ),
     ] = None,
@@ -97,7 +102,10 @@ def up(
     threads: ThreadsOption = None,
     state: StateOption = None,
 ) -> None:
-    """Start this node's agent; prints its HTTP address. Ctrl-C or potluck down ends it."""
+    """Start this node's agent; prints its HTTP address. Ctrl-C or potluck down ends it.
+
+    After a second Ctrl-C it ends at once, without leaving in order.
+    """
     from potluck.cluster.agent.service import AgentConfig
     from potluck.cluster.membership import parse_address
     from potluck.engines.native import choose_isa
@@ -109,18 +117,20 @@ def up(
     clients = None if no_http else _parse_http(http, api_key_file)
     connect = tuple(parse_address(text, name="join") for text in join or ())
     is_open = lan or any(not address.is_loopback for address in connect)
+    address = _listen_address(listen, connect, is_open=is_open)
+    log_events(is_debugging=logging.getLogger().level <= logging.DEBUG)
     with directory.locked():
         secret, is_own = _secret(secret_file, directory, is_joining=bool(connect))
         config = AgentConfig(
             secret=secret,
-            listen=parse_address(_listen_address(listen, is_open=is_open), name="listen"),
+            listen=address,
             connect=connect,
             multicast=lan,
             memory_limit_bytes=None if memory_limit is None else _parse_size(memory_limit),
             num_threads=threads if threads is not None else chosen.threads,
             isa=choose_isa(chosen.isa),
         )
-        invitation = secret.text if lan and is_own else None
+        invitation = secret.text if is_own else None
         asyncio.run(_run(config, directory, clients, invitation))
 
 
@@ -134,7 +144,7 @@ async def _run(
     ending = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ending.set)
+        loop.add_signal_handler(number, _end, ending, number)
     async with AsyncExitStack() as opened:
         opening = asyncio.ensure_future(opened.enter_async_context(Agent.open(config, directory)))
         if not await _before(opening, ending):
@@ -148,10 +158,18 @@ async def _run(
             agent.http_address = await _serve_http(opened, gateway, http)
         print(agent.http_address or f"potluck://{agent.membership.address}", flush=True)
         note(f"node {agent.node_id} is up; other nodes reach it at {agent.membership.address}")
-        if config.multicast or not config.listen.is_loopback:
-            _invite(str(agent.membership.address), invitation)
+        if not config.listen.is_loopback:
+            _invite(str(agent.membership.address), invitation, multicast=config.multicast)
         await ending.wait()
         note("leaving")
+
+
+def _end(ending: asyncio.Event, number: int) -> None:
+    """Leave in order at the first signal; at the second end at once, and the workers with it."""
+    if ending.is_set():
+        note("ended at once")
+        os._exit(128 + number)
+    ending.set()
 
 
 async def _before(opening: asyncio.Future[Agent], ending: asyncio.Event) -> bool:
@@ -184,13 +202,13 @@ async def _serve_http(opened: AsyncExitStack, gateway: object, http: _Http) -> s
     return address
 
 
-def _invite(address: str, secret: str | None) -> None:
-    if secret is None:
-        note(f"On the other machines, with the same secret: potluck up --join {address}")
-        return
-    note("On the other machines type:")
-    note(f"  POTLUCK_SECRET={secret} potluck up --join {address}")
-    note(f"or, where multicast passes: POTLUCK_SECRET={secret} potluck up --lan")
+def _invite(address: str, secret: str | None, *, multicast: bool) -> None:
+    prefix = f"POTLUCK_SECRET={secret} " if secret is not None else ""
+    note(f"on the other machines{'' if secret is not None else ', with the same secret'}, type:")
+    note(f"  {prefix}potluck up --join {address}")
+    if multicast:
+        note("or, where multicast passes:")
+        note(f"  {prefix}potluck up --lan")
 
 
 def _secret(
@@ -210,23 +228,75 @@ def _secret(
     return own_secret(directory.secret), True
 
 
-def _listen_address(asked: str | None, *, is_open: bool) -> str:
-    """``HOST:PORT``: what was asked for, the network's first address, or loopback."""
-    default_port = DEFAULT_LAN_PORT if is_open else 0
-    if asked is not None:
-        has_port = re.search(r"(?:\]|^[^:]+):\d+$", asked)
-        return asked if has_port else f"{asked}:{default_port}"
-    return f"{_lan_address() if is_open else _LOOPBACK}:{default_port}"
+def _listen_address(asked: str | None, connect: Sequence[Address], *, is_open: bool) -> Address:
+    """What was asked for; else this machine's address as members see it, or loopback."""
+    from potluck.cluster.membership import Address, parse_address
+
+    if asked is None:
+        if not is_open:
+            return Address(host=_LOOPBACK, port=0)
+        outside = next((each for each in connect if not each.is_loopback), None)
+        host = _lan_address() if outside is None else _address_towards(outside)
+        return Address(host=host, port=DEFAULT_LAN_PORT)
+    bare = asked.strip("[]")
+    if _is_ip(bare):
+        address = Address(host=bare, port=0)
+        return address if address.is_loopback else replace(address, port=DEFAULT_LAN_PORT)
+    address = parse_address(asked, name="--listen")
+    if address.ip is None:
+        raise ParameterError(
+            "listen",
+            f"--listen {asked}: {address.host} is not an IP address",
+            hint="give the address that the other machines reach this one at",
+        )
+    return address
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _lan_address() -> str:
+    """The address that this machine has towards the rest of the network."""
+    # Of the networks set aside for documentation (RFC 5737): only the default route leads there.
+    address = _source_address("192.0.2.1", 9)
+    return address or _first_address()
+
+
+def _address_towards(member: Address) -> str:
+    """The address that this machine has towards ``member``."""
+    address = _source_address(member.host, member.port)
+    if address is None:
+        raise UsageError(
+            f"there is no way from this machine to {member}",
+            hint="check the address and the network, or name an own address with --listen",
+        )
+    return address
+
+
+def _source_address(host: str, port: int) -> str | None:
+    """Where datagrams to ``host`` would come from; none is sent. None if there is no route."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except (OSError, UnicodeError):
+        return None
+
+
+def _first_address() -> str:
     """The first IPv4 address of an interface that is up and is not loopback."""
     states = psutil.net_if_stats()
     for name, addresses in sorted(psutil.net_if_addrs().items()):
         if name in states and not states[name].isup:
             continue
         for address in addresses:
-            is_ipv4 = address.family.name == "AF_INET"
+            is_ipv4 = address.family is socket.AF_INET
             if is_ipv4 and not address.address.startswith(("127.", "169.254.")):
                 return str(address.address)
     raise UsageError(

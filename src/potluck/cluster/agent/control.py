@@ -125,6 +125,7 @@ class _Control:
         return deployment_view(await self._agent.undeploy(params["name"]))
 
     async def _down(self, params: dict[str, Any], send: Any) -> object:
+        await send({"event": {"is_draining": True}})
         await self._agent.drain()
         return None
 

@@ -42,6 +42,7 @@ def deployment_view(record: DeploymentRecord) -> dict[str, object]:
         "epoch": {"number": record.epoch.number, "coordinator": record.epoch.coordinator},
         "created": record.created,
         "context_tokens": record.context_tokens,
+        "cache_tokens": record.cache_tokens,
         "num_layers": record.num_layers,
         "done_bytes": record.done_bytes,
         "total_bytes": record.total_bytes,
