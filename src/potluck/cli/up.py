@@ -3,44 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import os
-import re
 import signal
-import socket
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import psutil
 import typer
 
+from potluck.cli.addresses import (
+    DEFAULT_HTTP_PORT,
+    DEFAULT_LAN_PORT,
+    LOOPBACK,
+    HttpAddress,
+    listen_address,
+    parse_http,
+    parse_size,
+)
 from potluck.cli.options import StateOption, ThreadsOption, settings, state_directory
 from potluck.cli.output import log_events, note
-from potluck.errors import ParameterError, UsageError
+from potluck.errors import UsageError
 
 if TYPE_CHECKING:
     from potluck.cluster.agent.service import Agent, AgentConfig
     from potluck.cluster.agent.state import StateDirectory
-    from potluck.cluster.membership import Address
     from potluck.cluster.trust.secret import Secret
-
-DEFAULT_LAN_PORT = 7333
-DEFAULT_HTTP_PORT = 7334
-
-_LOOPBACK = "127.0.0.1"
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
-_UNIT_BYTES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Http:
-    host: str
-    port: int
-    key_file: Path | None
 
 
 def up(
@@ -77,7 +65,7 @@ def up(
     http: Annotated[
         str,
         typer.Option("--http", metavar="HOST:PORT", help="Address for clients; port 0: any free."),
-    ] = f"{_LOOPBACK}:{DEFAULT_HTTP_PORT}",
+    ] = f"{LOOPBACK}:{DEFAULT_HTTP_PORT}",
     no_http: Annotated[
         bool, typer.Option("--no-http", help="Serve no clients from this node.")
     ] = False,
@@ -114,10 +102,12 @@ def up(
     directory = state_directory(state)
     if lan and join:
         raise UsageError("--lan and --join exclude each other", hint="--join opens the node too")
-    clients = None if no_http else _parse_http(http, api_key_file)
+    if no_http and api_key_file is not None:
+        raise UsageError("--api-key-file is of no use with --no-http", hint="leave one out")
+    clients = None if no_http else parse_http(http, api_key_file)
     connect = tuple(parse_address(text, name="join") for text in join or ())
     is_open = lan or any(not address.is_loopback for address in connect)
-    address = _listen_address(listen, connect, is_open=is_open)
+    address = listen_address(listen, connect, is_open=is_open)
     log_events(is_debugging=logging.getLogger().level <= logging.DEBUG)
     with directory.locked():
         secret, is_own = _secret(secret_file, directory, is_joining=bool(connect))
@@ -126,7 +116,7 @@ def up(
             listen=address,
             connect=connect,
             multicast=lan,
-            memory_limit_bytes=None if memory_limit is None else _parse_size(memory_limit),
+            memory_limit_bytes=None if memory_limit is None else parse_size(memory_limit),
             num_threads=threads if threads is not None else chosen.threads,
             isa=choose_isa(chosen.isa),
         )
@@ -135,7 +125,7 @@ def up(
 
 
 async def _run(
-    config: AgentConfig, directory: StateDirectory, http: _Http | None, invitation: str | None
+    config: AgentConfig, directory: StateDirectory, http: HttpAddress | None, invitation: str | None
 ) -> None:
     from potluck.cluster.agent.control import serve_control
     from potluck.cluster.agent.gateway import AgentGateway
@@ -186,7 +176,7 @@ async def _before(opening: asyncio.Future[Agent], ending: asyncio.Event) -> bool
     return False
 
 
-async def _serve_http(opened: AsyncExitStack, gateway: object, http: _Http) -> str:
+async def _serve_http(opened: AsyncExitStack, gateway: object, http: HttpAddress) -> str:
     from potluck.api.config import ApiConfig
     from potluck.api.keys import ApiKeys, create_api_key
     from potluck.api.server import serve
@@ -226,95 +216,3 @@ def _secret(
             hint="set POTLUCK_SECRET or --secret-file as the first node's potluck up --lan says",
         )
     return own_secret(directory.secret), True
-
-
-def _listen_address(asked: str | None, connect: Sequence[Address], *, is_open: bool) -> Address:
-    """What was asked for; else this machine's address as members see it, or loopback."""
-    from potluck.cluster.membership import Address, parse_address
-
-    if asked is None:
-        if not is_open:
-            return Address(host=_LOOPBACK, port=0)
-        outside = next((each for each in connect if not each.is_loopback), None)
-        host = _lan_address() if outside is None else _address_towards(outside)
-        return Address(host=host, port=DEFAULT_LAN_PORT)
-    bare = asked.strip("[]")
-    if _is_ip(bare):
-        address = Address(host=bare, port=0)
-        return address if address.is_loopback else replace(address, port=DEFAULT_LAN_PORT)
-    address = parse_address(asked, name="--listen")
-    if address.ip is None:
-        raise ParameterError(
-            "listen",
-            f"--listen {asked}: {address.host} is not an IP address",
-            hint="give the address that the other machines reach this one at",
-        )
-    return address
-
-
-def _is_ip(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _lan_address() -> str:
-    """The address that this machine has towards the rest of the network."""
-    # Of the networks set aside for documentation (RFC 5737): only the default route leads there.
-    address = _source_address("192.0.2.1", 9)
-    return address or _first_address()
-
-
-def _address_towards(member: Address) -> str:
-    """The address that this machine has towards ``member``."""
-    address = _source_address(member.host, member.port)
-    if address is None:
-        raise UsageError(
-            f"there is no way from this machine to {member}",
-            hint="check the address and the network, or name an own address with --listen",
-        )
-    return address
-
-
-def _source_address(host: str, port: int) -> str | None:
-    """Where datagrams to ``host`` would come from; none is sent. None if there is no route."""
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)
-            return str(probe.getsockname()[0])
-    except (OSError, UnicodeError):
-        return None
-
-
-def _first_address() -> str:
-    """The first IPv4 address of an interface that is up and is not loopback."""
-    states = psutil.net_if_stats()
-    for name, addresses in sorted(psutil.net_if_addrs().items()):
-        if name in states and not states[name].isup:
-            continue
-        for address in addresses:
-            is_ipv4 = address.family is socket.AF_INET
-            if is_ipv4 and not address.address.startswith(("127.", "169.254.")):
-                return str(address.address)
-    raise UsageError(
-        "this machine has no address on a network", hint="name one with --listen HOST:PORT"
-    )
-
-
-def _parse_http(text: str, key_file: Path | None) -> _Http:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit():
-        raise ParameterError("http", f"--http {text} is not HOST:PORT", hint="as in 127.0.0.1:7334")
-    return _Http(host=host.strip("[]"), port=int(port), key_file=key_file)
-
-
-def _parse_size(text: str) -> int:
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ParameterError(
-            "memory-limit", f"--memory-limit {text} is not a size", hint="as in 2G or 900M"
-        )
-    return int(float(match[1]) * _UNIT_BYTES[match[2].lower()])

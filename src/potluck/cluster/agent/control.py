@@ -22,7 +22,7 @@ import msgspec
 
 from potluck.cluster.agent.gateway import AgentGateway
 from potluck.cluster.agent.service import Agent
-from potluck.cluster.agent.view import deployment_view
+from potluck.cluster.agent.view import deployment_view, plan_view
 from potluck.cluster.calls import Deploy, DeploymentRecord, RejectionRecord, StageRecord
 from potluck.errors import PotluckError, UsageError
 from potluck.types.cluster import Plan
@@ -105,7 +105,7 @@ class _Control:
 
     async def _plan(self, params: dict[str, Any], send: Any) -> object:
         record, plan = await self._agent.plan(Deploy(**params))
-        return deployment_view(_with_plan(record, plan))
+        return plan_view(_with_plan(record, plan))
 
     async def _deploy(self, params: dict[str, Any], send: Any) -> object:
         known = set(self._agent.registry.records)

@@ -31,6 +31,13 @@ def cluster_view(
     }
 
 
+def plan_view(record: DeploymentRecord) -> dict[str, object]:
+    """What would go where, of a deployment that was planned and does not exist."""
+    view = deployment_view(record)
+    names = ("model", "context_tokens", "cache_tokens", "num_layers", "stages", "rejections")
+    return {name: view[name] for name in names}
+
+
 def deployment_view(record: DeploymentRecord) -> dict[str, object]:
     """One deployment."""
     return {
