@@ -373,6 +373,13 @@ class Agent:
                 f"a context of {context} tokens is not possible",
                 hint=f"this model allows 2 to {most}",
             )
+        cache = 4 * context if request.cache_tokens is None else request.cache_tokens
+        if cache < context:
+            raise ParameterError(
+                "cache",
+                f"a cache of {cache} tokens does not hold one context of {context}",
+                hint="give a larger --cache, or a smaller --context",
+            )
         return DeploymentRecord(
             deployment=DeploymentId(secrets.token_hex(4)),
             epoch=Epoch(number=1, coordinator=self.node_id),
@@ -381,7 +388,7 @@ class Agent:
             model_id=self.registry.free_model_id(request.model_id or request.model),
             created=int(time.time()),
             context_tokens=context,
-            cache_tokens=request.cache_tokens or 4 * context,
+            cache_tokens=cache,
             num_layers=description.config.num_layers,
             state=DeploymentState.LOADING,
         )
