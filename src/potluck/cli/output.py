@@ -15,8 +15,9 @@ from potluck.local import LoadProgress, Model
 
 
 def note(text: str) -> None:
-    """A line for the person, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """A line for the person, on stderr, where there is one: it must not end up on stdout."""
+    if sys.stderr is not None:
+        print(text, file=sys.stderr, flush=True)
 
 
 def log_events(*, is_debugging: bool) -> None:
@@ -27,9 +28,9 @@ def log_events(*, is_debugging: bool) -> None:
 
 
 def emit_json(document: dict[str, object]) -> None:
-    """One JSON document on stdout."""
-    json.dump(document, sys.stdout, ensure_ascii=False, indent=2, allow_nan=False)
-    sys.stdout.write("\n")
+    """One JSON document on stdout, escaped where the terminal's encoding has no place for it."""
+    ascii_only = sys.stdout is None or sys.stdout.encoding.lower() != "utf-8"
+    print(json.dumps(document, ensure_ascii=ascii_only, indent=2, allow_nan=False))
 
 
 @contextmanager

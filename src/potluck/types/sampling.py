@@ -22,12 +22,28 @@ MAX_TEMPERATURE = 100.0
 MAX_REPETITION_PENALTY = 100.0
 """Far beyond any use; these two keep float32 arithmetic on logits from overflowing."""
 
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+)
+
 
 def validate_sampling(params: SamplingParams, vocab_size: int) -> None:
     """Raise ``ParameterError``, naming the field, if a value of ``params`` is not allowed.
 
     Not-a-number fails every range.
     """
+    for name in ("top_k", "seed", "top_logprobs"):
+        value = getattr(params, name)
+        whole = isinstance(value, int) or (value is None and name == "top_k")
+        _require(whole, name, repr(value), "a whole number")
+    for name in _NUMBERS:
+        value = getattr(params, name)
+        _require(isinstance(value, int | float), name, repr(value), "a number")
     _require(
         0 <= params.temperature <= MAX_TEMPERATURE,
         "temperature",
