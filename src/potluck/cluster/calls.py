@@ -168,9 +168,9 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     """Deploy a model, coordinated by the agent that is asked."""
 
     model: str
-    model_id: str | None
-    context_tokens: int | None
-    cache_tokens: int | None
+    model_id: str | None = None
+    context_tokens: int | None = None
+    cache_tokens: int | None = None
 
 
 class Named(msgspec.Struct, frozen=True, kw_only=True):

@@ -88,14 +88,15 @@ class Dispatcher:
             if not self._is_closed:
                 self._submit_steps()
 
-    def close(self) -> None:
-        """End every live sequence with an error, then the stages. Idempotent."""
+    def close(self, reason: PotluckError | None = None) -> None:
+        """End every live sequence with ``reason``, then the stages. Idempotent."""
+        error = reason or EngineError("the model was closed")
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
             for sequence_id in list(self._subscribers):
-                self._fail(sequence_id, EngineError("the model was closed"))
+                self._fail(sequence_id, error)
         self._pipeline.close()
 
     def _on_outcome(self, outcome: StepOutcome) -> None:

@@ -22,7 +22,7 @@ import msgspec
 
 from potluck.cluster.agent.gateway import AgentGateway
 from potluck.cluster.agent.service import Agent
-from potluck.cluster.agent.view import deployment_view
+from potluck.cluster.agent.view import deployment_view, plan_view
 from potluck.cluster.calls import Deploy, DeploymentRecord, RejectionRecord, StageRecord
 from potluck.errors import PotluckError, UsageError
 from potluck.types.cluster import Plan
@@ -69,10 +69,14 @@ class _Control:
             working = asyncio.ensure_future(self._answer(request, send))
             gone = asyncio.ensure_future(reader.read(1))
             await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+            is_gone = gone.done()
             gone.cancel()
             if not working.done():
                 working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
+            failure = (await asyncio.gather(working, return_exceptions=True))[0]
+            if isinstance(failure, Exception) and not is_gone:
+                _log.error("control: a request failed", exc_info=failure)
+                await send(_error("the agent made a mistake", "its own output has the details", 1))
         except (ValueError, OSError) as error:
             _log.debug("control: %s", error)
         finally:
@@ -90,15 +94,7 @@ class _Control:
         try:
             await send({"result": await handlers[method](params, send)})
         except PotluckError as error:
-            await send(
-                {
-                    "error": {
-                        "message": error.message,
-                        "hint": error.hint,
-                        "exit_code": error.exit_code,
-                    }
-                }
-            )
+            await send(_error(error.message, error.hint, error.exit_code))
             return
         if method == "down":
             self._stop()
@@ -109,7 +105,7 @@ class _Control:
 
     async def _plan(self, params: dict[str, Any], send: Any) -> object:
         record, plan = await self._agent.plan(Deploy(**params))
-        return deployment_view(_with_plan(record, plan))
+        return plan_view(_with_plan(record, plan))
 
     async def _deploy(self, params: dict[str, Any], send: Any) -> object:
         known = set(self._agent.registry.records)
@@ -129,8 +125,13 @@ class _Control:
         return deployment_view(await self._agent.undeploy(params["name"]))
 
     async def _down(self, params: dict[str, Any], send: Any) -> object:
+        await send({"event": {"is_draining": True}})
         await self._agent.drain()
         return None
+
+
+def _error(message: str, hint: str, exit_code: int) -> dict[str, Any]:
+    return {"error": {"message": message, "hint": hint, "exit_code": exit_code}}
 
 
 def _with_plan(record: DeploymentRecord, plan: Plan) -> DeploymentRecord:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from potluck.catalog import ModelDescription, describe_model
+from potluck.cluster.agent.isolation import Isolation
 from potluck.cluster.agent.model_files import fingerprint
 from potluck.cluster.agent.node import NodeFacts, report
 from potluck.cluster.agent.registry import Registry, successor
@@ -57,7 +58,7 @@ from potluck.cluster.trust.pem_files import write_pem_files
 from potluck.cluster.trust.secret import Secret
 from potluck.cluster.worker.messages import StageSpec
 from potluck.engines.threads import default_num_threads
-from potluck.errors import CallError, ParameterError, PotluckError
+from potluck.errors import CallError, EngineError, NodeLostError, ParameterError, PotluckError
 from potluck.placement import place
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, Plan
 from potluck.types.sequence import CommittedToken, SequenceRequest
@@ -121,6 +122,7 @@ class Agent:
             isa=config.isa,
             report_lost=self._report_lost,
         )
+        self._isolation = Isolation(lambda: self.membership.nodes())
         self.membership: Membership
 
     @classmethod
@@ -129,7 +131,7 @@ class Agent:
         """Take part until the block ends; then stop all stages and leave."""
         num_ended = state.end_leftover_workers()
         if num_ended:
-            _log.warning("ended %d workers that an earlier agent left behind", num_ended)
+            _log.warning("workers that an earlier agent left behind, ended now: %d", num_ended)
         node_id = state.node_id()
         authority = derive_authority(config.secret)
         credentials = issue_credentials(authority, node_id, [config.listen.host])
@@ -350,6 +352,11 @@ class Agent:
                 if isinstance(answer, GenerateFailure):
                     raise answer.error()
                 yield answer.token
+        except NodeLostError as error:
+            raise EngineError(
+                f"the node that schedules {record.model_id} was lost",
+                hint="send the request again: another node takes over",
+            ) from error
         finally:
             await stream.aclose()
 
@@ -366,6 +373,13 @@ class Agent:
                 f"a context of {context} tokens is not possible",
                 hint=f"this model allows 2 to {most}",
             )
+        cache = 4 * context if request.cache_tokens is None else request.cache_tokens
+        if cache < context:
+            raise ParameterError(
+                "cache",
+                f"a cache of {cache} tokens does not hold one context of {context}",
+                hint="give a larger --cache, or a smaller --context",
+            )
         return DeploymentRecord(
             deployment=DeploymentId(secrets.token_hex(4)),
             epoch=Epoch(number=1, coordinator=self.node_id),
@@ -374,7 +388,7 @@ class Agent:
             model_id=self.registry.free_model_id(request.model_id or request.model),
             created=int(time.time()),
             context_tokens=context,
-            cache_tokens=request.cache_tokens or 4 * context,
+            cache_tokens=cache,
             num_layers=description.config.num_layers,
             state=DeploymentState.LOADING,
         )
@@ -393,6 +407,7 @@ class Agent:
             credentials=self._credentials,
             listen_host=self._config.listen.host,
             publish=self._publish,
+            before_next_epoch=self._isolation.over,
         )
 
     def _publish(self, record: DeploymentRecord) -> None:
@@ -411,6 +426,14 @@ class Agent:
         if mine is not None and record.epoch > mine.record.epoch:
             del self._deployments[record.deployment]
             self._spawn(mine.close())
+
+    async def _succeed(self, lost: NodeId) -> None:
+        """Take over the deployments of a node that is lost, if it falls to this one."""
+        await self._isolation.over()
+        alive = self.membership.nodes() | {self.node_id}
+        if lost not in alive and successor(alive) == self.node_id:
+            for record in self.registry.orphans(lost):
+                await self._take_over(record)
 
     async def _take_over(self, record: DeploymentRecord) -> None:
         """Coordinate a deployment whose coordinator is lost."""
@@ -437,14 +460,11 @@ class Agent:
                 await self._tell(node, encode(record))
 
     def _left(self, node: NodeId) -> None:
+        self._isolation.left(node)
         for deployment in list(self._deployments.values()):
             deployment.node_left(node)
-        orphans = self.registry.orphans(node)
-        if self.is_draining or not orphans:
-            return
-        if successor(self.membership.nodes() | {self.node_id}) == self.node_id:
-            for record in orphans:
-                self._spawn(self._take_over(record))
+        if not self.is_draining and self.registry.orphans(node):
+            self._spawn(self._succeed(node))
 
     def _incompatible_seen(self, node: NodeId, version: int) -> None:
         self.incompatible[node] = version

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -72,7 +72,10 @@ class StageTotals:
 
 
 class Deployment:
-    """Made by the coordinator's agent; ``publish`` tells every agent of its record."""
+    """Made by the coordinator's agent; ``publish`` tells every agent of its record.
+
+    ``before_next_epoch`` is awaited when an epoch is over: the agent may want to look around.
+    """
 
     def __init__(
         self,
@@ -84,6 +87,7 @@ class Deployment:
         credentials: Credentials,
         listen_host: str,
         publish: Callable[[DeploymentRecord], None],
+        before_next_epoch: Callable[[], Awaitable[None]],
     ) -> None:
         self.record = record
         self._description = description
@@ -92,13 +96,13 @@ class Deployment:
         self._credentials = credentials
         self._listen_host = listen_host
         self._publish = publish
+        self._before_next_epoch = before_next_epoch
         self._size: DeploymentSize = size_of(description, record)
         self._dispatcher: Dispatcher | None = None
         self._stats: dict[int, Stats] = {}
         self._leaving: set[NodeId] = set()
         self._over: asyncio.Future[str] | None = None
         self._changed = asyncio.Event()
-        self._is_removed = False
         self._last_published = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -134,15 +138,19 @@ class Deployment:
 
     async def remove(self) -> None:
         """End it: requests in flight fail, the stages are stopped."""
-        self._is_removed = True
         await self._end_task()
-        await self._tear_down()
+        await self._tear_down(EngineError("the model was undeployed"))
         self._say(state=DeploymentState.REMOVED, reason="undeployed", stages=())
 
     async def close(self) -> None:
         """The agent ends: stop the stages, leave the record to a successor."""
         await self._end_task()
-        await self._tear_down()
+        await self._tear_down(
+            EngineError(
+                "the node that schedules the model left the cluster",
+                hint="send the request again: another node takes over",
+            )
+        )
 
     async def vacate(self, node_id: NodeId) -> None:
         """Go on without a node that is about to leave, once the sequences in flight are done."""
@@ -240,7 +248,13 @@ class Deployment:
             if is_deployed and self._over is not None:
                 reason = await self._over
                 self._say(state=DeploymentState.DEGRADED, reason=reason)
-                await self._tear_down()
+                await self._tear_down(
+                    EngineError(
+                        f"the model was interrupted: {reason}",
+                        hint="send the request again: the model is being deployed anew",
+                    )
+                )
+            await self._before_next_epoch()
             self._next_epoch()
             self._changed.clear()
             try:
@@ -266,11 +280,11 @@ class Deployment:
             _log.warning("%s: %s", self.record.model_id, reason)
             self._over.set_result(reason)
 
-    async def _tear_down(self) -> None:
-        """End the dispatcher and stop every stage of this epoch, wherever it can be reached."""
+    async def _tear_down(self, reason: PotluckError | None = None) -> None:
+        """Fail what is in flight with ``reason`` and stop every stage that can be reached."""
         dispatcher, self._dispatcher = self._dispatcher, None
         if dispatcher is not None:
-            await asyncio.to_thread(dispatcher.close)
+            await asyncio.to_thread(dispatcher.close, reason)
         scope = encode(StageScope(deployment=self.record.deployment, epoch=self.record.epoch))
         nodes = {stage.node_id for stage in self.record.stages} & (
             self._membership.nodes() | {self._membership.node_id}

@@ -1,0 +1,352 @@
+"""kill -9 of each kind of process: quick errors, nothing left, the next request served.
+
+One cluster for the whole module: agent 0 holds the deployment ``beside`` alone, agent 1 coordinates
+``demo`` over all, agent 2 serves no clients, agent 3 has no memory for stages and is a gateway
+only. Each test leaves the cluster whole again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import openai
+import psutil
+import pytest
+from support.agents import AgentProcess, Document, Fleet, await_ready, eventually, stopped
+
+ERROR_SECONDS = 2.0
+"""From the death of a process to the error at the client."""
+
+SIZE = {"context": 2048, "cache": 8192}
+PROMPT = "Once upon a time"
+NO_END = {"2": -100.0}
+"""A logit bias against the end of the text: streams that last."""
+
+
+@dataclass(slots=True)
+class Stream:
+    """A client's stream on a thread of its own: its text, and how it ended."""
+
+    text: str = ""
+    error: openai.APIError | None = None
+    ended_at: float | None = None
+    started: threading.Event = field(default_factory=threading.Event)
+    thread: threading.Thread | None = None
+
+    @property
+    def is_live(self) -> bool:
+        return self.ended_at is None
+
+    def end(self, *, within: float) -> None:
+        """Wait for it to end by itself."""
+        assert self.thread is not None
+        self.thread.join(within)
+        assert self.ended_at is not None, "the stream goes on"
+
+
+@contextlib.contextmanager
+def streaming(agent: AgentProcess, model: str = "demo", max_tokens: int = 2000) -> Iterator[Stream]:
+    """A stream that has begun."""
+    stream = Stream()
+    leave = threading.Event()
+
+    def read() -> None:
+        try:
+            with (
+                agent.client() as client,
+                client.completions.create(
+                    model=model,
+                    prompt=PROMPT,
+                    max_tokens=max_tokens,
+                    temperature=0,
+                    logit_bias={token: int(bias) for token, bias in NO_END.items()},
+                    stream=True,
+                ) as chunks,
+            ):
+                for chunk in chunks:
+                    stream.text += chunk.choices[0].text
+                    stream.started.set()
+                    if leave.is_set():
+                        break
+        except openai.APIError as error:
+            stream.error = error
+        finally:
+            stream.ended_at = time.monotonic()
+            stream.started.set()
+
+    stream.thread = threading.Thread(target=read)
+    stream.thread.start()
+    try:
+        assert stream.started.wait(20)
+        assert stream.is_live, stream.error
+        yield stream
+    finally:
+        leave.set()
+        stream.thread.join()
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with Fleet(tmp_path_factory.mktemp("killed")) as fleet:
+        first = fleet.start(0, memory_limit="400M").await_up()
+        first.deploy(name="beside", context=2048, cache=2048)
+        fleet.start(1, memory_limit="400M", join=first)
+        fleet.start(2, memory_limit="400M", join=first, has_http=False)
+        fleet.start(3, memory_limit="1M", join=first)
+        for agent in fleet.live():
+            agent.await_up()
+        fleet.await_members()
+        fleet.agents[1].deploy(**SIZE)
+        yield fleet
+
+
+@pytest.fixture
+def agents(fleet: Fleet) -> Iterator[dict[int, AgentProcess]]:
+    """The whole cluster; afterwards ``beside`` is what it was, and every agent is clean."""
+    beside = fleet.agents[0].deployment("beside")
+    demo = await_ready(fleet.agents[0], "demo")
+    assert len(demo["stages"]) == 3
+    with streaming(fleet.agents[0], "beside") as stream:
+        yield fleet.agents
+        assert stream.error is None
+    after = fleet.agents[0].deployment("beside")
+    assert beside is not None
+    assert after is not None
+    assert (after["epoch"], after["state"]) == (beside["epoch"], "ready")
+
+
+def stage_workers(agents: dict[int, AgentProcess], deployment: Document) -> list[int]:
+    """The process of each stage; ``beside`` is the older one at agent 0."""
+    by_node = {agent.node_id: agent for agent in agents.values()}
+    return [
+        max(by_node[stage["node_id"]].workers(), key=lambda pid: psutil.Process(pid).create_time())
+        for stage in deployment["stages"]
+    ]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def num_sockets(agent: AgentProcess) -> int:
+    return len(psutil.Process(agent.pid).net_connections("tcp"))
+
+
+def check_ended(stream: Stream, since: float) -> None:
+    """The stream ended with an OpenAI-style error event, in time."""
+    stream.end(within=20)
+    assert stream.ended_at is not None
+    assert stream.ended_at - since < ERROR_SECONDS
+    assert stream.error is not None, "the stream ended as if the text were whole"
+    assert isinstance(stream.error.body, dict)
+    assert stream.error.body["type"] == "server_error"
+    assert stream.error.body["code"] == "service_unavailable"
+    assert "send the request again" in stream.error.message
+    assert stream.text
+
+
+def check_served(agent: AgentProcess) -> None:
+    with agent.client() as client:
+        answer = client.completions.create(model="demo", prompt=PROMPT, max_tokens=8, temperature=0)
+    assert answer.choices[0].text.startswith(", there was a little")
+
+
+@contextlib.contextmanager
+def states(agent: AgentProcess) -> Iterator[list[str]]:
+    """The states of ``demo`` that ``agent`` shows, as they follow one another."""
+    seen: list[str] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.005):
+            deployment = agent.deployment("demo")
+            if deployment is not None and seen[-1:] != [deployment["state"]]:
+                seen.append(deployment["state"])
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
+
+
+def redeploy(agents: dict[int, AgentProcess]) -> Document:
+    """``demo`` on all three agents that have memory, coordinated by agent 1."""
+    agents[1].ask("undeploy", name="demo")
+    return agents[1].deploy(**SIZE)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_worker(fleet: Fleet, agents: dict[int, AgentProcess], stage: int) -> None:
+    before = await_ready(agents[1], "demo")
+    workers = stage_workers(agents, before)
+    assert len(set(workers)) == 3
+    sockets = {number: num_sockets(agents[number]) for number in (0, 1, 2, 3)}
+    with streaming(agents[3]) as remote, streaming(agents[1]) as local:
+        killed_at = time.monotonic()
+        psutil.Process(workers[stage]).kill()
+        check_ended(remote, killed_at)
+        check_ended(local, killed_at)
+    after = await_ready(agents[3], "demo")
+    assert after["epoch"]["number"] > before["epoch"]["number"]
+    assert len(after["stages"]) == 3
+    for worker in workers:
+        eventually(lambda worker=worker: is_gone(worker), within=5, what="old workers end")  # type: ignore[misc]
+    for agent in (agents[3], agents[1], agents[0]):
+        check_served(agent)
+    for number, count in sockets.items():
+        eventually(
+            lambda number=number, count=count: num_sockets(agents[number]) <= count + 1,  # type: ignore[misc]
+            within=5,
+            what=f"agent {number} has no more sockets than before",
+        )
+    assert agents[1].metric("potluck_kv_blocks", model="demo", state="used") == 0
+
+
+def test_an_agent_that_only_hosts_and_its_return(
+    fleet: Fleet, agents: dict[int, AgentProcess]
+) -> None:
+    before = await_ready(agents[1], "demo")
+    lost = agents[2]
+    workers = lost.workers()
+    assert len(workers) == 1
+    with states(agents[0]) as seen:
+        with streaming(agents[3]) as stream:
+            killed_at = time.monotonic()
+            lost.kill()
+            check_ended(stream, killed_at)
+        for worker in workers:
+            eventually(lambda worker=worker: is_gone(worker), within=2, what="its workers end")  # type: ignore[misc]
+        fleet.await_members()
+        after = await_ready(agents[0], "demo")
+        eventually(lambda: seen[-1] == "ready", within=5, what="the last state is seen")
+    assert seen == ["ready", "degraded", "loading", "ready"]
+    assert after["epoch"]["number"] > before["epoch"]["number"]
+    assert lost.node_id not in {stage["node_id"] for stage in after["stages"]}
+    check_served(agents[3])
+
+    with leftover(lost, is_worker=True) as worker, leftover(lost, is_worker=False) as stranger:
+        returned = fleet.start(2, memory_limit="400M", join=agents[0], has_http=False).await_up()
+        eventually(lambda: worker.poll() is not None, within=1, what="the old worker is ended")
+        assert stranger.poll() is None
+        assert "workers that an earlier agent left behind, ended now: 1" in returned.log
+    fleet.await_members()
+    assert returned.node_id in {stage["node_id"] for stage in redeploy(agents)["stages"]}
+
+
+@contextlib.contextmanager
+def leftover(agent: AgentProcess, *, is_worker: bool) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with the id of a worker that the agent noted; and that worker, if it is one."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        started = psutil.Process(process.pid).create_time()
+        note = agent.state / "workers" / str(process.pid)
+        note.write_text(repr(started if is_worker else started - 1), encoding="ascii")
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_gateway_of_a_stream(fleet: Fleet, agents: dict[int, AgentProcess]) -> None:
+    """Its sequence is given up; the deployment does not notice."""
+    before = await_ready(agents[1], "demo")
+    with streaming(agents[1]) as other:
+        with streaming(agents[3]) as stream:
+            killed_at = time.monotonic()
+            agents[3].kill()
+            stream.end(within=2)
+            assert stream.error is not None
+        eventually(
+            lambda: agents[1].metric("potluck_sequences", model="demo", state="running") == 1,
+            within=2 - (time.monotonic() - killed_at),
+            what="the sequence of the lost gateway is given up",
+        )
+        assert other.is_live
+    assert other.error is None
+    eventually(
+        lambda: agents[1].metric("potluck_kv_blocks", model="demo", state="used") == 0,
+        within=1,
+        what="all blocks are free",
+    )
+    fleet.start(3, memory_limit="1M", join=agents[0]).await_up()
+    fleet.await_members()
+    assert await_ready(agents[3], "demo")["epoch"] == before["epoch"]
+    check_served(agents[3])
+
+
+def test_the_coordinator(fleet: Fleet, agents: dict[int, AgentProcess]) -> None:
+    """Another agent takes over, and the first one obeys when it is back."""
+    before = await_ready(agents[3], "demo")
+    workers = stage_workers(agents, before)
+    with streaming(agents[3]) as stream:
+        killed_at = time.monotonic()
+        agents[1].kill()
+        check_ended(stream, killed_at)
+    for worker in workers:
+        eventually(lambda worker=worker: is_gone(worker), within=5, what="all old workers end")  # type: ignore[misc]
+    fleet.await_members()
+    eventually(
+        lambda: await_ready(agents[3], "demo")["epoch"]["number"] > before["epoch"]["number"],
+        within=10,
+        what="demo is deployed anew",
+    )
+    after = await_ready(agents[3], "demo")
+    assert after["epoch"]["coordinator"] == agents[0].node_id
+    assert {stage["node_id"] for stage in after["stages"]} == {agents[0].node_id, agents[2].node_id}
+    check_served(agents[3])
+
+    fleet.start(1, memory_limit="400M", join=agents[0]).await_up()
+    fleet.await_members()
+    assert await_ready(agents[1], "demo")["epoch"] == after["epoch"]
+    check_served(agents[1])
+    assert len(redeploy(agents)["stages"]) == 3
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_agent_that_is_stopped(
+    fleet: Fleet, agents: dict[int, AgentProcess], number: int
+) -> None:
+    """Its worker stands still, too, as on a host that is suspended: only the lease tells."""
+    before = await_ready(agents[3], "demo")
+    workers = stage_workers(agents, before)
+    with contextlib.ExitStack() as stack:
+        stream = stack.enter_context(streaming(agents[3]))
+        stopped_at = time.monotonic()
+        stack.enter_context(stopped(agents[number]))
+        check_ended(stream, stopped_at)
+        eventually(
+            lambda: await_ready(agents[3], "demo")["epoch"]["number"] > before["epoch"]["number"],
+            within=10,
+            what="demo is deployed anew",
+        )
+        after = await_ready(agents[3], "demo")
+        assert agents[number].node_id not in {stage["node_id"] for stage in after["stages"]}
+        check_served(agents[3])
+    fleet.await_members()
+    for worker in workers:
+        eventually(lambda worker=worker: is_gone(worker), within=5, what="old workers end")  # type: ignore[misc]
+    eventually(lambda: agree(agents), within=10, what="all agents agree on who serves demo")
+    for gateway in (0, 1, 3):
+        check_served(agents[gateway])
+    assert len(redeploy(agents)["stages"]) == 3
+
+
+def agree(agents: dict[int, AgentProcess]) -> bool:
+    """Whether all agents know ``demo`` as ready at the same epoch."""
+    known = [agent.deployment("demo") for agent in agents.values()]
+    epochs = [
+        deployment["epoch"] for deployment in known if deployment and deployment["state"] == "ready"
+    ]
+    return len(epochs) == len(agents) and all(epoch == epochs[0] for epoch in epochs)

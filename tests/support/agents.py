@@ -1,0 +1,330 @@
+"""Real agents (``potluck up``) with state directories of their own, on loopback or on hosts.
+
+A :class:`Fleet` ends all that it started, whatever happens: agents by their process id, and the
+workers that they noted in their state directories.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import openai
+import psutil
+
+from potluck.cluster.agent.control import ask
+from potluck.cluster.trust.secret import generate_secret
+
+_ROOT = Path(__file__).resolve().parents[2]
+_START_SECONDS = 30.0
+_END_SECONDS = 40.0
+
+POTLUCK = (sys.executable, "-m", "potluck")
+OTHER_WIRE_VERSION = 99
+OTHER_VERSION = (
+    sys.executable,
+    "-c",
+    "import potluck.types.cluster as cluster; "
+    f"cluster.WIRE_VERSION = {OTHER_WIRE_VERSION}; "
+    "from potluck.cli.main import main; main()",
+)
+"""Potluck as it would be with another wire version."""
+
+Document = dict[str, Any]
+
+
+def eventually(condition: Callable[[], object], *, within: float, what: str) -> float:
+    """Wait for ``condition``; the seconds it took. Fails the test when it takes too long."""
+    start = time.monotonic()
+    while not condition():
+        if time.monotonic() - start > within:
+            raise AssertionError(f"not within {within} s: {what}")
+        time.sleep(0.01)
+    return time.monotonic() - start
+
+
+class AgentProcess:
+    """``potluck up`` in a process of its own."""
+
+    def __init__(
+        self,
+        number: int,
+        directory: Path,
+        environ: Mapping[str, str],
+        arguments: Sequence[str],
+        command: Sequence[str] = POTLUCK,
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.number = number
+        self.node_id = f"{number:016x}"
+        self.state = directory / "state"
+        self.state.mkdir(mode=0o700, exist_ok=True)
+        (self.state / "node-id").write_text(self.node_id + "\n", encoding="ascii")
+        self._output, self._log = directory / "output", directory / "log"
+        self._environ = dict(environ)
+        with self._output.open("wb") as output, self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, "up", "--state", str(self.state), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=log,
+                env=self._environ,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def output(self) -> str:
+        """What it wrote to stdout."""
+        return self._output.read_text(encoding="utf-8")
+
+    @property
+    def log(self) -> str:
+        """What it wrote to stderr."""
+        return self._log.read_text(encoding="utf-8")
+
+    @property
+    def address(self) -> str:
+        """Where other nodes join it."""
+        found = re.search(r"other nodes reach it at (\S+)", self.log)
+        assert found is not None, self.log
+        return found[1]
+
+    @property
+    def url(self) -> str:
+        """Its HTTP address."""
+        return self.output.splitlines()[0]
+
+    def await_up(self) -> Self:
+        """Wait until it has said its addresses."""
+
+        def is_up() -> bool:
+            assert self.process.poll() is None, f"agent {self.number} ended: {self.log}"
+            return "other nodes reach it at" in self.log
+
+        eventually(is_up, within=_START_SECONDS, what=f"agent {self.number} is up")
+        return self
+
+    def ask(self, method: str, **params: object) -> Document:
+        """What the command line would get from the agent's control socket."""
+        document: Document = {}
+        for document in ask(self.state / "control.sock", method, params):
+            pass
+        result: Document = document["result"]
+        return result
+
+    def command_line(
+        self, *arguments: str, timeout: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``potluck ARGUMENTS --state …``."""
+        return subprocess.run(
+            [*POTLUCK, *arguments, "--state", str(self.state)],
+            capture_output=True,
+            text=True,
+            env=self._environ,
+            timeout=timeout,
+            check=False,
+        )
+
+    def deploy(
+        self,
+        model: str = "demo",
+        *,
+        name: str | None = None,
+        context: int | None = None,
+        cache: int | None = None,
+    ) -> Document:
+        """Deploy over the cluster; the deployment, ready."""
+        return self.ask(
+            "deploy", model=model, model_id=name, context_tokens=context, cache_tokens=cache
+        )
+
+    def cluster(self) -> Document:
+        """The cluster as this agent sees it."""
+        return self.ask("state")
+
+    def deployment(self, name: str) -> Document | None:
+        """The deployment ``name`` as this agent knows it."""
+        for deployment in self.cluster()["deployments"]:
+            if deployment["model_id"] == name:
+                found: Document = deployment
+                return found
+        return None
+
+    def members(self) -> set[str]:
+        """Nodes that this agent sees, itself too."""
+        return {node["node_id"] for node in self.cluster()["nodes"]}
+
+    def workers(self) -> set[int]:
+        """Processes of its stages that run."""
+        return {pid for pid in self._noted_workers() if psutil.pid_exists(pid)}
+
+    def client(self, timeout: float = 60) -> openai.OpenAI:
+        """The official client at this agent."""
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=timeout
+        )
+
+    def metric(self, name: str, **labels: str) -> float:
+        """One figure of ``/metrics``."""
+        with self.client() as client:
+            text = client.with_options().get(f"{self.url}/metrics", cast_to=str)
+        for line in text.splitlines():
+            found = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line)
+            if found is None or found[1] != name:
+                continue
+            if dict(re.findall(r'(\w+)="([^"]*)"', found[2] or "")) == labels:
+                return float(found[3])
+        raise AssertionError(f"{name} {labels} is not among the metrics")
+
+    def kill(self) -> None:
+        """``kill -9``, and wait until it is gone."""
+        self.process.kill()
+        self.process.wait()
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """End it as Ctrl-C or a service manager does; its exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(_END_SECONDS)
+
+    def clean_up(self) -> None:
+        """Leave nothing of it running."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGCONT)
+        self.kill()
+        for pid in self._noted_workers():
+            with contextlib.suppress(psutil.NoSuchProcess, OSError, ValueError):
+                worker = psutil.Process(pid)
+                noted = (self.state / "workers" / str(pid)).read_text(encoding="ascii")
+                if repr(worker.create_time()) == noted:
+                    worker.kill()
+
+    def _noted_workers(self) -> set[int]:
+        directory = self.state / "workers"
+        return {int(path.name) for path in directory.iterdir()} if directory.exists() else set()
+
+
+class Fleet:
+    """Agents of one cluster; use it as a context manager."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.secret = generate_secret()
+        self.agents: dict[int, AgentProcess] = {}
+        self._starts = itertools.count()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for agent in self.agents.values():
+            agent.clean_up()
+
+    def environ(self, **others: str) -> dict[str, str]:
+        """Of a user who has nothing set but the cluster's secret."""
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith("POTLUCK_")
+        }
+        return {
+            **inherited,
+            "PYTHONPATH": str(_ROOT / "src"),
+            "XDG_CONFIG_HOME": str(self.directory / "config"),
+            "POTLUCK_SECRET": self.secret,
+            **others,
+        }
+
+    def start(
+        self,
+        number: int,
+        *arguments: str,
+        join: AgentProcess | None = None,
+        has_http: bool = True,
+        memory_limit: str | None = None,
+        prefix: Sequence[str] = (),
+        command: Sequence[str] = POTLUCK,
+        environ: Mapping[str, str] | None = None,
+    ) -> AgentProcess:
+        """Start agent ``number`` with one thread; a state directory it had before is used again."""
+        options = ["--threads", "1", *arguments]
+        options += ["--http", "127.0.0.1:0"] if has_http else ["--no-http"]
+        if join is not None:
+            options += ["--join", join.address]
+        if memory_limit is not None:
+            options += ["--memory-limit", memory_limit]
+        earlier = self.agents.get(number)
+        if earlier is not None:
+            assert earlier.process.poll() is not None, f"agent {number} still runs"
+        self.agents[number] = AgentProcess(
+            number,
+            self.directory / f"agent-{number}",
+            self.environ(**(environ or {})),
+            options,
+            [*prefix, *command],
+        )
+        return self.agents[number]
+
+    def start_all(self, numbers: Sequence[int], **options: Any) -> list[AgentProcess]:
+        """Start agents that join the first of the fleet; wait until all see all."""
+        numbers = list(numbers)
+        agents = []
+        if not self.agents:
+            agents.append(self.start(numbers.pop(0), **options).await_up())
+        first = next(iter(self.agents.values()))
+        agents += [self.start(number, join=first, **options) for number in numbers]
+        for agent in agents:
+            agent.await_up()
+        self.await_members()
+        return agents
+
+    def live(self) -> list[AgentProcess]:
+        """Agents whose process runs."""
+        return [agent for agent in self.agents.values() if agent.process.poll() is None]
+
+    def await_members(self, *, within: float = 20) -> None:
+        """Wait until every live agent sees exactly the live agents."""
+        everyone = {agent.node_id for agent in self.live()}
+        for agent in self.live():
+            eventually(
+                lambda agent=agent: agent.members() == everyone,  # type: ignore[misc]
+                within=within,
+                what=f"agent {agent.number} sees {sorted(everyone)}",
+            )
+
+
+def await_ready(agent: AgentProcess, name: str, *, within: float = 20) -> Document:
+    """The deployment ``name`` once ``agent`` knows it as ready."""
+    found: list[Document] = []
+
+    def is_ready() -> bool:
+        deployment = agent.deployment(name)
+        found[:] = [deployment] if deployment else []
+        return bool(deployment and deployment["state"] == "ready")
+
+    eventually(is_ready, within=within, what=f"{name} is ready at agent {agent.number}: {found}")
+    return found[0]
+
+
+@contextlib.contextmanager
+def stopped(agent: AgentProcess) -> Iterator[None]:
+    """``SIGSTOP`` an agent and its workers until the block ends."""
+    processes = [agent.pid, *agent.workers()]
+    for pid in processes:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
