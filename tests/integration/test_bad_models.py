@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.command import COMMAND, assert_refused, environment, run_command
+from support.command import assert_refused, environment, run_command
 from support.gguf_bytes import Gguf
 
 from potluck.catalog.locate import DEMO_DIRECTORY
@@ -202,18 +202,15 @@ def test_a_control_group_without_room(model: Path, control_group: Path) -> None:
     assert completed.returncode == 0, completed.stderr
 
 
-def test_a_missing_core_is_said(tmp_path: Path) -> None:
+def test_a_missing_core_is_said() -> None:
     """As in a checkout in which nothing was built."""
-    import potluck
-
-    source = Path(potluck.__file__).parent
-    shutil.copytree(
-        source, tmp_path / "potluck", ignore=shutil.ignore_patterns("*.so", "data", "__pycache__")
+    script = (
+        "import sys; sys.modules['potluck.kernels._core'] = None\n"
+        "from potluck.cli.main import main; main(['run', 'demo', '-p', 'x'])"
     )
     completed = subprocess.run(
-        [*COMMAND, "run", "demo", "-p", "x"],
-        env=environment(PYTHONPATH=str(tmp_path)),
-        cwd=tmp_path,
+        [sys.executable, "-c", script],
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=60,
