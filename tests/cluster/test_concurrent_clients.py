@@ -128,7 +128,7 @@ def test_every_text_is_the_one_computed_alone_and_no_block_is_kept(
             what="no request is left",
         )
 
-    ended = {end: 0 for end in End}
+    ended = dict.fromkeys(End, 0)
     with Model.open("demo", context_tokens=CONTEXT_TOKENS, num_threads=1) as alone:
         for request, text in (answer for each in answers for answer in each):
             if text is None:

@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from support.agents import POTLUCK, AgentProcess, Fleet

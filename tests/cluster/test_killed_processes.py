@@ -23,7 +23,6 @@ from support.agents import AgentProcess, Document, Fleet, await_ready, eventuall
 ERROR_SECONDS = 2.0
 """From the death of a process to the error at the client."""
 
-SIZE = {"context": 2048, "cache": 8192}
 PROMPT = "Once upon a time"
 NO_END = {"2": -100.0}
 """A logit bias against the end of the text: streams that last."""
@@ -102,7 +101,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         for agent in fleet.live():
             agent.await_up()
         fleet.await_members()
-        fleet.agents[1].deploy(**SIZE)
+        fleet.agents[1].deploy()
         yield fleet
 
 
@@ -184,7 +183,7 @@ def states(agent: AgentProcess) -> Iterator[list[str]]:
 def redeploy(agents: dict[int, AgentProcess]) -> Document:
     """``demo`` on all three agents that have memory, coordinated by agent 1."""
     agents[1].ask("undeploy", name="demo")
-    return agents[1].deploy(**SIZE)
+    return agents[1].deploy()
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
@@ -236,9 +235,9 @@ def test_an_agent_that_only_hosts_and_its_return(
     assert lost.node_id not in {stage["node_id"] for stage in after["stages"]}
     check_served(agents[3])
 
-    with leftover(lost, is_worker=True) as worker, leftover(lost, is_worker=False) as stranger:
+    with leftover(lost, is_worker=True) as old, leftover(lost, is_worker=False) as stranger:
         returned = fleet.start(2, memory_limit="400M", join=agents[0], has_http=False).await_up()
-        eventually(lambda: worker.poll() is not None, within=1, what="the old worker is ended")
+        eventually(lambda: old.poll() is not None, within=1, what="the old worker is ended")
         assert stranger.poll() is None
         assert "workers that an earlier agent left behind, ended now: 1" in returned.log
     fleet.await_members()

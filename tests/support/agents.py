@@ -119,9 +119,7 @@ class AgentProcess:
 
     def ask(self, method: str, **params: object) -> Document:
         """What the command line would get from the agent's control socket."""
-        document: Document = {}
-        for document in ask(self.state / "control.sock", method, params):
-            pass
+        *_, document = ask(self.state / "control.sock", method, params)
         result: Document = document["result"]
         return result
 
@@ -233,17 +231,18 @@ class Fleet:
             agent.clean_up()
 
     def environ(self, **others: str) -> dict[str, str]:
-        """Of a user who has nothing set but the cluster's secret."""
+        """Of a user who has nothing set but the cluster's secret, and not what is empty here."""
         inherited = {
             name: value for name, value in os.environ.items() if not name.startswith("POTLUCK_")
         }
-        return {
+        values = {
             **inherited,
             "PYTHONPATH": str(_ROOT / "src"),
             "XDG_CONFIG_HOME": str(self.directory / "config"),
             "POTLUCK_SECRET": self.secret,
             **others,
         }
+        return {name: value for name, value in values.items() if value}
 
     def start(
         self,
