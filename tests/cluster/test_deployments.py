@@ -1,4 +1,4 @@
-"""Deploying and undeploying: what is left out and why, what does not fit, what is freed, draining."""
+"""What deploying leaves out and why, what does not fit, what undeploying frees, draining."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.agents import AgentProcess, Fleet, await_ready, eventually
+from support.agents import AgentProcess, Fleet, await_ready, eventually, no_end
 from support.fake_hub import serve_hub
 
 from potluck.catalog.locate import DEMO_DIRECTORY
@@ -34,7 +34,7 @@ def long_stream(agent: AgentProcess, begun: threading.Event, model: str = "demo"
             prompt="Once upon a time",
             max_tokens=1500,
             temperature=0,
-            logit_bias={"2": -100},
+            logit_bias=no_end(),
             stream=True,
             stream_options={"include_usage": True},
         ) as stream,
@@ -59,18 +59,21 @@ def test_a_node_that_lacks_the_files_is_named_and_not_used(fleet: Fleet) -> None
     files = {path.name: path.read_bytes() for path in DEMO_DIRECTORY.iterdir()}
     config = json.loads(files["config.json"])
     another = {**files, "config.json": json.dumps({**config, "rms_norm_eps": 1e-6}).encode()}
-    with serve_hub({HUB_ID: files}) as full, serve_hub({}) as empty:
-        with serve_hub({HUB_ID: another}) as different:
-            for number, hub in enumerate((full, full, empty, different)):
-                home = fleet.directory / f"hub-{number}"
-                fleet.start(
-                    number,
-                    join=fleet.agents.get(0),
-                    environ={"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home)},
-                ).await_up()
-            fleet.await_members()
-            agents = fleet.agents
-            completed = agents[1].command_line("deploy", HUB_ID, "--context", "64", "--json")
+    with (
+        serve_hub({HUB_ID: files}) as full,
+        serve_hub({}) as empty,
+        serve_hub({HUB_ID: another}) as different,
+    ):
+        for number, hub in enumerate((full, full, empty, different)):
+            home = fleet.directory / f"hub-{number}"
+            fleet.start(
+                number,
+                join=fleet.agents.get(0),
+                environ={"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home)},
+            ).await_up()
+        fleet.await_members()
+        agents = fleet.agents
+        completed = agents[1].command_line("deploy", HUB_ID, "--context", "64", "--json")
     assert completed.returncode == 0, completed.stderr
     deployed = json.loads(completed.stdout)
     nodes = [stage["node_id"] for stage in deployed["stages"]]
@@ -79,9 +82,7 @@ def test_a_node_that_lacks_the_files_is_named_and_not_used(fleet: Fleet) -> None
     assert set(reasons) == {agents[2].node_id, agents[3].node_id}
     assert reasons[agents[2].node_id].startswith("it cannot read the model: ")
     assert HUB_ID in reasons[agents[2].node_id]
-    assert (
-        reasons[agents[3].node_id] == f"its files of {HUB_ID} are not those of the coordinator"
-    )
+    assert reasons[agents[3].node_id] == f"its files of {HUB_ID} are not those of the coordinator"
     shown = agents[0].command_line("ps").stdout
     for node_id, reason in reasons.items():
         assert any(node_id in line and reason in line for line in shown.splitlines()), shown
@@ -165,8 +166,10 @@ def test_a_node_that_goes_down_lets_streams_finish(fleet: Fleet, leaving: str) -
     fleet.await_members()
     remaining = fleet.live()[0]
     eventually(
-        lambda: leaver.node_id
-        not in {stage["node_id"] for stage in await_ready(remaining, "demo")["stages"]},
+        lambda: (
+            leaver.node_id
+            not in {stage["node_id"] for stage in await_ready(remaining, "demo")["stages"]}
+        ),
         within=10,
         what="what is left serves",
     )

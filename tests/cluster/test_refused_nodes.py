@@ -108,9 +108,7 @@ def test_a_certificate_of_ones_own_making(
 ) -> None:
     """It trusts the cluster's authority, which is no secret, and cannot sign in its name."""
     ours = authority_of(fleet.secret)
-    own = named(
-        STRANGER, authority_of(generate_secret()), key_identifier_of=ours.certificate
-    )
+    own = named(STRANGER, authority_of(generate_secret()), key_identifier_of=ours.certificate)
     forged = Credentials(
         node_id=STRANGER,
         certificate_pem=own.certificate_pem,

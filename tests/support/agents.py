@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import signal
@@ -21,6 +22,7 @@ from typing import Any, Self
 import openai
 import psutil
 
+from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.cluster.agent.control import ask
 from potluck.cluster.trust.secret import generate_secret
 
@@ -40,6 +42,13 @@ OTHER_VERSION = (
 """Potluck as it would be with another wire version."""
 
 Document = dict[str, Any]
+
+
+def no_end() -> dict[str, int]:
+    """A logit bias that keeps ``demo`` from ending its text."""
+    generation = json.loads((DEMO_DIRECTORY / "generation_config.json").read_text("utf-8"))
+    ends = generation["eos_token_id"]
+    return {str(token): -100 for token in (ends if isinstance(ends, list) else [ends])}
 
 
 def eventually(condition: Callable[[], object], *, within: float, what: str) -> float:
