@@ -97,6 +97,6 @@ def test_the_text_does_not_depend_on_how_many_agents_compute_it(
     gateways = sorted({agents[0], coordinator, agents[-1]}, key=lambda agent: agent.number)
     with ThreadPoolExecutor(4) as pool:
         for case, text in zip(CASES, expected, strict=True):
-            texts = list(pool.map(lambda agent, case=case: text_through(agent, case), gateways))  # type: ignore[misc]
+            texts = list(pool.map(lambda agent, case=case: text_through(agent, case), gateways))
             assert texts == [text] * len(gateways)
     agents[0].ask("undeploy", name="demo")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import signal
@@ -21,6 +22,7 @@ from typing import Any, Self
 import openai
 import psutil
 
+from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.cluster.agent.control import ask
 from potluck.cluster.trust.secret import generate_secret
 
@@ -40,6 +42,13 @@ OTHER_VERSION = (
 """Potluck as it would be with another wire version."""
 
 Document = dict[str, Any]
+
+
+def no_end() -> dict[str, int]:
+    """A logit bias that keeps ``demo`` from ending its text."""
+    generation = json.loads((DEMO_DIRECTORY / "generation_config.json").read_text("utf-8"))
+    ends = generation["eos_token_id"]
+    return {str(token): -100 for token in (ends if isinstance(ends, list) else [ends])}
 
 
 def eventually(condition: Callable[[], object], *, within: float, what: str) -> float:
@@ -119,9 +128,7 @@ class AgentProcess:
 
     def ask(self, method: str, **params: object) -> Document:
         """What the command line would get from the agent's control socket."""
-        document: Document = {}
-        for document in ask(self.state / "control.sock", method, params):
-            pass
+        *_, document = ask(self.state / "control.sock", method, params)
         result: Document = document["result"]
         return result
 
@@ -233,17 +240,18 @@ class Fleet:
             agent.clean_up()
 
     def environ(self, **others: str) -> dict[str, str]:
-        """Of a user who has nothing set but the cluster's secret."""
+        """Of a user who has nothing set but the cluster's secret, and not what is empty here."""
         inherited = {
             name: value for name, value in os.environ.items() if not name.startswith("POTLUCK_")
         }
-        return {
+        values = {
             **inherited,
             "PYTHONPATH": str(_ROOT / "src"),
             "XDG_CONFIG_HOME": str(self.directory / "config"),
             "POTLUCK_SECRET": self.secret,
             **others,
         }
+        return {name: value for name, value in values.items() if value}
 
     def start(
         self,

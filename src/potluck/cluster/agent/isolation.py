@@ -26,19 +26,25 @@ _POLL_SECONDS = 0.1
 class Isolation:
     """Fed with departures by the agent; for use in its loop. ``alive`` gives the other members."""
 
-    def __init__(self, alive: Callable[[], frozenset[NodeId]]) -> None:
+    def __init__(
+        self,
+        alive: Callable[[], frozenset[NodeId]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._alive = alive
+        self._clock = clock
         self._left_at: dict[NodeId, float] = {}
 
     def left(self, node_id: NodeId) -> None:
         """A member is gone."""
-        self._left_at[node_id] = time.monotonic()
+        self._left_at[node_id] = self._clock()
 
     @property
     def is_likely(self) -> bool:
         """Whether more nodes have left of late than there are, this one included."""
         alive = self._alive()
-        since = time.monotonic() - WAIT_SECONDS
+        since = self._clock() - WAIT_SECONDS
         self._left_at = {
             node: at for node, at in self._left_at.items() if at > since and node not in alive
         }

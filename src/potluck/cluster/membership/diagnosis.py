@@ -56,7 +56,10 @@ def _explain_tls(connection: socket.socket, pem: PemPaths) -> str:
     except TimeoutError:
         return "something answers there, but does not let this node in"
     except ssl.SSLError as error:
-        is_alert = "ALERT" in (error.reason or "")
+        reason = error.reason or ""
+        if "ALERT_CERTIFICATE_EXPIRED" in reason:
+            return "it refuses this node's certificate as expired; the clock there may be wrong"
+        is_alert = "ALERT" in reason
         return _OTHER_SECRET if is_alert else f"{_NO_MEMBER}, or has another secret"
     except OSError:
         return f"{_NO_MEMBER}, or has another secret"

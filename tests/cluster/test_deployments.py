@@ -1,0 +1,177 @@
+"""What deploying leaves out and why, what does not fit, what undeploying frees, draining."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from support.agents import AgentProcess, Fleet, await_ready, eventually, no_end
+from support.fake_hub import serve_hub
+
+from potluck.catalog.locate import DEMO_DIRECTORY
+from potluck.cluster.agent.control import RemoteError
+
+HUB_ID = "table/demo"
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    with Fleet(tmp_path) as fleet:
+        yield fleet
+
+
+def long_stream(agent: AgentProcess, begun: threading.Event, model: str = "demo") -> int:
+    """Read a stream to its end; the number of its tokens."""
+    with (
+        agent.client() as client,
+        client.completions.create(
+            model=model,
+            prompt="Once upon a time",
+            max_tokens=1500,
+            temperature=0,
+            logit_bias=no_end(),
+            stream=True,
+            stream_options={"include_usage": True},
+        ) as stream,
+    ):
+        num_tokens = 0
+        for chunk in stream:
+            begun.set()
+            if chunk.usage is not None:
+                num_tokens = chunk.usage.completion_tokens
+        return num_tokens
+
+
+def begin_stream(pool: ThreadPoolExecutor, agent: AgentProcess) -> Future[int]:
+    begun = threading.Event()
+    stream = pool.submit(long_stream, agent, begun)
+    assert begun.wait(20)
+    assert not stream.done()
+    return stream
+
+
+def test_a_node_that_lacks_the_files_is_named_and_not_used(fleet: Fleet) -> None:
+    files = {path.name: path.read_bytes() for path in DEMO_DIRECTORY.iterdir()}
+    config = json.loads(files["config.json"])
+    another = {**files, "config.json": json.dumps({**config, "rms_norm_eps": 1e-6}).encode()}
+    with (
+        serve_hub({HUB_ID: files}) as full,
+        serve_hub({}) as empty,
+        serve_hub({HUB_ID: another}) as different,
+    ):
+        for number, hub in enumerate((full, full, empty, different)):
+            home = fleet.directory / f"hub-{number}"
+            fleet.start(
+                number,
+                join=fleet.agents.get(0),
+                environ={"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home)},
+            ).await_up()
+        fleet.await_members()
+        agents = fleet.agents
+        completed = agents[1].command_line("deploy", HUB_ID, "--context", "64", "--json")
+    assert completed.returncode == 0, completed.stderr
+    deployed = json.loads(completed.stdout)
+    nodes = [stage["node_id"] for stage in deployed["stages"]]
+    assert sorted(nodes) == [agents[0].node_id, agents[1].node_id]
+    reasons = {each["node_id"]: each["reason"] for each in deployed["rejections"]}
+    assert set(reasons) == {agents[2].node_id, agents[3].node_id}
+    assert reasons[agents[2].node_id].startswith("it cannot read the model: ")
+    assert HUB_ID in reasons[agents[2].node_id]
+    assert reasons[agents[3].node_id] == f"its files of {HUB_ID} are not those of the coordinator"
+    shown = agents[0].command_line("ps").stdout
+    for node_id, reason in reasons.items():
+        assert any(node_id in line and reason in line for line in shown.splitlines()), shown
+
+
+def test_what_does_not_fit_is_said_and_leaves_nothing(fleet: Fleet) -> None:
+    agents = fleet.start_all(range(2), memory_limit="75M")
+    completed = agents[0].command_line("deploy", "demo", "--context", "2048")
+    assert completed.returncode == 1
+    assert completed.stdout == ""
+    message, hint = completed.stderr.splitlines()
+    assert message.startswith("potluck: the model takes ")
+    assert message.endswith(" MiB, and 2 units may use 150 MiB together")
+    assert hint.startswith("hint: give a smaller --context")
+    for agent in agents:
+        assert agent.cluster()["deployments"] == []
+        assert agent.workers() == set()
+
+
+def test_deployments_stand_beside_each_other_and_give_back_what_they_took(fleet: Fleet) -> None:
+    agents = fleet.start_all(range(2))
+    processes = [psutil.Process(agent.pid) for agent in agents]
+    agents[0].deploy(context=256)
+    agents[0].ask("undeploy", name="demo")  # what is made once and kept is made now
+
+    def held() -> list[tuple[int, int]]:
+        return [
+            (len(process.children()), len(process.net_connections("tcp"))) for process in processes
+        ]
+
+    before = held()
+    first = agents[0].deploy(context=256)
+    second = agents[1].deploy(context=512)
+    named = agents[1].deploy(name="mine", context=256)
+    assert [each["model_id"] for each in (first, second, named)] == ["demo", "demo-2", "mine"]
+    with agents[0].client() as client:
+        assert [model.id for model in client.models.list().data] == ["demo", "demo-2", "mine"]
+        texts = {
+            client.completions.create(
+                model=model, prompt="The old boat", max_tokens=20, temperature=0
+            )
+            .choices[0]
+            .text
+            for model in ("demo", "demo-2", "mine")
+        }
+    assert len(texts) == 1
+    assert [len(agent.workers()) for agent in agents] == [3, 3]
+
+    agents[0].ask("undeploy", name="demo-2")
+    assert [len(agent.workers()) for agent in agents] == [2, 2]
+    for name in ("demo", "mine"):
+        assert await_ready(agents[0], name)["epoch"]["number"] == 1
+        agents[1].ask("undeploy", name=name)
+    assert agents[0].cluster()["deployments"] == []
+    eventually(lambda: held() == before, within=3, what=f"all is given back: {before}, {held()}")
+    with pytest.raises(RemoteError, match="nothing is deployed as demo"):
+        agents[0].ask("undeploy", name="demo")
+
+
+@pytest.mark.parametrize("leaving", ["stage", "coordinator", "gateway"])
+def test_a_node_that_goes_down_lets_streams_finish(fleet: Fleet, leaving: str) -> None:
+    """Agent 0 coordinates, agent 1 only computes, agent 2 is a gateway without memory."""
+    fleet.start(0).await_up()
+    fleet.start(1, join=fleet.agents[0]).await_up()
+    fleet.start(2, join=fleet.agents[0], memory_limit="1M").await_up()
+    fleet.await_members()
+    agents = fleet.agents
+    assert len(agents[0].deploy()["stages"]) == 2
+    leaver = agents[{"coordinator": 0, "stage": 1, "gateway": 2}[leaving]]
+    workers = leaver.workers()
+    with ThreadPoolExecutor(2) as pool:
+        streams = [begin_stream(pool, agents[2])]
+        if leaving != "gateway":
+            streams.append(begin_stream(pool, agents[0]))
+        completed = leaver.command_line("down")
+        assert (completed.returncode, completed.stderr) == (0, "draining\n")
+        assert [stream.result(30) for stream in streams] == [1500] * len(streams)
+    assert leaver.process.wait(10) == 0
+    assert not any(psutil.pid_exists(pid) for pid in workers)
+    assert not (leaver.state / "control.sock").exists()
+    fleet.await_members()
+    remaining = fleet.live()[0]
+    eventually(
+        lambda: (
+            leaver.node_id
+            not in {stage["node_id"] for stage in await_ready(remaining, "demo")["stages"]}
+        ),
+        within=10,
+        what="what is left serves",
+    )
+    with remaining.client() as client:
+        client.completions.create(model="demo", prompt="The old boat", max_tokens=5)
