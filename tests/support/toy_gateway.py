@@ -159,6 +159,9 @@ class ToyGateway:
         finally:
             self.dispatcher.cancel(sequence_id)
 
+    async def refresh(self) -> None:
+        """Nothing: what is shown is always of this moment."""
+
     def cluster_state(self) -> Mapping[str, object]:
         return {"nodes": [{"node_id": "00000000000000aa"}]}
 

@@ -134,10 +134,14 @@ class Gateway(Protocol):
         """
         ...
 
+    async def refresh(self) -> None:
+        """Bring ``cluster_state`` and ``metrics`` up to date. Takes seconds at most."""
+        ...
+
     def cluster_state(self) -> Mapping[str, object]:
-        """The cluster as ``/cluster`` shows it: of JSON's types only."""
+        """The cluster as ``/cluster`` shows it, of JSON's types only: that of the last refresh."""
         ...
 
     def metrics(self) -> Sequence[ModelMetrics]:
-        """One for each deployed model whose coordinator answers; a snapshot at hand."""
+        """One for each deployed model whose coordinator answers; that of the last refresh."""
         ...
