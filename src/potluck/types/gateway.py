@@ -134,8 +134,12 @@ class Gateway(Protocol):
         """
         ...
 
-    async def refresh(self) -> None:
-        """Bring ``cluster_state`` and ``metrics`` up to date. Takes seconds at most."""
+    async def refresh_cluster(self) -> None:
+        """Bring ``cluster_state`` up to date. Takes seconds at most, as the other one."""
+        ...
+
+    async def refresh_metrics(self) -> None:
+        """Bring ``metrics`` up to date."""
         ...
 
     def cluster_state(self) -> Mapping[str, object]:

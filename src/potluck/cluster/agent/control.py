@@ -138,7 +138,7 @@ class _Control:
             self._stop()
 
     async def _state(self, params: msgspec.Raw, send: _Send) -> object:
-        await self._gateway.refresh()
+        await self._gateway.refresh_cluster()
         return self._gateway.cluster_state()
 
     async def _plan(self, params: msgspec.Raw, send: _Send) -> object:

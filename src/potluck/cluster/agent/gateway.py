@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from potluck.catalog import describe_model, load_chat_template, load_tokenizer
 from potluck.cluster.agent.service import Agent
@@ -37,7 +38,7 @@ class AgentGateway:
         self._reports: list[NodeReport] = []
         self._silent: list[NodeId] = []
         self._metrics: Sequence[ModelMetrics] = ()
-        self._refreshing: asyncio.Task[None] | None = None
+        self._refreshing: dict[str, asyncio.Task[None]] = {}
 
     def models(self) -> Sequence[ModelStatus]:
         """Everything that is deployed, oldest first."""
@@ -88,25 +89,33 @@ class AgentGateway:
             agent.coordination.registry.live(),
         )
 
-    async def refresh(self) -> None:
-        """Ask all nodes how they are, and the coordinators what they do; once for all who wait."""
-        if self._refreshing is None:
-            self._refreshing = asyncio.create_task(self._refresh())
-        await asyncio.shield(self._refreshing)
+    async def refresh_cluster(self) -> None:
+        """Ask all nodes how they are."""
+        await self._once("cluster", self._ask_nodes)
+
+    async def refresh_metrics(self) -> None:
+        """Ask the coordinators what their deployments do."""
+        await self._once("metrics", self._ask_coordinators)
 
     def metrics(self) -> Sequence[ModelMetrics]:
         """What the coordinators said at the last ``refresh``."""
         return self._metrics
 
-    async def _refresh(self) -> None:
-        agent = self._agent
-        try:
-            (self._reports, silent), self._metrics = await asyncio.gather(
-                gather_reports(agent.membership), agent.metrics()
-            )
-            self._silent = [each.node_id for each in silent]
-        finally:
-            self._refreshing = None
+    async def _once(self, what: str, ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """One round of questions for all who wait for it."""
+        asking = self._refreshing.get(what)
+        if asking is None:
+            asking = asyncio.create_task(ask())
+            self._refreshing[what] = asking
+            asking.add_done_callback(lambda _: self._refreshing.pop(what))
+        await asyncio.shield(asking)
+
+    async def _ask_nodes(self) -> None:
+        self._reports, silent = await gather_reports(self._agent.membership)
+        self._silent = [each.node_id for each in silent]
+
+    async def _ask_coordinators(self) -> None:
+        self._metrics = await self._agent.metrics()
 
     def _find(self, model_id: str) -> DeploymentRecord:
         record = self._agent.coordination.registry.find(model_id)

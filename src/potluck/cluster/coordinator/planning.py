@@ -19,10 +19,10 @@ from potluck.scheduling.blocks import blocks_for
 from potluck.types.cluster import ModelCost, Plan, UnitOffer
 from potluck.types.program import Program, Shard
 from potluck.weights.budget import weights_bytes
-from potluck.weights.load import STAGING_BYTES
 
-PROCESS_BYTES = 64 * 2**20 + STAGING_BYTES
-"""A worker without weights, cache and scratch, and the buffer that it loads through."""
+PROCESS_BYTES = 64 * 2**20
+"""A worker without weights, cache and scratch (measured: 40 MiB), and some of the buffer that it
+loads through, which is gone before cache and scratch are touched."""
 
 SYSTEM_RESERVE_BYTES = 128 * 2**20
 """Left to the rest of a machine, whose own needs move."""
