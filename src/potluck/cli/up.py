@@ -119,6 +119,7 @@ def up(
             memory_limit_bytes=None if memory_limit is None else parse_size(memory_limit),
             num_threads=threads if threads is not None else chosen.threads,
             isa=choose_isa(chosen.isa),
+            step_seconds=chosen.step_seconds,
         )
         invitation = secret.text if is_own else None
         asyncio.run(_run(config, directory, clients, invitation))

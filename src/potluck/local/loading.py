@@ -18,15 +18,13 @@ from potluck.errors import ParameterError
 from potluck.local.stages import split_evenly
 from potluck.models.program import build_program
 from potluck.models.rope import rope_table, rope_table_bytes
+from potluck.scheduling import MAX_STEP_TOKENS
 from potluck.scheduling.blocks import blocks_for
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard
 from potluck.weights.budget import require_memory, weights_bytes
 from potluck.weights.load import Progress, load_weights
 from potluck.weights.memory import available_memory
-
-MAX_STEP_TOKENS = 512
-"""Tokens per step: prefill is bound by arithmetic well before, and scratch stays small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

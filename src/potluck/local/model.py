@@ -19,18 +19,17 @@ from potluck.errors import ParameterError
 from potluck.local.generation import Generation
 from potluck.local.loading import LoadPlan, load_stages, plan_load
 from potluck.local.pipeline import LocalPipeline
-from potluck.scheduling import SchedulerLimits, SequenceRequest
+from potluck.scheduling import (
+    DEFAULT_CONTEXT_TOKENS,
+    MAX_STEP_SEQUENCES,
+    SchedulerLimits,
+    SequenceRequest,
+)
 from potluck.serving.dispatcher import Dispatcher, Update
 from potluck.text.chat import ChatTemplate, encode_chat
 from potluck.types.sampling import validate_sampling
 from potluck.types.step import SamplingParams
 from potluck.types.text import ChatMessage, Tokenizer
-
-DEFAULT_CONTEXT_TOKENS = 4096
-"""Used when the model allows it: enough for a long chat, and little cache for a large model."""
-
-MAX_STEP_SEQUENCES = 64
-"""Sequences per step: beyond that a CPU step is bound by arithmetic, not by reading weights."""
 
 
 class SamplingOptions(TypedDict, total=False):
