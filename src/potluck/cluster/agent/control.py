@@ -112,6 +112,9 @@ class _Control:
                 await send(_error("the agent made a mistake", "its own output has the details", 1))
         except (ValueError, OSError) as error:  # no line, or nobody to answer
             _log.debug("control: %s", error)
+        except asyncio.CancelledError:
+            # By ``close``, and not passed on: the server would report it as a failure.
+            _log.debug("control: the agent ends")
         finally:
             writer.close()
 

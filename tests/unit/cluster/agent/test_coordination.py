@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -42,7 +42,7 @@ class FakeDeployment:
 class Node:
     """An agent's coordination among played nodes. ``is_readable``: it has the models' files."""
 
-    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str = "a") -> None:
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str) -> None:
         self.membership = PlayedMembership(node_id=cast(Any, own * 16), others={A, B, C})
         self.membership.others.discard(self.membership.node_id)
         self.tasks: set[asyncio.Task[None]] = set()
@@ -96,12 +96,18 @@ class Node:
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
+MakeNode = Callable[[str], Node]
+
+
+@pytest.fixture
+def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeNode:
+    return lambda own: Node(tmp_path, monkeypatch, own)
+
+
 @pytest.mark.parametrize(("own", "earliest"), [("a", 0.0), ("b", 0.1)])
-def test_orphans_are_taken_over_in_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, earliest: float
-) -> None:
+def test_orphans_are_taken_over_in_turn(make_node: MakeNode, own: str, earliest: float) -> None:
     async def run() -> None:
-        node = Node(tmp_path, monkeypatch, own)
+        node = make_node(own)
         node.coordination.heard(a_record(3, C))
         await asyncio.sleep(0.2)
         assert node.resumed == []
@@ -115,11 +121,9 @@ def test_orphans_are_taken_over_in_turn(
     asyncio.run(run())
 
 
-def test_a_coordinator_that_comes_back_in_time_keeps_its_deployment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_coordinator_that_comes_back_in_time_keeps_its_deployment(make_node: MakeNode) -> None:
     async def run() -> None:
-        node = Node(tmp_path, monkeypatch)
+        node = make_node("a")
         node.coordination.heard(a_record(3, C))
         node.loses(C)
         node.membership.others.add(C)
@@ -129,11 +133,9 @@ def test_a_coordinator_that_comes_back_in_time_keeps_its_deployment(
     asyncio.run(run())
 
 
-def test_a_successor_that_dies_in_its_turn_is_followed_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_successor_that_dies_in_its_turn_is_followed_by_the_next(make_node: MakeNode) -> None:
     async def run() -> None:
-        node = Node(tmp_path, monkeypatch, "b")
+        node = make_node("b")
         node.membership.others.add(NodeId("d" * 16))  # or it would think that it is cut off
         node.coordination.heard(a_record(3, C))
         node.loses(C)
@@ -145,10 +147,10 @@ def test_a_successor_that_dies_in_its_turn_is_followed_by_the_next(
 
 
 def test_one_that_cannot_read_the_model_tries_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> None:
-        node = Node(tmp_path, monkeypatch)
+        node = make_node("a")
         node.is_readable = False
         node.coordination.heard(a_record(3, C))
         node.loses(C)
@@ -162,11 +164,9 @@ def test_one_that_cannot_read_the_model_tries_again(
     asyncio.run(run())
 
 
-def test_an_agent_that_was_started_anew_takes_up_what_it_coordinated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agent_that_was_started_anew_takes_up_what_it_coordinated(make_node: MakeNode) -> None:
     async def run() -> None:
-        node = Node(tmp_path, monkeypatch)
+        node = make_node("a")
         node.coordination.heard(a_record(3, A))
         await asyncio.sleep(0.1)
         assert len(node.resumed) == 1
@@ -175,10 +175,10 @@ def test_an_agent_that_was_started_anew_takes_up_what_it_coordinated(
 
 
 def test_a_higher_epoch_ends_what_is_coordinated_here_and_a_lower_one_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_node: MakeNode,
 ) -> None:
     async def run() -> None:
-        node = Node(tmp_path, monkeypatch)
+        node = make_node("a")
         mine = FakeDeployment(a_record(3, A))
         node.coordination.coordinated[mine.record.deployment] = cast(Any, mine)
         node.coordination.heard(mine.record)
@@ -193,11 +193,9 @@ def test_a_higher_epoch_ends_what_is_coordinated_here_and_a_lower_one_does_not(
     asyncio.run(run())
 
 
-def test_a_removed_deployment_is_not_revived_and_whoever_tries_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_removed_deployment_is_not_revived_and_whoever_tries_is_told(make_node: MakeNode) -> None:
     async def run() -> None:
-        node = Node(tmp_path, monkeypatch)
+        node = make_node("a")
         node.coordination.heard(a_record(3, C, state=DeploymentState.REMOVED))
         node.coordination.heard(a_record(9, B))
         await asyncio.sleep(0.01)
@@ -209,11 +207,9 @@ def test_a_removed_deployment_is_not_revived_and_whoever_tries_is_told(
     asyncio.run(run())
 
 
-def test_what_nobody_coordinates_can_be_undeployed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_nobody_coordinates_can_be_undeployed(make_node: MakeNode) -> None:
     async def run() -> None:
-        node = Node(tmp_path, monkeypatch)
+        node = make_node("a")
         node.is_readable = False
         node.coordination.heard(a_record(3, C))
         node.loses(C)
@@ -231,14 +227,13 @@ def test_what_nobody_coordinates_can_be_undeployed(
     [(A, {B, C}, True), (B, {B, C}, False), (C, {B, C}, True), ("d" * 16, {B, C}, True)],
 )
 def test_a_node_that_joins_is_told_by_the_coordinator_or_in_its_stead(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    make_node: MakeNode,
     coordinator: Any,
     others: set[Any],
     tells: bool,
 ) -> None:
     async def run() -> None:
-        node = Node(tmp_path, monkeypatch)
+        node = make_node("a")
         node.coordination.is_draining = True  # it takes nothing over
         node.membership.others = others
         record = msgspec.structs.replace(a_record(3, C), epoch=a_record(3, coordinator).epoch)
