@@ -1,4 +1,4 @@
-# make demo   set everything up and let the built-in model tell a story
+# make demo   set everything up, and cut the built-in model over three agents on this machine
 # make test   set everything up and run all tests
 # make lint   ruff, mypy --strict, import-linter
 # make clean  remove what was made
@@ -8,20 +8,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(shell find cpp -type f)
 
-DEMO_PROMPT := Once upon a time, there was a little fox who
-
 .PHONY: demo test lint clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
-	@echo 'The built-in model, cut into three stages, continues: $(DEMO_PROMPT)'
-	@$(BIN)/potluck run demo --stages 3 --seed 7 -n 120 -p '$(DEMO_PROMPT)'
-	@echo
-	@echo 'How to go on:'
-	@echo '  $(BIN)/potluck run demo                      a chat; Ctrl-D ends it'
-	@echo '  $(BIN)/potluck run MODEL -p "…"              MODEL: a Hugging Face directory, a .gguf file, a hub id'
-	@echo '  $(BIN)/potluck bench demo                    tokens per second'
-	@echo '  $(BIN)/potluck --help                        everything else'
+	@$(BIN)/python tools/demo.py
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest

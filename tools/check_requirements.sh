@@ -2,6 +2,10 @@
 # Says which of the things that must be on the machine are missing, and how to install them.
 # PYTHON names the interpreter (default python3). Exit 1 if something is missing.
 python=${PYTHON:-python3}
+case ${python##*/} in # python3.12 has packages of its own name
+    python3.*) debian=${python##*/} ;;
+    *) debian=python3 ;;
+esac
 missing=''
 packages=''
 
@@ -17,10 +21,10 @@ elif ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
         "python3 python3-venv python3-dev"
 else
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||
-        need "the venv module of $python" "python3-venv"
+        need "the venv module of $python" "$debian-venv"
     "$python" -c 'import os, sys, sysconfig
 sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' ||
-        need "the headers of $python (Python.h)" "python3-dev"
+        need "the headers of $python (Python.h)" "$debian-dev"
 fi
 command -v "${CXX:-g++}" >/dev/null 2>&1 || need "a C++17 compiler (g++)" "g++"
 

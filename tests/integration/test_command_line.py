@@ -6,31 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+from support.command import assert_refused, run_command
 
 import potluck
 
 SCHEMAS = Path(potluck.__file__).parent / "cli" / "schemas"
-
-
-def run_command(
-    *arguments: str, stdin: str = "", env: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if "POTLUCK" not in name}
-    return subprocess.run(
-        [sys.executable, "-m", "potluck", *arguments],
-        input=stdin,
-        env={**environment, **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 def run_json(name: str, *arguments: str) -> dict[str, Any]:
@@ -103,11 +88,12 @@ def test_a_prompt_can_be_piped_in() -> None:
 
 
 def test_an_answer_through_the_chat_template() -> None:
-    completed = run_command(
-        "run", "demo", "--chat", "-p", "Tell me a story about a fox.", "--temperature", "0"
-    )
+    prompt = "Tell me a story about a fox."
+    completed = run_command("run", "demo", "--chat", "-p", prompt, "--temperature", "0")
     assert completed.returncode == 0
-    assert "fox" in completed.stdout.lower()
+    with potluck.Model.open("demo") as model:
+        message = potluck.ChatMessage(role="user", content=prompt)
+        assert completed.stdout == model.chat([message], temperature=0.0).result().text + "\n"
 
 
 def test_bench_measures() -> None:
@@ -147,22 +133,12 @@ def test_bench_measures() -> None:
 def test_a_wrong_use_is_one_line_and_a_hint(
     arguments: tuple[str, ...], code: int, message: str, hint: str
 ) -> None:
-    completed = run_command(*arguments)
-    assert completed.returncode == code
-    assert completed.stdout == ""
-    said, advice = completed.stderr.splitlines()
-    assert said.startswith("potluck: ")
-    assert message in said
-    assert advice.startswith("hint: ")
-    assert hint in advice
+    assert_refused(run_command(*arguments), code, message, hint)
 
 
 def test_an_unknown_instruction_set_is_named() -> None:
     completed = run_command("run", "demo", "-p", "x", "-n", "1", env={"POTLUCK_ISA": "sse9"})
-    assert completed.returncode == 2
-    said, advice = completed.stderr.splitlines()
-    assert "'sse9' is not available" in said
-    assert "scalar" in advice
+    assert_refused(completed, 2, "'sse9' is not available", "scalar")
 
 
 @pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512"])
@@ -210,6 +186,38 @@ def test_a_closed_pipe_ends_it_quietly() -> None:
         process.stdout.close()
         assert b"Traceback" not in process.stderr.read()
         assert process.wait(60) != 0
+
+
+def redirected(redirection: str) -> tuple[str, ...]:
+    return ("sh", "-c", f'exec "$@" {redirection}', "sh")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("run", "demo", *PROMPT), ("run", "demo", *PROMPT, "--json")]
+)
+def test_a_full_disk_is_said(arguments: tuple[str, ...]) -> None:
+    completed = run_command(*arguments, prefix=redirected(">/dev/full"))
+    assert_refused(completed, 1, "No space left on device", "room")
+
+
+def test_without_standard_streams() -> None:
+    completed = run_command("run", "demo", prefix=redirected("<&-"))
+    assert_refused(completed, 2, "no standard input", "-p")
+    expected = run_command("run", "demo", *PROMPT).stdout
+    completed = run_command("run", "demo", *PROMPT, prefix=redirected("2>&-"))
+    assert (completed.returncode, completed.stdout) == (0, expected), "figures are no text"
+    assert run_command("run", "demo", *PROMPT, prefix=redirected(">&-")).returncode == 0
+
+
+def test_without_arguments_it_helps() -> None:
+    completed = run_command()
+    assert completed.returncode == 0
+    assert completed.stdout == run_command("--help").stdout
+
+
+def test_one_token_has_no_rate() -> None:
+    completed = run_command("run", "demo", "-p", "The fox", "-n", "1")
+    assert completed.stderr.rstrip().endswith("decode 1 token")
 
 
 def test_importing_potluck_is_light() -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.native_pipeline import VOCAB_SIZE, Part, Pipeline, make_program, small_config
+from support.parity import native_error_limit, rms
 from support.random_weights import load_random_weights
 
 from potluck.engines.reference import ReferenceEngine
@@ -22,21 +21,6 @@ STEPS = (
     ((2, 3), (1, 17), (0, 2)),
     ((0, 1), (1, 1), (2, 1)),
 )
-
-
-def relative_error_limit(fmt: TensorFormat) -> float:
-    """What the root mean square of the error may be, as a share of that of the logits.
-
-    Errors add up as independent ones do, and twice that is allowed. Keys and values are rounded to
-    f16, by 2^-12 of their size on average. For quantized weights the activations are rounded as
-    well: in steps of max/127 over 32 values, whose largest is about 2.2 standard deviations, by
-    1/sqrt(12) of a step, in each of 7 products of a layer and the head's.
-    """
-    cache = 2.0**-12 * math.sqrt(NUM_LAYERS)
-    activations = (
-        2.2 / 127 / math.sqrt(12) * math.sqrt(7 * NUM_LAYERS + 1) if fmt.is_quantized else 0.0
-    )
-    return 2 * (cache + activations)
 
 
 @pytest.mark.parametrize("fmt", TensorFormat, ids=lambda fmt: fmt.label)
@@ -64,8 +48,5 @@ def test_logits(fmt: TensorFormat) -> None:
     wanted = np.concatenate(expected)
     error = np.concatenate(actual) - wanted
     assert np.std(wanted) > 0.3
-    assert rms(error) / rms(wanted) < relative_error_limit(fmt)
-
-
-def rms(x: NDArray[np.float32]) -> float:
-    return float(np.sqrt(np.mean(np.square(x.astype(np.float64)))))
+    limit = native_error_limit(num_layers=NUM_LAYERS, is_quantized=fmt.is_quantized)
+    assert rms(error) / rms(wanted) < limit

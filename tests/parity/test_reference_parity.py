@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.parity import assert_logits_agree, decided_share
 from support.random_models import (
+    LLAMA3_ROPE,
     RandomModel,
     make_random_model,
     random_tokens,
@@ -24,15 +25,6 @@ from potluck.models.registry import config_from_hugging_face
 from potluck.types.model import ModelConfig, RopeConfig
 
 TOLERANCE = 1e-4
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    # So short that most pairs of a head are scaled or mixed, from the first positions on.
-    "original_max_position_embeddings": 32,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,3 +30,21 @@ def decided_share(logits: NDArray[np.float32], tolerance: float) -> float:
     """The share of rows whose two largest logits are more than twice ``tolerance`` apart."""
     second, first = np.partition(logits, -2, axis=-1)[:, -2:].T
     return float(np.mean(first - second > 2 * tolerance))
+
+
+def native_error_limit(*, num_layers: int, is_quantized: bool) -> float:
+    """What the root mean square of the native engine's error may be, as a share of the logits'.
+
+    Errors add up as independent ones do, and twice that is allowed. Keys and values are rounded to
+    f16, by 2^-12 of their size on average. For quantized weights the activations are rounded as
+    well: in steps of max/127 over 32 values, whose largest is about 2.2 standard deviations, by
+    1/sqrt(12) of a step, in each of 7 products of a layer and the head's.
+    """
+    cache = 2.0**-12 * math.sqrt(num_layers)
+    activations = 2.2 / 127 / math.sqrt(12) * math.sqrt(7 * num_layers + 1) if is_quantized else 0.0
+    return 2 * (cache + activations)
+
+
+def rms(x: NDArray[np.float32]) -> float:
+    """Root mean square."""
+    return float(np.sqrt(np.mean(np.square(x.astype(np.float64)))))

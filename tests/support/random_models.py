@@ -25,6 +25,16 @@ SMALL: Mapping[str, object] = {
 No size is a power of two, so that padding would show; all rows are whole blocks of 32.
 """
 
+LLAMA3_ROPE: Mapping[str, object] = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    # So short that most pairs of a head are scaled or mixed, from the first positions on.
+    "original_max_position_embeddings": 32,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomModel:
@@ -80,6 +90,30 @@ def make_random_model(
         state=stored,
         torch_model=model,
     )
+
+
+def load_state(model: RandomModel, state: Mapping[str, NDArray[np.float32]]) -> None:
+    """Let the model in memory compute in float32 with other weights."""
+    import torch
+
+    model.torch_model.float()
+    with torch.no_grad():
+        for name, parameter in model.torch_model.named_parameters():
+            parameter.copy_(torch.from_numpy(state[name]))
+
+
+def aim_embedding(model: RandomModel, head: NDArray[np.float32], *, strength: float = 4.0) -> None:
+    """Turn every token's embedding in ``model.state`` towards the head's row of another token.
+
+    That token is then likeliest by far at most positions, whatever small errors are made before
+    the head; the layers still add as much to every logit. One cycle goes through all tokens.
+    """
+    embedding = model.state["model.embed_tokens.weight"]
+    order = np.random.default_rng(9).permutation(len(embedding))
+    following = np.empty_like(order)
+    following[order] = np.roll(order, -1)
+    unit = head[following] / np.linalg.norm(head[following], axis=1, keepdims=True)
+    embedding += strength * np.float32(np.sqrt(embedding.shape[1])) * unit
 
 
 def torch_logits(model: RandomModel, tokens: Sequence[int]) -> NDArray[np.float32]:

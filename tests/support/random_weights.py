@@ -34,10 +34,18 @@ _F16_FIELDS: dict[TensorFormat, tuple[tuple[int, float], ...]] = {
 
 
 def stored_rows(
-    rng: np.random.Generator, fmt: TensorFormat, rows: int, columns: int
+    rng: np.random.Generator,
+    fmt: TensorFormat,
+    rows: int,
+    columns: int,
+    *,
+    deviation: float | None = None,
 ) -> NDArray[np.uint8]:
-    """``[rows, row_bytes]`` whose values have a standard deviation of about ``columns ** -0.5``."""
-    deviation = columns**-0.5
+    """``[rows, row_bytes]`` whose values have about the standard deviation ``deviation``.
+
+    By default that is ``columns ** -0.5``.
+    """
+    deviation = columns**-0.5 if deviation is None else deviation
     if not fmt.is_quantized:
         values = (rng.standard_normal((rows, columns)) * deviation).astype(np.float32)
         if fmt is TensorFormat.F16:

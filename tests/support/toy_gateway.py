@@ -159,6 +159,12 @@ class ToyGateway:
         finally:
             self.dispatcher.cancel(sequence_id)
 
+    async def refresh_cluster(self) -> None:
+        """Nothing: what is shown is always of this moment."""
+
+    async def refresh_metrics(self) -> None:
+        """Nothing, too."""
+
     def cluster_state(self) -> Mapping[str, object]:
         return {"nodes": [{"node_id": "00000000000000aa"}]}
 

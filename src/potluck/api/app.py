@@ -106,10 +106,12 @@ class _Api:
 
     async def cluster(self) -> Response:
         """``GET /cluster``."""
+        await self._gateway.refresh_cluster()
         return _json(self._gateway.cluster_state())
 
     async def metrics(self) -> Response:
         """``GET /metrics``."""
+        await self._gateway.refresh_metrics()
         return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     async def _model(self, model_id: str) -> ServedModel:

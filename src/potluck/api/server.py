@@ -139,7 +139,7 @@ def _listen(config: ApiConfig) -> socket.socket:
     if config.keys is None and not ipaddress.ip_address(address[0]).is_loopback:
         raise UsageError(
             f"{address[0]} can be reached from other machines, and there are no API keys",
-            hint="make a key and give its file, or listen on 127.0.0.1",
+            hint="give --api-key-file FILE (made with a first key), or listen on 127.0.0.1",
         )
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -149,8 +149,8 @@ def _listen(config: ApiConfig) -> socket.socket:
     except OSError as error:
         listener.close()
         raise PotluckError(
-            f"cannot listen on {config.host} port {config.port}: {error}",
-            hint="give another port; 0 takes a free one",
+            f"cannot listen on {config.host} port {config.port}: {error.strerror}",
+            hint="give another with --http HOST:PORT (port 0: any free one), or --no-http",
         ) from error
     return listener
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from potluck.catalog.hub import download_model
 from potluck.catalog.locate import HubModel, ModelFiles, locate_model
-from potluck.errors import ModelFileError
+from potluck.errors import ModelFileError, ParameterError
 from potluck.formats.gguf import open_gguf
 from potluck.formats.safetensors import open_safetensors
 from potluck.formats.source import FileTensorSource
@@ -24,6 +24,8 @@ from potluck.models.registry import (
 )
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program
+from potluck.types.sampling import validate_sampling
+from potluck.types.step import SamplingParams
 from potluck.types.text import Tokenizer
 from potluck.weights.canonical import CanonicalSource
 
@@ -86,9 +88,7 @@ def canonical_source(
 def load_tokenizer(files: ModelFiles) -> Tokenizer:
     """The model's tokenizer."""
     if files.kind is FileKind.HUGGING_FACE:
-        from potluck.text import hugging_face
-
-        return hugging_face.load_tokenizer(files.path)
+        return _read_tokenizer(files.path)
     from potluck.text import gguf
 
     with closing(open_gguf(files.path)) as source:
@@ -108,7 +108,13 @@ def load_chat_template(files: ModelFiles) -> ChatTemplate | None:
 
 
 def _download(model: HubModel) -> Path:
-    return download_model(model, check_config=_read_config)
+    return download_model(model, check_config=_read_config, check_tokenizer=_read_tokenizer)
+
+
+def _read_tokenizer(directory: Path) -> Tokenizer:
+    from potluck.text import hugging_face
+
+    return hugging_face.load_tokenizer(directory)
 
 
 def _read_config(directory: Path) -> ModelConfig:
@@ -123,14 +129,16 @@ def _read_sampling_defaults(path: Path) -> dict[str, float | int]:
     values = _read_json(path)
     if values.get("do_sample") is not True:
         return {}
-    defaults: dict[str, float | int] = {}
-    for name in _SAMPLING_FIELDS:
-        value = values.get(name)
-        if value is None or (name == "top_k" and value == 0):  # 0 keeps all
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ModelFileError(str(path), f"{name} is not a number")
-        defaults[name] = value
+    defaults: dict[str, Any] = {
+        name: value
+        for name in _SAMPLING_FIELDS
+        # As transformers has it, a top_k of 0 keeps all tokens.
+        if (value := values.get(name)) is not None and not (name == "top_k" and value == 0)
+    }
+    try:
+        validate_sampling(SamplingParams(**defaults), vocab_size=1)
+    except ParameterError as error:
+        raise ModelFileError(str(path), error.message, hint="mend or remove that line") from error
     return defaults
 
 

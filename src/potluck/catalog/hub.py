@@ -31,16 +31,24 @@ _SMALL_FILES = (
     "chat_template.json",
     _INDEX,
 )
+_LISTING_SECONDS = 10.0
+"""As huggingface_hub's own timeout for files; it has none for listings."""
+
 _SPLIT_GGUF = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")
 
 
-def download_model(model: HubModel, check_config: Callable[[Path], object]) -> Path:
+def download_model(
+    model: HubModel,
+    *,
+    check_config: Callable[[Path], object],
+    check_tokenizer: Callable[[Path], object],
+) -> Path:
     """Bring a model's files here, and only those it needs.
 
-    ``check_config`` gets the directory when ``config.json`` lies in it, and raises if the model
-    cannot be run. Returns the directory, or the path of the GGUF file that was named. Progress is
-    shown by huggingface_hub where stderr is a terminal. Raises ``ModelNotFoundError`` or
-    ``UnsupportedModelError``.
+    ``check_config`` gets the directory when ``config.json`` lies in it, ``check_tokenizer`` when
+    all small files do; they raise if the model cannot be run. Returns the directory, or the path of
+    the GGUF file that was named. Progress is shown by huggingface_hub where stderr is a terminal.
+    Raises ``ModelNotFoundError`` or ``UnsupportedModelError``.
     """
     with _hub_errors_explained(model):
         repository = _list_repository(model)
@@ -54,6 +62,7 @@ def download_model(model: HubModel, check_config: Callable[[Path], object]) -> P
         for filename in _SMALL_FILES:
             if filename in repository.files:
                 repository.fetch(filename)
+        check_tokenizer(directory)
         for filename in weight_files(model.repo_id, repository.files, directory):
             repository.fetch(filename)
     return directory
@@ -114,7 +123,10 @@ def _list_repository(model: HubModel) -> _Repository:
     from huggingface_hub import errors
 
     try:
-        siblings = huggingface_hub.HfApi().model_info(model.repo_id).siblings or []
+        siblings = (
+            huggingface_hub.HfApi().model_info(model.repo_id, timeout=_LISTING_SECONDS).siblings
+            or []
+        )
     except errors.HfHubHTTPError:
         raise  # the hub answered
     except (errors.HTTPError, OSError):  # type: ignore[attr-defined]

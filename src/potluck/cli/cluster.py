@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,21 +18,27 @@ from potluck.cli.options import (
     state_directory,
 )
 from potluck.cli.output import emit_json, note
+from potluck.cli.tables import deployment_lines, node_lines, stage_lines
 from potluck.cluster.agent.control import ask
 from potluck.cluster.agent.state import StateDirectory
-from potluck.quantities import format_bytes
+from potluck.errors import ParameterError
 
 CacheOption = Annotated[
     int | None,
     typer.Option(
         "--cache",
+        min=1,
         help="Tokens that all sequences share in the cache. Default: four full contexts.",
         show_default=False,
     ),
 ]
 NameOption = Annotated[
     str | None,
-    typer.Option("--name", help="What clients call it. Default: MODEL.", show_default=False),
+    typer.Option(
+        "--name",
+        help="What clients call it. Default: MODEL, and the last part of a path.",
+        show_default=False,
+    ),
 ]
 
 
@@ -65,7 +72,7 @@ def deploy(
         emit_json({"schema": "potluck.deploy/1", **result})
         return
     note(f"{result['model_id']} is ready on {len(result['stages'])} stages")
-    _print_stages(result)
+    _print_lines(stage_lines(result))
 
 
 def plan(
@@ -80,7 +87,11 @@ def plan(
     if json:
         emit_json({"schema": "potluck.plan/1", **result})
         return
-    _print_stages(result)
+    _print_lines(stage_lines(result))
+    print(
+        f"{result['num_layers']} layers in proportion to what each unit may use (potluck ps); "
+        f"bytes are\nweights, cache for {result['cache_tokens']} tokens, scratch and the process"
+    )
 
 
 def undeploy(
@@ -98,63 +109,40 @@ def ps(json: JsonOption = False, state: StateOption = None) -> None:
     if json:
         emit_json(result)
         return
-    rows = [("NODE", "STATE", "ADDRESS", "HTTP", "UNIT", "MAY USE", "THREADS", "VERSION")]
-    for node in result["nodes"]:
-        own = " *" if node["node_id"] == result["node_id"] else ""
-        for unit in node.get("units", ()):
-            rows.append(
-                (
-                    node["node_id"] + own,
-                    node["state"],
-                    node["address"],
-                    node["http_address"] or "-",
-                    unit["unit_id"],
-                    format_bytes(unit["usable_bytes"]),
-                    str(unit["num_threads"]),
-                    node["version"],
-                )
-            )
-        if "units" not in node:
-            rows.append((node["node_id"], node["state"], *[""] * 6))
-    for node in result["incompatible"]:
-        rows.append((node["node_id"], f"refused: wire version {node['wire_version']}", *[""] * 6))
-    _print_table(rows)
+    _print_lines(node_lines(result))
     for deployment in result["deployments"]:
-        reason = f" ({deployment['reason']})" if deployment["reason"] else ""
-        print(
-            f"\n{deployment['model_id']}: {deployment['state']}{reason}, "
-            f"context {deployment['context_tokens']} tokens, "
-            f"coordinator {deployment['epoch']['coordinator']}"
-        )
-        _print_stages(deployment)
+        print()
+        _print_lines(deployment_lines(deployment))
     if not result["deployments"]:
         print("\nnothing is deployed; potluck deploy MODEL")
 
 
 def down(state: StateOption = None) -> None:
     """Let requests finish, hand stages over, and stop this node's agent."""
-    note("draining")
-    for _ in ask(state_directory(state).control_socket, "down", {}):
-        pass
+    for document in ask(state_directory(state).control_socket, "down", {}):
+        if "event" in document:
+            note("draining: requests in flight may take half a minute")
+    note("this node has left the cluster")
 
 
 def _request(
     model: str, name: str | None, context: int | None, cache: int | None
 ) -> dict[str, object]:
+    """What the agent is asked; a path is made absolute, for other processes to read it."""
+    if name is not None and not name.strip():
+        raise ParameterError("name", "--name is empty", hint="leave it out, or give a name")
+    path = Path(model).expanduser()
+    is_path = model != "demo" and path.exists()
     return {
-        "model": _absolute(model),
-        "model_id": name,
+        "model": str(path.resolve()) if is_path else model,
+        "model_id": name or (_name_of(path.resolve()) if is_path else model),
         "context_tokens": context,
         "cache_tokens": cache,
     }
 
 
-def _absolute(model: str) -> str:
-    """A path as other processes can read it; hub ids and ``demo`` as they are."""
-    from pathlib import Path
-
-    path = Path(model).expanduser()
-    return str(path.resolve()) if model != "demo" and path.exists() else model
+def _name_of(path: Path) -> str:
+    return path.stem if path.suffix == ".gguf" else path.name
 
 
 def _result(state: StateDirectory, method: str, params: dict[str, object]) -> dict[str, Any]:
@@ -164,33 +152,6 @@ def _result(state: StateDirectory, method: str, params: dict[str, object]) -> di
     return result
 
 
-def _print_stages(deployment: dict[str, Any]) -> None:
-    rows = [("STAGE", "NODE", "UNIT", "LAYERS", "BYTES")]
-    last = len(deployment["stages"]) - 1
-    for stage in deployment["stages"]:
-        parts = [f"[{stage['start_layer']}, {stage['end_layer']})"]
-        if stage["stage"] == 0:
-            parts.insert(0, "embedding +")
-        if stage["stage"] == last:
-            parts.append("+ head")
-        rows.append(
-            (
-                str(stage["stage"]),
-                stage["node_id"],
-                stage["unit_id"],
-                " ".join(parts),
-                format_bytes(stage["num_bytes"]),
-            )
-        )
-    if deployment["stages"]:
-        _print_table(rows)
-    for rejection in deployment["rejections"]:
-        print(f"not used: {rejection['node_id']} {rejection['unit_id']}: {rejection['reason']}")
-
-
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Columns side by side, each as wide as it must be: nothing is cut off."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())
+def _print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)

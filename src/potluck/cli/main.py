@@ -1,4 +1,4 @@
-"""The ``potluck`` command: one file per subcommand, and the one place where errors are printed.
+"""The entry point of ``potluck``, and the one place where errors are printed.
 
 Exit codes: 0, 1 for a failure, 2 for a wrong use, 130 after Ctrl-C. An error is one line that says
 what is wrong, then ``hint:`` with what to do; a traceback only with ``--debug``.
@@ -6,87 +6,83 @@ what is wrong, then ``hint:`` with what to do; a traceback only with ``--debug``
 
 from __future__ import annotations
 
-import logging
+import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
 
-import typer
-from typer.exceptions import TyperException
-
-import potluck
-from potluck.cli.bench import bench
-from potluck.cli.cluster import deploy, down, plan, ps, undeploy
-from potluck.cli.run import run
-from potluck.cli.up import up
 from potluck.errors import PotluckError
-
-app = typer.Typer(
-    name="potluck",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="One language model over whatever machines are on the table.",
-)
-app.command("run")(run)
-app.command("bench")(bench)
-app.command("up")(up)
-app.command("deploy")(deploy)
-app.command("plan")(plan)
-app.command("ps")(ps)
-app.command("undeploy")(undeploy)
-app.command("down")(down)
-
-
-def _print_version(value: bool) -> None:
-    if value:
-        print(f"potluck {potluck.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show logs, and a traceback when something fails.")
-    ] = False,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Print the version.", callback=_print_version, is_eager=True
-        ),
-    ] = False,
-) -> None:
-    del version  # handled by its callback
-    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the console script; ends the process."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    command = typer.main.get_command(app)
+    # Without a command, help is the answer.
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    _tolerate_other_encodings()
     try:
-        status = command.main(arguments, prog_name="potluck", standalone_mode=False)
-    except TyperException as error:
-        _fail(error.format_message(), "potluck --help lists commands and options")
-        status = 2
+        status = _run(arguments)
     except PotluckError as error:
         if "--debug" in arguments:
             raise
         _fail(error.message, error.hint)
         status = error.exit_code
-    except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted", "")
+    except KeyboardInterrupt:
         status = 130
-    except BrokenPipeError:
-        # The reader of our stdout has gone (head, less); Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our stdout has gone (head, less)
+        _discard_output()
+        status = 1
+    except OSError as error:
+        # Model files have errors of their own; what is left is a stream or a device.
+        if "--debug" in arguments:
+            raise
+        _discard_output()
+        where = error.filename or "the output"
+        _fail(f"{where}: {error.strerror or error}", "make room, or write somewhere else")
+        status = 1
+    except (MemoryError, ImportError) as error:
+        if "--debug" in arguments:
+            raise
+        reason = str(error).strip().splitlines() or ["out of memory"]
+        _fail(f"cannot go on: {reason[0]}", "free some memory, or install Potluck again")
         status = 1
     sys.exit(status)
 
 
+def _run(arguments: list[str]) -> int:
+    # Inside main's net: the libraries take a moment to load, in which Ctrl-C may come, and the
+    # compiled core may be missing.
+    from typer.exceptions import TyperException
+    from typer.main import get_command
+
+    from potluck.cli.app import app
+
+    try:
+        status = get_command(app).main(arguments, prog_name="potluck", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except TyperException as error:
+        _fail(error.format_message(), "potluck --help lists commands and options")
+        return 2
+    return status or 0
+
+
+def _tolerate_other_encodings() -> None:
+    """A terminal shows ``?`` for what it cannot; bad input is left for the tokenizer to name."""
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
+
+
+def _discard_output() -> None:
+    """Send what is still buffered nowhere, or Python would fail once more at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def _fail(message: str, hint: str) -> None:
-    print(f"potluck: {message}", file=sys.stderr)
-    if hint:
-        print(f"hint: {hint}", file=sys.stderr)
+    if sys.stderr is None:
+        return
+    with contextlib.suppress(OSError):  # there is nowhere left to say it
+        print(f"potluck: {message}", file=sys.stderr)
+        if hint:
+            print(f"hint: {hint}", file=sys.stderr, flush=True)

@@ -34,7 +34,10 @@ ContextOption = Annotated[
 ThreadsOption = Annotated[
     int | None,
     typer.Option(
-        "--threads", help="CPU threads. Default: the cores that may be used.", show_default=False
+        "--threads",
+        min=1,
+        help="CPU threads. Default: the cores that may be used.",
+        show_default=False,
     ),
 ]
 JsonOption = Annotated[

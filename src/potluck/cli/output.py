@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,14 +15,22 @@ from potluck.local import LoadProgress, Model
 
 
 def note(text: str) -> None:
-    """A line for the person, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """A line for the person, on stderr, where there is one: it must not end up on stdout."""
+    if sys.stderr is not None:
+        print(text, file=sys.stderr, flush=True)
+
+
+def log_events(*, is_debugging: bool) -> None:
+    """Have Potluck's own log tell what happens, with the time: for a command that goes on long."""
+    if not is_debugging:
+        logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", force=True)
+        logging.getLogger("potluck").setLevel(logging.INFO)
 
 
 def emit_json(document: dict[str, object]) -> None:
-    """One JSON document on stdout."""
-    json.dump(document, sys.stdout, ensure_ascii=False, indent=2, allow_nan=False)
-    sys.stdout.write("\n")
+    """One JSON document on stdout, escaped where the terminal's encoding has no place for it."""
+    ascii_only = sys.stdout is None or sys.stdout.encoding.lower() != "utf-8"
+    print(json.dumps(document, ensure_ascii=ascii_only, indent=2, allow_nan=False))
 
 
 @contextmanager

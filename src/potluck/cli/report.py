@@ -24,18 +24,27 @@ def stage_lines(plan: LoadPlan) -> Iterator[str]:
 
 
 def figures_line(timings: Timings, *, load_seconds: float | None) -> str:
-    """Tokens, seconds and rates on one line; loading too, unless ``load_seconds`` is None."""
+    """Tokens, seconds and rates on one line; loading too, unless ``load_seconds`` is None.
+
+    The first new token comes out of prefill: decode has a time and a rate from the second on.
+    """
     parts = [] if load_seconds is None else [f"load {format_seconds(load_seconds)}"]
     parts.append(
-        f"prefill {timings.num_prompt_tokens} tokens in {format_seconds(timings.prefill_seconds)} "
-        f"({timings.prefill_tokens_per_second:.0f} tokens/s)"
+        f"prefill {_tokens(timings.num_prompt_tokens)} in "
+        f"{format_seconds(timings.prefill_seconds)} "
+        f"({timings.prefill_tokens_per_second:.1f} tokens/s)"
     )
-    parts.append(
-        f"decode {timings.num_new_tokens} tokens in {format_seconds(timings.decode_seconds)}"
-    )
+    parts.append(f"decode {_tokens(timings.num_new_tokens)}")
     if timings.decode_tokens_per_second is not None:
-        parts[-1] += f" ({timings.decode_tokens_per_second:.1f} tokens/s)"
+        parts[-1] += (
+            f" in {format_seconds(timings.decode_seconds)} "
+            f"({timings.decode_tokens_per_second:.1f} tokens/s)"
+        )
     return "; ".join(parts)
+
+
+def _tokens(count: int) -> str:
+    return "1 token" if count == 1 else f"{count} tokens"
 
 
 def run_document(model: Model, generation: Generation, *, load_seconds: float) -> dict[str, object]:

@@ -121,6 +121,8 @@ def run(
     json: JsonOption = False,
 ) -> None:
     """Generate text with MODEL: streamed to stdout, figures on stderr."""
+    if prompt is None and sys.stdin is None:
+        raise UsageError("there is no prompt, and no standard input", hint='add -p "…"')
     is_conversation = prompt is None and sys.stdin.isatty()
     if is_conversation and json:
         raise UsageError("--json needs a prompt", hint='add -p "…", or pipe the prompt in')

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -20,11 +21,15 @@ _NOT_SETTINGS = frozenset({"POTLUCK_SECRET", "POTLUCK_STATE"})
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What can be set once for all commands. None leaves the choice to Potluck."""
+    """What can be set once for all commands. None leaves the choice to Potluck.
 
-    threads: int | None = None
+    ``step_seconds``: see ``AgentConfig``.
+    """
+
+    threads: Annotated[int, msgspec.Meta(ge=1)] | None = None
     context: int | None = None
     isa: str | None = None
+    step_seconds: Annotated[float, msgspec.Meta(gt=0)] = 300.0
 
 
 def read_settings(environ: Mapping[str, str], home: Path | None) -> Settings:

@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-import re
 import signal
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import psutil
 import typer
 
+from potluck.cli.addresses import (
+    DEFAULT_HTTP_PORT,
+    DEFAULT_LAN_PORT,
+    LOOPBACK,
+    HttpAddress,
+    listen_address,
+    parse_http,
+    parse_size,
+)
 from potluck.cli.options import StateOption, ThreadsOption, settings, state_directory
-from potluck.cli.output import note
-from potluck.errors import ParameterError, UsageError
+from potluck.cli.output import log_events, note
+from potluck.errors import UsageError
 
 if TYPE_CHECKING:
     from potluck.cluster.agent.service import Agent, AgentConfig
     from potluck.cluster.agent.state import StateDirectory
     from potluck.cluster.trust.secret import Secret
-
-DEFAULT_LAN_PORT = 7333
-DEFAULT_HTTP_PORT = 7334
-
-_LOOPBACK = "127.0.0.1"
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
-_UNIT_BYTES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Http:
-    host: str
-    port: int
-    key_file: Path | None
 
 
 def up(
@@ -56,8 +49,8 @@ def up(
         typer.Option(
             "--listen",
             metavar="HOST[:PORT]",
-            help="Address of this node for other nodes. Default: the first address of the network "
-            f"with --lan, port {DEFAULT_LAN_PORT}; otherwise loopback.",
+            help="IP address of this node for other nodes. Default: with --lan or --join its own "
+            f"on the network, port {DEFAULT_LAN_PORT}; otherwise loopback, any free port.",
             show_default=False,
         ),
     ] = None,
@@ -72,7 +65,7 @@ def up(
     http: Annotated[
         str,
         typer.Option("--http", metavar="HOST:PORT", help="Address for clients; port 0: any free."),
-    ] = f"{_LOOPBACK}:{DEFAULT_HTTP_PORT}",
+    ] = f"{LOOPBACK}:{DEFAULT_HTTP_PORT}",
     no_http: Annotated[
         bool, typer.Option("--no-http", help="Serve no clients from this node.")
     ] = False,
@@ -97,7 +90,10 @@ def up(
     threads: ThreadsOption = None,
     state: StateOption = None,
 ) -> None:
-    """Start this node's agent; prints its HTTP address. Ctrl-C or potluck down ends it."""
+    """Start this node's agent; prints its HTTP address. Ctrl-C or potluck down ends it.
+
+    After a second Ctrl-C it ends at once, without leaving in order.
+    """
     from potluck.cluster.agent.service import AgentConfig
     from potluck.cluster.membership import parse_address
     from potluck.engines.native import choose_isa
@@ -106,26 +102,31 @@ def up(
     directory = state_directory(state)
     if lan and join:
         raise UsageError("--lan and --join exclude each other", hint="--join opens the node too")
-    clients = None if no_http else _parse_http(http, api_key_file)
+    if no_http and api_key_file is not None:
+        raise UsageError("--api-key-file is of no use with --no-http", hint="leave one out")
+    clients = None if no_http else parse_http(http, api_key_file)
     connect = tuple(parse_address(text, name="join") for text in join or ())
     is_open = lan or any(not address.is_loopback for address in connect)
+    address = listen_address(listen, connect, is_open=is_open)
+    log_events(is_debugging=logging.getLogger().level <= logging.DEBUG)
     with directory.locked():
         secret, is_own = _secret(secret_file, directory, is_joining=bool(connect))
         config = AgentConfig(
             secret=secret,
-            listen=parse_address(_listen_address(listen, is_open=is_open), name="listen"),
+            listen=address,
             connect=connect,
             multicast=lan,
-            memory_limit_bytes=None if memory_limit is None else _parse_size(memory_limit),
+            memory_limit_bytes=None if memory_limit is None else parse_size(memory_limit),
             num_threads=threads if threads is not None else chosen.threads,
             isa=choose_isa(chosen.isa),
+            step_seconds=chosen.step_seconds,
         )
-        invitation = secret.text if lan and is_own else None
+        invitation = secret.text if is_own else None
         asyncio.run(_run(config, directory, clients, invitation))
 
 
 async def _run(
-    config: AgentConfig, directory: StateDirectory, http: _Http | None, invitation: str | None
+    config: AgentConfig, directory: StateDirectory, http: HttpAddress | None, invitation: str | None
 ) -> None:
     from potluck.cluster.agent.control import serve_control
     from potluck.cluster.agent.gateway import AgentGateway
@@ -134,7 +135,7 @@ async def _run(
     ending = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ending.set)
+        loop.add_signal_handler(number, _end, ending, number)
     async with AsyncExitStack() as opened:
         opening = asyncio.ensure_future(opened.enter_async_context(Agent.open(config, directory)))
         if not await _before(opening, ending):
@@ -148,10 +149,18 @@ async def _run(
             agent.http_address = await _serve_http(opened, gateway, http)
         print(agent.http_address or f"potluck://{agent.membership.address}", flush=True)
         note(f"node {agent.node_id} is up; other nodes reach it at {agent.membership.address}")
-        if config.multicast or not config.listen.is_loopback:
-            _invite(str(agent.membership.address), invitation)
+        if not config.listen.is_loopback:
+            _invite(str(agent.membership.address), invitation, multicast=config.multicast)
         await ending.wait()
         note("leaving")
+
+
+def _end(ending: asyncio.Event, number: int) -> None:
+    """Leave in order at the first signal; at the second end at once, and the workers with it."""
+    if ending.is_set():
+        note("ended at once")
+        os._exit(128 + number)
+    ending.set()
 
 
 async def _before(opening: asyncio.Future[Agent], ending: asyncio.Event) -> bool:
@@ -168,7 +177,7 @@ async def _before(opening: asyncio.Future[Agent], ending: asyncio.Event) -> bool
     return False
 
 
-async def _serve_http(opened: AsyncExitStack, gateway: object, http: _Http) -> str:
+async def _serve_http(opened: AsyncExitStack, gateway: object, http: HttpAddress) -> str:
     from potluck.api.config import ApiConfig
     from potluck.api.keys import ApiKeys, create_api_key
     from potluck.api.server import serve
@@ -184,13 +193,13 @@ async def _serve_http(opened: AsyncExitStack, gateway: object, http: _Http) -> s
     return address
 
 
-def _invite(address: str, secret: str | None) -> None:
-    if secret is None:
-        note(f"On the other machines, with the same secret: potluck up --join {address}")
-        return
-    note("On the other machines type:")
-    note(f"  POTLUCK_SECRET={secret} potluck up --join {address}")
-    note(f"or, where multicast passes: POTLUCK_SECRET={secret} potluck up --lan")
+def _invite(address: str, secret: str | None, *, multicast: bool) -> None:
+    prefix = f"POTLUCK_SECRET={secret} " if secret is not None else ""
+    note(f"on the other machines{'' if secret is not None else ', with the same secret'}, type:")
+    note(f"  {prefix}potluck up --join {address}")
+    if multicast:
+        note("or, where multicast passes:")
+        note(f"  {prefix}potluck up --lan")
 
 
 def _secret(
@@ -208,43 +217,3 @@ def _secret(
             hint="set POTLUCK_SECRET or --secret-file as the first node's potluck up --lan says",
         )
     return own_secret(directory.secret), True
-
-
-def _listen_address(asked: str | None, *, is_open: bool) -> str:
-    """``HOST:PORT``: what was asked for, the network's first address, or loopback."""
-    default_port = DEFAULT_LAN_PORT if is_open else 0
-    if asked is not None:
-        has_port = re.search(r"(?:\]|^[^:]+):\d+$", asked)
-        return asked if has_port else f"{asked}:{default_port}"
-    return f"{_lan_address() if is_open else _LOOPBACK}:{default_port}"
-
-
-def _lan_address() -> str:
-    """The first IPv4 address of an interface that is up and is not loopback."""
-    states = psutil.net_if_stats()
-    for name, addresses in sorted(psutil.net_if_addrs().items()):
-        if name in states and not states[name].isup:
-            continue
-        for address in addresses:
-            is_ipv4 = address.family.name == "AF_INET"
-            if is_ipv4 and not address.address.startswith(("127.", "169.254.")):
-                return str(address.address)
-    raise UsageError(
-        "this machine has no address on a network", hint="name one with --listen HOST:PORT"
-    )
-
-
-def _parse_http(text: str, key_file: Path | None) -> _Http:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit():
-        raise ParameterError("http", f"--http {text} is not HOST:PORT", hint="as in 127.0.0.1:7334")
-    return _Http(host=host.strip("[]"), port=int(port), key_file=key_file)
-
-
-def _parse_size(text: str) -> int:
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ParameterError(
-            "memory-limit", f"--memory-limit {text} is not a size", hint="as in 2G or 900M"
-        )
-    return int(float(match[1]) * _UNIT_BYTES[match[2].lower()])

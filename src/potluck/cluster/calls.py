@@ -11,12 +11,13 @@ DeploymentRecord → ().
 from __future__ import annotations
 
 import enum
+from types import UnionType
 from typing import TypeVar
 
 import msgspec
 
-from potluck.cluster.worker.messages import Connect, Stats
-from potluck.errors import EngineError, OverloadedError, PotluckError
+from potluck.cluster.worker.messages import Connect, Loaded, Progress, Stats
+from potluck.errors import CallError, EngineError, OverloadedError, PotluckError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.sequence import CommittedToken, SequenceRequest
 
@@ -25,15 +26,20 @@ _T = TypeVar("_T")
 CPU_UNIT = UnitId("cpu/native")
 """The unit that every node has."""
 
+SAME_VERSION = "install the same version of Potluck on every node"
+
 encode = msgspec.msgpack.Encoder().encode
 
 
-def decode(payload: bytes, kind: type[_T]) -> _T:
-    """A payload of the given type. Raises ``ValueError`` for any other."""
+def decode(payload: bytes, kind: type[_T] | UnionType) -> _T:
+    """A payload of the given type, a union for what has several. Raises ``CallError`` for others.
+
+    Whatever another node sends comes through here: what makes no sense fails that call only.
+    """
     try:
         return msgspec.msgpack.decode(payload, type=kind)
     except msgspec.DecodeError as error:
-        raise ValueError(f"a malformed call: {error}") from error
+        raise CallError(f"a malformed message: {error}", hint=SAME_VERSION) from error
 
 
 class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +55,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """A node as it is now.
 
     ``host_id`` is the same for agents on one machine, which share its memory:
-    ``host_available_bytes``. ``memory_limit_bytes`` is what the user allows this agent.
+    ``host_available_bytes``. ``untaken_bytes`` of it are promised to stages of this agent that have
+    not taken them yet. ``memory_limit_bytes`` is what the user allows this agent.
     """
 
     node_id: NodeId
@@ -61,6 +68,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     host_available_bytes: int
     available_reason: str
     memory_limit_bytes: int | None
+    untaken_bytes: int
     is_draining: bool
     units: tuple[UnitReport, ...]
 
@@ -168,9 +176,9 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     """Deploy a model, coordinated by the agent that is asked."""
 
     model: str
-    model_id: str | None
-    context_tokens: int | None
-    cache_tokens: int | None
+    model_id: str | None = None
+    context_tokens: int | None = None
+    cache_tokens: int | None = None
 
 
 class Named(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,5 +227,5 @@ class GenerateFailure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return EngineError(self.message, hint=self.hint)
 
 
+StartEvent = Progress | Loaded
 GenerateAnswer = Token | GenerateFailure
-decode_answer = msgspec.msgpack.Decoder(GenerateAnswer).decode

@@ -10,8 +10,15 @@ import msgspec
 
 from potluck.cluster.edges.edge import EdgeLimits
 from potluck.errors import EngineError, PotluckError
-from potluck.scheduling.blocks import blocks_for
+from potluck.types.sampling import MAX_LOGIT_BIAS_TOKENS, MAX_TOP_LOGPROBS
 from potluck.types.step import SampledToken, Step
+
+MAX_WAITING_SEQUENCES = 256
+"""Of a deployment. Beyond that a request is told to come again: it would wait for minutes."""
+
+_MAX_FAILURE_CHARACTERS = 500
+_INTEGER_BYTES = 9
+"""The most that msgpack takes for one."""
 
 
 class _Failure(msgspec.Struct, frozen=True):
@@ -28,7 +35,8 @@ _decode_failure = msgspec.msgpack.Decoder(_Failure).decode
 
 def encode_failure(error: PotluckError) -> bytes:
     """The header of a frame that takes a result's place."""
-    return msgspec.msgpack.encode(_Failure(message=error.message, hint=error.hint))
+    most = _MAX_FAILURE_CHARACTERS
+    return msgspec.msgpack.encode(_Failure(message=error.message[:most], hint=error.hint[:most]))
 
 
 def decode_failure(header: bytes | memoryview) -> EngineError:
@@ -38,15 +46,31 @@ def decode_failure(header: bytes | memoryview) -> EngineError:
 
 
 def edge_limits(
-    *, hidden_size: int, context_tokens: int, max_step_tokens: int, max_step_sequences: int
+    *,
+    hidden_size: int,
+    context_tokens: int,
+    max_step_tokens: int,
+    max_step_sequences: int,
+    num_blocks: int,
 ) -> EdgeLimits:
-    """Bounds on the frames of a deployment's edges.
+    """Bounds on the frames of a deployment's edges: no step of its scheduler is larger.
 
-    A header's integers take at most 9 bytes each; the names of fields and the rest of a slice well
-    under 400. An opening has the whole sequence, and 20 alternatives a token come back.
+    The names of fields and the numbers beside lists take well under a kilobyte in a slice and an
+    opening together. Blocks are no sequence's twice, so the tables of a step name each once.
+    Openings have whole prompts. A sequence closes once, and at most those that hold blocks or wait
+    do. 20 alternatives a token come back, at most 40 bytes each.
     """
-    per_sequence = 1024 + 9 * (blocks_for(context_tokens) + context_tokens) + 20 * 64
+    per_sequence = (
+        1024
+        + _INTEGER_BYTES * context_tokens
+        + (1 + 2 * _INTEGER_BYTES) * MAX_LOGIT_BIAS_TOKENS
+        + 40 * MAX_TOP_LOGPROBS
+    )
+    num_integers = max_step_tokens + 2 * num_blocks + MAX_WAITING_SEQUENCES
     return EdgeLimits(
-        max_header_bytes=4096 + 9 * max_step_tokens + max_step_sequences * per_sequence,
+        max_header_bytes=8 * _MAX_FAILURE_CHARACTERS
+        + 4096
+        + _INTEGER_BYTES * num_integers
+        + max_step_sequences * per_sequence,
         max_payload_bytes=4 * hidden_size * max_step_tokens,
     )

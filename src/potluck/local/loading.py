@@ -17,15 +17,14 @@ from potluck.engines.threads import default_num_threads
 from potluck.errors import ParameterError
 from potluck.local.stages import split_evenly
 from potluck.models.program import build_program
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_table, rope_table_bytes
+from potluck.scheduling import MAX_STEP_TOKENS
 from potluck.scheduling.blocks import blocks_for
-from potluck.types.program import Program
+from potluck.types.model import ModelConfig
+from potluck.types.program import Program, Shard
 from potluck.weights.budget import require_memory, weights_bytes
 from potluck.weights.load import Progress, load_weights
 from potluck.weights.memory import available_memory
-
-MAX_STEP_TOKENS = 512
-"""Tokens per step: prefill is bound by arithmetic well before, and scratch stays small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +67,15 @@ def plan_load(
     threads = num_threads or default_num_threads()
     num_blocks = blocks_for(cache_tokens)
     max_step_tokens = min(MAX_STEP_TOKENS, context_tokens)
+    shards = split_evenly(description.config.num_layers, num_stages)
+    # One here, and one that each stage keeps.
+    rope_bytes = (1 + num_stages) * rope_table_bytes(description.config, context_tokens)
+    _require_memory_for_context(description.config, num_blocks, rope_bytes)
     rope = rope_table(description.config, context_tokens)
     path = str(description.files.path)
     stages = []
     with closing(open_tensors(description.files)) as tensors:
-        for shard in split_evenly(description.config.num_layers, num_stages):
+        for shard in shards:
             program = build_program(
                 description.config, shard, context_tokens=context_tokens, rope=rope
             )
@@ -90,6 +93,7 @@ def plan_load(
             "weights": sum(stage.weights_bytes for stage in stages),
             "cache": sum(stage.cache_bytes for stage in stages),
             "scratch": sum(stage.scratch_bytes for stage in stages),
+            "rope tables": rope_bytes,
         },
         available_memory(),
     )
@@ -101,6 +105,15 @@ def plan_load(
         num_threads=threads,
         isa=choose_isa(isa),
     )
+
+
+def _require_memory_for_context(config: ModelConfig, num_blocks: int, rope_bytes: int) -> None:
+    """Refuse a context that cannot fit before its tables are made, which takes as much memory."""
+    whole = build_program(
+        config, Shard.whole(config.num_layers), context_tokens=1, rope=rope_table(config, 1)
+    )
+    needed = {"cache": cache_bytes(whole, num_blocks), "rope tables": rope_bytes}
+    require_memory(needed, available_memory())
 
 
 def load_stages(

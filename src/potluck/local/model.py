@@ -19,18 +19,17 @@ from potluck.errors import ParameterError
 from potluck.local.generation import Generation
 from potluck.local.loading import LoadPlan, load_stages, plan_load
 from potluck.local.pipeline import LocalPipeline
-from potluck.scheduling import SchedulerLimits, SequenceRequest
+from potluck.scheduling import (
+    DEFAULT_CONTEXT_TOKENS,
+    MAX_STEP_SEQUENCES,
+    SchedulerLimits,
+    SequenceRequest,
+)
 from potluck.serving.dispatcher import Dispatcher, Update
-from potluck.text.chat import encode_chat
+from potluck.text.chat import ChatTemplate, encode_chat
 from potluck.types.sampling import validate_sampling
 from potluck.types.step import SamplingParams
-from potluck.types.text import ChatMessage
-
-DEFAULT_CONTEXT_TOKENS = 4096
-"""Used when the model allows it: enough for a long chat, and little cache for a large model."""
-
-MAX_STEP_SEQUENCES = 64
-"""Sequences per step: beyond that a CPU step is bound by arithmetic, not by reading weights."""
+from potluck.types.text import ChatMessage, Tokenizer
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -70,14 +69,20 @@ class Model:
     """
 
     def __init__(
-        self, description: ModelDescription, plan: LoadPlan, dispatcher: Dispatcher
+        self,
+        description: ModelDescription,
+        plan: LoadPlan,
+        dispatcher: Dispatcher,
+        *,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate | None,
     ) -> None:
         """Use :meth:`open`."""
         self._dispatcher = dispatcher
+        self._chat_template = chat_template
         self.description = description
         self.plan = plan
-        self.tokenizer = load_tokenizer(description.files)
-        self._chat_template = load_chat_template(description.files)
+        self.tokenizer = tokenizer
 
     @classmethod
     def open(
@@ -112,6 +117,9 @@ class Model:
             num_threads=num_threads,
             isa=isa,
         )
+        # Small beside the weights, and as likely to be missing or broken: before them.
+        tokenizer = load_tokenizer(description.files)
+        chat_template = load_chat_template(description.files)
         report = None
         if on_progress is not None:
             callback = on_progress
@@ -131,6 +139,8 @@ class Model:
             description,
             plan,
             Dispatcher(limits, lambda on_outcome: LocalPipeline(engines, on_outcome)),
+            tokenizer=tokenizer,
+            chat_template=chat_template,
         )
 
     def __enter__(self) -> Model:

@@ -80,5 +80,9 @@ def _compute(engine: Engine, work: _Work) -> StepResult | PotluckError:
     except PotluckError as error:
         return error
     except Exception as error:  # noqa: BLE001 - a stage is a worker's boundary: nobody may hang on it
-        _log.exception("a stage failed")
-        return EngineError(f"a stage failed: {type(error).__name__}: {error}")
+        _log.debug("a stage failed", exc_info=True)  # the error says it to whoever waits
+        reason = str(error).strip().partition("\n")[0]
+        return EngineError(
+            f"a stage failed: {type(error).__name__}: {reason}",
+            hint="this is a fault of Potluck: please report it, with what --debug shows",
+        )

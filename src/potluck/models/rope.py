@@ -32,6 +32,11 @@ def rope_table(config: ModelConfig, context_tokens: int) -> RopeTable:
     return RopeTable(cos=cos, sin=sin)
 
 
+def rope_table_bytes(config: ModelConfig, context_tokens: int) -> int:
+    """What ``rope_table`` takes: a float32 cosine and sine for each pair of a head."""
+    return context_tokens * config.head_dim * 4
+
+
 def rope_frequencies(rope: RopeConfig, head_dim: int) -> NDArray[np.float64]:
     """Radians per position of each of the ``head_dim / 2`` pairs, scaling included.
 

@@ -5,10 +5,19 @@ transports are none of their business.
 """
 
 from potluck.scheduling.blocks import BlockPool
-from potluck.scheduling.scheduler import Scheduler, SchedulerLimits
+from potluck.scheduling.scheduler import (
+    DEFAULT_CONTEXT_TOKENS,
+    MAX_STEP_SEQUENCES,
+    MAX_STEP_TOKENS,
+    Scheduler,
+    SchedulerLimits,
+)
 from potluck.types.sequence import CommittedToken, FinishReason, SequenceRequest
 
 __all__ = [
+    "DEFAULT_CONTEXT_TOKENS",
+    "MAX_STEP_SEQUENCES",
+    "MAX_STEP_TOKENS",
     "BlockPool",
     "CommittedToken",
     "FinishReason",

@@ -37,6 +37,15 @@ from potluck.types.step import (
     StepId,
 )
 
+DEFAULT_CONTEXT_TOKENS = 4096
+"""Used when the model allows it: enough for a long chat, and little cache for a large model."""
+
+MAX_STEP_TOKENS = 512
+"""Tokens per step: prefill is bound by arithmetic well before, and scratch stays small."""
+
+MAX_STEP_SEQUENCES = 64
+"""Sequences per step: beyond that a CPU step is bound by arithmetic, not by reading weights."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:

@@ -134,10 +134,18 @@ class Gateway(Protocol):
         """
         ...
 
+    async def refresh_cluster(self) -> None:
+        """Bring ``cluster_state`` up to date. Takes seconds at most, as the other one."""
+        ...
+
+    async def refresh_metrics(self) -> None:
+        """Bring ``metrics`` up to date."""
+        ...
+
     def cluster_state(self) -> Mapping[str, object]:
-        """The cluster as ``/cluster`` shows it: of JSON's types only."""
+        """The cluster as ``/cluster`` shows it, of JSON's types only: that of the last refresh."""
         ...
 
     def metrics(self) -> Sequence[ModelMetrics]:
-        """One for each deployed model whose coordinator answers; a snapshot at hand."""
+        """One for each deployed model whose coordinator answers; that of the last refresh."""
         ...

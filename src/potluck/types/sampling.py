@@ -18,9 +18,21 @@ MAX_PENALTY = 2.0
 MAX_LOGIT_BIAS = 100.0
 """As in the OpenAI API."""
 
+MAX_LOGIT_BIAS_TOKENS = 1024
+"""Tokens with a bias: far more than is of use, and a step's frame has room for them."""
+
 MAX_TEMPERATURE = 100.0
 MAX_REPETITION_PENALTY = 100.0
 """Far beyond any use; these two keep float32 arithmetic on logits from overflowing."""
+
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+)
 
 
 def validate_sampling(params: SamplingParams, vocab_size: int) -> None:
@@ -28,6 +40,13 @@ def validate_sampling(params: SamplingParams, vocab_size: int) -> None:
 
     Not-a-number fails every range.
     """
+    for name in ("top_k", "seed", "top_logprobs"):
+        value = getattr(params, name)
+        whole = isinstance(value, int) or (value is None and name == "top_k")
+        _require(whole, name, repr(value), "a whole number")
+    for name in _NUMBERS:
+        value = getattr(params, name)
+        _require(isinstance(value, int | float), name, repr(value), "a number")
     _require(
         0 <= params.temperature <= MAX_TEMPERATURE,
         "temperature",
@@ -50,6 +69,12 @@ def validate_sampling(params: SamplingParams, vocab_size: int) -> None:
         ("presence_penalty", params.presence_penalty),
     ):
         _require(abs(penalty) <= MAX_PENALTY, name, penalty, "from -2 to 2")
+    _require(
+        len(params.logit_bias) <= MAX_LOGIT_BIAS_TOKENS,
+        "logit_bias",
+        f"given for {len(params.logit_bias)} tokens",
+        f"given for at most {MAX_LOGIT_BIAS_TOKENS}",
+    )
     for token, bias in params.logit_bias:
         _require(0 <= token < vocab_size, "logit_bias", token, f"a token id below {vocab_size}")
         _require(

@@ -58,6 +58,11 @@ def test_allowed(fields: dict[str, Any]) -> None:
         ("seed", 2**64),
         ("top_logprobs", 21),
         ("top_logprobs", -1),
+        ("temperature", "warm"),
+        ("top_k", 1.5),
+        ("top_p", None),
+        ("seed", 2.0),
+        ("seed", None),
     ],
 )
 def test_refused(name: str, value: Any) -> None:

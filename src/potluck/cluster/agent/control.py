@@ -13,19 +13,19 @@ import json
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.gateway import AgentGateway
 from potluck.cluster.agent.service import Agent
-from potluck.cluster.agent.view import deployment_view
-from potluck.cluster.calls import Deploy, DeploymentRecord, RejectionRecord, StageRecord
+from potluck.cluster.agent.view import deployment_view, plan_view
+from potluck.cluster.calls import Deploy
 from potluck.errors import PotluckError, UsageError
-from potluck.types.cluster import Plan
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +49,27 @@ async def serve_control(
     finally:
         server.close()
         path.unlink(missing_ok=True)
+        await control.close()
+
+
+class _Request(msgspec.Struct, frozen=True):
+    method: str
+    params: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _Undeploy(msgspec.Struct, frozen=True):
+    name: str
+
+
+_Parsed = TypeVar("_Parsed")
+_Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+def _parse(document: bytes | msgspec.Raw, kind: type[_Parsed]) -> _Parsed:
+    try:
+        return msgspec.json.decode(document, type=kind)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"the agent was asked what makes no sense: {error}") from error
 
 
 class _Control:
@@ -56,30 +77,45 @@ class _Control:
         self._agent = agent
         self._gateway = gateway
         self._stop = stop
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Give up what is being answered."""
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request on one connection; it is given up when the asker goes away."""
+        serving = asyncio.current_task()
+        if serving is not None:
+            self._serving.add(serving)
+            serving.add_done_callback(self._serving.discard)
 
         async def send(document: dict[str, Any]) -> None:
             writer.write(json.dumps(document).encode() + b"\n")
             await writer.drain()
 
         try:
-            request = json.loads(await reader.readline())
-            working = asyncio.ensure_future(self._answer(request, send))
+            line = await reader.readline()
+            working = asyncio.ensure_future(self._answer(line, send))
             gone = asyncio.ensure_future(reader.read(1))
-            await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-            gone.cancel()
-            if not working.done():
+            try:
+                await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+                is_gone = gone.done()
+            finally:
+                gone.cancel()
                 working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
-        except (ValueError, OSError) as error:
+                failure, _ = await asyncio.gather(working, gone, return_exceptions=True)
+            if isinstance(failure, Exception) and not is_gone:
+                _log.error("control: a request failed", exc_info=failure)
+                await send(_error("the agent made a mistake", "its own output has the details", 1))
+        except (ValueError, OSError) as error:  # no line, or nobody to answer
             _log.debug("control: %s", error)
         finally:
             writer.close()
 
-    async def _answer(self, request: dict[str, Any], send: Any) -> None:
-        method, params = request["method"], request.get("params", {})
+    async def _answer(self, line: bytes, send: _Send) -> None:
         handlers = {
             "state": self._state,
             "plan": self._plan,
@@ -88,69 +124,59 @@ class _Control:
             "down": self._down,
         }
         try:
-            await send({"result": await handlers[method](params, send)})
+            request = _parse(line, _Request)
+            handler = handlers.get(request.method)
+            if handler is None:
+                raise UsageError(f"the agent does not know {request.method!r}")
+            await send({"result": await handler(request.params, send)})
         except PotluckError as error:
-            await send(
-                {
-                    "error": {
-                        "message": error.message,
-                        "hint": error.hint,
-                        "exit_code": error.exit_code,
-                    }
-                }
-            )
+            await send(_error(error.message, error.hint, error.exit_code))
             return
-        if method == "down":
+        except OSError as error:
+            _log.debug("control: %s", error)  # whoever asked has gone
+        if request.method == "down":
             self._stop()
 
-    async def _state(self, params: dict[str, Any], send: Any) -> object:
-        await self._gateway.refresh()
+    async def _state(self, params: msgspec.Raw, send: _Send) -> object:
+        await self._gateway.refresh_cluster()
         return self._gateway.cluster_state()
 
-    async def _plan(self, params: dict[str, Any], send: Any) -> object:
-        record, plan = await self._agent.plan(Deploy(**params))
-        return deployment_view(_with_plan(record, plan))
+    async def _plan(self, params: msgspec.Raw, send: _Send) -> object:
+        return plan_view(await self._coordination.plan(_parse(params, Deploy)))
 
-    async def _deploy(self, params: dict[str, Any], send: Any) -> object:
-        known = set(self._agent.registry.records)
-        deploying = asyncio.ensure_future(self._agent.deploy(Deploy(**params)))
+    async def _deploy(self, params: msgspec.Raw, send: _Send) -> object:
+        known = set(self._coordination.registry.records)
+        deploying = asyncio.ensure_future(self._coordination.deploy(_parse(params, Deploy)))
+        told = None
         try:
             while not deploying.done():
                 await asyncio.wait({deploying}, timeout=_PROGRESS_SECONDS)
-                for record in self._agent.registry.live():
-                    if record.deployment not in known and not deploying.done():
+                for record in self._coordination.registry.live():
+                    is_news = record.deployment not in known and record is not told
+                    if is_news and not deploying.done():
+                        told = record
                         await send({"event": deployment_view(record)})
             return deployment_view(await deploying)
         finally:
             deploying.cancel()
             await asyncio.gather(deploying, return_exceptions=True)
 
-    async def _undeploy(self, params: dict[str, Any], send: Any) -> object:
-        return deployment_view(await self._agent.undeploy(params["name"]))
+    async def _undeploy(self, params: msgspec.Raw, send: _Send) -> object:
+        name = _parse(params, _Undeploy).name
+        return deployment_view(await self._coordination.undeploy(name))
 
-    async def _down(self, params: dict[str, Any], send: Any) -> object:
-        await self._agent.drain()
+    async def _down(self, params: msgspec.Raw, send: _Send) -> object:
+        await send({"event": {"is_draining": True}})
+        await self._coordination.drain()
         return None
 
+    @property
+    def _coordination(self) -> Coordination:
+        return self._agent.coordination
 
-def _with_plan(record: DeploymentRecord, plan: Plan) -> DeploymentRecord:
-    return msgspec.structs.replace(
-        record,
-        stages=tuple(
-            StageRecord(
-                node_id=stage.node_id,
-                unit_id=stage.unit_id,
-                start_layer=stage.shard.start_layer,
-                end_layer=stage.shard.end_layer,
-                num_bytes=stage.num_bytes,
-            )
-            for stage in plan.stages
-        ),
-        rejections=tuple(
-            RejectionRecord(node_id=each.node_id, unit_id=each.unit_id, reason=each.reason)
-            for each in plan.rejections
-        ),
-    )
+
+def _error(message: str, hint: str, exit_code: int) -> dict[str, Any]:
+    return {"error": {"message": message, "hint": hint, "exit_code": exit_code}}
 
 
 class RemoteError(PotluckError):

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from potluck.catalog import describe_model, load_chat_template, load_tokenizer
 from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.view import cluster_view
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, NodeReport
-from potluck.cluster.coordinator.deployment import Deployment, gather_reports
+from potluck.cluster.coordinator.survey import gather_reports
 from potluck.errors import EngineError, ModelNotFoundError
 from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.gateway import (
-    EdgeMetrics,
     LiveSequence,
     ModelMetrics,
     ModelState,
     ModelStatus,
     ServedModel,
-    StageMetrics,
 )
 from potluck.types.sequence import CommittedToken
 
@@ -29,8 +27,6 @@ _STATES = {
     DeploymentState.READY: ModelState.READY,
     DeploymentState.DEGRADED: ModelState.DEGRADED,
 }
-_REPORTS_SECONDS = 2.0
-"""How old the nodes' reports may be that a snapshot shows."""
 
 
 class AgentGateway:
@@ -41,8 +37,8 @@ class AgentGateway:
         self._served: dict[DeploymentId, asyncio.Future[ServedModel]] = {}
         self._reports: list[NodeReport] = []
         self._silent: list[NodeId] = []
-        self._reports_at = 0.0
-        self._refreshing: asyncio.Task[None] | None = None
+        self._metrics: Sequence[ModelMetrics] = ()
+        self._refreshing: dict[str, asyncio.Task[None]] = {}
 
     def models(self) -> Sequence[ModelStatus]:
         """Everything that is deployed, oldest first."""
@@ -54,13 +50,13 @@ class AgentGateway:
                 state=_STATES[record.state],
                 reason=record.reason,
             )
-            for record in self._agent.registry.live()
+            for record in self._agent.coordination.registry.live()
         ]
 
     async def served_model(self, model_id: str) -> ServedModel:
         """The texts' side of a deployed model; loaded at the first request for it."""
         record = self._find(model_id)
-        live = {each.deployment for each in self._agent.registry.live()}
+        live = {each.deployment for each in self._agent.coordination.registry.live()}
         self._served = {key: value for key, value in self._served.items() if key in live}
         loading = self._served.get(record.deployment)
         if loading is None or (loading.done() and loading.exception() is not None):
@@ -70,7 +66,7 @@ class AgentGateway:
 
     async def generate(self, sequence: LiveSequence) -> AsyncGenerator[CommittedToken, None]:
         """Compute a sequence; closing the generator cancels it."""
-        if self._agent.is_draining:
+        if self._agent.coordination.is_draining:
             raise EngineError(
                 "this node is about to leave the cluster", hint="send the request to another node"
             )
@@ -82,10 +78,7 @@ class AgentGateway:
             await stream.aclose()
 
     def cluster_state(self) -> Mapping[str, object]:
-        """The cluster as it was at most a few seconds ago."""
-        if time.monotonic() - self._reports_at > _REPORTS_SECONDS and self._refreshing is None:
-            self._refreshing = asyncio.create_task(self.refresh())
-            self._refreshing.add_done_callback(self._refreshed)
+        """The cluster as it was at the last ``refresh``."""
         agent = self._agent
         alive = agent.membership.nodes() | {agent.node_id}
         return cluster_view(
@@ -93,28 +86,41 @@ class AgentGateway:
             [report for report in self._reports if report.node_id in alive],
             [node for node in self._silent if node in alive],
             agent.incompatible,
-            agent.registry.live(),
+            agent.coordination.registry.live(),
         )
 
-    async def refresh(self) -> None:
+    async def refresh_cluster(self) -> None:
         """Ask all nodes how they are."""
-        agent = self._agent
-        nodes = sorted(agent.membership.nodes() | {agent.node_id})
-        self._reports, silent = await gather_reports(agent.membership, nodes)
-        self._silent = [each.node_id for each in silent]
-        self._reports_at = time.monotonic()
+        await self._once("cluster", self._ask_nodes)
+
+    async def refresh_metrics(self) -> None:
+        """Ask the coordinators what their deployments do."""
+        await self._once("metrics", self._ask_coordinators)
 
     def metrics(self) -> Sequence[ModelMetrics]:
-        """One for each model that this agent coordinates."""
-        return [_metrics(each) for each in self._agent.coordinated() if each.load is not None]
+        """What the coordinators said at the last ``refresh``."""
+        return self._metrics
 
-    def _refreshed(self, _: asyncio.Task[None]) -> None:
-        self._refreshing = None
+    async def _once(self, what: str, ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """One round of questions for all who wait for it."""
+        asking = self._refreshing.get(what)
+        if asking is None:
+            asking = asyncio.create_task(ask())
+            self._refreshing[what] = asking
+            asking.add_done_callback(lambda _: self._refreshing.pop(what))
+        await asyncio.shield(asking)
+
+    async def _ask_nodes(self) -> None:
+        self._reports, silent = await gather_reports(self._agent.membership)
+        self._silent = [each.node_id for each in silent]
+
+    async def _ask_coordinators(self) -> None:
+        self._metrics = await self._agent.metrics()
 
     def _find(self, model_id: str) -> DeploymentRecord:
-        record = self._agent.registry.find(model_id)
+        record = self._agent.coordination.registry.find(model_id)
         if record is None:
-            known = ", ".join(each.model_id for each in self._agent.registry.live())
+            known = ", ".join(each.model_id for each in self._agent.coordination.registry.live())
             raise ModelNotFoundError(
                 f"no model {model_id} is deployed",
                 hint=f"deployed now: {known}" if known else "deploy one: potluck deploy MODEL",
@@ -135,42 +141,4 @@ def _load_served_model(record: DeploymentRecord) -> ServedModel:
         vocab_size=description.config.vocab_size,
         context_tokens=record.context_tokens,
         sampling_defaults=description.sampling_defaults,
-    )
-
-
-def _metrics(deployment: Deployment) -> ModelMetrics:
-    load = deployment.load
-    record = deployment.record
-    totals = deployment.stage_totals()
-    coordinator = record.epoch.coordinator
-    receivers = [*(each.node_id for each in totals[1:]), coordinator]
-    return ModelMetrics(
-        model_id=record.model_id,
-        num_waiting=load.num_waiting if load else 0,
-        num_running=load.num_running if load else 0,
-        num_blocks=deployment.num_blocks,
-        num_free_blocks=load.num_free_blocks if load else 0,
-        stages=tuple(
-            StageMetrics(
-                stage=index,
-                node_id=each.node_id,
-                num_steps=each.stats.num_steps,
-                compute_seconds=each.stats.compute_seconds,
-                memory_bytes=each.stats.resident_bytes,
-            )
-            for index, each in enumerate(totals)
-            if each.stats is not None
-        ),
-        edges=tuple(
-            EdgeMetrics(
-                edge=index + 1,
-                sender=each.node_id,
-                receiver=receiver,
-                num_frames=each.stats.num_steps,
-                num_bytes=each.stats.num_sent_bytes,
-                send_seconds=each.stats.send_seconds,
-            )
-            for index, (each, receiver) in enumerate(zip(totals, receivers, strict=True))
-            if each.stats is not None
-        ),
     )

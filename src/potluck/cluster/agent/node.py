@@ -26,15 +26,28 @@ class NodeFacts:
     num_threads: int | None
 
 
-def report(facts: NodeFacts, *, http_address: str | None, is_draining: bool) -> NodeReport:
-    """The node as it is now."""
+def report(
+    facts: NodeFacts,
+    *,
+    http_address: str | None,
+    is_draining: bool,
+    planned_bytes: int,
+    untaken_bytes: int,
+) -> NodeReport:
+    """The node as it is now.
+
+    ``planned_bytes`` is what plans have counted for the stages here, ``untaken_bytes`` what of it
+    is still free to the eye.
+    """
     memory = available_memory()
     limit = facts.memory_limit_bytes
-    usable = memory.bytes if limit is None else min(limit, memory.bytes)
+    usable = memory.bytes - untaken_bytes
+    if limit is not None:
+        usable = min(usable, limit - planned_bytes)
     unit = UnitReport(
         unit_id=CPU_UNIT,
         description=f"CPU ({platform.machine()})",
-        usable_bytes=usable,
+        usable_bytes=max(0, usable),
         num_threads=facts.num_threads or default_num_threads(),
     )
     return NodeReport(
@@ -47,6 +60,7 @@ def report(facts: NodeFacts, *, http_address: str | None, is_draining: bool) -> 
         host_available_bytes=memory.bytes,
         available_reason=memory.reason,
         memory_limit_bytes=limit,
+        untaken_bytes=untaken_bytes,
         is_draining=is_draining,
         units=(unit,),
     )

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from potluck.cluster.calls import DeploymentRecord, DeploymentState
-from potluck.types.cluster import DeploymentId, NodeId
+from potluck.types.cluster import DeploymentId
+
+MAX_REMOVED = 256
+"""Removed deployments that are remembered; late news of older ones is not to be expected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registry:
-    """Records by deployment. Removed ones are kept, so that late news does not revive them."""
+    """Records by deployment, those heard of last at the end.
+
+    A removal is final, whatever its epoch: ids are used once, and late news, or a coordinator that
+    was cut off, must not revive what the user has removed.
+    """
 
     records: dict[DeploymentId, DeploymentRecord] = field(default_factory=dict)
 
     def put(self, record: DeploymentRecord) -> Registry:
         """The registry after ``record`` was heard of; the same one if that is old news."""
         known = self.records.get(record.deployment)
-        if known is not None and not record.supersedes(known):
-            return self
-        return replace(self, records={**self.records, record.deployment: record})
+        if known is not None:
+            if known.state is DeploymentState.REMOVED:
+                return self
+            if record.state is not DeploymentState.REMOVED and not record.supersedes(known):
+                return self
+        records = {**self.records, record.deployment: record}
+        removed = [key for key, each in records.items() if each.state is DeploymentState.REMOVED]
+        for key in removed[:-MAX_REMOVED]:
+            del records[key]
+        return replace(self, records=records)
 
     def live(self) -> tuple[DeploymentRecord, ...]:
         """Deployments that are not removed, oldest first."""
@@ -46,12 +59,3 @@ class Registry:
             number += 1
             model_id = f"{wanted}-{number}"
         return model_id
-
-    def orphans(self, lost: NodeId) -> tuple[DeploymentRecord, ...]:
-        """Live deployments whose coordinator was ``lost``."""
-        return tuple(record for record in self.live() if record.epoch.coordinator == lost)
-
-
-def successor(alive: Iterable[NodeId]) -> NodeId:
-    """Which of the nodes that are left takes over from a coordinator: the least id."""
-    return min(alive)

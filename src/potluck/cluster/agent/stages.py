@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
-import msgspec
+import psutil
 
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.agent.worker_process import WorkerProcess
 from potluck.cluster.calls import ConnectStage, StageLost, StageScope, StageStats
 from potluck.cluster.trust.credentials import Credentials
-from potluck.cluster.worker.messages import Identity, Load, Loaded, Progress, StageSpec
+from potluck.cluster.worker.messages import Identity, Load, Loaded, Progress, StageSpec, Stats
 from potluck.errors import EngineError, PotluckError
-from potluck.types.cluster import DeploymentId, Epoch
+from potluck.types.cluster import DeploymentId, Epoch, NodeId
+
+_STATS_SECONDS = 1.0
+"""What a worker may take to say what it did; it need not stop computing for it."""
+
+_Key = tuple[DeploymentId, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Running:
     epoch: Epoch
+    num_bytes: int
     worker: WorkerProcess
 
 
@@ -42,28 +49,107 @@ class StageHost:
         self._num_threads = num_threads
         self._isa = isa
         self._report_lost = report_lost
-        self._stages: dict[tuple[DeploymentId, int], _Running] = {}
+        self._stages: dict[_Key, _Running] = {}
         self._highest: dict[DeploymentId, Epoch] = {}
+        self._stopped: dict[DeploymentId, Epoch] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def planned_bytes(self) -> int:
+        """What the plans have counted for the stages that are here."""
+        return sum(running.num_bytes for running in self._stages.values())
+
+    @property
+    def untaken_bytes(self) -> int:
+        """The part of it that the workers have not taken yet: caches fill up as they are used."""
+        untaken = 0
+        for running in self._stages.values():
+            with suppress(psutil.Error):
+                resident_bytes = psutil.Process(running.worker.pid).memory_info().rss
+                untaken += max(0, running.num_bytes - resident_bytes)
+        return untaken
 
     async def start(self, spec: StageSpec) -> AsyncGenerator[Progress | Loaded, None]:
         """Start a worker for a stage and load it; the last answer is ``Loaded``.
 
         Whatever this node has of the deployment at lower epochs is stopped first. Raises
-        ``EngineError`` for an epoch lower than one seen, and what the worker met. If the caller
-        goes away before the stage is loaded, its worker is stopped.
+        ``EngineError`` for an epoch that is over, and what the worker met. If the caller goes away
+        before the stage is loaded, its worker is stopped.
         """
-        highest = self._highest.get(spec.deployment)
-        if highest is not None and spec.epoch < highest:
-            raise EngineError(f"epoch {spec.epoch.number} of {spec.deployment} is superseded")
-        self._highest[spec.deployment] = spec.epoch
-        await self._stop(lambda key, epoch: key[0] == spec.deployment and epoch < spec.epoch)
+        self._check_in_force(spec)
+        await self.supersede(spec.deployment, spec.epoch)
         key = (spec.deployment, spec.index)
-        worker = await WorkerProcess.start(lambda error: self._ended(key, spec.epoch, error))
-        self._stages[key] = _Running(epoch=spec.epoch, worker=worker)
-        self._state.remember_worker(worker.pid)
-        events: asyncio.Queue[Progress] = asyncio.Queue()
-        load = Load(
+        worker = await WorkerProcess.start(lambda worker, error: self._ended(key, worker, error))
+        try:
+            self._check_in_force(spec)  # much may have been said meanwhile
+        except EngineError:
+            worker.kill()
+            raise
+        self._stages[key] = _Running(epoch=spec.epoch, num_bytes=spec.num_bytes, worker=worker)
+        is_loaded = False
+        try:
+            self._state.remember_worker(worker.pid)
+            async with aclosing(worker.load(self._load(spec))) as events:
+                async for event in events:
+                    is_loaded = isinstance(event, Loaded)
+                    yield event
+        finally:
+            if not is_loaded:
+                await self._stop(lambda other, epoch: other == key and epoch == spec.epoch)
+
+    async def connect(self, request: ConnectStage) -> None:
+        """Have a loaded stage open its edges."""
+        running = self._stages.get((request.deployment, request.index))
+        if running is None or running.epoch != request.epoch:
+            raise EngineError(f"stage {request.index} of {request.deployment} is not loaded here")
+        await running.worker.connect(request.connect)
+
+    async def stop(self, scope: StageScope) -> None:
+        """Stop this node's stages of a deployment, up to an epoch, and start none of them later."""
+        stopped = self._stopped.get(scope.deployment)
+        if stopped is None or stopped < scope.epoch:
+            self._stopped[scope.deployment] = scope.epoch
+        await self._stop(lambda key, epoch: key[0] == scope.deployment and epoch <= scope.epoch)
+
+    async def supersede(self, deployment: DeploymentId, epoch: Epoch) -> None:
+        """``epoch`` is in force: stop what is here of lower ones, and start none of it later."""
+        highest = self._highest.get(deployment)
+        if highest is None or highest < epoch:
+            self._highest[deployment] = epoch
+        await self._stop(lambda key, running: key[0] == deployment and running < epoch)
+
+    async def coordinator_left(self, node_id: NodeId) -> None:
+        """Stop the stages of a coordinator that is gone: its successor plans anew."""
+        await self._stop(lambda key, epoch: epoch.coordinator == node_id)
+
+    async def stop_all(self) -> None:
+        """Stop everything: the agent ends."""
+        await self._stop(lambda key, epoch: True)
+        for task in self._tasks:
+            task.cancel()
+
+    async def stats(self, scope: StageScope) -> StageStats:
+        """Totals of this node's stages of a deployment at one epoch."""
+        concerned = {
+            key[1]: running
+            for key, running in self._stages.items()
+            if key[0] == scope.deployment and running.epoch == scope.epoch
+        }
+        answers = await asyncio.gather(*(_stats(running.worker) for running in concerned.values()))
+        found = zip(concerned, answers, strict=True)
+        return StageStats(stages={index: stats for index, stats in found if stats is not None})
+
+    def _check_in_force(self, spec: StageSpec) -> None:
+        highest = self._highest.get(spec.deployment)
+        stopped = self._stopped.get(spec.deployment)
+        if (highest and spec.epoch < highest) or (stopped and spec.epoch <= stopped):
+            raise EngineError(f"epoch {spec.epoch.number} of {spec.deployment} is over")
+        running = self._stages.get((spec.deployment, spec.index))
+        if running is not None and running.epoch == spec.epoch:
+            raise EngineError(f"stage {spec.index} of {spec.deployment} is here already")
+
+    def _load(self, spec: StageSpec) -> Load:
+        return Load(
             spec=spec,
             identity=Identity(
                 node_id=self._credentials.node_id,
@@ -75,75 +161,29 @@ class StageHost:
             num_threads=self._num_threads,
             isa=self._isa,
         )
-        loading = asyncio.create_task(
-            worker.load(
-                load,
-                lambda done, total: events.put_nowait(Progress(done_bytes=done, total_bytes=total)),
-            )
-        )
-        is_loaded = False
-        try:
-            while not loading.done():
-                waiting = asyncio.create_task(events.get())
-                await asyncio.wait({loading, waiting}, return_when=asyncio.FIRST_COMPLETED)
-                if waiting.done():
-                    yield waiting.result()
-                else:
-                    waiting.cancel()
-            loaded = await loading
-            is_loaded = True
-            yield loaded
-        finally:
-            if not is_loaded:
-                loading.cancel()
-                await self._stop(lambda other, epoch: other == key and epoch == spec.epoch)
 
-    async def connect(self, request: ConnectStage) -> None:
-        """Have a loaded stage open its edges."""
-        running = self._stages.get((request.deployment, request.index))
-        if running is None or running.epoch != request.epoch:
-            raise EngineError(f"stage {request.index} of {request.deployment} is not loaded here")
-        await running.worker.connect(request.connect)
-
-    async def stop(self, scope: StageScope) -> None:
-        """Stop this node's stages of a deployment, up to an epoch."""
-        await self._stop(lambda key, epoch: key[0] == scope.deployment and epoch <= scope.epoch)
-
-    async def stop_all(self) -> None:
-        """Stop everything: the agent ends."""
-        await self._stop(lambda key, epoch: True)
-        for task in self._tasks:
-            task.cancel()
-
-    def stats(self, scope: StageScope) -> StageStats:
-        """Totals of this node's stages of a deployment."""
-        return StageStats(
-            stages={
-                index: running.worker.stats
-                for (deployment, index), running in self._stages.items()
-                if deployment == scope.deployment and running.worker.stats is not None
-            }
-        )
-
-    async def _stop(self, concerns: Callable[[tuple[DeploymentId, int], Epoch], bool]) -> None:
+    async def _stop(self, concerns: Callable[[_Key, Epoch], bool]) -> None:
+        """Kill, then wait for the ends: whoever is cancelled meanwhile leaves nothing behind."""
         stopping = [
-            (key, running) for key, running in self._stages.items() if concerns(key, running.epoch)
+            (key, running.worker)
+            for key, running in self._stages.items()
+            if concerns(key, running.epoch)
         ]
-        for key, _ in stopping:
+        for key, worker in stopping:
             del self._stages[key]
-        await asyncio.gather(*(running.worker.stop() for _, running in stopping))
-        for _, running in stopping:
-            self._state.forget_worker(running.worker.pid)
+            worker.kill()
+        for _, worker in stopping:
+            await worker.wait()
 
-    def _ended(self, key: tuple[DeploymentId, int], epoch: Epoch, error: PotluckError) -> None:
+    def _ended(self, key: _Key, worker: WorkerProcess, error: PotluckError) -> None:
+        self._state.forget_worker(worker.pid)
         running = self._stages.get(key)
-        if running is None or running.epoch != epoch:
-            return
+        if running is None or running.worker is not worker:
+            return  # it was stopped
         del self._stages[key]
-        self._state.forget_worker(running.worker.pid)
         lost = StageLost(
             deployment=key[0],
-            epoch=epoch,
+            epoch=running.epoch,
             index=key[1],
             node_id=self._credentials.node_id,
             message=error.message,
@@ -153,9 +193,8 @@ class StageHost:
         task.add_done_callback(self._tasks.discard)
 
 
-def encode_event(event: Progress | Loaded) -> bytes:
-    """An answer of ``stage.start``."""
-    return msgspec.msgpack.encode(event)
-
-
-decode_event = msgspec.msgpack.Decoder(Progress | Loaded).decode
+async def _stats(worker: WorkerProcess) -> Stats | None:
+    with suppress(TimeoutError, PotluckError):
+        async with asyncio.timeout(_STATS_SECONDS):
+            return await worker.stats()
+    return None

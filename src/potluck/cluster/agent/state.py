@@ -22,8 +22,11 @@ from pathlib import Path
 import psutil
 
 from potluck.cluster.trust.credentials import check_node_id
-from potluck.errors import PotluckError, UsageError
+from potluck.errors import ParameterError, PotluckError, UsageError
 from potluck.types.cluster import NodeId
+
+_MAX_SOCKET_PATH_BYTES = 107
+"""``sun_path`` of unix(7), which has room for 108 with the final zero."""
 
 
 def default_state_directory(environ: Mapping[str, str]) -> Path:
@@ -49,7 +52,15 @@ class StateDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Own the directory. Raises ``UsageError`` if another agent does."""
+        """Own the directory.
+
+        Raises ``UsageError`` if another agent does or the path is too long for a socket.
+        """
+        if len(os.fsencode(self.control_socket)) > _MAX_SOCKET_PATH_BYTES:
+            raise UsageError(
+                f"the path of the state directory is too long for a socket in it: {self.path}",
+                hint="give a shorter one with --state",
+            )
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._workers.mkdir(exist_ok=True)
@@ -73,7 +84,12 @@ class StateDirectory:
         """The node's id, made at the first start."""
         path = self.path / "node-id"
         with contextlib.suppress(FileNotFoundError):
-            return check_node_id(path.read_text(encoding="ascii").strip())
+            try:
+                return check_node_id(path.read_text(encoding="ascii").strip())
+            except (ParameterError, UnicodeDecodeError) as error:
+                raise UsageError(
+                    f"{path} does not hold a node id", hint="remove it, and the node gets a new one"
+                ) from error
         node_id = NodeId(secrets.token_hex(8))
         path.write_text(node_id + "\n", encoding="ascii")
         return node_id

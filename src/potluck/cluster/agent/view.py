@@ -31,6 +31,13 @@ def cluster_view(
     }
 
 
+def plan_view(record: DeploymentRecord) -> dict[str, object]:
+    """What would go where, of a deployment that was planned and does not exist."""
+    view = deployment_view(record)
+    names = ("model", "context_tokens", "cache_tokens", "num_layers", "stages", "rejections")
+    return {name: view[name] for name in names}
+
+
 def deployment_view(record: DeploymentRecord) -> dict[str, object]:
     """One deployment."""
     return {
@@ -42,6 +49,7 @@ def deployment_view(record: DeploymentRecord) -> dict[str, object]:
         "epoch": {"number": record.epoch.number, "coordinator": record.epoch.coordinator},
         "created": record.created,
         "context_tokens": record.context_tokens,
+        "cache_tokens": record.cache_tokens,
         "num_layers": record.num_layers,
         "done_bytes": record.done_bytes,
         "total_bytes": record.total_bytes,

@@ -7,7 +7,9 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+
+import msgspec
 
 from potluck.cluster.worker.messages import (
     LENGTH,
@@ -18,8 +20,8 @@ from potluck.cluster.worker.messages import (
     Loaded,
     Progress,
     Ready,
+    Report,
     Stats,
-    Stop,
     ToWorker,
     checked_length,
     decode_from_worker,
@@ -27,14 +29,17 @@ from potluck.cluster.worker.messages import (
 )
 from potluck.errors import EngineError, PotluckError
 
-_STOP_SECONDS = 3.0
-"""A worker ends after the step it is computing; then it is killed."""
+_EXIT_SECONDS = 3.0
+"""How long a process may take to end after it has closed its socket; then it is killed."""
+
+
+OnEnd = Callable[["WorkerProcess", PotluckError], None]
 
 
 class WorkerProcess:
     """One worker, from its start to its end. Made by :meth:`start`.
 
-    ``on_end`` is called once when the process has ended, with the reason, unless ``stop`` ended it.
+    ``on_end`` is called once when the process has ended, with the reason.
     """
 
     def __init__(
@@ -42,18 +47,18 @@ class WorkerProcess:
         process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        on_end: Callable[[PotluckError], None],
+        on_end: OnEnd,
     ) -> None:
         self._process = process
         self._reader = reader
         self._writer = writer
         self._on_end = on_end
-        self._is_stopping = False
         self._failure: PotluckError | None = None
-        self._answers: asyncio.Queue[Loaded | Ready | None] = asyncio.Queue()
-        self._on_progress: Callable[[int, int], None] | None = None
-        self.stats: Stats | None = None
-        self._task = asyncio.create_task(self._listen())
+        loop = asyncio.get_running_loop()
+        self._loading: asyncio.Queue[Progress | Loaded | PotluckError] = asyncio.Queue()
+        self._ready: asyncio.Future[None] = loop.create_future()
+        self._stats: asyncio.Future[Stats] | None = None
+        self._listening = asyncio.create_task(self._listen())
 
     @property
     def pid(self) -> int:
@@ -61,10 +66,13 @@ class WorkerProcess:
         return self._process.pid
 
     @classmethod
-    async def start(cls, on_end: Callable[[PotluckError], None]) -> WorkerProcess:
+    async def start(cls, on_end: OnEnd) -> WorkerProcess:
         """Start a worker that has nothing to do yet."""
         ours, theirs = socket.socketpair()
         with theirs:
+            # Nothing may wait between the start of the process and the return: whoever is
+            # cancelled there would leave it behind.
+            reader, writer = await asyncio.open_connection(sock=ours)
             try:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
@@ -76,66 +84,95 @@ class WorkerProcess:
                     stdin=asyncio.subprocess.DEVNULL,
                 )
             except OSError as error:
-                ours.close()
+                writer.close()
                 raise EngineError(f"a worker could not be started: {error.strerror}") from error
-        reader, writer = await asyncio.open_connection(sock=ours)
+            except asyncio.CancelledError:
+                writer.close()
+                raise
         return cls(process, reader, writer, on_end)
 
-    async def load(self, message: Load, on_progress: Callable[[int, int], None]) -> Loaded:
-        """Have it load a stage. Raises the ``PotluckError`` that it met."""
-        self._on_progress = on_progress
-        answer = await self._ask(message)
-        if not isinstance(answer, Loaded):
-            raise self._lost()
-        return answer
+    async def load(self, message: Load) -> AsyncGenerator[Progress | Loaded, None]:
+        """Have it load a stage; the last event is ``Loaded``. Raises what the worker met."""
+        self._send(message)
+        while True:
+            event = await self._loading.get()
+            if isinstance(event, PotluckError):
+                raise event
+            yield event
+            if isinstance(event, Loaded):
+                return
 
     async def connect(self, message: Connect) -> None:
         """Have it open its edges. Raises the ``PotluckError`` that it met."""
-        answer = await self._ask(message)
-        if not isinstance(answer, Ready):
+        self._send(message)
+        await asyncio.shield(self._ready)
+
+    async def stats(self) -> Stats | None:
+        """What it has done so far; None while it is not connected. Raises what ended it."""
+        if not self._ready.done():
+            return None
+        if self._listening.done():
             raise self._lost()
+        if self._stats is None:
+            self._stats = asyncio.get_running_loop().create_future()
+            self._send(Report())
+        return await asyncio.shield(self._stats)
 
-    async def stop(self) -> None:
-        """End it, gently first. Idempotent."""
-        self._is_stopping = True
-        with contextlib.suppress(OSError):
-            self._writer.write(encode(Stop()))
-            await self._writer.drain()
-        try:
-            await asyncio.wait_for(self._process.wait(), _STOP_SECONDS)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-        await self._task
+    def kill(self) -> None:
+        """End it now, whatever it is doing: all it holds goes with it. Idempotent."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
 
-    async def _ask(self, message: ToWorker) -> Loaded | Ready | None:
-        with contextlib.suppress(OSError):
+    async def wait(self) -> None:
+        """Until it has ended and was taken note of."""
+        await asyncio.wait({self._listening})
+
+    def _send(self, message: ToWorker) -> None:
+        """The socket holds all that is ever on its way to a worker, so that nothing need wait."""
+        if not self._writer.is_closing():
             self._writer.write(encode(message))
-            await self._writer.drain()
-        return await self._answers.get()
 
     async def _listen(self) -> None:
         """Take messages until the worker closes its socket, then see it end."""
-        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+        try:
             while True:
                 prefix = await self._reader.readexactly(LENGTH.size)
                 document = await self._reader.readexactly(checked_length(prefix))
                 self._take(decode_from_worker(document))
+        except (asyncio.IncompleteReadError, OSError):
+            pass  # it has ended, or is about to
+        except (ValueError, msgspec.DecodeError) as error:
+            self._failure = EngineError(f"the worker sent what makes no sense: {error}")
+            self.kill()
         self._writer.close()
-        await self._process.wait()
-        self._answers.put_nowait(None)
-        if not self._is_stopping:
-            self._on_end(self._lost())
+        try:
+            async with asyncio.timeout(_EXIT_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+        self._give_up(self._lost())
+
+    def _give_up(self, error: PotluckError) -> None:
+        """Nobody shall wait for an answer any more."""
+        self._loading.put_nowait(error)
+        for answer in (self._ready, self._stats):
+            if answer is not None and not answer.done():
+                answer.set_exception(error)
+                answer.exception()  # that nobody waits for it is no defect
+        self._on_end(self, error)
 
     def _take(self, message: FromWorker) -> None:
         match message:
-            case Progress():
-                if self._on_progress is not None:
-                    self._on_progress(message.done_bytes, message.total_bytes)
-            case Loaded() | Ready():
-                self._answers.put_nowait(message)
+            case Progress() | Loaded():
+                self._loading.put_nowait(message)
+            case Ready():
+                if not self._ready.done():
+                    self._ready.set_result(None)
             case Stats():
-                self.stats = message
+                if self._stats is not None:
+                    self._stats.set_result(message)
+                    self._stats = None
             case Failed():
                 self._failure = EngineError(message.message, hint=message.hint)
 

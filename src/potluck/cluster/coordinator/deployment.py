@@ -3,7 +3,8 @@
 A deployment goes through epochs. Each has a plan, workers that hold its stages, edges between them
 and a dispatcher on top. When a worker, an edge or a node is lost the epoch is over: requests in
 flight fail, what is left of the workers is stopped, and the next epoch is planned on the nodes
-that are there. Everything here runs in the agent's event loop, except steps and results.
+that are there. Everything here runs in the agent's event loop, except steps and results; one task
+goes through the epochs, and whoever ends the deployment first ends that task.
 """
 
 from __future__ import annotations
@@ -11,70 +12,57 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any
 
 import msgspec
 
 from potluck.catalog import ModelDescription
 from potluck.cluster.calls import (
-    CPU_UNIT,
-    CheckModel,
-    ConnectStage,
     DeploymentRecord,
     DeploymentState,
     ModelFingerprint,
-    NodeReport,
-    RejectionRecord,
     StageLost,
-    StageRecord,
     StageScope,
-    StageStats,
-    decode,
     encode,
 )
-from potluck.cluster.coordinator.edges import StageAddress, open_edges
+from potluck.cluster.coordinator.metrics import deployment_metrics
 from potluck.cluster.coordinator.pipeline import RemotePipeline
-from potluck.cluster.coordinator.planning import DeploymentSize, model_cost, offers, size_of
+from potluck.cluster.coordinator.planning import DeploymentSize, size_of, stage_records
+from potluck.cluster.coordinator.starting import connect_stages, load_stages
+from potluck.cluster.coordinator.survey import plan_model
 from potluck.cluster.membership import Membership
+from potluck.cluster.steps import MAX_WAITING_SEQUENCES
 from potluck.cluster.trust.credentials import Credentials
-from potluck.cluster.worker.messages import Connect, Loaded, Peer, Progress, StageSpec, Stats
-from potluck.errors import CallError, EngineError, OverloadedError, PotluckError
-from potluck.placement import place
+from potluck.errors import EngineError, OverloadedError, ParameterError, PotluckError
 from potluck.scheduling import SchedulerLimits
 from potluck.serving.dispatcher import Dispatcher, Load, Update
-from potluck.types.cluster import Epoch, NodeId, Plan, Rejection
+from potluck.serving.pipeline import OnOutcome
+from potluck.types.cluster import Epoch, NodeId
+from potluck.types.gateway import ModelMetrics
+from potluck.types.sampling import validate_sampling
 from potluck.types.sequence import CommittedToken, SequenceRequest
 
 _log = logging.getLogger(__name__)
 
-MAX_WAITING_SEQUENCES = 256
-"""Beyond that a request is told to come again: it would wait for minutes."""
-
 _RETRY_AFTER_SECONDS = 5
-_REPORT_SECONDS = 5.0
-_CHECK_SECONDS = 900.0
-"""A model from the hub may have to be downloaded for it."""
-_CONNECT_SECONDS = 40.0
 _STOP_SECONDS = 10.0
 _DRAIN_SECONDS = 30.0
-_RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0, 15.0, 60.0)
+_PAUSE_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0)
+"""Before the next try, by how many failed in a row. A node that joins ends the pause."""
+_STABLE_SECONDS = 30.0
+"""An epoch that ends sooner counts as failed."""
 _PUBLISH_SECONDS = 0.3
 _POLL_SECONDS = 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageTotals:
-    """What is known of a stage's work; None until its worker reported."""
-
-    node_id: NodeId
-    stats: Stats | None
 
 
 class Deployment:
     """Made by the coordinator's agent; ``publish`` tells every agent of its record.
 
-    ``before_next_epoch`` is awaited when an epoch is over: the agent may want to look around.
+    ``step_seconds`` is the longest time for a step through all stages; a stage that has not
+    answered then counts as lost. ``before_next_epoch`` is awaited when an epoch is over: the agent
+    may want to look around.
     """
 
     def __init__(
@@ -86,8 +74,9 @@ class Deployment:
         membership: Membership,
         credentials: Credentials,
         listen_host: str,
-        publish: Callable[[DeploymentRecord], None],
+        step_seconds: float,
         before_next_epoch: Callable[[], Awaitable[None]],
+        publish: Callable[[DeploymentRecord], None],
     ) -> None:
         self.record = record
         self._description = description
@@ -95,12 +84,12 @@ class Deployment:
         self._membership = membership
         self._credentials = credentials
         self._listen_host = listen_host
-        self._publish = publish
+        self._step_seconds = step_seconds
         self._before_next_epoch = before_next_epoch
+        self._publish = publish
         self._size: DeploymentSize = size_of(description, record)
+        self._pipeline: RemotePipeline | None = None
         self._dispatcher: Dispatcher | None = None
-        self._stats: dict[int, Stats] = {}
-        self._leaving: set[NodeId] = set()
         self._over: asyncio.Future[str] | None = None
         self._changed = asyncio.Event()
         self._last_published = 0.0
@@ -111,58 +100,47 @@ class Deployment:
         """How busy it is; None while it does not serve."""
         return None if self._dispatcher is None else self._dispatcher.load
 
-    @property
-    def num_blocks(self) -> int:
-        """Cache blocks of every stage."""
-        return self._size.num_blocks
-
-    def stage_totals(self) -> tuple[StageTotals, ...]:
-        """One per stage of the plan in force."""
-        return tuple(
-            StageTotals(node_id=stage.node_id, stats=self._stats.get(index))
-            for index, stage in enumerate(self.record.stages)
-        )
-
     async def start(self) -> None:
-        """Deploy for the first time, then go on by itself. What prevents it is raised."""
-        try:
-            await self._deploy()
-        except BaseException:
-            await self._tear_down()
-            raise
-        self._task = asyncio.create_task(self._keep_up(is_deployed=True))
+        """Deploy for the first time, then go on by itself.
+
+        What prevents it is raised; the deployment is then to be removed, as after a cancellation.
+        """
+        first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._run(first)
+        await first
 
     def resume(self) -> None:
         """Take over from a coordinator that is lost: deploy at the next epoch, until it works."""
-        self._task = asyncio.create_task(self._keep_up(is_deployed=False))
+        self._next_epoch()
+        self._say(state=DeploymentState.DEGRADED, reason="its coordinator was lost", stages=())
+        self._run(None)
 
-    async def remove(self) -> None:
+    async def remove(self, reason: str = "undeployed") -> None:
         """End it: requests in flight fail, the stages are stopped."""
-        await self._end_task()
-        await self._tear_down(EngineError("the model was undeployed"))
-        self._say(state=DeploymentState.REMOVED, reason="undeployed", stages=())
+        await self.close(EngineError("the model was undeployed"))
+        self._say(state=DeploymentState.REMOVED, reason=reason, stages=())
 
-    async def close(self) -> None:
-        """The agent ends: stop the stages, leave the record to a successor."""
-        await self._end_task()
+    async def close(self, reason: PotluckError | None = None) -> None:
+        """Stop the stages, and leave the record to a successor. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
         await self._tear_down(
-            EngineError(
+            reason
+            or EngineError(
                 "the node that schedules the model left the cluster",
                 hint="send the request again: another node takes over",
             )
         )
 
     async def vacate(self, node_id: NodeId) -> None:
-        """Go on without a node that is about to leave, once the sequences in flight are done."""
-        if all(stage.node_id != node_id for stage in self.record.stages):
+        """Go on without a node that drains, once the sequences in flight are done."""
+        if not self._has_stage_on(node_id):
             return
-        self._leaving.add(node_id)
         await self.finish()
         self._end_epoch(f"node {node_id} leaves")
         deadline = time.monotonic() + _DRAIN_SECONDS
-        while any(stage.node_id == node_id for stage in self.record.stages):
-            if time.monotonic() > deadline:
-                return
+        while self._has_stage_on(node_id) and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def finish(self) -> None:
@@ -181,9 +159,7 @@ class Deployment:
 
     def node_left(self, node_id: NodeId) -> None:
         """A node is no longer there."""
-        self._leaving.discard(node_id)
-        self._changed.set()
-        if any(stage.node_id == node_id for stage in self.record.stages):
+        if self._has_stage_on(node_id):
             self._end_epoch(f"node {node_id} was lost")
 
     def node_joined(self) -> None:
@@ -191,7 +167,11 @@ class Deployment:
         self._changed.set()
 
     async def generate(self, request: SequenceRequest) -> AsyncGenerator[CommittedToken, None]:
-        """Compute a sequence; closing the generator cancels it and frees its cache."""
+        """Compute a sequence; closing the generator cancels it and frees its cache.
+
+        Raises ``ParameterError`` for what no stage could compute: it would fail the sequences that
+        share its steps, too.
+        """
         dispatcher = self._dispatcher
         if dispatcher is None:
             reason = self.record.reason or self.record.state.value
@@ -199,6 +179,7 @@ class Deployment:
                 f"the model {self.record.model_id} cannot answer now: {reason}",
                 hint="try again in a moment; potluck ps shows its state",
             )
+        self._check(request)
         if dispatcher.load.num_waiting >= MAX_WAITING_SEQUENCES:
             raise OverloadedError(
                 f"{MAX_WAITING_SEQUENCES} sequences already wait for {self.record.model_id}",
@@ -222,67 +203,140 @@ class Deployment:
         finally:
             dispatcher.cancel(sequence_id)
 
-    async def refresh_stats(self) -> None:
-        """Ask the stages' nodes for their totals."""
-        if self._dispatcher is None:
-            return
-        scope = encode(StageScope(deployment=self.record.deployment, epoch=self.record.epoch))
-        nodes = {stage.node_id for stage in self.record.stages}
-        answers = await asyncio.gather(
-            *(self._membership.call(node, "stage.stats", scope) for node in nodes),
-            return_exceptions=True,
+    async def metrics(self) -> ModelMetrics | None:
+        """What it does now; None while it does not serve."""
+        record, pipeline, load = self.record, self._pipeline, self.load
+        if pipeline is None or load is None:
+            return None
+        return await deployment_metrics(
+            self._membership, record, load, pipeline.sent, num_blocks=self._size.num_blocks
         )
-        for answer in answers:
-            if isinstance(answer, bytes):
-                self._stats.update(decode(answer, StageStats).stages)
 
-    async def _end_task(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+    def _has_stage_on(self, node_id: NodeId) -> bool:
+        return any(stage.node_id == node_id for stage in self.record.stages)
 
-    async def _keep_up(self, *, is_deployed: bool) -> None:
-        """Deploy at one epoch after the other, as the nodes come and go."""
+    def _check(self, request: SequenceRequest) -> None:
+        vocab_size = self._description.config.vocab_size
+        validate_sampling(request.sampling, vocab_size)
+        if not request.prompt_tokens or not all(
+            0 <= token < vocab_size for token in request.prompt_tokens
+        ):
+            raise ParameterError("prompt", f"a prompt has tokens from 0 to {vocab_size - 1}")
+        if request.max_new_tokens is not None and request.max_new_tokens < 1:
+            raise ParameterError("max_tokens", "at least one token must be asked for")
+
+    def _run(self, first: asyncio.Future[None] | None) -> None:
+        def ended(_: asyncio.Task[None]) -> None:
+            if first is not None and not first.done():
+                first.set_exception(
+                    EngineError(f"{self.record.model_id} was removed while it was being deployed")
+                )
+
+        self._task = asyncio.create_task(self._go_through_epochs(first))
+        self._task.add_done_callback(ended)
+
+    async def _go_through_epochs(self, first: asyncio.Future[None] | None) -> None:
+        """Deploy at one epoch after the other, as nodes come and go.
+
+        ``first`` is told how the first try ended; where that failed it was the last one.
+        """
         num_failures = 0
         while True:
-            if is_deployed and self._over is not None:
-                reason = await self._over
-                self._say(state=DeploymentState.DEGRADED, reason=reason)
-                await self._tear_down(
-                    EngineError(
-                        f"the model was interrupted: {reason}",
-                        hint="send the request again: the model is being deployed anew",
-                    )
-                )
-            await self._before_next_epoch()
-            self._next_epoch()
             self._changed.clear()
-            try:
-                await self._deploy()
-                is_deployed, num_failures = True, 0
-            except PotluckError as error:
-                is_deployed = False
-                await self._tear_down()
-                self._say(state=DeploymentState.DEGRADED, reason=error.message, stages=())
-                pause = _RETRY_SECONDS[min(num_failures, len(_RETRY_SECONDS) - 1)]
-                num_failures += 1
-                try:
-                    await asyncio.wait_for(self._changed.wait(), pause)
-                except TimeoutError:
-                    continue
+            self._over = asyncio.get_running_loop().create_future()
+            started = time.monotonic()
+            error = await self._one_epoch(self._over, first)
+            if first is not None and not first.done():
+                await self._tear_down(error)
+                first.set_exception(error)
+                return
+            self._say(state=DeploymentState.DEGRADED, reason=error.message)
+            await self._tear_down(
+                EngineError(
+                    f"the model was interrupted: {error.message}",
+                    hint="send the request again: the model is being deployed anew",
+                )
+            )
+            self._say(stages=())
+            if time.monotonic() - started > _STABLE_SECONDS:
+                num_failures = 0
+            pause = _PAUSE_SECONDS[min(num_failures, len(_PAUSE_SECONDS) - 1)]
+            num_failures += 1
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._changed.wait()
+            await self._before_next_epoch()
+
+    async def _one_epoch(
+        self, over: asyncio.Future[str], first: asyncio.Future[None] | None
+    ) -> PotluckError:
+        """Deploy and serve until the epoch is over; returns why it is, or never began."""
+        deploying = asyncio.create_task(self._deploy())
+        try:
+            either: set[asyncio.Future[Any]] = {deploying, over}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if deploying.done() and not over.done():
+                deploying.result()
+                if first is not None and not first.done():
+                    first.set_result(None)
+            return EngineError(await over)
+        except PotluckError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - nobody else would ever try again
+            _log.exception("%s could not be deployed", self.record.model_id)
+            return EngineError(f"{type(error).__name__}: {error}")
+        finally:
+            deploying.cancel()
+            await asyncio.gather(deploying, return_exceptions=True)
+
+    async def _deploy(self) -> None:
+        """Plan, load, connect and serve the next epoch."""
+        self._say(state=DeploymentState.LOADING, reason="being placed", stages=(), done_bytes=0)
+        plan = await plan_model(
+            self._membership, self.record.model, self._description, self._fingerprint, self._size
+        )
+        # Only now: a coordinator that is cut off and finds no plan must not outrun its successor.
+        self._next_epoch()
+        self._say(reason="loading", **stage_records(plan))
+        stages = await load_stages(self._membership, self.record, self._size, self._say_progress)
+        outgoing, incoming = await connect_stages(
+            self._membership, self._credentials, self._listen_host, self.record, self._size, stages
+        )
+        loop = asyncio.get_running_loop()
+
+        def lost(error: PotluckError) -> None:
+            loop.call_soon_threadsafe(self._end_epoch, error.message, self.record.epoch)
+
+        def start_pipeline(on_outcome: OnOutcome) -> RemotePipeline:
+            self._pipeline = RemotePipeline(
+                outgoing, incoming, on_outcome, lost, step_seconds=self._step_seconds
+            )
+            return self._pipeline
+
+        limits = SchedulerLimits(
+            num_blocks=self._size.num_blocks,
+            context_tokens=self._size.context_tokens,
+            max_step_tokens=self._size.max_step_tokens,
+            max_step_sequences=self._size.max_step_sequences,
+            max_steps_in_flight=len(stages),
+        )
+        self._dispatcher = Dispatcher(limits, start_pipeline)
+        self._say(state=DeploymentState.READY, reason="")
 
     def _next_epoch(self) -> None:
         epoch = Epoch(number=self.record.epoch.number + 1, coordinator=self._membership.node_id)
         self.record = msgspec.structs.replace(self.record, epoch=epoch, revision=0)
 
-    def _end_epoch(self, reason: str) -> None:
-        if self._over is not None and not self._over.done():
+    def _end_epoch(self, reason: str, epoch: Epoch | None = None) -> None:
+        """The present epoch is over (unless ``epoch`` is another one)."""
+        is_present = epoch is None or epoch == self.record.epoch
+        if is_present and self._over is not None and not self._over.done():
             _log.warning("%s: %s", self.record.model_id, reason)
             self._over.set_result(reason)
 
-    async def _tear_down(self, reason: PotluckError | None = None) -> None:
-        """Fail what is in flight with ``reason`` and stop every stage that can be reached."""
-        dispatcher, self._dispatcher = self._dispatcher, None
+    async def _tear_down(self, reason: PotluckError) -> None:
+        """End the dispatcher and stop every stage of this epoch, wherever it can be reached."""
+        dispatcher, self._dispatcher, self._pipeline = self._dispatcher, None, None
         if dispatcher is not None:
             await asyncio.to_thread(dispatcher.close, reason)
         scope = encode(StageScope(deployment=self.record.deployment, epoch=self.record.epoch))
@@ -297,187 +351,6 @@ class Deployment:
             return_exceptions=True,
         )
 
-    async def _deploy(self) -> None:
-        """Plan, load, connect and serve the present epoch."""
-        self._over = asyncio.get_running_loop().create_future()
-        self._stats.clear()
-        self._say(state=DeploymentState.LOADING, reason="being placed", stages=(), done_bytes=0)
-        plan = await self._plan()
-        self._say(
-            reason="loading",
-            stages=tuple(
-                StageRecord(
-                    node_id=stage.node_id,
-                    unit_id=stage.unit_id,
-                    start_layer=stage.shard.start_layer,
-                    end_layer=stage.shard.end_layer,
-                    num_bytes=stage.num_bytes,
-                )
-                for stage in plan.stages
-            ),
-            rejections=tuple(
-                RejectionRecord(node_id=each.node_id, unit_id=each.unit_id, reason=each.reason)
-                for each in plan.rejections
-            ),
-        )
-        addresses = await self._load(plan)
-        await self._connect(addresses)
-        if self._over.done():
-            raise EngineError(self._over.result())
-        self._say(state=DeploymentState.READY, reason="")
-
-    async def _plan(self) -> Plan:
-        nodes = sorted(self._membership.nodes() | {self._membership.node_id})
-        reports, silent = await gather_reports(self._membership, nodes)
-        able, unable = await self._nodes_with_model(
-            [report for report in reports if report.node_id not in self._leaving]
-        )
-        cost = await asyncio.to_thread(
-            model_cost, self._description, self._size, num_threads=_most_threads(able)
-        )
-        plan = place(offers(able), cost)
-        return Plan(stages=plan.stages, rejections=(*plan.rejections, *silent, *unable))
-
-    async def _nodes_with_model(
-        self, reports: Sequence[NodeReport]
-    ) -> tuple[list[NodeReport], list[Rejection]]:
-        """Nodes that can read the very same model, and why the others cannot."""
-        request = encode(CheckModel(model=self.record.model))
-        answers = await asyncio.gather(
-            *(
-                self._membership.call(
-                    report.node_id, "model.check", request, timeout_seconds=_CHECK_SECONDS
-                )
-                for report in reports
-            ),
-            return_exceptions=True,
-        )
-        able: list[NodeReport] = []
-        unable: list[Rejection] = []
-        for report, answer in zip(reports, answers, strict=True):
-            if isinstance(answer, PotluckError):
-                reason = f"it cannot read the model: {answer.message}"
-            elif isinstance(answer, BaseException):
-                raise answer
-            elif decode(answer, ModelFingerprint) != self._fingerprint:
-                reason = f"its files of {self.record.model} are not those of the coordinator"
-            else:
-                able.append(report)
-                continue
-            unit_id = report.units[0].unit_id
-            unable.append(Rejection(node_id=report.node_id, unit_id=unit_id, reason=reason))
-        return able, unable
-
-    async def _load(self, plan: Plan) -> list[StageAddress]:
-        """Start every stage's worker and load it; all at the same time."""
-        done = [0] * len(plan.stages)
-        totals = [0] * len(plan.stages)
-
-        async def load(index: int) -> StageAddress:
-            stage = plan.stages[index]
-            spec = StageSpec(
-                deployment=self.record.deployment,
-                epoch=self.record.epoch,
-                index=index,
-                num_stages=len(plan.stages),
-                model=self.record.model,
-                start_layer=stage.shard.start_layer,
-                end_layer=stage.shard.end_layer,
-                context_tokens=self.record.context_tokens,
-                num_blocks=self._size.num_blocks,
-                max_step_tokens=self._size.max_step_tokens,
-                max_step_sequences=self._size.max_step_sequences,
-            )
-            decoder = msgspec.msgpack.Decoder(Progress | Loaded)
-            stream = self._membership.call_stream(stage.node_id, "stage.start", encode(spec))
-            try:
-                async for part in stream:
-                    event = decoder.decode(part)
-                    if isinstance(event, Loaded):
-                        return StageAddress(node_id=stage.node_id, host=event.host, port=event.port)
-                    done[index], totals[index] = event.done_bytes, event.total_bytes
-                    self._say_progress(sum(done), sum(totals))
-            except CallError as error:
-                raise EngineError(
-                    f"stage {index} on node {stage.node_id}: {error.message}", hint=error.hint
-                ) from error
-            finally:
-                await stream.aclose()
-            raise EngineError(f"stage {index} on node {stage.node_id} was not loaded")
-
-        tasks = [asyncio.create_task(load(index)) for index in range(len(plan.stages))]
-        try:
-            return list(await asyncio.gather(*tasks))
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
-
-    async def _connect(self, stages: Sequence[StageAddress]) -> None:
-        """Have the stages open their edges, open the coordinator's two, start to serve."""
-        own = self._membership.node_id
-
-        def connect_stages(result: tuple[str, int]) -> list[ConnectStage]:
-            peers = [
-                Peer(node_id=own),
-                *(Peer(node_id=each.node_id, host=each.host, port=each.port) for each in stages),
-                Peer(node_id=own, host=result[0], port=result[1]),
-            ]
-            return [
-                ConnectStage(
-                    deployment=self.record.deployment,
-                    epoch=self.record.epoch,
-                    index=index,
-                    connect=Connect(preceding=peers[index], following=peers[index + 2]),
-                )
-                for index in range(len(stages))
-            ]
-
-        async def tell(index: int, request: ConnectStage) -> None:
-            try:
-                await self._membership.call(
-                    stages[index].node_id,
-                    "stage.connect",
-                    encode(request),
-                    timeout_seconds=_CONNECT_SECONDS,
-                )
-            except CallError as error:
-                raise EngineError(
-                    f"stage {index} on node {stages[index].node_id}: {error.message}",
-                    hint=error.hint,
-                ) from error
-
-        outgoing, incoming = await open_edges(
-            self._credentials,
-            self._listen_host,
-            first=stages[0],
-            last=stages[-1],
-            num_stages=len(stages),
-            deployment=self.record.deployment,
-            epoch=self.record.epoch,
-            limits=self._size.edge_limits,
-            tell_stages=lambda result: [
-                tell(index, request) for index, request in enumerate(connect_stages(result))
-            ],
-        )
-        loop = asyncio.get_running_loop()
-
-        def lost(error: PotluckError) -> None:
-            loop.call_soon_threadsafe(self._end_epoch, error.message)
-
-        limits = SchedulerLimits(
-            num_blocks=self._size.num_blocks,
-            context_tokens=self.record.context_tokens,
-            max_step_tokens=self._size.max_step_tokens,
-            max_step_sequences=self._size.max_step_sequences,
-            max_steps_in_flight=len(stages),
-        )
-        self._dispatcher = Dispatcher(
-            limits,
-            lambda on_outcome: RemotePipeline(outgoing, incoming, on_outcome, lost),
-        )
-
     def _say(self, **changes: object) -> None:
         """Change the record and tell everybody."""
         self.record = msgspec.structs.replace(
@@ -489,31 +362,3 @@ class Deployment:
     def _say_progress(self, done_bytes: int, total_bytes: int) -> None:
         if time.monotonic() - self._last_published > _PUBLISH_SECONDS:
             self._say(done_bytes=done_bytes, total_bytes=total_bytes)
-
-
-async def gather_reports(
-    membership: Membership, nodes: Sequence[NodeId]
-) -> tuple[list[NodeReport], list[Rejection]]:
-    """What each node says of itself, and those that do not answer."""
-    answers = await asyncio.gather(
-        *(
-            membership.call(node, "node.report", b"", timeout_seconds=_REPORT_SECONDS)
-            for node in nodes
-        ),
-        return_exceptions=True,
-    )
-    reports: list[NodeReport] = []
-    silent: list[Rejection] = []
-    for node, answer in zip(nodes, answers, strict=True):
-        if isinstance(answer, bytes):
-            reports.append(decode(answer, NodeReport))
-        elif isinstance(answer, PotluckError):
-            reason = f"it does not answer: {answer.message}"
-            silent.append(Rejection(node_id=node, unit_id=CPU_UNIT, reason=reason))
-        else:
-            raise answer
-    return reports, silent
-
-
-def _most_threads(reports: Sequence[NodeReport]) -> int:
-    return max((unit.num_threads for report in reports for unit in report.units), default=1)

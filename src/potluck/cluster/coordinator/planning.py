@@ -8,41 +8,47 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from potluck.catalog import ModelDescription, canonical_source, open_tensors
-from potluck.cluster.calls import DeploymentRecord, NodeReport
+from potluck.cluster.calls import DeploymentRecord, NodeReport, RejectionRecord, StageRecord
 from potluck.cluster.edges.edge import EdgeLimits
 from potluck.cluster.steps import edge_limits
 from potluck.engines.native import cache_bytes, scratch_bytes
 from potluck.models.program import build_program
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_table, rope_table_bytes
+from potluck.scheduling import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS
 from potluck.scheduling.blocks import blocks_for
-from potluck.types.cluster import ModelCost, UnitOffer
+from potluck.types.cluster import ModelCost, Plan, UnitOffer
 from potluck.types.program import Program, Shard
 from potluck.weights.budget import weights_bytes
 
 PROCESS_BYTES = 64 * 2**20
-"""A worker without weights, cache and scratch, and the staging buffer of loading."""
-
-MAX_STEP_TOKENS = 512
-"""Tokens per step: prefill is bound by arithmetic well before, and scratch stays small."""
-
-MAX_STEP_SEQUENCES = 64
-"""Sequences per step: beyond that a CPU step is bound by arithmetic, not by reading weights."""
+"""A worker without weights, cache and scratch (measured: 40 MiB), and some of the buffer that it
+loads through, which is gone before cache and scratch are touched."""
 
 SYSTEM_RESERVE_BYTES = 128 * 2**20
 """Left to the rest of a machine, whose own needs move."""
 
 
-def offers(reports: Sequence[NodeReport]) -> tuple[UnitOffer, ...]:
-    """What units may use. Agents on one machine share its memory equally; draining ones are out."""
-    taking = [report for report in reports if not report.is_draining]
+def offers(
+    reports: Sequence[NodeReport], candidates: Sequence[NodeReport]
+) -> tuple[UnitOffer, ...]:
+    """What the units of ``candidates`` may use; those that drain are out.
+
+    Agents on one machine share equally what is left of its memory after all the agents' stages:
+    ``reports`` are of every agent, so that a promise made by one of them binds the others.
+    """
+    taking = [report for report in candidates if not report.is_draining]
     num_agents = Counter(report.host_id for report in taking)
+    untaken_bytes: Counter[str] = Counter()
+    for report in reports:
+        untaken_bytes[report.host_id] += report.untaken_bytes
     return tuple(
         UnitOffer(
             node_id=report.node_id,
             unit_id=unit.unit_id,
             usable_bytes=min(
                 unit.usable_bytes,
-                (report.host_available_bytes - SYSTEM_RESERVE_BYTES) // num_agents[report.host_id],
+                (report.host_available_bytes - untaken_bytes[report.host_id] - SYSTEM_RESERVE_BYTES)
+                // num_agents[report.host_id],
             ),
         )
         for report in taking
@@ -63,11 +69,12 @@ class DeploymentSize:
 
 def size_of(description: ModelDescription, record: DeploymentRecord) -> DeploymentSize:
     """The size that a deployment's record asks for."""
+    num_blocks = blocks_for(max(record.cache_tokens, record.context_tokens))
     max_step_tokens = min(MAX_STEP_TOKENS, record.context_tokens)
     max_step_sequences = min(MAX_STEP_SEQUENCES, max_step_tokens)
     return DeploymentSize(
         context_tokens=record.context_tokens,
-        num_blocks=blocks_for(max(record.cache_tokens, record.context_tokens)),
+        num_blocks=num_blocks,
         max_step_tokens=max_step_tokens,
         max_step_sequences=max_step_sequences,
         edge_limits=edge_limits(
@@ -75,6 +82,7 @@ def size_of(description: ModelDescription, record: DeploymentRecord) -> Deployme
             context_tokens=record.context_tokens,
             max_step_tokens=max_step_tokens,
             max_step_sequences=max_step_sequences,
+            num_blocks=num_blocks,
         ),
     )
 
@@ -119,5 +127,25 @@ def model_cost(
                 size.max_step_tokens,
                 num_threads=num_threads,
             ),
-            process_bytes=PROCESS_BYTES,
+            process_bytes=PROCESS_BYTES + 2 * rope_table_bytes(config, context_tokens),
         )
+
+
+def stage_records(plan: Plan) -> dict[str, object]:
+    """The fields of a deployment's record that say where it is placed."""
+    return {
+        "stages": tuple(
+            StageRecord(
+                node_id=stage.node_id,
+                unit_id=stage.unit_id,
+                start_layer=stage.shard.start_layer,
+                end_layer=stage.shard.end_layer,
+                num_bytes=stage.num_bytes,
+            )
+            for stage in plan.stages
+        ),
+        "rejections": tuple(
+            RejectionRecord(node_id=each.node_id, unit_id=each.unit_id, reason=each.reason)
+            for each in plan.rejections
+        ),
+    }

@@ -149,18 +149,20 @@ class IncomingEdge(_End):
         self._preamble = bytearray(PREAMBLE_BYTES)
         self._buffer = memoryview(bytearray(_FIRST_BUFFER_BYTES))
 
-    def receive(self) -> Frame:
-        """Wait for the next frame.
+    def receive(self, silence_seconds: float | None = None) -> Frame:
+        """Wait for the next frame; None waits as long as the connection stands.
 
         Its header and payload lie in a buffer of the edge, the payload at a multiple of 16 bytes,
         and are overwritten by the next call. Raises ``EdgeClosedError`` when either side closed
         the edge between frames; ``EdgeError``, after closing it, when the connection failed or
-        the peer sent what has no place here.
+        the peer sent what has no place here, or nothing at all for ``silence_seconds``.
         """
         with self._using:
             if self._is_closed:
                 raise EdgeClosedError(self.peer_node_id, "closed")
             try:
+                if self._connection.gettimeout() != silence_seconds:
+                    self._connection.settimeout(silence_seconds)
                 return self._receive()
             except OSError as error:
                 raise self._failed(describe(error)) from error

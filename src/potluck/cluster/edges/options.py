@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 
-STALL_SECONDS = 10
+STALL_SECONDS = 60
 """How long a peer may acknowledge nothing, or take nothing, before a connection is given up.
 
-Also a peer that computes: a step has to be read out of the receiver's buffers within this time.
+Also a peer that computes: a frame that does not fit in the receiver's buffers waits there until the
+step before it is done, which takes slow boards many seconds. That a whole node is gone is noticed
+by the membership, within its lease.
 """
 
 _KEEPALIVE_IDLE_SECONDS = 5

@@ -113,7 +113,11 @@ def _read(path: Path) -> str:
             return file.read(4 * _MOST_CHARACTERS)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
-        raise ParameterError("secret", f"{path}: cannot read the secret: {reason}") from error
+        raise ParameterError(
+            "secret",
+            f"{path}: cannot read the secret: {reason}",
+            hint="name a text file that this user may read",
+        ) from error
 
 
 def _parse_own(text: str) -> Secret:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 
@@ -30,18 +31,19 @@ class ControlChannel:
             except OSError:
                 return
 
-    def receive(self, timeout_seconds: float | None) -> ToWorker | None:
-        """The next message; None when the agent has gone. Raises ``TimeoutError``."""
-        self._connection.settimeout(timeout_seconds)
-        try:
-            first = self._connection.recv(1)
-        finally:
-            self._connection.settimeout(None)
+    def receive(self) -> ToWorker | None:
+        """The next message; None when the agent has gone, and after ``stop_receiving``."""
+        first = self._connection.recv(1)
         if not first:
             return None
         prefix = first + self._read(LENGTH.size - 1)
         message: ToWorker = decode_to_worker(self._read(checked_length(prefix)))
         return message
+
+    def stop_receiving(self) -> None:
+        """End a ``receive`` that waits in another thread, and all later ones."""
+        with contextlib.suppress(OSError):  # the agent has gone
+            self._connection.shutdown(socket.SHUT_RD)
 
     def _read(self, num_bytes: int) -> bytes:
         data = bytearray()

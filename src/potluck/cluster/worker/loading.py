@@ -16,7 +16,7 @@ from potluck.engines.native import (
     scratch_bytes,
 )
 from potluck.models.program import build_program
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_table, rope_table_bytes
 from potluck.types.program import Program, Shard
 from potluck.weights.budget import require_memory, weights_bytes
 from potluck.weights.load import load_weights
@@ -59,6 +59,8 @@ def load_stage(load: Load, on_progress: Callable[[int, int], None]) -> LoadedSta
         require_memory(
             {
                 "weights": num_bytes,
+                # One here, and one that the stage keeps.
+                "rope tables": 2 * rope_table_bytes(description.config, spec.context_tokens),
                 "cache": cache_bytes(program, spec.num_blocks),
                 "scratch": scratch_bytes(
                     program, spec.max_step_tokens, num_threads=load.num_threads

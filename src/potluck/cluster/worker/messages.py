@@ -36,6 +36,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One stage of a deployment: what a worker has to load.
 
     ``index`` counts the stages from 0. ``model`` is MODEL as every node of the plan can read it.
+    ``num_bytes`` is what the plan has counted for it.
     """
 
     deployment: DeploymentId
@@ -49,6 +50,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     max_step_tokens: int
     max_step_sequences: int
+    num_bytes: int
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -68,8 +70,8 @@ class Connect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     following: Peer
 
 
-class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Close the edges and end."""
+class Report(msgspec.Struct, frozen=True, tag=True):
+    """Say what was done so far; the answer is ``Stats``. Only once the edges stand."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -99,7 +101,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Totals since the start; sent about once a second while they change."""
+    """Totals since the start, and the memory that the process holds now."""
 
     num_steps: int
     num_tokens: int
@@ -109,7 +111,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     resident_bytes: int
 
 
-ToWorker = Load | Connect | Stop
+ToWorker = Load | Connect | Report
 FromWorker = Progress | Loaded | Ready | Failed | Stats
 
 

@@ -1,7 +1,7 @@
 """The life of a worker: load, connect, serve, end.
 
-It ends when the agent says so, when the agent ends (whatever way), and when an edge ends: then the
-deployment's plan no longer holds and a stage without neighbours is of no use.
+It ends when the agent ends (whatever way) or kills it, and when an edge ends: then the deployment's
+plan no longer holds and a stage without neighbours is of no use.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from potluck.cluster.worker.messages import (
     Loaded,
     Progress,
     Ready,
+    Report,
     Stats,
-    Stop,
 )
 from potluck.cluster.worker.stage import Stage, StageTotals
 from potluck.errors import EdgeClosedError, PotluckError
@@ -39,7 +39,6 @@ from potluck.errors import EdgeClosedError, PotluckError
 _log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
-_STATS_SECONDS = 1.0
 _CONNECT_SECONDS = 30.0
 """All stages are loaded when they are told to connect, so this is only the network's time."""
 
@@ -65,7 +64,7 @@ def run_worker(descriptor: int, agent_pid: int) -> int:
 
 
 def _serve(channel: ControlChannel) -> None:
-    load = channel.receive(None)
+    load = channel.receive()
     if not isinstance(load, Load):
         return
     credentials = Credentials(
@@ -81,7 +80,7 @@ def _serve(channel: ControlChannel) -> None:
     try:
         host, port = listener.address
         channel.send(Loaded(host=host, port=port, weights_bytes=loaded.weights_bytes))
-        connect = channel.receive(None)
+        connect = channel.receive()
         if not isinstance(connect, Connect):
             return
         stage = _connect(load, connect, loaded, listener, credentials)
@@ -105,6 +104,7 @@ def _connect(
         context_tokens=spec.context_tokens,
         max_step_tokens=spec.max_step_tokens,
         max_step_sequences=spec.max_step_sequences,
+        num_blocks=spec.num_blocks,
     )
     outgoing = connect_edge(
         (connect.following.host, connect.following.port),
@@ -125,7 +125,7 @@ def _connect(
 
 
 def _run(channel: ControlChannel, stage: Stage) -> None:
-    """Compute on a thread, listen to the agent on this one; returns when either ends."""
+    """Compute on a thread, answer the agent on this one; returns when either ends."""
     failures: list[PotluckError] = []
 
     def compute() -> None:
@@ -140,21 +140,13 @@ def _run(channel: ControlChannel, stage: Stage) -> None:
             failures.append(PotluckError(f"the stage failed: {type(error).__name__}: {error}"))
         finally:
             stage.close()
+            channel.stop_receiving()
 
     thread = threading.Thread(target=compute, name="compute", daemon=True)
     thread.start()
     process = psutil.Process()
-    reported = 0
-    while thread.is_alive():
-        try:
-            message = channel.receive(_STATS_SECONDS)
-        except TimeoutError:
-            if stage.totals.num_steps != reported:
-                reported = stage.totals.num_steps
-                channel.send(_stats(stage.totals, process.memory_info().rss))
-            continue
-        if message is None or isinstance(message, Stop):
-            break
+    while isinstance(channel.receive(), Report):
+        channel.send(_stats(stage.totals, process.memory_info().rss))
     stage.close()
     thread.join()
     if failures:

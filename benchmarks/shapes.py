@@ -1,0 +1,224 @@
+"""Makes large models with random weights, in the shapes of models that people run.
+
+    python benchmarks/shapes.py SHAPE DIRECTORY                 Hugging Face layout, BF16
+    python benchmarks/shapes.py SHAPE FILE.gguf --type Q4_0     GGUF; Q8_0, Q4_0, F16 or BF16
+
+They are for measuring speed and memory, and speak nonsense. The tokenizer is that of ``demo``,
+which is why the vocabulary has its size whatever the shape. Weights come from a fixed seed and are
+written tensor by tensor, so that a model may be larger than the memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SEED = 1
+_STANDARD_DEVIATION = 0.02
+_MAX_CONTEXT_TOKENS = 8192
+_DEMO = Path(str(files("potluck"))) / "data" / "demo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What the sizes of a Llama-like model follow from."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_key_value_heads: int
+    head_dim: int
+
+
+SHAPES = {
+    "100M": Shape(
+        hidden_size=768,
+        intermediate_size=2048,
+        num_layers=16,
+        num_heads=12,
+        num_key_value_heads=4,
+        head_dim=64,
+    ),
+    "0.5B": Shape(  # the layers of Qwen2.5-0.5B
+        hidden_size=896,
+        intermediate_size=4864,
+        num_layers=24,
+        num_heads=14,
+        num_key_value_heads=2,
+        head_dim=64,
+    ),
+    "1B": Shape(  # the layers of Llama-3.2-1B
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_layers=16,
+        num_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+    ),
+    "3B": Shape(  # the layers of Llama-3.2-3B
+        hidden_size=3072,
+        intermediate_size=8192,
+        num_layers=28,
+        num_heads=24,
+        num_key_value_heads=8,
+        head_dim=128,
+    ),
+}
+
+
+def main() -> None:
+    """Write one model."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--type", choices=("Q8_0", "Q4_0", "F16", "BF16"), help="of a GGUF file")
+    arguments = parser.parse_args()
+    shape = SHAPES[arguments.shape]
+    if arguments.path.suffix == ".gguf":
+        write_gguf(shape, arguments.path, arguments.type or "Q8_0")
+    elif arguments.type not in (None, "BF16"):
+        parser.error("--type is for GGUF files; in Hugging Face layout weights are BF16")
+    else:
+        write_hugging_face(shape, arguments.path)
+
+
+def tensors(shape: Shape, vocab_size: int) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Each tensor's Hugging Face name, GGUF name and shape (rows first). The head is tied."""
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    queries = shape.num_heads * shape.head_dim
+    keys = shape.num_key_value_heads * shape.head_dim
+    yield "model.embed_tokens.weight", "token_embd.weight", (vocab_size, hidden)
+    for layer in range(shape.num_layers):
+        theirs, gguf = f"model.layers.{layer}", f"blk.{layer}"
+        yield f"{theirs}.input_layernorm.weight", f"{gguf}.attn_norm.weight", (hidden,)
+        yield f"{theirs}.self_attn.q_proj.weight", f"{gguf}.attn_q.weight", (queries, hidden)
+        yield f"{theirs}.self_attn.k_proj.weight", f"{gguf}.attn_k.weight", (keys, hidden)
+        yield f"{theirs}.self_attn.v_proj.weight", f"{gguf}.attn_v.weight", (keys, hidden)
+        yield f"{theirs}.self_attn.o_proj.weight", f"{gguf}.attn_output.weight", (hidden, queries)
+        yield f"{theirs}.post_attention_layernorm.weight", f"{gguf}.ffn_norm.weight", (hidden,)
+        yield f"{theirs}.mlp.gate_proj.weight", f"{gguf}.ffn_gate.weight", (inner, hidden)
+        yield f"{theirs}.mlp.up_proj.weight", f"{gguf}.ffn_up.weight", (inner, hidden)
+        yield f"{theirs}.mlp.down_proj.weight", f"{gguf}.ffn_down.weight", (hidden, inner)
+    yield "model.norm.weight", "output_norm.weight", (hidden,)
+
+
+def values(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Ones for norms, small random numbers for matrices."""
+    if len(shape) == 1:
+        return np.ones(shape, np.float32)
+    drawn = rng.standard_normal(shape, np.float32)
+    drawn *= _STANDARD_DEVIATION
+    return drawn
+
+
+def write_hugging_face(shape: Shape, directory: Path) -> None:
+    """``config.json``, the tokenizer, and one safetensors file in BF16."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config: dict[str, Any] = json.loads((_DEMO / "config.json").read_text(encoding="utf-8"))
+    config |= {
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_key_value_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": _MAX_CONTEXT_TOKENS,
+    }
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for path in _DEMO.glob("*.json"):
+        if path.name != "config.json":
+            shutil.copyfile(path, directory / path.name)
+    listed = list(tensors(shape, config["vocab_size"]))
+    header: dict[str, object] = {}
+    offset = 0
+    for name, _, dimensions in listed:
+        num_bytes = 2 * int(np.prod(dimensions))
+        header[name] = {
+            "dtype": "BF16",
+            "shape": dimensions,
+            "data_offsets": (offset, offset + num_bytes),
+        }
+        offset += num_bytes
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    rng = np.random.default_rng(SEED)
+    with (directory / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(encoded)) + encoded)
+        for _, _, dimensions in listed:
+            # The upper half of a float32 is a bfloat16, rounded towards zero.
+            halves = values(rng, dimensions).view(np.uint16)[..., 1::2]
+            file.write(np.ascontiguousarray(halves).tobytes())
+
+
+def write_gguf(shape: Shape, path: Path, type_name: str) -> None:
+    """One GGUF file; norms stay F32."""
+    import gguf
+
+    tokenizer = json.loads((_DEMO / "tokenizer.json").read_text(encoding="utf-8"))
+    ids = tokenizer["model"]["vocab"] | {
+        each["content"]: each["id"] for each in tokenizer["added_tokens"]
+    }
+    special = {each["id"] for each in tokenizer["added_tokens"]}
+    vocabulary = sorted(ids, key=ids.__getitem__)
+    merges = [
+        each if isinstance(each, str) else " ".join(each) for each in tokenizer["model"]["merges"]
+    ]
+    demo = json.loads((_DEMO / "config.json").read_text(encoding="utf-8"))
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(shape.num_layers)
+    writer.add_context_length(_MAX_CONTEXT_TOKENS)
+    writer.add_embedding_length(shape.hidden_size)
+    writer.add_feed_forward_length(shape.intermediate_size)
+    writer.add_head_count(shape.num_heads)
+    writer.add_head_count_kv(shape.num_key_value_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_freq_base(demo["rope_theta"])
+    writer.add_layer_norm_rms_eps(demo["rms_norm_eps"])
+    writer.add_vocab_size(len(vocabulary))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(vocabulary)
+    control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
+    writer.add_token_types(
+        [control if index in special else normal for index in range(len(vocabulary))]
+    )
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(demo["bos_token_id"])
+    writer.add_eos_token_id(demo["eos_token_id"])
+
+    kind = gguf.GGMLQuantizationType[type_name]
+    plain = gguf.GGMLQuantizationType.F32
+    listed = [
+        (name, dimensions, plain if len(dimensions) == 1 else kind)
+        for _, name, dimensions in tensors(shape, len(vocabulary))
+    ]
+    for name, dimensions, each in listed:
+        block, block_bytes = gguf.GGML_QUANT_SIZES[each]
+        num_bytes = int(np.prod(dimensions)) // block * block_bytes
+        writer.add_tensor_info(name, dimensions, np.dtype(np.float32), num_bytes, raw_dtype=each)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    rng = np.random.default_rng(SEED)
+    for _, dimensions, each in listed:
+        writer.write_tensor_data(gguf.quantize(values(rng, dimensions), each))
+    writer.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""The cluster in plain tables, from its JSON documents. At most 80 columns where names allow it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from potluck.quantities import format_bytes
+
+
+def node_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
+    """The nodes and units of a document of schema ``potluck.cluster/1``."""
+    rows = [("NODE", "STATE", "ADDRESS", "UNIT", "MAY USE", "THREADS")]
+    for node in cluster["nodes"]:
+        own = " *" if node["node_id"] == cluster["node_id"] else ""
+        if not node.get("units"):
+            rows.append((node["node_id"] + own, node["state"], *[""] * 4))
+        for unit in node.get("units", ()):
+            rows.append(
+                (
+                    node["node_id"] + own,
+                    node["state"],
+                    node["address"],
+                    unit["unit_id"],
+                    format_bytes(unit["usable_bytes"]),
+                    str(unit["num_threads"]),
+                )
+            )
+    yield from table(rows)
+    for node in cluster["incompatible"]:
+        yield (
+            f"refused: {node['node_id']} speaks wire version {node['wire_version']}, "
+            f"and this node {cluster['wire_version']}"
+        )
+    yield from _version_lines(cluster)
+    for node in cluster["nodes"]:
+        if node.get("http_address"):
+            yield f"clients: {node['http_address']} at {node['node_id']}"
+
+
+def _version_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
+    """One line, or one per version where they differ."""
+    nodes_of: dict[str, list[str]] = {}
+    for node in cluster["nodes"]:
+        if "version" in node:
+            nodes_of.setdefault(node["version"], []).append(node["node_id"])
+    for version, nodes in sorted(nodes_of.items()):
+        where = f" on {', '.join(nodes)}" if len(nodes_of) > 1 else ""
+        yield f"version: {version}{where}"
+
+
+def deployment_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
+    """What one deployment is and does, then its stages."""
+    reason = f" ({deployment['reason']})" if deployment["reason"] else ""
+    yield f"{deployment['model_id']}: {deployment['state']}{reason}"
+    yield (
+        f"context {deployment['context_tokens']} tokens, "
+        f"coordinator {deployment['epoch']['coordinator']}, epoch {deployment['epoch']['number']}"
+    )
+    yield from stage_lines(deployment)
+
+
+def stage_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
+    """The stages of a deployment or a plan, and the units that got nothing."""
+    rows = [("STAGE", "NODE", "UNIT", "LAYERS", "BYTES")]
+    last = len(deployment["stages"]) - 1
+    for stage in deployment["stages"]:
+        parts = [f"[{stage['start_layer']}, {stage['end_layer']})"]
+        if stage["stage"] == 0:
+            parts.insert(0, "embedding +")
+        if stage["stage"] == last:
+            parts.append("+ head")
+        rows.append(
+            (
+                str(stage["stage"]),
+                stage["node_id"],
+                stage["unit_id"],
+                " ".join(parts),
+                format_bytes(stage["num_bytes"]),
+            )
+        )
+    if deployment["stages"]:
+        yield from table(rows)
+    for rejection in deployment["rejections"]:
+        yield f"not used: {rejection['node_id']} {rejection['unit_id']}: {rejection['reason']}"
+
+
+def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Columns side by side, each as wide as it must be: nothing is cut off."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()

@@ -1,0 +1,333 @@
+"""Who coordinates which deployment: this agent's part in it.
+
+An agent coordinates what it was asked to deploy. Every agent knows the records of all deployments;
+when a coordinator is gone, the others take over what it leaves, in the order of their ids and with
+a pause between them, so that one that cannot (it lacks the model's files, say) holds nobody up. If
+two do so at once, the one with the higher epoch goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from potluck.catalog import ModelDescription, describe_model
+from potluck.cluster.agent.isolation import Isolation
+from potluck.cluster.agent.model_files import fingerprint
+from potluck.cluster.agent.registry import Registry
+from potluck.cluster.agent.stages import StageHost
+from potluck.cluster.calls import (
+    Deploy,
+    DeploymentRecord,
+    DeploymentState,
+    ModelFingerprint,
+    Named,
+    StageScope,
+    Vacate,
+    encode,
+)
+from potluck.cluster.coordinator.deployment import Deployment
+from potluck.cluster.coordinator.planning import size_of, stage_records
+from potluck.cluster.coordinator.survey import plan_model
+from potluck.cluster.membership import Membership
+from potluck.cluster.trust.credentials import Credentials
+from potluck.errors import CallError, EngineError, NodeLostError, ParameterError, PotluckError
+from potluck.scheduling import DEFAULT_CONTEXT_TOKENS
+from potluck.types.cluster import DeploymentId, Epoch, NodeId
+
+_log = logging.getLogger(__name__)
+
+_DEFAULT_CACHE_CONTEXTS = 4
+_REMOVE_SECONDS = 60.0
+_VACATE_SECONDS = 90.0
+
+_SETTLE_SECONDS = 0.2
+"""For nodes that leave together to be seen to, and for a coordinator that joins anew to speak."""
+_TURN_SECONDS = 3.0
+"""What a successor has to say that it takes over, before the next one does."""
+_AGAIN_SECONDS = 60.0
+
+Spawn = Callable[[Coroutine[Any, Any, None]], None]
+
+
+class Coordination:
+    """For use in the agent's loop. ``spawn`` runs what nobody waits for, until the agent ends."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        credentials: Credentials,
+        stages: StageHost,
+        *,
+        listen_host: str,
+        step_seconds: float,
+        spawn: Spawn,
+    ) -> None:
+        self.registry = Registry()
+        self.coordinated: dict[DeploymentId, Deployment] = {}
+        self.is_draining = False
+        self._isolation = Isolation(membership.nodes)
+        self._membership = membership
+        self._credentials = credentials
+        self._stages = stages
+        self._listen_host = listen_host
+        self._step_seconds = step_seconds
+        self._spawn = spawn
+        self._awaiting_turn: set[DeploymentId] = set()
+
+    async def deploy(self, request: Deploy) -> DeploymentRecord:
+        """Deploy a model, coordinated here. Raises what prevents it; nothing is left then."""
+        self._require_staying()
+        description, print_of = await _read(request.model)
+        self._require_staying()
+        record = self._new_record(request, description)
+        deployment = self._make(record, description, print_of)
+        self.coordinated[record.deployment] = deployment
+        try:
+            await deployment.start()
+        except BaseException:
+            if self.coordinated.get(record.deployment) is deployment:
+                ending = asyncio.ensure_future(self._remove(deployment, "it was not deployed"))
+                await asyncio.shield(ending)
+            raise
+        return deployment.record
+
+    async def plan(self, request: Deploy) -> DeploymentRecord:
+        """What would go where; nothing is loaded."""
+        description, print_of = await _read(request.model)
+        record = self._new_record(request, description)
+        size = size_of(description, record)
+        plan = await plan_model(self._membership, record.model, description, print_of, size)
+        return msgspec.structs.replace(record, **stage_records(plan))
+
+    async def undeploy(self, name: str) -> DeploymentRecord:
+        """Remove a deployment, wherever it is coordinated."""
+        record = self.registry.find(name)
+        if record is None:
+            known = ", ".join(each.model_id for each in self.registry.live()) or "none"
+            raise ParameterError(
+                "name", f"nothing is deployed as {name}", hint=f"deployed now: {known}"
+            )
+        try:
+            await self._membership.call(
+                record.epoch.coordinator,
+                "deployment.remove",
+                encode(Named(deployment=record.deployment)),
+                timeout_seconds=_REMOVE_SECONDS,
+            )
+        except NodeLostError:
+            await self.remove(record.deployment)
+        return record
+
+    async def remove(self, deployment: DeploymentId) -> None:
+        """End a deployment for good; one that nobody coordinates any more, too."""
+        mine = self.coordinated.get(deployment)
+        if mine is not None:
+            await self._remove(mine, "undeployed")
+            return
+        record = self.registry.records.get(deployment)
+        if record is not None and record.state is not DeploymentState.REMOVED:
+            self._publish(msgspec.structs.replace(record, state=DeploymentState.REMOVED, stages=()))
+
+    async def drain(self) -> None:
+        """Let others go on without this node: take nothing new, finish what is in flight."""
+        self.is_draining = True
+        vacating = [
+            self._membership.call(
+                record.epoch.coordinator,
+                "deployment.vacate",
+                encode(Vacate(deployment=record.deployment, node_id=self._membership.node_id)),
+                timeout_seconds=_VACATE_SECONDS,
+            )
+            for record in self.registry.live()
+            if record.epoch.coordinator != self._membership.node_id
+        ]
+        finishing = [each.finish() for each in self.coordinated.values()]
+        await asyncio.gather(*vacating, *finishing, return_exceptions=True)
+
+    async def close(self) -> None:
+        """The agent ends: stop what it coordinates; the records are left to successors."""
+        self.is_draining = True
+        await asyncio.gather(*(each.close() for each in self.coordinated.values()))
+
+    def heard(self, record: DeploymentRecord) -> None:
+        """News of a deployment, from its coordinator or who knows of it."""
+        known = self.registry.records.get(record.deployment)
+        registry = self.registry.put(record)
+        if registry is self.registry:
+            was_removed = known is not None and known.state is DeploymentState.REMOVED
+            if was_removed and record.state is not DeploymentState.REMOVED:
+                self._spawn(self._tell(record.epoch.coordinator, encode(known)))
+            return
+        self.registry = registry
+        mine = self.coordinated.get(record.deployment)
+        is_removed = record.state is DeploymentState.REMOVED
+        if (
+            mine is not None
+            and record is not mine.record
+            and (is_removed or mine.record.epoch < record.epoch)
+        ):
+            del self.coordinated[record.deployment]
+            self._spawn(mine.close())
+        if is_removed:
+            scope = StageScope(deployment=record.deployment, epoch=record.epoch)
+            self._spawn(self._stages.stop(scope))
+        elif known is None or known.epoch != record.epoch:
+            self._spawn(self._stages.supersede(record.deployment, record.epoch))
+        self._look_for_orphans()
+
+    async def joined(self, node: NodeId) -> None:
+        """Tell a node that is new here what it cannot know."""
+        for deployment in self.coordinated.values():
+            deployment.node_joined()
+        for record in self.registry.records.values():
+            if self._speaks_for(record, node):
+                await self._tell(node, encode(record))
+
+    def left(self, node: NodeId) -> None:
+        """A node is gone."""
+        self._isolation.left(node)
+        for deployment in list(self.coordinated.values()):
+            deployment.node_left(node)
+        self._spawn(self._stages.coordinator_left(node))
+        self._look_for_orphans()
+
+    def _require_staying(self) -> None:
+        if self.is_draining:
+            raise EngineError(
+                "this node is about to leave the cluster", hint="deploy from another node"
+            )
+
+    def _new_record(self, request: Deploy, description: ModelDescription) -> DeploymentRecord:
+        most = description.config.max_context_tokens
+        context = request.context_tokens
+        if context is None:
+            context = min(most, DEFAULT_CONTEXT_TOKENS)
+        if not 2 <= context <= most:
+            raise ParameterError(
+                "context",
+                f"a context of {context} tokens is not possible",
+                hint=f"this model allows 2 to {most}",
+            )
+        cache = request.cache_tokens
+        if cache is None:
+            cache = _DEFAULT_CACHE_CONTEXTS * context
+        if cache < context:
+            raise ParameterError(
+                "cache",
+                f"a cache of {cache} tokens does not hold one context of {context}",
+                hint="give a larger --cache, or a smaller --context",
+            )
+        return DeploymentRecord(
+            deployment=DeploymentId(secrets.token_hex(4)),
+            epoch=Epoch(number=0, coordinator=self._membership.node_id),
+            revision=0,
+            model=request.model,
+            model_id=self.registry.free_model_id(request.model_id or request.model),
+            created=int(time.time()),
+            context_tokens=context,
+            cache_tokens=cache,
+            num_layers=description.config.num_layers,
+            state=DeploymentState.LOADING,
+        )
+
+    def _make(
+        self, record: DeploymentRecord, description: ModelDescription, print_of: ModelFingerprint
+    ) -> Deployment:
+        return Deployment(
+            record,
+            description,
+            print_of,
+            membership=self._membership,
+            credentials=self._credentials,
+            listen_host=self._listen_host,
+            step_seconds=self._step_seconds,
+            before_next_epoch=self._isolation.over,
+            publish=self._publish,
+        )
+
+    async def _remove(self, deployment: Deployment, reason: str) -> None:
+        await deployment.remove(reason)
+        # Only now: a record without a coordinator would be an orphan.
+        self.coordinated.pop(deployment.record.deployment, None)
+
+    def _publish(self, record: DeploymentRecord) -> None:
+        self.heard(record)
+        payload = encode(record)
+        for node in self._membership.nodes():
+            self._spawn(self._tell(node, payload))
+
+    async def _tell(self, node: NodeId, payload: bytes) -> None:
+        with suppress(CallError):  # a node that is lost now hears it when it joins again
+            await self._membership.call(node, "deployment.put", payload)
+
+    def _speaks_for(self, record: DeploymentRecord, to: NodeId) -> bool:
+        """Whether it is on this node to tell another of a record.
+
+        That is on its coordinator; when there is none, on the least of those who know. A node that
+        has forgotten what it coordinates (it was started anew) is told by everybody.
+        """
+        own = self._membership.node_id
+        coordinator = record.epoch.coordinator
+        others = (self._membership.nodes() | {own}) - {to}
+        return coordinator in (own, to) or (coordinator not in others and min(others) == own)
+
+    def _is_orphan(self, record: DeploymentRecord) -> bool:
+        if record.state is DeploymentState.REMOVED or record.deployment in self.coordinated:
+            return False
+        return record.epoch.coordinator not in self._membership.nodes()
+
+    def _look_for_orphans(self) -> None:
+        for record in self.registry.live():
+            if self._is_orphan(record) and record.deployment not in self._awaiting_turn:
+                self._awaiting_turn.add(record.deployment)
+                self._spawn(self._await_turn(record.deployment))
+
+    async def _await_turn(self, deployment: DeploymentId) -> None:
+        """Take over in this node's turn, unless somebody else coordinates it by then."""
+        own = self._membership.node_id
+        try:
+            await self._isolation.over()
+            turn = sum(node < own for node in self._membership.nodes())
+            await asyncio.sleep(_SETTLE_SECONDS + turn * _TURN_SECONDS)
+            while (record := self._orphan_to_take(deployment)) is not None:
+                if await self._take_over(record):
+                    return
+                await asyncio.sleep(_AGAIN_SECONDS)
+        finally:
+            self._awaiting_turn.discard(deployment)
+
+    def _orphan_to_take(self, deployment: DeploymentId) -> DeploymentRecord | None:
+        record = self.registry.records.get(deployment)
+        if record is None or self.is_draining or not self._is_orphan(record):
+            return None
+        return record
+
+    async def _take_over(self, record: DeploymentRecord) -> bool:
+        """Whether nothing more is to be done."""
+        try:
+            description, print_of = await _read(record.model)
+        except PotluckError as error:
+            _log.warning("cannot take over %s: %s", record.model_id, error.message)
+            return False
+        latest = self._orphan_to_take(record.deployment)
+        if latest is not None:
+            deployment = self._make(latest, description, print_of)
+            self.coordinated[latest.deployment] = deployment
+            deployment.resume()
+        return True
+
+
+async def _read(model: str) -> tuple[ModelDescription, ModelFingerprint]:
+    def read() -> tuple[ModelDescription, ModelFingerprint]:
+        description = describe_model(model)
+        return description, fingerprint(description)
+
+    return await asyncio.to_thread(read)

@@ -1,0 +1,123 @@
+"""From a plan to two edges behind which all of its stages are ready."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing
+
+from potluck.cluster.calls import ConnectStage, DeploymentRecord, StartEvent, decode, encode
+from potluck.cluster.coordinator.edges import StageAddress, open_edges
+from potluck.cluster.coordinator.planning import DeploymentSize
+from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.membership import Membership
+from potluck.cluster.trust.credentials import Credentials
+from potluck.cluster.worker.messages import Connect, Loaded, Peer, StageSpec
+from potluck.errors import CallError, EngineError
+from potluck.types.cluster import NodeId
+
+_CONNECT_SECONDS = 40.0
+
+
+async def load_stages(
+    membership: Membership,
+    record: DeploymentRecord,
+    size: DeploymentSize,
+    on_progress: Callable[[int, int], None],
+) -> list[StageAddress]:
+    """Start the worker of every stage of ``record`` and load it; all at the same time.
+
+    ``on_progress`` is given the bytes loaded so far and those in all, as far as they are known. If
+    one fails, or this is cancelled, none goes on loading.
+    """
+    done = [0] * len(record.stages)
+    totals = [0] * len(record.stages)
+
+    async def load(index: int) -> StageAddress:
+        stage = record.stages[index]
+        spec = StageSpec(
+            deployment=record.deployment,
+            epoch=record.epoch,
+            index=index,
+            num_stages=len(record.stages),
+            model=record.model,
+            start_layer=stage.start_layer,
+            end_layer=stage.end_layer,
+            context_tokens=size.context_tokens,
+            num_blocks=size.num_blocks,
+            max_step_tokens=size.max_step_tokens,
+            max_step_sequences=size.max_step_sequences,
+            num_bytes=stage.num_bytes,
+        )
+        try:
+            stream = membership.call_stream(stage.node_id, "stage.start", encode(spec))
+            async with aclosing(stream):
+                async for part in stream:
+                    event: StartEvent = decode(part, StartEvent)
+                    if isinstance(event, Loaded):
+                        return StageAddress(node_id=stage.node_id, host=event.host, port=event.port)
+                    done[index], totals[index] = event.done_bytes, event.total_bytes
+                    on_progress(sum(done), sum(totals))
+        except CallError as error:
+            raise _of_stage(index, stage.node_id, error) from error
+        raise EngineError(f"stage {index} on node {stage.node_id} was not loaded")
+
+    tasks = [asyncio.create_task(load(index)) for index in range(len(record.stages))]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+async def connect_stages(
+    membership: Membership,
+    credentials: Credentials,
+    listen_host: str,
+    record: DeploymentRecord,
+    size: DeploymentSize,
+    stages: Sequence[StageAddress],
+) -> tuple[OutgoingEdge, IncomingEdge]:
+    """Have the loaded stages open their edges, and open the coordinator's two."""
+    own = membership.node_id
+
+    async def connect(index: int, preceding: Peer, following: Peer) -> None:
+        node_id = stages[index].node_id
+        request = ConnectStage(
+            deployment=record.deployment,
+            epoch=record.epoch,
+            index=index,
+            connect=Connect(preceding=preceding, following=following),
+        )
+        try:
+            await membership.call(
+                node_id, "stage.connect", encode(request), timeout_seconds=_CONNECT_SECONDS
+            )
+        except CallError as error:
+            raise _of_stage(index, node_id, error) from error
+
+    def connect_all(result: tuple[str, int]) -> list[Coroutine[object, object, None]]:
+        peers = [
+            Peer(node_id=own),
+            *(Peer(node_id=each.node_id, host=each.host, port=each.port) for each in stages),
+            Peer(node_id=own, host=result[0], port=result[1]),
+        ]
+        return [connect(index, peers[index], peers[index + 2]) for index in range(len(stages))]
+
+    return await open_edges(
+        credentials,
+        listen_host,
+        first=stages[0],
+        last=stages[-1],
+        num_stages=len(stages),
+        deployment=record.deployment,
+        epoch=record.epoch,
+        limits=size.edge_limits,
+        tell_stages=connect_all,
+    )
+
+
+def _of_stage(index: int, node_id: NodeId, error: CallError) -> EngineError:
+    return EngineError(f"stage {index} on node {node_id}: {error.message}", hint=error.hint)

@@ -1,0 +1,100 @@
+"""What the nodes answer when a model is to be placed on them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from potluck.catalog import ModelDescription
+from potluck.cluster.calls import (
+    CPU_UNIT,
+    CheckModel,
+    ModelFingerprint,
+    NodeReport,
+    decode,
+    encode,
+)
+from potluck.cluster.coordinator.planning import DeploymentSize, model_cost, offers
+from potluck.cluster.membership import Membership
+from potluck.errors import PotluckError
+from potluck.placement import place
+from potluck.types.cluster import NodeId, Plan, Rejection
+
+_REPORT_SECONDS = 5.0
+_CHECK_SECONDS = 900.0
+"""A model from the hub may have to be downloaded for it."""
+
+
+async def plan_model(
+    membership: Membership,
+    model: str,
+    description: ModelDescription,
+    fingerprint: ModelFingerprint,
+    size: DeploymentSize,
+) -> Plan:
+    """Place a model on the nodes that are there and can read the very same files.
+
+    Raises ``InsufficientMemoryError``, and what makes the model unreadable here.
+    """
+    reports, silent = await gather_reports(membership)
+    able, unable = await _nodes_with_model(membership, model, fingerprint, reports)
+    num_threads = max((unit.num_threads for each in able for unit in each.units), default=1)
+    cost = await asyncio.to_thread(model_cost, description, size, num_threads=num_threads)
+    plan = place(offers(reports, able), cost)
+    return Plan(stages=plan.stages, rejections=(*plan.rejections, *silent, *unable))
+
+
+async def gather_reports(membership: Membership) -> tuple[list[NodeReport], list[Rejection]]:
+    """What every node says of itself, and those that do not answer."""
+    nodes = sorted(membership.nodes() | {membership.node_id})
+    reports: list[NodeReport] = []
+    silent: list[Rejection] = []
+
+    async def ask(node: NodeId) -> None:
+        try:
+            answer = await membership.call(
+                node, "node.report", b"", timeout_seconds=_REPORT_SECONDS
+            )
+            reports.append(decode(answer, NodeReport))
+        except PotluckError as error:
+            silent.append(
+                Rejection(
+                    node_id=node,
+                    unit_id=CPU_UNIT,
+                    reason=f"it does not answer: {error.message}",
+                )
+            )
+
+    await asyncio.gather(*(ask(node) for node in nodes))
+    return sorted(reports, key=lambda each: each.node_id), silent
+
+
+async def _nodes_with_model(
+    membership: Membership,
+    model: str,
+    fingerprint: ModelFingerprint,
+    reports: Sequence[NodeReport],
+) -> tuple[list[NodeReport], list[Rejection]]:
+    """Nodes that can read the very same model, and why the others cannot."""
+    request = encode(CheckModel(model=model))
+
+    async def reason_against(report: NodeReport) -> str | None:
+        try:
+            answer = await membership.call(
+                report.node_id, "model.check", request, timeout_seconds=_CHECK_SECONDS
+            )
+            if decode(answer, ModelFingerprint) != fingerprint:
+                return f"its files of {model} are not those of the coordinator"
+        except PotluckError as error:
+            return f"it cannot read the model: {error.message}"
+        return None
+
+    reasons = await asyncio.gather(*(reason_against(report) for report in reports))
+    able = [report for report, reason in zip(reports, reasons, strict=True) if reason is None]
+    unable = [
+        Rejection(node_id=report.node_id, unit_id=unit.unit_id, reason=reason)
+        for report, reason in zip(reports, reasons, strict=True)
+        if reason is not None
+        for unit in report.units
+    ]
+    return able, unable

@@ -1,0 +1,273 @@
+"""``up``, ``deploy``, ``plan``, ``ps``, ``undeploy`` and ``down`` as their users meet them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import psutil
+import pytest
+
+import potluck
+from potluck.cluster.trust.secret import generate_secret
+
+SCHEMAS = Path(potluck.__file__).parent / "cli" / "schemas"
+SECONDS = 60
+
+
+def environment(**changes: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("POTLUCK")}
+    return {**kept, **changes}
+
+
+def potluck_command(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "potluck", *arguments],
+        env=environment(**changes),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+
+
+def fails(*arguments: str, **changes: str) -> tuple[int, str]:
+    """The exit code, and the error line with its hint: nothing else is printed."""
+    completed = potluck_command(*arguments, **changes)
+    lines = completed.stderr.splitlines()
+    assert completed.stdout == ""
+    assert lines[0].startswith("potluck: "), completed.stderr
+    assert [line.partition(":")[0] for line in lines] == ["potluck", "hint"], completed.stderr
+    return completed.returncode, completed.stderr
+
+
+class AgentProcess:
+    def __init__(self, state: Path, secret: str, *options: str) -> None:
+        self.state = state
+        self.errors = state.with_suffix(".stderr")
+        with self.errors.open("w") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "potluck", "up", "--state", str(state), *options],
+                env=environment(POTLUCK_SECRET=secret),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                start_new_session=True,
+            )
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().strip()
+        assert self.address, self.errors.read_text()
+
+    def json(self, schema: str, *arguments: str) -> dict[str, Any]:
+        completed = potluck_command(*arguments, "--json", "--state", str(self.state))
+        assert completed.returncode == 0, completed.stderr
+        document: dict[str, Any] = json.loads(completed.stdout)
+        validate(schema, document)
+        return document
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(SECONDS)
+            finally:
+                self.process.kill()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def validate(schema: str, document: object) -> None:
+    jsonschema.validate(document, json.loads((SCHEMAS / f"{schema}.json").read_text()))
+
+
+@contextlib.contextmanager
+def agent(state: Path, secret: str, *options: str) -> Iterator[AgentProcess]:
+    started = AgentProcess(state, secret, *options)
+    try:
+        yield started
+    finally:
+        started.end()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[AgentProcess, AgentProcess]]:
+    """Two agents in one cluster; the second has too little memory for a stage."""
+    directory = tmp_path_factory.mktemp("agents")
+    secret = generate_secret()
+    with agent(directory / "a", secret, "--http", "127.0.0.1:0", "--threads", "1") as first:
+        (own,) = first.json("cluster", "ps")["nodes"]
+        options = ("--join", own["address"], "--no-http", "--memory-limit", "1M")
+        with agent(directory / "b", secret, *options) as second:
+            deadline = time.monotonic() + SECONDS
+            while len(first.json("cluster", "ps")["nodes"]) < 2:
+                assert time.monotonic() < deadline
+            yield first, second
+
+
+def test_documents_fit_their_schemas_from_any_agent(
+    pair: tuple[AgentProcess, AgentProcess],
+) -> None:
+    first, second = pair
+    plan = second.json("plan", "plan", "demo", "--context", "256")
+    assert [stage["end_layer"] for stage in plan["stages"]] == [12]
+    (left_out,) = plan["rejections"]
+    assert "1 MiB may be used" in left_out["reason"]
+    deployed = second.json("deploy", "deploy", "demo", "--name", "tales", "--context", "256")
+    assert deployed["state"] == "ready"
+    assert deployed["model_id"] == "tales"
+    assert deployed["stages"] == plan["stages"]
+    seen = first.json("cluster", "ps")
+    assert [each["model_id"] for each in seen["deployments"]] == ["tales"]
+    with urllib.request.urlopen(f"{first.address}/cluster", timeout=SECONDS) as response:
+        served = json.load(response)
+    validate("cluster", served)
+    assert served["deployments"] == seen["deployments"]
+    gone = potluck_command("undeploy", "tales", "--state", str(first.state))
+    assert gone.stderr == "tales is no longer deployed\n"
+    assert first.json("cluster", "ps")["deployments"] == []
+
+
+def test_the_plan_says_who_is_left_out_and_why(pair: tuple[AgentProcess, AgentProcess]) -> None:
+    completed = potluck_command("plan", "demo", "--state", str(pair[0].state))
+    (line,) = [line for line in completed.stdout.splitlines() if line.startswith("not used: ")]
+    assert "cpu/native: 1 MiB may be used, and one layer takes" in line
+
+
+def test_a_schema_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        validate("plan", {"schema": "potluck.plan/1", "model": "demo"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("deploy", "/nowhere"), "/nowhere"),
+        (("deploy", "demo", "--context", "1"), "a context of 1 tokens"),
+        (("deploy", "demo", "--context", "64", "--cache", "63"), "a cache of 63 tokens"),
+        (("plan", "demo", "--context", "100000"), "a context of 100000 tokens"),
+        (("undeploy", "nothing"), "nothing is deployed as nothing"),
+    ],
+)
+def test_what_the_agent_refuses(
+    pair: tuple[AgentProcess, AgentProcess], arguments: tuple[str, ...], named: str
+) -> None:
+    status, said = fails(*arguments, "--state", str(pair[0].state))
+    assert status == 2
+    assert named in said
+
+
+def test_a_second_agent_does_not_take_a_directory_or_a_port(
+    pair: tuple[AgentProcess, AgentProcess], tmp_path: Path
+) -> None:
+    first, _ = pair
+    status, said = fails("up", "--state", str(first.state))
+    assert status == 2
+    assert "already runs" in said
+    taken = first.address.removeprefix("http://")
+    status, said = fails("up", "--state", str(tmp_path / "c"), "--http", taken)
+    assert status == 1
+    assert "Address already in use" in said
+    assert "--http HOST:PORT" in said
+
+
+@pytest.mark.parametrize(
+    "command", [("ps",), ("plan", "demo"), ("deploy", "demo"), ("undeploy", "demo"), ("down",)]
+)
+def test_commands_without_an_agent(tmp_path: Path, command: tuple[str, ...]) -> None:
+    status, said = fails(*command, "--state", str(tmp_path))
+    assert status == 2
+    assert "no agent runs here" in said
+    assert "potluck up" in said
+    with socket.socket(socket.AF_UNIX) as dead:  # what an agent that was killed leaves
+        dead.bind(str(tmp_path / "control.sock"))
+    assert fails(*command, "--state", str(tmp_path))[1] == said
+
+
+SHORT = "correct-horse-battery-staple"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "secret", "named"),
+    [
+        (("--lan", "--join", "127.0.0.1:1"), None, "exclude each other"),
+        (("--join", "nowhere"), None, "HOST:PORT"),
+        (("--join", "127.0.0.1:1"), None, "joining a cluster needs its secret"),
+        (("--no-http",), SHORT, "too weak"),
+        (("--no-http", "--secret-file", "/nowhere/secret"), None, "/nowhere/secret"),
+        (("--no-http", "--api-key-file", "keys"), None, "--no-http"),
+        (("--http", "7334"), None, "--http 7334"),
+        (("--http", "0.0.0.0:0"), None, "there are no API keys"),
+        (("--memory-limit", "much"), None, "--memory-limit much"),
+        (("--listen", "box.local:1"), None, "box.local"),
+        (("--listen", "0.0.0.0"), None, "0.0.0.0"),
+        (("--threads", "0"), None, "--threads"),
+    ],
+)
+def test_up_refuses_what_makes_no_sense(
+    tmp_path: Path, arguments: tuple[str, ...], secret: str | None, named: str
+) -> None:
+    given = {} if secret is None else {"POTLUCK_SECRET": secret}
+    status, said = fails("up", "--state", str(tmp_path / "state"), *arguments, **given)
+    assert status == 2
+    assert named in said
+    assert SHORT not in said
+
+
+def test_up_says_when_the_state_directory_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    status, said = fails("up", "--state", str(tmp_path / "file"))
+    assert status == 1
+    assert str(tmp_path / "file") in said
+    status, said = fails("up", "--state", str(tmp_path / ("x" * 100)))
+    assert status == 2
+    assert "too long" in said
+
+
+def test_up_says_when_the_node_id_is_spoilt(tmp_path: Path) -> None:
+    (tmp_path / "node-id").write_text("me\n")
+    status, said = fails("up", "--state", str(tmp_path), "--no-http")
+    assert status == 2
+    assert f"{tmp_path / 'node-id'} does not hold a node id" in said
+
+
+def children(process: int) -> list[psutil.Process]:
+    return psutil.Process(process).children(recursive=True)
+
+
+def test_down_leaves_in_order(tmp_path: Path) -> None:
+    with agent(tmp_path / "a", generate_secret(), "--http", "127.0.0.1:0") as alone:
+        alone.json("deploy", "deploy", "demo", "--context", "64")
+        workers = children(alone.process.pid)
+        assert workers
+        down = potluck_command("down", "--state", str(alone.state))
+        assert down.returncode == 0
+        assert down.stderr.splitlines()[-1] == "this node has left the cluster"
+        assert alone.process.wait(SECONDS) == 0
+        assert not any(worker.is_running() for worker in workers)
+        assert not (alone.state / "control.sock").exists()
+
+
+def test_a_second_ctrl_c_ends_at_once_and_leaves_no_worker(tmp_path: Path) -> None:
+    with agent(tmp_path / "a", generate_secret(), "--http", "127.0.0.1:0") as alone:
+        alone.json("deploy", "deploy", "demo", "--context", "64")
+        workers = children(alone.process.pid)
+        assert workers
+        alone.process.send_signal(signal.SIGSTOP)  # so that both are pending
+        os.killpg(alone.process.pid, signal.SIGTERM)
+        os.killpg(alone.process.pid, signal.SIGINT)
+        alone.process.send_signal(signal.SIGCONT)
+        assert alone.process.wait(SECONDS) in (128 + signal.SIGINT, 128 + signal.SIGTERM)
+        assert psutil.wait_procs(workers, timeout=5)[1] == []

@@ -1,0 +1,220 @@
+"""Models that cannot be run: one line that says why, one hint, and no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.command import assert_refused, environment, run_command
+from support.gguf_bytes import Gguf
+
+from potluck.catalog.locate import DEMO_DIRECTORY
+from potluck.cli.main import main
+
+
+def run_here(
+    capfd: pytest.CaptureFixture[str], *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    """The command in this process: a process of its own takes most of a second to begin."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    out, err = capfd.readouterr()
+    assert isinstance(ended.value.code, int)
+    return subprocess.CompletedProcess(arguments, ended.value.code, out, err)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A copy of the demo model to spoil."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    for file in DEMO_DIRECTORY.iterdir():
+        if file.suffix in (".json", ".safetensors"):
+            shutil.copyfile(file, directory / file.name)
+    return directory
+
+
+def change_config(model: Path, **changes: object) -> None:
+    path = model / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def truncate(model: Path, num_bytes: int) -> None:
+    os.truncate(model / "model.safetensors", num_bytes)
+
+
+def overwrite_header(model: Path) -> None:
+    with (model / "model.safetensors").open("r+b") as file:
+        file.seek(8)
+        file.write(b"\xff" * 100)
+
+
+def replace_by_directory(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors").mkdir()
+
+
+SPOILED: tuple[tuple[str, Callable[[Path], object], str, str], ...] = (
+    ("truncated weights", lambda m: truncate(m, 1_000_000), "truncated", "again"),
+    ("truncated header", lambda m: truncate(m, 100), "truncated", "again"),
+    ("empty weights", lambda m: truncate(m, 0), "truncated", "again"),
+    ("corrupt header", overwrite_header, "model.safetensors", "again"),
+    ("weights are a directory", replace_by_directory, "not a regular file", "file"),
+    ("another width", lambda m: change_config(m, hidden_size=512), "configuration says", "again"),
+    ("another depth", lambda m: change_config(m, num_hidden_layers=13), "is missing", "again"),
+    ("unread layers", lambda m: change_config(m, num_hidden_layers=11), "model.layers.11", ""),
+    ("unknown family", lambda m: change_config(m, model_type="mamba"), "mamba", "supported are"),
+    ("experts", lambda m: change_config(m, num_local_experts=8), "num_local_experts", ""),
+    ("odd heads", lambda m: change_config(m, num_attention_heads=7, head_dim=None), "7", ""),
+    ("config is a list", lambda m: (m / "config.json").write_text("[]"), "JSON object", "again"),
+    ("config is cut", lambda m: os.truncate(m / "config.json", 50), "not a JSON", "again"),
+    ("no tokenizer", lambda m: (m / "tokenizer.json").unlink(), "no tokenizer", "tokenizer.json"),
+    (
+        "half a tokenizer",
+        lambda m: os.truncate(m / "tokenizer.json", 1000),
+        "tokenizer.json",
+        "again",
+    ),
+    (
+        "a recommendation that makes no sense",
+        lambda m: (m / "generation_config.json").write_text('{"do_sample": true, "top_k": 1.5}'),
+        "top_k is 1.5",
+        "line",
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message", "hint"),
+    [case[1:] for case in SPOILED],
+    ids=[case[0] for case in SPOILED],
+)
+def test_a_spoiled_directory(
+    model: Path,
+    spoil: Callable[[Path], object],
+    message: str,
+    hint: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    spoil(model)
+    assert_refused(run_here(capfd, "run", str(model), "-p", "x"), 1, message, hint)
+
+
+def test_a_directory_without_weights(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (model / "model.safetensors").unlink()
+    refused = run_here(capfd, "run", str(model), "-p", "x")
+    assert_refused(refused, 2, "no weights", "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "message"),
+    [
+        (b"", 1, "truncated"),
+        (b"GGUF", 1, "truncated"),
+        (b"GGUF\3\0\0\0" + b"\xff" * 16, 1, ""),
+        (b"no model at all, and long enough to be read", 1, "not a GGUF file"),
+        (Gguf().build(), 1, ""),
+        (None, 2, "no config.json"),
+    ],
+    ids=["empty", "magic", "huge counts", "text", "no architecture", "directory"],
+)
+def test_a_gguf_file_that_is_none(
+    tmp_path: Path,
+    content: bytes | None,
+    code: int,
+    message: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "model.gguf"
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    assert_refused(run_here(capfd, "run", str(path), "-p", "x"), code, message, "")
+
+
+def without_override() -> tuple[str, ...]:
+    """A prefix under which modes of files hold also for root."""
+    if os.getuid() != 0:
+        return ()
+    return ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_an_unreadable_file(model: Path, name: str) -> None:
+    (model / name).chmod(0)
+    completed = run_command("run", str(model), "-p", "x", prefix=without_override())
+    assert_refused(completed, 1, "Permission denied", "")
+    assert name in completed.stderr
+
+
+def test_a_read_only_directory_is_enough(model: Path) -> None:
+    for file in model.iterdir():
+        file.chmod(0o444)
+    model.chmod(0o555)
+    completed = run_command("run", str(model), "-p", "x", "-n", "2", prefix=without_override())
+    model.chmod(0o755)
+    assert completed.returncode == 0, completed.stderr
+
+
+def test_no_address_space(model: Path) -> None:
+    change_config(model, max_position_embeddings=2**24)
+    completed = run_command(
+        *("run", str(model), "-p", "x", "--context", str(2**20)),
+        prefix=("sh", "-c", 'ulimit -v 3000000; exec "$@"', "sh"),
+    )
+    assert_refused(completed, 1, "ulimit -v", "--context")
+
+
+def test_more_than_the_machine_has(model: Path) -> None:
+    change_config(model, max_position_embeddings=2**24)
+    completed = run_command("run", str(model), "-p", "x", "--context", str(2**24))
+    assert_refused(completed, 1, "memory are needed", "--context")
+
+
+@pytest.fixture
+def control_group() -> Iterator[Path]:
+    """A group of this test's own with 300 MiB."""
+    root = Path("/sys/fs/cgroup/memory")
+    group = root / f"potluck-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"not shown: no memory controller of control groups (v1) to use: {error}")
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(300 * 2**20))
+        yield group
+    finally:
+        group.rmdir()
+
+
+def test_a_control_group_without_room(model: Path, control_group: Path) -> None:
+    change_config(model, max_position_embeddings=2**24)
+    enter = ("sh", "-c", f'echo $$ > {control_group}/cgroup.procs; exec "$@"', "sh")
+    completed = run_command("run", str(model), "-p", "x", "--context", str(2**18), prefix=enter)
+    assert_refused(completed, 1, "control group", "--context")
+    completed = run_command("run", str(model), "-p", "x", "-n", "2", prefix=enter)
+    assert completed.returncode == 0, completed.stderr
+
+
+def test_a_missing_core_is_said() -> None:
+    """As in a checkout in which nothing was built."""
+    script = (
+        "import sys; sys.modules['potluck.kernels._core'] = None\n"
+        "from potluck.cli.main import main; main(['run', 'demo', '-p', 'x'])"
+    )
+    completed = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert_refused(completed, 1, "compiled core", "pip")

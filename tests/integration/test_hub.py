@@ -1,0 +1,194 @@
+"""Models from a hub, through the command: what is fetched, what is not, and what errors say."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from support.command import assert_refused, run_command
+from support.fake_hub import FakeHub, serve_hub
+from support.gguf_models import write_gguf_model
+from support.random_models import make_random_model
+from support.text_models import LLAMA3_SPECIAL, byte_level_metadata, llama3_json
+
+from potluck.catalog.locate import DEMO_DIRECTORY
+from potluck.types.tensor import TensorFormat
+
+ARGUMENTS = ("-p", "The fox", "-n", "8", "--temperature", "0")
+DEMO = {
+    path.name: path.read_bytes()
+    for path in DEMO_DIRECTORY.iterdir()
+    if path.suffix in (".json", ".safetensors")
+}
+# What repositories also hold.
+DECOYS = {
+    "README.md": b"# A model",
+    ".gitattributes": b"*.bin filter=lfs",
+    "pytorch_model.bin": b"\x80",
+    "onnx/model.onnx": b"\0",
+    "original/consolidated.00.pth": b"\0",
+    "original/model.safetensors": b"\0",
+    "tokenizer.model": b"\0",
+}
+
+
+def settings(tmp_path: Path, endpoint: str) -> dict[str, str]:
+    return {
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(tmp_path / "hub-home"),
+        "HF_HUB_DISABLE_XET": "1",
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
+def dead_endpoint() -> str:
+    """A port on loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def names(hub: FakeHub) -> set[str]:
+    assert len(hub.fetched) == len(set(hub.fetched)), "a file was sent twice"
+    return set(hub.fetched)
+
+
+def demo_text() -> str:
+    return run_command("run", "demo", *ARGUMENTS).stdout
+
+
+def test_a_repository_and_then_its_copy_in_the_cache(tmp_path: Path) -> None:
+    with serve_hub({"org/fox": {**DEMO, **DECOYS}}) as hub:
+        env = settings(tmp_path, hub.endpoint)
+        first = run_command("run", "org/fox", *ARGUMENTS, env=env)
+        assert first.returncode == 0, first.stderr
+        assert first.stdout == demo_text()
+        assert names(hub) == set(DEMO)
+        assert hub.fetched[0] == "config.json"
+        assert hub.fetched[-1] == "model.safetensors"
+        assert len(first.stderr.splitlines()) == 1, "no progress bars without a terminal"
+        again = run_command("run", "org/fox", *ARGUMENTS, env=env)
+        assert again.stdout == first.stdout
+        assert names(hub) == set(DEMO), "nothing is fetched again"
+    for offline in ({"HF_ENDPOINT": dead_endpoint()}, {"HF_HUB_OFFLINE": "1"}):
+        started = time.monotonic()
+        cached = run_command("run", "org/fox", *ARGUMENTS, env={**env, **offline})
+        assert cached.stdout == first.stdout, cached.stderr
+        assert time.monotonic() - started < 20
+
+
+def test_weights_in_several_files(tmp_path: Path) -> None:
+    weights = DEMO["model.safetensors"]
+    length = 8 + int.from_bytes(weights[:8], "little")
+    header = json.loads(weights[8:length])
+    files: dict[str, bytes] = {name: DEMO[name] for name in DEMO if name != "model.safetensors"}
+    weight_map = {}
+    tensors = sorted(name for name in header if name != "__metadata__")
+    for part in (0, 1):
+        filename = f"model-0000{part + 1}-of-00002.safetensors"
+        files[filename] = safetensors_part(header, weights[length:], tensors[part::2])
+        weight_map.update(dict.fromkeys(tensors[part::2], filename))
+    files["model.safetensors.index.json"] = json.dumps({"weight_map": weight_map}).encode()
+    files["model-00003-of-00003.safetensors"] = b"left over from an older upload"
+    with serve_hub({"org/cut": files}) as hub:
+        completed = run_command("run", "org/cut", *ARGUMENTS, env=settings(tmp_path, hub.endpoint))
+        assert completed.stdout == demo_text(), completed.stderr
+        assert names(hub) == set(files) - {"model-00003-of-00003.safetensors"}
+
+
+def safetensors_part(header: Mapping[str, Any], data: bytes, chosen: list[str]) -> bytes:
+    """A file of some of the tensors."""
+    entries: dict[str, object] = {}
+    parts = b""
+    for name in chosen:
+        begin, end = header[name]["data_offsets"]
+        entries[name] = {**header[name], "data_offsets": [len(parts), len(parts) + end - begin]}
+        parts += data[begin:end]
+    text = json.dumps(entries).encode()
+    return len(text).to_bytes(8, "little") + text + parts
+
+
+@pytest.fixture(scope="module")
+def gguf_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """One model as one file, and as several."""
+    directory = tmp_path_factory.mktemp("gguf")
+    model = make_random_model("llama", {"vocab_size": 760}, directory / "hf")
+    library = tokenizers.Tokenizer.from_str(llama3_json())
+    metadata = byte_level_metadata(library, "llama-bpe", LLAMA3_SPECIAL)
+    write_gguf_model(directory / "one.gguf", model, metadata, formats=TensorFormat.Q8_0)
+    write_gguf_model(
+        directory / "cut.gguf", model, metadata, formats=TensorFormat.Q8_0, split_max_tensors=12
+    )
+    return {path.name: path.read_bytes() for path in directory.glob("*.gguf")}
+
+
+def test_gguf_files(tmp_path: Path, gguf_files: dict[str, bytes]) -> None:
+    parts = sorted(name for name in gguf_files if name.startswith("cut-"))
+    assert len(parts) >= 3
+    assert re.fullmatch(r"cut-00001-of-\d{5}\.gguf", parts[0])
+    files = {**DECOYS, **gguf_files, "other-Q4_K_M.gguf": b"\0"}
+    with serve_hub({"org/model-GGUF": files}) as hub:
+        env = settings(tmp_path, hub.endpoint)
+        one = run_command("run", "org/model-GGUF:one.gguf", *ARGUMENTS, env=env)
+        assert one.returncode == 0, one.stderr
+        assert names(hub) == {"one.gguf"}
+        cut = run_command("run", f"org/model-GGUF:{parts[0]}", *ARGUMENTS, env=env)
+        assert cut.stdout == one.stdout, cut.stderr
+        assert names(hub) == {"one.gguf", *parts}
+        unnamed = run_command("run", "org/model-GGUF", *ARGUMENTS, env=env)
+        assert_refused(unnamed, 2, "name one", "org/model-GGUF:")
+        missing = run_command("run", "org/model-GGUF:two.gguf", *ARGUMENTS, env=env)
+        assert_refused(missing, 2, "two.gguf", "hub's page")
+    cached = run_command(
+        "run", f"org/model-GGUF:{parts[0]}", *ARGUMENTS, env={**env, "HF_HUB_OFFLINE": "1"}
+    )
+    assert cached.stdout == one.stdout, cached.stderr
+
+
+def test_what_cannot_run_is_refused_before_its_weights_are_fetched(tmp_path: Path) -> None:
+    unknown = json.dumps({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}).encode()
+    repositories = {
+        "org/unknown": {**DEMO, "config.json": unknown},
+        "org/mute": {name: data for name, data in DEMO.items() if name != "tokenizer.json"},
+        "org/unsafe": {"config.json": DEMO["config.json"], "tokenizer.json": DEMO["tokenizer.json"]}
+        | DECOYS,
+    }
+    with serve_hub(repositories) as hub:
+        env = settings(tmp_path, hub.endpoint)
+        completed = run_command("run", "org/unknown", *ARGUMENTS, env=env)
+        assert_refused(completed, 1, "mamba", "supported are")
+        assert hub.fetched == ["config.json"]
+        completed = run_command("run", "org/mute", *ARGUMENTS, env=env)
+        assert_refused(completed, 1, "no tokenizer", "tokenizer.json")
+        completed = run_command("run", "org/unsafe", *ARGUMENTS, env=env)
+        assert_refused(completed, 1, "no model.safetensors", "GGUF")
+        completed = run_command("run", "org/nothing", *ARGUMENTS, env=env)
+        assert_refused(completed, 2, "org/nothing", "HF_TOKEN")
+    assert not {"model.safetensors", "pytorch_model.bin"} & set(hub.fetched)
+
+
+def test_a_hub_that_never_answers_is_given_up(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        endpoint = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        started = time.monotonic()
+        completed = run_command("run", "org/fox", *ARGUMENTS, env=settings(tmp_path, endpoint))
+        assert_refused(completed, 2, "timed out", "HF_ENDPOINT")
+        assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_hub_out_of_reach_is_said_at_once(tmp_path: Path, offline: bool) -> None:
+    env = settings(tmp_path, dead_endpoint())
+    if offline:
+        env["HF_HUB_OFFLINE"] = "1"
+    started = time.monotonic()
+    completed = run_command("run", "org/fox", *ARGUMENTS, env=env)
+    assert_refused(completed, 2, "org/fox is not on this disk", "HF_ENDPOINT")
+    assert time.monotonic() - started < 20

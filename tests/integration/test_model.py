@@ -1,0 +1,259 @@
+"""``potluck.Model``: the same tokens and log-probabilities however a text was made."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import potluck
+from potluck.errors import ParameterError, PotluckError, PromptTooLongError
+from potluck.local import SamplingOptions
+
+PROMPTS = (
+    "Once upon a time, there was a little fox who",
+    "In the village",
+    "One snowy afternoon, a mouse found a key. " * 6,
+    "The",
+    "A shy puppy wanted to win the race too. " * 20,
+    '"I will win," said',
+    "They looked for a long time.",
+)
+NUM_NEW = 40
+GREEDY: SamplingOptions = {"temperature": 0.0, "logprobs": True, "top_logprobs": 2}
+SAMPLED: SamplingOptions = {
+    "temperature": 0.9,
+    "top_k": 40,
+    "repetition_penalty": 1.1,
+    "seed": 11,
+    "logprobs": True,
+}
+
+Text = tuple[tuple[int, float, Any], ...]
+
+
+def generate(
+    model: potluck.Model, prompt: str, options: SamplingOptions, num_new: int = NUM_NEW
+) -> potluck.Generation:
+    return model.generate(prompt, max_tokens=num_new, ignore_eos=True, **options)
+
+
+def text_of(generation: potluck.Generation) -> Text:
+    """Tokens with log-probabilities, whose equality is that of bits."""
+    pieces = generation.result().pieces
+    assert all(piece.logprob is not None for piece in pieces)
+    return tuple((piece.token, piece.logprob or 0.0, piece.top) for piece in pieces)
+
+
+def texts_alone(model: potluck.Model) -> list[Text]:
+    return [
+        text_of(generate(model, prompt, options))
+        for prompt in PROMPTS
+        for options in (GREEDY, SAMPLED)
+    ]
+
+
+def free_blocks(model: potluck.Model) -> int:
+    return model._dispatcher.load.num_free_blocks
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Text]:
+    """Each alone, on one thread, in one stage."""
+    with potluck.Model.open("demo", num_threads=1) as model:
+        texts = texts_alone(model)
+    assert all(len(text) == NUM_NEW for text in texts)
+    assert len(set(texts)) == len(texts)
+    return texts
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[potluck.Model]:
+    with potluck.Model.open("demo", stages=2, num_threads=2, cache_tokens=8192) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("stages", "num_threads"), [(1, 2), (2, 1), (3, 2), (5, 1), (12, 2)], ids=str
+)
+def test_cuts_and_threads(expected: list[Text], stages: int, num_threads: int) -> None:
+    with potluck.Model.open("demo", stages=stages, num_threads=num_threads) as model:
+        assert len(model.plan.stages) == stages
+        assert texts_alone(model) == expected
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("cache_tokens", [8192, None], ids=["room for all", "preempted"])
+def test_all_at_the_same_time(expected: list[Text], stages: int, cache_tokens: int | None) -> None:
+    """Without room for all, the youngest lose their blocks and are computed again."""
+    with potluck.Model.open(
+        "demo", stages=stages, context_tokens=320, cache_tokens=cache_tokens
+    ) as model:
+        total = sum(
+            len(model.tokenizer.encode(prompt)) + NUM_NEW for prompt in PROMPTS for _ in range(2)
+        )
+        assert (total > model.plan.num_blocks * 16) == (cache_tokens is None)
+        generations = [
+            generate(model, prompt, options) for prompt in PROMPTS for options in (GREEDY, SAMPLED)
+        ]
+        assert [text_of(generation) for generation in generations] == expected
+        assert free_blocks(model) == model.plan.num_blocks
+
+
+def test_from_several_threads(expected: list[Text], model: potluck.Model) -> None:
+    texts: dict[int, Text] = {}
+
+    def work(worker: int) -> None:
+        for index in range(worker, len(expected), 4):
+            options = (GREEDY, SAMPLED)[index % 2]
+            texts[index] = text_of(generate(model, PROMPTS[index // 2], options))
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [texts[index] for index in range(len(expected))] == expected
+
+
+def test_others_join_and_leave(expected: list[Text], model: potluck.Model) -> None:
+    generation = generate(model, PROMPTS[0], SAMPLED)
+    guests: list[potluck.Generation] = []
+    tokens = []
+    for number, piece in enumerate(generation):
+        tokens.append(piece.token)
+        if number % 5 == 0:
+            guests.append(generate(model, PROMPTS[4], GREEDY, 500))
+        if number % 7 == 6:
+            guests.pop(0).close()
+    for guest in guests:
+        guest.close()
+    assert tokens == [token for token, _, _ in expected[1]]
+    assert free_blocks(model) == model.plan.num_blocks
+
+
+def test_a_text_that_is_left_gives_its_blocks_back(model: potluck.Model) -> None:
+    for piece in generate(model, PROMPTS[0], GREEDY, 400):
+        if piece.seconds > 0:
+            break
+    assert free_blocks(model) == model.plan.num_blocks
+    with generate(model, PROMPTS[0], GREEDY, 400) as generation:
+        pieces = iter(generation)
+        next(pieces)
+        assert free_blocks(model) < model.plan.num_blocks
+    assert free_blocks(model) == model.plan.num_blocks
+    with pytest.raises(PotluckError, match="not generated to its end"):
+        generation.result()
+
+
+def test_seeds(model: potluck.Model) -> None:
+    def text(seed: int | None) -> str:
+        return model.generate("The fox", max_tokens=30, temperature=1.2, seed=seed).result().text
+
+    assert text(3) == text(3)
+    assert len({text(3), text(4), text(None), text(None)}) == 4
+
+
+def test_the_context_is_used_to_its_end(model: potluck.Model) -> None:
+    with potluck.Model.open("demo", context_tokens=50) as small:
+        result = generate(small, "The fox", GREEDY, 1000).result()
+        assert len(result.prompt_tokens) + len(result.pieces) == 50
+        assert result.finish_reason.value == "length"
+        longest = [result.prompt_tokens[0]] * 49
+        assert len(small.generate(longest, max_tokens=9).result().pieces) == 1
+        with pytest.raises(PromptTooLongError):
+            small.generate([*longest, longest[0]])
+
+
+def test_closing_ends_what_is_live_with_an_error() -> None:
+    model = potluck.Model.open("demo", stages=2)
+    generation = generate(model, PROMPTS[0], GREEDY, 400)
+    model.close()
+    model.close()
+    with pytest.raises(PotluckError, match="closed"):
+        generation.result()
+    with pytest.raises(PotluckError, match="closed"):
+        model.generate("The fox")
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_k": 0}, "top_k"),
+        ({"seed": 1.5}, "seed"),
+        ({"warmth": 1}, "warmth"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stop": "end"}, "stop"),
+        ({"logit_bias": {5000: 1.0}}, "logit_bias"),
+    ],
+)
+def test_parameters_that_are_not_allowed(
+    model: potluck.Model, options: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(ParameterError) as caught:
+        model.generate("The fox", **options)
+    assert caught.value.name == name
+    assert caught.value.hint
+    assert free_blocks(model) == model.plan.num_blocks
+
+
+@pytest.mark.parametrize("tokens", [[], [-1], [2048]])
+def test_prompts_that_are_not_allowed(model: potluck.Model, tokens: list[int]) -> None:
+    with pytest.raises(ParameterError):
+        model.generate(tokens)
+
+
+def test_a_text_ends_before_a_stop_string(model: potluck.Model) -> None:
+    whole = generate(model, PROMPTS[0], GREEDY).result()
+    word = whole.text.split()[5]
+    options: dict[str, Any] = {"max_tokens": NUM_NEW, "temperature": 0.0, "stop": [word]}
+    generation = model.generate(PROMPTS[0], **options)
+    streamed = "".join(piece.text for piece in generation)
+    result = generation.result()
+    assert streamed == result.text == whole.text[: whole.text.index(word)]
+    assert result.finish_reason.value == "stop"
+    assert free_blocks(model) == model.plan.num_blocks
+
+
+def test_what_was_held_back_comes_with_the_last_token(model: potluck.Model) -> None:
+    """A stop string that only begins: its beginning is text after all."""
+    whole = generate(model, PROMPTS[0], GREEDY).result()
+    begun = whole.text[-1] + "\0"
+    result = model.generate(
+        PROMPTS[0], max_tokens=NUM_NEW, ignore_eos=True, temperature=0.0, stop=[begun]
+    ).result()
+    assert result.text == whole.text
+
+
+def test_timings_add_up(model: potluck.Model) -> None:
+    result = generate(model, PROMPTS[0], GREEDY).result()
+    timings = result.timings
+    seconds = [piece.seconds for piece in result.pieces]
+    assert seconds == sorted(seconds)
+    assert timings.prefill_seconds == seconds[0] > 0
+    assert timings.prefill_seconds + timings.decode_seconds == pytest.approx(seconds[-1])
+    rate = timings.decode_tokens_per_second
+    assert rate is not None
+    assert rate * timings.decode_seconds == pytest.approx(NUM_NEW - 1)
+    assert timings.prefill_tokens_per_second * seconds[0] == pytest.approx(
+        len(result.prompt_tokens)
+    )
+
+
+def test_loading_reports_every_byte_once_over_all_stages() -> None:
+    reports: list[tuple[int, int]] = []
+    with potluck.Model.open(
+        "demo",
+        stages=3,
+        cache_tokens=16,  # less than one sequence may need: it gets that
+        on_progress=lambda progress: reports.append((progress.done_bytes, progress.total_bytes)),
+    ) as model:
+        total = sum(stage.weights_bytes for stage in model.plan.stages)
+        assert model.plan.num_blocks * 16 >= model.context_tokens
+    done = [done for done, _ in reports]
+    assert done == sorted(done)
+    assert (done[0], done[-1]) == (0, total)
+    assert {each for _, each in reports} == {total}

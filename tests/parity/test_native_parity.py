@@ -1,0 +1,246 @@
+"""Whole models through ``potluck.Model`` against transformers: every family, every file format.
+
+The native engine continues a prompt; transformers computes the same tokens at once, in float32,
+from weights that are what the file's bytes stand for. Every decided token must be the likeliest
+one, and every log-probability within what the formats allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from numpy.typing import NDArray
+from support.gguf_models import write_gguf_model
+from support.parity import MIN_DECIDED_SHARE, decided_share, native_error_limit, rms
+from support.random_models import (
+    LLAMA3_ROPE,
+    RandomModel,
+    aim_embedding,
+    load_state,
+    make_random_model,
+    torch_logits,
+)
+from support.text_models import (
+    LLAMA3_SPECIAL,
+    QWEN2_SPECIAL,
+    byte_level_metadata,
+    llama2_json,
+    llama3_json,
+    qwen2_json,
+    sentence_piece_metadata,
+    write_model_directory,
+)
+
+import potluck
+from potluck.types.tensor import TensorFormat
+
+NUM_LAYERS = 3
+NUM_NEW = 64
+PROMPT = "Once upon a time there was a lazy dog, and 从前有一个小女孩 in the garden 😀."
+# Divisible by 256, as K formats need it; more tokens than the tokenizers have, as real models do.
+SIZES = {
+    "vocab_size": 760,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": NUM_LAYERS,
+    "head_dim": 64,
+}
+TOKENIZERS: Mapping[str, Callable[[], str]] = {
+    "llama": llama3_json,
+    "mistral": llama2_json,
+    "qwen2": qwen2_json,
+    "qwen3": qwen2_json,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model, and the type of its safetensors files."""
+
+    name: str
+    family: str
+    dtype: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+CASES = (
+    Case(name="llama-f32", family="llama", dtype="float32"),
+    Case(
+        name="llama-3-rope-bf16",
+        family="llama",
+        dtype="bfloat16",
+        settings={"rope_parameters": LLAMA3_ROPE},
+    ),
+    Case(
+        name="llama-tied-f16",
+        family="llama",
+        dtype="float16",
+        settings={"tie_word_embeddings": True, "head_dim": 40},
+    ),
+    Case(
+        name="mistral-window-f16",
+        family="mistral",
+        dtype="float16",
+        settings={"sliding_window": 21},
+    ),
+    Case(name="qwen2-bf16", family="qwen2", dtype="bfloat16"),
+    Case(
+        name="qwen2-window-tied-f32",
+        family="qwen2",
+        dtype="float32",
+        settings={
+            "tie_word_embeddings": True,
+            "use_sliding_window": True,
+            "sliding_window": 21,
+            "max_window_layers": 1,
+        },
+    ),
+    Case(name="qwen3-bf16", family="qwen3", dtype="bfloat16", settings={"head_dim": 72}),
+    Case(name="qwen3-f16", family="qwen3", dtype="float16", settings={"head_dim": 128}),
+)
+
+
+def make_model(
+    directory: Path, family: str, settings: Mapping[str, Any], dtype: str
+) -> RandomModel:
+    """With a small ``max_file_size``, so that the weights are in several files."""
+    wanted = {**SIZES, **settings}
+    if family == "qwen2":
+        del wanted["head_dim"]  # it has no such setting
+    write_model_directory(
+        directory,
+        TOKENIZERS[family](),
+        config={"bos_token": "<s>"} if family == "mistral" else {},
+    )
+    return make_random_model(family, wanted, directory, seed=5, dtype=dtype, max_file_size="1MB")
+
+
+def assert_continues_as_transformers(
+    path: Path, reference: RandomModel, tokenizer_json: str, *, is_quantized: bool
+) -> None:
+    """``reference`` computes in float32 and holds what the files stand for."""
+    with potluck.Model.open(str(path), stages=2, num_threads=2) as model:
+        generation = model.generate(
+            PROMPT,
+            max_tokens=NUM_NEW,
+            ignore_eos=True,
+            temperature=0.0,
+            repetition_penalty=1.0,
+            logprobs=True,
+            top_logprobs=20,
+        )
+        result = generation.result()
+    library = tokenizers.Tokenizer.from_str(tokenizer_json)
+    assert list(result.prompt_tokens) == library.encode(PROMPT).ids
+    tokens = [piece.token for piece in result.pieces]
+    assert len(tokens) == NUM_NEW
+    assert len(set(tokens)) >= 10, "a text that repeats itself decides little"
+
+    logits = torch_logits(reference, [*result.prompt_tokens, *tokens])[-NUM_NEW - 1 : -1]
+    # An error of six standard deviations: rms is what the limit is for, and the limit is twice it.
+    limit = native_error_limit(num_layers=NUM_LAYERS, is_quantized=is_quantized)
+    tolerance = 3 * limit * rms(logits)
+    share = decided_share(logits, tolerance)
+    assert share >= MIN_DECIDED_SHARE, f"only {share:.0%} of the positions are decided"
+    is_decided = [decided_share(row[None], tolerance) == 1 for row in logits]
+    likeliest = [int(token) for token in logits.argmax(axis=1)]
+    for decided, token, expected in zip(is_decided, tokens, likeliest, strict=True):
+        assert token == expected or not decided
+
+    expected_logprobs = log_softmax(logits)
+    errors = np.array(
+        [
+            [top.logprob - float(row[top.token]) for top in piece.top]
+            for piece, row in zip(result.pieces, expected_logprobs, strict=True)
+        ]
+    )
+    assert errors.shape == (NUM_NEW, 20)
+    # The sum below the fraction has an error of its own, no larger than a logit's.
+    assert float(np.abs(errors).max()) <= 2 * tolerance
+    assert float(np.sqrt(np.mean(errors**2))) <= limit * rms(logits)
+
+
+def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    wide = logits.astype(np.float64)
+    wide -= wide.max(axis=1, keepdims=True)
+    result: NDArray[np.float64] = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
+    return result
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_safetensors(case: Case, tmp_path: Path) -> None:
+    model = make_model(tmp_path, case.family, case.settings, case.dtype)
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    load_state(model, model.state)  # bf16 and f16 weights, computed in float32
+    assert_continues_as_transformers(tmp_path, model, TOKENIZERS[case.family](), is_quantized=False)
+
+
+def library_metadata(tokenizer_json: str, name: str, special: tuple[str, ...]) -> dict[str, Any]:
+    return byte_level_metadata(tokenizers.Tokenizer.from_str(tokenizer_json), name, special)
+
+
+GGUF_TOKENIZERS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
+    "llama": lambda: library_metadata(llama3_json(), "llama-bpe", LLAMA3_SPECIAL),
+    "mistral": sentence_piece_metadata,
+    "qwen2": lambda: library_metadata(qwen2_json(), "qwen2", QWEN2_SPECIAL),
+    "qwen3": lambda: library_metadata(qwen2_json(), "qwen2", QWEN2_SPECIAL),
+}
+
+# What llama.cpp's Q4_K_M and Q5_K_M files look like: most in one K format, some in Q6_K.
+Q4_K_M = {
+    "token_embd": TensorFormat.F16,
+    "attn_v": TensorFormat.Q6_K,
+    "ffn_down": TensorFormat.Q6_K,
+    "attn": TensorFormat.Q4_K,
+    "ffn": TensorFormat.Q4_K,
+    "output.weight": TensorFormat.Q6_K,
+}
+Q5_K_M = {
+    "token_embd": TensorFormat.F16,
+    "attn": TensorFormat.Q5_K,
+    "ffn": TensorFormat.Q5_K,
+    "output.weight": TensorFormat.Q6_K,
+}
+FILES: tuple[tuple[str, str, TensorFormat | Mapping[str, TensorFormat]], ...] = (
+    ("llama", "f32", TensorFormat.F32),
+    ("qwen2", "f16", TensorFormat.F16),
+    ("qwen3", "bf16", TensorFormat.BF16),
+    ("llama", "q8_0", TensorFormat.Q8_0),
+    ("mistral", "q4_0", TensorFormat.Q4_0),
+    ("qwen2", "q4_1", TensorFormat.Q4_1),
+    ("qwen3", "q5_0", TensorFormat.Q5_0),
+    ("mistral", "q5_1", TensorFormat.Q5_1),
+    ("llama", "q4_k_m", Q4_K_M),
+    ("qwen2", "q4_k_m", Q4_K_M),
+    ("qwen3", "q5_k_m", Q5_K_M),
+)
+
+
+@pytest.mark.parametrize(
+    ("family", "formats"),
+    [(family, formats) for family, _, formats in FILES],
+    ids=[f"{family}-{name}" for family, name, _ in FILES],
+)
+def test_gguf(
+    family: str, formats: TensorFormat | Mapping[str, TensorFormat], tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"sliding_window": None} if family == "mistral" else {}
+    model = make_model(tmp_path / "hf", family, settings, "float32")
+    tokenizer = GGUF_TOKENIZERS[family]()
+    is_quantized = not isinstance(formats, TensorFormat) or formats.is_quantized
+    path = tmp_path / "model.gguf"
+    if is_quantized:
+        # What activations lose in rounding must not decide: a first file says what the head is.
+        stored = write_gguf_model(path, model, tokenizer, formats=formats)
+        aim_embedding(model, stored["lm_head.weight"])
+    load_state(model, write_gguf_model(path, model, tokenizer, formats=formats))
+    assert_continues_as_transformers(path, model, TOKENIZERS[family](), is_quantized=is_quantized)

@@ -1,0 +1,62 @@
+"""A membership that is played by the test, and a deployment's record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from potluck.cluster.calls import DeploymentRecord, DeploymentState, StageRecord
+from potluck.errors import NodeLostError
+from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+
+A, B, C = NodeId("a" * 16), NodeId("b" * 16), NodeId("c" * 16)
+
+
+@dataclass(slots=True)
+class PlayedMembership:
+    """Knows who is there, and notes what is asked of them; everything is answered with nothing."""
+
+    node_id: NodeId = A
+    others: set[NodeId] = field(default_factory=set)
+    calls: list[tuple[NodeId, str, bytes]] = field(default_factory=list)
+
+    def nodes(self) -> frozenset[NodeId]:
+        return frozenset(self.others)
+
+    async def call(
+        self, node_id: NodeId, method: str, payload: bytes, *, timeout_seconds: float = 5.0
+    ) -> bytes:
+        if node_id not in self.others | {self.node_id}:
+            raise NodeLostError(node_id, f"node {node_id} is not in the cluster")
+        self.calls.append((node_id, method, payload))
+        return b""
+
+    def called(self, method: str) -> list[NodeId]:
+        return [node for node, each, _ in self.calls if each == method]
+
+
+def stage_on(node_id: NodeId) -> StageRecord:
+    return StageRecord(
+        node_id=node_id, unit_id=UnitId("cpu/native"), start_layer=0, end_layer=4, num_bytes=1
+    )
+
+
+def a_record(
+    number: int = 0,
+    coordinator: NodeId = A,
+    *,
+    state: DeploymentState = DeploymentState.READY,
+    stages: tuple[StageRecord, ...] = (),
+) -> DeploymentRecord:
+    return DeploymentRecord(
+        deployment=DeploymentId("d"),
+        epoch=Epoch(number=number, coordinator=coordinator),
+        revision=0,
+        model="demo",
+        model_id="demo",
+        created=0,
+        context_tokens=64,
+        cache_tokens=256,
+        num_layers=4,
+        state=state,
+        stages=stages,
+    )

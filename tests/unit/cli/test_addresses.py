@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from potluck.cli.addresses import HttpAddress, listen_address, parse_http, parse_size
+from potluck.cluster.membership import parse_address
+from potluck.errors import ParameterError, UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("4096", 4096),
+        ("2G", 2 * 1024**3),
+        ("1.5 GiB", 1536 * 1024**2),
+        ("900m", 900 * 1024**2),
+        ("3kb", 3072),
+        ("0", 0),
+    ],
+)
+def test_sizes(text: str, num_bytes: int) -> None:
+    assert parse_size(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1G", "1e9", "2 X", "1,5G", "2GG"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ParameterError, match="is not a size"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("127.0.0.1:7334", "127.0.0.1", 7334),
+        ("[::1]:0", "::1", 0),
+        ("box.local:80", "box.local", 80),
+    ],
+)
+def test_http_addresses(text: str, host: str, port: int) -> None:
+    keys = Path("keys")
+    assert parse_http(text, keys) == HttpAddress(host=host, port=port, key_file=keys)
+
+
+@pytest.mark.parametrize("text", ["7334", ":7334", "127.0.0.1", "127.0.0.1:", "127.0.0.1:http"])
+def test_what_is_no_http_address(text: str) -> None:
+    with pytest.raises(ParameterError, match="is not HOST:PORT"):
+        parse_http(text, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen"),
+    [
+        ("127.0.0.1", "127.0.0.1:0"),
+        ("127.0.0.1:99", "127.0.0.1:99"),
+        ("::1", "[::1]:0"),
+        ("[::1]:99", "[::1]:99"),
+        ("10.1.2.3", "10.1.2.3:7333"),
+        ("[fd00::7]", "[fd00::7]:7333"),
+        ("10.1.2.3:0", "10.1.2.3:0"),
+    ],
+)
+def test_the_address_asked_for(asked: str, chosen: str) -> None:
+    for is_open in (True, False):
+        assert str(listen_address(asked, (), is_open=is_open)) == chosen
+
+
+def test_a_name_is_no_address_to_listen_on() -> None:
+    with pytest.raises(ParameterError, match=r"box\.local is not an IP address"):
+        listen_address("box.local:7333", (), is_open=True)
+    with pytest.raises(ParameterError, match="HOST:PORT"):
+        listen_address("box.local", (), is_open=True)
+
+
+def test_a_node_that_is_not_open_listens_on_loopback() -> None:
+    assert str(listen_address(None, (), is_open=False)) == "127.0.0.1:0"
+
+
+def test_a_joining_node_takes_its_address_towards_the_member(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    class Probe(socket.socket):
+        def connect(self, address: object) -> None:
+            asked.append(address)
+
+        def getsockname(self) -> tuple[str, int]:
+            return ("10.5.0.9", 40000)
+
+    monkeypatch.setattr(socket, "socket", Probe)
+    members = (parse_address("127.0.0.1:1"), parse_address("10.5.0.1:7333"))
+    assert str(listen_address(None, members, is_open=True)) == "10.5.0.9:7333"
+    assert asked == [("10.5.0.1", 7333)]
+
+
+def no_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Probe(socket.socket):
+        def connect(self, address: object) -> None:
+            raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "socket", Probe)
+
+
+def test_without_a_way_to_the_member_joining_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_route(monkeypatch)
+    with pytest.raises(UsageError, match=r"no way from this machine to 10\.5\.0\.1:7333"):
+        listen_address(None, (parse_address("10.5.0.1:7333"),), is_open=True)
+
+
+def interfaces(monkeypatch: pytest.MonkeyPatch, **addresses: tuple[bool, str]) -> None:
+    monkeypatch.setattr(
+        psutil,
+        "net_if_stats",
+        lambda: {name: SimpleNamespace(isup=is_up) for name, (is_up, _) in addresses.items()},
+    )
+    monkeypatch.setattr(
+        psutil,
+        "net_if_addrs",
+        lambda: {
+            name: [SimpleNamespace(family=socket.AF_INET, address=address)]
+            for name, (_, address) in addresses.items()
+        },
+    )
+
+
+def test_a_network_without_a_router_still_has_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_route(monkeypatch)
+    interfaces(
+        monkeypatch,
+        a0=(False, "10.9.0.1"),
+        b0=(True, "169.254.3.4"),
+        eth0=(True, "10.8.0.1"),
+        lo=(True, "127.0.0.1"),
+    )
+    assert str(listen_address(None, (), is_open=True)) == "10.8.0.1:7333"
+
+
+def test_a_machine_without_a_network_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_route(monkeypatch)
+    interfaces(monkeypatch, lo=(True, "127.0.0.1"))
+    with pytest.raises(UsageError, match="no address on a network") as raised:
+        listen_address(None, (), is_open=True)
+    assert "--listen" in raised.value.hint

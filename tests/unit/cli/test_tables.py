@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from typing import Any
+
+from potluck.cli.tables import deployment_lines, node_lines, stage_lines, table
+
+A, B, C = "a" * 16, "b" * 16, "c" * 16
+
+
+def node(node_id: str, version: str = "1.0.0", **changes: Any) -> dict[str, Any]:
+    unit = {"unit_id": "cpu/native", "usable_bytes": 3 * 2**30, "num_threads": 4}
+    return {
+        "node_id": node_id,
+        "state": "ready",
+        "address": "192.168.100.100:7333",
+        "http_address": None,
+        "version": version,
+        "units": [unit],
+        **changes,
+    }
+
+
+def cluster(*nodes: dict[str, Any]) -> dict[str, Any]:
+    return {"node_id": A, "wire_version": 1, "nodes": list(nodes), "incompatible": []}
+
+
+def test_columns_are_as_wide_as_they_must_be() -> None:
+    assert list(table([("A", "B"), ("long", "x"), ("", "y")])) == ["A     B", "long  x", "      y"]
+
+
+def test_nodes_fit_in_80_columns_and_the_own_one_is_marked() -> None:
+    lines = list(node_lines(cluster(node(A, http_address="http://127.0.0.1:7334"), node(B))))
+    assert lines[1] == f"{A} *  ready  192.168.100.100:7333  cpu/native  3 GiB    4"
+    assert lines[2].startswith(f"{B}    ready")
+    assert lines[3:] == ["version: 1.0.0", f"clients: http://127.0.0.1:7334 at {A}"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_versions_that_differ_are_told_apart() -> None:
+    lines = list(node_lines(cluster(node(A), node(B, "1.0.1"), node(C))))
+    assert lines[-2:] == [f"version: 1.0.0 on {A}, {C}", f"version: 1.0.1 on {B}"]
+
+
+def test_nodes_that_are_silent_or_refused_are_named() -> None:
+    document = cluster(node(A), {"node_id": B, "state": "silent"})
+    document["incompatible"] = [{"node_id": C, "wire_version": 7}]
+    lines = list(node_lines(document))
+    assert f"{B}    silent" in lines
+    assert f"refused: {C} speaks wire version 7, and this node 1" in lines
+
+
+def stage(index: int, node_id: str, start: int, end: int) -> dict[str, Any]:
+    return {
+        "stage": index,
+        "node_id": node_id,
+        "unit_id": "cpu/native",
+        "start_layer": start,
+        "end_layer": end,
+        "num_bytes": 2**20,
+    }
+
+
+def test_a_deployment_shows_its_state_its_stages_and_who_got_nothing() -> None:
+    document = {
+        "model_id": "tales",
+        "state": "degraded",
+        "reason": "node x was lost",
+        "context_tokens": 512,
+        "epoch": {"number": 3, "coordinator": A},
+        "stages": [stage(0, A, 0, 5), stage(1, B, 5, 9)],
+        "rejections": [{"node_id": C, "unit_id": "cpu/native", "reason": "too small"}],
+    }
+    assert list(deployment_lines(document)) == [
+        "tales: degraded (node x was lost)",
+        f"context 512 tokens, coordinator {A}, epoch 3",
+        "STAGE  NODE              UNIT        LAYERS              BYTES",
+        f"0      {A}  cpu/native  embedding + [0, 5)  1 MiB",
+        f"1      {B}  cpu/native  [5, 9) + head       1 MiB",
+        f"not used: {C} cpu/native: too small",
+    ]
+
+
+def test_one_stage_has_both_ends() -> None:
+    lines = list(stage_lines({"stages": [stage(0, A, 0, 9)], "rejections": []}))
+    assert lines[1] == f"0      {A}  cpu/native  embedding + [0, 9) + head  1 MiB"
+
+
+def test_without_stages_there_is_no_table() -> None:
+    assert list(stage_lines({"stages": [], "rejections": []})) == []

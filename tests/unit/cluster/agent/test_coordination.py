@@ -1,0 +1,250 @@
+"""Who takes over what, and what nobody brings back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+from support.cluster_calls import A, B, C, PlayedMembership, a_record
+from support.edges import credentials
+
+from potluck.cluster.agent import coordination as module
+from potluck.cluster.agent.coordination import Coordination
+from potluck.cluster.agent.stages import StageHost
+from potluck.cluster.agent.state import StateDirectory
+from potluck.cluster.calls import DeploymentRecord, DeploymentState, StageLost, decode
+from potluck.errors import ModelNotFoundError
+from potluck.types.cluster import NodeId
+
+
+class FakeDeployment:
+    """Remembers what was done with it."""
+
+    def __init__(self, record: DeploymentRecord) -> None:
+        self.record = record
+        self.done: list[str] = []
+
+    def resume(self) -> None:
+        self.done.append("resume")
+
+    async def close(self) -> None:
+        self.done.append("close")
+
+    def node_left(self, node: str) -> None:
+        self.done.append(f"left {node}")
+
+
+class Node:
+    """An agent's coordination among played nodes. ``is_readable``: it has the models' files."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str = "a") -> None:
+        self.membership = PlayedMembership(node_id=cast(Any, own * 16), others={A, B, C})
+        self.membership.others.discard(self.membership.node_id)
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.is_readable = True
+
+        async def nothing(_: StageLost) -> None:
+            return
+
+        stages = StageHost(
+            credentials(A),
+            StateDirectory(tmp_path),
+            listen_host="127.0.0.1",
+            num_threads=1,
+            isa=None,
+            report_lost=nothing,
+        )
+        self.coordination = Coordination(
+            cast(Any, self.membership),
+            credentials(A),
+            stages,
+            listen_host="127.0.0.1",
+            step_seconds=1.0,
+            spawn=self.spawn,
+        )
+        monkeypatch.setattr(module, "_read", self.read)
+        monkeypatch.setattr(module, "_SETTLE_SECONDS", 0.02)
+        monkeypatch.setattr(module, "_TURN_SECONDS", 0.1)
+        monkeypatch.setattr(module, "Deployment", lambda record, *_, **__: FakeDeployment(record))
+
+    async def read(self, _: str) -> tuple[object, object]:
+        if not self.is_readable:
+            raise ModelNotFoundError("no such file")
+        return SimpleNamespace(), SimpleNamespace()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def loses(self, node: Any) -> None:
+        self.membership.others.discard(node)
+        self.coordination.left(node)
+
+    @property
+    def resumed(self) -> list[FakeDeployment]:
+        return [cast(Any, each) for each in self.coordination.coordinated.values()]
+
+    async def end(self) -> None:
+        for task in list(self.tasks):
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("own", "earliest"), [("a", 0.0), ("b", 0.1)])
+def test_orphans_are_taken_over_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, earliest: float
+) -> None:
+    async def run() -> None:
+        node = Node(tmp_path, monkeypatch, own)
+        node.coordination.heard(a_record(3, C))
+        await asyncio.sleep(0.2)
+        assert node.resumed == []
+        node.loses(C)
+        await asyncio.sleep(0.01 + earliest)
+        assert node.resumed == []
+        await asyncio.sleep(0.1)
+        assert [each.done for each in node.resumed] == [["resume"]]
+        await node.end()
+
+    asyncio.run(run())
+
+
+def test_a_coordinator_that_comes_back_in_time_keeps_its_deployment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        node = Node(tmp_path, monkeypatch)
+        node.coordination.heard(a_record(3, C))
+        node.loses(C)
+        node.membership.others.add(C)
+        await asyncio.sleep(0.1)
+        assert node.resumed == []
+
+    asyncio.run(run())
+
+
+def test_a_successor_that_dies_in_its_turn_is_followed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        node = Node(tmp_path, monkeypatch, "b")
+        node.membership.others.add(NodeId("d" * 16))  # or it would think that it is cut off
+        node.coordination.heard(a_record(3, C))
+        node.loses(C)
+        node.loses(A)
+        await asyncio.sleep(0.2)
+        assert len(node.resumed) == 1
+
+    asyncio.run(run())
+
+
+def test_one_that_cannot_read_the_model_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        node = Node(tmp_path, monkeypatch)
+        node.is_readable = False
+        node.coordination.heard(a_record(3, C))
+        node.loses(C)
+        await asyncio.sleep(0.1)
+        assert node.resumed == []
+        node.is_readable = True
+        await asyncio.sleep(0.1)
+        assert len(node.resumed) == 1
+
+    monkeypatch.setattr(module, "_AGAIN_SECONDS", 0.05)
+    asyncio.run(run())
+
+
+def test_an_agent_that_was_started_anew_takes_up_what_it_coordinated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        node = Node(tmp_path, monkeypatch)
+        node.coordination.heard(a_record(3, A))
+        await asyncio.sleep(0.1)
+        assert len(node.resumed) == 1
+
+    asyncio.run(run())
+
+
+def test_a_higher_epoch_ends_what_is_coordinated_here_and_a_lower_one_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        node = Node(tmp_path, monkeypatch)
+        mine = FakeDeployment(a_record(3, A))
+        node.coordination.coordinated[mine.record.deployment] = cast(Any, mine)
+        node.coordination.heard(mine.record)
+        node.coordination.heard(a_record(2, B))
+        await asyncio.sleep(0.01)
+        assert mine.done == []
+        node.coordination.heard(a_record(3, B))
+        await asyncio.sleep(0.01)
+        assert mine.done == ["close"]
+        assert node.resumed == []
+
+    asyncio.run(run())
+
+
+def test_a_removed_deployment_is_not_revived_and_whoever_tries_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        node = Node(tmp_path, monkeypatch)
+        node.coordination.heard(a_record(3, C, state=DeploymentState.REMOVED))
+        node.coordination.heard(a_record(9, B))
+        await asyncio.sleep(0.01)
+        assert node.coordination.registry.live() == ()
+        (told,) = [call for call in node.membership.calls if call[1] == "deployment.put"]
+        assert told[0] == B
+        assert decode(told[2], DeploymentRecord).state is DeploymentState.REMOVED
+
+    asyncio.run(run())
+
+
+def test_what_nobody_coordinates_can_be_undeployed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        node = Node(tmp_path, monkeypatch)
+        node.is_readable = False
+        node.coordination.heard(a_record(3, C))
+        node.loses(C)
+        await node.coordination.undeploy("demo")
+        await asyncio.sleep(0.01)
+        assert node.coordination.registry.live() == ()
+        assert node.membership.called("deployment.put") == [B]
+        await node.end()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "others", "tells"),
+    [(A, {B, C}, True), (B, {B, C}, False), (C, {B, C}, True), ("d" * 16, {B, C}, True)],
+)
+def test_a_node_that_joins_is_told_by_the_coordinator_or_in_its_stead(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    coordinator: Any,
+    others: set[Any],
+    tells: bool,
+) -> None:
+    async def run() -> None:
+        node = Node(tmp_path, monkeypatch)
+        node.coordination.is_draining = True  # it takes nothing over
+        node.membership.others = others
+        record = msgspec.structs.replace(a_record(3, C), epoch=a_record(3, coordinator).epoch)
+        node.coordination.heard(record)
+        await node.coordination.joined(C)
+        assert node.membership.called("deployment.put") == ([C] if tells else [])
+        await node.end()
+
+    asyncio.run(run())

@@ -1,0 +1,209 @@
+"""Which workers a node runs, as coordinators come, go, and change their minds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+import pytest
+from support.edges import credentials
+
+from potluck.cluster.agent import stages
+from potluck.cluster.agent.stages import StageHost
+from potluck.cluster.agent.state import StateDirectory
+from potluck.cluster.calls import StageLost, StageScope
+from potluck.cluster.worker.messages import Load, Loaded, Progress, StageSpec, Stats
+from potluck.errors import EngineError, PotluckError
+from potluck.types.cluster import DeploymentId, Epoch, NodeId
+
+D = DeploymentId("d")
+A, B = NodeId("a" * 16), NodeId("b" * 16)
+SPEC = StageSpec(
+    deployment=D,
+    epoch=Epoch(number=1, coordinator=A),
+    index=0,
+    num_stages=1,
+    model="demo",
+    start_layer=0,
+    end_layer=1,
+    context_tokens=64,
+    num_blocks=4,
+    max_step_tokens=64,
+    max_step_sequences=8,
+    num_bytes=1000,
+)
+LOADED = Loaded(host="h", port=1, weights_bytes=1)
+
+
+def at(number: int, coordinator: NodeId = A) -> StageSpec:
+    return msgspec.structs.replace(SPEC, epoch=Epoch(number=number, coordinator=coordinator))
+
+
+class FakeWorker:
+    """Loads when it is let."""
+
+    made: ClassVar[list[FakeWorker]] = []
+    starting: asyncio.Event
+
+    def __init__(self, on_end: Callable[[FakeWorker, PotluckError], None]) -> None:
+        self.pid = 2**22 + len(FakeWorker.made)  # above the kernel's largest
+        self.on_end = on_end
+        self.is_killed = False
+        self.may_load = asyncio.Event()
+        FakeWorker.made.append(self)
+
+    @classmethod
+    async def start(cls, on_end: Callable[[FakeWorker, PotluckError], None]) -> FakeWorker:
+        await cls.starting.wait()
+        return cls(on_end)
+
+    async def load(self, message: Load) -> AsyncGenerator[Progress | Loaded, None]:
+        yield Progress(done_bytes=0, total_bytes=1)
+        await self.may_load.wait()
+        yield LOADED
+
+    async def stats(self) -> Stats | None:
+        return None
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+    async def wait(self) -> None:
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def make_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], tuple[StageHost, list[StageLost]]]:
+    monkeypatch.setattr(stages, "WorkerProcess", FakeWorker)
+
+    def make() -> tuple[StageHost, list[StageLost]]:
+        FakeWorker.made = []
+        FakeWorker.starting = asyncio.Event()
+        FakeWorker.starting.set()
+        lost: list[StageLost] = []
+
+        async def report_lost(stage: StageLost) -> None:
+            lost.append(stage)
+
+        state = StateDirectory(tmp_path)
+        (tmp_path / "workers").mkdir(exist_ok=True)
+        host = StageHost(
+            credentials(A),
+            state,
+            listen_host="127.0.0.1",
+            num_threads=1,
+            isa=None,
+            report_lost=report_lost,
+        )
+        return host, lost
+
+    return make
+
+
+MakeHost = Callable[[], tuple[StageHost, list[StageLost]]]
+
+
+async def start(host: StageHost, spec: StageSpec) -> None:
+    async for _ in host.start(spec):
+        FakeWorker.made[-1].may_load.set()
+
+
+def alive() -> list[int]:
+    return [number for number, each in enumerate(FakeWorker.made) if not each.is_killed]
+
+
+def test_the_highest_epoch_is_obeyed(make_host: MakeHost) -> None:
+    async def run() -> None:
+        host, lost = make_host()
+        await start(host, at(1))
+        assert host.planned_bytes == 1000
+        await start(host, at(2))
+        assert alive() == [1]
+        with pytest.raises(EngineError, match="is over"):
+            await start(host, at(1))
+        with pytest.raises(EngineError, match="already"):
+            await start(host, at(2))
+        await host.supersede(D, Epoch(number=3, coordinator=B))
+        assert alive() == []
+        assert host.planned_bytes == 0
+        with pytest.raises(EngineError, match="is over"):
+            await start(host, at(2))
+        assert lost == []
+
+    asyncio.run(run())
+
+
+def test_what_was_stopped_is_not_started_late(make_host: MakeHost) -> None:
+    async def run() -> None:
+        host, _ = make_host()
+        FakeWorker.starting.clear()
+        starting = asyncio.create_task(start(host, at(1)))
+        await asyncio.sleep(0)
+        await host.stop(StageScope(deployment=D, epoch=at(1).epoch))
+        FakeWorker.starting.set()
+        with pytest.raises(EngineError, match="is over"):
+            await starting
+        assert alive() == []
+        await start(host, at(2))
+        assert alive() == [1]
+
+    asyncio.run(run())
+
+
+def test_a_caller_that_goes_away_leaves_no_worker(make_host: MakeHost) -> None:
+    async def run() -> None:
+        host, lost = make_host()
+        events = host.start(at(1))
+        assert await anext(events) == Progress(done_bytes=0, total_bytes=1)
+        await events.aclose()
+        assert alive() == []
+        waiting = asyncio.create_task(start_and_wait(host))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert FakeWorker.made[-1].is_killed
+        assert lost == []
+
+    async def start_and_wait(host: StageHost) -> None:
+        async for _ in host.start(at(3)):
+            continue
+
+    asyncio.run(run())
+
+
+def test_a_coordinator_that_is_gone_takes_its_stages_with_it(make_host: MakeHost) -> None:
+    async def run() -> None:
+        host, _ = make_host()
+        await start(host, at(1, A))
+        other = msgspec.structs.replace(at(1, B), deployment=DeploymentId("e"))
+        await start(host, other)
+        await host.coordinator_left(A)
+        assert alive() == [1]
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_ends_by_itself_is_reported_once(make_host: MakeHost) -> None:
+    async def run() -> None:
+        host, lost = make_host()
+        await start(host, at(1))
+        first = FakeWorker.made[0]
+        first.on_end(first, EngineError("killed"))
+        first.on_end(first, EngineError("killed"))
+        await asyncio.sleep(0)
+        assert [each.message for each in lost] == ["killed"]
+        assert lost[0].epoch == at(1).epoch
+        await start(host, at(2))
+        await host.stop_all()
+        second = FakeWorker.made[1]
+        second.on_end(second, EngineError("signal 9"))
+        await asyncio.sleep(0)
+        assert len(lost) == 1
+
+    asyncio.run(run())

@@ -1,0 +1,94 @@
+"""The coordinator's two edges: nothing is left, and nobody waits, when opening them ends early."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Coroutine
+
+import pytest
+from support.edges import LIMITS, RECEIVER, SENDER, credentials
+
+from potluck.cluster.coordinator.edges import StageAddress, open_edges
+from potluck.errors import EdgeError, EngineError
+from potluck.types.cluster import DeploymentId, Epoch
+
+EPOCH = Epoch(number=1, coordinator=SENDER)
+
+
+async def open_to(address: tuple[str, int], stages: Coroutine[object, object, None]) -> None:
+    stage = StageAddress(node_id=RECEIVER, host=address[0], port=address[1])
+    await open_edges(
+        credentials(SENDER),
+        "127.0.0.1",
+        first=stage,
+        last=stage,
+        num_stages=1,
+        deployment=DeploymentId("demo"),
+        epoch=EPOCH,
+        limits=LIMITS,
+        tell_stages=lambda _: [stages],
+    )
+
+
+def num_edge_threads() -> int:
+    return sum(thread.name == "open-edge" for thread in threading.enumerate())
+
+
+def test_a_stage_that_fails_ends_it_at_once_though_another_is_silent() -> None:
+    async def fail() -> None:
+        await asyncio.sleep(0.1)
+        raise EngineError("the stage met a problem")
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        started = time.monotonic()
+        with pytest.raises(EngineError, match="met a problem"):
+            asyncio.run(open_to(silent.getsockname()[:2], fail()))
+        assert time.monotonic() - started < 2
+    # The end of the silent one's socket ends the thread that was left to itself.
+    deadline = time.monotonic() + 5
+    while num_edge_threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert num_edge_threads() == 0
+
+
+def test_cancelling_it_ends_it_at_once() -> None:
+    async def run(address: tuple[str, int]) -> None:
+        forever = asyncio.get_running_loop().create_future()
+
+        async def wait() -> None:
+            await forever
+
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await open_to(address, wait())
+        assert forever.cancelled()
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        started = time.monotonic()
+        asyncio.run(run(silent.getsockname()[:2]))
+        assert time.monotonic() - started < 2
+
+
+def test_a_host_that_cannot_be_listened_on_is_an_error_of_the_edge() -> None:
+    async def nothing() -> None:
+        return
+
+    async def run() -> None:
+        stage = StageAddress(node_id=RECEIVER, host="127.0.0.1", port=1)
+        await open_edges(
+            credentials(SENDER),
+            "192.0.2.1",  # of no machine (RFC 5737)
+            first=stage,
+            last=stage,
+            num_stages=1,
+            deployment=DeploymentId("demo"),
+            epoch=EPOCH,
+            limits=LIMITS,
+            tell_stages=lambda _: [],
+        )
+
+    with pytest.raises(EdgeError, match="cannot listen"):
+        asyncio.run(run())

@@ -1,0 +1,155 @@
+"""The pipeline over edges, against a last stage that is played by the test."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+
+import pytest
+from support.edges import edge
+
+from potluck.cluster.coordinator.pipeline import RemotePipeline
+from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.edges.frames import FrameKind
+from potluck.cluster.steps import encode_failure, encode_sampled
+from potluck.errors import EngineError, PotluckError
+from potluck.serving.pipeline import StepOutcome
+from potluck.types.step import SampledToken, SequenceId, SequenceSlice, Step, StepId
+
+
+def step(number: int, *, num_tokens: int = 1) -> Step:
+    part = SequenceSlice(
+        sequence_id=SequenceId(number),
+        tokens=tuple(range(num_tokens)),
+        start_position=0,
+        block_table=(0,),
+        sample=True,
+    )
+    return Step(step_id=StepId(number), slices=(part,), opened=(), closed=())
+
+
+def result(sequence: int) -> bytes:
+    token = SampledToken(
+        sequence_id=SequenceId(sequence), position=1, token=7, logprob=None, top=()
+    )
+    return encode_sampled((token,))
+
+
+class Played:
+    """A pipeline whose stages are the test: ``steps`` come in, ``results`` go out."""
+
+    def __init__(
+        self,
+        pipeline: RemotePipeline,
+        steps: IncomingEdge,
+        results: OutgoingEdge,
+        outcomes: SimpleQueue[StepOutcome],
+        losses: SimpleQueue[PotluckError],
+    ) -> None:
+        self.pipeline = pipeline
+        self.steps = steps
+        self.results = results
+        self.outcomes = outcomes
+        self.losses = losses
+
+
+@contextmanager
+def played(step_seconds: float = 10.0) -> Iterator[Played]:
+    outcomes: SimpleQueue[StepOutcome] = SimpleQueue()
+    losses: SimpleQueue[PotluckError] = SimpleQueue()
+    with edge() as (outgoing, steps), edge() as (results, incoming):
+        pipeline = RemotePipeline(
+            outgoing, incoming, outcomes.put, losses.put, step_seconds=step_seconds
+        )
+        try:
+            yield Played(pipeline, steps, results, outcomes, losses)
+        finally:
+            pipeline.close()
+
+
+def test_outcomes_come_in_the_order_of_the_steps_failures_among_them() -> None:
+    with played() as stages:
+        for number in range(3):
+            stages.pipeline.submit(step(number))
+            assert stages.steps.receive(5).step_id == number
+        stages.results.send(FrameKind.RESULT, StepId(0), result(0))
+        failure = encode_failure(EngineError("not finite"))
+        stages.results.send(FrameKind.FAILURE, StepId(1), failure)
+        stages.results.send(FrameKind.RESULT, StepId(2), result(2))
+        outcomes = [stages.outcomes.get(timeout=5) for _ in range(3)]
+        assert [outcome.step.step_id for outcome in outcomes] == [0, 1, 2]
+        assert [outcome.sampled[0].token for outcome in outcomes[::2]] == [7, 7]
+        assert outcomes[1].error is not None
+        assert outcomes[1].error.message == "not finite"
+        assert stages.losses.empty()
+        assert stages.pipeline.sent.num_frames == 3
+
+
+def test_submit_does_not_wait_for_a_stage_that_does_not_read() -> None:
+    with played(step_seconds=60) as stages:
+        started = time.monotonic()
+        for number in range(12_000):  # 10 MB: more than the sockets between them hold
+            stages.pipeline.submit(step(number, num_tokens=300))
+        assert time.monotonic() - started < 2
+        stages.pipeline.close()  # not held up by the thread that is sending
+        assert time.monotonic() - started < 5
+        outcomes = [stages.outcomes.get(timeout=5) for _ in range(12_000)]
+        assert all(outcome.error is not None for outcome in outcomes)
+        assert stages.losses.empty()
+
+
+def test_a_stage_that_hangs_is_lost_after_the_step_time() -> None:
+    with played(step_seconds=0.3) as stages:
+        time.sleep(0.5)  # idle: nothing is due
+        assert stages.losses.empty()
+        stages.pipeline.submit(step(0))
+        error = stages.losses.get(timeout=5)
+        assert "does not answer" in error.message
+        outcome = stages.outcomes.get(timeout=5)
+        assert outcome.error is not None
+        assert "does not answer" in outcome.error.message
+        stages.pipeline.submit(step(1))
+        assert stages.outcomes.get(timeout=5).error is outcome.error
+        assert stages.losses.empty()
+
+
+@pytest.mark.parametrize(
+    ("kind", "step_id", "header", "words"),
+    [
+        (FrameKind.RESULT, 0, b"\xc1 no msgpack", "malformed"),
+        (FrameKind.FAILURE, 0, b"\xc1 no msgpack", "malformed"),
+        (FrameKind.RESULT, 1, result(0), "another step"),
+        (FrameKind.RESULT, 0, result(5), "not that of the step"),
+        (FrameKind.RESULT, 0, encode_sampled(()), "not that of the step"),
+        (FrameKind.STEP, 0, result(0), "not that of the step"),
+    ],
+)
+def test_a_result_that_makes_no_sense_ends_the_epoch(
+    kind: FrameKind, step_id: int, header: bytes, words: str
+) -> None:
+    with played() as stages:
+        stages.pipeline.submit(step(0))
+        stages.results.send(kind, StepId(step_id), header)
+        assert words in stages.losses.get(timeout=5).message
+        assert stages.outcomes.get(timeout=5).error is not None
+
+
+def test_a_step_that_is_over_the_limits_ends_the_epoch_and_says_so() -> None:
+    with played() as stages:
+        stages.pipeline.submit(step(0, num_tokens=1500))  # the test's edges allow 1000 bytes
+        assert "over the edge's limit" in stages.losses.get(timeout=5).message
+        assert stages.outcomes.get(timeout=5).error is not None
+
+
+def test_a_lost_edge_fails_what_is_in_flight_and_all_that_comes() -> None:
+    with played() as stages:
+        for number in range(3):
+            stages.pipeline.submit(step(number))
+        stages.results.close()
+        stages.losses.get(timeout=5)
+        stages.pipeline.submit(step(3))
+        errors = [stages.outcomes.get(timeout=5).error for _ in range(4)]
+        assert all(error is not None and "was lost" in error.message for error in errors)
+        assert stages.losses.empty()

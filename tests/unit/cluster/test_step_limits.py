@@ -1,0 +1,102 @@
+"""No step that a scheduler can form is larger than its deployment's edges allow."""
+
+from __future__ import annotations
+
+import pytest
+
+from potluck.cluster.steps import (
+    MAX_WAITING_SEQUENCES,
+    decode_failure,
+    edge_limits,
+    encode_failure,
+    encode_sampled,
+    encode_step,
+)
+from potluck.errors import EngineError, ParameterError
+from potluck.scheduling.blocks import blocks_for
+from potluck.types.sampling import (
+    MAX_LOGIT_BIAS_TOKENS,
+    MAX_TOP_LOGPROBS,
+    validate_sampling,
+)
+from potluck.types.step import (
+    SampledToken,
+    SamplingParams,
+    SequenceId,
+    SequenceOpening,
+    SequenceSlice,
+    Step,
+    StepId,
+    TokenLogprob,
+)
+
+LARGE = 2**63 - 1
+TOKEN = 2**32 + 1  # nine bytes, as no token of a real vocabulary takes
+SAMPLING = SamplingParams(
+    temperature=0.3,
+    top_k=LARGE,
+    top_p=0.9,
+    min_p=0.1,
+    repetition_penalty=1.1,
+    frequency_penalty=0.1,
+    presence_penalty=0.1,
+    logit_bias=((TOKEN, -1.1),) * MAX_LOGIT_BIAS_TOKENS,
+    seed=2**64 - 1,
+    logprobs=True,
+    top_logprobs=MAX_TOP_LOGPROBS,
+)
+
+
+@pytest.mark.parametrize("context", [2, 64, 512, 4096])
+def test_the_largest_step_and_its_result_fit(context: int) -> None:
+    num_tokens = min(512, context)
+    num_sequences = min(64, num_tokens)
+    num_blocks = blocks_for(4 * context)
+    limits = edge_limits(
+        hidden_size=64,
+        context_tokens=context,
+        max_step_tokens=num_tokens,
+        max_step_sequences=num_sequences,
+        num_blocks=num_blocks,
+    )
+    slices = [
+        SequenceSlice(
+            sequence_id=SequenceId(LARGE),
+            tokens=(TOKEN,) * (num_tokens // num_sequences),
+            start_position=LARGE,
+            block_table=(LARGE,) * -(-num_blocks // num_sequences),
+            sample=True,
+        )
+    ] * num_sequences
+    opened = [
+        SequenceOpening(
+            sequence_id=SequenceId(LARGE), sampling=SAMPLING, prompt_tokens=(TOKEN,) * context
+        )
+    ] * num_sequences
+    closed = (SequenceId(LARGE),) * (num_blocks + MAX_WAITING_SEQUENCES)
+    step = Step(step_id=StepId(LARGE), slices=tuple(slices), opened=tuple(opened), closed=closed)
+    assert len(encode_step(step)) <= limits.max_header_bytes
+    sample = SampledToken(
+        sequence_id=SequenceId(LARGE),
+        position=LARGE,
+        token=TOKEN,
+        logprob=-1.1,
+        top=(TokenLogprob(token=TOKEN, logprob=-1.1),) * MAX_TOP_LOGPROBS,
+    )
+    assert len(encode_sampled((sample,) * num_sequences)) <= limits.max_header_bytes
+    assert limits.max_payload_bytes == 4 * 64 * num_tokens
+
+
+def test_a_failure_fits_however_long_its_words_are() -> None:
+    limits = edge_limits(
+        hidden_size=1, context_tokens=2, max_step_tokens=1, max_step_sequences=1, num_blocks=1
+    )
+    header = encode_failure(EngineError("𝄞" * 100_000, hint="𝄞" * 100_000))
+    assert len(header) <= limits.max_header_bytes
+    assert decode_failure(header).message == "𝄞" * 500
+
+
+def test_more_biases_than_a_frame_has_room_for_are_refused() -> None:
+    bias = tuple((token, 1.0) for token in range(MAX_LOGIT_BIAS_TOKENS + 1))
+    with pytest.raises(ParameterError, match="at most 1024"):
+        validate_sampling(SamplingParams(logit_bias=bias), 10_000)

@@ -1,0 +1,1 @@
+"""Everything needed to remake Potluck's built-in model ``demo`` from nothing."""

@@ -1,0 +1,48 @@
+"""The stream of training documents: plain stories and chats, one per index, from one seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+from .chats import Message, make_chat
+from .grammar import make_story
+
+PAD, BOS, EOS, SYSTEM, USER, ASSISTANT, END = SPECIAL_TOKENS = (
+    "<|pad|>",
+    "<|bos|>",
+    "<|eos|>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|end|>",
+)
+CHAT_TEMPLATE = (
+    "{{- bos_token }}"
+    "{%- for message in messages %}"
+    "{{- '<|' + message['role'] + '|>\\n' + message['content'] | trim + '<|end|>\\n' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|assistant|>\\n' }}{%- endif %}"
+)
+
+
+def render_chat(messages: Sequence[Message]) -> str:
+    """A conversation as the model reads it; must stay equal to what ``CHAT_TEMPLATE`` gives."""
+    turns = (f"<|{message.role}|>\n{message.content}{END}\n" for message in messages)
+    return BOS + "".join(turns)
+
+
+def document(seed: int, index: int) -> str:
+    """Document ``index`` of the endless stream of ``seed``: half stories, half chats."""
+    rng = random.Random(f"{seed}:{index}")
+    if rng.random() < 0.5:
+        return f"{BOS}{make_story(rng).text}{EOS}"
+    return render_chat(make_chat(rng))
+
+
+def documents(seed: int, start: int = 0) -> Iterator[str]:
+    """The stream of ``seed`` from document ``start`` on."""
+    index = start
+    while True:
+        yield document(seed, index)
+        index += 1
