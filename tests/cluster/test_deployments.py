@@ -119,7 +119,8 @@ def test_deployments_stand_beside_each_other_and_give_back_what_they_took(fleet:
     named = agents[1].deploy(name="mine", context=256)
     assert [each["model_id"] for each in (first, second, named)] == ["demo", "demo-2", "mine"]
     with agents[0].client() as client:
-        assert [model.id for model in client.models.list().data] == ["demo", "demo-2", "mine"]
+        listed = sorted(model.id for model in client.models.list().data)
+        assert listed == ["demo", "demo-2", "mine"]
         texts = {
             client.completions.create(
                 model=model, prompt="The old boat", max_tokens=20, temperature=0

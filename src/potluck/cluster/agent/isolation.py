@@ -17,6 +17,10 @@ from potluck.types.cluster import NodeId
 WAIT_SECONDS = 5.0
 """After a suspension the links stand again within a second or two."""
 
+_MORE_SECONDS = 0.5
+"""Departures of one cause come one by one: links are cut off within a keep-alive of each other,
+which is a quarter of the lease."""
+
 _NEWS_SECONDS = 1.0
 """What a node that was away waits for the others, and what they have to tell, to arrive."""
 
@@ -51,7 +55,13 @@ class Isolation:
         return len(self._left_at) > len(alive) + 1
 
     async def over(self) -> None:
-        """Return at once, or when others are back and have had time to speak, or are given up."""
+        """Return when it is clear that this node is not cut off, or has been for long.
+
+        That is at once where nobody left lately; otherwise after half a second, or when others are
+        back and have had time to speak, or are given up.
+        """
+        last = max(self._left_at.values(), default=float("-inf"))
+        await asyncio.sleep(max(0.0, last + _MORE_SECONDS - self._clock()))
         if not self.is_likely:
             return
         while self.is_likely:

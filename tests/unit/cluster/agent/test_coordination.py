@@ -14,6 +14,7 @@ from support.cluster_calls import A, B, C, PlayedMembership, a_record
 from support.edges import credentials
 
 from potluck.cluster.agent import coordination as module
+from potluck.cluster.agent import isolation
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.state import StateDirectory
@@ -68,6 +69,7 @@ class Node:
             spawn=self.spawn,
         )
         monkeypatch.setattr(module, "_read", self.read)
+        monkeypatch.setattr(isolation, "_MORE_SECONDS", 0.005)
         monkeypatch.setattr(module, "_SETTLE_SECONDS", 0.02)
         monkeypatch.setattr(module, "_TURN_SECONDS", 0.1)
         monkeypatch.setattr(module, "Deployment", lambda record, *_, **__: FakeDeployment(record))

@@ -30,7 +30,23 @@ def test_one_of_many_that_leaves_is_the_lost_one() -> None:
     others = Others({A, B, C})
     others.leave(A)
     assert not others.isolation.is_likely
-    asyncio.run(asyncio.wait_for(others.isolation.over(), 0.5))
+    asyncio.run(asyncio.wait_for(others.isolation.over(), 1))
+
+
+def test_departures_that_follow_at_once_belong_together() -> None:
+    """The first of them alone says nothing."""
+    others = Others({A, B, C})
+
+    async def leave_one_by_one() -> None:
+        others.leave(A)
+        waiting = asyncio.ensure_future(others.isolation.over())
+        await asyncio.sleep(0)
+        others.leave(B, C)
+        done, _ = await asyncio.wait({waiting}, timeout=1)
+        assert not done
+        waiting.cancel()
+
+    asyncio.run(leave_one_by_one())
 
 
 def test_a_node_that_all_others_leave_is_likely_cut_off() -> None:
