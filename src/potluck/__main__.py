@@ -1,5 +1,16 @@
-"""``python -m potluck``."""
+"""The console script, and ``python -m potluck``."""
 
-from potluck.cli.main import main
+import sys
 
-main()
+
+def main() -> None:
+    """Run the command; Ctrl-C is no error, not even while the program is being imported."""
+    try:
+        from potluck.cli.main import main as run_command
+    except KeyboardInterrupt:
+        sys.exit(130)
+    run_command()
+
+
+if __name__ == "__main__":
+    main()
