@@ -81,6 +81,7 @@ class AgentProcess:
     def end(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()
+            self.process.send_signal(signal.SIGCONT)
             try:
                 self.process.wait(SECONDS)
             finally:
@@ -271,3 +272,28 @@ def test_a_second_ctrl_c_ends_at_once_and_leaves_no_worker(tmp_path: Path) -> No
         alone.process.send_signal(signal.SIGCONT)
         assert alone.process.wait(SECONDS) in (128 + signal.SIGINT, 128 + signal.SIGTERM)
         assert psutil.wait_procs(workers, timeout=5)[1] == []
+
+
+def test_ctrl_c_undoes_a_deployment(tmp_path: Path) -> None:
+    with agent(tmp_path / "a", generate_secret(), "--http", "127.0.0.1:0") as alone:
+        alone.process.send_signal(signal.SIGSTOP)  # so that it is surely not done yet
+        deploying = subprocess.Popen(
+            [sys.executable, "-m", "potluck", "deploy", "demo", "--state", str(alone.state)],
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        deadline = time.monotonic() + SECONDS
+        while not psutil.Process(deploying.pid).net_connections(kind="unix"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        deploying.send_signal(signal.SIGINT)
+        _, said = deploying.communicate(timeout=SECONDS)
+        assert deploying.returncode == 130
+        assert said == "interrupted: what was deployed so far is being undone\n"
+        alone.process.send_signal(signal.SIGCONT)
+        for _ in range(5):  # it would be deployed by then
+            time.sleep(0.5)
+            last = alone.json("cluster", "ps")["deployments"]
+        assert last == []
+        assert children(alone.process.pid) == []

@@ -49,4 +49,7 @@ def _options(
     ] = False,
 ) -> None:
     del version  # handled by its callback
-    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING)
+    if debug:
+        logging.basicConfig(level=logging.DEBUG)
+    else:
+        logging.basicConfig(level=logging.WARNING, format="potluck: %(message)s")

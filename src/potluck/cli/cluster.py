@@ -51,23 +51,27 @@ def deploy(
     state: StateOption = None,
 ) -> None:
     """Deploy MODEL over the cluster's nodes and wait until it can answer."""
+    socket = state_directory(state).control_socket
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+    result: dict[str, Any] = {}
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
         task = bar.add_task("placing", total=None)
-        result: dict[str, Any] = {}
-        for document in ask(
-            state_directory(state).control_socket, "deploy", _request(model, name, context, cache)
-        ):
-            result = document.get("result") or document["event"]
-            bar.update(
-                task,
-                description=str(result["reason"]),
-                completed=result["done_bytes"],
-                total=result["total_bytes"] or None,
-            )
+        try:
+            for document in ask(socket, "deploy", _request(model, name, context, cache)):
+                result = document.get("result") or document["event"]
+                bar.update(
+                    task,
+                    description=str(result["reason"]),
+                    completed=result["done_bytes"],
+                    total=result["total_bytes"] or None,
+                )
+        except KeyboardInterrupt:
+            bar.stop()
+            note("interrupted: what was deployed so far is being undone")
+            raise typer.Exit(130) from None
     if json:
         emit_json({"schema": "potluck.deploy/1", **result})
         return

@@ -1,0 +1,395 @@
+"""What a cut costs and what it brings: ``benchmarks/METHODOLOGY.md``, "Cluster".
+
+    python benchmarks/shapes.py 0.5B /tmp/half
+    python benchmarks/cluster.py /tmp/half [--output benchmarks/results/cluster.json]
+
+Clusters of 1, 2 and 3 agents, each agent on one core with one thread, serve the same model on
+loopback at the same time, and are asked in turn, with one stream and with several. ``--llama PATH``
+(a folder with ``llama-server`` and ``rpc-server``; MODEL must be a .gguf file) asks llama.cpp
+beside them: alone on one core, and with as many RPC servers as there are stages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import platform
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from potluck.cluster.agent.control import ask
+from potluck.cluster.agent.state import StateDirectory
+from potluck.cluster.trust.secret import SECRET_VARIABLE, generate_secret
+
+NUM_STAGES = (1, 2, 3)
+MODEL_ID = "model"
+SEED = 1
+NUM_TOKEN_IDS = 1000
+"""Prompts are drawn from the ids between the special tokens and this."""
+FIRST_TOKEN_ID = 300
+END_TOKENS = (2, 6)
+"""Of demo's tokenizer: kept from being sampled, so that every answer has its whole length."""
+
+_SECONDS = 120.0
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One request per stream, all at once. Rates are of all streams together."""
+
+    system: str
+    num_stages: int
+    num_streams: int
+    prefill_tokens_per_second: float
+    decode_tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A model behind an OpenAI-compatible address on loopback."""
+
+    system: str
+    num_stages: int
+    port: int
+    extra: Mapping[str, object]
+
+
+def main() -> None:
+    """Start everything, ask in turn, print ratios, write the document."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--prompt", type=int, default=32, help="tokens of each prompt")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of each answer")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--llama", type=Path, help="folder with llama-server and rpc-server")
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    samples: list[Sample] = []
+    failures: list[str] = []
+    with ExitStack() as opened:
+        served = [opened.enter_context(_potluck(arguments.model, num)) for num in NUM_STAGES]
+        if arguments.llama:
+            most = max(arguments.streams)
+            context = most * (arguments.prompt + arguments.tokens + 16)
+            for num in NUM_STAGES:
+                llama = _llama(arguments.llama, arguments.model, num, most, context)
+                try:
+                    served.append(opened.enter_context(llama))
+                except (OSError, RuntimeError) as error:
+                    failures.append(f"llama.cpp with {num} stages: {error}")
+                    print(failures[-1], file=sys.stderr)
+        for number in range(arguments.rounds + 1):  # the first round warms up
+            for num_streams in arguments.streams:
+                for each in served:
+                    sample = _measure(each, num_streams, arguments.prompt, arguments.tokens)
+                    if number > 0:
+                        samples.append(sample)
+    rows = _summarize(samples)
+    for row in rows:
+        print(
+            f"{row['system']:10} {row['num_stages']} stages {row['num_streams']:2} streams"
+            f"   prefill {row['prefill_tokens_per_second']:8.1f}"
+            f"   decode {row['decode_tokens_per_second']:7.1f} tokens/s"
+            f"   ×{row['decode_ratio']:.3f} of one stage ({row['decode_ratio_range'][0]:.3f}"
+            f" to {row['decode_ratio_range'][1]:.3f})"
+        )
+    if arguments.output:
+        document = {
+            "schema": "potluck.benchmark.cluster/1",
+            **_circumstances(arguments),
+            "medians": rows,
+            "samples": [asdict(sample) for sample in samples],
+            "failures": failures,
+        }
+        arguments.output.write_text(json.dumps(document) + "\n", encoding="utf-8")
+
+
+# What is measured.
+
+
+@contextmanager
+def _potluck(model: Path, num_stages: int) -> Iterator[Served]:
+    """A cluster of that many agents with the model cut over all of them."""
+    with ExitStack() as opened:
+        directory = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+        environment = {**os.environ, SECRET_VARIABLE: generate_secret()}
+        states = [StateDirectory(directory / str(index)) for index in range(num_stages)]
+        join: list[str] = []
+        address = ""
+        for index, state in enumerate(states):
+            command = [sys.executable, "-m", "potluck", "up", "--state", str(state.path)]
+            command += ["--threads", "1", "--http", "127.0.0.1:0", *join]
+            process = opened.enter_context(
+                _process(command, index, env=environment, stdout=subprocess.PIPE)
+            )
+            assert process.stdout is not None
+            line = process.stdout.readline().decode().strip()
+            if not line:
+                raise RuntimeError("an agent did not start")
+            address = address or line
+            if index == 0:
+                join = ["--join", _ask(state, "state")["nodes"][0]["address"]]
+        deadline = time.monotonic() + _SECONDS
+        while len(_ask(states[0], "state")["nodes"]) < num_stages:
+            if time.monotonic() > deadline:
+                raise RuntimeError("the agents did not find each other")
+            time.sleep(_POLL_SECONDS)
+        request = {"model": str(model.resolve()), "model_id": MODEL_ID, "context_tokens": 512}
+        deployed = _ask(states[0], "deploy", **request)
+        if len(deployed["stages"]) != num_stages:
+            raise RuntimeError(f"{len(deployed['stages'])} stages instead of {num_stages}")
+        yield Served(
+            system="potluck",
+            num_stages=num_stages,
+            port=int(address.rpartition(":")[2]),
+            extra={"logit_bias": {str(token): -100 for token in END_TOKENS}},
+        )
+
+
+@contextmanager
+def _llama(
+    folder: Path, model: Path, num_stages: int, num_streams: int, context: int
+) -> Iterator[Served]:
+    """llama-server on one core, with an RPC server per stage if there are several stages."""
+    with ExitStack() as opened:
+        port = _free_port()
+        command = [str(folder / "llama-server"), "-m", str(model), "--host", "127.0.0.1"]
+        command += ["--port", str(port), "-t", "1", "-c", str(context), "-np", str(num_streams)]
+        if num_stages > 1:
+            peers = []
+            for index in range(num_stages):
+                peers.append(f"127.0.0.1:{_free_port()}")
+                remote = [str(folder / "rpc-server"), "-H", "127.0.0.1", "-t", "1"]
+                remote += ["-p", peers[-1].rpartition(":")[2]]
+                opened.enter_context(_process(remote, index, stdout=subprocess.DEVNULL))
+            for peer in peers:
+                _wait_until(lambda peer=peer: _accepts(int(peer.rpartition(":")[2])))  # type: ignore[misc]
+            command += ["-ngl", "999", "--rpc", ",".join(peers)]
+        opened.enter_context(
+            _process(command, 0, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        )
+        _wait_until(lambda: _is_healthy(port))
+        yield Served(
+            system="llama.cpp", num_stages=num_stages, port=port, extra={"ignore_eos": True}
+        )
+
+
+def _measure(served: Served, num_streams: int, num_prompt: int, num_new: int) -> Sample:
+    """Ask all streams at once; METHODOLOGY.md says how the rates are made."""
+    barrier = threading.Barrier(num_streams)
+    answers: list[tuple[float, float, float]] = []
+
+    def stream(index: int) -> None:
+        rng = random.Random(SEED + index)
+        prompt = [rng.randrange(FIRST_TOKEN_ID, NUM_TOKEN_IDS) for _ in range(num_prompt)]
+        barrier.wait()
+        answers.append(_complete(served, prompt, num_new, seed=index))
+
+    threads = [threading.Thread(target=stream, args=(index,)) for index in range(num_streams)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if len(answers) != num_streams:
+        raise RuntimeError(f"{num_streams - len(answers)} of {num_streams} streams failed")
+    started = min(answer[0] for answer in answers)
+    first = min(answer[1] for answer in answers)
+    all_begun = max(answer[1] for answer in answers)
+    ended = max(answer[2] for answer in answers)
+    return Sample(
+        system=served.system,
+        num_stages=served.num_stages,
+        num_streams=num_streams,
+        prefill_tokens_per_second=num_streams * num_prompt / (all_begun - started),
+        decode_tokens_per_second=num_streams * (num_new - 1) / (ended - first),
+    )
+
+
+def _complete(
+    served: Served, prompt: Sequence[int], num_new: int, *, seed: int
+) -> tuple[float, float, float]:
+    """When the request was sent, when its first text came, when its last event came."""
+    body = {
+        "model": MODEL_ID,
+        "prompt": prompt,
+        "max_tokens": num_new,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "seed": seed,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **served.extra,
+    }
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=_SECONDS)
+    try:
+        started = time.perf_counter()
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        if response.status != http.HTTPStatus.OK:
+            raise RuntimeError(f"HTTP status {response.status}: {response.read().decode()}")
+        first = last = None
+        num_tokens = 0
+        for line in response:
+            if not line.startswith(b"data: {"):
+                continue
+            event: dict[str, Any] = json.loads(line.removeprefix(b"data: "))
+            if "error" in event:
+                raise RuntimeError(event["error"]["message"])
+            if event["choices"]:
+                last = time.perf_counter()
+                first = first or last
+            if event.get("usage"):
+                num_tokens = event["usage"]["completion_tokens"]
+        if first is None or last is None or num_tokens != num_new:
+            raise RuntimeError(f"{num_tokens} tokens instead of {num_new}")
+        return started, first, last
+    finally:
+        connection.close()
+
+
+def _summarize(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Medians, and the ratio to one stage in the same round of the same system."""
+    groups: dict[tuple[str, int, int], list[Sample]] = {}
+    for sample in samples:
+        key = (sample.system, sample.num_streams, sample.num_stages)
+        groups.setdefault(key, []).append(sample)
+    rows = []
+    for (system, num_streams, num_stages), group in sorted(groups.items()):
+        alone = groups.get((system, num_streams, 1))
+        ratios = [
+            mine.decode_tokens_per_second / its.decode_tokens_per_second
+            for mine, its in zip(group, alone or group, strict=True)
+        ]
+        rows.append(
+            {
+                "system": system,
+                "num_streams": num_streams,
+                "num_stages": num_stages,
+                "prefill_tokens_per_second": statistics.median(
+                    each.prefill_tokens_per_second for each in group
+                ),
+                "decode_tokens_per_second": statistics.median(
+                    each.decode_tokens_per_second for each in group
+                ),
+                "decode_ratio": statistics.median(ratios),
+                "decode_ratio_range": (min(ratios), max(ratios)),
+            }
+        )
+    return rows
+
+
+# Processes.
+
+
+@contextmanager
+def _process(command: list[str], index: int, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process on one core, and everything that it starts, too; ended with the block."""
+    cores = sorted(os.sched_getaffinity(0))
+    core = str(cores[index % len(cores)])
+    process = subprocess.Popen(["taskset", "-c", core, *command], **options)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _ask(state: StateDirectory, method: str, **params: object) -> Any:
+    result = None
+    for document in ask(state.control_socket, method, params):
+        result = document.get("result")
+    return result
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def _accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _is_healthy(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _SECONDS
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise RuntimeError("it did not start")
+        time.sleep(_POLL_SECONDS)
+
+
+def _circumstances(arguments: argparse.Namespace) -> dict[str, object]:
+    """What has to be known to measure the same again."""
+    weights = [arguments.model] if arguments.model.is_file() else arguments.model.glob("*.saf*")
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": ["python", "benchmarks/cluster.py", *sys.argv[1:]],
+        "commit": _git("rev-parse", "HEAD"),
+        "is_modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "cpu": _cpu_name(),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "load_average": os.getloadavg(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "model_bytes": sum(path.stat().st_size for path in weights),
+    }
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    root = Path(__file__).parent
+    return subprocess.run(
+        command, cwd=root, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+if __name__ == "__main__":
+    main()
