@@ -303,9 +303,10 @@ class Deployment:
             self._membership, self._credentials, self._listen_host, self.record, self._size, stages
         )
         loop = asyncio.get_running_loop()
+        epoch = self.record.epoch
 
         def lost(error: PotluckError) -> None:
-            loop.call_soon_threadsafe(self._end_epoch, error.message, self.record.epoch)
+            loop.call_soon_threadsafe(self._end_epoch, error.message, epoch)
 
         def start_pipeline(on_outcome: OnOutcome) -> RemotePipeline:
             self._pipeline = RemotePipeline(
