@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 _TESTS = Path(__file__).parent
+
+
+def pytest_configure() -> None:
+    """Let tests send Ctrl-C to what they start, also where a shell runs us in the background.
+
+    Such a shell has SIGINT ignored, and children inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
