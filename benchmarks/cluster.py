@@ -15,7 +15,6 @@ import argparse
 import http.client
 import json
 import os
-import platform
 import random
 import socket
 import statistics
@@ -27,9 +26,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from circumstances import circumstances
 
 from potluck.cluster.agent.control import ask
 from potluck.cluster.agent.state import StateDirectory
@@ -363,32 +363,10 @@ def _circumstances(arguments: argparse.Namespace) -> dict[str, object]:
     """What has to be known to measure the same again."""
     weights = [arguments.model] if arguments.model.is_file() else arguments.model.glob("*.saf*")
     return {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": ["python", "benchmarks/cluster.py", *sys.argv[1:]],
-        "commit": _git("rev-parse", "HEAD"),
-        "is_modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
-        "cpu": _cpu_name(),
+        **circumstances(),
         "cores": sorted(os.sched_getaffinity(0)),
-        "load_average": os.getloadavg(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
         "model_bytes": sum(path.stat().st_size for path in weights),
     }
-
-
-def _git(*arguments: str) -> str:
-    command = ["git", *arguments]
-    root = Path(__file__).parent
-    return subprocess.run(
-        command, cwd=root, capture_output=True, text=True, check=True
-    ).stdout.strip()
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 if __name__ == "__main__":

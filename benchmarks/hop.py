@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import socket
 import ssl
 import statistics
@@ -21,8 +20,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
+
+from circumstances import circumstances
 
 from potluck.cluster.edges.connect import connect_edge
 from potluck.cluster.edges.edge import EdgeLimits, IncomingEdge, OutgoingEdge
@@ -200,33 +200,11 @@ def _connect(
 def _circumstances() -> dict[str, object]:
     """What has to be known to measure the same again."""
     return {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": ["python", "benchmarks/hop.py", *sys.argv[1:]],
-        "commit": _git("rev-parse", "HEAD"),
-        "is_modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
-        "cpu": _cpu_name(),
+        **circumstances(),
         "num_cpus": os.cpu_count(),
-        "load_average": os.getloadavg(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
         "openssl": ssl.OPENSSL_VERSION,
         "warm_up_rounds": WARM_UP_ROUNDS,
     }
-
-
-def _git(*arguments: str) -> str:
-    command = ["git", *arguments]
-    root = Path(__file__).parent
-    return subprocess.run(
-        command, cwd=root, capture_output=True, text=True, check=True
-    ).stdout.strip()
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 if __name__ == "__main__":

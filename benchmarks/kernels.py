@@ -18,15 +18,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from circumstances import circumstances
 
 from potluck.kernels import available_isas, kernels_for, panel_bytes
 from potluck.types.tensor import TensorFormat
@@ -100,23 +97,6 @@ def measure(isa: str, format: TensorFormat, weights_bytes: int, repeats: int) ->
     }
 
 
-def cpu_model() -> str:
-    """The first CPU's name, or the architecture where the system does not say."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
-def commit() -> str:
-    """The commit that is checked out, with a mark if files differ from it."""
-    command = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-    folder = Path(__file__).parent
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=True
-    ).stdout.strip()
-
-
 def parse_arguments() -> argparse.Namespace:
     """What to measure, and where to write it."""
     labels = [format.label for format in TensorFormat]
@@ -134,10 +114,7 @@ def main() -> None:
     arguments = parse_arguments()
     record = {
         "schema": SCHEMA,
-        "commit": commit(),
-        "command": sys.argv,
-        "cpu": cpu_model(),
-        "load_average": os.getloadavg(),
+        **circumstances(),
         "num_threads": 1,
         "columns": COLUMNS,
         "prefill_tokens": PREFILL_TOKENS,

@@ -1,0 +1,41 @@
+"""What has to be known of a run to measure the same again; every result file begins with it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+
+def circumstances() -> dict[str, object]:
+    """Time, command, commit, CPU, load, kernel and Python of the script that runs."""
+    script = f"benchmarks/{Path(sys.argv[0]).name}"
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": ["python", script, *sys.argv[1:]],
+        "commit": _git("rev-parse", "HEAD"),
+        "is_modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "cpu": _cpu_name(),
+        "load_average": os.getloadavg(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    root = Path(__file__).parent
+    return subprocess.run(
+        command, cwd=root, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def _cpu_name() -> str:
+    """The first CPU's name, or the architecture where the system does not say."""
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
