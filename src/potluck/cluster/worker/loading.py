@@ -10,9 +10,9 @@ from potluck.catalog import canonical_source, describe_model, open_tensors
 from potluck.cluster.worker.messages import Load
 from potluck.engines.native import (
     NativeEngine,
-    ThreadPool,
     cache_bytes,
     choose_isa,
+    make_pool,
     scratch_bytes,
 )
 from potluck.models.program import build_program
@@ -72,7 +72,7 @@ def load_stage(load: Load, on_progress: Callable[[int, int], None]) -> LoadedSta
             program,
             num_blocks=spec.num_blocks,
             max_step_tokens=spec.max_step_tokens,
-            pool=ThreadPool(load.num_threads),
+            pool=make_pool(load.num_threads),
             isa=choose_isa(load.isa),
         )
         load_weights(program, source, engine.sink(), path=path, on_progress=on_progress)
