@@ -83,7 +83,10 @@ class Coordination:
         self._awaiting_turn: set[DeploymentId] = set()
 
     async def deploy(self, request: Deploy) -> DeploymentRecord:
-        """Deploy a model, coordinated here. Raises what prevents it; nothing is left then."""
+        """Deploy a model, coordinated here; every node that answers knows of it on return.
+
+        Raises what prevents it; nothing is left then.
+        """
         self._require_staying()
         description, print_of = await _read(request.model)
         self._require_staying()
@@ -97,6 +100,9 @@ class Coordination:
                 ending = asyncio.ensure_future(self._remove(deployment, "it was not deployed"))
                 await asyncio.shield(ending)
             raise
+        # News spreads in the background; who hears that it is deployed may ask any node at once.
+        payload = encode(deployment.record)
+        await asyncio.gather(*(self._tell(node, payload) for node in self._membership.nodes()))
         return deployment.record
 
     async def plan(self, request: Deploy) -> DeploymentRecord:
