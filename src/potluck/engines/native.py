@@ -19,9 +19,9 @@ from potluck.engines.native_program import (
     core_program,
     core_slice,
 )
-from potluck.engines.threads import default_num_threads
 from potluck.errors import EngineError, ParameterError
 from potluck.kernels import runner
+from potluck.probe.cores import default_num_threads
 from potluck.types.engine import StepResult
 from potluck.types.sampling import validate_sampling
 from potluck.types.step import SampledToken, SequenceId, TokenLogprob

@@ -13,18 +13,18 @@ from potluck.engines.native import (
     make_pool,
     scratch_bytes,
 )
-from potluck.engines.threads import default_num_threads
 from potluck.errors import ParameterError
 from potluck.local.stages import split_evenly
 from potluck.models.program import build_program
 from potluck.models.rope import rope_table, rope_table_bytes
+from potluck.probe.cores import default_num_threads
+from potluck.probe.memory import available_memory
 from potluck.scheduling import MAX_STEP_TOKENS
 from potluck.scheduling.blocks import blocks_for
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard
 from potluck.weights.budget import require_memory, weights_bytes
 from potluck.weights.load import Progress, load_weights
-from potluck.weights.memory import available_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

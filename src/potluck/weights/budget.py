@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from potluck.errors import InsufficientMemoryError
 from potluck.quantities import format_bytes
+from potluck.types.memory import MemoryLimit
 from potluck.types.program import Program
 from potluck.types.tensor import TensorSource
 from potluck.weights.load import check_weights
-from potluck.weights.memory import MemoryLimit
 
 
 def weights_bytes(program: Program, source: TensorSource, *, path: str = "the model") -> int:

@@ -24,8 +24,8 @@ from potluck.engines.native import (
     make_pool,
     scratch_bytes,
 )
-from potluck.engines.threads import default_num_threads
 from potluck.errors import EngineError, ParameterError
+from potluck.probe.cores import default_num_threads
 from potluck.types.program import (
     CacheSpec,
     Embed,

@@ -5,9 +5,9 @@ from support.programs import program_reading
 from support.tensor_sources import MemorySource
 
 from potluck.errors import InsufficientMemoryError, ModelFileError
+from potluck.types.memory import MemoryLimit
 from potluck.types.tensor import TensorFormat, TensorInfo
 from potluck.weights.budget import require_memory, weights_bytes
-from potluck.weights.memory import MemoryLimit
 
 MIB = 2**20
 

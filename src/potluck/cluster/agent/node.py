@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.cluster.calls import CPU_UNIT, NodeReport, UnitReport
-from potluck.engines.threads import default_num_threads
+from potluck.probe.cores import default_num_threads
+from potluck.probe.memory import available_memory
 from potluck.types.cluster import NodeId
 from potluck.version import __version__
-from potluck.weights.memory import available_memory
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

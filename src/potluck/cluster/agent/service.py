@@ -49,8 +49,8 @@ from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.trust.pem_files import write_pem_files
 from potluck.cluster.trust.secret import Secret
 from potluck.cluster.worker.messages import StageSpec
-from potluck.engines.threads import default_num_threads
 from potluck.errors import CallError, EngineError, NodeLostError, OverloadedError, PotluckError
+from potluck.probe.cores import default_num_threads
 from potluck.types.cluster import NodeId
 from potluck.types.gateway import ModelMetrics
 from potluck.types.sequence import CommittedToken, SequenceRequest

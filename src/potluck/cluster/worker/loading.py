@@ -17,10 +17,10 @@ from potluck.engines.native import (
 )
 from potluck.models.program import build_program
 from potluck.models.rope import rope_table, rope_table_bytes
+from potluck.probe.memory import available_memory
 from potluck.types.program import Program, Shard
 from potluck.weights.budget import require_memory, weights_bytes
 from potluck.weights.load import load_weights
-from potluck.weights.memory import available_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

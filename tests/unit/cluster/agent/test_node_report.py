@@ -7,7 +7,7 @@ import pytest
 from potluck.cluster.agent import node
 from potluck.cluster.agent.node import NodeFacts, report
 from potluck.types.cluster import NodeId
-from potluck.weights.memory import MemoryLimit
+from potluck.types.memory import MemoryLimit
 
 GIB = 2**30
 

@@ -13,14 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from potluck.errors import PotluckError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryLimit:
-    """``bytes`` may still be taken; ``reason`` says what sets the limit, for messages."""
-
-    bytes: int
-    reason: str
+from potluck.types.memory import MemoryLimit
 
 
 def available_memory(root: Path = Path("/")) -> MemoryLimit:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from potluck.errors import PotluckError
-from potluck.weights.memory import available_memory
+from potluck.probe.memory import available_memory
 
 MIB = 2**20
 GIB = 2**30

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from potluck.engines.threads import default_num_threads, usable_cores
+from potluck.probe.cores import default_num_threads, usable_cores
 
 
 def write_tree(root: Path, files: dict[str, str]) -> Path:

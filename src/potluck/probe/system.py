@@ -1,0 +1,224 @@
+"""The view of a machine that the layers get: files, and what libudev knows.
+
+Every root can be another directory, so that trees of other machines can be read. Nothing here
+raises because of what is in a tree: what cannot be read is None, or not there.
+Sources: ``sysfs(5)``, ``proc(5)``, the kernel's ``Documentation/ABI/testing/sysfs-bus-pci``.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_MAX_FILE_BYTES = 1 << 20
+"""Files of sysfs have one page; those of procfs that are read here have some tens of KiB."""
+
+
+class Access(enum.Enum):
+    """Whether this process may use a device file."""
+
+    USABLE = "usable"
+    FORBIDDEN = "forbidden"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PciDevice:
+    """A function on the PCI bus. Identifiers are numbers; ``driver`` is empty where none is bound.
+
+    ``path`` is its directory in sysfs.
+    """
+
+    address: str
+    vendor: int
+    device: int
+    subsystem_vendor: int
+    subsystem_device: int
+    device_class: int
+    driver: str
+    path: Path
+
+    @property
+    def is_display(self) -> bool:
+        """Class 0x03 (display controllers) and 0x12 (processing accelerators)."""
+        return self.device_class >> 16 in (0x03, 0x12)
+
+    @property
+    def ids(self) -> str:
+        """``10de:2684``, as ``lspci -n`` writes it."""
+        return f"{self.vendor:04x}:{self.device:04x}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderNode:
+    """A DRM render node: its device file and the device behind it.
+
+    ``device`` is the resolved directory of the parent in sysfs, ``driver`` its kernel driver,
+    ``compatible`` its device-tree names, most specific first.
+    """
+
+    name: str
+    device_file: Path
+    device: Path
+    driver: str
+    compatible: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """Where to look. ``files`` is the root for everything else (``/etc``, ``/usr``, ``/run``)."""
+
+    sys: Path = Path("/sys")
+    proc: Path = Path("/proc")
+    dev: Path = Path("/dev")
+    files: Path = Path("/")
+
+    def text(self, path: Path) -> str | None:
+        """A small file without its last newline; zero bytes end it (device-tree strings)."""
+        data = self.bytes(path)
+        if data is None:
+            return None
+        return data.split(b"\0", 1)[0].decode("utf-8", errors="replace").strip()
+
+    def bytes(self, path: Path) -> bytes | None:
+        """A small file's bytes, at most a MiB of it."""
+        try:
+            with path.open("rb") as file:
+                return file.read(_MAX_FILE_BYTES)
+        except (OSError, ValueError):  # a ValueError: a NUL in a name that a tree gave
+            return None
+
+    def number(self, path: Path) -> int | None:
+        """A file of one number, decimal or with 0x."""
+        text = self.text(path)
+        try:
+            return None if text is None else int(text, 0)
+        except ValueError:
+            return None
+
+    def entries(self, directory: Path) -> list[Path]:
+        """What is in a directory, by name; nothing if it cannot be read."""
+        try:
+            return sorted(directory.iterdir())
+        except OSError:
+            return []
+
+    def driver(self, device: Path) -> str:
+        """The name of the kernel driver bound to a device of sysfs, or empty."""
+        try:
+            return (device / "driver").readlink().name
+        except OSError:
+            return self.uevent(device).get("DRIVER", "")
+
+    def uevent(self, device: Path) -> Mapping[str, str]:
+        """The properties that the kernel gives a device (``DRIVER``, ``OF_COMPATIBLE_0`` …)."""
+        text = self.text(device / "uevent") or ""
+        pairs = (line.partition("=") for line in text.splitlines())
+        return {name: value for name, separator, value in pairs if separator}
+
+    def compatible(self, device: Path) -> tuple[str, ...]:
+        """A device's device-tree names, most specific first."""
+        properties = self.uevent(device)
+        found: list[str] = []
+        while (name := properties.get(f"OF_COMPATIBLE_{len(found)}")) is not None:
+            found.append(name)
+        if not found:
+            data = self.bytes(device / "of_node" / "compatible") or b""
+            found = [part.decode("ascii", errors="replace") for part in data.split(b"\0") if part]
+        return tuple(found)
+
+    def udev(self, device: Path) -> Mapping[str, str]:
+        """``uevent`` and what libudev knows besides: names from its hardware database.
+
+        Without libudev, or for a tree that is not this machine's, the kernel's word is all.
+        """
+        properties = dict(self.uevent(device))
+        if self.sys == Path("/sys"):
+            properties.update(_libudev_properties(str(device)))
+        return properties
+
+    def pci_devices(self) -> Iterator[PciDevice]:
+        """All functions on the PCI bus, by address."""
+        for path in self.entries(self.sys / "bus/pci/devices"):
+            vendor, device = self.number(path / "vendor"), self.number(path / "device")
+            if vendor is None or device is None:
+                continue
+            yield PciDevice(
+                address=path.name,
+                vendor=vendor,
+                device=device,
+                subsystem_vendor=self.number(path / "subsystem_vendor") or 0,
+                subsystem_device=self.number(path / "subsystem_device") or 0,
+                device_class=self.number(path / "class") or 0,
+                driver=self.driver(path),
+                path=_resolved(path),
+            )
+
+    def render_nodes(self) -> Iterator[RenderNode]:
+        """All DRM render nodes; on boards not all of them are GPUs."""
+        for path in self.entries(self.sys / "class/drm"):
+            if not path.name.startswith("renderD"):
+                continue
+            device = _resolved(path / "device")
+            yield RenderNode(
+                name=path.name,
+                device_file=self.dev / "dri" / path.name,
+                device=device,
+                driver=self.driver(device),
+                compatible=self.compatible(device),
+            )
+
+    def access(self, device_file: Path) -> Access:
+        """Whether this process may open a device file for reading and writing."""
+        if os.access(device_file, os.R_OK | os.W_OK):
+            return Access.USABLE
+        # os.path.exists would hide a directory that may not be searched.
+        try:
+            device_file.stat()
+        except FileNotFoundError:
+            return Access.ABSENT
+        except OSError:
+            return Access.FORBIDDEN
+        return Access.FORBIDDEN
+
+    def group(self, device_file: Path) -> str:
+        """The name of the group that a device file belongs to, its number if it has none."""
+        import grp
+
+        try:
+            gid = device_file.stat().st_gid
+        except OSError:
+            return ""
+        try:
+            return grp.getgrgid(gid).gr_name
+        except KeyError:
+            return str(gid)
+
+    def is_device_file(self, path: Path) -> bool:
+        """Whether it is a character device."""
+        try:
+            return stat.S_ISCHR(path.stat().st_mode)
+        except OSError:
+            return False
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # a RuntimeError: links in a circle
+        return path
+
+
+def _libudev_properties(device: str) -> Mapping[str, str]:
+    try:
+        import pyudev
+    except ImportError:  # the package, or libudev itself
+        return {}
+    try:
+        return dict(pyudev.Devices.from_sys_path(pyudev.Context(), device).properties)
+    except (pyudev.DeviceNotFoundError, OSError, ValueError):
+        return {}

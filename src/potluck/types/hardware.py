@@ -1,0 +1,187 @@
+"""What a machine has and what it can do, as the probe tells it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from potluck.types.memory import MemoryLimit
+
+
+class Origin(enum.Enum):
+    """How a figure was obtained."""
+
+    MEASURED = "measured"
+    DERIVED = "derived"
+    TABLE = "table"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A number, where it comes from, and in what sense.
+
+    ``value`` is None if and only if ``origin`` is UNKNOWN; ``source`` then says why nothing is
+    known. Never 0 for "not known", and never a guess.
+    """
+
+    value: float | None = None
+    origin: Origin = Origin.UNKNOWN
+    source: str = "in no table, and not measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What a device can do: bytes read from its memory, and operations (a multiply-add is two).
+
+    ``f16`` stands for 16-bit floats, of which a source says whether they are bf16. Dense rates.
+    """
+
+    read_bytes_per_second: Figure = field(default_factory=Figure)
+    f32_operations_per_second: Figure = field(default_factory=Figure)
+    f16_operations_per_second: Figure = field(default_factory=Figure)
+    int8_operations_per_second: Figure = field(default_factory=Figure)
+
+
+class DeviceKind(enum.Enum):
+    """What sort of thing computes."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+    NPU = "npu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """A device's memory in bytes; None is not known.
+
+    ``is_shared``: it is the machine's own memory, so that the CPU and the device have one budget.
+    ``source`` says what told the sizes, or why nothing did.
+    """
+
+    total_bytes: int | None
+    free_bytes: int | None
+    is_shared: bool
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One thing on a node that can compute.
+
+    ``device_id`` is unique on the node and stays over reboots where the hardware stays:
+    ``cpu``, ``pci-0000:01:00.0``, ``of-fb000000.gpu`` (a node of the device tree),
+    ``pci-0000:01:00.0-mig-1-0`` (GPU and compute instance). ``name`` is normalized
+    (``probe.names``), ``reported_name`` what the device or its driver said; empty where nobody
+    says. ``chip`` names the model exactly (``10de:2684``, ``gfx1100``, ``mali-a867``). ``driver``
+    is the kernel driver bound to it, or empty. ``versions`` are those of driver and firmware by
+    name. ``problem`` is the one line that says why nothing can run on it, or empty.
+    """
+
+    device_id: str
+    kind: DeviceKind
+    make: str
+    name: str
+    reported_name: str
+    chip: str
+    driver: str
+    device_files: tuple[str, ...]
+    memory: DeviceMemory
+    figures: Figures = field(default_factory=Figures)
+    versions: tuple[tuple[str, str], ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerReport:
+    """What one layer of the probe found; ``problems`` are what it could not find out and why."""
+
+    layer: str
+    devices: tuple[Device, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendSpec:
+    """A backend, known by the module that tries it out (``python -m``; see ``probe.trials``).
+
+    ``kinds`` and ``makes`` say which devices it is tried on; no makes means all.
+    ``packages`` are the distributions whose versions belong to the fingerprint of a trial.
+    """
+
+    name: str
+    module: str
+    kinds: frozenset[DeviceKind]
+    makes: frozenset[str] = frozenset()
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A backend tried on a device: whether its numbers were right, and if not, why.
+
+    ``reason`` is one line, empty if it works. ``variants`` are the instruction sets (or the like)
+    that passed, slowest first. ``figures`` are what was measured through it.
+    """
+
+    device_id: str
+    backend: str
+    works: bool
+    reason: str = ""
+    variants: tuple[str, ...] = ()
+    figures: Figures = field(default_factory=Figures)
+
+    @property
+    def unit_id(self) -> str:
+        """The unit that this makes if it works: ``cpu/native``."""
+        return f"{self.device_id}/{self.backend}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuFacts:
+    """The CPU and what of it this process may use.
+
+    ``num_cores`` are there, ``num_usable_cores`` may be used (affinity, control groups).
+    """
+
+    name: str
+    architecture: str
+    num_cores: int
+    num_usable_cores: int
+    usable_reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFacts:
+    """The machine's memory: all of it, what is free, and the limit in force with its reason.
+
+    ``reserve_bytes`` are left to the system: ``usable`` is less by them where the machine's memory
+    itself is the limit.
+    """
+
+    total_bytes: int
+    free_bytes: int
+    reserve_bytes: int
+    usable: MemoryLimit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeReport:
+    """Everything that the probe knows of a node (``potluck.probe/1``).
+
+    ``is_complete`` is false while slow layers still run.
+    """
+
+    host_name: str
+    kernel: str
+    container: str
+    cpu: CpuFacts
+    memory: MemoryFacts
+    layers: tuple[LayerReport, ...]
+    trials: tuple[Trial, ...]
+    is_complete: bool
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Of all layers, the CPU first."""
+        return tuple(device for layer in self.layers for device in layer.devices)
