@@ -7,6 +7,7 @@ only what is asked for is ever held.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -19,8 +20,10 @@ _READING_HINT = "check that the file can be read and that the disk is sound"
 class ReadOnlyFile:
     """A regular file open for reading; it may lie on read-only media. For use by one thread.
 
-    ``size`` is that of the moment of opening, in bytes. Raises ``ModelNotFoundError`` when there
-    is no such file, ``ModelFileError`` when it is not a regular one or cannot be opened.
+    ``size`` is that of the moment of opening, in bytes; ``num_bytes_read`` counts what was read.
+    The kernel may drop at once what was read: a model is read once, and pages of files count
+    against the limit of a control group (``posix_fadvise(2)``). Raises ``ModelNotFoundError`` when
+    there is no such file, ``ModelFileError`` when it is not a regular one or cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,6 +46,7 @@ class ReadOnlyFile:
             self.close()
             raise ModelFileError(self.path, "not a regular file", hint="give a file of a model")
         self.size = status.st_size
+        self.num_bytes_read = 0
 
     def read_into(self, offset: int, out: memoryview) -> None:
         """Fill ``out`` (contiguous bytes) from ``offset``; ``ModelFileError`` if that is too short.
@@ -64,6 +68,9 @@ class ReadOnlyFile:
                     f"and bytes up to {offset + len(out)} are needed",
                 )
             done += count
+        self.num_bytes_read += done
+        with contextlib.suppress(OSError):  # advice, which a file system may not know
+            os.posix_fadvise(self._descriptor, offset, done, os.POSIX_FADV_DONTNEED)
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """As ``read_into``, into new bytes; the caller has bounded ``num_bytes``."""

@@ -75,6 +75,11 @@ class FileTensorSource:
         with out.cast("B") as target:
             tensor.file.read_into(tensor.offset + start_row * row_bytes, target)
 
+    @property
+    def num_bytes_read(self) -> int:
+        """Of all the files so far, headers included."""
+        return sum(file.num_bytes_read for file in self._files)
+
     def close(self) -> None:
         """Close the files. Idempotent."""
         for file in self._files:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from potluck.errors import ModelFileError
 from potluck.types.tensor import StoredTensor, TensorInfo, TensorSource
 
@@ -86,41 +89,53 @@ class CanonicalSource:
 
     def _read_vector(self, info: TensorInfo, head_rows: int, out: memoryview) -> None:
         """The whole vector, whose elements are interleaved as the rows of a matrix are."""
-        half, size = head_rows // 2, info.format.block_bytes
         stored = bytearray(info.row_bytes)
-        with memoryview(stored) as view:
-            self._raw.read_rows(info.name, 0, 1, view)
-        for start in range(0, info.num_columns, half):
-            head, is_second = divmod(start // half, 2)
-            first = head * head_rows + is_second
-            _gather(stored, first, out[start * size : (start + half) * size], size)
+        self._raw.read_rows(info.name, 0, 1, memoryview(stored))
+        size = info.format.block_bytes
+        for head in range(info.num_columns // head_rows):
+            begin, end = head * head_rows * size, (head + 1) * head_rows * size
+            _separate(memoryview(stored)[begin:end], out[begin:end], size)
 
     def _read_matrix(
         self, info: TensorInfo, head_rows: int, start_row: int, end_row: int, out: memoryview
     ) -> None:
-        """Rows in runs within one half of one head, which are every other row of the file.
+        """Whole heads at once where they are asked for and fit the buffer, else runs of rows.
 
-        The file's rows are thus read twice, the second time from the page cache.
+        A run lies within one half of one head, which is every other row of the file: both halves
+        read the same bytes there.
         """
         half, size = head_rows // 2, info.row_bytes
-        most_rows = max(1, STAGING_BYTES // (2 * size))
-        staging = bytearray(2 * size * min(most_rows, half, end_row - start_row))
+        most_pairs = max(1, STAGING_BYTES // (2 * size))
+        staging = memoryview(bytearray(2 * size * min(most_pairs, half)))
         row = start_row
         while row < end_row:
             head, row_in_head = divmod(row, head_rows)
             is_second, pair = divmod(row_in_head, half)
-            count = min(half - pair, most_rows, end_row - row)
-            stored_row = head * head_rows + 2 * pair
-            with memoryview(staging)[: 2 * size * count] as pairs:
+            begin = (row - start_row) * size
+            if row_in_head == 0 and row + head_rows <= end_row and half <= most_pairs:
+                count = head_rows
+                self._raw.read_rows(info.name, row, row + head_rows, staging)
+                _separate(staging, out[begin : begin + head_rows * size], size)
+            else:
+                count = min(half - pair, most_pairs, end_row - row)
+                stored_row = head * head_rows + 2 * pair
+                pairs = staging[: 2 * size * count]
                 self._raw.read_rows(info.name, stored_row, stored_row + 2 * count, pairs)
-                begin = (row - start_row) * size
-                _gather(pairs, is_second, out[begin : begin + count * size], size)
+                _rows(out[begin : begin + count * size], size)[:] = _rows(pairs, 2 * size)[
+                    :, is_second * size : (is_second + 1) * size
+                ]
             row += count
 
 
-def _gather(rows: bytearray | memoryview, first: int, out: memoryview, row_bytes: int) -> None:
-    """Fill ``out`` with every other row of ``rows``, beginning with row ``first``."""
-    source = first * row_bytes
-    for target in range(0, len(out), row_bytes):
-        out[target : target + row_bytes] = rows[source : source + row_bytes]
-        source += 2 * row_bytes
+def _separate(pairs: memoryview, out: memoryview, row_bytes: int) -> None:
+    """A head's rows from pairs ``(j, j + half)`` one after another to the two halves."""
+    stored = _rows(pairs, 2 * row_bytes)
+    target = _rows(out, row_bytes)
+    half = len(stored)
+    target[:half] = stored[:, :row_bytes]
+    target[half:] = stored[:, row_bytes:]
+
+
+def _rows(data: memoryview, row_bytes: int) -> NDArray[np.uint8]:
+    """Bytes ``[rows, row_bytes]``; a view."""
+    return np.frombuffer(data, dtype=np.uint8).reshape(-1, row_bytes)

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.types.program import Program, WeightSpec
-from potluck.types.tensor import TensorInfo, TensorSink, TensorSource
+from potluck.types.quantization import Quantization
+from potluck.types.tensor import TensorFormat, TensorInfo, TensorSink, TensorSource
 
 STAGING_BYTES = 32 * 2**20
-"""What loading holds besides the weights. Large enough for a disk to stream, and small beside any
-model; a tensor whose single row is larger gets a buffer of one row."""
+"""What loading holds besides the weights, in all. Large enough for a disk to stream, and small
+beside any model; a tensor with larger rows gets buffers of one row."""
+
+BUFFER_BYTES = 10 * 2**20
+"""Of each of the three buffers: rows being read, rows being taken, and what those are converted to.
+The rest of ``STAGING_BYTES`` is for undoing an interleaving (``canonical.STAGING_BYTES``)."""
 
 Progress = Callable[[int, int], None]
 """Called with bytes loaded and bytes in all, from ``(0, total)`` to ``(total, total)``."""
+
+Convert = Callable[[memoryview, TensorFormat, memoryview, TensorFormat, int, int], None]
+"""Rows of one format to rows of another: source, its format, target, its format, how many rows, and
+columns of each."""
 
 
 def load_weights(
@@ -21,34 +33,61 @@ def load_weights(
     source: TensorSource,
     sink: TensorSink,
     *,
+    convert: Convert | None = None,
+    quantization: Quantization = Quantization.NONE,
     path: str = "the model",
     on_progress: Progress | None = None,
 ) -> None:
-    """Hand every tensor that ``program`` reads from ``source`` to ``sink``, as it is stored.
+    """Hand every tensor that ``program`` reads from ``source`` to ``sink``.
 
-    All tensors are checked (see ``check_weights``) before the first byte is read. ``path`` is what
-    messages call the model. ``source`` and ``sink`` stay the caller's; after an error from either,
-    which is passed on, the last tensor of the sink may be begun and not finished, and nothing
-    else refers to the buffer.
+    The next rows are read, by a thread of its own, while the sink takes the ones before.
+    ``quantization`` other than NONE needs ``convert``. All tensors are checked (see
+    ``check_weights``) before the first byte is read. ``path`` is what messages call the model.
+    ``source`` and ``sink`` stay the caller's; after an error from either, which is passed on, the
+    last tensor of the sink may be begun and not finished, and nothing else refers to the buffers.
     """
-    infos = check_weights(program, source, path=path)
-    total = sum(info.num_bytes for info in infos)
+    tensors = [
+        _Tensor(stored=info, loaded=dataclasses.replace(info, format=quantization.target(info)))
+        for info in check_weights(program, source, path=path)
+    ]
+    if convert is None and any(tensor.is_converted for tensor in tensors):
+        raise ValueError("to quantize needs a function that converts")
+    blocks = [block for tensor in tensors for block in tensor.blocks()]
+    total = sum(block.num_bytes for block in blocks)
     report = on_progress or _ignore
     report(0, total)
+    most = max((block.num_bytes for block in blocks), default=0)
+    buffers = [memoryview(bytearray(most)) for _ in range(min(2, len(blocks)))]
+    most_converted = max((b.loaded_bytes for b in blocks if b.tensor.is_converted), default=0)
+    converted = memoryview(bytearray(most_converted))
+
+    def read(index: int) -> memoryview:
+        block = blocks[index]
+        out = buffers[index % 2][: block.num_bytes]
+        source.read_rows(block.tensor.stored.name, block.start_row, block.end_row, out)
+        return out
+
     done = 0
-    staging = bytearray(max((_block_rows(info) * info.row_bytes for info in infos), default=0))
-    with memoryview(staging) as view:
-        for info in infos:
-            sink.begin(info)
-            block_rows = _block_rows(info)
-            for start in range(0, info.num_rows, block_rows):
-                end = min(start + block_rows, info.num_rows)
-                with view[: (end - start) * info.row_bytes] as block:
-                    source.read_rows(info.name, start, end, block)
-                    sink.write_rows(info.name, start, end, block)
-                    done += len(block)
-                report(done, total)
-            sink.finish(info.name)
+    with ThreadPoolExecutor(1, thread_name_prefix="reader") as reader:
+        following = reader.submit(read, 0) if blocks else Future()
+        for index, block in enumerate(blocks):
+            tensor = block.tensor
+            if block.start_row == 0:
+                sink.begin(tensor.loaded)
+            rows = following.result()
+            if index + 1 < len(blocks):
+                following = reader.submit(read, index + 1)
+            if convert is not None and tensor.is_converted:
+                target = converted[: block.loaded_bytes]
+                stored, loaded = tensor.stored, tensor.loaded
+                num_rows = block.end_row - block.start_row
+                convert(rows, stored.format, target, loaded.format, num_rows, stored.num_columns)
+                rows = target
+            sink.write_rows(tensor.loaded.name, block.start_row, block.end_row, rows)
+            if block.end_row == tensor.stored.num_rows:
+                sink.finish(tensor.loaded.name)
+            done += block.num_bytes
+            report(done, total)
 
 
 def check_weights(
@@ -105,9 +144,41 @@ def _contradiction(spec: WeightSpec, info: TensorInfo) -> str:
     return ""
 
 
-def _block_rows(info: TensorInfo) -> int:
-    """Rows that pass through the buffer at once."""
-    return max(1, min(info.num_rows, STAGING_BYTES // max(1, info.row_bytes)))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tensor:
+    """As it is stored, and as it is loaded."""
+
+    stored: TensorInfo
+    loaded: TensorInfo
+
+    @property
+    def is_converted(self) -> bool:
+        return self.stored.format is not self.loaded.format
+
+    def blocks(self) -> Iterator[_Block]:
+        """All rows, as many at a time as fit a buffer."""
+        row_bytes = max(self.stored.row_bytes, self.loaded.row_bytes, 1)
+        num_rows = self.stored.num_rows
+        step = max(1, BUFFER_BYTES // row_bytes)
+        for start in range(0, num_rows, step):
+            yield _Block(tensor=self, start_row=start, end_row=min(start + step, num_rows))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """Rows that pass through a buffer at once."""
+
+    tensor: _Tensor
+    start_row: int
+    end_row: int
+
+    @property
+    def num_bytes(self) -> int:
+        return (self.end_row - self.start_row) * self.tensor.stored.row_bytes
+
+    @property
+    def loaded_bytes(self) -> int:
+        return (self.end_row - self.start_row) * self.tensor.loaded.row_bytes
 
 
 def _ignore(done_bytes: int, total_bytes: int) -> None:
