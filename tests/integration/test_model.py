@@ -94,12 +94,12 @@ def test_all_at_the_same_time(expected: list[Text], stages: int, cache_tokens: i
         total = sum(
             len(model.tokenizer.encode(prompt)) + NUM_NEW for prompt in PROMPTS for _ in range(2)
         )
-        assert (total > model.plan.num_blocks * 16) == (cache_tokens is None)
+        assert (total > model.plan.size.num_blocks * 16) == (cache_tokens is None)
         generations = [
             generate(model, prompt, options) for prompt in PROMPTS for options in (GREEDY, SAMPLED)
         ]
         assert [text_of(generation) for generation in generations] == expected
-        assert free_blocks(model) == model.plan.num_blocks
+        assert free_blocks(model) == model.plan.size.num_blocks
 
 
 def test_from_several_threads(expected: list[Text], model: potluck.Model) -> None:
@@ -131,19 +131,19 @@ def test_others_join_and_leave(expected: list[Text], model: potluck.Model) -> No
     for guest in guests:
         guest.close()
     assert tokens == [token for token, _, _ in expected[1]]
-    assert free_blocks(model) == model.plan.num_blocks
+    assert free_blocks(model) == model.plan.size.num_blocks
 
 
 def test_a_text_that_is_left_gives_its_blocks_back(model: potluck.Model) -> None:
     for piece in generate(model, PROMPTS[0], GREEDY, 400):
         if piece.seconds > 0:
             break
-    assert free_blocks(model) == model.plan.num_blocks
+    assert free_blocks(model) == model.plan.size.num_blocks
     with generate(model, PROMPTS[0], GREEDY, 400) as generation:
         pieces = iter(generation)
         next(pieces)
-        assert free_blocks(model) < model.plan.num_blocks
-    assert free_blocks(model) == model.plan.num_blocks
+        assert free_blocks(model) < model.plan.size.num_blocks
+    assert free_blocks(model) == model.plan.size.num_blocks
     with pytest.raises(PotluckError, match="not generated to its end"):
         generation.result()
 
@@ -197,7 +197,7 @@ def test_parameters_that_are_not_allowed(
         model.generate("The fox", **options)
     assert caught.value.name == name
     assert caught.value.hint
-    assert free_blocks(model) == model.plan.num_blocks
+    assert free_blocks(model) == model.plan.size.num_blocks
 
 
 @pytest.mark.parametrize("tokens", [[], [-1], [2048]])
@@ -215,7 +215,7 @@ def test_a_text_ends_before_a_stop_string(model: potluck.Model) -> None:
     result = generation.result()
     assert streamed == result.text == whole.text[: whole.text.index(word)]
     assert result.finish_reason.value == "stop"
-    assert free_blocks(model) == model.plan.num_blocks
+    assert free_blocks(model) == model.plan.size.num_blocks
 
 
 def test_what_was_held_back_comes_with_the_last_token(model: potluck.Model) -> None:
@@ -251,8 +251,8 @@ def test_loading_reports_every_byte_once_over_all_stages() -> None:
         cache_tokens=16,  # less than one sequence may need: it gets that
         on_progress=lambda progress: reports.append((progress.done_bytes, progress.total_bytes)),
     ) as model:
-        total = sum(stage.weights_bytes for stage in model.plan.stages)
-        assert model.plan.num_blocks * 16 >= model.context_tokens
+        total = sum(stage.memory.weights_bytes for stage in model.plan.stages)
+        assert model.plan.size.num_blocks * 16 >= model.context_tokens
     done = [done for done, _ in reports]
     assert done == sorted(done)
     assert (done[0], done[-1]) == (0, total)

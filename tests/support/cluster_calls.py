@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, StageRecord
 from potluck.errors import NodeLostError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.quantization import Quantization
 
 A, B, C = NodeId("a" * 16), NodeId("b" * 16), NodeId("c" * 16)
 
@@ -57,6 +58,8 @@ def a_record(
         context_tokens=64,
         cache_tokens=256,
         num_layers=4,
+        quantization=Quantization.NONE,
+        may_quantize=False,
         state=state,
         stages=stages,
     )

@@ -23,6 +23,8 @@ from potluck.cli.options import (
     ContextOption,
     JsonOption,
     ModelArgument,
+    Quant,
+    QuantOption,
     StagesOption,
     ThreadsOption,
     settings,
@@ -51,6 +53,7 @@ def bench(
     stages: StagesOption = 1,
     context: ContextOption = None,
     threads: ThreadsOption = None,
+    quant: QuantOption = Quant.NONE,
     json: JsonOption = False,
 ) -> None:
     """Measure prefill and decode of MODEL in tokens per second."""
@@ -62,6 +65,7 @@ def bench(
         cache_tokens=streams * (prefill_tokens + decode_tokens + 16),
         threads=threads if threads is not None else chosen.threads,
         isa=chosen.isa,
+        quantization=quant.quantization,
     ) as opened:
         most = opened.context_tokens
         if prefill_tokens + decode_tokens > most:
@@ -134,9 +138,9 @@ def _document(
         "model": model.description.files.name,
         "machine": platform.machine(),
         "isa": model.plan.isa,
-        "num_threads": model.plan.num_threads,
+        "num_threads": model.plan.size.num_threads,
         "num_stages": len(model.plan.stages),
-        "weights_bytes": sum(stage.weights_bytes for stage in model.plan.stages),
+        "weights_bytes": sum(stage.memory.weights_bytes for stage in model.plan.stages),
         "prefill_tokens": prefill_tokens,
         "decode_tokens": decode_tokens,
         "streams": streams,

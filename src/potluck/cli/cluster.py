@@ -14,6 +14,8 @@ from potluck.cli.options import (
     ContextOption,
     JsonOption,
     ModelArgument,
+    Quant,
+    QuantOption,
     StateOption,
     state_directory,
 )
@@ -47,6 +49,7 @@ def deploy(
     name: NameOption = None,
     context: ContextOption = None,
     cache: CacheOption = None,
+    quant: QuantOption = Quant.NONE,
     json: JsonOption = False,
     state: StateOption = None,
 ) -> None:
@@ -60,7 +63,7 @@ def deploy(
     ) as bar:
         task = bar.add_task("placing", total=None)
         try:
-            for document in ask(socket, "deploy", _request(model, name, context, cache)):
+            for document in ask(socket, "deploy", _request(model, name, context, cache, quant)):
                 result = document.get("result") or document["event"]
                 bar.update(
                     task,
@@ -83,11 +86,12 @@ def plan(
     model: ModelArgument,
     context: ContextOption = None,
     cache: CacheOption = None,
+    quant: QuantOption = Quant.NONE,
     json: JsonOption = False,
     state: StateOption = None,
 ) -> None:
     """Show what of MODEL would go where, and why; nothing is loaded."""
-    result = _result(state_directory(state), "plan", _request(model, None, context, cache))
+    result = _result(state_directory(state), "plan", _request(model, None, context, cache, quant))
     if json:
         emit_json({"schema": "potluck.plan/1", **result})
         return
@@ -130,7 +134,7 @@ def down(state: StateOption = None) -> None:
 
 
 def _request(
-    model: str, name: str | None, context: int | None, cache: int | None
+    model: str, name: str | None, context: int | None, cache: int | None, quant: Quant
 ) -> dict[str, object]:
     """What the agent is asked; a path is made absolute, for other processes to read it."""
     if name is not None and not name.strip():
@@ -142,6 +146,7 @@ def _request(
         "model_id": name or (_name_of(path.resolve()) if is_path else model),
         "context_tokens": context,
         "cache_tokens": cache,
+        "quantization": None if quant.quantization is None else quant.quantization.value,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,24 @@ import typer
 
 from potluck.cli.settings import Settings, read_settings
 from potluck.cluster.agent.state import StateDirectory, default_state_directory
+from potluck.types.quantization import Quantization
+
+
+class Quant(enum.Enum):
+    """What ``--quant`` takes."""
+
+    NONE = "none"
+    Q8_0 = "q8_0"
+    Q6_K = "q6_k"
+    Q4_K = "q4_k"
+    Q4_0 = "q4_0"
+    AUTO = "auto"
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """None for auto."""
+        return None if self is Quant.AUTO else Quantization(self.value)
+
 
 ModelArgument = Annotated[
     str,
@@ -38,6 +57,14 @@ ThreadsOption = Annotated[
         min=1,
         help="CPU threads. Default: the cores that may be used.",
         show_default=False,
+    ),
+]
+QuantOption = Annotated[
+    Quant,
+    typer.Option(
+        "--quant",
+        help="Quantize weights stored as floats while they are loaded; auto: as little as makes "
+        "the model fit.",
     ),
 ]
 JsonOption = Annotated[

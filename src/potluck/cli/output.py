@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from potluck.local import LoadProgress, Model
+from potluck.types.quantization import Quantization
 
 
 def note(text: str) -> None:
@@ -41,6 +42,7 @@ def opened_model(
     context: int | None,
     threads: int | None,
     isa: str | None,
+    quantization: Quantization | None,
     cache_tokens: int | None = None,
 ) -> Iterator[Model]:
     """Open a model with a progress bar (none when stderr is no terminal), close it at the end."""
@@ -67,6 +69,7 @@ def opened_model(
             cache_tokens=cache_tokens,
             num_threads=threads,
             isa=isa,
+            quantization=quantization,
             on_progress=advance,
         )
     finally:

@@ -11,15 +11,16 @@ from potluck.quantities import format_bytes, format_seconds
 def stage_lines(plan: LoadPlan) -> Iterator[str]:
     """One line per stage: its layers and its bytes."""
     for index, stage in enumerate(plan.stages):
-        shard = stage.program.shard
+        shard = stage.shard
         parts = [f"layers [{shard.start_layer}, {shard.end_layer})"]
         if shard.has_embedding:
             parts.insert(0, "embedding")
         if shard.has_head:
             parts.append("head")
         yield (
-            f"stage {index}: {' + '.join(parts)}, weights {format_bytes(stage.weights_bytes)}, "
-            f"cache {format_bytes(stage.cache_bytes)}"
+            f"stage {index}: {' + '.join(parts)}, "
+            f"weights {format_bytes(stage.memory.weights_bytes)}, "
+            f"cache {format_bytes(stage.memory.cache_bytes)}"
         )
 
 
@@ -71,10 +72,10 @@ def run_document(model: Model, generation: Generation, *, load_seconds: float) -
         },
         "stages": [
             {
-                "start_layer": stage.program.shard.start_layer,
-                "end_layer": stage.program.shard.end_layer,
-                "weights_bytes": stage.weights_bytes,
-                "cache_bytes": stage.cache_bytes,
+                "start_layer": stage.shard.start_layer,
+                "end_layer": stage.shard.end_layer,
+                "weights_bytes": stage.memory.weights_bytes,
+                "cache_bytes": stage.memory.cache_bytes,
             }
             for stage in model.plan.stages
         ],

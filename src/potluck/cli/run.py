@@ -13,6 +13,8 @@ from potluck.cli.options import (
     ContextOption,
     JsonOption,
     ModelArgument,
+    Quant,
+    QuantOption,
     StagesOption,
     ThreadsOption,
     settings,
@@ -118,6 +120,7 @@ def run(
     stages: StagesOption = 1,
     context: ContextOption = None,
     threads: ThreadsOption = None,
+    quant: QuantOption = Quant.NONE,
     json: JsonOption = False,
 ) -> None:
     """Generate text with MODEL: streamed to stdout, figures on stderr."""
@@ -152,6 +155,7 @@ def run(
         context=context if context is not None else chosen.context,
         threads=threads if threads is not None else chosen.threads,
         isa=chosen.isa,
+        quantization=quant.quantization,
     ) as opened:
         load_seconds = time.perf_counter() - started
         if stages > 1:

@@ -19,6 +19,7 @@ import msgspec
 from potluck.cluster.worker.messages import Connect, Loaded, Progress, Stats
 from potluck.errors import CallError, EngineError, OverloadedError, PotluckError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.quantization import Quantization
 from potluck.types.sequence import CommittedToken, SequenceRequest
 
 _T = TypeVar("_T")
@@ -148,6 +149,7 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A deployment as every agent knows it. The record with the highest (epoch, revision) counts.
 
     ``model`` is MODEL, ``model_id`` what clients call it, ``created`` seconds since 1970.
+    ``quantization`` is in force; with ``may_quantize`` every plan takes the most precise that fits.
     ``done_bytes`` and ``total_bytes`` are the weights loaded so far.
     """
 
@@ -160,6 +162,8 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int
     cache_tokens: int
     num_layers: int
+    quantization: Quantization
+    may_quantize: bool
     state: DeploymentState
     reason: str = ""
     stages: tuple[StageRecord, ...] = ()
@@ -173,12 +177,16 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deploy(msgspec.Struct, frozen=True, kw_only=True):
-    """Deploy a model, coordinated by the agent that is asked."""
+    """Deploy a model, coordinated by the agent that is asked.
+
+    ``quantization`` None takes the most precise one that fits.
+    """
 
     model: str
     model_id: str | None = None
     context_tokens: int | None = None
     cache_tokens: int | None = None
+    quantization: Quantization | None = Quantization.NONE
 
 
 class Named(msgspec.Struct, frozen=True, kw_only=True):

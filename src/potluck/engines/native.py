@@ -31,9 +31,13 @@ if TYPE_CHECKING:
 
     from potluck.types.program import Program
     from potluck.types.step import Step
-    from potluck.types.tensor import TensorInfo, TensorSink
+    from potluck.types.tensor import TensorFormat, TensorInfo, TensorSink
+    from potluck.weights.load import Convert
 
     Floats = NDArray[np.float32]
+
+_PANEL_ROWS = 16
+"""``kPanelRows`` of ``cpp/kernels/kernels.h``."""
 
 ThreadPool = runner.ThreadPool
 """May be shared by the stages of a process, which take turns. Made by ``make_pool``."""
@@ -71,12 +75,45 @@ def cache_bytes(program: Program, num_blocks: int) -> int:
         return runner.Stage.cache_bytes(program=core_program(program), num_blocks=num_blocks)
 
 
+def loaded_bytes(info: TensorInfo) -> int:
+    """What a weight takes here: matrices in panels of rows, vectors as float32."""
+    if len(info.shape) == 1:
+        return info.num_columns * 4
+    num_panels = -(-info.num_rows // _PANEL_ROWS)
+    return num_panels * kernels.panel_bytes(info.format.label, info.num_columns)
+
+
 def scratch_bytes(program: Program, max_step_tokens: int, *, num_threads: int) -> int:
     """What a stage takes besides weights and caches. Allocates nothing."""
     with core_errors():
         return runner.Stage.scratch_bytes(
             program=core_program(program), max_step_tokens=max_step_tokens, num_threads=num_threads
         )
+
+
+def convert_on(pool: ThreadPool) -> Convert:
+    """Rows of one format to rows of another, on all threads of ``pool``."""
+
+    def convert(
+        rows: memoryview,
+        stored: TensorFormat,
+        out: memoryview,
+        loaded: TensorFormat,
+        num_rows: int,
+        num_columns: int,
+    ) -> None:
+        with core_errors("the weights are damaged: download or convert the model again"):
+            kernels.convert_rows(
+                np.frombuffer(rows, dtype=np.uint8),
+                stored.label,
+                loaded.label,
+                num_rows,
+                num_columns,
+                np.frombuffer(out, dtype=np.uint8),
+                pool,
+            )
+
+    return convert
 
 
 class NativeEngine:

@@ -2,50 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
-from potluck.catalog import ModelDescription, canonical_source, open_tensors
-from potluck.engines.native import (
-    NativeEngine,
-    cache_bytes,
-    choose_isa,
-    make_pool,
-    scratch_bytes,
-)
+from potluck.catalog import ModelDescription, open_tensors
+from potluck.engines.native import NativeEngine, choose_isa, make_pool
 from potluck.errors import ParameterError
+from potluck.formats.source import FileTensorSource
+from potluck.loading import (
+    StagePlan,
+    StageSize,
+    combined,
+    load_stage,
+    plan_stage,
+    require_memory,
+    stronger_quantizations,
+)
 from potluck.local.stages import split_evenly
-from potluck.models.program import build_program
-from potluck.models.rope import rope_table, rope_table_bytes
 from potluck.probe.cores import default_num_threads
 from potluck.probe.memory import available_memory
 from potluck.scheduling import MAX_STEP_TOKENS
 from potluck.scheduling.blocks import blocks_for
-from potluck.types.model import ModelConfig
-from potluck.types.program import Program, Shard
-from potluck.weights.budget import require_memory, weights_bytes
-from potluck.weights.load import Progress, load_weights
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagePlan:
-    """One stage and what it will need."""
-
-    program: Program
-    weights_bytes: int
-    cache_bytes: int
-    scratch_bytes: int
+from potluck.types.memory import MemoryPlan
+from potluck.types.program import Shard
+from potluck.types.quantization import Quantization
+from potluck.weights.load import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """The stages, the cache they share out, and how they compute."""
+    """The stages of a model in this process, and how they compute."""
 
     stages: tuple[StagePlan, ...]
-    context_tokens: int
-    num_blocks: int
-    max_step_tokens: int
-    num_threads: int
+    size: StageSize
+    memory: MemoryPlan
     isa: str
 
 
@@ -57,63 +48,46 @@ def plan_load(
     cache_tokens: int,
     num_threads: int | None,
     isa: str | None,
+    quantization: Quantization | None = Quantization.NONE,
 ) -> LoadPlan:
     """Cut the model and count its bytes; nothing is loaded.
 
-    Raises ``InsufficientMemoryError`` if it would not fit, and ``ParameterError``.
+    ``quantization`` None takes the most precise one that fits. Raises ``InsufficientMemoryError``
+    if it would not fit, and ``ParameterError``.
     """
     if num_threads is not None and num_threads < 1:
         raise ParameterError("threads", f"{num_threads} threads", hint="give a number from 1")
-    threads = num_threads or default_num_threads()
-    num_blocks = blocks_for(cache_tokens)
-    max_step_tokens = min(MAX_STEP_TOKENS, context_tokens)
     shards = split_evenly(description.config.num_layers, num_stages)
-    # One here, and one that each stage keeps.
-    rope_bytes = (1 + num_stages) * rope_table_bytes(description.config, context_tokens)
-    _require_memory_for_context(description.config, num_blocks, rope_bytes)
-    rope = rope_table(description.config, context_tokens)
-    path = str(description.files.path)
-    stages = []
-    with closing(open_tensors(description.files)) as tensors:
-        for shard in shards:
-            program = build_program(
-                description.config, shard, context_tokens=context_tokens, rope=rope
-            )
-            source = canonical_source(description, tensors, program)
-            stages.append(
-                StagePlan(
-                    program=program,
-                    weights_bytes=weights_bytes(program, source, path=path),
-                    cache_bytes=cache_bytes(program, num_blocks),
-                    scratch_bytes=scratch_bytes(program, max_step_tokens, num_threads=threads),
-                )
-            )
-    require_memory(
-        {
-            "weights": sum(stage.weights_bytes for stage in stages),
-            "cache": sum(stage.cache_bytes for stage in stages),
-            "scratch": sum(stage.scratch_bytes for stage in stages),
-            "rope tables": rope_bytes,
-        },
-        available_memory(),
-    )
-    return LoadPlan(
-        stages=tuple(stages),
+    size = StageSize(
         context_tokens=context_tokens,
-        num_blocks=num_blocks,
-        max_step_tokens=max_step_tokens,
-        num_threads=threads,
-        isa=choose_isa(isa),
+        num_blocks=blocks_for(cache_tokens),
+        max_step_tokens=min(MAX_STEP_TOKENS, context_tokens),
+        num_threads=num_threads or default_num_threads(),
+        quantization=quantization or Quantization.NONE,
     )
+    available = available_memory()
+    with closing(open_tensors(description.files)) as tensors:
+
+        def count(size: StageSize) -> MemoryPlan:
+            return combined([each.memory for each in _plan(description, tensors, shards, size)])
+
+        if quantization is None:
+            sizes = [size, *stronger_quantizations(size)]
+            fitting = (each for each in sizes if count(each).total_bytes <= available.bytes)
+            size = next(fitting, sizes[-1])
+        stages = _plan(description, tensors, shards, size)
+        memory = combined([stage.memory for stage in stages])
+        require_memory(memory, available, size, count)
+    return LoadPlan(stages=stages, size=size, memory=memory, isa=choose_isa(isa))
 
 
-def _require_memory_for_context(config: ModelConfig, num_blocks: int, rope_bytes: int) -> None:
-    """Refuse a context that cannot fit before its tables are made, which takes as much memory."""
-    whole = build_program(
-        config, Shard.whole(config.num_layers), context_tokens=1, rope=rope_table(config, 1)
-    )
-    needed = {"cache": cache_bytes(whole, num_blocks), "rope tables": rope_bytes}
-    require_memory(needed, available_memory())
+def _plan(
+    description: ModelDescription,
+    tensors: FileTensorSource,
+    shards: Sequence[Shard],
+    size: StageSize,
+) -> tuple[StagePlan, ...]:
+    return tuple(plan_stage(description, tensors, shard, size) for shard in shards)
 
 
 def load_stages(
@@ -126,29 +100,23 @@ def load_stages(
 
     ``on_progress`` is called with bytes done and bytes in all. After an error nothing stays open.
     """
-    total_bytes = sum(stage.weights_bytes for stage in plan.stages)
-    pool = make_pool(plan.num_threads)
+    total_bytes = sum(stage.read_bytes for stage in plan.stages)
+    pool = make_pool(plan.size.num_threads)
     with closing(open_tensors(description.files)) as tensors, ExitStack() as on_failure:
         engines = []
-        loaded_bytes = 0
+        read_bytes = 0
         for stage in plan.stages:
-            engine = NativeEngine(
-                stage.program,
-                num_blocks=plan.num_blocks,
-                max_step_tokens=plan.max_step_tokens,
+            loaded = load_stage(
+                description,
+                tensors,
+                stage,
                 pool=pool,
                 isa=plan.isa,
+                on_progress=_from_byte(read_bytes, total_bytes, on_progress),
             )
-            on_failure.callback(engine.close)
-            engines.append(engine)
-            load_weights(
-                stage.program,
-                canonical_source(description, tensors, stage.program),
-                engine.sink(),
-                path=str(description.files.path),
-                on_progress=_from_byte(loaded_bytes, total_bytes, on_progress),
-            )
-            loaded_bytes += stage.weights_bytes
+            on_failure.callback(loaded.engine.close)
+            engines.append(loaded.engine)
+            read_bytes += stage.read_bytes
         on_failure.pop_all()
         return engines
 

@@ -27,6 +27,7 @@ from potluck.scheduling import (
 )
 from potluck.serving.dispatcher import Dispatcher, Update
 from potluck.text.chat import ChatTemplate, encode_chat
+from potluck.types.quantization import Quantization
 from potluck.types.sampling import validate_sampling
 from potluck.types.step import SamplingParams
 from potluck.types.text import ChatMessage, Tokenizer
@@ -94,6 +95,7 @@ class Model:
         cache_tokens: int | None = None,
         num_threads: int | None = None,
         isa: str | None = None,
+        quantization: Quantization | None = Quantization.NONE,
         on_progress: Callable[[LoadProgress], None] | None = None,
     ) -> Model:
         """Find MODEL, load it, and make it ready.
@@ -104,6 +106,7 @@ class Model:
         ``cache_tokens``: positions that all sequences share; by default one full context.
         ``num_threads``: by default the cores that may be used.
         ``isa``: ``scalar``, ``avx2`` or ``avx512``; by default the best that works.
+        ``quantization``: what weights stored as floats become; None: as little as makes them fit.
 
         Raises a ``PotluckError`` that says what is wrong, before a weight is read where possible.
         """
@@ -116,6 +119,7 @@ class Model:
             cache_tokens=max(cache_tokens or 0, context),
             num_threads=num_threads,
             isa=isa,
+            quantization=quantization,
         )
         # Small beside the weights, and as likely to be missing or broken: before them.
         tokenizer = load_tokenizer(description.files)
@@ -129,10 +133,10 @@ class Model:
 
         engines = load_stages(description, plan, on_progress=report)
         limits = SchedulerLimits(
-            num_blocks=plan.num_blocks,
+            num_blocks=plan.size.num_blocks,
             context_tokens=context,
-            max_step_tokens=plan.max_step_tokens,
-            max_step_sequences=min(MAX_STEP_SEQUENCES, plan.max_step_tokens),
+            max_step_tokens=plan.size.max_step_tokens,
+            max_step_sequences=min(MAX_STEP_SEQUENCES, plan.size.max_step_tokens),
             max_steps_in_flight=stages,
         )
         return cls(
@@ -152,7 +156,7 @@ class Model:
     @property
     def context_tokens(self) -> int:
         """The longest sequence, prompt and new tokens together."""
-        return self.plan.context_tokens
+        return self.plan.size.context_tokens
 
     def close(self) -> None:
         """End live generations with an error and free everything. Idempotent."""

@@ -1,4 +1,4 @@
-"""How much memory may be used, and what says so."""
+"""How much memory may be used, what says so, and how much a stage is going to use."""
 
 from __future__ import annotations
 
@@ -11,3 +11,41 @@ class MemoryLimit:
 
     bytes: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """What a stage takes at most, in bytes, counted before any of it is allocated.
+
+    ``weights`` are by format (label, bytes), as the engine holds them. ``staging_bytes`` are held
+    only while loading, ``process_bytes`` are a worker's own.
+    """
+
+    weights: tuple[tuple[str, int], ...]
+    cache_bytes: int
+    rope_bytes: int
+    scratch_bytes: int
+    staging_bytes: int
+    process_bytes: int = 0
+
+    @property
+    def weights_bytes(self) -> int:
+        """Of all formats."""
+        return sum(num_bytes for _, num_bytes in self.weights)
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything together."""
+        return sum(self.parts().values())
+
+    def parts(self) -> dict[str, int]:
+        """The sizes by what they are for, as messages name them; nothing that is zero."""
+        parts = {f"{label} weights": num_bytes for label, num_bytes in self.weights}
+        parts |= {
+            "cache": self.cache_bytes,
+            "rope tables": self.rope_bytes,
+            "scratch": self.scratch_bytes,
+            "staging": self.staging_bytes,
+            "process": self.process_bytes,
+        }
+        return {name: num_bytes for name, num_bytes in parts.items() if num_bytes}

@@ -41,6 +41,7 @@ from potluck.cluster.trust.credentials import Credentials
 from potluck.errors import CallError, EngineError, NodeLostError, ParameterError, PotluckError
 from potluck.scheduling import DEFAULT_CONTEXT_TOKENS
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.quantization import Quantization
 
 _log = logging.getLogger(__name__)
 
@@ -110,8 +111,15 @@ class Coordination:
         description, print_of = await _read(request.model)
         record = self._new_record(request, description)
         size = size_of(description, record)
-        plan = await plan_model(self._membership, record.model, description, print_of, size)
-        return msgspec.structs.replace(record, **stage_records(plan))
+        plan, quantization = await plan_model(
+            self._membership,
+            record.model,
+            description,
+            print_of,
+            size,
+            may_quantize=record.may_quantize,
+        )
+        return msgspec.structs.replace(record, quantization=quantization, **stage_records(plan))
 
     async def undeploy(self, name: str) -> DeploymentRecord:
         """Remove a deployment, wherever it is coordinated."""
@@ -241,6 +249,8 @@ class Coordination:
             context_tokens=context,
             cache_tokens=cache,
             num_layers=description.config.num_layers,
+            quantization=request.quantization or Quantization.NONE,
+            may_quantize=request.quantization is None,
             state=DeploymentState.LOADING,
         )
 

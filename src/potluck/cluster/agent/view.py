@@ -34,7 +34,15 @@ def cluster_view(
 def plan_view(record: DeploymentRecord) -> dict[str, object]:
     """What would go where, of a deployment that was planned and does not exist."""
     view = deployment_view(record)
-    names = ("model", "context_tokens", "cache_tokens", "num_layers", "stages", "rejections")
+    names = (
+        "model",
+        "context_tokens",
+        "cache_tokens",
+        "num_layers",
+        "quantization",
+        "stages",
+        "rejections",
+    )
     return {name: view[name] for name in names}
 
 
@@ -51,6 +59,7 @@ def deployment_view(record: DeploymentRecord) -> dict[str, object]:
         "context_tokens": record.context_tokens,
         "cache_tokens": record.cache_tokens,
         "num_layers": record.num_layers,
+        "quantization": record.quantization.value,
         "done_bytes": record.done_bytes,
         "total_bytes": record.total_bytes,
         "stages": [

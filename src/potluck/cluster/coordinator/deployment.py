@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -292,12 +293,18 @@ class Deployment:
     async def _deploy(self) -> None:
         """Plan, load, connect and serve the next epoch."""
         self._say(state=DeploymentState.LOADING, reason="being placed", stages=(), done_bytes=0)
-        plan = await plan_model(
-            self._membership, self.record.model, self._description, self._fingerprint, self._size
+        plan, quantization = await plan_model(
+            self._membership,
+            self.record.model,
+            self._description,
+            self._fingerprint,
+            size_of(self._description, self.record),
+            may_quantize=self.record.may_quantize,
         )
         # Only now: a coordinator that is cut off and finds no plan must not outrun its successor.
         self._next_epoch()
-        self._say(reason="loading", **stage_records(plan))
+        self._say(reason="loading", quantization=quantization, **stage_records(plan))
+        self._size = replace(self._size, quantization=quantization)
         stages = await load_stages(self._membership, self.record, self._size, self._say_progress)
         outgoing, incoming = await connect_stages(
             self._membership, self._credentials, self._listen_host, self.record, self._size, stages

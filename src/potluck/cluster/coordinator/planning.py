@@ -7,22 +7,20 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from potluck.catalog import ModelDescription, canonical_source, open_tensors
+from potluck.catalog import ModelDescription, open_tensors
 from potluck.cluster.calls import DeploymentRecord, NodeReport, RejectionRecord, StageRecord
 from potluck.cluster.edges.edge import EdgeLimits
 from potluck.cluster.steps import edge_limits
-from potluck.engines.native import cache_bytes, scratch_bytes
-from potluck.models.program import build_program
-from potluck.models.rope import rope_table, rope_table_bytes
+from potluck.loading import StageSize, plan_stage
 from potluck.scheduling import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS
 from potluck.scheduling.blocks import blocks_for
 from potluck.types.cluster import ModelCost, Plan, UnitOffer
-from potluck.types.program import Program, Shard
-from potluck.weights.budget import weights_bytes
+from potluck.types.memory import MemoryPlan
+from potluck.types.program import Shard
+from potluck.types.quantization import Quantization
 
 PROCESS_BYTES = 64 * 2**20
-"""A worker without weights, cache and scratch (measured: 40 MiB), and some of the buffer that it
-loads through, which is gone before cache and scratch are touched."""
+"""A worker without weights, cache, scratch and what it loads through (measured: 40 MiB)."""
 
 SYSTEM_RESERVE_BYTES = 128 * 2**20
 """Left to the rest of a machine, whose own needs move."""
@@ -64,11 +62,22 @@ class DeploymentSize:
     num_blocks: int
     max_step_tokens: int
     max_step_sequences: int
+    quantization: Quantization
     edge_limits: EdgeLimits
+
+    def of_stage(self, num_threads: int) -> StageSize:
+        """The same for one stage on a unit with ``num_threads``."""
+        return StageSize(
+            context_tokens=self.context_tokens,
+            num_blocks=self.num_blocks,
+            max_step_tokens=self.max_step_tokens,
+            num_threads=num_threads,
+            quantization=self.quantization,
+        )
 
 
 def size_of(description: ModelDescription, record: DeploymentRecord) -> DeploymentSize:
-    """The size that a deployment's record asks for."""
+    """The size that a deployment's record asks for; not quantized where that is to be seen."""
     num_blocks = blocks_for(max(record.cache_tokens, record.context_tokens))
     max_step_tokens = min(MAX_STEP_TOKENS, record.context_tokens)
     max_step_sequences = min(MAX_STEP_SEQUENCES, max_step_tokens)
@@ -77,6 +86,7 @@ def size_of(description: ModelDescription, record: DeploymentRecord) -> Deployme
         num_blocks=num_blocks,
         max_step_tokens=max_step_tokens,
         max_step_sequences=max_step_sequences,
+        quantization=Quantization.NONE if record.may_quantize else record.quantization,
         edge_limits=edge_limits(
             hidden_size=description.config.hidden_size,
             context_tokens=record.context_tokens,
@@ -87,47 +97,37 @@ def size_of(description: ModelDescription, record: DeploymentRecord) -> Deployme
     )
 
 
-def model_cost(
-    description: ModelDescription, size: DeploymentSize, *, num_threads: int
-) -> ModelCost:
+def model_cost(description: ModelDescription, size: StageSize) -> ModelCost:
     """What each part of the model takes. Reads the headers of its files.
 
     Raises ``ModelFileError`` or ``UnsupportedModelError`` if the files do not fit the model.
     """
     config = description.config
-    context_tokens = size.context_tokens
-    rope = rope_table(config, context_tokens)
 
-    def program(start: int, end: int, *, embedding: bool = False, head: bool = False) -> Program:
-        shard = Shard(
+    def shard(start: int, end: int, *, embedding: bool = False, head: bool = False) -> Shard:
+        return Shard(
             start_layer=start,
             end_layer=end,
             num_layers=config.num_layers,
             has_embedding=embedding,
             has_head=head,
         )
-        return build_program(config, shard, context_tokens=context_tokens, rope=rope)
 
+    last = config.num_layers
     with closing(open_tensors(description.files)) as tensors:
 
-        def stored_bytes(part: Program) -> int:
-            source = canonical_source(description, tensors, part)
-            return weights_bytes(part, source, path=str(description.files.path))
+        def count(part: Shard) -> MemoryPlan:
+            return plan_stage(description, tensors, part, size).memory
 
-        layers = [program(layer, layer + 1) for layer in range(config.num_layers)]
+        layers = [count(shard(layer, layer + 1)) for layer in range(last)]
+        whole = count(shard(0, last, embedding=True, head=True))
         return ModelCost(
-            layer_bytes=tuple(
-                stored_bytes(layer) + cache_bytes(layer, size.num_blocks) for layer in layers
-            ),
-            embedding_bytes=stored_bytes(program(0, 0, embedding=True)),
-            head_bytes=stored_bytes(program(config.num_layers, config.num_layers, head=True)),
+            layer_bytes=tuple(layer.weights_bytes + layer.cache_bytes for layer in layers),
+            embedding_bytes=count(shard(0, 0, embedding=True)).weights_bytes,
+            head_bytes=count(shard(last, last, head=True)).weights_bytes,
             is_head_tied=config.tied_head,
-            scratch_bytes=scratch_bytes(
-                program(0, config.num_layers, embedding=True, head=True),
-                size.max_step_tokens,
-                num_threads=num_threads,
-            ),
-            process_bytes=PROCESS_BYTES + 2 * rope_table_bytes(config, context_tokens),
+            scratch_bytes=whole.scratch_bytes,
+            process_bytes=PROCESS_BYTES + whole.staging_bytes + whole.rope_bytes,
         )
 
 

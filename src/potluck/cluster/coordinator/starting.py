@@ -47,6 +47,7 @@ async def load_stages(
             num_blocks=size.num_blocks,
             max_step_tokens=size.max_step_tokens,
             max_step_sequences=size.max_step_sequences,
+            quantization=size.quantization,
             num_bytes=stage.num_bytes,
         )
         try:

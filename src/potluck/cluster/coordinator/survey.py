@@ -16,9 +16,11 @@ from potluck.cluster.calls import (
 )
 from potluck.cluster.coordinator.planning import DeploymentSize, model_cost, offers
 from potluck.cluster.membership import Membership
-from potluck.errors import PotluckError
+from potluck.errors import InsufficientMemoryError, PotluckError
+from potluck.loading import StageSize, stronger_quantizations, what_fits
 from potluck.placement import place
-from potluck.types.cluster import NodeId, Plan, Rejection
+from potluck.types.cluster import NodeId, Plan, Rejection, UnitOffer
+from potluck.types.quantization import Quantization
 
 _REPORT_SECONDS = 5.0
 _CHECK_SECONDS = 900.0
@@ -31,17 +33,56 @@ async def plan_model(
     description: ModelDescription,
     fingerprint: ModelFingerprint,
     size: DeploymentSize,
-) -> Plan:
+    *,
+    may_quantize: bool,
+) -> tuple[Plan, Quantization]:
     """Place a model on the nodes that are there and can read the very same files.
 
-    Raises ``InsufficientMemoryError``, and what makes the model unreadable here.
+    With ``may_quantize`` it is quantized as little as makes it fit, but not less than ``size``
+    says. Raises ``InsufficientMemoryError``, which says what would fit, and what makes the model
+    unreadable here.
     """
     reports, silent = await gather_reports(membership)
     able, unable = await _nodes_with_model(membership, model, fingerprint, reports)
     num_threads = max((unit.num_threads for each in able for unit in each.units), default=1)
-    cost = await asyncio.to_thread(model_cost, description, size, num_threads=num_threads)
-    plan = place(offers(reports, able), cost)
-    return Plan(stages=plan.stages, rejections=(*plan.rejections, *silent, *unable))
+    stage_size = size.of_stage(num_threads)
+    offered = offers(reports, able)
+    plan, quantization = await asyncio.to_thread(
+        _place, description, stage_size, offered, may_quantize=may_quantize
+    )
+    rejections = (*plan.rejections, *silent, *unable)
+    return Plan(stages=plan.stages, rejections=rejections), quantization
+
+
+def _place(
+    description: ModelDescription,
+    size: StageSize,
+    offered: Sequence[UnitOffer],
+    *,
+    may_quantize: bool,
+) -> tuple[Plan, Quantization]:
+    try:
+        return place(offered, model_cost(description, size)), size.quantization
+    except InsufficientMemoryError as error:
+        failure = error
+
+    def fits(other: StageSize) -> bool:
+        try:
+            place(offered, model_cost(description, other))
+        except InsufficientMemoryError:
+            return False
+        return True
+
+    if may_quantize:
+        for other in stronger_quantizations(size):
+            if fits(other):
+                return place(offered, model_cost(description, other)), other.quantization
+    raise InsufficientMemoryError(
+        failure.needed_bytes,
+        failure.available_bytes,
+        failure.message,
+        hint=f"{what_fits(size, fits)}; {failure.hint}" if failure.hint else what_fits(size, fits),
+    ) from failure
 
 
 async def gather_reports(membership: Membership) -> tuple[list[NodeReport], list[Rejection]]:

@@ -4,35 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 
-from potluck.catalog import canonical_source, describe_model, open_tensors
+from potluck.catalog import describe_model, open_tensors
 from potluck.cluster.worker.messages import Load
-from potluck.engines.native import (
-    NativeEngine,
-    cache_bytes,
-    choose_isa,
-    make_pool,
-    scratch_bytes,
-)
-from potluck.models.program import build_program
-from potluck.models.rope import rope_table, rope_table_bytes
+from potluck.engines.native import choose_isa, make_pool
+from potluck.loading import LoadedStage, StageSize, load_stage, plan_stage, require_memory
 from potluck.probe.memory import available_memory
-from potluck.types.program import Program, Shard
-from potluck.weights.budget import require_memory, weights_bytes
-from potluck.weights.load import load_weights
+from potluck.types.memory import MemoryPlan
+from potluck.types.program import Shard
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedStage:
-    """An engine with its weights, and what it runs."""
-
-    engine: NativeEngine
-    program: Program
-    weights_bytes: int
-
-
-def load_stage(load: Load, on_progress: Callable[[int, int], None]) -> LoadedStage:
+def load_for(load: Load, on_progress: Callable[[int, int], None]) -> LoadedStage:
     """Make the engine of ``load`` and fill it.
 
     Raises a ``PotluckError``, also when the memory does not suffice; nothing is left open then.
@@ -46,34 +28,25 @@ def load_stage(load: Load, on_progress: Callable[[int, int], None]) -> LoadedSta
         has_embedding=spec.index == 0,
         has_head=spec.index == spec.num_stages - 1,
     )
-    program = build_program(
-        description.config,
-        shard,
+    size = StageSize(
         context_tokens=spec.context_tokens,
-        rope=rope_table(description.config, spec.context_tokens),
+        num_blocks=spec.num_blocks,
+        max_step_tokens=spec.max_step_tokens,
+        num_threads=load.num_threads,
+        quantization=spec.quantization,
     )
     with closing(open_tensors(description.files)) as tensors:
-        source = canonical_source(description, tensors, program)
-        path = str(description.files.path)
-        num_bytes = weights_bytes(program, source, path=path)
-        require_memory(
-            {
-                "weights": num_bytes,
-                # One here, and one that the stage keeps.
-                "rope tables": 2 * rope_table_bytes(description.config, spec.context_tokens),
-                "cache": cache_bytes(program, spec.num_blocks),
-                "scratch": scratch_bytes(
-                    program, spec.max_step_tokens, num_threads=load.num_threads
-                ),
-            },
-            available_memory(),
-        )
-        engine = NativeEngine(
-            program,
-            num_blocks=spec.num_blocks,
-            max_step_tokens=spec.max_step_tokens,
+
+        def count(size: StageSize) -> MemoryPlan:
+            return plan_stage(description, tensors, shard, size).memory
+
+        plan = plan_stage(description, tensors, shard, size)
+        require_memory(plan.memory, available_memory(), size, count)
+        return load_stage(
+            description,
+            tensors,
+            plan,
             pool=make_pool(load.num_threads),
             isa=choose_isa(load.isa),
+            on_progress=on_progress,
         )
-        load_weights(program, source, engine.sink(), path=path, on_progress=on_progress)
-    return LoadedStage(engine=engine, program=program, weights_bytes=num_bytes)

@@ -10,6 +10,7 @@ import struct
 import msgspec
 
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.quantization import Quantization
 
 MAX_MESSAGE_BYTES = 2**20
 LENGTH = struct.Struct("<I")
@@ -50,6 +51,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     max_step_tokens: int
     max_step_sequences: int
+    quantization: Quantization
     num_bytes: int
 
 

@@ -22,7 +22,7 @@ from potluck.cluster.edges.listener import EdgeListener
 from potluck.cluster.steps import edge_limits
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.control import ControlChannel
-from potluck.cluster.worker.loading import LoadedStage, load_stage
+from potluck.cluster.worker.loading import load_for
 from potluck.cluster.worker.messages import (
     Connect,
     Failed,
@@ -35,6 +35,7 @@ from potluck.cluster.worker.messages import (
 )
 from potluck.cluster.worker.stage import Stage, StageTotals
 from potluck.errors import EdgeClosedError, PotluckError
+from potluck.loading import LoadedStage
 
 _log = logging.getLogger(__name__)
 
@@ -73,13 +74,13 @@ def _serve(channel: ControlChannel) -> None:
         private_key_pem=load.identity.private_key_pem,
         authority_pem=load.identity.authority_pem,
     )
-    loaded = load_stage(
+    loaded = load_for(
         load, lambda done, total: channel.send(Progress(done_bytes=done, total_bytes=total))
     )
     listener = EdgeListener(load.listen_host, credentials)
     try:
         host, port = listener.address
-        channel.send(Loaded(host=host, port=port, weights_bytes=loaded.weights_bytes))
+        channel.send(Loaded(host=host, port=port, weights_bytes=loaded.engine.weights_bytes))
         connect = channel.receive()
         if not isinstance(connect, Connect):
             return

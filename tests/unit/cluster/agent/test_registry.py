@@ -9,6 +9,7 @@ import msgspec
 from potluck.cluster.agent.registry import MAX_REMOVED, Registry
 from potluck.cluster.calls import DeploymentRecord, DeploymentState
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.quantization import Quantization
 
 A, B = NodeId("a" * 16), NodeId("b" * 16)
 
@@ -31,6 +32,8 @@ def record(
         context_tokens=64,
         cache_tokens=256,
         num_layers=4,
+        quantization=Quantization.NONE,
+        may_quantize=False,
         state=state,
     )
 

@@ -18,6 +18,7 @@ from potluck.cluster.calls import StageLost, StageScope
 from potluck.cluster.worker.messages import Load, Loaded, Progress, StageSpec, Stats
 from potluck.errors import EngineError, PotluckError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.quantization import Quantization
 
 D = DeploymentId("d")
 A, B = NodeId("a" * 16), NodeId("b" * 16)
@@ -33,6 +34,7 @@ SPEC = StageSpec(
     num_blocks=4,
     max_step_tokens=64,
     max_step_sequences=8,
+    quantization=Quantization.NONE,
     num_bytes=1000,
 )
 LOADED = Loaded(host="h", port=1, weights_bytes=1)

@@ -22,6 +22,7 @@ from potluck.cluster.worker.messages import (
 )
 from potluck.errors import EngineError, PotluckError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.quantization import Quantization
 
 NODE = NodeId("a" * 16)
 LOAD = Load(
@@ -37,6 +38,7 @@ LOAD = Load(
         num_blocks=4,
         max_step_tokens=64,
         max_step_sequences=8,
+        quantization=Quantization.NONE,
         num_bytes=1,
     ),
     identity=Identity(node_id=NODE, certificate_pem=b"", private_key_pem=b"", authority_pem=b""),

@@ -1,0 +1,86 @@
+"""What a stage will take, counted from headers alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from potluck.catalog import ModelDescription, canonical_source
+from potluck.engines.native import cache_bytes, loaded_bytes, scratch_bytes
+from potluck.formats.source import FileTensorSource
+from potluck.models.program import build_program
+from potluck.models.rope import rope_table_bytes
+from potluck.types.memory import MemoryPlan
+from potluck.types.model import ModelConfig
+from potluck.types.program import Program, RopeTable, Shard
+from potluck.types.quantization import Quantization
+from potluck.weights.load import STAGING_BYTES, check_weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSize:
+    """What every stage of a model allocates, and how its weights are held."""
+
+    context_tokens: int
+    num_blocks: int
+    max_step_tokens: int
+    num_threads: int
+    quantization: Quantization = Quantization.NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    """A stage that fits or not; ``read_bytes`` come from its files when it is loaded."""
+
+    shard: Shard
+    size: StageSize
+    memory: MemoryPlan
+    read_bytes: int
+
+
+def plan_stage(
+    description: ModelDescription,
+    tensors: FileTensorSource,
+    shard: Shard,
+    size: StageSize,
+    *,
+    process_bytes: int = 0,
+) -> StagePlan:
+    """Count what ``shard`` takes. ``tensors`` are those of the model's files.
+
+    A head tied to the embedding is the same tensor and counts once. Raises ``ParameterError`` for
+    a context the model was not made for, and as ``check_weights``.
+    """
+    program = program_to_count(description.config, shard, size.context_tokens)
+    stored = check_weights(
+        program,
+        canonical_source(description, tensors, program),
+        path=str(description.files.path),
+    )
+    weights: Counter[str] = Counter()
+    for info in stored:
+        loaded = dataclasses.replace(info, format=size.quantization.target(info))
+        weights[loaded.format.label] += loaded_bytes(loaded)
+    has_rope = program.rope is not None
+    memory = MemoryPlan(
+        weights=tuple(weights.most_common()),
+        cache_bytes=cache_bytes(program, size.num_blocks),
+        rope_bytes=rope_table_bytes(description.config, size.context_tokens) if has_rope else 0,
+        scratch_bytes=scratch_bytes(program, size.max_step_tokens, num_threads=size.num_threads),
+        staging_bytes=STAGING_BYTES,
+        process_bytes=process_bytes,
+    )
+    return StagePlan(
+        shard=shard, size=size, memory=memory, read_bytes=sum(info.num_bytes for info in stored)
+    )
+
+
+def program_to_count(config: ModelConfig, shard: Shard, context_tokens: int) -> Program:
+    """The program without the numbers of its rope table, whose pages are never touched."""
+    shape = (context_tokens, config.head_dim // 2)
+    nothing = np.zeros(shape, dtype=np.float32)
+    rope = RopeTable(cos=nothing, sin=nothing)
+    return build_program(config, shard, context_tokens=context_tokens, rope=rope)

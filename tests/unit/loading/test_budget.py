@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from potluck.errors import InsufficientMemoryError
+from potluck.loading import StageSize, combined, require_memory, what_fits
+from potluck.types.memory import MemoryLimit, MemoryPlan
+from potluck.types.quantization import Quantization
+
+MIB = 2**20
+SIZE = StageSize(context_tokens=4096, num_blocks=1024, max_step_tokens=512, num_threads=2)
+_BYTES_OF = {
+    Quantization.NONE: 600,
+    Quantization.Q8_0: 320,
+    Quantization.Q6_K: 250,
+    Quantization.Q4_K: 170,
+    Quantization.Q4_0: 170,
+}
+
+
+def plan_of(size: StageSize) -> MemoryPlan:
+    """Weights by quantization, and a cache of a MiB per four blocks."""
+    return MemoryPlan(
+        weights=(("bf16", _BYTES_OF[size.quantization] * MIB),),
+        cache_bytes=size.num_blocks * MIB // 4,
+        rope_bytes=0,
+        scratch_bytes=12 * MIB,
+        staging_bytes=32 * MIB,
+    )
+
+
+def limit(mebibytes: int) -> MemoryLimit:
+    return MemoryLimit(bytes=mebibytes * MIB, reason="memory available on this machine")
+
+
+def test_what_fits_exactly_is_allowed() -> None:
+    require_memory(plan_of(SIZE), limit(900), SIZE, plan_of)
+    with pytest.raises(InsufficientMemoryError):
+        require_memory(plan_of(SIZE), limit(899), SIZE, plan_of)
+
+
+def test_the_message_says_what_is_needed_for_what_and_what_would_fit() -> None:
+    with pytest.raises(InsufficientMemoryError) as caught:
+        require_memory(plan_of(SIZE), limit(800), SIZE, plan_of)
+    assert caught.value.message == (
+        "900 MiB of memory are needed (bf16 weights 600 MiB, cache 256 MiB, scratch 12 MiB, "
+        "staging 32 MiB), and 800 MiB may be used (memory available on this machine)"
+    )
+    assert caught.value.hint == "--context 2048 or --quant q8_0 would fit"
+    assert (caught.value.needed_bytes, caught.value.available_bytes) == (900 * MIB, 800 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "hint"),
+    [
+        (700, "--context 512 or --quant q8_0 would fit"),
+        (600, "--quant q6_k would fit"),
+        (420, "--quant q8_0 --context 512 would fit"),
+        (200, "no context and no quantization makes it fit: cut it over more machines"),
+    ],
+)
+def test_what_would_fit(mebibytes: int, hint: str) -> None:
+    assert what_fits(SIZE, lambda size: plan_of(size).total_bytes <= mebibytes * MIB) == hint
+
+
+def test_stages_of_one_process_load_one_after_the_other() -> None:
+    one = plan_of(SIZE)
+    other = dataclasses.replace(one, weights=(("q8_0", 5), ("bf16", 7)), rope_bytes=3)
+    assert combined([one, other]) == MemoryPlan(
+        weights=(("bf16", 600 * MIB + 7), ("q8_0", 5)),
+        cache_bytes=512 * MIB,
+        rope_bytes=3,
+        scratch_bytes=24 * MIB,
+        staging_bytes=32 * MIB,
+    )
