@@ -14,6 +14,7 @@ from potluck.cluster.coordinator import deployment as module
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.errors import EngineError, ParameterError, PotluckError
 from potluck.types.cluster import Plan
+from potluck.types.quantization import Quantization
 from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams, Step
 
@@ -64,11 +65,11 @@ class Cluster:
     async def _look_around(self) -> None:
         return
 
-    async def _plan(self, *_: object) -> Plan:
+    async def _plan(self, *_: object, may_quantize: bool) -> tuple[Plan, Quantization]:
         await asyncio.sleep(0)
         if self.failures:
             raise self.failures.pop(0)
-        return Plan(stages=(), rejections=())
+        return Plan(stages=(), rejections=()), Quantization.NONE
 
     async def _load(self, *_: object) -> list[object]:
         self.num_loading += 1
