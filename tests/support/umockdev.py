@@ -5,7 +5,7 @@ with two kinds of lines more:
 
 - ``# …`` is a comment (where the contents come from),
 - ``F: /proc/meminfo=MemTotal: 16 kB\\n`` is a file that belongs to no device: below /proc, below
-  /sys (``/sys/module``, ``/sys/firmware``), or elsewhere. A backslash is escaped as in ``A:`` lines.
+  /sys (``/sys/module``, ``/sys/firmware``), or elsewhere. Backslashes mean what they do in ``A:``.
 
 Bigger ones may lie in directories ``NAME/proc``, ``NAME/sys`` and ``NAME/files`` (all else).
 
