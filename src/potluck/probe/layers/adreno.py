@@ -72,7 +72,7 @@ def _device(system: System, path: Path, model: str, file: Path | None) -> Device
 
 def _name(model: str, chip: str) -> str:
     number = _REPORTED.fullmatch(model) or _COMPATIBLE.fullmatch(chip)
-    return f"Adreno {number[1]}" if number else normalize_name(model or chip)
+    return f"Adreno {number[1]}" if number else normalize_name(model) or chip
 
 
 LAYER = Layer(name="adreno", find=_find)

@@ -63,6 +63,8 @@ _SYSTEMS_ON_CHIP = {
     "rockchip,rk3588-mali": _Product(name="Mali-G610", id=0xA867),
     # "panfrost fde60000.gpu: mali-g52 id 0x7402": armbian/linux-rockchip, pull request 103
     "rockchip,rk3568-mali": _Product(name="Mali-G52", id=0x7402),
+    # "Mali-G52 (Bifrost)", without its id: armbian/build, pull request 10517
+    "rockchip,rk3576-mali": _Product(name="Mali-G52"),
 }
 
 
