@@ -75,6 +75,11 @@ def test_a_gpuinfo_that_is_none_leaves_the_device_tree(tree: Tree, gpuinfo: str)
     assert device.device_id == "of-13000000.mali"
 
 
+def test_what_a_driver_reports_is_safe_to_print(tree: Tree) -> None:
+    device = tree.kbase("Mali-G57\x1b[31m 5 cores r0p1 0x9091\n", "arm,mali-valhall")
+    assert device.reported_name == "Mali-G57 [31m"
+
+
 def test_old_spellings_of_vendors_trees_name_the_model(tree: Tree) -> None:
     device = tree.kbase("", "arm,malit860", "arm,malit86x", "arm,malit8xx", "arm,mali-midgard")
     assert device.name == "Mali-T860"
@@ -109,6 +114,15 @@ def test_kgsl_that_reports_no_models_name_is_quoted(tree: Tree) -> None:
     tree.add("class/kgsl/kgsl-3d0/gpu_model", "Adreno33v2\n")
     (device,) = adreno.LAYER.find(tree.system).devices
     assert device.name == "Adreno33v2"
+
+
+def test_kgsl_on_a_node_of_the_kernels_own_bindings_is_one_device(tree: Tree) -> None:
+    place = tree.platform_device("3d00000.gpu", "kgsl-3d", "qcom,adreno-635.0", "qcom,adreno")
+    tree.add("class/kgsl/kgsl-3d0/gpu_model", "Adreno643v1\n")
+    tree.link("class/kgsl/kgsl-3d0/device", place)
+    (device,) = adreno.LAYER.find(tree.system).devices
+    assert (device.device_id, device.name) == ("of-3d00000.gpu", "Adreno 643")
+    assert device.device_files == (str(tree.system.dev / "kgsl-3d0"),)
 
 
 def test_a_display_without_gpu_is_no_adreno(tree: Tree) -> None:
