@@ -24,8 +24,10 @@ PROCESS_BYTES = 64 * 2**20
 """A worker without weights, cache and scratch (measured: 40 MiB), and some of the buffer that it
 loads through, which is gone before cache and scratch are touched."""
 
-SYSTEM_RESERVE_BYTES = 128 * 2**20
-"""Left to the rest of a machine, whose own needs move."""
+HEADROOM_BYTES = 64 * 2**20
+"""Of a machine's usable memory, what no plan counts on: the workers look again when they load, and
+by then the rest of the machine may have taken some. If it took more, the next epoch is planned with
+what is left."""
 
 
 def offers(
@@ -47,7 +49,7 @@ def offers(
             unit_id=unit.unit_id,
             usable_bytes=min(
                 unit.usable_bytes,
-                (report.host_available_bytes - untaken_bytes[report.host_id] - SYSTEM_RESERVE_BYTES)
+                (report.host_available_bytes - untaken_bytes[report.host_id] - HEADROOM_BYTES)
                 // num_agents[report.host_id],
             ),
         )

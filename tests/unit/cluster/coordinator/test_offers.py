@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from potluck.cluster.calls import CPU_UNIT, NodeReport, UnitReport
-from potluck.cluster.coordinator.planning import SYSTEM_RESERVE_BYTES, offers
+from potluck.cluster.coordinator.planning import HEADROOM_BYTES, offers
 from potluck.types.cluster import NodeId
 
 GIB = 2**30
@@ -16,7 +16,7 @@ def report(
     *,
     host: str = "h",
     usable: int = 8 * GIB,
-    available: int = 8 * GIB + SYSTEM_RESERVE_BYTES,
+    available: int = 8 * GIB + HEADROOM_BYTES,
     untaken: int = 0,
     is_draining: bool = False,
 ) -> NodeReport:
