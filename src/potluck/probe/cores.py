@@ -39,15 +39,12 @@ def usable_cores(system: System, *, num_affine_cores: int) -> UsableCores:
     A quota of 2.5 cores counts as 3: the last thread has half a core, and chunks are taken by
     whoever is free. What cannot be read limits nothing.
     """
-    least = UsableCores(
-        num_cores=max(1, num_affine_cores), reason=_affinity_reason(system, num_affine_cores)
-    )
+    least, reason = float(num_affine_cores), _affinity_reason(system, num_affine_cores)
     for group in control_groups(system, "cpu"):
         quota = _quota(system, group)
-        if quota is not None and math.ceil(quota) < least.num_cores:
-            reason = f"control group {group.directory} allows {quota:.3g}"
-            least = UsableCores(num_cores=math.ceil(quota), reason=reason)
-    return least
+        if quota is not None and quota < least:
+            least, reason = quota, f"control group {group.directory} allows {quota:.3g}"
+    return UsableCores(num_cores=max(1, math.ceil(least)), reason=reason)
 
 
 def present_cores(system: System) -> int | None:

@@ -37,6 +37,12 @@ MOUNTS = {
             3,
             "control group /sys/fs/cgroup/a allows 2.5",
         ),
+        # All cores can be used, though not all the time.
+        (
+            {"proc/self/cgroup": "0::/a", f"{V2}/a/cpu.max": "750000 100000"},
+            8,
+            "control group /sys/fs/cgroup/a allows 7.5",
+        ),
         (
             {"proc/self/cgroup": "0::/a", f"{V2}/a/cpu.max": "1000 100000"},
             1,
