@@ -21,9 +21,6 @@ from potluck.types.memory import MemoryLimit
 _MAX_RESERVE_BYTES = 512 * 2**20
 _RESERVED_SHARE = 16
 
-_NO_LIMIT = 2**60
-"""From here on a number means none: version 1 of control groups writes 2^63 less a page."""
-
 _MAX_DIGITS = 20
 """Of 2^64, the largest number that the kernel writes in these files."""
 
@@ -51,6 +48,8 @@ def memory_facts(system: System) -> MemoryFacts:
         bytes=max(0, free - reserve),
         reason=f"free on this machine, less {format_bytes(reserve)} left to the system",
     )
+    # "No limit" needs no care: version 1 of control groups writes 2^63 less a page, which is never
+    # the least.
     limits = [machine, *_control_group_limits(system), *_process_limits(system)]
     return MemoryFacts(
         total_bytes=total,
@@ -92,7 +91,7 @@ def _process_limits(system: System) -> Iterator[MemoryLimit]:
         ("data size", "VmData", "the data size limit (ulimit -d)"),
     ):
         soft = re.search(rf"^Max {row} +([0-9]{{1,{_MAX_DIGITS}}}) ", limits, re.MULTILINE)
-        if soft and int(soft[1]) < _NO_LIMIT and counter in used:
+        if soft and counter in used:
             yield MemoryLimit(bytes=max(0, int(soft[1]) - used[counter]), reason=reason)
 
 
@@ -133,7 +132,7 @@ def _control_group_limits(system: System) -> Iterator[MemoryLimit]:
         used = max(0, usage - statistics.get(controller.droppable, 0))
         for name in controller.limits:
             limit = system.number(group.path / name)
-            if limit is not None and 0 <= limit < _NO_LIMIT:
+            if limit is not None and limit >= 0:
                 yield MemoryLimit(
                     bytes=max(0, limit - used),
                     reason=f"the control group's limit in {group.directory}",
