@@ -62,9 +62,9 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """A node as it is now.
 
     ``host_id`` is the same for agents on one machine, which share its memory:
-    ``host_available_bytes``. ``untaken_bytes`` of it are promised to stages of this agent that have
-    not taken them yet. ``memory_limit_bytes`` is what the user allows this agent.
-    ``hardware`` is what the probe has found so far.
+    ``host_available_bytes``, less what is left to the system. ``untaken_bytes`` of it are promised
+    to stages of this agent that have not taken them yet. ``memory_limit_bytes`` is what the user
+    allows this agent. ``hardware`` is what the probe has found so far.
     """
 
     node_id: NodeId

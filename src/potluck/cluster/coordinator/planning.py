@@ -24,6 +24,11 @@ PROCESS_BYTES = 64 * 2**20
 """A worker without weights, cache and scratch (measured: 40 MiB), and some of the buffer that it
 loads through, which is gone before cache and scratch are touched."""
 
+HEADROOM_BYTES = 64 * 2**20
+"""Of a machine's usable memory, what no plan counts on: the workers look again when they load, and
+by then the rest of the machine may have taken some. If it took more, the next epoch is planned with
+what is left."""
+
 
 def offers(
     reports: Sequence[NodeReport], candidates: Sequence[NodeReport]
@@ -51,7 +56,7 @@ def offers(
             unit_id=unit.unit_id,
             usable_bytes=min(
                 unit.usable_bytes,
-                (report.host_available_bytes - untaken_bytes[report.host_id])
+                (report.host_available_bytes - untaken_bytes[report.host_id] - HEADROOM_BYTES)
                 // num_sharing[report.host_id],
             )
             if unit.is_shared

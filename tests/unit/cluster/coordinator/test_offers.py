@@ -6,7 +6,7 @@ import msgspec
 from support import hardware
 
 from potluck.cluster.calls import CPU_UNIT, NodeReport, UnitReport
-from potluck.cluster.coordinator.planning import offers
+from potluck.cluster.coordinator.planning import HEADROOM_BYTES, offers
 from potluck.types.cluster import NodeId, UnitId
 
 GIB = 2**30
@@ -17,7 +17,7 @@ def report(
     *,
     host: str = "h",
     usable: int = 8 * GIB,
-    available: int = 8 * GIB,
+    available: int = 8 * GIB + HEADROOM_BYTES,
     untaken: int = 0,
     is_draining: bool = False,
 ) -> NodeReport:
