@@ -33,7 +33,7 @@ _COMPANY = re.compile(
     r"|Arm|Qualcomm) (?=\S)",
     re.IGNORECASE,
 )
-_MEMORY_SIZE = re.compile(r"(?<=\S)[ -]\d{1,4} ?[GM]i?B(?![\w.])", re.IGNORECASE)
+_MEMORY_SIZE = re.compile(r"(?<=\S)[ -]\d{1,4} ?[GM]i?B\b", re.IGNORECASE)
 _MAX_Q = re.compile(r"\b(?:with )?Max-Q(?: Design)?\b", re.IGNORECASE)
 _LAST_WORD = re.compile(r"(?<=\S) (?:GPU|Graphics)$", re.IGNORECASE)
 

@@ -46,6 +46,7 @@ NAMES = [
     ("  GeForce \t GTX\n 1080 \x1b[31m", "GeForce GTX 1080 [31m"),
     ("GeForce GTX 1080\x00\xff\xfe rubbish", "GeForce GTX 1080"),
     ("Tesla \udcff\ufffd T4", "Tesla T4"),
+    ("Memory Tester 16GBit", "Memory Tester 16GBit"),
     ("NVIDIA", "NVIDIA"),
     ("24GB", "24GB"),
     ("", ""),
