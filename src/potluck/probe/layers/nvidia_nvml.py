@@ -83,9 +83,8 @@ def _with_failure(report: LayerReport, failure: ChildFailure) -> LayerReport:
     """A driver that refuses NVML refuses everybody; what else went wrong proves nothing of that."""
     if failure.failure is not Failure.REFUSED:
         return _with_problems(report, [f"NVML: {failure.reason}"])
-    reason = printable(failure.reason, max_characters=_MAX_LINE)
     devices = tuple(
-        replace(device, problem=reason)
+        replace(device, problem=failure.reason)
         if device.driver in _NVML_DRIVERS and not device.problem
         else device
         for device in report.devices
