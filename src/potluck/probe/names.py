@@ -54,7 +54,7 @@ def normalize_name(reported: str) -> str:
 
     Printable, at most ``MAX_CHARACTERS`` long, and unchanged by a second call.
     """
-    name = _printable(reported)
+    name = printable(reported)
     # Taking one thing out may lay another bare; every round that changes a name shortens it or
     # settles its spelling.
     while (shorter := _shortened(name)) != name:
@@ -64,13 +64,14 @@ def normalize_name(reported: str) -> str:
 
 def search_key(reported: str) -> str:
     """A name for comparing: normalized, with its memory size, without case and hyphens."""
-    name = _printable(reported)
+    name = printable(reported)
     sizes = [re.sub(r"[ -]", "", size) for size in _MEMORY_SIZE.findall(_MARKS.sub(" ", name))]
     words = re.split(r"[ _-]+", normalize_name(name))
     return " ".join([*words, *sizes]).casefold().strip()
 
 
-def _printable(reported: str) -> str:
+def printable(reported: str) -> str:
+    """The name as reported, but safe for a terminal: rule 1 alone, on one line."""
     text = reported.partition("\0")[0]
     text = "".join(
         character if character.isprintable() and character != "\ufffd" else " "
