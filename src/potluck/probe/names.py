@@ -70,12 +70,12 @@ def search_key(reported: str) -> str:
     return " ".join([*words, *sizes]).casefold().strip()
 
 
-def printable(reported: str) -> str:
-    """The name as reported, but safe for a terminal: rule 1 alone, on one line."""
+def printable(reported: str, *, max_characters: int = MAX_CHARACTERS) -> str:
+    """What was reported, but safe for a terminal: rule 1 alone, on one line."""
     text = reported.partition("\0")[0]
     text = "".join(
         character if character.isprintable() and character != "\ufffd" else " "
-        for character in text[:MAX_CHARACTERS]
+        for character in text[:max_characters]
     )
     return " ".join(text.split())
 

@@ -20,7 +20,7 @@ from potluck.probe.boards import (
 )
 from potluck.probe.chips import table_figures
 from potluck.probe.layer import Layer
-from potluck.probe.names import normalize_name
+from potluck.probe.names import normalize_name, printable
 from potluck.probe.system import System
 from potluck.types.hardware import Device, DeviceKind, LayerReport
 
@@ -60,7 +60,7 @@ def _device(system: System, path: Path, model: str, file: Path | None) -> Device
         kind=DeviceKind.GPU,
         make="Qualcomm Adreno",
         name=name,
-        reported_name=model,
+        reported_name=printable(model),
         chip=chip,
         driver=driver,
         device_files=() if file is None else (str(file),),
@@ -72,7 +72,7 @@ def _device(system: System, path: Path, model: str, file: Path | None) -> Device
 
 def _name(model: str, chip: str) -> str:
     number = _REPORTED.fullmatch(model) or _COMPATIBLE.fullmatch(chip)
-    return f"Adreno {number[1]}" if number else normalize_name(model or chip)
+    return f"Adreno {number[1]}" if number else normalize_name(model) or chip
 
 
 LAYER = Layer(name="adreno", find=_find)

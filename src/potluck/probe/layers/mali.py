@@ -23,7 +23,7 @@ from potluck.probe.boards import (
 from potluck.probe.chips import table_figures
 from potluck.probe.derive import mali_figures, merge_figures
 from potluck.probe.layer import Layer
-from potluck.probe.names import normalize_name
+from potluck.probe.names import normalize_name, printable
 from potluck.probe.system import System
 from potluck.types.hardware import Device, DeviceKind, Figures, LayerReport
 
@@ -63,6 +63,8 @@ _SYSTEMS_ON_CHIP = {
     "rockchip,rk3588-mali": _Product(name="Mali-G610", id=0xA867),
     # "panfrost fde60000.gpu: mali-g52 id 0x7402": armbian/linux-rockchip, pull request 103
     "rockchip,rk3568-mali": _Product(name="Mali-G52", id=0x7402),
+    # "Mali-G52 (Bifrost)", without its id: armbian/build, pull request 10517
+    "rockchip,rk3576-mali": _Product(name="Mali-G52"),
 }
 
 
@@ -112,7 +114,7 @@ def _product(gpuinfo: str, compatible: tuple[str, ...]) -> _Product:
     is_named = not told["name"].startswith("(")
     return _Product(
         name=normalize_name(told["name"]) if is_named else known.name,
-        reported_name=told["name"],
+        reported_name=printable(told["name"]),
         id=int(told["id"], 16),
         num_cores=int(told["cores"]),
     )
