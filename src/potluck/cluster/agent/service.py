@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -52,9 +53,9 @@ from potluck.cluster.trust.secret import Secret
 from potluck.cluster.worker.messages import StageSpec
 from potluck.engines.backends import BACKENDS
 from potluck.errors import CallError, EngineError, NodeLostError, OverloadedError, PotluckError
-from potluck.probe.cache import open_cache
+from potluck.probe.cache import ProbeCache, default_cache_path
 from potluck.probe.cores import default_num_threads
-from potluck.probe.probe import ProbeOptions
+from potluck.probe.probe import Measuring, ProbeOptions
 from potluck.types.cluster import NodeId
 from potluck.types.gateway import ModelMetrics
 from potluck.types.hardware import BackendSpec
@@ -77,9 +78,9 @@ class AgentConfig:
 
     ``listen`` is for control (port 0: any free one); edges listen on the same host.
     ``memory_limit_bytes`` bounds what stages may use here. ``isa`` is None for the fastest that
-    passes its test. ``backends`` are tried on what this node has. ``step_seconds`` is the longest time for
-    one step through all stages of a deployment that this node coordinates: a stage that hangs
-    counts as lost then. It is long, because a prefill on slow boards is.
+    passes its test. ``backends`` are tried on what this node has. ``step_seconds`` is the longest
+    time for one step through all stages of a deployment that this node coordinates: a stage that
+    hangs counts as lost then. It is long, because a prefill on slow boards is.
     """
 
     secret: Secret
@@ -143,10 +144,10 @@ class Agent:
         options = ProbeOptions(
             backends=config.backends,
             num_threads=config.num_threads or default_num_threads(),
-            measure=True,
+            measuring=Measuring.IF_UNKNOWN,
         )
         async with AsyncExitStack() as opened:
-            hardware = await Hardware.start(options, open_cache())
+            hardware = await Hardware.start(options, ProbeCache(default_cache_path(os.environ)))
             opened.callback(hardware.close)
             agent = cls(config, state, node_id, credentials, hardware)
             opened.push_async_callback(agent._stop)

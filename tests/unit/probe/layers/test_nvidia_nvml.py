@@ -112,7 +112,10 @@ def test_orin_keeps_its_name_and_its_memory(address: str | None) -> None:
 
 def test_orin_needs_no_nvml() -> None:
     report = LayerReport(layer="nvidia", devices=(ORIN,))
-    document = {"cards": None, "problems": ["libnvidia-ml.so.1 is not installed"]}
+    document: dict[str, object] = {
+        "cards": None,
+        "problems": ["libnvidia-ml.so.1 is not installed"],
+    }
     assert merge(report, ChildAnswer(document=document, seconds=0.1)) == report
     refused = ChildFailure(failure=Failure.REFUSED, reason="no", seconds=0.1)
     assert merge(report, refused) == report
@@ -121,7 +124,10 @@ def test_orin_needs_no_nvml() -> None:
 
 def test_a_card_beside_orin_needs_nvml() -> None:
     report = LayerReport(layer="nvidia", devices=(ORIN, FIRST))
-    document = {"cards": None, "problems": ["libnvidia-ml.so.1 is not installed"]}
+    document: dict[str, object] = {
+        "cards": None,
+        "problems": ["libnvidia-ml.so.1 is not installed"],
+    }
     answered = merge(report, ChildAnswer(document=document, seconds=0.1))
     assert answered.problems == ("libnvidia-ml.so.1 is not installed",)
 
