@@ -29,7 +29,6 @@ CALLS = (
     "nvmlDeviceGetHandleByIndex_v2",
     "nvmlDeviceGetPciInfo_v3",
     "nvmlDeviceGetName",
-    "nvmlDeviceGetUUID",
     "nvmlDeviceGetMemoryInfo_v2",
     "nvmlDeviceGetMemoryInfo",
     "nvmlDeviceGetNumGpuCores",
