@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.fake_nvml import CALLS, Run, build, environment, run_all
 
 from potluck.probe.child import ChildAnswer
 from potluck.probe.layers.nvidia_nvml import merge
@@ -21,7 +22,6 @@ from potluck.types.hardware import (
     LayerReport,
     Origin,
 )
-from support.fake_nvml import CALLS, Run, build, environment, run_all
 
 CODES = {
     1: "NVML's error 1 (Uninitialized)",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.sysfs_trees import add_gpu, make_system, write_files
 
+from potluck.probe.derive import amd_figures
 from potluck.probe.layers.amd import LAYER
 from potluck.types.hardware import Device
 
@@ -216,3 +217,15 @@ def test_a_module_built_apart_tells_its_version(root: Path) -> None:
     write_files(root, {"sys/module/amdgpu/version": "6.12.12\n"})
     add_gpu(root, "0000:03:00.0", "1002:744c", "amdgpu", files=files)
     assert find_one(root).versions == (("driver", "6.12.12"), ("vbios", "113-EXAMPLE-001"))
+
+
+def test_compute_units_that_an_apus_firmware_counts_are_not_believed(root: Path) -> None:
+    write_files(root, kfd_node(0, 90012, cores=8))
+    add_gpu(root, "0000:03:00.0", "1002:1638", "amdgpu", render="renderD128", files=APU)
+    unknown = amd_figures(
+        simd_count=None, gfx_target_version=90012, max_engine_clock_hz=2_000_000_000
+    )
+    known = amd_figures(simd_count=48, gfx_target_version=90012, max_engine_clock_hz=2_000_000_000)
+    rate = find_one(root).figures.f32_operations_per_second
+    assert rate.value == unknown.f32_operations_per_second.value
+    assert rate.value != known.f32_operations_per_second.value
