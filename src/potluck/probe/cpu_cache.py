@@ -19,7 +19,7 @@ def cache_bytes(sys: Path, cores: Iterable[int]) -> int | None:
     ``type``, ``size`` (``32768K``) and ``shared_cpu_map``. Many device trees of boards leave
     the sizes out.
     """
-    caches: dict[str, tuple[int, int]] = {}
+    caches: dict[str, int] = {}
     for core in cores:
         folder = sys / f"devices/system/cpu/cpu{core}/cache"
         found = [
@@ -30,9 +30,9 @@ def cache_bytes(sys: Path, cores: Iterable[int]) -> int | None:
             and _text(index / "type") != "Instruction"
         ]
         if found:
-            level, size, shared = max(found)
-            caches[shared] = (level, size)
-    return sum(size for _, size in caches.values()) or None
+            _, size, shared = max(found)
+            caches[shared] = size
+    return sum(caches.values()) or None
 
 
 def _size(text: str) -> int:

@@ -1,10 +1,10 @@
 """What a device is called: one spelling for the many in which drivers report a name.
 
-The rule, in this order:
+The rule:
 
 1. What is no text goes: everything from a NUL byte on, control characters, characters that stand
    for bytes that could not be decoded. Only the first ``MAX_CHARACTERS`` count.
-2. ``(R)``, ``(TM)``, ``(C)`` and their signs go, and the revision in brackets that ``lspci`` adds.
+2. ``(R)``, ``(TM)``, ``(C)`` and their signs go, and the revision that ``lspci`` adds.
 3. Of a line of the PCI database, ``AD102 [GeForce RTX 4090]``, what is in square brackets stays.
 4. The company's name goes from the front (``Device.make`` has it). The product line stays, since
    that is what people search for: GeForce, Tesla, Radeon, Instinct, Arc, Mali, Adreno.
@@ -24,28 +24,27 @@ from __future__ import annotations
 import re
 
 MAX_CHARACTERS = 96
-"""Also NVML's own bound (NVML_DEVICE_NAME_V2_BUFFER_SIZE)."""
+"""As many as NVML's longest buffer for a name holds (NVML_DEVICE_NAME_V2_BUFFER_SIZE)."""
 
-_MARKS = re.compile(r"\((?:R|TM|C)\)|[®™©]", re.IGNORECASE)
-_REVISION = re.compile(r"\(rev [0-9a-f]+\)", re.IGNORECASE)
-_PRODUCT = re.compile(r".*\[([^\[\]]*\d[^\[\]]*)\]$")
+_MARKS = re.compile(r"\((?:R|TM|C)\)|[®™©]|\(rev [0-9a-f]+\)", re.IGNORECASE)
+_PRODUCT = re.compile(r".*\[([^\[\]]+)\]")
 _COMPANY = re.compile(
     r"(?:NVIDIA Corporation|NVIDIA|Advanced Micro Devices,? Inc\.?|AMD|ATI|Intel Corporation|Intel"
     r"|Arm|Qualcomm) (?=\S)",
     re.IGNORECASE,
 )
-_MEMORY_SIZE = re.compile(r"(?<=\S)[ -]\d{1,4} ?[GM]i?B(?![\w.])", re.IGNORECASE)
-_MAX_Q = re.compile(r"\bwith Max-Q Design\b", re.IGNORECASE)
+_MEMORY_SIZE = re.compile(r"(?<=\S)[ -]\d{1,4} ?[GM]i?B\b", re.IGNORECASE)
+_MAX_Q = re.compile(r"\b(?:with )?Max-Q(?: Design)?\b", re.IGNORECASE)
 _LAST_WORD = re.compile(r"(?<=\S) (?:GPU|Graphics)$", re.IGNORECASE)
-_WORD = re.compile(r"[A-Za-z]+(?:(?<=SXM)\d)?", re.IGNORECASE)
 
 _SPELLINGS = {
     word.casefold(): word
-    for word in (
-        "GeForce Quadro Tesla TITAN RTX GTX GT Ti SUPER Laptop Mobile Max Q SXM PCIe MIG Ada"
-        " Blackwell Generation Edition Orin Xavier Tegra Radeon RX XT XTX GRE PRO Instinct Vega"
-        " Intel Arc Iris Xe UHD HD Graphics GPU Mali Immortalis Adreno"
-    ).split()
+    for word in [
+        *("GeForce", "Quadro", "Tesla", "TITAN", "RTX", "GTX", "GT", "Ti", "SUPER", "SXM", "PCIe"),
+        *("MIG", "Laptop", "Mobile", "Ada", "Blackwell", "Generation", "Orin", "Xavier", "Tegra"),
+        *("Radeon", "RX", "XT", "XTX", "GRE", "PRO", "Instinct", "Vega", "Arc", "Iris", "Xe"),
+        *("UHD", "HD", "Graphics", "GPU", "Mali", "Immortalis", "Adreno"),
+    ]
 }
 
 
@@ -57,35 +56,45 @@ def normalize_name(reported: str) -> str:
     name = printable(reported)
     # Taking one thing out may lay another bare; every round that changes a name shortens it or
     # settles its spelling.
-    while (shorter := _shortened(name)) != name:
-        name = shorter
+    while (settled := _settled(name)) != name:
+        name = settled
     return name
 
 
 def search_key(reported: str) -> str:
-    """A name for comparing: normalized, with its memory size, without case and hyphens."""
-    name = printable(reported)
-    sizes = [re.sub(r"[ -]", "", size) for size in _MEMORY_SIZE.findall(_MARKS.sub(" ", name))]
-    words = re.split(r"[ _-]+", normalize_name(name))
-    return " ".join([*words, *sizes]).casefold().strip()
+    """A name for comparing: normalized, but with its memory size; without case and hyphens."""
+    sizes = _MEMORY_SIZE.findall(_without_marks(printable(reported)))
+    text = " ".join([normalize_name(reported), *(re.sub("[ -]", "", size) for size in sizes)])
+    return " ".join(re.split("[ _-]+", text)).casefold().strip()
 
 
-def printable(reported: str, *, max_characters: int = MAX_CHARACTERS) -> str:
-    """What was reported, but safe for a terminal: rule 1 alone, on one line."""
-    text = reported.partition("\0")[0]
-    text = "".join(
-        character if character.isprintable() and character != "\ufffd" else " "
-        for character in text[:max_characters]
+def printable(reported: str) -> str:
+    """The name as reported, but safe for a terminal: rule 1 alone, on one line."""
+    text = reported.partition("\0")[0][:MAX_CHARACTERS]
+    return _one_spaced(
+        "".join(
+            character if character.isprintable() and character != "\ufffd" else " "
+            for character in text
+        )
     )
-    return " ".join(text.split())
 
 
-def _shortened(name: str) -> str:
-    name = " ".join(_REVISION.sub(" ", _MARKS.sub(" ", name)).split())
+def _without_marks(name: str) -> str:
+    return _one_spaced(_MARKS.sub(" ", name))
+
+
+def _settled(name: str) -> str:
+    name = _without_marks(name)
     if product := _PRODUCT.fullmatch(name):
-        name = product[1].strip()
-    name = _COMPANY.sub("", name, count=1) if _COMPANY.match(name) else name
+        name = product[1]
+    if company := _COMPANY.match(name):
+        name = name[company.end() :]
     name = _MAX_Q.sub("Max-Q", _MEMORY_SIZE.sub("", name))
     if re.search(r"\d", name):
         name = _LAST_WORD.sub("", name)
-    return _WORD.sub(lambda word: _SPELLINGS.get(word[0].casefold(), word[0]), name)
+    name = re.sub("[A-Za-z]+", lambda word: _SPELLINGS.get(word[0].casefold(), word[0]), name)
+    return _one_spaced(name)
+
+
+def _one_spaced(text: str) -> str:
+    return " ".join(text.split())

@@ -212,9 +212,7 @@ def test_errors_of_a_mig_instance_cost_that_instance(library: Path) -> None:
         "nvmlDeviceGetAttributes_v2",
     )
     cases = [(call, code) for call in calls for code in CODES if code != LOST]
-    settings = [
-        {"cards": "2", "mig": "1", "faults": f"{call}@1={code}"} for call, code in cases
-    ]
+    settings = [{"cards": "2", "mig": "1", "faults": f"{call}@1={code}"} for call, code in cases]
     for (call, code), run in zip(cases, run_all(library, settings), strict=True):
         first, second = _merged(_report(1, 2), run).devices
         assert first.device_id == "pci-0000:01:00.0-mig-7-0", (call, code)

@@ -106,7 +106,7 @@ def _driver_problem(driver: str) -> str:
         return "no kernel driver is bound to it"
     if driver in ("vfio-pci", "pci-stub"):
         return f"it is set aside for virtual machines (driver {driver})"
-    return f"the driver {driver} is bound to it; only NVIDIA's own computes"
+    return f"the driver {driver} is bound to it, and only the driver nvidia computes"
 
 
 def _versions(system: System, information: dict[str, str]) -> tuple[tuple[str, str], ...]:

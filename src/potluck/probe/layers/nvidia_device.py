@@ -43,7 +43,5 @@ def files_problem(system: System, files: tuple[Path, ...]) -> str:
     absent = [str(file) for file in files if access[file] is Access.ABSENT]
     if absent:
         return f"its device files are missing: {', '.join(absent)}"
-    forbidden = [file for file in files if access[file] is Access.FORBIDDEN]
-    if forbidden:
-        return f"no permission to use {forbidden[0]} (group {system.group(forbidden[0])})"
-    return ""
+    forbidden = next((file for file in files if access[file] is Access.FORBIDDEN), None)
+    return "" if forbidden is None else f"no permission to use {forbidden}"

@@ -14,6 +14,7 @@ from dataclasses import replace
 import msgspec
 
 from potluck.probe.child import ChildFailure, ChildOutcome, Failure
+from potluck.probe.child_output import one_line
 from potluck.probe.children.nvml_document import (
     NvmlCard,
     NvmlDocument,
@@ -37,9 +38,6 @@ _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.0")
 
 _MAX_MEMORY_BYTES = 1 << 46
 """64 TiB: no device has as much; what is above is a driver's error, such as 2^64 - 1."""
-
-_MAX_LINE = 400
-"""Characters of a problem: some lines of a terminal."""
 
 _NVML_DRIVERS = frozenset({DRIVER, WSL_DRIVER})
 """Those without which NVML, and with it CUDA, is nothing; Tegra's do without."""
@@ -75,7 +73,7 @@ def merge(report: LayerReport, outcome: ChildOutcome) -> LayerReport:
 
 
 def _with_problems(report: LayerReport, problems: Iterable[str]) -> LayerReport:
-    lines = tuple(printable(problem, max_characters=_MAX_LINE) for problem in problems)
+    lines = tuple(one_line(problem) for problem in problems)
     return replace(report, problems=report.problems + lines)
 
 
@@ -83,9 +81,8 @@ def _with_failure(report: LayerReport, failure: ChildFailure) -> LayerReport:
     """A driver that refuses NVML refuses everybody; what else went wrong proves nothing of that."""
     if failure.failure is not Failure.REFUSED:
         return _with_problems(report, [f"NVML: {failure.reason}"])
-    reason = printable(failure.reason, max_characters=_MAX_LINE)
     devices = tuple(
-        replace(device, problem=reason)
+        replace(device, problem=failure.reason)
         if device.driver in _NVML_DRIVERS and not device.problem
         else device
         for device in report.devices

@@ -87,7 +87,7 @@ def _problem(system: System, driver: str, files: tuple[Path, ...]) -> str:
     if not driver:
         return "no kernel driver is bound to it"
     if driver not in TEGRA_DRIVERS:
-        return f"the driver {driver} is bound to it; only NVIDIA's own (nvgpu) computes"
+        return f"the driver {driver} is bound to it, and only NVIDIA's nvgpu computes"
     return files_problem(system, files)
 
 
