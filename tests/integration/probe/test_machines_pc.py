@@ -231,6 +231,9 @@ def test_figures_are_made_from_kfd_and_then_from_the_table() -> None:
     )
     table = table_figures("AMD Radeon RX 7900 XTX", chip="gfx1100")
     assert device.figures == merge_figures(derived, table)
+    # 96 compute units × 64 lanes × 2 × 2.482 GHz
+    rate = device.figures.f32_operations_per_second.value
+    assert rate == pytest.approx(30.498816e12)
 
 
 def test_a_render_node_without_permission_is_said_to_be_the_problem() -> None:
