@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
-from support.umockdev import find_devices
+from support.umockdev import call_on_machine, find_devices
 
+from potluck.probe.children.intel_document import IntelDocument
 from potluck.probe.chips import table_figures
 from potluck.probe.derive import amd_figures, merge_figures
 from potluck.types.hardware import Device, DeviceKind, DeviceMemory, Figures
@@ -229,6 +231,9 @@ def test_figures_are_made_from_kfd_and_then_from_the_table() -> None:
     )
     table = table_figures("AMD Radeon RX 7900 XTX", chip="gfx1100")
     assert device.figures == merge_figures(derived, table)
+    # 96 compute units × 64 lanes × 2 × 2.482 GHz
+    rate = device.figures.f32_operations_per_second.value
+    assert rate == pytest.approx(30.498816e12)
 
 
 def test_a_render_node_without_permission_is_said_to_be_the_problem() -> None:
@@ -242,3 +247,14 @@ def test_an_integrated_gpu_without_permission_is_still_listed() -> None:
     assert replace(device, figures=Figures()) == replace(
         UHD_630, problem="no permission to use /dev/dri/renderD128"
     )
+
+
+def test_a_driver_that_does_not_answer_is_a_line_of_the_childs_document() -> None:
+    """umockdev's device files know no ioctl of DRM."""
+    answer = call_on_machine("intel-arc-i915", "potluck.probe.children.intel_memory:ask")
+    document = msgspec.json.decode(answer, type=IntelDocument)
+    assert document.cards == []
+    assert [problem.partition(":")[0] for problem in document.problems] == [
+        "i915 on 0000",
+        "i915 on 0000",
+    ]

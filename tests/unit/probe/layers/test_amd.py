@@ -216,3 +216,12 @@ def test_a_module_built_apart_tells_its_version(root: Path) -> None:
     write_files(root, {"sys/module/amdgpu/version": "6.12.12\n"})
     add_gpu(root, "0000:03:00.0", "1002:744c", "amdgpu", files=files)
     assert find_one(root).versions == (("driver", "6.12.12"), ("vbios", "113-EXAMPLE-001"))
+
+
+def test_compute_units_that_an_apus_firmware_counts_are_not_believed(root: Path) -> None:
+    """The chip is one that the table knows, so that the rate of another count would be known."""
+    write_files(root, kfd_node(1, 110003))
+    add_gpu(root, "0000:03:00.0", "1002:15bf", "amdgpu", render="renderD128", files=APU)
+    assert find_one(root).figures.f32_operations_per_second.value is not None
+    write_files(root, kfd_node(1, 110003, cores=8))
+    assert find_one(root).figures.f32_operations_per_second.value is None

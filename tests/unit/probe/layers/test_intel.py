@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.sysfs_trees import add_gpu, make_system, write_files
 
-from potluck.probe.layers.intel import LAYER
-from potluck.types.hardware import Device
+from potluck.probe.child import ChildAnswer, ChildFailure, ChildOutcome, Failure
+from potluck.probe.layers.intel import LAYER, merge
+from potluck.types.hardware import Device, DeviceMemory
 
 
 def find_one(root: Path) -> Device:
@@ -87,3 +89,83 @@ def test_a_missing_device_file_is_the_problem(root: Path) -> None:
     file = root / "dev/dri/renderD128"
     file.unlink()
     assert find_one(root).problem == f"its device file {file} is missing"
+
+
+def answer(**card: object) -> ChildAnswer:
+    row = {"address": "0000:03:00.0", "total_bytes": 12 << 30, "free_bytes": None, **card}
+    return ChildAnswer(document={"cards": [row], "problems": []}, seconds=0.1)
+
+
+def test_only_cards_that_can_be_opened_are_asked_about(root: Path) -> None:
+    assert LAYER.query is not None
+    add_gpu(root, "0000:00:02.0", "8086:9bc5", "i915", render="renderD128")
+    add_gpu(root, "0000:04:00.0", "8086:56a0", "vfio-pci")
+    assert not LAYER.query.is_wanted(LAYER.find(make_system(root)))
+    add_gpu(root, "0000:03:00.0", "8086:e20b", "xe", render="renderD129")
+    assert LAYER.query.is_wanted(LAYER.find(make_system(root)))
+
+
+@pytest.mark.parametrize(
+    ("card", "memory"),
+    [
+        (
+            {"free_bytes": 9 << 30},
+            DeviceMemory(
+                total_bytes=12 << 30,
+                free_bytes=9 << 30,
+                is_shared=False,
+                source="xe (memory regions)",
+            ),
+        ),
+        (
+            {},
+            DeviceMemory(
+                total_bytes=12 << 30,
+                free_bytes=None,
+                is_shared=False,
+                source="xe (memory regions), which tells what is free to administrators only",
+            ),
+        ),
+        (
+            {"total_bytes": 0},
+            DeviceMemory(
+                total_bytes=None,
+                free_bytes=None,
+                is_shared=True,
+                source="xe says that it has no memory of its own",
+            ),
+        ),
+    ],
+)
+def test_what_the_driver_says_of_a_cards_memory_counts(
+    root: Path, card: dict[str, object], memory: DeviceMemory
+) -> None:
+    add_gpu(root, "0000:03:00.0", "8086:e20b", "xe", render="renderD128")
+    before = LAYER.find(make_system(root))
+    after = merge(before, answer(**card))
+    assert after == replace(before, devices=(replace(before.devices[0], memory=memory),))
+
+
+@pytest.mark.parametrize("card", [{"total_bytes": 1 << 62}, {"total_bytes": -1}, {"address": "x"}])
+def test_an_absurd_answer_changes_nothing(root: Path, card: dict[str, object]) -> None:
+    add_gpu(root, "0000:03:00.0", "8086:e20b", "xe", render="renderD128")
+    before = LAYER.find(make_system(root))
+    assert merge(before, answer(**card)).devices == before.devices
+
+
+def test_why_there_is_no_answer_is_a_problem_of_the_layer(root: Path) -> None:
+    add_gpu(root, "0000:03:00.0", "8086:e20b", "xe", render="renderD128")
+    before = LAYER.find(make_system(root))
+    hung = ChildFailure(failure=Failure.HUNG, reason="gave no answer within 20 s", seconds=20.0)
+    rubbish = ChildAnswer(document={"cards": 3}, seconds=0.1)
+    refused = ChildAnswer(document={"cards": [], "problems": ["xe: \x1b[31mno"]}, seconds=0.1)
+    start = "the drivers do not tell the size of cards' memory: "
+    cases: list[tuple[ChildOutcome, str]] = [
+        (hung, "gave no answer within 20 s"),
+        (rubbish, "the answer makes no sense: Expected `array`, got `int` - at `$.cards`"),
+        (refused, "xe: [31mno"),
+    ]
+    for outcome, reason in cases:
+        after = merge(before, outcome)
+        assert after.devices == before.devices
+        assert after.problems == (start + reason,)
