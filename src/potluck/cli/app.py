@@ -10,6 +10,7 @@ import typer
 import potluck
 from potluck.cli.bench import bench
 from potluck.cli.cluster import deploy, down, plan, ps, undeploy
+from potluck.cli.doctor import doctor
 from potluck.cli.run import run
 from potluck.cli.up import up
 
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command("run")(run)
 app.command("bench")(bench)
+app.command("doctor")(doctor)
 app.command("up")(up)
 app.command("deploy")(deploy)
 app.command("plan")(plan)

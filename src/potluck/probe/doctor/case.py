@@ -13,6 +13,12 @@ from potluck.probe.doctor.finding import Severity
 from potluck.probe.system import System
 from potluck.types.hardware import BackendSpec, Device, DeviceKind, ProbeReport
 
+COMPUTING_MAKES = frozenset({"NVIDIA", "AMD", "Intel", "Arm Mali", "Qualcomm Adreno"})
+"""Makes of GPUs that there are compute drivers for, whether or not a backend uses them yet."""
+
+_DRAWING_DRIVERS = frozenset({"lima"})
+"""Of GPUs that cannot compute at all (Mali-400 to 470)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
@@ -117,23 +123,36 @@ class Case:
 
     @property
     def accelerators(self) -> tuple[Device, ...]:
-        """The devices but the CPU."""
-        return tuple(each for each in self.report.devices if each.kind is not DeviceKind.CPU)
+        """Devices but the CPU that could compute: others are of no use whatever is done."""
+        return tuple(
+            each
+            for each in self.report.devices
+            if each.kind is not DeviceKind.CPU
+            and each.driver not in _DRAWING_DRIVERS
+            and (self._is_wanted(each) or _is_computing_gpu(each))
+        )
+
+    @property
+    def container(self) -> str:
+        """Which sort of container this is, or empty; WSL has nobody to ask for more devices."""
+        return "" if self.report.container == "wsl" else self.report.container
 
     @property
     def container_tool(self) -> str:
         """The command that starts containers like this one, or empty outside of containers."""
-        if not self.report.container:
+        if not self.container:
             return ""
-        return "podman" if "podman" in self.report.container else "docker"
+        return "podman" if self.container == "podman" else "docker"
 
     def severity(self, device: Device) -> Severity:
         """Of what keeps ``device`` from work: a device that no backend is for is no loss yet."""
-        is_wanted = any(
+        return Severity.PREVENTS if self._is_wanted(device) else Severity.NOTE
+
+    def _is_wanted(self, device: Device) -> bool:
+        return any(
             device.kind in backend.kinds and (not backend.makes or device.make in backend.makes)
             for backend in self.backends
         )
-        return Severity.PREVENTS if is_wanted else Severity.NOTE
 
     def shown(self, device_file: Path) -> str:
         """A device file as it is called on the machine itself."""
@@ -144,6 +163,10 @@ class Case:
     def below_files(self, path: str) -> Path:
         """``/etc/…`` and the like in the tree that is examined."""
         return self.system.files / path.lstrip("/")
+
+
+def _is_computing_gpu(device: Device) -> bool:
+    return device.kind is DeviceKind.GPU and device.make in COMPUTING_MAKES
 
 
 def title(device: Device) -> str:

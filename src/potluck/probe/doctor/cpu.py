@@ -41,7 +41,7 @@ def slow_governor(case: Case) -> Iterator[Finding]:
         message=f"the CPU's clock is governed by {said}, not by performance",
         command=f"echo performance | sudo tee {_POLICIES}/policy*/scaling_governor",
         details="on the host, until it starts again"
-        if case.report.container
+        if case.container
         else "until the machine starts again",
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from potluck.probe.doctor.case import Case, title
+from potluck.probe.doctor.drivers import RESERVING_DRIVERS
 from potluck.probe.doctor.finding import Finding
 from potluck.probe.system import Access
 from potluck.types.hardware import Device
@@ -18,11 +19,13 @@ _EXPECTED = {
     "mali": ("mali0",),
     "panthor": ("dri",),
     "panfrost": ("dri",),
-    "lima": ("dri",),
     "kgsl-3d": ("kgsl-3d0",),
     "msm": ("dri",),
 }
 """What a driver makes in /dev, for devices whose files the probe could not name."""
+
+_KUBERNETES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu", "Intel": "gpu.intel.com/xe"}
+"""The resources of the vendors' device plugins."""
 
 _SUBSYSTEMS = {"dri": "drm", "kfd": "kfd", "mali0": "misc", "kgsl-3d0": "kgsl"}
 """Where udev gets the news of a device file from, by the file's first name below /dev."""
@@ -92,10 +95,10 @@ def absent_files(case: Case) -> Iterator[Finding]:
             str(case.system.dev / name) for name in _EXPECTED.get(device.driver, ())
         )
         missing = [file for file in map(Path, names) if case.system.access(file) is Access.ABSENT]
-        if not missing or device.driver in ("", "vfio-pci"):
+        if not missing or device.driver in {"", *RESERVING_DRIVERS}:
             continue
         shown = ", ".join(case.shown(file) for file in missing)
-        if case.report.container:
+        if case.container:
             message = f"{title(device)} is there, and this container was not given {shown}"
             command = _container_command(case, device, missing)
         else:
@@ -112,8 +115,10 @@ def absent_files(case: Case) -> Iterator[Finding]:
 
 def _container_command(case: Case, device: Device, missing: list[Path]) -> str:
     tool = case.container_tool
-    if "lxc" in case.report.container:
+    if case.container == "lxc":
         return "lxc config device add CONTAINER gpu gpu"
+    if case.container == "kubernetes" and device.make in _KUBERNETES:
+        return f"kubectl set resources deployment NAME --limits={_KUBERNETES[device.make]}=1"
     options: list[str] = []
     for file in missing:
         name = _first_name(case, file)

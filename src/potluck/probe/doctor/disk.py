@@ -60,7 +60,7 @@ def _finding(folder: Folder, what: str, command: str, details: str = "") -> Find
 
 
 def _remount(case: Case, folder: Folder) -> str:
-    if case.report.container:
+    if case.container:
         return _MOVED[folder.purpose]
     return f"sudo mount -o remount,rw {folder.mount_point}"
 

@@ -10,11 +10,14 @@ from potluck.probe.doctor.finding import Finding
 from potluck.probe.doctor.libraries import libraries
 from potluck.types.hardware import Device
 
-MODULES = {
+RESERVING_DRIVERS = frozenset({"vfio-pci", "pci-stub"})
+"""They keep a device for virtual machines (kernel, driver-api/vfio.rst)."""
+
+_MODULES = {
     "NVIDIA": ("nvidia",),
     "AMD": ("amdgpu",),
     "Intel": ("xe", "i915"),
-    "Arm Mali": ("panthor", "panfrost", "lima"),
+    "Arm Mali": ("panthor", "panfrost"),
     "Qualcomm Adreno": ("msm",),
 }
 """Kernel modules by make; of several, each is for other generations, and the kernel picks."""
@@ -48,15 +51,15 @@ mismatch")."""
 def missing_drivers(case: Case) -> Iterator[Finding]:
     """A GPU that no driver is bound to, or one that cannot compute."""
     for device in case.accelerators:
-        if device.driver == "vfio-pci":
+        if device.driver in RESERVING_DRIVERS:
             yield _reserved(case, device)
-        elif device.driver == "" and device.make in MODULES:
+        elif device.driver == "" and device.make in _MODULES:
             yield Finding(
                 check="driver",
                 severity=case.severity(device),
                 message=f"{title(device)} is there, and no driver is bound to it",
                 command=_driver_command(case, device),
-                details=_ON_HOST if case.report.container else "",
+                details=_ON_HOST if case.container else "",
                 device_id=device.device_id,
             )
         elif device.driver == "nouveau":
@@ -65,7 +68,7 @@ def missing_drivers(case: Case) -> Iterator[Finding]:
                 severity=case.severity(device),
                 message=f"{title(device)} is bound to nouveau, and only NVIDIA's driver computes",
                 command=_package_command(case, device) or "sudo modprobe -r nouveau",
-                details=_ON_HOST if case.report.container else "then start the machine again",
+                details=_ON_HOST if case.container else "then start the machine again",
                 device_id=device.device_id,
             )
 
@@ -76,9 +79,9 @@ def _reserved(case: Case, device: Device) -> Finding:
     return Finding(
         check="driver",
         severity=case.severity(device),
-        message=f"{title(device)} is set aside for virtual machines (vfio-pci)",
+        message=f"{title(device)} is set aside for virtual machines ({device.driver})",
         command=(
-            f"echo {address} | sudo tee /sys/bus/pci/drivers/vfio-pci/unbind "
+            f"echo {address} | sudo tee /sys/bus/pci/drivers/{device.driver}/unbind "
             f"&& echo {address} | sudo tee /sys/bus/pci/drivers_probe"
         ),
         details="first empty its driver_override, and take it from the virtual machine's settings",
@@ -87,7 +90,7 @@ def _reserved(case: Case, device: Device) -> Finding:
 
 
 def _driver_command(case: Case, device: Device) -> str:
-    modules = MODULES[device.make]
+    modules = _MODULES[device.make]
     if device.make == "NVIDIA" and not device.device_id.startswith("pci-"):
         return "sudo modprobe nvgpu"  # Tegra's own
     load = f"sudo modprobe {'-a ' if len(modules) > 1 else ''}{' '.join(modules)}"

@@ -76,11 +76,11 @@ def _unexplained(case: Case, findings: Sequence[Finding]) -> Iterator[Finding]:
     """Devices with a problem that no check has an answer to; not those that are of no use here."""
     explained = {finding.device_id for finding in findings}
     for device in case.report.devices:
-        is_used = case.severity(device) is Severity.PREVENTS or device.make in drivers.MODULES
-        if device.problem and is_used and device.device_id not in explained:
+        is_wanted = case.severity(device) is Severity.PREVENTS
+        if device.problem and is_wanted and device.device_id not in explained:
             yield Finding(
                 check="device",
-                severity=case.severity(device),
+                severity=Severity.PREVENTS,
                 message=f"{title(device)}: {device.problem}",
                 command="sudo dmesg --level err,warn | tail -n 50",
                 details="the kernel's own words on it",

@@ -12,10 +12,19 @@ import pwd
 import re
 import secrets
 import socket
+import time
 from pathlib import Path
 
 from potluck.probe.doctor.case import Folder, LocalNetwork, Port, User
-from potluck.probe.doctor.multicast import GROUP, PORT, MulticastEar, send_datagram
+from potluck.probe.doctor.multicast import (
+    GROUP,
+    MAX_DATAGRAM_BYTES,
+    NUM_NONCE_BYTES,
+    PORT,
+    nonce_of,
+    open_ear,
+    send_datagram,
+)
 from potluck.probe.system import System
 
 _ANY = "0.0.0.0"
@@ -126,11 +135,17 @@ def _listen_problem(host: str, port: int) -> str:
 
 def _loop_problem(address: str) -> str:
     """Why a datagram that stays on this machine does not come back on an interface."""
-    nonce = secrets.token_bytes(16)
+    nonce = secrets.token_bytes(NUM_NONCE_BYTES)
     try:
-        with MulticastEar(address) as ear:
+        with open_ear(address) as ear:
             send_datagram(address, nonce, hops=0)
-            is_heard = ear.hear(nonce, seconds=_LOOP_SECONDS)
+            deadline = time.monotonic() + _LOOP_SECONDS
+            while (left := deadline - time.monotonic()) > 0:
+                ear.settimeout(left)
+                if nonce_of(ear.recv(MAX_DATAGRAM_BYTES)) == nonce:
+                    return ""
+    except TimeoutError:
+        pass
     except OSError as error:
         return (error.strerror or str(error)).lower()
-    return "" if is_heard else f"a datagram to {GROUP}, UDP port {PORT}, does not come back"
+    return f"a datagram to {GROUP}, UDP port {PORT}, does not come back"

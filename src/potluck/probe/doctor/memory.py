@@ -23,6 +23,10 @@ _SHARED_MEMORY_BYTES = 64 * _MIB
 """What containers get unless told otherwise; runtimes of GPUs and others count on it."""
 
 
+_PROCESS_LIMITS = {"-v": ("address space", "as"), "-d": ("data size", "data")}
+"""By the option of ulimit: the row in /proc/self/limits, the option of prlimit(1)."""
+
+
 def low_limit(case: Case) -> Iterator[Finding]:
     """A control group or ``ulimit -v`` that leaves less than half of what the machine has free."""
     memory = case.report.memory
@@ -32,8 +36,8 @@ def low_limit(case: Case) -> Iterator[Finding]:
     group = re.search(r"control group\S* limit in (\S+)", usable.reason)
     if group:
         command, details = _raise_group(case, PurePosixPath(group[1]))
-    elif "ulimit" in usable.reason:
-        command, details = _raise_address_space(case)
+    elif option := re.search(r"ulimit (-\w)", usable.reason):
+        command, details = _raise_process_limit(case, option[1])
     else:
         return
     yield Finding(
@@ -49,6 +53,8 @@ def low_limit(case: Case) -> Iterator[Finding]:
 
 
 def _raise_group(case: Case, directory: PurePosixPath) -> tuple[str, str]:
+    if case.container == "kubernetes":
+        return "kubectl set resources deployment NAME --limits=memory=SIZE", ""
     if tool := case.container_tool:
         total = f"{case.report.memory.total_bytes // _MIB}m"
         return (
@@ -56,13 +62,16 @@ def _raise_group(case: Case, directory: PurePosixPath) -> tuple[str, str]:
             "on the host, with this container's name",
         )
     if directory.suffix in (".service", ".slice", ".scope"):
-        return f"sudo systemctl set-property {directory.name} MemoryMax=infinity", ""
+        return (
+            f"sudo systemctl set-property {directory.name} MemoryMax=infinity MemoryHigh=infinity",
+            "",
+        )
     version_1 = case.system.text(
         case.system.sys.joinpath(*_below_sys(directory), "memory.limit_in_bytes")
     )
     if version_1 is not None:
         return f"echo -1 | sudo tee {directory}/memory.limit_in_bytes", ""
-    return f"echo max | sudo tee {directory}/memory.max", ""
+    return f"echo max | sudo tee {directory}/memory.max {directory}/memory.high", ""
 
 
 def _below_sys(directory: PurePosixPath) -> tuple[str, ...]:
@@ -70,11 +79,15 @@ def _below_sys(directory: PurePosixPath) -> tuple[str, ...]:
     return parts[2:] if parts[:2] == ("/", "sys") else parts[1:]
 
 
-def _raise_address_space(case: Case) -> tuple[str, str]:
+def _raise_process_limit(case: Case, option: str) -> tuple[str, str]:
+    """The shell can, up to the hard limit; above that only root."""
+    row, name = _PROCESS_LIMITS[option]
     limits = case.system.text(case.system.proc / "self/limits") or ""
-    if re.search(r"^Max address space +\S+ +unlimited ", limits, re.MULTILINE):
-        return "ulimit -v unlimited", "in the shell that starts potluck"
-    return "sudo prlimit --pid $$ --as=unlimited", "in the shell that starts potluck"
+    is_soft = re.search(rf"^Max {row} +\S+ +unlimited ", limits, re.MULTILINE)
+    command = (
+        f"ulimit {option} unlimited" if is_soft else f"sudo prlimit --pid $$ --{name}=unlimited"
+    )
+    return command, "in the shell that starts potluck"
 
 
 def swap(case: Case) -> Iterator[Finding]:
@@ -96,7 +109,7 @@ def swap(case: Case) -> Iterator[Finding]:
             details="" if fits else "shows what takes the memory; end what is not needed",
         )
     is_small = case.report.memory.total_bytes < _NO_SWAP_NEEDED_BYTES
-    if total == 0 and is_small and not case.report.container:
+    if total == 0 and is_small and not case.container:
         yield Finding(
             check="swap",
             severity=Severity.NOTE,

@@ -8,6 +8,8 @@ from potluck.probe.doctor.case import Case
 from potluck.probe.doctor.finding import Finding, Severity
 
 _RETRY = "potluck probe --retry"
+_NOT_TRIED = "not tried again"
+"""How the probe says that something is in quarantine."""
 
 
 def failed_trials(case: Case) -> Iterator[Finding]:
@@ -30,7 +32,7 @@ def quarantined_queries(case: Case) -> Iterator[Finding]:
     """A vendor's library that crashed or hung the last time, and is not asked any more."""
     for layer in case.report.layers:
         for problem in layer.problems:
-            if "quarantine" in problem:
+            if _NOT_TRIED in problem:
                 yield Finding(
                     check="quarantine",
                     severity=Severity.NOTE,
