@@ -170,6 +170,12 @@ def _is_computing_gpu(device: Device) -> bool:
 
 
 def title(device: Device) -> str:
-    """A device as messages call it: make and name, its chip where it has no name."""
+    """A device as messages call it: make and name, with the chip where it has no name.
+
+    ``Arm Mali`` and ``Mali-G610`` are ``Arm Mali-G610``.
+    """
     name = device.name or device.reported_name or device.chip or device.device_id
-    return name if name.startswith(device.make) else f"{device.make} {name}"
+    words = device.make.split()
+    if words and name.startswith(words[-1]):
+        words.pop()
+    return " ".join([*words, name])

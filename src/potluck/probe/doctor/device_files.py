@@ -82,9 +82,9 @@ def _members(case: Case, group: str) -> list[str]:
     """Who is in a group by the user database (group(5)), in force here or not."""
     text = case.system.text(case.below_files("/etc/group")) or ""
     for line in text.splitlines():
-        name, *_, members = line.split(":")
-        if name == group:
-            return members.split(",")
+        match line.split(":"):
+            case [name, _, _, members] if name == group:
+                return members.split(",")
     return []
 
 
