@@ -65,7 +65,7 @@ def look_at_folder(system: System, path: Path, *, purpose: str, needed_bytes: in
         free_bytes=disk.f_bavail * disk.f_frsize,
         file_system=file_system,
         mount_point=mount_point,
-        is_writable=os.access(there, os.W_OK | os.X_OK),
+        is_writable=there.is_dir() and os.access(there, os.W_OK | os.X_OK),
         is_read_only=bool(disk.f_flag & os.ST_RDONLY),
     )
 
