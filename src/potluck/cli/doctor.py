@@ -93,8 +93,6 @@ def report(case: Case, *, as_json: bool) -> int:
             print(line)
         if case.cluster is None:
             note("no agent runs here: checks with other nodes need potluck up")
-        if not case.report.is_complete:
-            note("the probe did not finish in time: there may be more")
     return int(any(finding.severity is Severity.PREVENTS for finding in findings))
 
 

@@ -13,6 +13,9 @@ from potluck.probe.doctor.finding import Severity
 from potluck.probe.system import System
 from potluck.types.hardware import BackendSpec, Device, DeviceKind, ProbeReport
 
+KERNEL_LOG = "sudo dmesg --level err,warn | tail -n 50"
+"""Where drivers say what ails them."""
+
 COMPUTING_MAKES = frozenset({"NVIDIA", "AMD", "Intel", "Arm Mali", "Qualcomm Adreno"})
 """Makes of GPUs that there are compute drivers for, whether or not a backend uses them yet."""
 

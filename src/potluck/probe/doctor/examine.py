@@ -16,7 +16,7 @@ from potluck.probe.doctor import (
     opencl,
     trials,
 )
-from potluck.probe.doctor.case import Case, title
+from potluck.probe.doctor.case import KERNEL_LOG, Case, title
 from potluck.probe.doctor.finding import Finding, Severity
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ CHECKS: tuple[Check, ...] = (
     device_files.absent_files,
     opencl.unregistered_mali,
     trials.failed_trials,
-    trials.quarantined_queries,
+    trials.silent_layers,
     cpu.slow_governor,
     memory.low_limit,
     memory.swap,
@@ -82,7 +82,7 @@ def _unexplained(case: Case, findings: Sequence[Finding]) -> Iterator[Finding]:
                 check="device",
                 severity=Severity.PREVENTS,
                 message=f"{title(device)}: {device.problem}",
-                command="sudo dmesg --level err,warn | tail -n 50",
+                command=KERNEL_LOG,
                 details="the kernel's own words on it",
                 device_id=device.device_id,
             )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from potluck.probe.doctor.case import Case
+from potluck.probe.doctor.case import KERNEL_LOG, Case
 from potluck.probe.doctor.finding import Finding, Severity
 
 _RETRY = "potluck probe --retry"
 _NOT_TRIED = "not tried again"
-"""How the probe says that something is in quarantine."""
+_LATE = "before the deadline"
+"""How the probe says that something is in quarantine, and that it waited in vain."""
 
 
 def failed_trials(case: Case) -> Iterator[Finding]:
@@ -28,14 +29,15 @@ def failed_trials(case: Case) -> Iterator[Finding]:
         )
 
 
-def quarantined_queries(case: Case) -> Iterator[Finding]:
-    """A vendor's library that crashed or hung the last time, and is not asked any more."""
+def silent_layers(case: Case) -> Iterator[Finding]:
+    """A vendor's library that is in quarantine, and what did not answer in time."""
     for layer in case.report.layers:
         for problem in layer.problems:
-            if _NOT_TRIED in problem:
+            is_quarantined = _NOT_TRIED in problem
+            if is_quarantined or _LATE in problem:
                 yield Finding(
-                    check="quarantine",
+                    check="quarantine" if is_quarantined else "deadline",
                     severity=Severity.NOTE,
                     message=f"{layer.layer}: {problem}",
-                    command=_RETRY,
+                    command=_RETRY if is_quarantined else KERNEL_LOG,
                 )

@@ -305,6 +305,16 @@ def test_a_library_in_quarantine(tmp_path: Path) -> None:
     )
 
 
+def test_a_layer_that_did_not_answer(tmp_path: Path) -> None:
+    said = "did not answer before the deadline"
+    found = the_finding(a_case(a_system(tmp_path), a_report(problems=(said,))))
+    assert (found.severity, found.message, found.command) == (
+        Severity.NOTE,
+        f"gpu: {said}",
+        "sudo dmesg --level err,warn | tail -n 50",
+    )
+
+
 def test_what_costs_most_comes_first(tmp_path: Path) -> None:
     case = a_case(
         a_system(tmp_path, policy(0, "schedutil") | policy(1, "schedutil")),
