@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from potluck.cli.addresses import DEFAULT_HTTP_PORT, DEFAULT_LAN_PORT, lan_address
-from potluck.cli.options import JsonOption, StateOption, state_directory
+from potluck.cli.options import JsonOption, StateOption, settings, state_directory
 from potluck.cli.output import emit_json, note
 from potluck.errors import PotluckError, UsageError
 
@@ -35,19 +35,22 @@ def doctor(json: JsonOption = False, state: StateOption = None) -> None:
     Exit code 1 if something prevents a unit that could work.
     """
     from potluck.engines.backends import BACKENDS  # type: ignore[import-not-found]
-    from potluck.probe.cache import default_cache_path  # type: ignore[import-not-found]
-    from potluck.probe.probe import probe_node  # type: ignore[import-not-found]
+    from potluck.probe.cache import ProbeCache, default_cache_path  # type: ignore[import-not-found]
+    from potluck.probe.cores import default_num_threads
+    from potluck.probe.probe import ProbeOptions, probe_node  # type: ignore[import-not-found]
     from potluck.probe.system import System
 
-    system = System()
-    cache_path = default_cache_path(os.environ)
-    cache_root = None if cache_path is None else cache_path.parent
-
-    def probe() -> ProbeReport:
-        found: ProbeReport = probe_node(system, backends=BACKENDS, cache_root=cache_root)
-        return found
-
-    case = gather(system, probe, BACKENDS, cache_root=cache_root, state=state)
+    system, cache_path = System(), default_cache_path(os.environ)
+    options = ProbeOptions(
+        backends=BACKENDS, num_threads=settings().threads or default_num_threads()
+    )
+    case = gather(
+        system,
+        lambda: probe_node(system, options, ProbeCache(cache_path)),
+        BACKENDS,
+        cache_root=None if cache_path is None else cache_path.parent,
+        state=state,
+    )
     raise typer.Exit(report(case, as_json=json))
 
 

@@ -48,7 +48,10 @@ async def diagnose(membership: Membership) -> Cluster:
     """Ask all other members at the same time; takes some seconds where something is blocked."""
     nodes = sorted(membership.nodes())
     host = membership.address.host
-    server = await asyncio.start_server(_hang_up, host, 0)
+    try:
+        server = await asyncio.start_server(_hang_up, host, 0)
+    except OSError as error:
+        raise CallError(f"cannot listen at {host}: {error.strerror or error}") from error
     async with server:
         edge_port = server.sockets[0].getsockname()[1]
         listening = _heard(membership, nodes)

@@ -50,7 +50,6 @@ def _forbidden(case: Case, device: Device, file: Path) -> Finding:
     elif group in ("", "root") or group in case.user.groups:
         # No group to join: the file's mode keeps everybody but root out.
         command = _rule(file.name)
-        details = ""
     elif group.isdecimal():
         command = f"sudo groupadd --gid {group} gpu && sudo usermod -aG gpu $USER"
     elif case.user.name in _members(case, group):
