@@ -5,13 +5,15 @@ from __future__ import annotations
 import enum
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from potluck.cli.settings import Settings, read_settings
-from potluck.cluster.agent.state import StateDirectory, default_state_directory
 from potluck.types.quantization import Quantization
+
+if TYPE_CHECKING:
+    from potluck.cluster.agent.state import StateDirectory
 
 
 class Quant(enum.Enum):
@@ -67,6 +69,15 @@ QuantOption = Annotated[
         "the model fit.",
     ),
 ]
+MemoryLimitOption = Annotated[
+    str | None,
+    typer.Option(
+        "--memory-limit",
+        metavar="SIZE",
+        help="Most memory that stages may use here, such as 2G.",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document instead of text.")
 ]
@@ -95,4 +106,6 @@ StateOption = Annotated[
 
 def state_directory(path: Path | None) -> StateDirectory:
     """The directory that was asked for, or the user's own."""
+    from potluck.cluster.agent.state import StateDirectory, default_state_directory
+
     return StateDirectory(path or default_state_directory(os.environ))

@@ -50,7 +50,7 @@ async def plan_model(
     plan, quantization = await asyncio.to_thread(
         _place, description, stage_size, offered, may_quantize=may_quantize
     )
-    rejections = (*plan.rejections, *silent, *unable)
+    rejections = (*plan.rejections, *silent, *unable, *_broken(able))
     return Plan(stages=plan.stages, rejections=rejections), quantization
 
 
@@ -83,6 +83,16 @@ def _place(
         failure.message,
         hint=f"{what_fits(size, fits)}; {failure.hint}" if failure.hint else what_fits(size, fits),
     ) from failure
+
+
+def _broken(reports: Sequence[NodeReport]) -> list[Rejection]:
+    """Units that failed their test."""
+    return [
+        Rejection(node_id=report.node_id, unit_id=unit.unit_id, reason=unit.problem)
+        for report in reports
+        for unit in report.units
+        if unit.problem
+    ]
 
 
 async def gather_reports(membership: Membership) -> tuple[list[NodeReport], list[Rejection]]:
