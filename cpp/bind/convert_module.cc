@@ -26,11 +26,6 @@ StoredRows stored_rows(const InBytes& source, const std::string& format, int64_t
 }  // namespace
 
 void bind_convert(nb::module_& m) {
-  nb::class_<F16Range>(m, "F16Range")
-      .def_ro("largest", &F16Range::largest)
-      .def_ro("smallest", &F16Range::smallest)
-      .def_ro("num_overflowing", &F16Range::num_overflowing)
-      .def_ro("num_underflowing", &F16Range::num_underflowing);
   m.def(
       "convert_rows",
       [](const InBytes& source, const std::string& source_format,

@@ -5,7 +5,7 @@
 
 namespace potluck {
 
-// Adds convert_rows, f16_range and F16Range to `m`; after bind_engine, which has the thread pool.
+// Adds convert_rows and f16_range to `m`, which has the thread pool and F16Range already.
 void bind_convert(nanobind::module_& m);
 
 }  // namespace potluck
