@@ -22,6 +22,7 @@ import ctypes
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import gguf
@@ -155,21 +156,19 @@ def measure_speeds(num_bytes: int, repeats: int, ggml: Ggml | None) -> list[dict
         results.append({**what, "bf16_bytes_per_second": rate, "seconds": seconds})
 
     measure({"what": "plain read", "num_threads": 1}, rows.view(np.int64).sum)
+    flat = rows.reshape(-1)
     for num_threads in (1, 2):
         pool = ThreadPool(num_threads)
         for target in TARGETS:
             out = np.empty(num_rows * target.row_bytes(COLUMNS), np.uint8)
-            arguments = ("bf16", target.label, num_rows, COLUMNS, out, pool)
-            what: dict[str, object] = {"what": target.label, "num_threads": num_threads}
-            measure(what, lambda arguments=arguments: convert_rows(rows.reshape(-1), *arguments))  # type: ignore[misc]
-        what = {"what": "f16_range", "num_threads": num_threads}
-        measure(
-            what, lambda pool=pool: f16_range(rows.reshape(-1), "bf16", num_rows, COLUMNS, pool)
-        )  # type: ignore[misc]
+            run = partial(convert_rows, flat, "bf16", target.label, num_rows, COLUMNS, out, pool)
+            measure({"what": target.label, "num_threads": num_threads}, run)
+        find_range = partial(f16_range, flat, "bf16", num_rows, COLUMNS, pool)
+        measure({"what": "f16_range", "num_threads": num_threads}, find_range)
     if ggml is not None:
         for target in TARGETS:
-            what = {"what": f"{target.label} by ggml", "num_threads": 1}
-            measure(what, lambda target=target: ggml.quantize(x, target))  # type: ignore[misc]
+            what: dict[str, object] = {"what": f"{target.label} by ggml", "num_threads": 1}
+            measure(what, partial(ggml.quantize, x, target))
     return results
 
 
@@ -194,7 +193,8 @@ def main() -> None:
         for target in TARGETS
     ]
     for row in errors:
-        print(" ".join(f"{value}" for value in row.values()))
+        ratio = f"  ratio {json.dumps(row['ratio'])}" if ggml else ""
+        print(f"{row['weights']:16} {row['format']:5} {row['error']:.5f}{ratio}")
     speeds = measure_speeds(arguments.weights_mb << 20, arguments.repeats, ggml)
     for row in speeds:
         rate = row["bf16_bytes_per_second"]
