@@ -2,6 +2,7 @@
 
 Methods: ``node.report`` () → NodeReport. ``model.check`` CheckModel → ModelFingerprint.
 ``stage.start`` StageSpec → Progress …, then Loaded. ``stage.connect`` ConnectStage → ().
+``node.clock`` () → Clock. ``node.reach`` Reach → Reached. ``node.multicast`` Multicast → ().
 ``stage.stop`` StageScope → (). ``stage.stats`` StageScope → StageStats. To the coordinator:
 ``stage.lost`` StageLost → (), ``deployment.remove`` Named → (), ``deployment.vacate`` Vacate → (),
 ``deployment.generate`` Generate → Token …, or GenerateFailure. To everybody: ``deployment.put``
@@ -12,13 +13,15 @@ from __future__ import annotations
 
 import enum
 from types import UnionType
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from potluck.cluster.worker.messages import Connect, Loaded, Progress, Stats
 from potluck.errors import CallError, EngineError, OverloadedError, PotluckError
+from potluck.probe.doctor.multicast import NUM_NONCE_BYTES
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.hardware import ProbeReport
 from potluck.types.sequence import CommittedToken, SequenceRequest
 
 _T = TypeVar("_T")
@@ -43,20 +46,27 @@ def decode(payload: bytes, kind: type[_T] | UnionType) -> _T:
 
 
 class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A unit and what it may use. ``usable_bytes`` is what is free for stages that are not yet."""
+    """A unit and what it may use. ``usable_bytes`` is what is free for stages that are not yet.
+
+    ``is_shared``: its memory is the host's. ``problem`` says why no stage can run on it, or is
+    empty.
+    """
 
     unit_id: UnitId
     description: str
     usable_bytes: int
+    is_shared: bool
     num_threads: int
+    problem: str = ""
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """A node as it is now.
 
     ``host_id`` is the same for agents on one machine, which share its memory:
-    ``host_available_bytes``. ``untaken_bytes`` of it are promised to stages of this agent that have
-    not taken them yet. ``memory_limit_bytes`` is what the user allows this agent.
+    ``host_available_bytes``, less what is left to the system. ``untaken_bytes`` of it are promised
+    to stages of this agent that have not taken them yet. ``memory_limit_bytes`` is what the user
+    allows this agent. ``hardware`` is what the probe has found so far.
     """
 
     node_id: NodeId
@@ -71,6 +81,33 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     untaken_bytes: int
     is_draining: bool
     units: tuple[UnitReport, ...]
+    hardware: ProbeReport
+
+
+class Clock(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node's clock shows: ``seconds`` since 1970."""
+
+    seconds: float
+
+
+class Reach(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether TCP connections to the asker itself can be made, at its control and another port."""
+
+    control_port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+    edge_port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+
+
+class Reached(msgspec.Struct, frozen=True, kw_only=True):
+    """Why not, of each; empty if it can."""
+
+    control: str
+    edge: str
+
+
+class Multicast(msgspec.Struct, frozen=True, kw_only=True):
+    """Send ``nonce`` to discovery's group, once (``probe.doctor.multicast``)."""
+
+    nonce: Annotated[bytes, msgspec.Meta(min_length=NUM_NONCE_BYTES, max_length=NUM_NONCE_BYTES)]
 
 
 class CheckModel(msgspec.Struct, frozen=True, kw_only=True):
