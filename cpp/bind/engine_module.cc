@@ -13,6 +13,7 @@
 #include <mutex>
 #include <utility>
 
+#include "bind/find_format.h"
 #include "dispatch/table.h"
 #include "program/error.h"
 #include "program/sampler.h"
@@ -52,14 +53,6 @@ const Kernels& find_kernels(const std::string& isa) {
 
 void check_num_threads(int num_threads) {
   if (num_threads < 1) throw Error("num_threads must be at least 1");
-}
-
-Format find_format(const std::string& name) {
-  for (int i = 0; i < kNumFormats; ++i) {
-    const auto format = static_cast<Format>(i);
-    if (name == format_info(format).name) return format;
-  }
-  throw Error("there is no format '" + name + "'");
 }
 
 void bind_values(nb::module_& m) {

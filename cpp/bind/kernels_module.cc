@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -156,6 +157,32 @@ void embed(const Kernels& kernels, const std::string& format, Vector<const uint8
   kernels.embed[static_cast<int>(weight.format)](weight, row, out.data());
 }
 
+float widen(const Kernels& kernels, const std::string& format, Vector<const uint8_t> stored,
+            Vector<float> out) {
+  const Format type = find_format(format);
+  require(!is_quantized(type), "the format is quantized");
+  const int64_t count = out.shape(0);
+  require_shape(stored, "stored has not the size of out", count * format_info(type).block_bytes);
+  nb::gil_scoped_release release;
+  return kernels.widen[static_cast<int>(type)](stored.data(), count, out.data());
+}
+
+bool encode(const Kernels& kernels, const std::string& format, Vector<const float> x,
+            Vector<uint8_t> out) {
+  const int64_t count = x.shape(0);
+  const Format type = find_format(format, count);
+  const Format* target = std::find(kTargets, kTargets + kNumTargets, type);
+  require(target != kTargets + kNumTargets, "the format is no target");
+  require_shape(out, "out has not the size of x", panel_bytes(type, count) / kPanelRows);
+  nb::gil_scoped_release release;
+  return kernels.encode[target - kTargets](x.data(), count, out.data());
+}
+
+F16Range range_for_f16(const Kernels& kernels, Vector<const float> x) {
+  nb::gil_scoped_release release;
+  return kernels.f16_range(x.data(), x.shape(0));
+}
+
 void rms_norm(const Kernels& kernels, Rows<const float> x, Vector<const float> weight,
               Rows<float> out, float epsilon) {
   const int64_t group = weight.shape(0);
@@ -261,6 +288,11 @@ void bind_kernels(nb::module_& m, KernelLookup lookup) {
   m.def("pack_rows", &pack, "format"_a, "columns"_a, "rows"_a.noconvert(), "start_row"_a,
         "num_rows"_a, "panels"_a.noconvert());
 
+  nb::class_<F16Range>(m, "F16Range")
+      .def_ro("largest", &F16Range::largest)
+      .def_ro("smallest", &F16Range::smallest)
+      .def_ro("num_overflowing", &F16Range::num_overflowing)
+      .def_ro("num_underflowing", &F16Range::num_underflowing);
   nb::class_<Kernels>(m, "Kernels")
       .def_prop_ro("isa", [](const Kernels& kernels) { return std::string(kernels.isa); })
       .def("quantize", &quantize, "x"_a.noconvert(), "q"_a.noconvert(), "scales"_a.noconvert(),
@@ -272,6 +304,9 @@ void bind_kernels(nb::module_& m, KernelLookup lookup) {
            "bias"_a.noconvert().none(), "out"_a.noconvert(), "first_panel"_a, "end_panel"_a)
       .def("embed", &embed, "format"_a, "panels"_a.noconvert(), "rows"_a, "row"_a,
            "out"_a.noconvert())
+      .def("widen", &widen, "format"_a, "stored"_a.noconvert(), "out"_a.noconvert())
+      .def("encode", &encode, "format"_a, "x"_a.noconvert(), "out"_a.noconvert())
+      .def("f16_range", &range_for_f16, "x"_a.noconvert())
       .def("rms_norm", &rms_norm, "x"_a.noconvert(), "weight"_a.noconvert(), "out"_a.noconvert(),
            "epsilon"_a)
       .def("rope", &rope, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert())

@@ -12,7 +12,7 @@ namespace {
 constexpr int kMaxIsas = 3;
 constexpr const char* kPlainKernels[] = {"rms_norm", "rope",      "silu_gate", "add",
                                          "append_kv", "attention", "exp_sum"};
-constexpr int kNumIds = 1 + 2 * kNumFormats + 7;
+constexpr int kNumIds = 2 + 2 * kNumFormats + kNumFloatFormats + kNumTargets + 7;
 static_assert(sizeof(Kernels) == sizeof(const char*) + kNumIds * sizeof(void (*)()),
               "every entry of the table needs an id and a wrapper");
 
@@ -75,6 +75,31 @@ struct Perturbed {
     real().embed[format](weight, row, out);
     if (is_active(std::string("embed.") + format_info(static_cast<Format>(format)).name))
       nudge(out + weight.columns - 1);
+  }
+
+  template <int format>
+  static float widen(const uint8_t* stored, int64_t count, float* out) {
+    const float magnitude = real().widen[format](stored, count, out);
+    if (is_active(std::string("widen.") + format_info(static_cast<Format>(format)).name))
+      nudge(out + count - 1);
+    return magnitude;
+  }
+
+  template <int target>
+  static bool encode(const float* x, int64_t count, uint8_t* out) {
+    const FormatInfo info = format_info(kTargets[target]);
+    const bool is_finite = real().encode[target](x, count, out);
+    if (!is_active(std::string("encode.") + info.name)) return is_finite;
+    uint8_t* block = out + (count / info.block_columns - 1) * info.block_bytes;
+    // A scale of the last block: of its last group in Q4_K and Q6_K.
+    nudge(block + (kTargets[target] == Format::Q4_K ? 15 : kTargets[target] == Format::Q6_K ? 207 : 0));
+    return is_finite;
+  }
+
+  static F16Range f16_range(const float* x, int64_t count) {
+    F16Range range = real().f16_range(x, count);
+    if (is_active("f16_range")) --range.num_underflowing;
+    return range;
   }
 
   static void rms_norm(const float* x, const float* weight, float* out, int64_t num_tokens,
@@ -147,11 +172,15 @@ struct Perturbed {
 
 #define POTLUCK_LINEAR(format, suffix) linear<static_cast<int>(Format::format)>,
 #define POTLUCK_EMBED(format, suffix) embed<static_cast<int>(Format::format)>,
+#define POTLUCK_WIDEN(format, suffix) widen<static_cast<int>(Format::format)>,
   static const Kernels* table() {
     static const Kernels kernels = {real().isa,
                                     quantize,
                                     {POTLUCK_FORMATS(POTLUCK_LINEAR)},
                                     {POTLUCK_FORMATS(POTLUCK_EMBED)},
+                                    {POTLUCK_FLOAT_FORMATS(POTLUCK_WIDEN)},
+                                    {encode<0>, encode<1>, encode<2>, encode<3>},
+                                    f16_range,
                                     rms_norm,
                                     rope,
                                     silu_gate,
@@ -163,6 +192,7 @@ struct Perturbed {
   }
 #undef POTLUCK_LINEAR
 #undef POTLUCK_EMBED
+#undef POTLUCK_WIDEN
 };
 
 using Table = const Kernels* (*)();
@@ -178,6 +208,10 @@ std::vector<std::string> perturbation_ids() {
     for (const char* kernel : {".linear.", ".embed."})
       for (int f = 0; f < kNumFormats; ++f)
         ids.push_back(isa + kernel + format_info(static_cast<Format>(f)).name);
+    for (int f = 0; f < kNumFloatFormats; ++f)
+      ids.push_back(isa + ".widen." + format_info(static_cast<Format>(f)).name);
+    for (const Format target : kTargets) ids.push_back(isa + ".encode." + format_info(target).name);
+    ids.push_back(isa + ".f16_range");
     for (const char* kernel : kPlainKernels) ids.push_back(isa + "." + kernel);
   }
   return ids;

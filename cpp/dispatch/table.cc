@@ -17,11 +17,14 @@ namespace {
 // In the order of struct Kernels.
 #define POTLUCK_LINEAR(format, suffix) POTLUCK_TABLE_ISA::linear_##suffix,
 #define POTLUCK_EMBED(format, suffix) POTLUCK_TABLE_ISA::embed_##suffix,
+#define POTLUCK_WIDEN(format, suffix) POTLUCK_TABLE_ISA::widen_##suffix,
+#define POTLUCK_ENCODE(format, suffix) POTLUCK_TABLE_ISA::encode_##suffix,
 #define POTLUCK_ROW(isa)                                                               \
   {                                                                                    \
     #isa, isa::quantize, {POTLUCK_FORMATS(POTLUCK_LINEAR)},                            \
-        {POTLUCK_FORMATS(POTLUCK_EMBED)}, isa::rms_norm, isa::rope, isa::silu_gate,    \
-        isa::add, isa::append_kv, isa::attention, isa::exp_sum                         \
+        {POTLUCK_FORMATS(POTLUCK_EMBED)}, {POTLUCK_FLOAT_FORMATS(POTLUCK_WIDEN)},      \
+        {POTLUCK_TARGETS(POTLUCK_ENCODE)}, isa::f16_range, isa::rms_norm, isa::rope,   \
+        isa::silu_gate, isa::add, isa::append_kv, isa::attention, isa::exp_sum         \
   }
 
 #define POTLUCK_TABLE_ISA scalar

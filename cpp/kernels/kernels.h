@@ -18,6 +18,7 @@ enum class Format : uint8_t {
   F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K,
 };
 constexpr int kNumFormats = 11;
+constexpr int kNumFloatFormats = 3;
 
 // Rows of one panel: the lanes of the widest register in use (16 x f32 in a zmm), and the rows of
 // an AMX tile.
@@ -51,6 +52,30 @@ static inline int64_t num_panels(int64_t rows) { return (rows + kPanelRows - 1) 
 // `panels`. Any split into row ranges gives the same result; `panels` was zeroed before the first.
 void pack_rows(Format format, int64_t columns, const uint8_t* rows, int64_t start_row,
                int64_t num_rows, uint8_t* panels);
+
+// The formats that weights can be quantized to; the order is that of the dispatch table.
+constexpr int kNumTargets = 4;
+constexpr Format kTargets[kNumTargets] = {Format::Q8_0, Format::Q4_0, Format::Q4_K, Format::Q6_K};
+
+// Dequantizes `count` columns, whole blocks, of a quantized format. The arithmetic is that of the
+// `gguf` package: one multiplication per value, and an addition or subtraction where the format has
+// a minimum.
+void dequantize(Format format, const uint8_t* stored, int64_t count, float* out);
+
+// What of finite numbers f16 can hold.
+struct F16Range {
+  float largest = 0.0f;          // max |x|
+  float smallest = 0.0f;         // min |x| over what is not zero; 0 where all is
+  int64_t num_overflowing = 0;   // |x| >= 65520, which rounds to infinity
+  int64_t num_underflowing = 0;  // 0 < |x| <= 2^-25, which rounds to zero
+};
+static inline void merge(F16Range& range, const F16Range& other) {
+  if (other.largest > range.largest) range.largest = other.largest;
+  if (range.smallest == 0.0f || (other.smallest > 0.0f && other.smallest < range.smallest))
+    range.smallest = other.smallest;
+  range.num_overflowing += other.num_overflowing;
+  range.num_underflowing += other.num_underflowing;
+}
 
 // Activations as integer products take them: q = round(x * 127 / max|x|) per group of 32 columns.
 struct Activations {
@@ -103,6 +128,19 @@ struct Kernels {
 
   // One row of a matrix as float32.
   void (*embed[kNumFormats])(const Matrix& weight, int64_t row, float* out);
+
+  // `count` stored numbers of F32, F16 or BF16, which need no alignment, as float32. Returns
+  // max |x|, which is infinite or NaN where not all are finite.
+  float (*widen[kNumFloatFormats])(const uint8_t* stored, int64_t count, float* out);
+
+  // Quantizes `count` finite numbers, whole blocks, to the file's layout of kTargets[i]. Q8_0 and
+  // Q4_0 have the bytes that the `gguf` package makes; the K formats minimize each block's squared
+  // error by a search (convert/q4_k.h, convert/q6_k.h). Returns false where a scale is beyond f16:
+  // such a block of Q8_0 or Q4_0 has an infinite scale, one of a K format only zero bytes.
+  bool (*encode[kNumTargets])(const float* x, int64_t count, uint8_t* out);
+
+  // The range of `count` finite numbers.
+  F16Range (*f16_range)(const float* x, int64_t count);
 
   // out = x / sqrt(mean(x^2) + epsilon) * weight per group of columns; weight has `group` entries.
   void (*rms_norm)(const float* x, const float* weight, float* out, int64_t num_tokens,

@@ -10,6 +10,13 @@
   X(Q5_K, q5_k) X(Q6_K, q6_k)
 #define POTLUCK_FORMATS(X) POTLUCK_FLOAT_FORMATS(X) POTLUCK_QUANTIZED_FORMATS(X)
 
+// X(enumerator, function suffix) in the order of kTargets.
+#define POTLUCK_TARGETS(X) X(Q8_0, q8_0) X(Q4_0, q4_0) X(Q4_K, q4_k) X(Q6_K, q6_k)
+
+#define POTLUCK_DECLARE_WIDEN(format, suffix) \
+  float widen_##suffix(const uint8_t* stored, int64_t count, float* out);
+#define POTLUCK_DECLARE_ENCODE(format, suffix) \
+  bool encode_##suffix(const float* x, int64_t count, uint8_t* out);
 #define POTLUCK_DECLARE_FORMAT(format, suffix)                                      \
   void linear_##suffix(const LinearArgs& args, int64_t first_panel, int64_t end_panel); \
   void embed_##suffix(const Matrix& weight, int64_t row, float* out);
@@ -18,6 +25,9 @@
   namespace potluck {                                                                             \
   namespace isa {                                                                                 \
   POTLUCK_FORMATS(POTLUCK_DECLARE_FORMAT)                                                         \
+  POTLUCK_FLOAT_FORMATS(POTLUCK_DECLARE_WIDEN)                                                    \
+  POTLUCK_TARGETS(POTLUCK_DECLARE_ENCODE)                                                         \
+  F16Range f16_range(const float* x, int64_t count);                                              \
   void quantize(const float* x, int64_t num_tokens, int64_t columns, int8_t* q, float* scales,    \
                 int32_t* sums);                                                                   \
   void rms_norm(const float* x, const float* weight, float* out, int64_t num_tokens,              \

@@ -76,6 +76,10 @@ POTLUCK_LANES F32x16 max(F32x16 a, F32x16 b) {
 POTLUCK_LANES F32x16 min(F32x16 a, F32x16 b) {
   return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)};
 }
+POTLUCK_LANES F32x16 where_less(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
+  return {_mm256_blendv_ps(y.low, x.low, _mm256_cmp_ps(a.low, b.low, _CMP_LT_OQ)),
+          _mm256_blendv_ps(y.high, x.high, _mm256_cmp_ps(a.high, b.high, _CMP_LT_OQ))};
+}
 POTLUCK_LANES F32x16 keep_range(F32x16 v, int64_t begin, int64_t end, float other) {
   const I32x16 before = lanes_below(begin);
   const I32x16 below = lanes_below(end);
@@ -140,6 +144,9 @@ POTLUCK_LANES I32x16 max(I32x16 a, I32x16 b) {
 }
 POTLUCK_LANES F32x16 to_f32(I32x16 v) {
   return {_mm256_cvtepi32_ps(v.low), _mm256_cvtepi32_ps(v.high)};
+}
+POTLUCK_LANES I32x16 truncate_i32(F32x16 v) {
+  return {_mm256_cvttps_epi32(v.low), _mm256_cvttps_epi32(v.high)};
 }
 POTLUCK_LANES F32x16 as_f32(I32x16 v) {
   return {_mm256_castsi256_ps(v.low), _mm256_castsi256_ps(v.high)};

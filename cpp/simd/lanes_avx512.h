@@ -49,6 +49,9 @@ POTLUCK_LANES F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
 }
 POTLUCK_LANES F32x16 max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 POTLUCK_LANES F32x16 min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+POTLUCK_LANES F32x16 where_less(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
+}
 POTLUCK_LANES F32x16 keep_range(F32x16 a, int64_t begin, int64_t end, float other) {
   const __mmask16 keep = (__mmask16)(lanes_below(end) & ~lanes_below(begin));
   return {_mm512_mask_blend_ps(keep, _mm512_set1_ps(other), a.v)};
@@ -85,6 +88,7 @@ POTLUCK_LANES int32_t sum(I32x16 a) { return _mm512_reduce_add_epi32(a.v); }
 POTLUCK_LANES int32_t max_lane(I32x16 a) { return _mm512_reduce_max_epi32(a.v); }
 POTLUCK_LANES I32x16 max(I32x16 a, I32x16 b) { return {_mm512_max_epi32(a.v, b.v)}; }
 POTLUCK_LANES F32x16 to_f32(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+POTLUCK_LANES I32x16 truncate_i32(F32x16 a) { return {_mm512_cvttps_epi32(a.v)}; }
 POTLUCK_LANES F32x16 as_f32(I32x16 a) { return {_mm512_castsi512_ps(a.v)}; }
 POTLUCK_LANES I32x16 as_i32(F32x16 a) { return {_mm512_castps_si512(a.v)}; }
 POTLUCK_LANES I32x16 load_u8(const uint8_t* p) {

@@ -91,6 +91,11 @@ POTLUCK_LANES F32x16 min(F32x16 a, F32x16 b) {
   POTLUCK_EACH_LANE b.lane[i] = a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i];
   return b;
 }
+// x where a < b; y elsewhere, also where a or b is NaN.
+POTLUCK_LANES F32x16 where_less(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
+  POTLUCK_EACH_LANE y.lane[i] = a.lane[i] < b.lane[i] ? x.lane[i] : y.lane[i];
+  return y;
+}
 // Lanes outside [begin, end) become `other`.
 POTLUCK_LANES F32x16 keep_range(F32x16 v, int64_t begin, int64_t end, float other) {
   POTLUCK_EACH_LANE v.lane[i] = i >= begin && i < end ? v.lane[i] : other;
@@ -163,6 +168,12 @@ POTLUCK_LANES I32x16 max(I32x16 a, I32x16 b) {
 POTLUCK_LANES F32x16 to_f32(I32x16 v) {
   F32x16 r;
   POTLUCK_EACH_LANE r.lane[i] = (float)v.lane[i];
+  return r;
+}
+// Toward zero; |v| < 2^31.
+POTLUCK_LANES I32x16 truncate_i32(F32x16 v) {
+  I32x16 r;
+  POTLUCK_EACH_LANE r.lane[i] = (int32_t)v.lane[i];
   return r;
 }
 POTLUCK_LANES F32x16 as_f32(I32x16 v) {

@@ -16,7 +16,7 @@ def objects() -> list[Path]:
     folder = build("dev", "potluck_kernels", f"-DPython_EXECUTABLE={sys.executable}")
     isas = ("scalar", "avx2", "avx512") if platform.machine() == "x86_64" else ("scalar",)
     found = [path for isa in isas for path in folder.glob(f"cpp/kernels/**/{isa}.cc.o")]
-    assert len(found) == 7 * len(isas)
+    assert len(found) == 8 * len(isas)
     return found
 
 

@@ -12,9 +12,16 @@ from collections.abc import Callable
 
 import numpy as np
 from support.attention_case import AttentionCase
+from support.convert_checks import (
+    TARGET_FORMATS,
+    check_encode,
+    check_f16_range,
+    check_widen,
+)
 from support.kernel_inputs import (
     F32,
     F64,
+    FLOAT_FORMATS,
     FORMATS,
     U,
     guarded,
@@ -227,14 +234,27 @@ _PLAIN_CHECKS: dict[str, Callable[[Kernels, Kernels], None]] = {
     "append_kv": check_append_kv,
     "attention": check_attention,
     "exp_sum": check_exp_sum,
+    "f16_range": check_f16_range,
 }
 _FORMAT_CHECKS: dict[str, Callable[[Kernels, Kernels, TensorFormat], None]] = {
     "linear": check_linear,
     "embed": check_embed,
+    "widen": check_widen,
+    "encode": check_encode,
+}
+_FORMATS_OF_KERNEL = {
+    "linear": FORMATS,
+    "embed": FORMATS,
+    "widen": FLOAT_FORMATS,
+    "encode": TARGET_FORMATS,
 }
 KERNEL_NAMES = (
     *_PLAIN_CHECKS,
-    *(f"{kernel}.{format.label}" for kernel in _FORMAT_CHECKS for format in FORMATS),
+    *(
+        f"{kernel}.{format.label}"
+        for kernel in _FORMAT_CHECKS
+        for format in _FORMATS_OF_KERNEL[kernel]
+    ),
 )
 
 

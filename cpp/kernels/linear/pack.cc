@@ -1,9 +1,8 @@
 // From the file's rows to panels. Plain C++: the same on every machine.
-//
-// The file's block layouts are those of ggml (ggml-common.h, ggml-quants.c).
 #include <string.h>
 
 #include "kernels/kernels.h"
+#include "kernels/linear/file_blocks.h"
 #include "kernels/linear/layout.h"
 
 namespace potluck {
@@ -40,20 +39,6 @@ void put_upper_bits(const uint8_t v[32], uint8_t* lines, int64_t row) {
           static_cast<uint8_t>(packed[i % 4] | (v[16 * half + i] >> 4 & 3) << (2 * (i / 4)));
     memcpy(lines + layout::kLineBytes * half + 4 * row, packed, 4);
   }
-}
-
-// The file's nibbles of 32 columns: column i low in byte i, column i + 16 high.
-void split_nibbles(const uint8_t* nibbles, uint8_t v[32]) {
-  for (int64_t i = 0; i < 16; ++i) {
-    v[i] = nibbles[i] & 15;
-    v[i + 16] = nibbles[i] >> 4;
-  }
-}
-
-// The file's fifth bits of 32 columns: bit i of a little-endian word for column i.
-void add_fifth_bits(const uint8_t* word, uint8_t v[32]) {
-  for (int64_t i = 0; i < 32; ++i)
-    v[i] = static_cast<uint8_t>(v[i] | (word[i / 8] >> (i % 8) & 1) << 4);
 }
 
 void pack_q8_0(const uint8_t* file, uint8_t* block, int64_t row) {
@@ -101,11 +86,6 @@ void pack_q5_1(const uint8_t* file, uint8_t* block, int64_t row) {
   put_low_nibbles(v, block + L::kGroups + L::kLow, row);
 }
 
-// Groups 2 c and 2 c + 1 are the low and the high nibbles of the same 32 bytes.
-void split_k_nibbles(const uint8_t* nibbles, int64_t group, uint8_t v[32]) {
-  for (int64_t i = 0; i < 32; ++i) v[i] = nibbles[32 * (group / 2) + i] >> (4 * (group % 2)) & 15;
-}
-
 void pack_q4_k(const uint8_t* file, uint8_t* block, int64_t row) {
   using L = layout::Q4_K;
   uint8_t v[32];
@@ -118,7 +98,6 @@ void pack_q4_k(const uint8_t* file, uint8_t* block, int64_t row) {
   }
 }
 
-// Bit g of byte 16 + i is the fifth bit of column i of group g.
 void pack_q5_k(const uint8_t* file, uint8_t* block, int64_t row) {
   using L = layout::Q5_K;
   uint8_t v[32];
@@ -128,29 +107,20 @@ void pack_q5_k(const uint8_t* file, uint8_t* block, int64_t row) {
   for (int64_t group = 0; group < 8; ++group) {
     uint8_t* packed = block + L::kGroups + group * L::kGroupBytes;
     split_k_nibbles(file + 48, group, v);
-    for (int64_t i = 0; i < 32; ++i)
-      v[i] = static_cast<uint8_t>(v[i] | (file[16 + i] >> group & 1) << 4);
+    add_k_fifth_bits(file + 16, group, v);
     put_fifth_bits(v, packed + L::kHigh, row);
     put_low_nibbles(v, packed + L::kLow, row);
   }
 }
 
-// 128 bytes of nibbles, 64 of upper bits, 16 scales, d. Of each 128 columns (four groups) the
-// nibbles of groups 0 and 2 share 32 bytes, those of 1 and 3 the next 32; byte i of the upper bits
-// has two bits for column i of each group.
 void pack_q6_k(const uint8_t* file, uint8_t* block, int64_t row) {
   using L = layout::Q6_K;
   uint8_t v[32];
   put_half(file + 208, block + L::kScale, row);
   put_bytes(file + 192, 16, block + L::kHalfScales, row);
   for (int64_t group = 0; group < 8; ++group) {
-    const int64_t g = group % 4;
-    const uint8_t* nibbles = file + 64 * (group / 4) + 32 * (g % 2);
-    const uint8_t* upper = file + 128 + 32 * (group / 4);
-    for (int64_t i = 0; i < 32; ++i)
-      v[i] = static_cast<uint8_t>((nibbles[i] >> (4 * (g / 2)) & 15) |
-                                  (upper[i] >> (2 * g) & 3) << 4);
     uint8_t* packed = block + L::kGroups + group * L::kGroupBytes;
+    split_q6_k(file, group, v);
     put_upper_bits(v, packed + L::kHigh, row);
     put_low_nibbles(v, packed + L::kLow, row);
   }

@@ -10,8 +10,11 @@ from potluck.errors import EngineError
 
 try:
     from potluck.kernels._core import (
+        F16Range,
         Kernels,
         available_isas,
+        convert_rows,
+        f16_range,
         format_info,
         kernels_for,
         pack_rows,
@@ -24,8 +27,11 @@ except ImportError as error:
     ) from error
 
 __all__ = [
+    "F16Range",
     "Kernels",
     "available_isas",
+    "convert_rows",
+    "f16_range",
     "format_info",
     "kernels_for",
     "pack_rows",

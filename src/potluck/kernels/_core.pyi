@@ -32,6 +32,25 @@ def pack_rows(
 ) -> None:
     """Write stored rows into panels (see cpp/kernels/kernels.h)."""
 
+class F16Range:
+    """What of finite numbers float16 can hold."""
+
+    @property
+    def largest(self) -> float:
+        """``max |x|``; 0 of no numbers."""
+
+    @property
+    def smallest(self) -> float:
+        """``min |x|`` over what is not zero; 0 where all is."""
+
+    @property
+    def num_overflowing(self) -> int:
+        """How many would round to infinity: ``|x| >= 65520``."""
+
+    @property
+    def num_underflowing(self) -> int:
+        """How many would round to zero: ``0 < |x| <= 2**-25``."""
+
 class Kernels:
     """One instruction set's kernels; cpp/kernels/kernels.h says what each promises."""
 
@@ -71,6 +90,15 @@ class Kernels:
     def embed(self, format: str, panels: U8, rows: int, row: int, out: F32) -> None:
         """``out [columns]`` is row ``row`` of ``rows``."""
 
+    def widen(self, format: str, stored: U8, out: F32) -> float:
+        """Stored numbers of a float format as float32; ``max |x|``, not finite if one is not."""
+
+    def encode(self, format: str, x: F32, out: U8) -> bool:
+        """Finite numbers to blocks of ``format``; whether all scales are finite as float16."""
+
+    def f16_range(self, x: F32) -> F16Range:
+        """The range of finite numbers."""
+
     def rms_norm(self, x: F32, weight: F32, out: F32, epsilon: float) -> None:
         """``x, out [tokens, columns]``; groups are as long as ``weight``."""
 
@@ -101,6 +129,43 @@ class Kernels:
 
     def exp_sum(self, x: F32, max: float, out: F32) -> float:
         """``out = exp(x - max)``; returns its sum."""
+
+# Conversion of weights (cpp/bind/convert_module.cc)
+
+def convert_rows(
+    source: U8 | memoryview,
+    source_format: str,
+    target_format: str,
+    num_rows: int,
+    num_columns: int,
+    out: U8 | memoryview,
+    pool: ThreadPool | None,
+) -> None:
+    """Convert whole stored rows to ``q8_0``, ``q6_k``, ``q4_k`` or ``q4_0``.
+
+    ``source`` holds ``num_rows`` rows of ``num_columns`` columns in any format, ``out`` has exactly
+    the room for them in the target's; both are one-dimensional bytes of any alignment, and do not
+    overlap. Rows that have the target's format already are copied; other quantized rows are
+    dequantized on the way. The bytes depend neither on the instruction set nor on the threads of
+    ``pool``; None is this thread alone. Q8_0 and Q4_0 are those of the ``gguf`` package; Q6_K and
+    Q4_K minimize each group's squared error by a search.
+
+    Raises ``Error`` if sizes do not match, columns are not whole blocks of both formats, or there
+    is no such target; and, naming the first row (from 0), if it has a value that is not finite or
+    too large for the target (a scale beyond float16): ``out`` is then not to be used.
+    """
+
+def f16_range(
+    source: U8 | memoryview,
+    source_format: str,
+    num_rows: int,
+    num_columns: int,
+    pool: ThreadPool | None,
+) -> F16Range:
+    """What of stored rows of ``f32``, ``f16`` or ``bf16`` float16 can hold.
+
+    Raises ``Error`` as ``convert_rows`` does, also for a value that is not finite.
+    """
 
 # Programs (cpp/bind/program_module.cc)
 
