@@ -152,12 +152,6 @@ nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned length)
     return text(name, length, knows_mig() ? "NVIDIA A100-SXM4-40GB" : "NVIDIA GeForce RTX 4090");
 }
 
-nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned length) {
-    CALL((int)device->card);
-    snprintf(uuid, length, "GPU-00000000-0000-0000-0000-%012u", device->card);
-    return SUCCESS;
-}
-
 static void sizes(nvmlDevice_t device, unsigned long long *total, unsigned long long *free_bytes) {
     const char *wanted = getenv("FAKE_NVML_MEMORY");
     if (wanted) {

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.probe.child import ChildAnswer, ChildFailure, ChildOutcome, Failure
 from support.kernel_build import require_tool
+
+from potluck.probe.child import ChildAnswer, ChildFailure, ChildOutcome, Failure
 
 _SOURCE = Path(__file__).with_name("fake_nvml.c")
 _TIMEOUT_SECONDS = 120
@@ -28,7 +29,6 @@ CALLS = (
     "nvmlDeviceGetHandleByIndex_v2",
     "nvmlDeviceGetPciInfo_v3",
     "nvmlDeviceGetName",
-    "nvmlDeviceGetUUID",
     "nvmlDeviceGetMemoryInfo_v2",
     "nvmlDeviceGetMemoryInfo",
     "nvmlDeviceGetNumGpuCores",

@@ -42,8 +42,11 @@ def _run(settings: dict[str, str], directory: Path) -> dict[str, object]:
 def _be_child(settings: dict[str, str], output: Path, log: Path) -> NoReturn:
     status = 1
     try:
-        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        # As probe.child_start does: descriptor 1 is the library's to print to.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        sys.stdout = output.open("w")
         os.environ["FAKE_NVML_LOG"] = str(log)
         for name, text in settings.items():
             # Surrogates stand for bytes that are no UTF-8.

@@ -98,6 +98,13 @@ def weight_files(repo_id: str, available: Iterable[str], directory: Path) -> lis
     )
 
 
+def cache_directory() -> Path:
+    """Where files land; it need not be there yet."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Repository:
     """The files of a repository: on the hub, or only those in the cache when it is unreachable."""

@@ -42,7 +42,7 @@ def listen_address(asked: str | None, connect: Sequence[Address], *, is_open: bo
         if not is_open:
             return Address(host=LOOPBACK, port=0)
         outside = next((each for each in connect if not each.is_loopback), None)
-        host = _lan_address() if outside is None else _address_towards(outside)
+        host = lan_address() if outside is None else _address_towards(outside)
         return Address(host=host, port=DEFAULT_LAN_PORT)
     bare = asked.strip("[]")
     if _is_ip(bare):
@@ -66,7 +66,7 @@ def _is_ip(text: str) -> bool:
     return True
 
 
-def _lan_address() -> str:
+def lan_address() -> str:
     """The address that this machine has towards the rest of the network."""
     # Of the networks set aside for documentation (RFC 5737): only the default route leads there.
     address = _source_address("192.0.2.1", 9)

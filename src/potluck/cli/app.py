@@ -15,6 +15,7 @@ _MODULES = {
     "run": "potluck.cli.run",
     "bench": "potluck.cli.bench",
     "probe": "potluck.cli.probe",
+    "doctor": "potluck.cli.doctor",
     "up": "potluck.cli.up",
     "deploy": "potluck.cli.cluster",
     "plan": "potluck.cli.cluster",

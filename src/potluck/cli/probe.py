@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -42,20 +43,22 @@ def probe(
 ) -> None:
     """Show what this machine has, and what of it really works."""
     from potluck.engines.backends import BACKENDS
-    from potluck.probe.cache import open_cache
+    from potluck.probe.all_layers import LAYERS
+    from potluck.probe.cache import ProbeCache, default_cache_path
     from potluck.probe.cores import default_num_threads
-    from potluck.probe.probe import ProbeOptions, probe_node
-    from potluck.probe.system import System
+    from potluck.probe.probe import Measuring, ProbeOptions, probe_node
+    from potluck.probe.system import THIS_MACHINE
 
     limit = None if memory_limit is None else parse_size(memory_limit)
     options = ProbeOptions(
         backends=BACKENDS,
         num_threads=threads or settings().threads or default_num_threads(),
-        remeasure=measure,
+        measuring=Measuring.ALWAYS if measure else Measuring.NEVER,
         retry=retry,
     )
     with _bar(is_shown=measure) as on_progress:
-        report = probe_node(System(), options, open_cache(), on_progress=on_progress)
+        cache = ProbeCache(default_cache_path(os.environ))
+        report = probe_node(THIS_MACHINE, options, cache, layers=LAYERS, on_progress=on_progress)
     if limit is not None:
         report = _limited(report, limit)
     if json:
@@ -131,7 +134,7 @@ def _device_lines(device: Device, trials: Sequence[Trial]) -> Iterator[str]:
         rows.append(("backend", "unused: no backend of this build runs on it"))
     for line in table(rows):
         yield f"  {line}"
-    for line in table(_figure_rows(device.figures, [trial.figures for trial in trials])):
+    for line in table([*_figure_rows(device.figures, [trial.figures for trial in trials])]):
         yield f"  {line}"
 
 
@@ -181,14 +184,18 @@ def _limited(report: ProbeReport, limit_bytes: int) -> ProbeReport:
 @contextmanager
 def _bar(*, is_shown: bool) -> Iterator[OnProgress]:
     """A progress bar for each unit that is measured, where stderr is a terminal."""
+    if not is_shown:
+        yield _ignore
+        return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
     console = Console(stderr=True)
     tasks: dict[str, TaskID] = {}
     columns = (TextColumn("measuring {task.description}"), BarColumn())
-    disable = not is_shown or not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=disable) as bar:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
 
         def advance(unit_id: str, done: float) -> None:
             if unit_id not in tasks:
@@ -196,3 +203,7 @@ def _bar(*, is_shown: bool) -> Iterator[OnProgress]:
             bar.update(tasks[unit_id], completed=done)
 
         yield advance
+
+
+def _ignore(unit_id: str, done: float) -> None:
+    pass

@@ -2,6 +2,7 @@
 
 Methods: ``node.report`` () → NodeReport. ``model.check`` CheckModel → ModelFingerprint.
 ``stage.start`` StageSpec → Progress …, then Loaded. ``stage.connect`` ConnectStage → ().
+``node.clock`` () → Clock. ``node.reach`` Reach → Reached. ``node.multicast`` Multicast → ().
 ``stage.stop`` StageScope → (). ``stage.stats`` StageScope → StageStats. To the coordinator:
 ``stage.lost`` StageLost → (), ``deployment.remove`` Named → (), ``deployment.vacate`` Vacate → (),
 ``deployment.generate`` Generate → Token …, or GenerateFailure. To everybody: ``deployment.put``
@@ -12,12 +13,13 @@ from __future__ import annotations
 
 import enum
 from types import UnionType
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from potluck.cluster.worker.messages import Connect, Loaded, Progress, Stats
 from potluck.errors import CallError, EngineError, OverloadedError, PotluckError
+from potluck.probe.doctor.multicast import NUM_NONCE_BYTES
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.hardware import ProbeReport
 from potluck.types.sequence import CommittedToken, SequenceRequest
@@ -80,6 +82,32 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     is_draining: bool
     units: tuple[UnitReport, ...]
     hardware: ProbeReport
+
+
+class Clock(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node's clock shows: ``seconds`` since 1970."""
+
+    seconds: float
+
+
+class Reach(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether TCP connections to the asker itself can be made, at its control and another port."""
+
+    control_port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+    edge_port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+
+
+class Reached(msgspec.Struct, frozen=True, kw_only=True):
+    """Why not, of each; empty if it can."""
+
+    control: str
+    edge: str
+
+
+class Multicast(msgspec.Struct, frozen=True, kw_only=True):
+    """Send ``nonce`` to discovery's group, once (``probe.doctor.multicast``)."""
+
+    nonce: Annotated[bytes, msgspec.Meta(min_length=NUM_NONCE_BYTES, max_length=NUM_NONCE_BYTES)]
 
 
 class CheckModel(msgspec.Struct, frozen=True, kw_only=True):

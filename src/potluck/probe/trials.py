@@ -23,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import socket
+import os
 from collections.abc import Callable
 
 from potluck.errors import PotluckError
@@ -43,7 +43,9 @@ _MAX_RESIDENT_BYTES = 1 << 30
 hundreds of MB, NumPy and the core 40."""
 
 _MEASURE_SECONDS = 20.0
-"""Ten times what a backend should take: a loaded machine is slow, and a driver may compile first"""
+"""Ten times what a backend should take: a machine may be busy, and a driver compile first."""
+_TURN_SECONDS = _MEASURE_SECONDS + 5
+"""As long as another that hangs may hold it, so that what it met is known afterwards."""
 
 
 def is_tried_on(spec: BackendSpec, device: Device) -> bool:
@@ -137,7 +139,7 @@ def measure_backend(
     known = cache.get(key)
     if known is not None and not retry and (figures := _kept_figures(known)) is not None:
         return dataclasses.replace(trial, figures=figures)
-    with cache.turn(_MEASURE_SECONDS):
+    with cache.turn(_TURN_SECONDS):
         found = cache.get(key)
         if found != known and (figures := _kept_figures(found)) is not None:
             return dataclasses.replace(trial, figures=figures)
@@ -257,7 +259,7 @@ def _measurement_key(
     spec: BackendSpec, device: Device, trial: Trial, kernel_release: str, num_threads: int
 ) -> str:
     """Of the host too: equal machines may share a home, and differ in how memory is fitted."""
-    subject = f"measure/{spec.name}/{trial.variants[-1]}/{num_threads}/{socket.gethostname()}"
+    subject = f"measure/{spec.name}/{trial.variants[-1]}/{num_threads}/{os.uname().nodename}"
     return fingerprint(subject, (device,), installed_software(kernel_release, spec.packages))
 
 

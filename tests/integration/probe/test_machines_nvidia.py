@@ -23,7 +23,10 @@ RTX_4090 = Device(
     driver="nvidia",
     device_files=("/dev/nvidiactl", "/dev/nvidia1", "/dev/nvidia-uvm"),
     memory=DeviceMemory(
-        total_bytes=None, free_bytes=None, is_shared=False, source="NVML was not asked"
+        total_bytes=None,
+        free_bytes=None,
+        is_shared=False,
+        source="only NVML tells it, and it did not",
     ),
     versions=(("driver", "535.129.03"), ("vbios", "95.02.3c.00.01")),
 )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.fake_nvml import CALLS, Run, build, environment, run_all
 
-from potluck.probe.child import ChildAnswer
+from potluck.probe.child import ChildFailure, ChildOutcome, Failure, run_child
 from potluck.probe.layers.nvidia_nvml import merge
 from potluck.types.hardware import (
     Device,
@@ -37,7 +34,7 @@ EXPECTED_ERRORS = (3, 13)
 LOST = 15
 
 _NO_MEMORY = DeviceMemory(
-    total_bytes=None, free_bytes=None, is_shared=False, source="NVML was not asked"
+    total_bytes=None, free_bytes=None, is_shared=False, source="only NVML tells it, and it did not"
 )
 _VERSIONS = (("driver", "550.54.14"), ("vbios", "95.02.3c.00.01"), ("CUDA", "12.4"))
 
@@ -145,7 +142,6 @@ CARD_CALLS: Mapping[str, Mapping[str, object]] = {
     # The other card has its address, so this one is known all the same.
     "nvmlDeviceGetPciInfo_v3": {},
     "nvmlDeviceGetName": {"name": "AD102", "reported_name": "AD102"},
-    "nvmlDeviceGetUUID": {},
     "nvmlDeviceGetMemoryInfo_v2": {},
     "nvmlDeviceGetNumGpuCores": {},
     "nvmlDeviceGetMaxClockInfo": {},
@@ -302,32 +298,55 @@ def test_a_count_that_cannot_be_is_cut(library: Path) -> None:
     assert "pci-0000:01:00.0" in [device.device_id for device in report.devices]
 
 
-def _start(directory: Path, **settings: str) -> subprocess.CompletedProcess[str]:
+def _start(directory: Path, *, deadline_seconds: float = 60.0, **settings: str) -> ChildOutcome:
     """The child as the probe starts it."""
-    return subprocess.run(
-        [sys.executable, "-m", "potluck.probe.children.nvml"],
-        env=environment(directory, **settings),
-        capture_output=True,
-        text=True,
-        timeout=60,
+    return run_child(
+        "potluck.probe.children.nvml",
+        deadline_seconds=deadline_seconds,
+        max_resident_bytes=1 << 30,
+        environment=environment(directory, **settings),
     )
 
 
-def test_prints_the_document_and_nothing_else(library: Path) -> None:
-    done = _start(library)
-    assert done.returncode == 0, done.stderr
-    report = merge(_report(1), ChildAnswer(document=json.loads(done.stdout), seconds=0.0))
+def test_what_a_library_prints_does_not_get_between(library: Path) -> None:
+    # The fake prints a line when it is initialized.
+    report = merge(_report(1), _start(library))
+    assert report.problems == ()
     assert report.devices[0].memory.total_bytes == 24 * 1024**3
-    # What the library printed is kept out of it.
-    assert "a vendor's library that prints" in done.stderr
 
 
-def test_tells_a_missing_library_from_a_broken_one(tmp_path: Path) -> None:
-    missing = json.loads(_start(tmp_path / "nowhere").stdout)
-    (tmp_path / "libnvidia-ml.so.1").write_bytes(b"\x7fELF and no more")
-    broken = json.loads(_start(tmp_path).stdout)
-    assert missing["cards"] is None
-    assert broken["cards"] is None
-    assert missing["problems"] == ["libnvidia-ml.so.1 is not installed"]
-    assert broken["problems"][0].startswith("libnvidia-ml.so.1 is broken: ")
-    assert "file too short" in broken["problems"][0]
+@pytest.mark.parametrize(
+    ("faults", "failure", "deadline_seconds"),
+    [
+        ("nvmlInitWithFlags=9", Failure.REFUSED, 60.0),
+        ("nvmlDeviceGetName=crash", Failure.CRASHED, 60.0),
+        ("nvmlDeviceGetName=hang", Failure.HUNG, 1.0),
+    ],
+)
+def test_whatever_happens_to_the_child_the_probe_goes_on(
+    library: Path, faults: str, failure: Failure, deadline_seconds: float
+) -> None:
+    outcome = _start(library, deadline_seconds=deadline_seconds, faults=faults)
+    assert isinstance(outcome, ChildFailure)
+    assert outcome.failure is failure
+    report = merge(_report(1), outcome)
+    assert [device.device_id for device in report.devices] == ["pci-0000:01:00.0"]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "libnvidia-ml.so.1 is not installed"),
+        (b"\x7fELF and no more", "libnvidia-ml.so.1 is broken: "),
+        (b"", "libnvidia-ml.so.1 is broken: "),
+    ],
+)
+def test_tells_a_missing_library_from_a_broken_one(
+    tmp_path: Path, content: bytes | None, problem: str
+) -> None:
+    if content is not None:
+        (tmp_path / "libnvidia-ml.so.1").write_bytes(content)
+    report = merge(_report(1), _start(tmp_path))
+    assert report.devices == (_found(1),)
+    assert len(report.problems) == 1
+    assert report.problems[0].startswith(problem)

@@ -64,12 +64,8 @@ class TestTheShippedTable:
         ("NVIDIA A100-SXM4-80GB", {"bandwidth": 2.039, "f16": 312.0, "int8": 624.0}),
         ("NVIDIA A100 80GB PCIe", {"bandwidth": 1.935, "f16": 312.0, "int8": 624.0}),
         ("NVIDIA A100-PCIE-40GB", {"bandwidth": 1.555, "f16": 312.0, "int8": 624.0}),
-        (
-            "NVIDIA GeForce RTX 4090",
-            {"bandwidth": 1.008, "f32": 82.6, "f16": 165.2, "int8": 660.6},
-        ),
         ("Tesla V100-SXM2-32GB", {"bandwidth": 0.9, "f32": 15.7, "f16": 125.0, "int8": 62.0}),
-        ("AD102 [GeForce RTX 4090] (rev a1)", {"bandwidth": 1.008, "f32": 82.6, "f16": 165.2}),
+        ("AD102GL [L40S] (rev a1)", {"bandwidth": 0.864}),
         ("NVIDIA H200", {"bandwidth": 4.8}),
     ],
 )

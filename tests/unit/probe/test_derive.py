@@ -68,7 +68,7 @@ class TestNvidia:
         ("cores", "clock_mhz", "bits", "memory_mhz", "capability", "gigabytes", "f32", "f16"),
         [
             (5120, 1530, 4096, 877, (7, 0), 900, 15.7e12, 125e12),  # Tesla V100-SXM2
-            (3584, 1480, 4096, 715, (6, 0), 732, 10.6e12, 21.2e12),  # Tesla P100-SXM2
+            (3584, 1480, 4096, 715, (6, 0), 732, 10.6e12, None),  # Tesla P100-SXM2
             (2560, 1590, 256, 5001, (7, 5), 320, 8.1e12, None),  # Tesla T4
             (16384, 2520, 384, 10501, (8, 9), 1008, 82.6e12, None),  # GeForce RTX 4090
         ],
@@ -103,17 +103,6 @@ class TestNvidia:
         assert figures.read_bytes_per_second.source.startswith("2 transfers × 5120 bits / 8 × 1.21")
         assert "cluster_info.py" in figures.read_bytes_per_second.source
         assert "2048 operations × 108 multi" in figures.f16_operations_per_second.source
-
-    def test_a_pascal_card_is_slow_at_float16(self) -> None:
-        """GeForce GTX 1080 Ti, 28 multiprocessors: 1/64 of float32."""
-        figures = nvidia_figures(
-            num_cores=3584,
-            max_sm_clock_hz=1582 * MHZ,
-            bus_width_bits=None,
-            max_memory_clock_hz=None,
-            compute_capability=(6, 1),
-        )
-        assert values(figures) == about(None, 11.34e12, 11.34e12 / 64, None)
 
     @pytest.mark.parametrize("missing", [None, 0])
     @pytest.mark.parametrize(

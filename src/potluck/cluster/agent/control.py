@@ -121,6 +121,7 @@ class _Control:
     async def _answer(self, line: bytes, send: _Send) -> None:
         handlers = {
             "state": self._state,
+            "doctor": self._doctor,
             "plan": self._plan,
             "deploy": self._deploy,
             "undeploy": self._undeploy,
@@ -143,6 +144,9 @@ class _Control:
     async def _state(self, params: msgspec.Raw, send: _Send) -> object:
         await self._gateway.refresh_cluster()
         return self._gateway.cluster_state()
+
+    async def _doctor(self, params: msgspec.Raw, send: _Send) -> object:
+        return msgspec.to_builtins(await self._agent.diagnose())
 
     async def _plan(self, params: msgspec.Raw, send: _Send) -> object:
         return plan_view(await self._coordination.plan(_parse(params, Deploy)))

@@ -8,9 +8,10 @@ import logging
 import threading
 
 from potluck.cluster.calls import CPU_UNIT
+from potluck.probe.all_layers import LAYERS
 from potluck.probe.cache import ProbeCache
 from potluck.probe.probe import ProbeOptions, probe_node
-from potluck.probe.system import System
+from potluck.probe.system import THIS_MACHINE
 from potluck.types.hardware import ProbeReport, Trial
 
 _log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class Hardware:
                 loop.call_soon_threadsafe(hardware._heard, report)
 
         def run() -> None:
-            probe_node(System(), options, cache, on_report=tell)
+            probe_node(THIS_MACHINE, options, cache, layers=LAYERS, on_report=tell)
 
         threading.Thread(target=run, name="probe", daemon=True).start()
         await hardware._is_there.wait()

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -16,6 +18,7 @@ from typing import Any
 
 from potluck.catalog import describe_model
 from potluck.cluster.agent.coordination import Coordination
+from potluck.cluster.agent.diagnosis import be_heard, diagnose, reach_back
 from potluck.cluster.agent.hardware import Hardware
 from potluck.cluster.agent.model_files import fingerprint
 from potluck.cluster.agent.node import NodeFacts, report
@@ -23,13 +26,16 @@ from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.calls import (
     CheckModel,
+    Clock,
     ConnectStage,
     DeploymentRecord,
     Generate,
     GenerateAnswer,
     GenerateFailure,
     ModelFingerprint,
+    Multicast,
     Named,
+    Reach,
     StageLost,
     StageScope,
     Token,
@@ -52,9 +58,10 @@ from potluck.cluster.trust.secret import Secret
 from potluck.cluster.worker.messages import StageSpec
 from potluck.engines.backends import BACKENDS
 from potluck.errors import CallError, EngineError, NodeLostError, OverloadedError, PotluckError
-from potluck.probe.cache import open_cache
+from potluck.probe.cache import ProbeCache, default_cache_path
 from potluck.probe.cores import default_num_threads
-from potluck.probe.probe import ProbeOptions
+from potluck.probe.doctor.case import Cluster
+from potluck.probe.probe import Measuring, ProbeOptions
 from potluck.types.cluster import NodeId
 from potluck.types.gateway import ModelMetrics
 from potluck.types.hardware import BackendSpec
@@ -77,9 +84,9 @@ class AgentConfig:
 
     ``listen`` is for control (port 0: any free one); edges listen on the same host.
     ``memory_limit_bytes`` bounds what stages may use here. ``isa`` is None for the fastest that
-    passes its test. ``backends`` are tried on what this node has. ``step_seconds`` is the longest time for
-    one step through all stages of a deployment that this node coordinates: a stage that hangs
-    counts as lost then. It is long, because a prefill on slow boards is.
+    passes its test. ``backends`` are tried on what this node has. ``step_seconds`` is the longest
+    time for one step through all stages of a deployment that this node coordinates: a stage that
+    hangs counts as lost then. It is long, because a prefill on slow boards is.
     """
 
     secret: Secret
@@ -143,10 +150,10 @@ class Agent:
         options = ProbeOptions(
             backends=config.backends,
             num_threads=config.num_threads or default_num_threads(),
-            measure=True,
+            measuring=Measuring.IF_UNKNOWN,
         )
         async with AsyncExitStack() as opened:
-            hardware = await Hardware.start(options, open_cache())
+            hardware = await Hardware.start(options, ProbeCache(default_cache_path(os.environ)))
             opened.callback(hardware.close)
             agent = cls(config, state, node_id, credentials, hardware)
             opened.push_async_callback(agent._stop)
@@ -201,6 +208,10 @@ class Agent:
             async for token in stream:
                 yield token
 
+    async def diagnose(self) -> Cluster:
+        """How this node and the others get along."""
+        return await diagnose(self.membership)
+
     async def metrics(self) -> tuple[ModelMetrics, ...]:
         """Of every deployment that serves and whose coordinator answers, oldest first."""
 
@@ -225,6 +236,9 @@ class Agent:
     def _methods(self) -> MethodTable:
         methods = MethodTable()
         methods.register("node.report", self._on_report)
+        methods.register("node.clock", self._on_clock)
+        methods.register_for_caller("node.reach", self._on_reach)
+        methods.register("node.multicast", self._on_multicast)
         methods.register("model.check", self._on_check)
         methods.register_stream("stage.start", self._on_stage_start)
         methods.register("stage.connect", self._on_stage_connect)
@@ -250,6 +264,18 @@ class Agent:
                 untaken_bytes=self._stages.untaken_bytes,
             )
         )
+
+    async def _on_clock(self, _: bytes) -> bytes:
+        return encode(Clock(seconds=time.time()))
+
+    async def _on_reach(self, caller: NodeId, payload: bytes) -> bytes:
+        await self._is_open.wait()
+        return encode(await reach_back(self.membership, caller, decode(payload, Reach)))
+
+    async def _on_multicast(self, payload: bytes) -> bytes:
+        await self._is_open.wait()
+        await be_heard(self.membership, decode(payload, Multicast))
+        return b""
 
     async def _on_check(self, payload: bytes) -> bytes:
         request = decode(payload, CheckModel)

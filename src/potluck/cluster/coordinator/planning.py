@@ -33,7 +33,7 @@ what is left."""
 def offers(
     reports: Sequence[NodeReport], candidates: Sequence[NodeReport]
 ) -> tuple[UnitOffer, ...]:
-    """What the units of ``candidates`` may use; nodes that drain and units that do not work are out.
+    """What the working units of ``candidates`` may use; nodes that drain are out.
 
     Units that have a machine's own memory, of whichever of its agents, share equally what is left
     of it after all the agents' stages: ``reports`` are of every agent, so that a promise made by

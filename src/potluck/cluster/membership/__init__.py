@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from potluck.cluster.membership.address import Address, parse_address
 from potluck.cluster.membership.config import MembershipConfig, PemPaths
+from potluck.cluster.membership.diagnosis import unreachable
 from potluck.cluster.membership.membership import Membership, Observer
 from potluck.cluster.membership.messages import MAX_PAYLOAD_BYTES
 from potluck.cluster.membership.server import Handler, MethodTable, StreamHandler
@@ -25,4 +26,5 @@ __all__ = [
     "PemPaths",
     "StreamHandler",
     "parse_address",
+    "unreachable",
 ]

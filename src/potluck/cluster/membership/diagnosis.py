@@ -23,17 +23,37 @@ _OTHER_SECRET = "the agent there has another secret"
 def explain(address: Address, pem: PemPaths | None) -> str:
     """What is wrong at ``address``, in a few words. Blocks for some seconds at most."""
     try:
-        connection = socket.create_connection((address.host, address.port), _CONNECT_SECONDS)
-    except TimeoutError:
-        return "nobody answers"
-    except ConnectionRefusedError:
-        return "nothing listens there"
-    except socket.gaierror:
-        return "there is no host of that name"
+        with _connect(address) as connection:
+            return _NO_MEMBER if pem is None else _explain_tls(connection, pem)
     except OSError as error:
-        return (error.strerror or str(error)).lower()
-    with connection:
-        return _NO_MEMBER if pem is None else _explain_tls(connection, pem)
+        return _words(error)
+
+
+def unreachable(address: Address) -> str:
+    """Why no TCP connection to ``address`` can be made, in a few words; empty if it can.
+
+    Blocks for a second at most.
+    """
+    try:
+        _connect(address).close()
+    except OSError as error:
+        return _words(error)
+    return ""
+
+
+def _connect(address: Address) -> socket.socket:
+    return socket.create_connection((address.host, address.port), _CONNECT_SECONDS)
+
+
+def _words(error: OSError) -> str:
+    match error:
+        case TimeoutError():
+            return "nobody answers"
+        case ConnectionRefusedError():
+            return "nothing listens there"
+        case socket.gaierror():
+            return "there is no host of that name"
+    return (error.strerror or str(error)).lower()
 
 
 def _explain_tls(connection: socket.socket, pem: PemPaths) -> str:

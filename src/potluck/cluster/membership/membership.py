@@ -119,6 +119,11 @@ class Membership:
         """The other members at this moment."""
         return frozenset(self._roster.sessions)
 
+    def peer_host(self, node_id: NodeId) -> str | None:
+        """The IP address from which another member is connected; None where it is not."""
+        session_id = self._roster.session_of(node_id)
+        return None if session_id is None else self._session.peer_host(session_id)
+
     async def call(
         self,
         node_id: NodeId,

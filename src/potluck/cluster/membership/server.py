@@ -17,6 +17,7 @@ from potluck.cluster.membership.messages import CallHeader, End, Failure, Part
 from potluck.cluster.membership.replies import Replies
 from potluck.cluster.membership.session import ZenohSession
 from potluck.errors import CallError, PotluckError
+from potluck.types.cluster import NodeId
 
 if TYPE_CHECKING:
     import zenoh
@@ -30,14 +31,16 @@ _END_SECONDS = 2.0
 """What handlers may take to end when their node leaves."""
 
 Handler = Callable[[bytes], Awaitable[bytes]]
+CallerHandler = Callable[[NodeId, bytes], Awaitable[bytes]]
 StreamHandler = Callable[[bytes], AsyncGenerator[bytes, None]]
+_Method = Callable[[NodeId, bytes], AsyncGenerator[bytes, None]]
 
 
 class MethodTable:
     """What a node answers to, by name. Methods may be added while the node takes part."""
 
     def __init__(self) -> None:
-        self._methods: dict[str, StreamHandler] = {}
+        self._methods: dict[str, _Method] = {}
 
     def register(self, name: str, handler: Handler) -> None:
         """Answer ``name`` with what ``handler`` returns. ``ValueError`` if the name is taken."""
@@ -49,12 +52,26 @@ class MethodTable:
 
     def register_stream(self, name: str, handler: StreamHandler) -> None:
         """Answer ``name`` with what ``handler`` yields; it is closed when the caller is gone."""
+        self._put(name, lambda _, request: handler(request))
+
+    def register_for_caller(self, name: str, handler: CallerHandler) -> None:
+        """Like ``register``, for a method whose answer depends on which node asks.
+
+        That is what the caller says of itself: every member could say that it is another.
+        """
+
+        async def one_part(caller: NodeId, request: bytes) -> AsyncGenerator[bytes, None]:
+            yield await handler(caller, request)
+
+        self._put(name, one_part)
+
+    def _put(self, name: str, method: _Method) -> None:
         if name in self._methods:
             raise ValueError(f"there is a method {name!r} already")
-        self._methods[name] = handler
+        self._methods[name] = method
 
-    def find(self, name: str) -> StreamHandler:
-        """The handler of ``name``; ``CallError`` if there is none."""
+    def find(self, name: str) -> _Method:
+        """What is called with the caller and the request of ``name``; ``CallError`` if nothing."""
         handler = self._methods.get(name)
         if handler is None:
             raise CallError(
@@ -124,7 +141,7 @@ class CallServer:
 
     async def _answer(self, header: CallHeader, query: zenoh.Query, replies: Replies) -> None:
         try:
-            end = await self._run(header.method, _bytes(query.payload), replies)
+            end = await self._run(header, _bytes(query.payload), replies)
             await replies.finish(end)
         except asyncio.CancelledError:
             replies.drop()
@@ -133,11 +150,12 @@ class CallServer:
             _log.debug("%s", error)
             replies.drop()
 
-    async def _run(self, method: str, request: bytes, replies: Replies) -> End | Failure:
+    async def _run(self, header: CallHeader, request: bytes, replies: Replies) -> End | Failure:
+        method, caller = header.method, NodeId(header.node_id)
         num_parts = 0
         try:
             messages.check_payload(request, f"the request of {method!r}")
-            async with aclosing(self._methods.find(method)(request)) as parts:
+            async with aclosing(self._methods.find(method)(caller, request)) as parts:
                 async for part in parts:
                     messages.check_payload(part, f"the answer to {method!r}")
                     await replies.send(Part(num_parts), part)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -174,6 +175,13 @@ class ZenohSession:
 
         return self.run(send)
 
+    def peer_host(self, session_id: SessionId) -> str | None:
+        """The IP address at the other end of the connection with a session; None without one."""
+        for link in self._session.info.links():
+            if str(link.zid) == session_id:
+                return _host_of(link.dst)
+        return None
+
     async def close(self, *, wait_seconds: float) -> None:
         """Leave. Takes a few milliseconds, as a rule, and at worst ``wait_seconds``. Idempotent.
 
@@ -222,6 +230,12 @@ def _concrete(listen: Address) -> Address:
             f"cannot listen on {listen}: {(error.strerror or str(error)).lower()}",
             hint="choose an address of this machine and a free port",
         ) from error
+
+
+def _host_of(locator: str) -> str:
+    """``10.0.0.7`` of ``tls/10.0.0.7:7333?…#…``, Zenoh's way to write an address."""
+    address = re.split(r"[?#]", locator.partition("/")[2])[0]
+    return address.rpartition(":")[0].strip("[]")
 
 
 def _note_failure(future: asyncio.Future[Any]) -> None:

@@ -1,8 +1,8 @@
 """Asks NVIDIA's management library (NVML) about every card: run in a process of its own.
 
 ``python -m potluck.probe.children.nvml`` prints an ``NvmlDocument``, or ``{"refused": reason}``
-where the driver does not let NVML start, which means that it lets nothing start. NVML may crash,
-hang or print: the parent is ready for the first two, and nothing but the document reaches stdout.
+where the driver does not let NVML start, which means that it lets nothing start. It may crash, hang
+and print what it likes: ``probe.child`` is ready for that.
 
 An error costs the value that was asked for; one that says that a card is gone costs the rest of
 that card. Sources: NVIDIA's NVML API reference, of the functions that ``nvidia-ml-py`` names alike.
@@ -11,7 +11,7 @@ that card. Sources: NVIDIA's NVML API reference, of the functions that ``nvidia-
 from __future__ import annotations
 
 import ctypes
-import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -102,12 +102,8 @@ class _Asker:
 
 def main() -> None:
     """Ask and print."""
-    # A vendor's library that prints must not get between the parent and the document.
-    answer = os.dup(1)
-    os.dup2(2, 1)
-    document = msgspec.json.encode(_ask_library())
-    with os.fdopen(answer, "wb") as stream:
-        stream.write(document)
+    sys.stdout.write(msgspec.json.encode(_ask_library()).decode())
+    sys.stdout.flush()
     # NVML is not shut down: the end of the process does that, and cannot hang in it.
 
 
@@ -189,7 +185,6 @@ def _ask_card(asker: _Asker, handle: object, told: dict[str, Any]) -> None:
         told["address"] = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
         told["chip"] = f"{pci.pciDeviceId & 0xFFFF:04x}:{pci.pciDeviceId >> 16:04x}"
     told["name"] = asker.text("name", pynvml.nvmlDeviceGetName, handle)
-    told["uuid"] = asker.text("UUID", pynvml.nvmlDeviceGetUUID, handle)
     told["memory"] = _memory(asker, handle)
     told["num_cores"] = asker.ask("cores", pynvml.nvmlDeviceGetNumGpuCores, handle)
     told["max_sm_clock_mhz"] = asker.ask(

@@ -42,7 +42,6 @@ class NvmlCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     address: str | None = None
     chip: str | None = None
     name: str | None = None
-    uuid: str | None = None
     memory: NvmlMemory = NvmlMemory(error="not asked")
     num_cores: int | None = None
     max_sm_clock_mhz: int | None = None

@@ -33,7 +33,7 @@ from potluck.types.hardware import Device, DeviceKind, LayerReport
 _NVML_DRIVERS = frozenset({DRIVER, WSL_DRIVER}) | TEGRA_DRIVERS
 """Those that NVML can talk to; Tegra's may have no NVML, and need not."""
 
-_NOT_ASKED = "NVML was not asked"
+_NOT_TOLD = "only NVML tells it, and it did not"
 
 _VERSION = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d+\.[\d.]+)")
 """``NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 …``; the open one says
@@ -67,7 +67,7 @@ def _pci_device(system: System, found: PciDevice) -> Device:
         chip=found.ids,
         driver=found.driver,
         device_files=tuple(str(file) for file in files) if is_driven else (),
-        memory=(shared_memory(system) if shares_memory(found.ids) else unknown_memory(_NOT_ASKED)),
+        memory=(shared_memory(system) if shares_memory(found.ids) else unknown_memory(_NOT_TOLD)),
         figures=table_figures(reported_name, chip=found.ids),
         versions=_versions(system, information) if is_driven else (),
         problem=files_problem(system, files) if is_driven else _driver_problem(found.driver),
@@ -165,7 +165,7 @@ def _stand_in(
         chip="",
         driver=driver,
         device_files=tuple(str(file) for file in files),
-        memory=unknown_memory(_NOT_ASKED),
+        memory=unknown_memory(_NOT_TOLD),
         problem=files_problem(system, files),
     )
 

@@ -162,7 +162,7 @@ def _device(card: NvmlCard, report: LayerReport) -> Device:
     stand_ins = [device for device in report.devices if _is_stand_in(device)]
     is_shared = shares_memory(card.chip or "")
     return Device(
-        device_id=f"pci-{card.address}" if card.address else f"nvidia-{card.uuid or card.index}",
+        device_id=f"pci-{card.address}" if card.address else f"nvidia-{card.index}",
         kind=DeviceKind.GPU,
         make=MAKE,
         name="",

@@ -13,8 +13,8 @@ from potluck.probe.layers.nvidia_nvml import merge
 from potluck.types.hardware import Device, DeviceKind, DeviceMemory, LayerReport
 
 GIB = 1024**3
-NOT_ASKED = DeviceMemory(
-    total_bytes=None, free_bytes=None, is_shared=False, source="NVML was not asked"
+NOT_TOLD = DeviceMemory(
+    total_bytes=None, free_bytes=None, is_shared=False, source="only NVML tells it, and it did not"
 )
 MACHINES_OWN = DeviceMemory(
     total_bytes=8 * GIB, free_bytes=6 * GIB, is_shared=True, source="the machine's own memory"
@@ -28,7 +28,7 @@ FIRST = Device(
     chip="10de:1eb8",
     driver="nvidia",
     device_files=("/dev/nvidiactl", "/dev/nvidia0"),
-    memory=NOT_ASKED,
+    memory=NOT_TOLD,
 )
 SECOND = replace(FIRST, device_id="pci-0000:02:00.0")
 ORIN = replace(
@@ -41,6 +41,9 @@ ORIN = replace(
 )
 STAND_IN = replace(FIRST, device_id="nvidia-0", name="NVIDIA GPU 0", reported_name="", chip="")
 WSL = replace(STAND_IN, device_id="nvidia-wsl", driver="dxgkrnl", device_files=("/dev/dxg",))
+NO_LIBRARY = ChildAnswer(
+    document={"cards": None, "problems": ["libnvidia-ml.so.1 is not installed"]}, seconds=0.1
+)
 
 
 def told(index: int, address: str | None, **more: object) -> NvmlCard:
@@ -49,7 +52,6 @@ def told(index: int, address: str | None, **more: object) -> NvmlCard:
         address=address,
         chip="10de:1eb8",
         name="Tesla T4",
-        uuid=f"GPU-{index}",
         memory=NvmlMemory(total_bytes=15 * GIB, free_bytes=14 * GIB),
     )
     return msgspec.structs.replace(card, **more)
@@ -112,17 +114,14 @@ def test_orin_keeps_its_name_and_its_memory(address: str | None) -> None:
 
 def test_orin_needs_no_nvml() -> None:
     report = LayerReport(layer="nvidia", devices=(ORIN,))
-    document = {"cards": None, "problems": ["libnvidia-ml.so.1 is not installed"]}
-    assert merge(report, ChildAnswer(document=document, seconds=0.1)) == report
+    assert merge(report, NO_LIBRARY) == report
     refused = ChildFailure(failure=Failure.REFUSED, reason="no", seconds=0.1)
     assert merge(report, refused) == report
     assert merged((ORIN,)).devices == (ORIN,)
 
 
 def test_a_card_beside_orin_needs_nvml() -> None:
-    report = LayerReport(layer="nvidia", devices=(ORIN, FIRST))
-    document = {"cards": None, "problems": ["libnvidia-ml.so.1 is not installed"]}
-    answered = merge(report, ChildAnswer(document=document, seconds=0.1))
+    answered = merge(LayerReport(layer="nvidia", devices=(ORIN, FIRST)), NO_LIBRARY)
     assert answered.problems == ("libnvidia-ml.so.1 is not installed",)
 
 
@@ -141,9 +140,8 @@ def test_cards_that_no_file_told_of_are_added() -> None:
     assert (first.name, first.chip, first.problem) == ("Tesla T4", "10de:1eb8", "")
 
 
-def test_cards_without_bus_and_address_are_known_by_their_uuid() -> None:
-    report = merged((STAND_IN,), told(0, None), told(1, None, uuid=None))
-    assert ids(report) == ["nvidia-GPU-0", "nvidia-1"]
+def test_cards_without_bus_and_address_are_known_by_their_place() -> None:
+    assert ids(merged((STAND_IN,), told(0, None), told(1, None))) == ["nvidia-0", "nvidia-1"]
 
 
 def test_what_stood_for_cards_says_so_when_there_are_none() -> None:

@@ -1,0 +1,188 @@
+"""``potluck doctor``: what stands between this machine and more speed, and what to type."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from potluck.cli.addresses import DEFAULT_HTTP_PORT, DEFAULT_LAN_PORT, lan_address
+from potluck.cli.options import JsonOption, StateOption, settings, state_directory
+from potluck.cli.output import emit_json, note
+from potluck.errors import PotluckError, UsageError
+
+if TYPE_CHECKING:
+    from potluck.cluster.agent.state import StateDirectory
+    from potluck.probe.doctor.case import Case, Cluster, Folder, LocalNetwork
+    from potluck.probe.doctor.finding import Finding
+    from potluck.probe.system import System
+    from potluck.types.hardware import BackendSpec, ProbeReport
+
+_MIB = 1 << 20
+_STATE_BYTES = 16 * _MIB
+"""Some hundred KiB are written: less free than this means that the disk is full."""
+
+_MODELS_BYTES = 2048 * _MIB
+"""About the least that a model worth several machines takes."""
+
+
+def doctor(json: JsonOption = False, state: StateOption = None) -> None:
+    """Say what stands between this machine and more speed, with commands that help.
+
+    Exit code 1 if something prevents a unit that could work.
+    """
+    from potluck.engines.backends import BACKENDS
+    from potluck.probe.all_layers import LAYERS
+    from potluck.probe.cache import ProbeCache, default_cache_path
+    from potluck.probe.cores import default_num_threads
+    from potluck.probe.probe import ProbeOptions, probe_node
+    from potluck.probe.system import THIS_MACHINE
+
+    system, cache_path = THIS_MACHINE, default_cache_path(os.environ)
+    options = ProbeOptions(
+        backends=BACKENDS, num_threads=settings().threads or default_num_threads()
+    )
+    case = gather(
+        system,
+        lambda: probe_node(system, options, ProbeCache(cache_path), layers=LAYERS),
+        BACKENDS,
+        cache_root=None if cache_path is None else cache_path.parent,
+        state=state,
+    )
+    raise typer.Exit(report(case, as_json=json))
+
+
+def gather(
+    system: System,
+    probe: Callable[[], ProbeReport],
+    backends: Iterable[BackendSpec],
+    *,
+    cache_root: Path | None,
+    state: Path | None,
+) -> Case:
+    """Everything that there is to know; the agent behind ``state`` is asked if one runs there."""
+    from potluck.probe.doctor.case import Case
+    from potluck.probe.doctor.distribution import read_distribution
+    from potluck.probe.doctor.look import look_at_shared_memory, look_at_user
+
+    directory, missing_folder = _state(state)
+    cluster = None if directory is None else _ask_agent(directory)
+    return Case(
+        system=system,
+        report=probe(),
+        backends=tuple(backends),
+        distribution=read_distribution(system),
+        user=look_at_user(),
+        folders=tuple(_folders(system, directory, cache_root)),
+        missing_folder=missing_folder,
+        shared_memory_bytes=look_at_shared_memory(system),
+        network=None if cluster is not None else _network(),
+        cluster=cluster,
+    )
+
+
+def report(case: Case, *, as_json: bool) -> int:
+    """Print what the checks find; the exit code."""
+    from potluck.probe.doctor.examine import examine
+    from potluck.probe.doctor.finding import Severity
+
+    findings = examine(case)
+    if as_json:
+        emit_json(document(findings, is_cluster_checked=case.cluster is not None))
+    else:
+        for line in finding_lines(findings):
+            print(line)
+        if case.cluster is None:
+            note("no agent runs here: checks with other nodes need potluck up")
+    return int(any(finding.severity is Severity.PREVENTS for finding in findings))
+
+
+def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
+    """A paragraph for each: how bad, what is found, the command, and what else to know."""
+    is_clean = True
+    for finding in findings:
+        is_clean = False
+        yield f"{finding.severity.value}: {finding.message}"
+        yield f"  fix: {finding.command}"
+        if finding.details:
+            yield f"       ({finding.details})"
+    if is_clean:
+        yield "nothing stands in the way"
+
+
+def document(findings: Iterable[Finding], *, is_cluster_checked: bool) -> dict[str, object]:
+    """The document of ``potluck doctor --json`` (schema ``potluck.doctor/1``)."""
+    return {
+        "schema": "potluck.doctor/1",
+        "is_cluster_checked": is_cluster_checked,
+        "findings": [
+            {
+                "check": finding.check,
+                "severity": finding.severity.value,
+                "message": finding.message,
+                "command": finding.command,
+                "details": finding.details,
+                "device_id": finding.device_id or None,
+            }
+            for finding in findings
+        ],
+    }
+
+
+def _state(path: Path | None) -> tuple[StateDirectory | None, str]:
+    """The state directory, or why there is none."""
+    try:
+        return state_directory(path), ""
+    except UsageError as error:
+        return None, error.message
+
+
+def _ask_agent(directory: StateDirectory) -> Cluster | None:
+    """What the node's agent finds out with the others; None if no agent runs."""
+    import msgspec
+
+    from potluck.cluster.agent.control import ask
+    from potluck.probe.doctor.case import Cluster
+
+    try:
+        *_, answer = ask(directory.control_socket, "doctor", {})
+        return msgspec.convert(answer["result"], Cluster)
+    except UsageError:  # nobody answers there
+        return None
+    except (PotluckError, msgspec.ValidationError) as error:
+        note(f"the agent could not say how the nodes get along: {error}")
+        return None
+
+
+def _folders(
+    system: System, directory: StateDirectory | None, cache_root: Path | None
+) -> Iterator[Folder]:
+    from potluck.catalog.hub import cache_directory
+    from potluck.probe.doctor.disk import CACHE, MODELS, STATE
+    from potluck.probe.doctor.look import look_at_folder
+
+    wanted = [
+        (STATE, None if directory is None else directory.path, _STATE_BYTES),
+        (CACHE, cache_root, _STATE_BYTES),
+        (MODELS, cache_directory(), _MODELS_BYTES),
+    ]
+    for purpose, path, needed_bytes in wanted:
+        if path is not None:
+            folder = look_at_folder(system, path, purpose=purpose, needed_bytes=needed_bytes)
+            if folder is not None:
+                yield folder
+
+
+def _network() -> LocalNetwork:
+    from potluck.probe.doctor.look import look_at_network
+
+    try:
+        address = lan_address()
+    except UsageError:  # this machine is on no network
+        address = ""
+    return look_at_network(
+        "" if ":" in address else address, lan_port=DEFAULT_LAN_PORT, http_port=DEFAULT_HTTP_PORT
+    )

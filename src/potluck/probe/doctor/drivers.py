@@ -1,0 +1,202 @@
+"""Devices without the driver they need, and drivers whose halves do not fit each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from potluck.probe.doctor.case import Case, title
+from potluck.probe.doctor.finding import Finding
+from potluck.probe.doctor.libraries import libraries
+from potluck.types.hardware import Device
+
+RESERVING_DRIVERS = frozenset({"vfio-pci", "pci-stub"})
+"""They keep a device for virtual machines (kernel, driver-api/vfio.rst)."""
+
+_MODULES = {
+    "NVIDIA": ("nvidia",),
+    "AMD": ("amdgpu",),
+    "Intel": ("xe", "i915"),
+    "Arm Mali": ("panthor", "panfrost"),
+    "Qualcomm Adreno": ("msm",),
+}
+"""Kernel modules by make; of several, each is for other generations, and the kernel picks."""
+
+_PACKAGES = {
+    "NVIDIA": {
+        "debian": "nvidia-driver",
+        "fedora": "akmod-nvidia",
+        "pacman": "nvidia-open",
+    },
+    "AMD": {
+        "debian": "firmware-amd-graphics",
+        "ubuntu": "linux-firmware",
+        "fedora": "amd-gpu-firmware",
+        "pacman": "linux-firmware",
+    },
+}
+"""What brings a driver, or the firmware without which it refuses to start."""
+
+_UBUNTU_NVIDIA = "sudo ubuntu-drivers install"
+
+_ON_HOST = "on the host: a container uses the host's drivers"
+
+_VERSION = r"\d+\.\d+(?:\.\d+)?"
+
+_MISMATCH = re.compile(r"LibRmVersionMismatch|version mismatch", re.IGNORECASE)
+"""NVML's error 18, by the name of its binding and in its own words ("Driver/library version
+mismatch")."""
+
+
+def missing_drivers(case: Case) -> Iterator[Finding]:
+    """A GPU that no driver is bound to, or one that cannot compute."""
+    for device in case.accelerators:
+        if device.driver in RESERVING_DRIVERS:
+            yield _reserved(case, device)
+        elif device.driver == "" and device.make in _MODULES:
+            yield Finding(
+                check="driver",
+                severity=case.severity(device),
+                message=f"{title(device)} is there, and no driver is bound to it",
+                command=_driver_command(case, device),
+                details=_ON_HOST if case.container else "",
+                device_id=device.device_id,
+            )
+        elif device.driver == "nouveau":
+            yield Finding(
+                check="driver",
+                severity=case.severity(device),
+                message=f"{title(device)} is bound to nouveau, and only NVIDIA's driver computes",
+                command=_package_command(case, device) or "sudo modprobe -r nouveau",
+                details=_ON_HOST if case.container else "then start the machine again",
+                device_id=device.device_id,
+            )
+
+
+def _reserved(case: Case, device: Device) -> Finding:
+    """Kernel, Documentation/ABI/testing/sysfs-bus-pci: unbind, then probe again."""
+    address = device.device_id.removeprefix("pci-")
+    return Finding(
+        check="driver",
+        severity=case.severity(device),
+        message=f"{title(device)} is set aside for virtual machines ({device.driver})",
+        command=(
+            f"echo {address} | sudo tee /sys/bus/pci/drivers/{device.driver}/unbind "
+            f"&& echo {address} | sudo tee /sys/bus/pci/drivers_probe"
+        ),
+        details="first empty its driver_override, and take it from the virtual machine's settings",
+        device_id=device.device_id,
+    )
+
+
+def _driver_command(case: Case, device: Device) -> str:
+    modules = _MODULES[device.make]
+    if device.make == "NVIDIA" and not device.device_id.startswith("pci-"):
+        return "sudo modprobe nvgpu"  # Tegra's own
+    load = f"sudo modprobe {'-a ' if len(modules) > 1 else ''}{' '.join(modules)}"
+    install = _package_command(case, device)
+    if not install:
+        return load
+    if device.make == "NVIDIA":
+        return load if _has_module(case, "nvidia") else install
+    return f"{install} && {load}"
+
+
+def _package_command(case: Case, device: Device) -> str:
+    if device.make == "NVIDIA" and case.distribution.name == "ubuntu":
+        return _UBUNTU_NVIDIA
+    return case.distribution.install(_PACKAGES.get(device.make, {}))
+
+
+def _has_module(case: Case, name: str) -> bool:
+    """Whether a module lies in the running kernel's folder, compressed or not."""
+    folder = case.below_files(f"/lib/modules/{case.report.kernel}")
+    return next(folder.rglob(f"{name}.ko*"), None) is not None
+
+
+def nvidia_versions(case: Case) -> Iterator[Finding]:
+    """The NVIDIA driver in the kernel, and its libraries: they must be of one version.
+
+    They differ after an update until the machine starts again, and in containers whose image
+    brings libraries of its own.
+    """
+    cards = [each for each in case.accelerators if each.driver == "nvidia"]
+    kernel = _kernel_version(case)
+    if not cards:
+        return
+    found = {
+        version: library
+        for library in libraries(case, rf"libnvidia-ml\.so\.{_VERSION}")
+        for version in re.findall(_VERSION, library.name)
+    }
+    if not found and not _has_any_library(case):
+        yield _no_library(case, cards[0])
+    elif kernel and found and kernel not in found:
+        version, library = sorted(found.items())[-1]
+        yield _mismatch(
+            case,
+            cards[0],
+            f"the NVIDIA driver in the kernel is {kernel}, and its library {version} ({library})",
+        )
+    elif any(_MISMATCH.search(text) for text in _said(case, cards)):
+        yield _mismatch(
+            case, cards[0], "the NVIDIA driver and its library differ in their versions"
+        )
+
+
+def _kernel_version(case: Case) -> str:
+    """Of the module that is loaded."""
+    version = case.system.text(case.system.sys / "module/nvidia/version")
+    if version is None:
+        text = case.system.text(case.system.proc / "driver/nvidia/version") or ""
+        # "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 …"; the open one
+        # says "NVIDIA UNIX Open Kernel Module for x86_64  545.23.06  Release Build …".
+        match = re.search(rf"Kernel Module[^\d\n]+(?:x86_64|aarch64)?\s*({_VERSION})", text)
+        version = match[1] if match else ""
+    return version
+
+
+def _has_any_library(case: Case) -> bool:
+    return next(libraries(case, r"libnvidia-ml\.so.*"), None) is not None
+
+
+def _said(case: Case, cards: list[Device]) -> Iterator[str]:
+    for layer in case.report.layers:
+        yield from layer.problems
+    for card in cards:
+        yield card.problem
+
+
+def _no_library(case: Case, card: Device) -> Finding:
+    if tool := case.container_tool:
+        command = f"{tool} run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility …"
+    else:
+        command = (
+            case.distribution.install(
+                {
+                    "debian": "libnvidia-ml1",
+                    "fedora": "xorg-x11-drv-nvidia-cuda-libs",
+                    "pacman": "nvidia-utils",
+                }
+            )
+            or _UBUNTU_NVIDIA
+        )
+    return Finding(
+        check="driver-library",
+        severity=case.severity(card),
+        message="the NVIDIA driver is loaded, and its library libnvidia-ml.so is nowhere",
+        command=command,
+        device_id=card.device_id,
+    )
+
+
+def _mismatch(case: Case, card: Device, message: str) -> Finding:
+    tool = case.container_tool
+    return Finding(
+        check="driver-library",
+        severity=case.severity(card),
+        message=message,
+        command=f"{tool} run --gpus all …" if tool else "sudo reboot",
+        details="with an image that brings no libraries of the driver" if tool else "",
+        device_id=card.device_id,
+    )

@@ -1,0 +1,93 @@
+"""All checks, one after the other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from potluck.probe.doctor import (
+    cpu,
+    device_files,
+    disk,
+    drivers,
+    memory,
+    network,
+    opencl,
+    trials,
+)
+from potluck.probe.doctor.case import KERNEL_LOG, Case, title
+from potluck.probe.doctor.finding import Finding, Severity
+
+_log = logging.getLogger(__name__)
+
+Check = Callable[[Case], Iterator[Finding]]
+
+CHECKS: tuple[Check, ...] = (
+    drivers.missing_drivers,
+    drivers.nvidia_versions,
+    device_files.forbidden_files,
+    device_files.absent_files,
+    opencl.unregistered_mali,
+    trials.failed_trials,
+    trials.silent_layers,
+    cpu.slow_governor,
+    memory.low_limit,
+    memory.swap,
+    memory.small_shared_memory,
+    disk.folders,
+    network.taken_ports,
+    network.local_multicast,
+    network.silent_nodes,
+    network.clocks,
+    network.blocked_ports,
+    network.blocked_multicast,
+)
+
+_ORDER = tuple(Severity)
+
+
+def examine(case: Case, checks: Sequence[Check] = CHECKS) -> tuple[Finding, ...]:
+    """Everything found, what costs most first. A check that fails costs one line."""
+    findings = [finding for check in checks for finding in _findings(check, case)]
+    findings += _unexplained(case, findings)
+    if case.user.is_root:
+        findings = [_as_root(finding) for finding in findings]
+    return tuple(sorted(findings, key=lambda finding: _ORDER.index(finding.severity)))
+
+
+def _findings(check: Check, case: Case) -> list[Finding]:
+    try:
+        return list(check(case))
+    except Exception as error:  # noqa: BLE001 - a strange machine must not hide the other findings
+        _log.debug("%s failed", check.__name__, exc_info=error)
+        said = f"the check {check.__name__} failed: {type(error).__name__}: {error}"
+        return [
+            Finding(
+                check="doctor",
+                severity=Severity.NOTE,
+                message=" ".join(said.split()),
+                command="potluck --debug doctor",
+            )
+        ]
+
+
+def _unexplained(case: Case, findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Devices with a problem that no check has an answer to; not those that are of no use here."""
+    explained = {finding.device_id for finding in findings}
+    for device in case.report.devices:
+        is_wanted = case.severity(device) is Severity.PREVENTS
+        if device.problem and is_wanted and device.device_id not in explained:
+            yield Finding(
+                check="device",
+                severity=Severity.PREVENTS,
+                message=f"{title(device)}: {device.problem}",
+                command=KERNEL_LOG,
+                details="the kernel's own words on it",
+                device_id=device.device_id,
+            )
+
+
+def _as_root(finding: Finding) -> Finding:
+    """Root needs no sudo, and boards often have none."""
+    return replace(finding, command=finding.command.replace("sudo ", ""))

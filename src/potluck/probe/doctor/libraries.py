@@ -1,0 +1,40 @@
+"""Where vendors' libraries lie, by name only: nothing is opened."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from potluck.probe.doctor.case import Case
+
+_DIRECTORIES = (
+    "/usr/lib/{machine}-linux-gnu",
+    "/usr/lib/{machine}-linux-gnu/mali",
+    "/usr/lib/{machine}-linux-gnu/nvidia",
+    "/usr/lib/{machine}-linux-gnu/nvidia/current",
+    "/usr/lib/{machine}-linux-gnu/tegra",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/lib/mali",
+    "/usr/local/lib",
+    "/usr/lib/wsl/lib",
+    "/vendor/lib64",
+    "/system/vendor/lib64",
+)
+"""Debian and its like, Fedora and its like, Arch, what vendors' installers use, WSL, Android."""
+
+
+def libraries(case: Case, pattern: str) -> Iterator[PurePosixPath]:
+    """Files whose whole name matches ``pattern``, as they are called on the machine."""
+    seen: set[Path] = set()
+    for template in _DIRECTORIES:
+        directory = template.format(machine=case.report.cpu.architecture)
+        path = case.below_files(directory)
+        resolved = path.resolve()  # /usr/lib64 may be a link to /usr/lib
+        if resolved in seen:
+            continue
+        seen.add(resolved)
+        for file in case.system.entries(path):
+            if re.fullmatch(pattern, file.name):
+                yield PurePosixPath(directory) / file.name

@@ -1,0 +1,43 @@
+"""Backends that were tried and did not work, and devices that are not touched any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from potluck.probe.doctor.case import KERNEL_LOG, Case
+from potluck.probe.doctor.finding import Finding, Severity
+
+_RETRY = "potluck probe --retry"
+_NOT_TRIED = "not tried again"
+_LATE = "before the deadline"
+"""How the probe says that something is in quarantine, and that it waited in vain."""
+
+
+def failed_trials(case: Case) -> Iterator[Finding]:
+    """A unit whose self-test failed; not of devices whose own problem explains that."""
+    explained = {device.device_id for device in case.report.devices if device.problem}
+    for trial in case.report.trials:
+        if trial.works or trial.device_id in explained:
+            continue
+        yield Finding(
+            check="self-test",
+            severity=Severity.PREVENTS,
+            message=f"{trial.unit_id} does not work: {trial.reason}",
+            command=_RETRY,
+            details="tries again, also what is in quarantine",
+            device_id=trial.device_id,
+        )
+
+
+def silent_layers(case: Case) -> Iterator[Finding]:
+    """A vendor's library that is in quarantine, and what did not answer in time."""
+    for layer in case.report.layers:
+        for problem in layer.problems:
+            is_quarantined = _NOT_TRIED in problem
+            if is_quarantined or _LATE in problem:
+                yield Finding(
+                    check="quarantine" if is_quarantined else "deadline",
+                    severity=Severity.NOTE,
+                    message=f"{layer.layer}: {problem}",
+                    command=_RETRY if is_quarantined else KERNEL_LOG,
+                )

@@ -1,0 +1,171 @@
+"""What agents find out about each other for ``potluck doctor``: clocks, ports, multicast."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.agents import AgentProcess, Fleet
+from support.members import make_config, node_id
+from support.netns import Host, lan, require_namespaces
+
+from potluck.cluster.agent.diagnosis import diagnose, reach_back
+from potluck.cluster.calls import Clock, Reach, Reached, decode, encode
+from potluck.cluster.membership import Membership, MethodTable
+from potluck.errors import CallError
+from potluck.probe.doctor.case import Cluster, Peer
+from potluck.types.cluster import NodeId
+
+AHEAD_SECONDS = 100.0
+AHEAD = (
+    sys.executable,
+    "-c",
+    f"import time; now = time.time; time.time = lambda: now() + {AHEAD_SECONDS}; "
+    "from potluck.cli.main import main; main()",
+)
+"""Potluck on a machine whose clock is ahead."""
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    with Fleet(tmp_path) as fleet:
+        yield fleet
+
+
+def ask_doctor(agent: AgentProcess) -> dict[str, Peer]:
+    """By node."""
+    cluster = msgspec.convert(agent.ask("doctor"), Cluster)
+    assert cluster.node_id == agent.node_id
+    assert cluster.address == agent.address
+    return {peer.node_id: peer for peer in cluster.peers}
+
+
+def start_two(fleet: Fleet, hosts: Sequence[Host]) -> list[AgentProcess]:
+    """The first joins the second, so that its own control port needs no connection to be up."""
+    second = fleet.start(1, "--lan", prefix=hosts[1].command()).await_up()
+    first = fleet.start(0, join=second, prefix=hosts[0].command()).await_up()
+    fleet.await_members()
+    return [first, second]
+
+
+def shut(host: Host, *which: str) -> None:
+    """Have a host refuse to send what a firewall on the way would refuse to pass."""
+    command = host.command("ip", "rule", "add", "priority", "1", *which, "unreachable")
+    subprocess.run(command, check=True, capture_output=True, timeout=20)
+
+
+def test_agents_on_loopback_and_a_clock_that_is_ahead(fleet: Fleet) -> None:
+    first = fleet.start(0, has_http=False).await_up()
+    assert ask_doctor(first) == {}
+    second = fleet.start(1, join=first, has_http=False, command=AHEAD).await_up()
+    fleet.await_members()
+    seen, back = ask_doctor(first)[second.node_id], ask_doctor(second)[first.node_id]
+    for peer, skew in ((seen, AHEAD_SECONDS), (back, -AHEAD_SECONDS)):
+        assert peer.problem == peer.control_problem == peer.edge_problem == ""
+        assert peer.is_heard is None
+        assert peer.skew_seconds is not None
+        assert peer.uncertainty_seconds is not None
+        assert 0 < peer.uncertainty_seconds < 1
+        assert abs(peer.skew_seconds - skew) <= peer.uncertainty_seconds + 0.01
+
+
+def test_a_sound_network(fleet: Fleet) -> None:
+    require_namespaces()
+    with lan(2) as hosts:
+        first, second = start_two(fleet, hosts)
+        for agent, other in ((first, second), (second, first)):
+            peer = ask_doctor(agent)[other.node_id]
+            assert (peer.control_problem, peer.edge_problem, peer.is_heard) == ("", "", True)
+            assert abs(peer.skew_seconds or 0.0) < 1
+
+
+def test_a_switch_that_passes_no_multicast(fleet: Fleet) -> None:
+    require_namespaces()
+    with lan(2, passes_multicast=False) as hosts:
+        first, second = start_two(fleet, hosts)
+        peer = ask_doctor(first)[second.node_id]
+        assert (peer.control_problem, peer.edge_problem, peer.is_heard) == ("", "", False)
+
+
+def test_ports_that_cannot_be_reached(fleet: Fleet) -> None:
+    require_namespaces()
+    with lan(2) as hosts:
+        first, second = start_two(fleet, hosts)
+        shut(hosts[1], "ipproto", "tcp", "dport", "7333")
+        peer = ask_doctor(first)[second.node_id]
+        assert (peer.control_problem, peer.edge_problem) == ("network is unreachable", "")
+        back = ask_doctor(second)[first.node_id]
+        assert (back.control_problem, back.edge_problem) == ("", "")
+
+
+def test_edges_that_cannot_be_made(fleet: Fleet) -> None:
+    require_namespaces()
+    with lan(2) as hosts:
+        first, second = start_two(fleet, hosts)
+        shut(hosts[0], "ipproto", "tcp", "dport", "32768-60999")
+        peer = ask_doctor(second)[first.node_id]
+        assert (peer.control_problem, peer.edge_problem) == ("", "network is unreachable")
+
+
+@contextlib.asynccontextmanager
+async def members(methods: MethodTable) -> AsyncIterator[tuple[Membership, Membership]]:
+    """Two in this process; the second answers ``methods``."""
+    async with await Membership.open(make_config(0)) as first:
+        config = make_config(1, first.address)
+        async with await Membership.open(config, methods=methods) as second:
+            while not first.nodes():
+                await asyncio.sleep(0.01)
+            yield first, second
+
+
+def test_a_node_that_does_not_know_the_calls_is_told_of(tmp_path: Path) -> None:
+    async def run() -> Cluster:
+        async with members(MethodTable()) as (first, _):
+            return await diagnose(first)
+
+    (peer,) = asyncio.run(run()).peers
+    assert peer.node_id == node_id(1)
+    assert "does not know the method 'node.clock'" in peer.problem
+    assert peer.control_problem is None
+
+
+def test_a_connection_is_tried_to_the_caller_and_to_nobody_else() -> None:
+    """Whatever a member asks for, it learns of ports of the host that it calls from."""
+    tried: list[Reached] = []
+    methods = MethodTable()
+
+    async def on_clock(_: bytes) -> bytes:
+        return encode(Clock(seconds=0.0))
+
+    methods.register("node.clock", on_clock)
+
+    async def run() -> None:
+        async with members(methods) as (first, second):
+
+            async def on_reach(caller: NodeId, payload: bytes) -> bytes:
+                assert caller == first.node_id
+                assert second.peer_host(caller) == "127.0.0.1"
+                tried.append(await reach_back(second, caller, decode(payload, Reach)))
+                return encode(tried[-1])
+
+            methods.register_for_caller("node.reach", on_reach)
+            with socket.socket() as closed:
+                closed.bind(("127.0.0.1", 0))
+                request = Reach(control_port=first.address.port, edge_port=closed.getsockname()[1])
+                await first.call(second.node_id, "node.reach", encode(request))
+            stranger = node_id(7)
+            assert second.peer_host(stranger) is None
+            with pytest.raises(CallError, match="not connected"):
+                await reach_back(second, stranger, request)
+            with pytest.raises(CallError, match="malformed"):
+                decode(encode({"control_port": 0, "edge_port": 70_000}), Reach)
+
+    asyncio.run(run())
+    assert tried == [Reached(control="", edge="nothing listens there")]

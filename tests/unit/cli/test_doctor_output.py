@@ -1,0 +1,90 @@
+"""What ``potluck doctor`` prints, and its exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+from support.doctor_cases import NATIVE, a_case, a_gpu, a_report, a_system
+
+import potluck
+from potluck.cli.doctor import gather, report
+from potluck.probe.doctor.case import Case, Cluster
+from potluck.types.hardware import ProbeReport
+
+SCHEMA = Path(potluck.__file__).parent / "cli/schemas/doctor.json"
+NO_AGENT = "no agent runs here: checks with other nodes need potluck up\n"
+
+
+def a_machine_without_a_driver(root: Path, *, is_used: bool) -> Case:
+    gpu = a_gpu("Intel", "Arc A770", "")
+    others = {} if is_used else {"backends": (NATIVE,)}
+    return a_case(a_system(root), a_report(gpu, container="docker"), **others)
+
+
+def test_nothing_stands_in_the_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = Cluster(node_id="a" * 16, address="127.0.0.1:1", peers=())
+    assert report(a_case(a_system(tmp_path), cluster=cluster), as_json=False) == 0
+    assert capsys.readouterr() == ("nothing stands in the way\n", "")
+    assert report(a_case(a_system(tmp_path)), as_json=False) == 0
+    assert capsys.readouterr() == ("nothing stands in the way\n", NO_AGENT)
+
+
+@pytest.mark.parametrize(("is_used", "status", "word"), [(True, 1, "prevents"), (False, 0, "note")])
+def test_a_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], is_used: bool, status: int, word: str
+) -> None:
+    assert report(a_machine_without_a_driver(tmp_path, is_used=is_used), as_json=False) == status
+    out, _ = capsys.readouterr()
+    assert out.splitlines() == [
+        f"{word}: Intel Arc A770 is there, and no driver is bound to it",
+        "  fix: sudo modprobe -a xe i915",
+        "       (on the host: a container uses the host's drivers)",
+    ]
+
+
+def test_the_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(a_machine_without_a_driver(tmp_path, is_used=True), as_json=True) == 1
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    assert err == ""
+    assert document == {
+        "schema": "potluck.doctor/1",
+        "is_cluster_checked": False,
+        "findings": [
+            {
+                "check": "driver",
+                "severity": "prevents",
+                "message": "Intel Arc A770 is there, and no driver is bound to it",
+                "command": "sudo modprobe -a xe i915",
+                "details": "on the host: a container uses the host's drivers",
+                "device_id": "pci-0000:01:00.0",
+            }
+        ],
+    }
+
+
+def test_everything_is_gathered_without_an_agent_and_without_a_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = a_system(tmp_path)
+
+    def probe() -> ProbeReport:
+        return a_report()
+
+    case = gather(system, probe, (NATIVE,), cache_root=tmp_path / "c", state=tmp_path / "s")
+    assert case.cluster is None
+    assert case.network is not None
+    assert {folder.path for folder in case.folders} >= {tmp_path / "c", tmp_path / "s"}
+    assert case.missing_folder == ""
+
+    def no_home() -> Path:
+        raise RuntimeError("no home")
+
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    case = gather(system, probe, (NATIVE,), cache_root=None, state=None)
+    assert case.missing_folder == "there is no home directory for the node's state"
