@@ -3,33 +3,46 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 import potluck
-from potluck.cli.bench import bench
-from potluck.cli.cluster import deploy, down, plan, ps, undeploy
-from potluck.cli.doctor import doctor
-from potluck.cli.run import run
-from potluck.cli.up import up
 
-app = typer.Typer(
-    name="potluck",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    help="One language model over whatever machines are on the table.",
-)
-app.command("run")(run)
-app.command("bench")(bench)
-app.command("doctor")(doctor)
-app.command("up")(up)
-app.command("deploy")(deploy)
-app.command("plan")(plan)
-app.command("ps")(ps)
-app.command("undeploy")(undeploy)
-app.command("down")(down)
+_MODULES = {
+    "run": "potluck.cli.run",
+    "bench": "potluck.cli.bench",
+    "probe": "potluck.cli.probe",
+    "doctor": "potluck.cli.doctor",
+    "up": "potluck.cli.up",
+    "deploy": "potluck.cli.cluster",
+    "plan": "potluck.cli.cluster",
+    "ps": "potluck.cli.cluster",
+    "undeploy": "potluck.cli.cluster",
+    "down": "potluck.cli.cluster",
+}
+"""Where each command is; the function has its name."""
+
+
+def application(arguments: Sequence[str]) -> typer.Typer:
+    """The program with the command that ``arguments`` name, or with all where they name none.
+
+    Each command imports what it needs, and no other command's import has to be waited for.
+    """
+    app = typer.Typer(
+        name="potluck",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        help="One language model over whatever machines are on the table.",
+    )
+    app.callback()(_options)
+    named = next((word for word in arguments if not word.startswith("-")), "")
+    for name in [named] if named in _MODULES else _MODULES:
+        app.command(name)(getattr(import_module(_MODULES[name]), name))
+    return app
 
 
 def _print_version(value: bool) -> None:
@@ -38,7 +51,6 @@ def _print_version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show logs, and a traceback when something fails.")

@@ -34,19 +34,20 @@ def doctor(json: JsonOption = False, state: StateOption = None) -> None:
 
     Exit code 1 if something prevents a unit that could work.
     """
-    from potluck.engines.backends import BACKENDS  # type: ignore[import-not-found]
-    from potluck.probe.cache import ProbeCache, default_cache_path  # type: ignore[import-not-found]
+    from potluck.engines.backends import BACKENDS
+    from potluck.probe.all_layers import LAYERS
+    from potluck.probe.cache import ProbeCache, default_cache_path
     from potluck.probe.cores import default_num_threads
-    from potluck.probe.probe import ProbeOptions, probe_node  # type: ignore[import-not-found]
-    from potluck.probe.system import System
+    from potluck.probe.probe import ProbeOptions, probe_node
+    from potluck.probe.system import THIS_MACHINE
 
-    system, cache_path = System(), default_cache_path(os.environ)
+    cache_path = default_cache_path(os.environ)
     options = ProbeOptions(
         backends=BACKENDS, num_threads=settings().threads or default_num_threads()
     )
     case = gather(
-        system,
-        lambda: probe_node(system, options, ProbeCache(cache_path)),
+        THIS_MACHINE,
+        lambda: probe_node(THIS_MACHINE, options, ProbeCache(cache_path), layers=LAYERS),
         BACKENDS,
         cache_root=None if cache_path is None else cache_path.parent,
         state=state,

@@ -55,10 +55,11 @@ def _run(arguments: list[str]) -> int:
     from typer.exceptions import TyperException
     from typer.main import get_command
 
-    from potluck.cli.app import app
+    from potluck.cli.app import application
 
     try:
-        status = get_command(app).main(arguments, prog_name="potluck", standalone_mode=False)
+        command = get_command(application(arguments))
+        status = command.main(arguments, prog_name="potluck", standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()
     except TyperException as error:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from potluck.cli.settings import Settings, read_settings
-from potluck.cluster.agent.state import StateDirectory, default_state_directory
+
+if TYPE_CHECKING:
+    from potluck.cluster.agent.state import StateDirectory
 
 ModelArgument = Annotated[
     str,
@@ -37,6 +39,15 @@ ThreadsOption = Annotated[
         "--threads",
         min=1,
         help="CPU threads. Default: the cores that may be used.",
+        show_default=False,
+    ),
+]
+MemoryLimitOption = Annotated[
+    str | None,
+    typer.Option(
+        "--memory-limit",
+        metavar="SIZE",
+        help="Most memory that stages may use here, such as 2G.",
         show_default=False,
     ),
 ]
@@ -68,4 +79,6 @@ StateOption = Annotated[
 
 def state_directory(path: Path | None) -> StateDirectory:
     """The directory that was asked for, or the user's own."""
+    from potluck.cluster.agent.state import StateDirectory, default_state_directory
+
     return StateDirectory(path or default_state_directory(os.environ))

@@ -7,11 +7,10 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-from potluck.local import LoadProgress, Model
+if TYPE_CHECKING:
+    from potluck.local import LoadProgress, Model
 
 
 def note(text: str) -> None:
@@ -44,6 +43,11 @@ def opened_model(
     cache_tokens: int | None = None,
 ) -> Iterator[Model]:
     """Open a model with a progress bar (none when stderr is no terminal), close it at the end."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from potluck.local import Model
+
     console = Console(stderr=True)
     columns = (
         TextColumn("loading {task.description}"),

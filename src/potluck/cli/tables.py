@@ -27,6 +27,9 @@ def node_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
                 )
             )
     yield from table(rows)
+    for node in cluster["nodes"]:
+        for device in _devices(node):
+            yield f"{node['node_id']} has {_device_text(node, device)}"
     for node in cluster["incompatible"]:
         yield (
             f"refused: {node['node_id']} speaks wire version {node['wire_version']}, "
@@ -36,6 +39,27 @@ def node_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
     for node in cluster["nodes"]:
         if node.get("http_address"):
             yield f"clients: {node['http_address']} at {node['node_id']}"
+
+
+def _devices(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for layer in node.get("hardware", {}).get("layers", ()):
+        yield from layer["devices"]
+
+
+def _device_text(node: Mapping[str, Any], device: Mapping[str, Any]) -> str:
+    """A device, and how fast its best unit reads or why there is none."""
+    trials = [
+        trial for trial in node["hardware"]["trials"] if trial["device_id"] == device["device_id"]
+    ]
+    name = device["name"] or device["chip"] or device["device_id"]
+    working = [trial for trial in trials if trial["works"]]
+    if not working:
+        reasons = [device["problem"], *(f"{each['backend']}: {each['reason']}" for each in trials)]
+        known = "; ".join(reason for reason in reasons if reason)
+        return f"{name}, unused: {known or 'no backend of this build runs on it'}"
+    figures = [trial["figures"]["read_bytes_per_second"] for trial in working]
+    rates = [figure["value"] for figure in figures if figure["value"] is not None]
+    return f"{name}, reads {max(rates) / 1e9:.1f} GB/s" if rates else f"{name}, not measured yet"
 
 
 def _version_lines(cluster: Mapping[str, Any]) -> Iterator[str]:

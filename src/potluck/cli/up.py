@@ -21,7 +21,13 @@ from potluck.cli.addresses import (
     parse_http,
     parse_size,
 )
-from potluck.cli.options import StateOption, ThreadsOption, settings, state_directory
+from potluck.cli.options import (
+    MemoryLimitOption,
+    StateOption,
+    ThreadsOption,
+    settings,
+    state_directory,
+)
 from potluck.cli.output import log_events, note
 from potluck.errors import UsageError
 
@@ -78,15 +84,7 @@ def up(
             show_default=False,
         ),
     ] = None,
-    memory_limit: Annotated[
-        str | None,
-        typer.Option(
-            "--memory-limit",
-            metavar="SIZE",
-            help="Most memory that stages may use here, such as 2G.",
-            show_default=False,
-        ),
-    ] = None,
+    memory_limit: MemoryLimitOption = None,
     threads: ThreadsOption = None,
     state: StateOption = None,
 ) -> None:
@@ -118,7 +116,7 @@ def up(
             multicast=lan,
             memory_limit_bytes=None if memory_limit is None else parse_size(memory_limit),
             num_threads=threads if threads is not None else chosen.threads,
-            isa=choose_isa(chosen.isa),
+            isa=None if chosen.isa is None else choose_isa(chosen.isa),
             step_seconds=chosen.step_seconds,
         )
         invitation = secret.text if is_own else None

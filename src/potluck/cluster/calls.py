@@ -21,6 +21,7 @@ from potluck.cluster.worker.messages import Connect, Loaded, Progress, Stats
 from potluck.errors import CallError, EngineError, OverloadedError, PotluckError
 from potluck.probe.doctor.multicast import NUM_NONCE_BYTES
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.hardware import ProbeReport
 from potluck.types.sequence import CommittedToken, SequenceRequest
 
 _T = TypeVar("_T")
@@ -45,20 +46,27 @@ def decode(payload: bytes, kind: type[_T] | UnionType) -> _T:
 
 
 class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A unit and what it may use. ``usable_bytes`` is what is free for stages that are not yet."""
+    """A unit and what it may use. ``usable_bytes`` is what is free for stages that are not yet.
+
+    ``is_shared``: its memory is the host's. ``problem`` says why no stage can run on it, or is
+    empty.
+    """
 
     unit_id: UnitId
     description: str
     usable_bytes: int
+    is_shared: bool
     num_threads: int
+    problem: str = ""
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """A node as it is now.
 
     ``host_id`` is the same for agents on one machine, which share its memory:
-    ``host_available_bytes``. ``untaken_bytes`` of it are promised to stages of this agent that have
-    not taken them yet. ``memory_limit_bytes`` is what the user allows this agent.
+    ``host_available_bytes``, less what is left to the system. ``untaken_bytes`` of it are promised
+    to stages of this agent that have not taken them yet. ``memory_limit_bytes`` is what the user
+    allows this agent. ``hardware`` is what the probe has found so far.
     """
 
     node_id: NodeId
@@ -73,6 +81,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     untaken_bytes: int
     is_draining: bool
     units: tuple[UnitReport, ...]
+    hardware: ProbeReport
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,77 +1,94 @@
-"""How many threads a stage should use: as many as the system lets this process run at once."""
+"""How many cores there are, and how many of them this process may use.
+
+A core is what the kernel schedules on: with two threads per core there are two. Sources: the
+kernel's ``admin-guide/cputopology.rst``, ``sched_getaffinity(2)``, and the CPU controllers of
+``admin-guide/cgroup-v2.rst`` and ``scheduler/sched-bwc.rst``.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-from pathlib import Path, PurePosixPath
+import re
+from dataclasses import dataclass
+
+from potluck.probe.control_groups import ControlGroup, control_groups
+from potluck.probe.system import THIS_MACHINE, System
+
+_MAX_CORES = 1 << 16
+"""Eight times what Linux can be built for (CONFIG_NR_CPUS): a longer list is no list of cores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsableCores:
+    """``num_cores`` may be used at once; ``reason`` is what allows no more, or ``all``."""
+
+    num_cores: int
+    reason: str
 
 
 def default_num_threads() -> int:
-    """Cores that this process may use, by affinity and by control group; at least 1."""
-    return usable_cores(len(os.sched_getaffinity(0)), Path("/"))
+    """How many threads a stage should use: as many as this process may run at once."""
+    num_affine_cores = len(os.sched_getaffinity(0))
+    return usable_cores(THIS_MACHINE, num_affine_cores=num_affine_cores).num_cores
 
 
-def usable_cores(num_affine_cores: int, root: Path) -> int:
-    """The smaller of ``num_affine_cores`` and the control groups' CPU quota, at least 1.
+def usable_cores(system: System, *, num_affine_cores: int) -> UsableCores:
+    """The least of ``num_affine_cores`` and the control groups' CPU quotas, at least 1.
 
-    ``root`` is where ``proc`` and ``sys`` are found. A quota of 2.5 cores counts as 3: the last
-    thread has half a core, and chunks are taken by whoever is free. What cannot be read limits
-    nothing.
+    A quota of 2.5 cores counts as 3: the last thread has half a core, and chunks are taken by
+    whoever is free. What cannot be read limits nothing.
     """
-    quotas = _cpu_quotas(root)
-    return max(1, min([num_affine_cores, *(math.ceil(quota) for quota in quotas)]))
+    least, reason = float(num_affine_cores), _affinity_reason(system, num_affine_cores)
+    for group in control_groups(system, "cpu"):
+        quota = _quota(system, group)
+        if quota is not None and quota < least:
+            least, reason = quota, f"control group {group.directory} allows {quota:.3g}"
+    return UsableCores(num_cores=max(1, math.ceil(least)), reason=reason)
 
 
-def _cpu_quotas(root: Path) -> list[float]:
-    """Limits in cores, of the process's groups and all above them.
-
-    A line of ``/proc/self/cgroup`` is ``id:controllers:path``; version 2 has id 0 and no
-    controllers (Linux, Documentation/admin-guide/cgroup-v1 and cgroup-v2).
-    """
-    quotas = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        hierarchy, _, rest = line.partition(":")
-        controllers, _, group = rest.partition(":")
-        if hierarchy == "0" and not controllers:
-            for folder in _group_and_parents(root / "sys/fs/cgroup", group):
-                quotas.append(_quota_v2(folder))
-        elif "cpu" in controllers.split(","):
-            for mount in ("cpu", "cpu,cpuacct"):
-                for folder in _group_and_parents(root / "sys/fs/cgroup" / mount, group):
-                    quotas.append(_quota_v1(folder))
-    return [quota for quota in quotas if quota is not None]
+def present_cores(system: System) -> int | None:
+    """How many cores the machine has, those that are offline too; None where nothing tells."""
+    present = _listed_cores(system, "present")
+    if present is not None:
+        return present
+    # Without /sys there are those that are online.
+    cpuinfo = system.text(system.proc / "cpuinfo") or ""
+    return len(re.findall(r"^processor[ \t]*\d*[ \t]*:", cpuinfo, re.MULTILINE)) or None
 
 
-def _group_and_parents(mount: Path, group: str) -> list[Path]:
-    """Folders from ``group`` up to the mount's root.
-
-    In a container the mount often shows the container's own group as its root while the path is
-    the host's: then only the root exists, and the others read as nothing.
-    """
-    parts = [part for part in PurePosixPath(group).parts if part not in ("/", "..")]
-    return [mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
-
-
-def _quota_v2(folder: Path) -> float | None:
-    quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
-    return _ratio(quota, period)
+def _affinity_reason(system: System, num_affine_cores: int) -> str:
+    present = present_cores(system)
+    if present is None or num_affine_cores >= present:
+        return "all"
+    online = _listed_cores(system, "online")
+    if online is not None and num_affine_cores >= online:
+        return "the others are offline"
+    return "affinity"
 
 
-def _quota_v1(folder: Path) -> float | None:
-    quota = _read(folder / "cpu.cfs_quota_us").strip()
-    return _ratio(quota, _read(folder / "cpu.cfs_period_us").strip())
+def _listed_cores(system: System, name: str) -> int | None:
+    """How many cores a list like ``0-3,8`` has; None if it is none."""
+    text = system.text(system.sys / "devices/system/cpu" / name) or ""
+    if not re.fullmatch(r"[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*", text):
+        return None
+    count = 0
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        count += int(last or first) - int(first) + 1
+    return count if 0 < count <= _MAX_CORES else None
 
 
-def _ratio(quota: str, period: str) -> float | None:
-    """Cores, or None without a limit ("max" in version 2, -1 in version 1)."""
-    if not quota.isdecimal() or not period.isdecimal() or int(quota) == 0 or int(period) == 0:
+def _quota(system: System, group: ControlGroup) -> float | None:
+    """A group's limit in cores; None without one ("max" in version 2, -1 in version 1)."""
+    if group.version == 2:
+        quota, _, period = (system.text(group.path / "cpu.max") or "").partition(" ")
+    else:
+        quota = system.text(group.path / "cpu.cfs_quota_us") or ""
+        period = system.text(group.path / "cpu.cfs_period_us") or ""
+    # Microseconds; the kernel's own bound is below 2^44 (sched-bwc.rst).
+    if not re.fullmatch(r"[0-9]{1,18}", quota) or not re.fullmatch(r"[0-9]{1,18}", period):
+        return None
+    if int(quota) == 0 or int(period) == 0:
         return None
     return int(quota) / int(period)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

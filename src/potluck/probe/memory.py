@@ -1,139 +1,148 @@
-"""How much memory this process may still take, as the kernel tells it.
+"""How much memory there is, and how much of it this process may still take.
 
-Everything is read below a root directory, so that the trees of other machines can be read too.
-Sources: ``proc(5)``, ``cgroups(7)``, and the kernel's documentation of both versions of the memory
-controller (``admin-guide/cgroup-v1/memory.rst``, ``admin-guide/cgroup-v2.rst``).
+Swap is never counted: weights that are read once per token would be read from the disk.
+Sources: ``proc(5)``, ``getrlimit(2)``, ``cgroups(7)``, and the kernel's documentation of the memory
+controller's two versions (``admin-guide/cgroup-v1/memory.rst``, ``admin-guide/cgroup-v2.rst``).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from potluck.errors import PotluckError
+from potluck.probe.control_groups import control_groups
+from potluck.probe.system import THIS_MACHINE, System
+from potluck.quantities import format_bytes
+from potluck.types.hardware import MemoryFacts
 from potluck.types.memory import MemoryLimit
 
+_MAX_RESERVE_BYTES = 512 * 2**20
+_RESERVED_SHARE = 16
 
-def available_memory(root: Path = Path("/")) -> MemoryLimit:
-    """The least of what the machine, the control groups and the address space have left.
+_MAX_DIGITS = 20
+"""Of 2^64, the largest number that the kernel writes in these files."""
 
-    Caches of files count as free where the kernel can drop them, in control groups too. Raises
-    ``PotluckError`` when there is no ``/proc/meminfo``; limits that cannot be read are none.
+
+def available_memory(system: System = THIS_MACHINE) -> MemoryLimit:
+    """What may be taken now, and what sets the limit: ``memory_facts(system).usable``."""
+    return memory_facts(system).usable
+
+
+def memory_facts(system: System) -> MemoryFacts:
+    """The machine's memory, and the least of what it, control groups and limits have left.
+
+    Caches of files count as free where the kernel can drop them, in control groups too. Where
+    ``/proc/meminfo`` cannot be read nothing is known and nothing may be used: all is 0, and the
+    limit's reason says why. Other limits that cannot be read are none.
     """
-    # "No limit" needs no care: version 1 of control groups writes a number near 2^63, which is
-    # never the least.
-    limits = [_machine(root), *_control_groups(root), *_address_space(root)]
-    return min(limits, key=lambda limit: limit.bytes)
+    values = _table(system, system.proc / "meminfo")
+    total, free = values.get("MemTotal"), _free(values)
+    if total is None or free is None:
+        unknown = MemoryLimit(bytes=0, reason="/proc/meminfo cannot be read: is /proc mounted?")
+        return MemoryFacts(total_bytes=0, free_bytes=0, reserve_bytes=0, usable=unknown)
+    free = max(0, min(free, total))
+    reserve = reserve_bytes(total)
+    machine = MemoryLimit(
+        bytes=max(0, free - reserve),
+        reason=f"free on this machine, less {format_bytes(reserve)} left to the system",
+    )
+    # "No limit" needs no care: version 1 of control groups writes 2^63 less a page, which is never
+    # the least.
+    limits = [machine, *_control_group_limits(system), *_process_limits(system)]
+    return MemoryFacts(
+        total_bytes=total,
+        free_bytes=free,
+        reserve_bytes=reserve,
+        usable=min(limits, key=lambda limit: limit.bytes),
+    )
 
 
-def _machine(root: Path) -> MemoryLimit:
-    values = _table(root / "proc/meminfo")
+def reserve_bytes(total_bytes: int) -> int:
+    """What is left to the system of a machine's memory: a sixteenth, at most 512 MiB.
+
+    What the kernel needs to go on is not in ``MemAvailable`` anyway. The reserve is for what
+    grows while a model is loaded: a login, a package manager, this node's agent, buffers of the
+    network, page tables of the weights (a 512th of them), and the code of all of these, which
+    must stay in the cache. On boards of 2 to 4 GB that is 128 to 256 MiB. It costs a board of
+    3 GB one layer in sixteen, and a machine with nothing left costs the whole epoch.
+    """
+    return min(total_bytes // _RESERVED_SHARE, _MAX_RESERVE_BYTES)
+
+
+def _free(values: Mapping[str, int]) -> int | None:
     available = values.get("MemAvailable")
     if available is not None:
-        return MemoryLimit(bytes=available, reason="memory available on this machine")
+        return available
     # Kernels before 3.14, which boards still run, leave the estimate to the reader.
     free = values.get("MemFree")
     if free is None:
-        raise PotluckError(
-            "cannot read how much memory is free from /proc/meminfo", hint="mount /proc"
-        )
-    free += values.get("Buffers", 0) + values.get("Cached", 0) - values.get("Shmem", 0)
-    return MemoryLimit(bytes=free, reason="memory free or in caches on this machine")
+        return None
+    return free + values.get("Buffers", 0) + values.get("Cached", 0) - values.get("Shmem", 0)
 
 
-def _address_space(root: Path) -> Iterator[MemoryLimit]:
-    """RLIMIT_AS (``ulimit -v``), less what is in use."""
-    soft = re.search(r"^Max address space +(\d+) ", _text(root / "proc/self/limits"), re.MULTILINE)
-    used = _table(root / "proc/self/status").get("VmSize")
-    if soft and used is not None:
-        yield MemoryLimit(
-            bytes=max(0, int(soft[1]) - used), reason="the address space limit (ulimit -v)"
-        )
+def _process_limits(system: System) -> Iterator[MemoryLimit]:
+    """RLIMIT_AS and RLIMIT_DATA (which counts private mappings too, since Linux 4.7)."""
+    limits = system.text(system.proc / "self/limits") or ""
+    used = _table(system, system.proc / "self/status")
+    for row, counter, reason in (
+        ("address space", "VmSize", "the address space limit (ulimit -v)"),
+        ("data size", "VmData", "the data size limit (ulimit -d)"),
+    ):
+        soft = re.search(rf"^Max {row} +([0-9]{{1,{_MAX_DIGITS}}}) ", limits, re.MULTILINE)
+        if soft and counter in used:
+            yield MemoryLimit(bytes=max(0, int(soft[1]) - used[counter]), reason=reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Controller:
-    """How one version of the memory controller spells its files."""
+    """How one version of the memory controller spells its files, and the caches in its statistics.
 
-    limit: str
+    ``droppable`` are cached files that are not in use, which usage counts and which are dropped
+    before a limit bites.
+    """
+
+    limits: tuple[str, ...]
     usage: str
-    inactive_file: str
+    droppable: str
 
 
-_VERSION_1 = _Controller(
-    limit="memory.limit_in_bytes",
-    usage="memory.usage_in_bytes",
-    inactive_file="total_inactive_file",
-)
-_VERSION_2 = _Controller(limit="memory.max", usage="memory.current", inactive_file="inactive_file")
+_CONTROLLERS = {
+    1: _Controller(
+        limits=("memory.limit_in_bytes",),
+        usage="memory.usage_in_bytes",
+        droppable="total_inactive_file",
+    ),
+    # Above memory.high nothing is killed, but all of the group crawls.
+    2: _Controller(
+        limits=("memory.max", "memory.high"), usage="memory.current", droppable="inactive_file"
+    ),
+}
 
 
-def _control_groups(root: Path) -> Iterator[MemoryLimit]:
+def _control_group_limits(system: System) -> Iterator[MemoryLimit]:
     """The limits of this process's groups, up to where their hierarchies are mounted."""
-    for controller, directories in _group_directories(root):
-        for directory in directories:
-            path = root / str(directory).lstrip("/")
-            limit, usage = _number(path / controller.limit), _number(path / controller.usage)
-            if limit is None or usage is None:
-                continue
-            statistics = _table(path / "memory.stat")
-            # Usage counts cached files; those not in use are dropped before the limit bites.
-            used = usage - statistics.get(controller.inactive_file, 0)
-            yield MemoryLimit(
-                bytes=max(0, limit - used), reason=f"the control group's limit in {directory}"
-            )
-
-
-def _group_directories(root: Path) -> Iterator[tuple[_Controller, list[PurePosixPath]]]:
-    """For each mounted memory controller, this process's group and those above it."""
-    groups: dict[str, PurePosixPath] = {}
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, group_path = rest.partition(":")
-        if number == "0" and not controllers:
-            groups["cgroup2"] = PurePosixPath(group_path)
-        elif "memory" in controllers.split(","):
-            groups["cgroup"] = PurePosixPath(group_path)
-    for line in _text(root / "proc/self/mountinfo").splitlines():
-        before, _, after = line.partition(" - ")
-        fields, file_system = before.split(), after.split()
-        if len(fields) < 5 or not file_system or file_system[0] not in groups:
+    for group in control_groups(system, "memory"):
+        controller = _CONTROLLERS[group.version]
+        usage = system.number(group.path / controller.usage)
+        if usage is None:
             continue
-        # Mounts of version 1's other controllers come too; they lack the files that matter here.
-        controller = _VERSION_1 if file_system[0] == "cgroup" else _VERSION_2
-        mounted, mount_point = _mount_path(fields[3]), _mount_path(fields[4])
-        group = groups[file_system[0]]
-        # In a container the hierarchy may be mounted from the container's own group on.
-        below = group.relative_to(mounted) if group.is_relative_to(mounted) else PurePosixPath()
-        directory = mount_point / below
-        yield controller, [directory, *directory.parents[: len(below.parts)]]
+        statistics = _table(system, group.path / "memory.stat")
+        used = max(0, usage - statistics.get(controller.droppable, 0))
+        for name in controller.limits:
+            limit = system.number(group.path / name)
+            if limit is not None and limit >= 0:
+                yield MemoryLimit(
+                    bytes=max(0, limit - used),
+                    reason=f"the control group's limit in {group.directory}",
+                )
 
 
-def _mount_path(field: str) -> PurePosixPath:
-    """A path of ``mountinfo``, where blanks are octal escapes."""
-    return PurePosixPath(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field))
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return ""
-
-
-def _number(path: Path) -> int | None:
-    """A file of one number; None when it cannot be read or is no number, as ``max`` is none."""
-    text = _text(path).strip()
-    return int(text) if text.isdecimal() else None
-
-
-def _table(path: Path) -> dict[str, int]:
+def _table(system: System, path: Path) -> dict[str, int]:
     """Lines like ``Name: 12 kB`` or ``name 12``, in bytes; others are left out."""
-    values: dict[str, int] = {}
-    for line in _text(path).splitlines():
-        match = re.fullmatch(r"(\w+):?\s+(\d+)( kB)?", line.strip())
-        if match:
-            values[match[1]] = int(match[2]) * (1024 if match[3] else 1)
-    return values
+    line = rf"^(\w+):?[ \t]+([0-9]{{1,{_MAX_DIGITS}}})( kB)?[ \t]*$"
+    return {
+        name: int(digits) * (1024 if unit else 1)
+        for name, digits, unit in re.findall(line, system.text(path) or "", re.MULTILINE)
+    }

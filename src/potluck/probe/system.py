@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 _MAX_FILE_BYTES = 1 << 20
 """Files of sysfs have one page; those of procfs that are read here have some tens of KiB."""
@@ -204,6 +205,9 @@ class System:
             return stat.S_ISCHR(path.stat().st_mode)
         except OSError:
             return False
+
+
+THIS_MACHINE: Final = System()
 
 
 def _resolved(path: Path) -> Path:

@@ -120,8 +120,9 @@ class BackendSpec:
 class Trial:
     """A backend tried on a device: whether its numbers were right, and if not, why.
 
-    ``reason`` is one line, empty if it works. ``variants`` are the instruction sets (or the like)
-    that passed, slowest first. ``figures`` are what was measured through it.
+    ``reason`` is one line, empty if all of it works; a backend of which some variant failed works
+    and has a reason. ``variants`` are the instruction sets (or the like) that passed, slowest
+    first: no other may be used. ``figures`` are what was measured through it.
     """
 
     device_id: str

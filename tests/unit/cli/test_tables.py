@@ -2,7 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+from support import hardware
+
 from potluck.cli.tables import deployment_lines, node_lines, stage_lines, table
+from potluck.types.hardware import Figure, Figures, LayerReport, Origin, Trial
 
 A, B, C = "a" * 16, "b" * 16, "c" * 16
 
@@ -87,3 +91,30 @@ def test_one_stage_has_both_ends() -> None:
 
 def test_without_stages_there_is_no_table() -> None:
     assert list(stage_lines({"stages": [], "rejections": []})) == []
+
+
+def test_devices_are_listed_with_their_speed_or_why_nothing_runs_on_them() -> None:
+    board = hardware.device("soc")
+    lame = hardware.device("npu", problem="the driver is not loaded")
+    report = hardware.report(
+        LayerReport(layer="x", devices=(board, lame)),
+        trials=(
+            Trial(
+                device_id="cpu",
+                backend="native",
+                works=True,
+                figures=Figures(
+                    read_bytes_per_second=Figure(
+                        value=13.9e9, origin=Origin.MEASURED, source="by hand"
+                    )
+                ),
+            ),
+            Trial(device_id="soc", backend="native", works=False, reason="it hung"),
+        ),
+    )
+    lines = list(node_lines(cluster(node(A, hardware=msgspec.to_builtins(report)))))
+    assert lines[2:5] == [
+        f"{A} has Acme cpu, reads 13.9 GB/s",
+        f"{A} has Acme soc, unused: native: it hung",
+        f"{A} has Acme npu, unused: the driver is not loaded",
+    ]

@@ -1,67 +1,139 @@
-"""How many cores may be used, from made-up control group trees."""
+"""How many cores may be used, from made-up trees."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from support.machine_tree import machine_tree
 
-from potluck.probe.cores import default_num_threads, usable_cores
-
-
-def write_tree(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
-
+from potluck.probe.cores import default_num_threads, present_cores, usable_cores
 
 V2 = "sys/fs/cgroup"
 V1 = "sys/fs/cgroup/cpu,cpuacct"
+MOUNTS = {
+    "proc/self/mountinfo": (
+        "41 31 0:38 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
+        "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct\n"
+        "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory"
+    )
+}
 
 
 @pytest.mark.parametrize(
-    ("files", "expected"),
+    ("files", "expected", "reason"),
     [
-        ({}, 8),
-        ({"proc/self/cgroup": "0::/a/b\n", f"{V2}/a/b/cpu.max": "max 100000\n"}, 8),
-        ({"proc/self/cgroup": "0::/a/b\n", f"{V2}/a/b/cpu.max": "200000 100000\n"}, 2),
+        ({}, 8, "all"),
+        ({"proc/self/cgroup": "0::/a/b", f"{V2}/a/b/cpu.max": "max 100000"}, 8, "all"),
+        (
+            {"proc/self/cgroup": "0::/a/b", f"{V2}/a/b/cpu.max": "200000 100000"},
+            2,
+            "control group /sys/fs/cgroup/a/b allows 2",
+        ),
         # Rounded up; a limit further up counts as well.
-        ({"proc/self/cgroup": "0::/a/b\n", f"{V2}/a/cpu.max": "250000 100000\n"}, 3),
-        ({"proc/self/cgroup": "0::/a\n", f"{V2}/a/cpu.max": "1000 100000\n"}, 1),
+        (
+            {"proc/self/cgroup": "0::/a/b", f"{V2}/a/cpu.max": "250000 100000"},
+            3,
+            "control group /sys/fs/cgroup/a allows 2.5",
+        ),
+        # All cores can be used, though not all the time.
+        (
+            {"proc/self/cgroup": "0::/a", f"{V2}/a/cpu.max": "750000 100000"},
+            8,
+            "control group /sys/fs/cgroup/a allows 7.5",
+        ),
+        (
+            {"proc/self/cgroup": "0::/a", f"{V2}/a/cpu.max": "1000 100000"},
+            1,
+            "control group /sys/fs/cgroup/a allows 0.01",
+        ),
         # In a container the group's own files are at the root of the mount.
-        ({"proc/self/cgroup": "0::/../x\n", f"{V2}/cpu.max": "400000 100000\n"}, 4),
         (
             {
-                "proc/self/cgroup": "5:memory:/m\n3:cpu,cpuacct:/c\n",
-                f"{V1}/c/cpu.cfs_quota_us": "150000\n",
-                f"{V1}/c/cpu.cfs_period_us": "50000\n",
+                "proc/self/cgroup": "0::/../x",
+                f"{V2}/cpu.max": "400000 100000",
+                f"{V2}/x/cpu.max": "100000 100000",
+            },
+            4,
+            "control group /sys/fs/cgroup allows 4",
+        ),
+        (
+            {
+                "proc/self/cgroup": "5:memory:/m\n3:cpu,cpuacct:/c",
+                f"{V1}/c/cpu.cfs_quota_us": "150000",
+                f"{V1}/c/cpu.cfs_period_us": "50000",
             },
             3,
+            "control group /sys/fs/cgroup/cpu,cpuacct/c allows 3",
         ),
         (
             {
-                "proc/self/cgroup": "3:cpu,cpuacct:/c\n",
-                f"{V1}/c/cpu.cfs_quota_us": "-1\n",
-                f"{V1}/c/cpu.cfs_period_us": "100000\n",
+                "proc/self/cgroup": "3:cpu,cpuacct:/c",
+                f"{V1}/c/cpu.cfs_quota_us": "-1",
+                f"{V1}/c/cpu.cfs_period_us": "100000",
             },
             8,
+            "all",
         ),
-        ({"proc/self/cgroup": "nonsense\n"}, 8),
-        ({"proc/self/cgroup": "0::/a\n", f"{V2}/a/cpu.max": "100000\n"}, 8),
-        ({"proc/self/cgroup": "0::/a\n", f"{V2}/a/cpu.max": "100000 0\n"}, 8),
+        ({"proc/self/cgroup": "nonsense"}, 8, "all"),
+        ({"proc/self/cgroup": "0::/a", f"{V2}/a/cpu.max": "100000"}, 8, "all"),
+        ({"proc/self/cgroup": "0::/a", f"{V2}/a/cpu.max": "100000 0"}, 8, "all"),
+        ({"proc/self/cgroup": "0::/a", f"{V2}/a/cpu.max": "9" * 5000 + " 1"}, 8, "all"),
         # More than there is.
-        ({"proc/self/cgroup": "0::/a\n", f"{V2}/a/cpu.max": "6400000 100000\n"}, 8),
+        ({"proc/self/cgroup": "0::/a", f"{V2}/a/cpu.max": "6400000 100000"}, 8, "all"),
     ],
 )
-def test_quota(tmp_path: Path, files: dict[str, str], expected: int) -> None:
-    assert usable_cores(8, write_tree(tmp_path, files)) == expected
+def test_quota(tmp_path: Path, files: dict[str, str], expected: int, reason: str) -> None:
+    usable = usable_cores(machine_tree(tmp_path, MOUNTS | files), num_affine_cores=8)
+    assert (usable.num_cores, usable.reason) == (expected, reason)
 
 
 def test_at_least_one(tmp_path: Path) -> None:
-    assert usable_cores(0, tmp_path) == 1
+    assert usable_cores(machine_tree(tmp_path, {}), num_affine_cores=0).num_cores == 1
+
+
+@pytest.mark.parametrize(
+    ("present", "online", "reason"),
+    [
+        ("0-3", "0-3", "all"),
+        ("0-7", "0-7", "affinity"),
+        ("0-7", "0-3,6", "affinity"),
+        ("0-7", "0-2,5", "the others are offline"),
+        ("0-7", "", "affinity"),
+        # Fewer than the kernel lets this process run on: the file is wrong.
+        ("0-1", "0-1", "all"),
+    ],
+)
+def test_why_four_of_the_cores(tmp_path: Path, present: str, online: str, reason: str) -> None:
+    folder = "sys/devices/system/cpu"
+    system = machine_tree(tmp_path, {f"{folder}/present": present, f"{folder}/online": online})
+    usable = usable_cores(system, num_affine_cores=4)
+    assert (usable.num_cores, usable.reason) == (4, reason)
+
+
+@pytest.mark.parametrize(
+    ("present", "expected"),
+    [
+        ("0", 1),
+        ("0-7", 8),
+        ("0-3,8-11,13", 9),
+        ("3-0", None),
+        ("0-999999", None),
+        ("0-", None),
+        ("", None),
+        (b"\xff\x00\x01", None),
+    ],
+)
+def test_a_list_of_cores(tmp_path: Path, present: str | bytes, expected: int | None) -> None:
+    system = machine_tree(tmp_path, {"sys/devices/system/cpu/present": present})
+    assert present_cores(system) == expected
+
+
+def test_without_sys_the_cores_of_cpuinfo_count(tmp_path: Path) -> None:
+    cpuinfo = "processor\t: 0\nvendor_id\t: x\n\nprocessor\t: 1\n\nprocessors: 9"
+    assert present_cores(machine_tree(tmp_path, {"proc/cpuinfo": cpuinfo})) == 2
 
 
 def test_here() -> None:
-    assert default_num_threads() >= 1
+    assert 1 <= default_num_threads() <= len(os.sched_getaffinity(0))

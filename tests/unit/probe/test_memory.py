@@ -1,11 +1,14 @@
+"""How much memory there is and may be used, from made-up trees."""
+
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from support.machine_tree import machine_tree
 
-from potluck.errors import PotluckError
-from potluck.probe.memory import available_memory
+from potluck.probe.memory import available_memory, memory_facts
+from potluck.probe.system import System
 
 MIB = 2**20
 GIB = 2**30
@@ -14,15 +17,13 @@ V1_MOUNT = "35 31 0:32 {root} {point} rw,relatime shared:9 - cgroup cgroup rw,me
 V1_CPU_MOUNT = "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu"
 V2_MOUNT = "41 31 0:38 {root} {point} rw,relatime - cgroup2 cgroup2 rw,nsdelegate"
 NO_LIMIT_V1 = "9223372036854771712"
+ALONE = 4 * GIB - GIB // 2
 
 
-def tree(root: Path, files: dict[str, str]) -> Path:
-    defaults = {"proc/meminfo": "MemTotal: 8388608 kB\nMemAvailable:    4194304 kB\n"}
-    for name, content in (defaults | files).items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content + "\n")
-    return root
+def tree(root: Path, files: dict[str, str]) -> System:
+    """A machine of 8 GiB, half of it free: 3.5 GiB may be used, for 512 MiB are reserved."""
+    defaults = {"proc/meminfo": "MemTotal: 8388608 kB\nMemAvailable:    4194304 kB"}
+    return machine_tree(root, defaults | files)
 
 
 def group_files(
@@ -39,19 +40,62 @@ def group_files(
 
 
 def test_the_machine_alone(tmp_path: Path) -> None:
-    limit = available_memory(tree(tmp_path, {}))
-    assert limit.bytes == 4 * GIB
-    assert "this machine" in limit.reason
+    facts = memory_facts(tree(tmp_path, {}))
+    assert facts.total_bytes == 8 * GIB
+    assert facts.free_bytes == 4 * GIB
+    assert facts.reserve_bytes == GIB // 2
+    assert facts.usable.bytes == 4 * GIB - GIB // 2
+    assert facts.usable.reason == "free on this machine, less 512 MiB left to the system"
+
+
+@pytest.mark.parametrize(
+    ("total_kib", "reserve"),
+    [
+        (512 * 1024, 32 * MIB),
+        # A board of 3 GB, of which the firmware keeps some.
+        (2_949_120, 180 * MIB),
+        (8 * 1024**2, 512 * MIB),
+        (1024**3, 512 * MIB),
+    ],
+)
+def test_the_reserve(tmp_path: Path, total_kib: int, reserve: int) -> None:
+    meminfo = f"MemTotal: {total_kib} kB\nMemAvailable: {total_kib // 2} kB"
+    facts = memory_facts(tree(tmp_path, {"proc/meminfo": meminfo}))
+    assert facts.reserve_bytes == reserve
+    assert facts.usable.bytes == total_kib * 512 - reserve
+
+
+def test_less_free_than_the_reserve(tmp_path: Path) -> None:
+    meminfo = "MemTotal: 8388608 kB\nMemAvailable: 1024 kB"
+    assert available_memory(tree(tmp_path, {"proc/meminfo": meminfo})).bytes == 0
+
+
+def test_swap_does_not_count(tmp_path: Path) -> None:
+    meminfo = "MemTotal: 16 kB\nMemAvailable: 8 kB\nSwapTotal: 99999 kB\nSwapFree: 99999 kB"
+    facts = memory_facts(tree(tmp_path, {"proc/meminfo": meminfo}))
+    assert (facts.total_bytes, facts.free_bytes, facts.usable.bytes) == (16384, 8192, 8192 - 1024)
 
 
 def test_a_kernel_without_an_estimate(tmp_path: Path) -> None:
-    meminfo = "MemFree: 1000 kB\nBuffers: 200 kB\nCached: 30 kB\nShmem: 4 kB\nHugePages_Total: 0"
-    assert available_memory(tree(tmp_path, {"proc/meminfo": meminfo})).bytes == 1226 * 1024
+    meminfo = (
+        "MemTotal: 16000 kB\nMemFree: 4000 kB\nBuffers: 200 kB\nCached: 30 kB\nShmem: 4 kB\n"
+        "HugePages_Total: 0"
+    )
+    facts = memory_facts(tree(tmp_path, {"proc/meminfo": meminfo}))
+    assert facts.free_bytes == 4226 * 1024
+    assert facts.usable.bytes == (4226 - 1000) * 1024
 
 
-def test_no_proc(tmp_path: Path) -> None:
-    with pytest.raises(PotluckError, match="/proc/meminfo"):
-        available_memory(tmp_path)
+@pytest.mark.parametrize(
+    "meminfo",
+    [None, "", b"\xff\xfe\x00MemTotal", "MemTotal: 12 kB", "MemTotal: " + "9" * 5000 + " kB"],
+)
+def test_without_figures_nothing_may_be_used(tmp_path: Path, meminfo: str | bytes | None) -> None:
+    facts = memory_facts(
+        machine_tree(tmp_path, {} if meminfo is None else {"proc/meminfo": meminfo})
+    )
+    assert facts.usable.bytes == facts.total_bytes == facts.free_bytes == 0
+    assert facts.usable.reason == "/proc/meminfo cannot be read: is /proc mounted?"
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -104,7 +148,24 @@ class TestControlGroups:
     def test_no_limit(self, tmp_path: Path, version: int) -> None:
         files = self.files(version, "/a")
         files |= group_files("cg/a", version, NO_LIMIT_V1 if version == 1 else "max", MIB)
-        assert available_memory(tree(tmp_path, files)).bytes == 4 * GIB
+        limit = available_memory(tree(tmp_path, files))
+        assert limit.bytes == ALONE
+        assert "this machine" in limit.reason
+
+    def test_a_limit_between_what_is_free_and_what_is_left_of_it(
+        self, tmp_path: Path, version: int
+    ) -> None:
+        """The reserve comes off the machine's memory and not off the group's."""
+        files = self.files(version, "/a") | group_files("cg/a", version, str(4 * GIB - MIB), 0)
+        assert available_memory(tree(tmp_path, files)).bytes == ALONE
+
+    def test_absurd_figures(self, tmp_path: Path, version: int) -> None:
+        for index, limit in enumerate(("-5", "x", "", "9" * 5000, str(2**60))):
+            files = self.files(version, "/a") | group_files("cg/a", version, limit, 0)
+            assert available_memory(tree(tmp_path / str(index), files)).bytes == ALONE
+        # More in droppable caches than is in use.
+        files = self.files(version, "/a") | group_files("cg/a", version, str(GIB), MIB, 2 * MIB)
+        assert available_memory(tree(tmp_path / "caches", files)).bytes == GIB
 
     def test_more_in_use_than_allowed_leaves_nothing(self, tmp_path: Path, version: int) -> None:
         files = self.files(version, "/a") | group_files("cg/a", version, str(MIB), 2 * MIB)
@@ -128,18 +189,64 @@ def test_both_versions_mounted_and_the_older_in_force(tmp_path: Path) -> None:
     assert available_memory(tree(tmp_path, files)).bytes == GIB
 
 
-@pytest.mark.parametrize(("soft", "expected"), [("1073741824", GIB - MIB), ("unlimited", 4 * GIB)])
-def test_the_address_space(tmp_path: Path, soft: str, expected: int) -> None:
-    limits = (
-        "Limit                     Soft Limit           Hard Limit           Units     \n"
-        "Max locked memory         65536                65536                bytes     \n"
-        f"Max address space         {soft:<20} unlimited            bytes     \n"
-    )
-    files = {"proc/self/limits": limits, "proc/self/status": "Name:\tx\nVmSize:\t    1024 kB"}
+def test_a_group_that_is_throttled_before_it_is_full(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/a",
+        "proc/self/mountinfo": V2_MOUNT.format(root="/", point="/sys/fs/cgroup"),
+        "sys/fs/cgroup/a/memory.high": str(GIB),
+    }
+    files |= group_files("sys/fs/cgroup/a", 2, str(2 * GIB), MIB)
+    limit = available_memory(tree(tmp_path, files))
+    assert limit.bytes == GIB - MIB
+    assert limit.reason == "the control group's limit in /sys/fs/cgroup/a"
+
+
+def test_a_container_that_lxcfs_gives_a_meminfo_of_its_own(tmp_path: Path) -> None:
+    """All that it sees is its limit; the reserve is of that."""
+    files = {
+        "proc/meminfo": "MemTotal: 1048576 kB\nMemFree: 524288 kB\nMemAvailable: 786432 kB",
+        "proc/self/cgroup": "0::/",
+        "proc/self/mountinfo": V2_MOUNT.format(root="/", point="/sys/fs/cgroup")
+        + "\n50 49 0:44 /proc/meminfo /proc/meminfo rw - fuse.lxcfs lxcfs rw,user_id=0",
+    }
+    files |= group_files("sys/fs/cgroup", 2, str(GIB), 512 * MIB, 256 * MIB)
+    facts = memory_facts(tree(tmp_path, files))
+    assert facts.total_bytes == GIB
+    assert facts.usable.bytes == 768 * MIB - 64 * MIB
+
+
+LIMITS = (
+    "Limit                     Soft Limit           Hard Limit           Units     \n"
+    "Max data size             {data:<20} unlimited            bytes     \n"
+    "Max locked memory         65536                65536                bytes     \n"
+    "Max address space         {address_space:<20} unlimited            bytes     \n"
+)
+
+
+@pytest.mark.parametrize(
+    ("address_space", "data", "expected", "reason"),
+    [
+        ("unlimited", "unlimited", ALONE, "this machine"),
+        (str(GIB), "unlimited", GIB - 2 * MIB, "the address space limit (ulimit -v)"),
+        ("unlimited", str(GIB), GIB - MIB, "the data size limit (ulimit -d)"),
+        (str(GIB), str(GIB), GIB - 2 * MIB, "the address space limit (ulimit -v)"),
+        (str(MIB), "unlimited", 0, "the address space limit (ulimit -v)"),
+        (str(2**60), str(2**64 - 1), ALONE, "this machine"),
+        ("9" * 5000, "x", ALONE, "this machine"),
+    ],
+)
+def test_limits_of_the_process(
+    tmp_path: Path, address_space: str, data: str, expected: int, reason: str
+) -> None:
+    files = {
+        "proc/self/limits": LIMITS.format(address_space=address_space, data=data),
+        "proc/self/status": "Name:\tx\nVmSize:\t    2048 kB\nVmData:\t    1024 kB",
+    }
     limit = available_memory(tree(tmp_path, files))
     assert limit.bytes == expected
-    assert ("ulimit -v" in limit.reason) == (expected < 4 * GIB)
+    assert reason in limit.reason
 
 
 def test_this_machine_has_some() -> None:
-    assert MIB < available_memory().bytes < 2**50
+    facts = memory_facts(System())
+    assert MIB < facts.usable.bytes <= facts.free_bytes <= facts.total_bytes < 2**50

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,8 @@ from pathlib import Path
 from potluck.cluster.calls import CPU_UNIT, NodeReport, UnitReport
 from potluck.probe.cores import default_num_threads
 from potluck.probe.memory import available_memory
-from potluck.types.cluster import NodeId
+from potluck.types.cluster import NodeId, UnitId
+from potluck.types.hardware import Device, ProbeReport, Trial
 from potluck.version import __version__
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -28,6 +28,7 @@ class NodeFacts:
 
 def report(
     facts: NodeFacts,
+    hardware: ProbeReport,
     *,
     http_address: str | None,
     is_draining: bool,
@@ -44,11 +45,11 @@ def report(
     usable = memory.bytes - untaken_bytes
     if limit is not None:
         usable = min(usable, limit - planned_bytes)
-    unit = UnitReport(
-        unit_id=CPU_UNIT,
-        description=f"CPU ({platform.machine()})",
-        usable_bytes=max(0, usable),
-        num_threads=facts.num_threads or default_num_threads(),
+    devices = {device.device_id: device for device in hardware.devices}
+    units = tuple(
+        _unit(trial, devices[trial.device_id], max(0, usable), facts)
+        for trial in hardware.trials
+        if trial.works or trial.unit_id == CPU_UNIT
     )
     return NodeReport(
         node_id=facts.node_id,
@@ -62,7 +63,22 @@ def report(
         memory_limit_bytes=limit,
         untaken_bytes=untaken_bytes,
         is_draining=is_draining,
-        units=(unit,),
+        units=units,
+        hardware=hardware,
+    )
+
+
+def _unit(trial: Trial, device: Device, host_bytes: int, facts: NodeFacts) -> UnitReport:
+    """A unit with what it may use: of the host's memory, or of its own as the probe saw it."""
+    memory = device.memory
+    own_bytes = memory.free_bytes if memory.free_bytes is not None else memory.total_bytes
+    return UnitReport(
+        unit_id=UnitId(trial.unit_id),
+        description=device.name,
+        usable_bytes=host_bytes if memory.is_shared else own_bytes or 0,
+        is_shared=memory.is_shared,
+        num_threads=facts.num_threads or default_num_threads(),
+        problem="" if trial.works else trial.reason,
     )
 
 

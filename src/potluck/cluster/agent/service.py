@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
@@ -18,6 +19,7 @@ from typing import Any
 from potluck.catalog import describe_model
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.diagnosis import be_heard, diagnose, reach_back
+from potluck.cluster.agent.hardware import Hardware
 from potluck.cluster.agent.model_files import fingerprint
 from potluck.cluster.agent.node import NodeFacts, report
 from potluck.cluster.agent.stages import StageHost
@@ -54,11 +56,15 @@ from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.trust.pem_files import write_pem_files
 from potluck.cluster.trust.secret import Secret
 from potluck.cluster.worker.messages import StageSpec
+from potluck.engines.backends import BACKENDS
 from potluck.errors import CallError, EngineError, NodeLostError, OverloadedError, PotluckError
+from potluck.probe.cache import ProbeCache, default_cache_path
 from potluck.probe.cores import default_num_threads
 from potluck.probe.doctor.case import Cluster
+from potluck.probe.probe import Measuring, ProbeOptions
 from potluck.types.cluster import NodeId
 from potluck.types.gateway import ModelMetrics
+from potluck.types.hardware import BackendSpec
 from potluck.types.sequence import CommittedToken, SequenceRequest
 
 _log = logging.getLogger(__name__)
@@ -77,9 +83,10 @@ class AgentConfig:
     """How one node takes part.
 
     ``listen`` is for control (port 0: any free one); edges listen on the same host.
-    ``memory_limit_bytes`` bounds what stages may use here. ``step_seconds`` is the longest time for
-    one step through all stages of a deployment that this node coordinates: a stage that hangs
-    counts as lost then. It is long, because a prefill on slow boards is.
+    ``memory_limit_bytes`` bounds what stages may use here. ``isa`` is None for the fastest that
+    passes its test. ``backends`` are tried on what this node has. ``step_seconds`` is the longest
+    time for one step through all stages of a deployment that this node coordinates: a stage that
+    hangs counts as lost then. It is long, because a prefill on slow boards is.
     """
 
     secret: Secret
@@ -89,6 +96,7 @@ class AgentConfig:
     memory_limit_bytes: int | None = None
     num_threads: int | None = None
     isa: str | None = None
+    backends: tuple[BackendSpec, ...] = BACKENDS
     lease_milliseconds: int = 1000
     step_seconds: float = 300.0
 
@@ -102,8 +110,10 @@ class Agent:
         state: StateDirectory,
         node_id: NodeId,
         credentials: Credentials,
+        hardware: Hardware,
     ) -> None:
         self.node_id = node_id
+        self.hardware = hardware
         self.http_address: str | None = None
         self.incompatible: dict[NodeId, int] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -119,7 +129,7 @@ class Agent:
             state,
             listen_host=config.listen.host,
             num_threads=config.num_threads or default_num_threads(),
-            isa=config.isa,
+            isa=config.isa or next(reversed(hardware.cpu_trial.variants), None),
             report_lost=self._report_lost,
         )
         self._is_open = asyncio.Event()
@@ -137,8 +147,15 @@ class Agent:
         authority = derive_authority(config.secret)
         credentials = issue_credentials(authority, node_id, [config.listen.host])
         paths = write_pem_files(credentials, state.tls)
-        agent = cls(config, state, node_id, credentials)
+        options = ProbeOptions(
+            backends=config.backends,
+            num_threads=config.num_threads or default_num_threads(),
+            measuring=Measuring.IF_UNKNOWN,
+        )
         async with AsyncExitStack() as opened:
+            hardware = await Hardware.start(options, ProbeCache(default_cache_path(os.environ)))
+            opened.callback(hardware.close)
+            agent = cls(config, state, node_id, credentials, hardware)
             opened.push_async_callback(agent._stop)
             membership = await Membership.open(
                 MembershipConfig(
@@ -240,6 +257,7 @@ class Agent:
         return encode(
             report(
                 self._facts,
+                self.hardware.report,
                 http_address=self.http_address,
                 is_draining=self.coordination.is_draining,
                 planned_bytes=self._stages.planned_bytes,

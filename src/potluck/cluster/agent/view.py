@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from potluck.cluster.calls import DeploymentRecord, NodeReport
 from potluck.types.cluster import WIRE_VERSION, NodeId
 
@@ -88,8 +90,11 @@ def _node(report: NodeReport) -> dict[str, object]:
                 "unit_id": unit.unit_id,
                 "description": unit.description,
                 "usable_bytes": unit.usable_bytes,
+                "is_shared": unit.is_shared,
                 "num_threads": unit.num_threads,
+                "problem": unit.problem,
             }
             for unit in report.units
         ],
+        "hardware": msgspec.to_builtins(report.hardware),
     }

@@ -24,20 +24,29 @@ PROCESS_BYTES = 64 * 2**20
 """A worker without weights, cache and scratch (measured: 40 MiB), and some of the buffer that it
 loads through, which is gone before cache and scratch are touched."""
 
-SYSTEM_RESERVE_BYTES = 128 * 2**20
-"""Left to the rest of a machine, whose own needs move."""
+HEADROOM_BYTES = 64 * 2**20
+"""Of a machine's usable memory, what no plan counts on: the workers look again when they load, and
+by then the rest of the machine may have taken some. If it took more, the next epoch is planned with
+what is left."""
 
 
 def offers(
     reports: Sequence[NodeReport], candidates: Sequence[NodeReport]
 ) -> tuple[UnitOffer, ...]:
-    """What the units of ``candidates`` may use; those that drain are out.
+    """What the working units of ``candidates`` may use; nodes that drain are out.
 
-    Agents on one machine share equally what is left of its memory after all the agents' stages:
-    ``reports`` are of every agent, so that a promise made by one of them binds the others.
+    Units that have a machine's own memory, of whichever of its agents, share equally what is left
+    of it after all the agents' stages: ``reports`` are of every agent, so that a promise made by
+    one of them binds the others.
     """
-    taking = [report for report in candidates if not report.is_draining]
-    num_agents = Counter(report.host_id for report in taking)
+    taking = [
+        (report, unit)
+        for report in candidates
+        if not report.is_draining
+        for unit in report.units
+        if not unit.problem
+    ]
+    num_sharing = Counter(report.host_id for report, unit in taking if unit.is_shared)
     untaken_bytes: Counter[str] = Counter()
     for report in reports:
         untaken_bytes[report.host_id] += report.untaken_bytes
@@ -47,12 +56,13 @@ def offers(
             unit_id=unit.unit_id,
             usable_bytes=min(
                 unit.usable_bytes,
-                (report.host_available_bytes - untaken_bytes[report.host_id] - SYSTEM_RESERVE_BYTES)
-                // num_agents[report.host_id],
-            ),
+                (report.host_available_bytes - untaken_bytes[report.host_id] - HEADROOM_BYTES)
+                // num_sharing[report.host_id],
+            )
+            if unit.is_shared
+            else unit.usable_bytes,
         )
-        for report in taking
-        for unit in report.units
+        for report, unit in taking
     )
 
 

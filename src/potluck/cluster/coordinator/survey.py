@@ -41,7 +41,13 @@ async def plan_model(
     num_threads = max((unit.num_threads for each in able for unit in each.units), default=1)
     cost = await asyncio.to_thread(model_cost, description, size, num_threads=num_threads)
     plan = place(offers(reports, able), cost)
-    return Plan(stages=plan.stages, rejections=(*plan.rejections, *silent, *unable))
+    broken = [
+        Rejection(node_id=report.node_id, unit_id=unit.unit_id, reason=unit.problem)
+        for report in able
+        for unit in report.units
+        if unit.problem
+    ]
+    return Plan(stages=plan.stages, rejections=(*plan.rejections, *silent, *unable, *broken))
 
 
 async def gather_reports(membership: Membership) -> tuple[list[NodeReport], list[Rejection]]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
+from support import hardware
 
 from potluck.cluster.agent import node
 from potluck.cluster.agent.node import NodeFacts, report
 from potluck.types.cluster import NodeId
+from potluck.types.hardware import DeviceMemory, LayerReport, Trial
 from potluck.types.memory import MemoryLimit
 
 GIB = 2**30
+SHARED = DeviceMemory(total_bytes=8 * GIB, free_bytes=None, is_shared=True, source="by hand")
 
 
 @pytest.mark.parametrize(
@@ -30,6 +35,7 @@ def test_usable_memory(
     facts = NodeFacts(node_id=NodeId("a" * 16), address="", memory_limit_bytes=limit, num_threads=1)
     said = report(
         facts,
+        hardware.report(),
         http_address=None,
         is_draining=False,
         planned_bytes=planned,
@@ -37,3 +43,34 @@ def test_usable_memory(
     )
     assert said.units[0].usable_bytes == usable
     assert said.untaken_bytes == untaken
+
+
+def test_units_are_what_works_and_the_cpu_whatever_it_is_like(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(node, "available_memory", lambda: MemoryLimit(bytes=8 * GIB, reason=""))
+    board = LayerReport(
+        layer="mali", devices=(dataclasses.replace(hardware.device("soc"), memory=SHARED),)
+    )
+    cards = LayerReport(layer="pci", devices=(hardware.device("one"), hardware.device("two")))
+    trials = (
+        Trial(device_id="cpu", backend="native", works=False, reason="wrong numbers"),
+        Trial(device_id="soc", backend="b", works=True),
+        Trial(device_id="one", backend="a", works=False, reason="it hung"),
+        Trial(device_id="two", backend="b", works=True),
+    )
+    facts = NodeFacts(node_id=NodeId("a" * 16), address="", memory_limit_bytes=None, num_threads=1)
+    said = report(
+        facts,
+        hardware.report(board, cards, trials=trials),
+        http_address=None,
+        is_draining=False,
+        planned_bytes=0,
+        untaken_bytes=0,
+    )
+    assert [(unit.unit_id, unit.usable_bytes, unit.is_shared) for unit in said.units] == [
+        ("cpu/native", 8 * GIB, True),
+        ("soc/b", 8 * GIB, True),
+        ("two/b", 6 * GIB, False),
+    ]
+    assert [unit.problem for unit in said.units] == ["wrong numbers", "", ""]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import msgspec
+from support import hardware
 
 from potluck.cluster.calls import CPU_UNIT, NodeReport, UnitReport
-from potluck.cluster.coordinator.planning import SYSTEM_RESERVE_BYTES, offers
-from potluck.types.cluster import NodeId
+from potluck.cluster.coordinator.planning import HEADROOM_BYTES, offers
+from potluck.types.cluster import NodeId, UnitId
 
 GIB = 2**30
 
@@ -16,11 +17,13 @@ def report(
     *,
     host: str = "h",
     usable: int = 8 * GIB,
-    available: int = 8 * GIB + SYSTEM_RESERVE_BYTES,
+    available: int = 8 * GIB + HEADROOM_BYTES,
     untaken: int = 0,
     is_draining: bool = False,
 ) -> NodeReport:
-    unit = UnitReport(unit_id=CPU_UNIT, description="", usable_bytes=usable, num_threads=1)
+    unit = UnitReport(
+        unit_id=CPU_UNIT, description="", usable_bytes=usable, is_shared=True, num_threads=1
+    )
     return NodeReport(
         node_id=NodeId(node),
         name="",
@@ -34,6 +37,7 @@ def report(
         untaken_bytes=untaken,
         is_draining=is_draining,
         units=(unit,),
+        hardware=hardware.report(),
     )
 
 
@@ -60,3 +64,17 @@ def test_what_one_agent_has_promised_binds_the_others_of_its_machine() -> None:
 
 def test_a_limit_of_the_agent_stays_a_limit() -> None:
     assert usable(report("a", usable=GIB), report("b")) == [GIB, 4 * GIB]
+
+
+def test_units_of_one_node_that_share_its_memory_have_one_budget_and_others_their_own() -> None:
+    cpu = report("a").units[0]
+    mali = msgspec.structs.replace(cpu, unit_id=UnitId("soc/b"))
+    card = msgspec.structs.replace(mali, unit_id=UnitId("card/b"), is_shared=False)
+    node = msgspec.structs.replace(report("a"), units=(cpu, mali, card))
+    assert usable(node) == [4 * GIB, 4 * GIB, 8 * GIB]
+
+
+def test_units_that_do_not_work_are_offered_nothing() -> None:
+    broken = msgspec.structs.replace(report("a").units[0], problem="wrong numbers")
+    node = msgspec.structs.replace(report("a"), units=(broken,))
+    assert usable(node, report("b")) == [8 * GIB]

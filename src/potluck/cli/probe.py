@@ -1,0 +1,209 @@
+"""``potluck probe``: what this machine has, what of it works, and how fast it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import potluck
+from potluck.cli.addresses import parse_size
+from potluck.cli.options import JsonOption, MemoryLimitOption, ThreadsOption, settings
+from potluck.cli.output import emit_json
+from potluck.cli.tables import table
+from potluck.quantities import format_bytes
+from potluck.types.hardware import (
+    Device,
+    DeviceMemory,
+    Figure,
+    Figures,
+    ProbeReport,
+    Trial,
+)
+from potluck.types.memory import MemoryLimit
+
+if TYPE_CHECKING:
+    from potluck.probe.probe import OnProgress
+
+
+def probe(
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure every unit anew; under 2 s each.")
+    ] = False,
+    retry: Annotated[
+        bool, typer.Option("--retry", help="Try again what crashed or hung before.")
+    ] = False,
+    memory_limit: MemoryLimitOption = None,
+    threads: ThreadsOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what this machine has, and what of it really works."""
+    from potluck.engines.backends import BACKENDS
+    from potluck.probe.all_layers import LAYERS
+    from potluck.probe.cache import ProbeCache, default_cache_path
+    from potluck.probe.cores import default_num_threads
+    from potluck.probe.probe import Measuring, ProbeOptions, probe_node
+    from potluck.probe.system import THIS_MACHINE
+
+    limit = None if memory_limit is None else parse_size(memory_limit)
+    options = ProbeOptions(
+        backends=BACKENDS,
+        num_threads=threads or settings().threads or default_num_threads(),
+        measuring=Measuring.ALWAYS if measure else Measuring.NEVER,
+        retry=retry,
+    )
+    with _bar(is_shown=measure) as on_progress:
+        cache = ProbeCache(default_cache_path(os.environ))
+        report = probe_node(THIS_MACHINE, options, cache, layers=LAYERS, on_progress=on_progress)
+    if limit is not None:
+        report = _limited(report, limit)
+    if json:
+        emit_json(probe_document(report))
+        return
+    for line in report_lines(report):
+        print(line)
+
+
+def probe_document(report: ProbeReport) -> dict[str, object]:
+    """The document of schema ``potluck.probe/1``: the report, and the units that came of it."""
+    import msgspec
+
+    return {
+        "schema": "potluck.probe/1",
+        "version": potluck.__version__,
+        **msgspec.to_builtins(report),
+        "units": [trial.unit_id for trial in report.trials if trial.works],
+    }
+
+
+def report_lines(report: ProbeReport) -> Iterator[str]:
+    """The report for a person: the node, then every device with what it can do."""
+    place = f" in {report.container}" if report.container else ""
+    cpu, memory = report.cpu, report.memory
+    yield from table(
+        [
+            ("node", f"{report.host_name}, Linux {report.kernel}{place}"),
+            ("CPU", f"{cpu.name}, {cpu.architecture}"),
+            (
+                "cores",
+                f"{cpu.num_usable_cores} of {cpu.num_cores} usable"
+                + (f" ({cpu.usable_reason})" if cpu.usable_reason else ""),
+            ),
+            (
+                "memory",
+                f"{format_bytes(memory.total_bytes)}, {format_bytes(memory.free_bytes)} free",
+            ),
+            ("", f"{format_bytes(memory.usable.bytes)} may be used: {memory.usable.reason}"),
+        ]
+    )
+    for device in report.devices:
+        yield ""
+        yield from _device_lines(
+            device, [trial for trial in report.trials if trial.device_id == device.device_id]
+        )
+    problems = [
+        f"{layer.layer}: {problem}" for layer in report.layers for problem in layer.problems
+    ]
+    if problems:
+        yield ""
+        yield from problems
+
+
+def _device_lines(device: Device, trials: Sequence[Trial]) -> Iterator[str]:
+    name = device.name or device.reported_name or device.chip or "of unknown name"
+    yield f"{device.device_id}: {name} ({device.kind.value.upper()})"
+    rows = []
+    details = [
+        *([f"chip {device.chip}"] if device.chip else []),
+        *([f"driver {device.driver}"] if device.driver else []),
+        *(f"{what} {version}" for what, version in device.versions),
+        *device.device_files,
+    ]
+    if details:
+        rows.append(("device", ", ".join(details)))
+    rows.append(("memory", _memory_text(device.memory)))
+    if device.problem:
+        rows.append(("problem", device.problem))
+    for trial in trials:
+        rows.append((trial.backend, _trial_text(trial)))
+    if not trials and not device.problem:
+        rows.append(("backend", "unused: no backend of this build runs on it"))
+    for line in table(rows):
+        yield f"  {line}"
+    for line in table([*_figure_rows(device.figures, [trial.figures for trial in trials])]):
+        yield f"  {line}"
+
+
+def _memory_text(memory: DeviceMemory) -> str:
+    if memory.is_shared:
+        return "shared with the CPU"
+    if memory.total_bytes is None:
+        return f"of unknown size ({memory.source})"
+    free = "" if memory.free_bytes is None else f", {format_bytes(memory.free_bytes)} free"
+    return f"{format_bytes(memory.total_bytes)}{free} ({memory.source})"
+
+
+def _trial_text(trial: Trial) -> str:
+    if not trial.works:
+        return f"does not work: {trial.reason}"
+    variants = f": {', '.join(trial.variants)}" if trial.variants else ""
+    return f"works{variants}" + (f" ({trial.reason})" if trial.reason else "")
+
+
+_FIGURES = (
+    ("reads", "read_bytes_per_second", "GB/s"),
+    ("f32", "f32_operations_per_second", "GFLOP/s"),
+    ("16 bit", "f16_operations_per_second", "GFLOP/s"),
+    ("int8", "int8_operations_per_second", "GOP/s"),
+)
+
+
+def _figure_rows(
+    of_device: Figures, of_trials: Sequence[Figures]
+) -> Iterator[tuple[str, str, str, str]]:
+    """What was measured through each backend, else what is known of the device."""
+    for label, field, unit in _FIGURES:
+        figures: list[Figure] = [getattr(figures, field) for figures in of_trials]
+        known = [figure for figure in figures if figure.value is not None]
+        for figure in known or [getattr(of_device, field)]:
+            value = "" if figure.value is None else f"{figure.value / 1e9:.1f} {unit}"
+            yield label, value, figure.origin.value, figure.source
+
+
+def _limited(report: ProbeReport, limit_bytes: int) -> ProbeReport:
+    if limit_bytes >= report.memory.usable.bytes:
+        return report
+    usable = MemoryLimit(bytes=limit_bytes, reason="--memory-limit")
+    return replace(report, memory=replace(report.memory, usable=usable))
+
+
+@contextmanager
+def _bar(*, is_shown: bool) -> Iterator[OnProgress]:
+    """A progress bar for each unit that is measured, where stderr is a terminal."""
+    if not is_shown:
+        yield _ignore
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+    console = Console(stderr=True)
+    tasks: dict[str, TaskID] = {}
+    columns = (TextColumn("measuring {task.description}"), BarColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+
+        def advance(unit_id: str, done: float) -> None:
+            if unit_id not in tasks:
+                tasks[unit_id] = bar.add_task(unit_id, total=1.0)
+            bar.update(tasks[unit_id], completed=done)
+
+        yield advance
+
+
+def _ignore(unit_id: str, done: float) -> None:
+    pass

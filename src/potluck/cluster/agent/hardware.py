@@ -1,0 +1,71 @@
+"""What the probe says of this node, while the agent runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+
+from potluck.cluster.calls import CPU_UNIT
+from potluck.probe.all_layers import LAYERS
+from potluck.probe.cache import ProbeCache
+from potluck.probe.probe import ProbeOptions, probe_node
+from potluck.probe.system import THIS_MACHINE
+from potluck.types.hardware import ProbeReport, Trial
+
+_log = logging.getLogger(__name__)
+
+
+class Hardware:
+    """The probe in a thread of its own; made by :meth:`start`, for use in the loop it starts in.
+
+    Nothing that a machine does ends it: there is always a report, with the CPU in it.
+    """
+
+    def __init__(self) -> None:
+        self._report: ProbeReport | None = None
+        self._is_there = asyncio.Event()
+        self._is_closed = False
+
+    @classmethod
+    async def start(cls, options: ProbeOptions, cache: ProbeCache) -> Hardware:
+        """Begin, and return as soon as the CPU was tried; what is slower is reported later."""
+        hardware = cls()
+        loop = asyncio.get_running_loop()
+
+        def tell(report: ProbeReport) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody is left to tell
+                loop.call_soon_threadsafe(hardware._heard, report)
+
+        def run() -> None:
+            probe_node(THIS_MACHINE, options, cache, layers=LAYERS, on_report=tell)
+
+        threading.Thread(target=run, name="probe", daemon=True).start()
+        await hardware._is_there.wait()
+        return hardware
+
+    @property
+    def report(self) -> ProbeReport:
+        """The latest."""
+        if self._report is None:
+            raise RuntimeError("the report of a probe that was not started")
+        return self._report
+
+    @property
+    def cpu_trial(self) -> Trial:
+        """How the native backend did on the CPU."""
+        return next(trial for trial in self.report.trials if trial.unit_id == CPU_UNIT)
+
+    def close(self) -> None:
+        """Hear no more reports; a measurement that runs ends by itself within seconds."""
+        self._is_closed = True
+
+    def _heard(self, report: ProbeReport) -> None:
+        if self._is_closed:
+            return
+        for trial in report.trials:
+            if not trial.works and (self._report is None or trial not in self._report.trials):
+                _log.warning("%s cannot be used: %s", trial.unit_id, trial.reason)
+        self._report = report
+        self._is_there.set()

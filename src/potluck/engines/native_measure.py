@@ -1,0 +1,212 @@
+"""How fast the native engine is on this machine: bytes read, and operations in matrix products.
+
+Everything is timed around whole steps of an engine, with the threads it will have. Of several
+rounds the best counts: whatever else runs on the machine can only make a round slower.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from potluck.engines.native import NativeEngine, ThreadPool, make_pool
+from potluck.probe.cpu_cache import last_level_cache_bytes
+from potluck.quantities import format_bytes
+from potluck.types.program import HIDDEN, Linear, Program, Register, Shard, WeightSpec
+from potluck.types.step import SequenceId, SequenceSlice, Step, StepId
+from potluck.types.tensor import TensorFormat, TensorInfo
+
+_RATES = (
+    ("f32_operations_per_second", TensorFormat.F32),
+    ("f16_operations_per_second", TensorFormat.BF16),
+    ("int8_operations_per_second", TensorFormat.Q8_0),
+)
+_RATE_WIDTH = 1024
+_RATE_TOKENS = 128
+"""A chunk of a prompt. With two matrices of 1024 × 1024 a step has 0.54 G operations: on a server's
+cores of 2.6 GHz 1.7 ms with AVX-512 on two, and 0.4 s without vectors on one. With twice the
+matrices the rate is the same to a percent."""
+
+_READ_WIDTH = 4096
+"""Rows and columns of the matrices that are read; 18 MB each in Q8_0."""
+_LEAST_READ_BYTES = 128 << 20
+"""Where the size of the last-level cache is not known: most have less than 64 MiB."""
+_FILL_SECONDS = 0.6
+"""For making weights to read: 500 to 700 MiB on those two cores, 200 where the host of a virtual
+machine must find the memory first."""
+
+_NUM_PASSES = 4
+_SLOT_SECONDS = 0.04
+"""Every figure has its turn four times, so that what disturbs one turn spoils none."""
+_MEASURE_SECONDS = 0.7
+"""After which no further turn begins, where a single step takes longer than a turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """One figure: engines that run one after the other, and how much work one round of them is.
+
+    ``amount`` is in operations or bytes.
+    """
+
+    figure: str
+    engines: tuple[NativeEngine, ...]
+    num_tokens: int
+    width: int
+    amount: int
+    source: str
+
+
+def measure(
+    isa: str, num_threads: int, max_weights_bytes: int, on_progress: Callable[[float], None]
+) -> dict[str, dict[str, object]]:
+    """Value and source by the name of a figure of ``potluck.types.hardware.Figures``.
+
+    No more than ``max_weights_bytes`` of weights are made to be read, but at least one matrix;
+    those of the rates take 15 MB. Under 2 s in all, unless a step takes more than a second.
+    """
+    pool = make_pool(num_threads)
+    ending = f"{num_threads} {'thread' if num_threads == 1 else 'threads'}, {isa}"
+    works = [_rate(isa, pool, figure, fmt, ending) for figure, fmt in _RATES]
+    works.append(
+        _read(isa, pool, max_weights_bytes, ending, lambda done: on_progress(0.1 + 0.4 * done))
+    )
+    best = [math.inf] * len(works)
+    end = time.perf_counter() + _MEASURE_SECONDS
+    for number in range(_NUM_PASSES * len(works)):
+        if number >= len(works) and time.perf_counter() >= end:
+            break
+        index = number % len(works)
+        best[index] = min(best[index], _best_seconds(works[index]))
+        on_progress(0.5 + 0.5 * (number + 1) / (_NUM_PASSES * len(works)))
+    return {
+        work.figure: {"value": work.amount / seconds, "source": work.source}
+        for work, seconds in zip(works, best, strict=True)
+    }
+
+
+def _rate(isa: str, pool: ThreadPool, figure: str, fmt: TensorFormat, ending: str) -> _Work:
+    """Matrix products with many tokens: the weights come from caches. A multiply-add is two."""
+    num_matrices = 2
+    return _Work(
+        figure=figure,
+        engines=(
+            _chain(isa, pool, _random_rows(fmt, _RATE_WIDTH), fmt, _RATE_WIDTH, num_matrices),
+        ),
+        num_tokens=_RATE_TOKENS,
+        width=_RATE_WIDTH,
+        amount=2 * _RATE_TOKENS * _RATE_WIDTH * _RATE_WIDTH * num_matrices,
+        source=f"{fmt.name} matrix product, {_RATE_TOKENS} tokens, {ending}",
+    )
+
+
+def _read(
+    isa: str,
+    pool: ThreadPool,
+    max_weights_bytes: int,
+    ending: str,
+    on_progress: Callable[[float], None],
+) -> _Work:
+    """Products with one token, as decoding has them: every weight is read once per round."""
+    fmt = TensorFormat.Q8_0
+    rows = _random_rows(fmt, _READ_WIDTH)
+    cache_bytes = last_level_cache_bytes()
+    wanted = min(max(_LEAST_READ_BYTES, 2 * (cache_bytes or 0)), max_weights_bytes)
+    num_matrices = max(1, wanted // len(rows))
+    engines: list[NativeEngine] = []
+    end = time.perf_counter() + _FILL_SECONDS
+    while len(engines) < num_matrices and (not engines or time.perf_counter() < end):
+        engines.append(_chain(isa, pool, rows, fmt, _READ_WIDTH, 1))
+        on_progress(len(engines) / num_matrices)
+    num_bytes = sum(engine.weights_bytes for engine in engines)
+    return _Work(
+        figure="read_bytes_per_second",
+        engines=tuple(engines),
+        num_tokens=1,
+        width=_READ_WIDTH,
+        amount=num_bytes,
+        source=f"{fmt.name} matrix product, 1 token, {format_bytes(num_bytes)} of weights "
+        f"({_against_cache(num_bytes, cache_bytes)}), {ending}",
+    )
+
+
+def _best_seconds(work: _Work) -> float:
+    """Of the rounds that fit in a turn; one at least."""
+    part = SequenceSlice(
+        sequence_id=SequenceId(0),
+        tokens=(0,) * work.num_tokens,
+        start_position=0,
+        block_table=(),
+        sample=False,
+    )
+    step = Step(step_id=StepId(0), slices=(part,))
+    random = np.random.default_rng(0)
+    hidden = random.standard_normal((work.num_tokens, work.width), dtype=np.float32)
+    best = math.inf
+    end = time.perf_counter() + _SLOT_SECONDS
+    while True:
+        started = time.perf_counter()
+        for engine in work.engines:
+            engine.step(step, hidden)
+        now = time.perf_counter()
+        best = min(best, now - started)
+        if now >= end:
+            return best
+
+
+def _chain(
+    isa: str, pool: ThreadPool, rows: bytes, fmt: TensorFormat, width: int, num_matrices: int
+) -> NativeEngine:
+    """An engine that multiplies by one square matrix after the other.
+
+    All have the same values, ``rows``, in places of their own: the values do not matter.
+    """
+    registers = (HIDDEN, "other")
+    names = [f"weight{number}" for number in range(num_matrices)]
+    program = Program(
+        shard=Shard(start_layer=0, end_layer=0, num_layers=0, has_embedding=False, has_head=False),
+        registers=tuple(Register(name=name, width=width) for name in registers),
+        ops=tuple(
+            Linear(x=registers[number % 2], weight=name, out=registers[(number + 1) % 2])
+            for number, name in enumerate(names)
+        ),
+        weights=tuple(WeightSpec(name=name, shape=(width, width)) for name in names),
+        caches=(),
+        rope=None,
+        hidden_size=width,
+        vocab_size=1,
+        context_tokens=_RATE_TOKENS,
+    )
+    engine = NativeEngine(program, num_blocks=0, max_step_tokens=_RATE_TOKENS, pool=pool, isa=isa)
+    sink = engine.sink()
+    for name in names:
+        sink.begin(TensorInfo(name=name, shape=(width, width), format=fmt))
+        sink.write_rows(name, 0, width, memoryview(rows))
+        sink.finish(name)
+    return engine
+
+
+def _random_rows(fmt: TensorFormat, width: int) -> bytes:
+    """A stored ``[width, width]`` matrix of values with the deviation ``width ** -0.5``."""
+    random = np.random.default_rng(0)
+    deviation = width**-0.5
+    if fmt is TensorFormat.Q8_0:
+        # An f16 scale and 32 int8, which are uniform: of deviation 74 (ggml-common.h).
+        blocks = random.integers(0, 256, (width, width // 32, 34), dtype=np.uint8)
+        blocks[:, :, :2] = np.array([deviation / 74], dtype="<f2").view(np.uint8)
+        return blocks.tobytes()
+    values = random.standard_normal((width, width), dtype=np.float32) * np.float32(deviation)
+    if fmt is TensorFormat.BF16:  # the upper halves of float32
+        return (values.view(np.uint32) >> 16).astype("<u2").tobytes()
+    return values.astype("<f4").tobytes()
+
+
+def _against_cache(num_bytes: int, cache_bytes: int | None) -> str:
+    if cache_bytes is None:
+        return "the size of the last-level cache is not known"
+    relation = "beyond" if num_bytes > cache_bytes else "not beyond"
+    return f"{relation} the last-level cache of {format_bytes(cache_bytes)}"

@@ -1,0 +1,169 @@
+"""The form of ``chips.toml``, and its one reader.
+
+The form is strict: an unknown key, a rate that is not positive, a rate without a document and a
+place in it, a document that is not listed, or two rows for one chip make the whole file invalid. A
+test reads the file that is shipped.
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from importlib import resources
+from typing import Annotated
+
+import msgspec
+
+from potluck.probe.names import search_key
+
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+Positive = Annotated[int, msgspec.Meta(gt=0)]
+
+
+class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A table of the file."""
+
+
+class Document(_Row, frozen=True):
+    """Where figures come from. ``read`` says which copy of it was read for the rows."""
+
+    title: Text
+    url: Annotated[str, msgspec.Meta(pattern="^https://")]
+    read: Text
+
+
+class Rate(_Row, frozen=True):
+    """One figure: what it is (per second, or per clock), and where in which document it stands."""
+
+    value: Annotated[float, msgspec.Meta(gt=0)]
+    document: Text
+    where: Text
+
+
+class Chip(_Row, frozen=True):
+    """What a maker says of a chip. A name with a memory size is for that size alone."""
+
+    names: Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]
+    chips: tuple[Text, ...] = ()
+    boost_clock_mhz: Positive | None = None
+    read_bytes_per_second: Rate | None = None
+    f32_operations_per_second: Rate | None = None
+    f16_operations_per_second: Rate | None = None
+    int8_operations_per_second: Rate | None = None
+
+    @property
+    def rates(self) -> tuple[Rate | None, ...]:
+        """All figures of the row."""
+        return (
+            self.read_bytes_per_second,
+            self.f32_operations_per_second,
+            self.f16_operations_per_second,
+            self.int8_operations_per_second,
+        )
+
+
+class MaliCore(_Row, frozen=True):
+    """What a shader core of a Mali computes: float32 multiply-adds per clock.
+
+    It is known for the core, or for one of its execution engines (their number is the low digit
+    of the register CORE_FEATURES), or for each variant that that digit stands for.
+    """
+
+    name: Text
+    product_id: Positive
+    mask: Positive
+    min_cores: Positive = 1
+    multiply_adds_per_core: Positive | None = None
+    multiply_adds_per_engine: Positive | None = None
+    multiply_adds_by_variant: dict[str, Positive] | None = None
+
+    def __post_init__(self) -> None:
+        ways = (
+            self.multiply_adds_per_core,
+            self.multiply_adds_per_engine,
+            self.multiply_adds_by_variant,
+        )
+        if sum(way is not None for way in ways) != 1:
+            raise ValueError(f"{self.name} needs multiply-adds in exactly one of three ways")
+
+
+class NvidiaMultiprocessor(_Row, frozen=True):
+    """What one multiprocessor of a compute capability computes per clock, dense."""
+
+    capability: Annotated[str, msgspec.Meta(pattern=r"^\d+\.\d$")]
+    cores: Positive
+    f16_operations: Rate | None = None
+    int8_operations: Rate | None = None
+
+
+class AmdComputeUnit(_Row, frozen=True):
+    """What one compute unit of AMD's targets computes per clock, dense.
+
+    ``memory_transfers`` are those per pin and clock of the memory that all of them have.
+    """
+
+    targets: Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]
+    simds: Positive
+    f32_operations: Rate | None = None
+    f16_operations: Rate | None = None
+    int8_operations: Rate | None = None
+    memory_transfers: Rate | None = None
+
+
+class ChipTable(_Row, frozen=True):
+    """The whole file."""
+
+    documents: dict[str, Document]
+    chip: tuple[Chip, ...]
+    mali: tuple[MaliCore, ...]
+    mali_document: Text
+    nvidia: tuple[NvidiaMultiprocessor, ...]
+    nvidia_memory: Rate
+    amd: tuple[AmdComputeUnit, ...]
+
+    def __post_init__(self) -> None:
+        cited = {self.mali_document, *(rate.document for rate in self._rates())}
+        if wrong := cited ^ set(self.documents):
+            raise ValueError(f"documents not listed, or not cited: {', '.join(sorted(wrong))}")
+        for row in self.chip:
+            if not any(row.rates):
+                raise ValueError(f"{row.names[0]} has no figure")
+        _reject_repeated("name", (search_key(name) for row in self.chip for name in row.names))
+        _reject_repeated("chip", (chip for row in self.chip for chip in row.chips))
+        _reject_repeated("Mali", ((core.product_id, core.min_cores) for core in self.mali))
+        _reject_repeated("capability", (sm.capability for sm in self.nvidia))
+        _reject_repeated("target", (target for unit in self.amd for target in unit.targets))
+
+    def source(self, rate: Rate) -> str:
+        """The document and the place in it, for ``Figure.source``."""
+        document = self.documents[rate.document]
+        return f"{document.title}, {rate.where} ({document.url})"
+
+    def _rates(self) -> Iterator[Rate]:
+        candidates = [rate for row in self.chip for rate in row.rates]
+        for sm in self.nvidia:
+            candidates += [sm.f16_operations, sm.int8_operations]
+        for unit in self.amd:
+            candidates += [unit.f32_operations, unit.f16_operations, unit.int8_operations]
+            candidates.append(unit.memory_transfers)
+        yield self.nvidia_memory
+        yield from (rate for rate in candidates if rate is not None)
+
+
+def _reject_repeated(what: str, keys: Iterable[object]) -> None:
+    repeated = [str(key) for key, count in Counter(keys).items() if count > 1]
+    if repeated:
+        raise ValueError(f"{what} twice: {', '.join(repeated)}")
+
+
+def parse_table(text: str) -> ChipTable:
+    """A table from TOML. Raises ``ValueError`` that says what is wrong and where."""
+    return msgspec.convert(tomllib.loads(text), ChipTable)
+
+
+@functools.cache
+def shipped_table() -> ChipTable:
+    """The table in this package, read at its first use."""
+    return parse_table(resources.files(__package__).joinpath("chips.toml").read_text("utf-8"))

@@ -1,0 +1,78 @@
+"""What a result of the probe depends on: while its fingerprint stays, so does the result."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import importlib.util
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from potluck.types.hardware import Device
+from potluck.version import __version__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """What runs on the devices.
+
+    ``core`` identifies the file of the compiled core, which changes without a version while it is
+    worked on; empty where there is none. ``packages`` are names and versions; an absent package
+    has the version "".
+    """
+
+    kernel_release: str
+    potluck: str
+    core: str
+    packages: tuple[tuple[str, str], ...]
+
+
+def installed_software(kernel_release: str, packages: tuple[str, ...]) -> Software:
+    """The software that is installed, found without importing any of it."""
+    return Software(
+        kernel_release=kernel_release,
+        potluck=__version__,
+        core=_core_identity(),
+        packages=tuple((name, _version(name)) for name in packages),
+    )
+
+
+def fingerprint(subject: str, devices: tuple[Device, ...], software: Software) -> str:
+    """A key of the cache for what ``subject`` gives on ``devices``. Pure.
+
+    What changes from moment to moment, such as free memory, is no part of it.
+    """
+    parts = [
+        [software.kernel_release, software.potluck, software.core, software.packages],
+        *(
+            [d.device_id, d.make, d.chip, d.reported_name, d.driver, sorted(d.versions)]
+            for d in devices
+        ),
+    ]
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+    return f"{subject}/{'+'.join(d.device_id for d in devices)}/{digest}"
+
+
+def _version(package: str) -> str:
+    import importlib.metadata  # 30 ms
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _core_identity() -> str:
+    """Path, size and time of the compiled core's file. Importing it would load it."""
+    spec = importlib.util.find_spec("potluck.kernels")
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    for folder in folders:
+        for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+            path = Path(folder) / f"_core{suffix}"
+            try:
+                status = path.stat()
+            except OSError:
+                continue
+            return f"{path} {status.st_size} {status.st_mtime_ns}"
+    return ""

@@ -1,0 +1,78 @@
+"""GPUs of Qualcomm: Adreno, with the vendor's driver (kgsl) or the kernel's own (msm).
+
+kgsl makes a class of its own with one GPU, ``kgsl-3d0``, and tells the model in ``gpu_model``. msm
+makes one render node for the display controller and the GPU together, whose parent in sysfs is the
+display controller; the GPU is a platform device of its own with the driver ``adreno`` (bindings
+``display/msm/gpu.yaml``). A render node without such a GPU computes nothing and is not listed.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from potluck.probe.boards import (
+    device_id,
+    platform_devices,
+    problem,
+    resolve,
+    shared_memory,
+)
+from potluck.probe.chips import table_figures
+from potluck.probe.layer import Layer
+from potluck.probe.names import normalize_name, printable
+from potluck.probe.system import System
+from potluck.types.hardware import Device, DeviceKind, LayerReport
+
+RENDER_DRIVERS = frozenset({"msm", "msm_dpu", "msm_mdp", "mdp4", "msm_drm", "adreno"})
+"""Display controllers of the kernel's msm and of the vendor's msm_drm, and msm without display."""
+
+_REPORTED = re.compile(r"Adreno(\d{3})(v\d+)?")
+"""``Adreno650v2``: model and revision. Newer ones report a number that is no model's name."""
+
+_COMPATIBLE = re.compile(r"qcom,adreno-(\d{3})\.\d+")
+"""``qcom,adreno-635.0``. With eight hexadecimal digits instead it tells no model's name."""
+
+
+def _find(system: System) -> LayerReport:
+    devices: dict[Path, Device] = {}
+    kgsl = system.sys / "class/kgsl/kgsl-3d0"
+    model = system.text(kgsl / "gpu_model")
+    if model is not None:
+        path = resolve(kgsl / "device")
+        devices[path] = _device(system, path, model, system.dev / "kgsl-3d0")
+    render_node = next(
+        (node.device_file for node in system.render_nodes() if node.driver in RENDER_DRIVERS), None
+    )
+    for found in platform_devices(system, "gpu", "adreno"):
+        is_adreno = any(name.startswith("qcom,adreno") for name in found.compatible)
+        if is_adreno and found.path not in devices:
+            devices[found.path] = _device(system, found.path, "", render_node)
+    return LayerReport(layer=LAYER.name, devices=tuple(devices.values()))
+
+
+def _device(system: System, path: Path, model: str, file: Path | None) -> Device:
+    chip = next(iter(system.compatible(path)), "")
+    driver = system.driver(path)
+    name = _name(model, chip)
+    return Device(
+        device_id=device_id(system, path),
+        kind=DeviceKind.GPU,
+        make="Qualcomm Adreno",
+        name=name,
+        reported_name=printable(model),
+        chip=chip,
+        driver=driver,
+        device_files=() if file is None else (str(file),),
+        memory=shared_memory(system),
+        figures=table_figures(name, chip=chip),
+        problem=problem(system, driver, file),
+    )
+
+
+def _name(model: str, chip: str) -> str:
+    number = _REPORTED.fullmatch(model) or _COMPATIBLE.fullmatch(chip)
+    return f"Adreno {number[1]}" if number else normalize_name(model) or chip
+
+
+LAYER = Layer(name="adreno", find=_find)

@@ -1,0 +1,112 @@
+"""The CPU, which every machine has: found whatever else cannot be read."""
+
+from __future__ import annotations
+
+import platform
+
+from potluck.probe.cores import present_cores, usable_cores
+from potluck.probe.cpuinfo import CpuDescription, describe_cpu
+from potluck.probe.layer import Layer
+from potluck.probe.memory import memory_facts
+from potluck.probe.system import System
+from potluck.types.hardware import CpuFacts, Device, DeviceKind, DeviceMemory, LayerReport
+
+_FAMILIES = {"aarch64": "arm", "riscv": "riscv", "s390": "s390", "arm": "arm", "x86": "x86"}
+"""The layout of ``/proc/cpuinfo`` by how the architecture's name (``uname -m``) begins."""
+
+
+def cpu_facts(
+    system: System, *, num_affine_cores: int, architecture: str | None = None
+) -> CpuFacts:
+    """The CPU and what of it may be used; never fails.
+
+    ``num_affine_cores`` is what ``sched_getaffinity(2)`` allows this process, ``architecture``
+    what ``uname -m`` says (left out: of this process). The name ends with the board's, where a
+    device tree tells it: ``4× Cortex-A76 (Raspberry Pi 5 Model B Rev 1.0)``.
+    """
+    architecture = architecture or platform.machine()
+    name = _name(describe_cpu(system), architecture)
+    board = _board(system)
+    usable = usable_cores(system, num_affine_cores=num_affine_cores)
+    return CpuFacts(
+        name=f"{name} ({board})" if board else name,
+        architecture=architecture,
+        num_cores=max(present_cores(system) or 0, num_affine_cores, 1),
+        num_usable_cores=usable.num_cores,
+        usable_reason=usable.reason,
+    )
+
+
+def cpu_report(system: System, *, architecture: str) -> LayerReport:
+    """The layer's one device, and what about it could not be found out."""
+    cpu = describe_cpu(system)
+    memory = memory_facts(system)
+    is_known = memory.total_bytes > 0
+    problems = []
+    if not is_known:
+        problems.append(memory.usable.reason)
+    if _is_emulated(cpu, architecture):
+        problems.append(
+            f"this process is emulated: it is of {architecture}, and /proc/cpuinfo is of another "
+            "architecture"
+        )
+    device = Device(
+        device_id="cpu",
+        kind=DeviceKind.CPU,
+        make=cpu.make,
+        name=_name(cpu, architecture),
+        reported_name=cpu.reported_name or _board(system),
+        chip=cpu.chip,
+        driver="",
+        device_files=(),
+        memory=DeviceMemory(
+            total_bytes=memory.total_bytes if is_known else None,
+            free_bytes=memory.free_bytes if is_known else None,
+            is_shared=True,
+            source="/proc/meminfo" if is_known else memory.usable.reason,
+        ),
+        versions=(("microcode", cpu.microcode),) if cpu.microcode else (),
+    )
+    return LayerReport(layer="cpu", devices=(device,), problems=tuple(problems))
+
+
+def _find(system: System) -> LayerReport:
+    return cpu_report(system, architecture=platform.machine())
+
+
+def _name(cpu: CpuDescription, architecture: str) -> str:
+    if _is_emulated(cpu, architecture):
+        return f"{architecture} emulated on {cpu.name or cpu.family}"
+    return cpu.name or architecture
+
+
+def _is_emulated(cpu: CpuDescription, architecture: str) -> bool:
+    """Whether ``/proc/cpuinfo`` is of another architecture, as it is under qemu's user mode.
+
+    Newer versions of qemu write a file of the emulated CPU's own for some architectures: then
+    nothing shows, and nothing is wrong.
+    """
+    return bool(cpu.family) and cpu.family != _family(architecture)
+
+
+def _family(architecture: str) -> str:
+    if architecture in ("i386", "i486", "i586", "i686"):
+        return "x86"
+    for beginning, family in _FAMILIES.items():
+        if architecture.startswith(beginning):
+            return family
+    return ""
+
+
+def _board(system: System) -> str:
+    """The model that the device tree gives the machine; empty on machines without one."""
+    for path in (
+        system.proc / "device-tree/model",
+        system.sys / "firmware/devicetree/base/model",
+    ):
+        if model := system.text(path):
+            return " ".join(model.split())
+    return ""
+
+
+LAYER = Layer(name="cpu", find=_find)

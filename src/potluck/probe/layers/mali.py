@@ -1,0 +1,146 @@
+"""GPUs of Arm: Mali and Immortalis, with the vendor's driver (kbase) or one of the kernel's own.
+
+kbase makes a misc device ``mali0``, and tells product, cores and id in ``gpuinfo`` (its
+``mali_kbase_core_linux.c``). panthor, panfrost and lima make DRM render nodes and tell the id in
+the kernel's log only, so there the device tree has to do; the number of cores is then not known.
+Whether there is an OpenCL library is not looked at here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from potluck.probe.boards import (
+    device_id,
+    max_clock_hz,
+    platform_devices,
+    problem,
+    resolve,
+    shared_memory,
+)
+from potluck.probe.chips import table_figures
+from potluck.probe.derive import mali_figures, merge_figures
+from potluck.probe.layer import Layer
+from potluck.probe.names import normalize_name, printable
+from potluck.probe.system import System
+from potluck.types.hardware import Device, DeviceKind, Figures, LayerReport
+
+RENDER_DRIVERS = frozenset({"panthor", "panfrost", "lima"})
+
+_NODE_WORDS = ("gpu", "mali", "bifrost", "midgard", "valhall")
+"""How device trees name the node: ``gpu@…`` mostly, and what vendors' trees have besides."""
+
+_KBASE_MODULES = ("mali_kbase", "bifrost_kbase", "midgard_kbase")
+"""Arm's name of the module, and those in Rockchip's kernels."""
+
+_GPUINFO = re.compile(r"(?P<name>.+) (?P<cores>\d+) cores r\d+p\d+ 0x(?P<id>[0-9A-Fa-f]{4,})")
+
+_COMPATIBLE = re.compile(r"arm,mali-.*|arm,mali[tg]\d.*|[^,]+,[^,]+-mali")
+
+_MODEL = re.compile(r"arm,mali-?(t?\d{3})")
+"""Older trees name the model: ``arm,mali-t860`` (bindings ``arm,mali-midgard``, ``-utgard``)."""
+
+_UTGARD = re.compile(r"arm,mali-(300|400|450|470)\b")
+_DRAWS_ONLY = "GPUs of its generation (Mali-400 to 470) only draw: there is no OpenCL for them"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Product:
+    """What is known of a GPU; ``num_cores`` only if its driver tells."""
+
+    name: str
+    reported_name: str = ""
+    id: int | None = None
+    num_cores: int | None = None
+
+
+# Newer trees name only the architecture (arm,mali-bifrost, arm,mali-valhall-csf) and the system on
+# chip. The rows are from kernel logs of such boards, where panfrost and panthor tell the id.
+_SYSTEMS_ON_CHIP = {
+    # "panthor fb000000.gpu: mali-g610 id 0xa867": HeyMeco/Rockchip-pcie-devices, issue 4
+    "rockchip,rk3588-mali": _Product(name="Mali-G610", id=0xA867),
+    # "panfrost fde60000.gpu: mali-g52 id 0x7402": armbian/linux-rockchip, pull request 103
+    "rockchip,rk3568-mali": _Product(name="Mali-G52", id=0x7402),
+    # "Mali-G52 (Bifrost)", without its id: armbian/build, pull request 10517
+    "rockchip,rk3576-mali": _Product(name="Mali-G52"),
+}
+
+
+def _find(system: System) -> LayerReport:
+    files: dict[Path, Path | None] = {}
+    for entry in system.entries(system.sys / "class/misc"):
+        if re.fullmatch(r"mali\d+", entry.name):
+            files[resolve(entry / "device")] = system.dev / entry.name
+    for node in system.render_nodes():
+        if node.driver in RENDER_DRIVERS:
+            files[node.device] = node.device_file
+    for found in platform_devices(system, *_NODE_WORDS):
+        if any(_COMPATIBLE.fullmatch(name) for name in found.compatible):
+            files.setdefault(found.path, None)
+    devices = tuple(_device(system, path, file) for path, file in sorted(files.items()))
+    return LayerReport(layer=LAYER.name, devices=devices)
+
+
+def _device(system: System, path: Path, file: Path | None) -> Device:
+    compatible = system.compatible(path)
+    product = _product(system.text(path / "gpuinfo") or "", compatible)
+    chip = next(iter(compatible), "") if product.id is None else f"mali-{product.id:04x}"
+    driver = system.driver(path)
+    is_utgard = any(_UTGARD.match(name) for name in compatible)
+    return Device(
+        device_id=device_id(system, path),
+        kind=DeviceKind.GPU,
+        make="Arm Mali",
+        name=product.name,
+        reported_name=product.reported_name,
+        chip=chip,
+        driver=driver,
+        device_files=() if file is None else (str(file),),
+        memory=shared_memory(system),
+        figures=_figures(product, chip, max_clock_hz(system, path)),
+        versions=_kbase_versions(system) if driver and driver not in RENDER_DRIVERS else (),
+        problem=_DRAWS_ONLY if is_utgard else problem(system, driver, file),
+    )
+
+
+def _product(gpuinfo: str, compatible: tuple[str, ...]) -> _Product:
+    known = _product_by_compatible(compatible)
+    told = _GPUINFO.fullmatch(gpuinfo)
+    if told is None:
+        return known
+    # "(Unknown Mali GPU)" is newer than its driver's table; cores and id are right all the same.
+    is_named = not told["name"].startswith("(")
+    return _Product(
+        name=normalize_name(told["name"]) if is_named else known.name,
+        reported_name=printable(told["name"]),
+        id=int(told["id"], 16),
+        num_cores=int(told["cores"]),
+    )
+
+
+def _product_by_compatible(compatible: tuple[str, ...]) -> _Product:
+    for name in compatible:
+        if product := _SYSTEMS_ON_CHIP.get(name):
+            return product
+        if model := _MODEL.match(name):
+            return _Product(name=f"Mali-{model[1].upper()}")
+    return _Product(name=next(iter(compatible), "Mali"))
+
+
+def _figures(product: _Product, chip: str, clock_hz: int | None) -> Figures:
+    table = table_figures(product.name, chip=chip)
+    if product.id is None or product.num_cores is None or clock_hz is None:
+        return table
+    return merge_figures(mali_figures(product.id, product.num_cores, clock_hz), table)
+
+
+def _kbase_versions(system: System) -> tuple[tuple[str, str], ...]:
+    for module in _KBASE_MODULES:
+        if version := system.text(system.sys / "module" / module / "version"):
+            return (("kbase", version),)
+    return ()
+
+
+LAYER = Layer(name="mali", find=_find)

@@ -1,0 +1,181 @@
+"""NVIDIA's GPUs: cards on the PCI bus, those inside Tegra, and what WSL passes through.
+
+The files tell which cards there are, what drives them and whether its device files can be used.
+Memory, cores and clocks only NVML knows; it is asked in a process of its own, and only where a
+driver of NVIDIA's is there to answer. Sources: the kernel's ``sysfs-bus-pci``; NVIDIA's driver
+README on ``/proc/driver/nvidia`` and the device files; Microsoft's documentation of GPUs in WSL.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from potluck.probe.boards import shared_memory
+from potluck.probe.chips import table_figures
+from potluck.probe.layer import Layer, VendorQuery
+from potluck.probe.layers.nvidia_device import (
+    DRIVER,
+    MAKE,
+    PCI_VENDOR,
+    TEGRA_DRIVERS,
+    WSL_DRIVER,
+    files_problem,
+    shares_memory,
+    unknown_memory,
+)
+from potluck.probe.layers.nvidia_nvml import merge
+from potluck.probe.layers.nvidia_tegra import tegra_gpus
+from potluck.probe.names import normalize_name, printable
+from potluck.probe.system import PciDevice, System
+from potluck.types.hardware import Device, DeviceKind, LayerReport
+
+_NVML_DRIVERS = frozenset({DRIVER, WSL_DRIVER}) | TEGRA_DRIVERS
+"""Those that NVML can talk to; Tegra's may have no NVML, and need not."""
+
+_NOT_TOLD = "only NVML tells it, and it did not"
+
+_VERSION = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d+\.[\d.]+)")
+"""``NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 …``; the open one says
+``NVIDIA UNIX Open Kernel Module for x86_64  550.54.14  Release Build …``."""
+
+
+def _find(system: System) -> LayerReport:
+    devices = [
+        _pci_device(system, found)
+        for found in system.pci_devices()
+        if found.vendor == PCI_VENDOR and found.is_display
+    ]
+    devices += tegra_gpus(system)
+    # Tegra has files of these names too: its display's.
+    if not any(device.driver in _NVML_DRIVERS for device in devices):
+        devices += [*_files_without_bus(system), *_wsl(system)]
+    return LayerReport(layer=LAYER.name, devices=tuple(devices))
+
+
+def _pci_device(system: System, found: PciDevice) -> Device:
+    information = _information(system, found.address)
+    reported_name = printable(information.get("Model", "") or _database_name(system, found))
+    files = _device_files(system, information.get("Device Minor", ""))
+    is_driven = found.driver == DRIVER
+    return Device(
+        device_id=f"pci-{found.address}",
+        kind=DeviceKind.GPU,
+        make=MAKE,
+        name=normalize_name(reported_name) or f"NVIDIA {found.ids}",
+        reported_name=reported_name,
+        chip=found.ids,
+        driver=found.driver,
+        device_files=tuple(str(file) for file in files) if is_driven else (),
+        memory=(shared_memory(system) if shares_memory(found.ids) else unknown_memory(_NOT_TOLD)),
+        figures=table_figures(reported_name, chip=found.ids),
+        versions=_versions(system, information) if is_driven else (),
+        problem=files_problem(system, files) if is_driven else _driver_problem(found.driver),
+    )
+
+
+def _information(system: System, address: str) -> dict[str, str]:
+    """What the driver tells of a card it runs: ``Model``, ``Video BIOS``, ``Device Minor`` …
+
+    In a container it tells of those that were passed in, and maybe of all others.
+    """
+    text = system.text(system.proc / "driver/nvidia/gpus" / address / "information") or ""
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _database_name(system: System, found: PciDevice) -> str:
+    return system.udev(found.path).get("ID_MODEL_FROM_DATABASE", "")
+
+
+def _device_files(system: System, minor: str) -> tuple[Path, ...]:
+    """The files a card is used through; the card's own only if the driver told its number.
+
+    ``nvidia-uvm`` is made when CUDA first starts: it is listed once it is there.
+    """
+    files = [system.dev / "nvidiactl"]
+    if minor.isdecimal():
+        files.append(system.dev / f"nvidia{minor}")
+    if (uvm := system.dev / "nvidia-uvm").exists():
+        files.append(uvm)
+    return tuple(files)
+
+
+def _driver_problem(driver: str) -> str:
+    if not driver:
+        return "no kernel driver is bound to it"
+    if driver in ("vfio-pci", "pci-stub"):
+        return f"it is set aside for virtual machines (driver {driver})"
+    return f"the driver {driver} is bound to it, and only the driver nvidia computes"
+
+
+def _versions(system: System, information: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    """Of the driver, and of the card's VBIOS, which reads ``??.??.…`` until the card first ran."""
+    driver = system.text(system.sys / "module/nvidia/version")
+    if driver is None:
+        match = _VERSION.search(system.text(system.proc / "driver/nvidia/version") or "")
+        driver = match[1] if match else ""
+    vbios = information.get("Video BIOS", "")
+    found = {"driver": driver, "vbios": "" if "?" in vbios else vbios}
+    return tuple((name, printable(version)) for name, version in found.items() if version)
+
+
+def _files_without_bus(system: System) -> list[Device]:
+    """Cards that only their device files tell of: in containers that do not show ``/sys``."""
+    names = (path.name for path in system.entries(system.dev))
+    minors = [match[1] for name in names if (match := re.fullmatch(r"nvidia(\d+)", name))]
+    return [
+        _stand_in(
+            system,
+            device_id=f"nvidia-{minor}",
+            driver=DRIVER,
+            files=_device_files(system, minor),
+            name=f"NVIDIA GPU {minor}",
+        )
+        for minor in minors
+    ]
+
+
+def _wsl(system: System) -> list[Device]:
+    """The GPUs of a Windows host are behind one file; NVIDIA's if it brings NVIDIA's library."""
+    file = system.dev / "dxg"
+    if not file.exists() or not (system.files / "usr/lib/wsl/lib/libnvidia-ml.so.1").exists():
+        return []
+    return [
+        _stand_in(
+            system,
+            device_id="nvidia-wsl",
+            driver=WSL_DRIVER,
+            files=(file,),
+            name="NVIDIA GPU of the Windows host",
+        )
+    ]
+
+
+def _stand_in(
+    system: System, *, device_id: str, driver: str, files: tuple[Path, ...], name: str
+) -> Device:
+    """Stands for cards until NVML says which they are."""
+    return Device(
+        device_id=device_id,
+        kind=DeviceKind.GPU,
+        make=MAKE,
+        name=name,
+        reported_name="",
+        chip="",
+        driver=driver,
+        device_files=tuple(str(file) for file in files),
+        memory=unknown_memory(_NOT_TOLD),
+        problem=files_problem(system, files),
+    )
+
+
+def _is_nvml_wanted(report: LayerReport) -> bool:
+    return any(device.driver in _NVML_DRIVERS for device in report.devices)
+
+
+LAYER = Layer(
+    name="nvidia",
+    find=_find,
+    query=VendorQuery(module="potluck.probe.children.nvml", is_wanted=_is_nvml_wanted, merge=merge),
+)

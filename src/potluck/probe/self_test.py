@@ -1,0 +1,206 @@
+"""The numeric self-test of a backend: a small case whose results are known.
+
+Backends compute it in a child process from the inputs here; the probe compares what they print with
+results that it computes itself, in integers and ``math.exp``, from the same integers. Plain Python:
+it runs where NumPy is not loaded.
+
+The product: weights in Q8_0 and Q4_0 times activations. Activations are integers, and every group
+of 32 has a ±127 among them, so that quantizing them to 8 bits by the group's largest changes
+nothing; the scales of the weights are powers of two from 1/16 to 1/2. A group's sum is at most
+31·31·127 + 127·127 = 138,176, and the whole at most 345,440, in units of 1/16: 23 bits, of which
+float32 holds 24. So the product is exact in whatever order it is summed, and must be met exactly.
+
+The softmax: causal attention of one head where token t's value is the unit vector t, so that the
+output is the shares themselves. Scores are multiples of 1/8, exact as well.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from potluck.types.tensor import TensorFormat
+
+FORMATS = (TensorFormat.Q8_0, TensorFormat.Q4_0)
+
+NUM_TOKENS = 11
+"""More than the blocks of 8 tokens that kernels take at once, and no multiple of them."""
+NUM_ROWS = 41
+"""More than two panels of 16 rows, and no multiple of 16."""
+NUM_COLUMNS = 160
+"""Five groups of 32."""
+
+NUM_POSITIONS = 21
+"""More than one block of 16 positions of a key-value cache."""
+HEAD_DIM = 32
+SCORE_SCALE = 0.125
+NUM_SCORE_COLUMNS = 8
+"""The first columns of queries and keys are drawn, the others 0: scores then go up to ±9."""
+
+SHARE_TOLERANCE = 1e-3
+"""Relative: half a unit in the last place of f16 is 4.9e-4, which a backend may lose twice, once
+for its exponential and once for its quotient."""
+_LEAST_SHARE_TOLERANCE = 1e-6
+"""Absolute, for the smallest shares: f16 has steps of 6e-8 there, and sums of 21 of them."""
+
+_GROUP = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """``quants [NUM_ROWS][NUM_COLUMNS]`` times ``2^exponents [NUM_ROWS][NUM_COLUMNS / 32]``."""
+
+    quants: tuple[tuple[int, ...], ...]
+    exponents: tuple[tuple[int, ...], ...]
+
+
+def activations() -> tuple[tuple[int, ...], ...]:
+    """``[NUM_TOKENS][NUM_COLUMNS]``."""
+    draws = _draws(seed=1)
+    rows = []
+    for token in range(NUM_TOKENS):
+        row = [_between(next(draws), -31, 31) for _ in range(NUM_COLUMNS)]
+        for start in range(0, NUM_COLUMNS, _GROUP):
+            row[start + next(draws) % _GROUP] = 127 if (token + start // _GROUP) % 2 else -127
+        rows.append(tuple(row))
+    return tuple(rows)
+
+
+def weights(fmt: TensorFormat) -> Weights:
+    """All values of the format occur, its extremes among them."""
+    low, high = {TensorFormat.Q8_0: (-127, 127), TensorFormat.Q4_0: (-8, 7)}[fmt]
+    draws = _draws(seed=2)
+    return Weights(
+        quants=tuple(
+            tuple(_between(next(draws), low, high) for _ in range(NUM_COLUMNS))
+            for _ in range(NUM_ROWS)
+        ),
+        exponents=tuple(
+            tuple(_between(next(draws), -4, -1) for _ in range(NUM_COLUMNS // _GROUP))
+            for _ in range(NUM_ROWS)
+        ),
+    )
+
+
+def stored_weights(fmt: TensorFormat) -> bytes:
+    """The rows of ``weights(fmt)`` as a file stores them (``ggml-common.h``: ``block_q8_0`` is an
+    f16 scale and 32 int8, ``block_q4_0`` an f16 scale and 16 bytes, byte i with element i in its
+    low half and element i + 16 in its high half, each plus 8).
+    """
+    stored = bytearray()
+    matrix = weights(fmt)
+    for quants, exponents in zip(matrix.quants, matrix.exponents, strict=True):
+        for group, exponent in enumerate(exponents):
+            block = quants[group * _GROUP : (group + 1) * _GROUP]
+            stored += struct.pack("<e", 2.0**exponent)
+            if fmt is TensorFormat.Q8_0:
+                stored += struct.pack("<32b", *block)
+            else:
+                halves = zip(block[:16], block[16:], strict=True)
+                stored += bytes(low + 8 | (high + 8) << 4 for low, high in halves)
+    return bytes(stored)
+
+
+def expected_products(fmt: TensorFormat) -> list[list[float]]:
+    """``[NUM_TOKENS][NUM_ROWS]``, exact: sums of integers, in units of 1/16."""
+    matrix = weights(fmt)
+    scaled = [
+        [quant << (4 + row_exponents[i // _GROUP]) for i, quant in enumerate(quants)]
+        for quants, row_exponents in zip(matrix.quants, matrix.exponents, strict=True)
+    ]
+    return [[sum(map(int.__mul__, row, token)) / 16 for row in scaled] for token in activations()]
+
+
+def queries() -> tuple[tuple[int, ...], ...]:
+    """``[NUM_POSITIONS][HEAD_DIM]``."""
+    return _vectors(seed=3)
+
+
+def keys() -> tuple[tuple[int, ...], ...]:
+    """``[NUM_POSITIONS][HEAD_DIM]``."""
+    return _vectors(seed=4)
+
+
+def expected_shares() -> list[list[float]]:
+    """``[NUM_POSITIONS][HEAD_DIM]``: row t has the shares of positions 0 to t, and then 0."""
+    rows = []
+    known_keys = keys()
+    for position, query in enumerate(queries()):
+        visible = known_keys[: position + 1]
+        scores = [SCORE_SCALE * sum(map(int.__mul__, query, key)) for key in visible]
+        powers = [math.exp(score - max(scores)) for score in scores]
+        shares = [power / math.fsum(powers) for power in powers]
+        rows.append(shares + [0.0] * (HEAD_DIM - len(shares)))
+    return rows
+
+
+def deviation(results: object) -> str:
+    """What is wrong with the results of one variant, in one line; empty if they are right.
+
+    ``results`` is what a child printed: an object with ``q8_0`` and ``q4_0``, as
+    ``expected_products``, and ``softmax``, as ``expected_shares``.
+    """
+    if not isinstance(results, dict):
+        return "its results are no object"
+    for fmt in FORMATS:
+        problem = _first_difference(
+            f"the {fmt.label} product", results.get(fmt.label), expected_products(fmt), 0.0, 0.0
+        )
+        if problem:
+            return problem
+    return _first_difference(
+        "the softmax",
+        results.get("softmax"),
+        expected_shares(),
+        SHARE_TOLERANCE,
+        _LEAST_SHARE_TOLERANCE,
+    )
+
+
+def _first_difference(
+    what: str, got: object, expected: list[list[float]], relative: float, absolute: float
+) -> str:
+    if not isinstance(got, list) or len(got) != len(expected):
+        return f"{what} has not {len(expected)} rows"
+    for i, (got_row, row) in enumerate(zip(got, expected, strict=True)):
+        if not isinstance(got_row, list) or len(got_row) != len(row):
+            return f"row {i} of {what} has not {len(row)} numbers"
+        for j, (number, right) in enumerate(zip(got_row, row, strict=True)):
+            # A bool is an int to Python, and no number here.
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                return f"{what}[{i}][{j}] is no number"
+            value = as_float(number)
+            if not abs(value - right) <= absolute + relative * abs(right):
+                return f"{what}[{i}][{j}] is {value:.9g}, and {right:.9g} is right"
+    return ""
+
+
+def as_float(number: int | float) -> float:
+    """A number of a JSON document; integers that no float can hold are infinite."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
+
+
+def _vectors(seed: int) -> tuple[tuple[int, ...], ...]:
+    draws = _draws(seed)
+    return tuple(
+        tuple(_between(next(draws), -3, 3) for _ in range(NUM_SCORE_COLUMNS))
+        + (0,) * (HEAD_DIM - NUM_SCORE_COLUMNS)
+        for _ in range(NUM_POSITIONS)
+    )
+
+
+def _draws(seed: int) -> Iterator[int]:
+    """Integers of 15 bits that look random: the linear congruential generator of POSIX ``rand``."""
+    state = seed
+    while True:
+        state = (state * 1103515245 + 12345) % 2**31
+        yield state >> 16
+
+
+def _between(draw: int, low: int, high: int) -> int:
+    return low + draw % (high - low + 1)

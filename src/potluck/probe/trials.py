@@ -1,0 +1,300 @@
+"""Backends tried out on devices: a unit exists only after its numbers were right.
+
+A backend's module is run as a child process, ``python -m MODULE COMMAND DEVICE …``, and prints one
+JSON object (``potluck.probe.child``):
+
+``self-test DEVICE [VARIANT …]``
+    ``{"results": {VARIANT: RESULTS, …}}``, slowest first; RESULTS as ``potluck.probe.self_test``
+    says. Variants are a CPU's instruction sets or the like; a backend without any has one of a
+    name of its choice. Without names it runs all that the device has.
+``variants DEVICE``
+    ``{"variants": [VARIANT, …]}``, slowest first, found without running any of them. Asked only
+    when a self-test has crashed, to find out which of them it was.
+``measure DEVICE VARIANT NUM_THREADS MAX_WEIGHTS_BYTES``
+    ``{"figures": {NAME: {"value": …, "source": …}, …}}`` with the names of ``Figures``.
+
+What a child prints is compared and checked here, so that a backend that lies is caught. Results are
+kept, right ones and wrong ones, until the device or its software changes. Failures are not: those
+that are dangerous are in quarantine, and all others may be cured at any time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import os
+from collections.abc import Callable
+
+from potluck.errors import PotluckError
+from potluck.probe import self_test
+from potluck.probe.cache import ProbeCache
+from potluck.probe.child import ChildAnswer, ChildFailure, ChildOutcome, Failure, run_child
+from potluck.probe.child_output import one_line
+from potluck.probe.fingerprint import fingerprint, installed_software
+from potluck.probe.memory import available_memory
+from potluck.probe.quarantine import run_unless_quarantined
+from potluck.types.hardware import BackendSpec, Device, Figure, Figures, Origin, Trial
+
+_log = logging.getLogger(__name__)
+
+_MAX_RESIDENT_BYTES = 1 << 30
+"""What a child may hold besides weights to measure with: a CUDA or OpenCL context takes some
+hundreds of MB, NumPy and the core 40."""
+
+_MEASURE_SECONDS = 20.0
+"""Ten times what a backend should take: a loaded machine is slow, and a driver may compile first."""
+_TURN_SECONDS = _MEASURE_SECONDS + 5
+"""As long as another that hangs may hold it, so that what it met is known afterwards."""
+
+
+def is_tried_on(spec: BackendSpec, device: Device) -> bool:
+    """Whether a backend is for devices of this kind and make."""
+    return device.kind in spec.kinds and (not spec.makes or device.make in spec.makes)
+
+
+def try_backend(
+    spec: BackendSpec,
+    device: Device,
+    *,
+    kernel_release: str,
+    cache: ProbeCache,
+    retry: bool = False,
+    deadline_seconds: float = 30.0,
+) -> Trial:
+    """Whether ``spec`` computes rightly on ``device``, from the cache or by the self-test.
+
+    ``retry`` tests again whatever is known. A variant that crashes is told from those that work
+    by running each in a child of its own. The deadline is that of each child.
+    """
+    if device.problem:
+        return _does_not_work(spec, device, device.problem)
+    subject = f"trial/{spec.name}"
+    key = fingerprint(subject, (device,), installed_software(kernel_release, spec.packages))
+    known = None if retry else _kept_trial(spec, device, cache.get(key))
+    if known is not None:
+        return known
+    crashed: dict[str, str] = {}
+    results: dict[str, object] = {}
+
+    def test() -> ChildOutcome:
+        outcome = _run(spec, ("self-test", device.device_id), deadline_seconds)
+        if not _has_crashed(outcome):
+            return outcome
+        for variant in _variants(spec, device, deadline_seconds):
+            own = _run(spec, ("self-test", device.device_id, variant), deadline_seconds)
+            if isinstance(own, ChildAnswer):
+                results.update(_results(own))
+            else:
+                crashed[variant] = own.reason
+        return ChildAnswer(document={"results": results}, seconds=0) if results else outcome
+
+    outcome = run_unless_quarantined(cache, key, test, retry=retry)
+    if isinstance(outcome, ChildFailure):
+        cache.remove(key)
+        return _does_not_work(spec, device, outcome.reason)
+    trial = _judged(spec, device, _results(outcome), crashed)
+    cache.put(key, {"works": trial.works, "reason": trial.reason, "variants": list(trial.variants)})
+    return trial
+
+
+def cached_measurement(
+    spec: BackendSpec,
+    device: Device,
+    trial: Trial,
+    *,
+    kernel_release: str,
+    num_threads: int,
+    cache: ProbeCache,
+) -> Trial | None:
+    """``trial`` with the figures that were measured with as many threads; None if none were."""
+    if not trial.works:
+        return None
+    key = _measurement_key(spec, device, trial, kernel_release, num_threads)
+    figures = _kept_figures(cache.get(key))
+    return None if figures is None else dataclasses.replace(trial, figures=figures)
+
+
+def measure_backend(
+    spec: BackendSpec,
+    device: Device,
+    trial: Trial,
+    *,
+    kernel_release: str,
+    num_threads: int,
+    cache: ProbeCache,
+    retry: bool = False,
+    on_progress: Callable[[float], None] | None = None,
+) -> Trial:
+    """``trial`` with figures measured through its fastest variant, from the cache or anew.
+
+    One process at a time measures: their figures would be wrong together. Who has waited takes
+    what the other has found. ``retry`` measures again whatever is known. A trial that does not
+    work is not measured. Where measuring fails, ``trial`` comes back with the reason as the source
+    of its unknown figures.
+    """
+    if not trial.works:
+        return trial
+    key = _measurement_key(spec, device, trial, kernel_release, num_threads)
+    known = cache.get(key)
+    if known is not None and not retry and (figures := _kept_figures(known)) is not None:
+        return dataclasses.replace(trial, figures=figures)
+    with cache.turn(_TURN_SECONDS):
+        found = cache.get(key)
+        if found != known and (figures := _kept_figures(found)) is not None:
+            return dataclasses.replace(trial, figures=figures)
+        outcome = run_unless_quarantined(
+            cache,
+            key,
+            lambda: _measure(spec, device, trial, num_threads, on_progress),
+            retry=retry,
+        )
+        if isinstance(outcome, ChildFailure):
+            _log.warning("%s could not be measured: %s", trial.unit_id, outcome.reason)
+            return dataclasses.replace(
+                trial, figures=_unknown_figures(f"measuring failed: {outcome.reason}")
+            )
+        cache.put(key, {"figures": outcome.document["figures"]})
+    return dataclasses.replace(trial, figures=_kept_figures(outcome.document) or Figures())
+
+
+def _measure(
+    spec: BackendSpec,
+    device: Device,
+    trial: Trial,
+    num_threads: int,
+    on_progress: Callable[[float], None] | None,
+) -> ChildOutcome:
+    max_weights_bytes = _free_bytes(device) // 8
+    outcome = run_child(
+        spec.module,
+        (
+            "measure",
+            device.device_id,
+            trial.variants[-1],
+            str(num_threads),
+            str(max_weights_bytes),
+        ),
+        deadline_seconds=_MEASURE_SECONDS,
+        max_resident_bytes=_MAX_RESIDENT_BYTES + max_weights_bytes,
+        on_progress=on_progress,
+    )
+    if isinstance(outcome, ChildAnswer) and _kept_figures(outcome.document) is None:
+        return ChildFailure(
+            failure=Failure.RUBBISH,
+            reason="its figures are not positive numbers with sources",
+            seconds=outcome.seconds,
+        )
+    return outcome
+
+
+def _judged(
+    spec: BackendSpec, device: Device, results: dict[str, object], crashed: dict[str, str]
+) -> Trial:
+    """The verdict over the numbers of all variants. Pure."""
+    problems = dict(crashed)
+    passed = []
+    for variant, numbers in results.items():
+        problem = self_test.deviation(numbers)
+        if problem:
+            problems[variant] = f"wrong numbers: {problem}"
+        else:
+            passed.append(variant)
+    if not results:
+        problems["self-test"] = "printed no results"
+    return Trial(
+        device_id=device.device_id,
+        backend=spec.name,
+        works=bool(passed),
+        reason=one_line("; ".join(f"{variant}: {why}" for variant, why in problems.items())),
+        variants=tuple(passed),
+    )
+
+
+def _does_not_work(spec: BackendSpec, device: Device, reason: str) -> Trial:
+    return Trial(device_id=device.device_id, backend=spec.name, works=False, reason=reason)
+
+
+def _run(spec: BackendSpec, arguments: tuple[str, ...], deadline_seconds: float) -> ChildOutcome:
+    return run_child(
+        spec.module,
+        arguments,
+        deadline_seconds=deadline_seconds,
+        max_resident_bytes=_MAX_RESIDENT_BYTES,
+    )
+
+
+def _has_crashed(outcome: ChildOutcome) -> bool:
+    return isinstance(outcome, ChildFailure) and outcome.failure is Failure.CRASHED
+
+
+def _variants(spec: BackendSpec, device: Device, deadline_seconds: float) -> list[str]:
+    """What variants the backend says it has; none if it does not say."""
+    outcome = _run(spec, ("variants", device.device_id), deadline_seconds)
+    named = outcome.document.get("variants") if isinstance(outcome, ChildAnswer) else None
+    return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+
+
+def _results(answer: ChildAnswer) -> dict[str, object]:
+    results = answer.document.get("results")
+    return results if isinstance(results, dict) else {}
+
+
+def _kept_trial(spec: BackendSpec, device: Device, kept: dict[str, object] | None) -> Trial | None:
+    match kept:
+        case {"works": bool(works), "reason": str(reason), "variants": list(variants)} if (
+            works == bool(variants)
+        ):
+            return Trial(
+                device_id=device.device_id,
+                backend=spec.name,
+                works=works,
+                reason=reason,
+                variants=tuple(str(variant) for variant in variants),
+            )
+    return None
+
+
+def _measurement_key(
+    spec: BackendSpec, device: Device, trial: Trial, kernel_release: str, num_threads: int
+) -> str:
+    """Of the host too: equal machines may share a home, and differ in how memory is fitted."""
+    subject = f"measure/{spec.name}/{trial.variants[-1]}/{num_threads}/{os.uname().nodename}"
+    return fingerprint(subject, (device,), installed_software(kernel_release, spec.packages))
+
+
+def _kept_figures(document: dict[str, object] | None) -> Figures | None:
+    """The figures of a child's or the cache's document; None if anything about them is wrong.
+
+    A figure that a backend does not give is unknown.
+    """
+    figures = None if document is None else document.get("figures")
+    if not isinstance(figures, dict):
+        return None
+    known = {field.name for field in dataclasses.fields(Figures)}
+    found = {}
+    for name, figure in figures.items():
+        match figure:
+            case {"value": int() | float() as value, "source": str(source)} if (
+                name in known and 0 < (number := self_test.as_float(value)) < math.inf
+            ):
+                found[name] = Figure(value=number, origin=Origin.MEASURED, source=one_line(source))
+            case _:
+                return None
+    return Figures(**found)
+
+
+def _unknown_figures(reason: str) -> Figures:
+    unknown = Figure(source=one_line(reason))
+    return Figures(**{field.name: unknown for field in dataclasses.fields(Figures)})
+
+
+def _free_bytes(device: Device) -> int:
+    """What is free on the device, or where nothing says so the least that anything has."""
+    free = [] if device.memory.free_bytes is None else [device.memory.free_bytes]
+    if device.memory.is_shared:
+        try:
+            free.append(available_memory().bytes)
+        except PotluckError as error:  # no /proc
+            _log.info("%s", error.message)
+    return min(free, default=1 << 30)

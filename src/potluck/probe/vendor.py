@@ -1,0 +1,47 @@
+"""Asking a vendor's library, in a child process, what the files do not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from potluck.probe.cache import ProbeCache
+from potluck.probe.child import ChildOutcome, run_child
+from potluck.probe.fingerprint import fingerprint, installed_software
+from potluck.probe.layer import VendorQuery
+from potluck.probe.quarantine import run_unless_quarantined
+from potluck.types.hardware import LayerReport
+
+_MAX_RESIDENT_BYTES = 1 << 30
+"""NVML takes some tens of MB, a CUDA or OpenCL context some hundreds."""
+
+
+def ask_vendor(
+    query: VendorQuery,
+    report: LayerReport,
+    *,
+    kernel_release: str,
+    cache: ProbeCache,
+    retry: bool = False,
+    deadline_seconds: float = 20.0,
+    environment: Mapping[str, str] | None = None,
+) -> LayerReport:
+    """``report`` with what the library says, or why it says nothing; as it is if nobody asks.
+
+    A library that crashed, hung or grew is not asked again while kernel, driver, devices and
+    Potluck stay as they are, unless ``retry``. Answers are not kept: they hold what changes.
+    """
+    if not query.is_wanted(report):
+        return report
+
+    def ask() -> ChildOutcome:
+        return run_child(
+            query.module,
+            deadline_seconds=deadline_seconds,
+            max_resident_bytes=_MAX_RESIDENT_BYTES,
+            environment=environment,
+        )
+
+    key = fingerprint(
+        f"query/{query.module}", report.devices, installed_software(kernel_release, ())
+    )
+    return query.merge(report, run_unless_quarantined(cache, key, ask, retry=retry))

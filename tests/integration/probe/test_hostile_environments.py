@@ -1,0 +1,207 @@
+"""The CPU, cores and memory of this very machine, where it lets a process have little.
+
+Each test probes in a child process. A limit is set for real, and what the child says is compared
+with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.command import environment
+from support.kernel_build import not_shown, require_tool
+
+MIB = 2**20
+
+SCRIPT = """
+import json, os
+from dataclasses import asdict
+from potluck.probe.container import container
+from potluck.probe.cores import default_num_threads
+from potluck.probe.layers.cpu import LAYER, cpu_facts
+from potluck.probe.memory import available_memory, memory_facts
+from potluck.probe.system import THIS_MACHINE
+
+report = LAYER.find(THIS_MACHINE)
+print(json.dumps({
+    "cpu": asdict(cpu_facts(THIS_MACHINE, num_affine_cores=len(os.sched_getaffinity(0)))),
+    "memory": asdict(memory_facts(THIS_MACHINE)),
+    "num_threads": default_num_threads(),
+    "available": available_memory().bytes,
+    "container": container(THIS_MACHINE),
+    "devices": [device.device_id for device in report.devices],
+    "problems": report.problems,
+}))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probed:
+    """What the child said."""
+
+    name: str
+    num_cores: int
+    num_usable_cores: int
+    usable_reason: str
+    num_threads: int
+    total_bytes: int
+    usable_bytes: int
+    memory_reason: str
+    problems: list[str]
+
+
+def probe(*prefix: str, env: Mapping[str, str] | None = None) -> Probed:
+    """Probe in a child that ``prefix`` starts; it must succeed and find the CPU."""
+    completed = subprocess.run(
+        [*prefix, sys.executable, "-c", SCRIPT],
+        env=environment() if env is None else env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert completed.returncode == 0, completed.stderr
+    said = json.loads(completed.stdout)
+    assert said["devices"] == ["cpu"]
+    return Probed(
+        name=said["cpu"]["name"],
+        num_cores=said["cpu"]["num_cores"],
+        num_usable_cores=said["cpu"]["num_usable_cores"],
+        usable_reason=said["cpu"]["usable_reason"],
+        num_threads=said["num_threads"],
+        total_bytes=said["memory"]["total_bytes"],
+        usable_bytes=said["memory"]["usable"]["bytes"],
+        memory_reason=said["memory"]["usable"]["reason"],
+        problems=said["problems"],
+    )
+
+
+@pytest.fixture(scope="module")
+def unlimited() -> Probed:
+    """As this test's own process would see it."""
+    return probe()
+
+
+@contextmanager
+def group(path: Path, files: Mapping[str, str]) -> Iterator[Path]:
+    """A control group of version 1 of this test's own, or a report that there can be none."""
+    try:
+        path.mkdir()
+    except OSError as error:
+        not_shown(f"control groups of version 1 can't be made here: {error}")
+    try:
+        for name, text in files.items():
+            (path / name).write_text(text)
+        yield path
+    finally:
+        path.rmdir()
+
+
+def inside(path: Path) -> tuple[str, ...]:
+    """The command that enters a group and goes on."""
+    return ("sh", "-c", f'echo $$ > {path}/cgroup.procs; exec "$@"', "sh")
+
+
+@pytest.mark.parametrize("limited", ["own", "parent"])
+def test_memory_of_a_control_group(limited: str) -> None:
+    root = Path(f"/sys/fs/cgroup/memory/potluck-probe-{os.getpid()}")
+    limit = {"memory.limit_in_bytes": str(200 * MIB)}
+    with (
+        group(root, limit if limited == "parent" else {}),
+        group(root / "inner", limit if limited == "own" else {}) as inner,
+    ):
+        probed = probe(*inside(inner))
+    where = inner if limited == "own" else root
+    assert probed.memory_reason == f"the control group's limit in {where}"
+    # Python and what it has read since it entered.
+    assert 100 * MIB < probed.usable_bytes < 200 * MIB
+    assert probed.total_bytes > 200 * MIB
+
+
+def test_cores_of_a_control_group() -> None:
+    files = {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "50000"}
+    with group(Path(f"/sys/fs/cgroup/cpu/potluck-probe-{os.getpid()}"), files) as path:
+        probed = probe(*inside(path))
+    assert (probed.num_usable_cores, probed.num_threads) == (1, 1)
+    assert probed.usable_reason == f"control group {path} allows 0.5"
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("-v", "the address space limit (ulimit -v)"),
+        ("-d", "the data size limit (ulimit -d)"),
+    ],
+)
+def test_limits_of_the_process(option: str, reason: str) -> None:
+    kib = 1_000_000
+    probed = probe("sh", "-c", f'ulimit {option} {kib}; exec "$@"', "sh")
+    assert probed.memory_reason == reason
+    # Less what a Python has mapped, which is tens of MiB.
+    assert kib * 1024 - 500 * MIB < probed.usable_bytes < kib * 1024 - MIB
+
+
+def test_one_core_allowed() -> None:
+    core = min(os.sched_getaffinity(0))
+    probed = probe(require_tool("taskset"), "-c", str(core))
+    assert (probed.num_usable_cores, probed.num_threads) == (1, 1)
+    assert probed.usable_reason == ("all" if probed.num_cores == 1 else "affinity")
+
+
+def test_no_home_and_no_settings(unlimited: Probed) -> None:
+    kept = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+    probed = probe(env=kept)
+    assert (probed.name, probed.num_cores) == (unlimited.name, unlimited.num_cores)
+
+
+def as_nobody() -> tuple[str, ...]:
+    """The command that goes on as an ordinary user."""
+    if os.geteuid() != 0:
+        not_shown("only root can become another user")
+    drop = (require_tool("setpriv"), "--reuid=65534", "--regid=65534", "--clear-groups")
+    check = (*drop, sys.executable, "-c", "import potluck.probe")
+    completed = subprocess.run(check, env=environment(), capture_output=True, check=False)
+    if completed.returncode != 0:
+        not_shown("an ordinary user may not read these sources")
+    return drop
+
+
+def covered(directory: str, options: str) -> tuple[str, ...]:
+    """The command that puts an empty file system over a directory, for itself alone."""
+    command = (require_tool("unshare"), "--mount", "sh", "-c")
+    mount = f"mount -t tmpfs -o {options} none {directory}"
+    completed = subprocess.run([*command, mount], capture_output=True, text=True, check=False)
+    if completed.returncode != 0:
+        not_shown(f"mount namespaces can't be made here: {completed.stderr.strip()}")
+    return (*command, f'{mount} && exec "$@"', "sh")
+
+
+def test_an_ordinary_user(unlimited: Probed) -> None:
+    probed = probe(*as_nobody())
+    assert probed.name == unlimited.name
+    assert probed.num_usable_cores == unlimited.num_usable_cores
+    assert probed.total_bytes == unlimited.total_bytes
+    assert probed.problems == []
+
+
+def test_an_unreadable_sys(unlimited: Probed) -> None:
+    """The cores are counted elsewhere; limits of control groups can't be seen."""
+    probed = probe(*covered("/sys", "mode=000"), *as_nobody())
+    assert (probed.name, probed.num_cores) == (unlimited.name, unlimited.num_cores)
+    assert probed.usable_bytes > 0
+
+
+def test_an_empty_proc() -> None:
+    """No more than the architecture and the cores is left, and that no memory may be used."""
+    probed = probe(*covered("/proc", "mode=555"))
+    assert probed.num_usable_cores == probed.num_threads >= 1
+    assert probed.usable_bytes == 0
+    assert probed.problems == ["/proc/meminfo cannot be read: is /proc mounted?"]

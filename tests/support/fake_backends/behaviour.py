@@ -1,0 +1,60 @@
+"""What the fake backends share. Each module beside this one is one backend."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from potluck.probe import self_test
+from potluck.types.hardware import BackendSpec, Device, DeviceKind, DeviceMemory
+
+CALLS = "FAKE_BACKEND_CALLS"
+"""Names a file that gets one line per command that a fake was given."""
+
+
+def spec(name: str) -> BackendSpec:
+    return BackendSpec(
+        name=name, module=f"support.fake_backends.{name}", kinds=frozenset(DeviceKind)
+    )
+
+
+def device(
+    device_id: str = "pci-0000:01:00.0", *, driver_version: str = "550", problem: str = ""
+) -> Device:
+    return Device(
+        device_id=device_id,
+        kind=DeviceKind.GPU,
+        make="NVIDIA",
+        name="RTX 4090",
+        reported_name="NVIDIA GeForce RTX 4090",
+        chip="10de:2684",
+        driver="nvidia",
+        device_files=(),
+        memory=DeviceMemory(
+            total_bytes=24 << 30, free_bytes=8 << 30, is_shared=False, source="a test"
+        ),
+        versions=(("driver", driver_version),),
+        problem=problem,
+    )
+
+
+def note_call() -> list[str]:
+    """Count this call, and return its arguments."""
+    if path := os.environ.get(CALLS):
+        with Path(path).open("a") as file:
+            file.write(" ".join(sys.argv[1:]) + "\n")
+    return sys.argv[1:]
+
+
+def right_results() -> dict[str, list[list[float]]]:
+    return {
+        "q8_0": self_test.expected_products(self_test.FORMATS[0]),
+        "q4_0": self_test.expected_products(self_test.FORMATS[1]),
+        "softmax": self_test.expected_shares(),
+    }
+
+
+def say(document: dict[str, object]) -> None:
+    print(json.dumps(document), flush=True)

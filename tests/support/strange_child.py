@@ -1,0 +1,173 @@
+"""Children that do what no child should: ``python -m support.strange_child BEHAVIOUR …``."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+ANSWER = {"name": "card", "numbers": [1, 2.5]}
+_SLEEP = [sys.executable, "-c", "import time; time.sleep(60)  # of a strange child"]
+
+
+def answer() -> None:
+    print(json.dumps(ANSWER), flush=True)
+
+
+def progress() -> None:
+    for line in ('{"progress": 0.25}', '{"progress": 1}'):
+        print(line, flush=True)
+    answer()
+
+
+def odd_progress() -> None:
+    print('{"progress": 7}')
+    answer()
+
+
+def progress_and_hang() -> None:
+    print('{"progress": 0.5}', flush=True)
+    time.sleep(60)
+
+
+def refuse() -> None:
+    print(json.dumps({"refused": "no such\n library"}))
+
+
+def hang() -> None:
+    print("looking", file=sys.stderr, flush=True)
+    time.sleep(60)
+
+
+def hang_and_ignore_signals() -> None:
+    for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_IGN)
+    hang()
+
+
+def close_stdout_and_hang() -> None:
+    sys.stdout.close()
+    sys.stderr.close()
+    os.closerange(0, 100)
+    time.sleep(60)
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def die(name: str) -> None:
+    print("about to die", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.Signals[name])
+
+
+def segfault() -> None:
+    ctypes.string_at(0)
+
+
+def answer_and_crash() -> None:
+    answer()
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def throw() -> None:
+    raise RuntimeError("the driver said 42")
+
+
+def leave(status: str) -> None:
+    answer()
+    sys.exit(int(status))
+
+
+def grow() -> None:
+    held = []
+    while True:
+        held.append(b"x" * (8 << 20))
+
+
+def grow_in_a_child() -> None:
+    code = "import time; held = b'x' * (400 << 20); time.sleep(60)"
+    subprocess.run([sys.executable, "-c", code], check=False)
+
+
+def map_a_large_file(path: str) -> None:
+    """Resident, but the kernel may drop it: that is no growth."""
+    with open(path, "rb") as file:  # noqa: PTH123 - mmap wants a file
+        import mmap
+
+        view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        total = sum(view[i] for i in range(0, len(view), 4096))
+    time.sleep(0.2)
+    print(json.dumps({"total": total}))
+
+
+def leave_a_child_with_the_pipes() -> None:
+    """The grandchild has this process's own standard output, not only what libraries see."""
+    subprocess.Popen(_SLEEP, stdout=sys.stdout)
+    answer()
+
+
+def hang_with_a_child() -> None:
+    process = subprocess.Popen(_SLEEP)
+    print(process.pid, file=sys.stderr, flush=True)
+    time.sleep(60)
+
+
+def print_raw(text: str) -> None:
+    sys.stdout.write(text)
+
+
+def print_bytes() -> None:
+    sys.stdout.buffer.write(b'{"a": "\xff\xfe"}')
+
+
+def print_nothing() -> None:
+    pass
+
+
+def print_endlessly() -> None:
+    while True:
+        print("x" * 10_000)
+
+
+def progress_endlessly() -> None:
+    while True:
+        print('{"progress": 0.5}')
+
+
+def complain_endlessly() -> None:
+    for number in range(200_000):
+        print(f"complaint {number}", file=sys.stderr)
+    answer()
+
+
+def chatter() -> None:
+    """As a library written in C does."""
+    os.write(1, b"Welcome to libvendor!\n")
+    os.system("echo and its helper")
+    answer()
+
+
+def tell(*names: str) -> None:
+    import resource
+
+    print(
+        json.dumps(
+            {
+                "pid": os.getpid(),
+                "session": os.getsid(0),
+                "stdin": sys.stdin.read(),
+                "core": resource.getrlimit(resource.RLIMIT_CORE)[0],
+                "environment": {name: os.environ.get(name) for name in names},
+                "first_path": sys.path[0],
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

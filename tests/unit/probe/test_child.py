@@ -1,0 +1,334 @@
+"""Children that behave and children that do not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.strange_child import ANSWER
+
+from potluck.probe.child import ChildAnswer, ChildFailure, ChildOutcome, Failure, run_child
+
+TESTS = Path(__file__).parents[2]
+CHILD = "support.strange_child"
+MIB = 1 << 20
+
+
+def run(
+    *arguments: str,
+    deadline_seconds: float = 20.0,
+    max_resident_bytes: int = 512 * MIB,
+    on_progress: Callable[[float], None] | None = None,
+) -> ChildOutcome:
+    return run_child(
+        CHILD,
+        arguments,
+        deadline_seconds=deadline_seconds,
+        max_resident_bytes=max_resident_bytes,
+        environment={**os.environ, "PYTHONPATH": str(TESTS)},
+        on_progress=on_progress,
+    )
+
+
+def failure_of(outcome: ChildOutcome) -> tuple[Failure, str]:
+    assert isinstance(outcome, ChildFailure), outcome
+    return outcome.failure, outcome.reason
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """Neither threads nor open files nor processes that nobody has reaped."""
+    threads, files = threading.active_count(), _num_open_files()
+    yield
+    assert threading.active_count() == threads
+    assert _num_open_files() == files
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def _num_open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_an_answer() -> None:
+    outcome = run("answer")
+    assert isinstance(outcome, ChildAnswer)
+    assert outcome.document == ANSWER
+    assert 0 < outcome.seconds < 20
+
+
+def test_a_child_stands_alone() -> None:
+    outcome = run("tell", "PYTHONPATH", "HOME")
+    assert isinstance(outcome, ChildAnswer)
+    told = outcome.document
+    assert told["session"] == told["pid"] != os.getpid()
+    assert told["stdin"] == ""
+    assert told["core"] in (0, 1)
+    assert told["first_path"] != ""  # the current directory has no say in what is imported
+    package = str(TESTS.parent / "src")
+    assert told["environment"] == {
+        "PYTHONPATH": f"{package}:{TESTS}",
+        "HOME": os.environ.get("HOME"),
+    }
+
+
+def test_progress_comes_before_the_answer() -> None:
+    seen: list[float] = []
+    outcome = run("progress", on_progress=seen.append)
+    assert isinstance(outcome, ChildAnswer)
+    assert outcome.document == ANSWER
+    assert seen == [0.25, 1.0]
+
+
+def test_progress_that_nobody_wants() -> None:
+    assert isinstance(run("progress"), ChildAnswer)
+
+
+def test_progress_that_makes_no_sense_is_rubbish() -> None:
+    assert failure_of(run("odd_progress"))[0] is Failure.RUBBISH
+
+
+def test_what_the_callback_raises_ends_the_child() -> None:
+    def stop(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run("progress", on_progress=stop)
+
+
+def test_a_refusal_is_one_line() -> None:
+    assert failure_of(run("refuse")) == (Failure.REFUSED, "no such library")
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    ["hang", "hang_and_ignore_signals", "close_stdout_and_hang", "stop"],
+)
+def test_a_child_that_hangs(behaviour: str) -> None:
+    started = time.monotonic()
+    outcome = run(behaviour, deadline_seconds=0.5)
+    assert failure_of(outcome) == (Failure.HUNG, "gave no answer within 0.5 s")
+    assert time.monotonic() - started < 5
+
+
+def test_its_own_children_are_killed_with_it() -> None:
+    started = time.monotonic()
+    assert failure_of(run("hang_with_a_child", deadline_seconds=1))[0] is Failure.HUNG
+    assert time.monotonic() - started < 5
+    _await_end_of_sleepers()
+
+
+def test_a_child_of_its_own_that_keeps_the_pipe_open() -> None:
+    started = time.monotonic()
+    outcome = run("leave_a_child_with_the_pipes")
+    assert isinstance(outcome, ChildAnswer)
+    assert time.monotonic() - started < 10
+    _await_end_of_sleepers()
+
+
+def _await_end_of_sleepers() -> None:
+    """Fails if a process that the strange child started still runs; a kill takes a moment."""
+    deadline = time.monotonic() + 5
+    while running := [line for line in _command_lines() if b"# of a strange child" in line]:
+        assert time.monotonic() < deadline, running
+        time.sleep(0.01)
+
+
+def _command_lines() -> Iterator[bytes]:
+    """Of all processes; that of a zombie is empty."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            yield path.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGILL", "SIGBUS", "SIGABRT", "SIGFPE"])
+def test_a_crash(name: str) -> None:
+    assert failure_of(run("die", name)) == (
+        Failure.CRASHED,
+        f"was killed by {name}: about to die",
+    )
+
+
+def test_a_real_segmentation_fault() -> None:
+    assert failure_of(run("segfault")) == (Failure.CRASHED, "was killed by SIGSEGV")
+
+
+def test_an_answer_of_a_child_that_then_crashes_does_not_count() -> None:
+    assert failure_of(run("answer_and_crash"))[0] is Failure.CRASHED
+
+
+def test_a_child_that_was_killed_from_outside_has_not_crashed() -> None:
+    assert failure_of(run("die", "SIGKILL"))[0] is Failure.EXITED
+
+
+def test_an_exception_is_told_with_its_last_line() -> None:
+    assert failure_of(run("throw")) == (
+        Failure.EXITED,
+        "ended with exit code 1: RuntimeError: the driver said 42",
+    )
+
+
+def test_an_exit_code_spoils_an_answer() -> None:
+    assert failure_of(run("leave", "3")) == (Failure.EXITED, "ended with exit code 3")
+
+
+def test_a_module_that_is_not_there() -> None:
+    outcome = run_child("potluck.no_such_module", deadline_seconds=20, max_resident_bytes=512 * MIB)
+    failure, reason = failure_of(outcome)
+    assert failure is Failure.EXITED
+    assert "No module named potluck.no_such_module" in reason
+
+
+def test_a_child_that_grows() -> None:
+    outcome = run("grow", max_resident_bytes=200 * MIB)
+    assert failure_of(outcome) == (Failure.TOO_BIG, "took more than 200 MiB of memory")
+
+
+def test_a_child_whose_child_grows() -> None:
+    assert failure_of(run("grow_in_a_child", max_resident_bytes=200 * MIB))[0] is Failure.TOO_BIG
+
+
+def test_files_in_memory_are_no_growth(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(300 * MIB)
+    outcome = run("map_a_large_file", str(path), max_resident_bytes=200 * MIB)
+    assert isinstance(outcome, ChildAnswer), outcome
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("hello", "Expecting value"),
+        ('{"a": ', "Expecting value"),
+        ('{"a": [1, 2', "delimiter"),
+        ('{"a": NaN}', "NaN is no number"),
+        ('{"a": -Infinity}', "-Infinity is no number"),
+        ('{"a": 1e999}', "1e999 is too large"),
+        ('{"a": ' + "9" * 5000 + "}", "digit"),
+        ("[" * 100_000, "recursion"),
+        ("[1, 2]", "that is no object"),
+        ('{"a": 1} {"b": 2}', "Extra data"),
+        ('{"refused": 5}', "refused without a reason"),
+        ("", "printed nothing"),
+        ("\n \n", "printed nothing"),
+    ],
+)
+def test_rubbish(text: str, reason: str) -> None:
+    failure, said = failure_of(run("print_raw", text))
+    assert failure is Failure.RUBBISH
+    assert reason in said
+    assert "\n" not in said
+    assert len(said) <= 300
+
+
+def test_bytes_that_are_no_text() -> None:
+    assert failure_of(run("print_bytes"))[0] is Failure.RUBBISH
+
+
+def test_a_child_that_prints_nothing() -> None:
+    assert failure_of(run("print_nothing")) == (Failure.RUBBISH, "printed nothing")
+
+
+@pytest.mark.parametrize("behaviour", ["print_endlessly", "progress_endlessly"])
+def test_a_child_that_prints_endlessly(behaviour: str) -> None:
+    assert failure_of(run(behaviour)) == (Failure.RUBBISH, "printed without end")
+
+
+def test_standard_error_never_blocks() -> None:
+    assert isinstance(run("complain_endlessly"), ChildAnswer)
+
+
+def test_what_libraries_print_is_not_the_answer() -> None:
+    outcome = run("chatter")
+    assert isinstance(outcome, ChildAnswer)
+    assert outcome.document == ANSWER
+
+
+def test_a_program_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    failure, reason = failure_of(run("answer"))
+    assert failure is Failure.NOT_STARTED
+    assert "No such file" in reason
+
+
+def test_an_argument_that_no_process_can_get() -> None:
+    assert failure_of(run("answer", "a\0b"))[0] is Failure.NOT_STARTED
+
+
+def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
+    """The parent is killed; the child, which would sleep on, dies of it."""
+    code = (
+        "import os; from potluck.probe.child import run_child\n"
+        f"run_child({CHILD!r}, ('hang',), deadline_seconds=60, max_resident_bytes=1 << 30)"
+    )
+    path = f"{TESTS.parent / 'src'}:{TESTS}"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}
+    ) as parent:
+        child = _wait_for_child(parent.pid)
+        parent.kill()
+    deadline = time.monotonic() + 10
+    while b"hang" in _command_line(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _command_line(pid: int) -> bytes:
+    """Empty for a zombie and when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _wait_for_child(pid: int) -> int:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for child in children:
+            if b"hang" in _command_line(int(child)):
+                time.sleep(0.3)  # until it has asked to die with its parent
+                return int(child)
+        time.sleep(0.01)
+    raise AssertionError("no child was started")
+
+
+def test_a_child_that_the_kernel_keeps() -> None:
+    """As a driver may keep it: here in a frozen control group, where a kill must wait."""
+    freezer = Path("/sys/fs/cgroup/freezer") / f"potluck-{os.getpid()}"
+    try:
+        freezer.mkdir()
+    except OSError as error:
+        reason = f"no freezer of control groups (v1) to use: {error}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(f"not shown: {reason}")
+    frozen: list[int] = []
+
+    def freeze(_: float) -> None:
+        me = os.getpid()
+        frozen.extend(int(c) for c in Path(f"/proc/{me}/task/{me}/children").read_text().split())
+        (freezer / "tasks").write_text(str(frozen[0]))
+        (freezer / "freezer.state").write_text("FROZEN")
+
+    try:
+        with pytest.warns(ResourceWarning, match="is still running"):  # and so it is
+            outcome = run("progress_and_hang", deadline_seconds=0.5, on_progress=freeze)
+    finally:
+        (freezer / "freezer.state").write_text("THAWED")
+        for pid in frozen:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        freezer.rmdir()
+    assert failure_of(outcome) == (
+        Failure.HUNG,
+        "gave no answer within 0.5 s, and cannot be killed: it hangs in the kernel",
+    )

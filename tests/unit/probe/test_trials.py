@@ -1,0 +1,343 @@
+"""Backends that work, lie, hang and crash, tried out through real child processes."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.fake_backends.behaviour import CALLS, device, spec
+
+from potluck.probe.cache import ProbeCache
+from potluck.probe.trials import (
+    cached_measurement,
+    is_tried_on,
+    measure_backend,
+    try_backend,
+)
+from potluck.types.hardware import BackendSpec, Device, DeviceKind, Figure, Origin, Trial
+
+TESTS = Path(__file__).parents[2]
+KERNEL = "6.1.0"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> ProbeCache:
+    return ProbeCache(tmp_path / "probe.json")
+
+
+@pytest.fixture(autouse=True)
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """What the fakes were asked so far: the command and what follows the device."""
+    path = tmp_path / "calls"
+    monkeypatch.setenv("PYTHONPATH", f"{TESTS.parent / 'src'}:{TESTS}")
+    monkeypatch.setenv(CALLS, str(path))
+
+    def read() -> list[str]:
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [" ".join(word for word in line.split() if "pci-" not in word) for line in lines]
+
+    return read
+
+
+def trial_of(
+    name: str,
+    cache: ProbeCache,
+    *,
+    on: Device | None = None,
+    kernel: str = KERNEL,
+    retry: bool = False,
+    deadline_seconds: float = 20.0,
+) -> Trial:
+    return try_backend(
+        spec(name),
+        on or device(),
+        kernel_release=kernel,
+        cache=cache,
+        retry=retry,
+        deadline_seconds=deadline_seconds,
+    )
+
+
+def test_a_backend_that_works(cache: ProbeCache, calls: Callable[[], list[str]]) -> None:
+    trial = trial_of("works", cache)
+    assert trial == Trial(
+        device_id="pci-0000:01:00.0", backend="works", works=True, variants=("slow", "fast")
+    )
+    assert trial.unit_id == "pci-0000:01:00.0/works"
+    assert trial_of("works", cache) == trial
+    assert calls() == ["self-test"]
+
+
+def test_what_makes_a_result_old(cache: ProbeCache, calls: Callable[[], list[str]]) -> None:
+    trial_of("works", cache)
+    trial_of("works", cache, kernel="6.2.0")
+    trial_of("works", cache, on=device(driver_version="560"))
+    trial_of("works", cache, on=device("pci-0000:02:00.0"))
+    trial_of("works", cache, retry=True)
+    assert len(calls()) == 5
+    trial_of("works", cache)
+    assert len(calls()) == 5
+
+
+def test_a_liar_is_caught(cache: ProbeCache, calls: Callable[[], list[str]]) -> None:
+    trial = trial_of("lies_throughout", cache)
+    assert not trial.works
+    assert trial.variants == ()
+    assert trial.reason.startswith("zeros: wrong numbers: the q8_0 product[0][0] is 0, and ")
+    assert trial_of("lies_throughout", cache) == trial
+    assert len(calls()) == 1
+
+
+def test_variants_that_lie_are_named_and_the_others_stay(cache: ProbeCache) -> None:
+    trial = trial_of("lies", cache)
+    assert trial.works
+    assert trial.variants == ("b",)
+    assert "a: wrong numbers: the q4_0 product[10][40] is " in trial.reason
+    assert "c: wrong numbers: the softmax[20][0] is 0.03125, and " in trial.reason
+
+
+def test_a_backend_that_hangs(cache: ProbeCache, calls: Callable[[], list[str]]) -> None:
+    started = time.monotonic()
+    trial = trial_of("hangs", cache, deadline_seconds=1)
+    assert not trial.works
+    assert trial.reason == "gave no answer within 1 s"
+    again = trial_of("hangs", cache, deadline_seconds=1)
+    assert again.reason == (
+        "not tried again: gave no answer within 1 s (potluck probe --retry tries)"
+    )
+    assert len(calls()) == 1
+    assert time.monotonic() - started < 6
+
+
+def test_a_backend_that_crashes(cache: ProbeCache, calls: Callable[[], list[str]]) -> None:
+    assert trial_of("crashes", cache).reason == "was killed by SIGSEGV"
+    assert calls() == ["self-test", "variants"]  # and it does not live to say its variants
+    for _ in range(2):
+        trial = trial_of("crashes", cache)
+        assert trial.reason == (
+            "not tried again: was killed by SIGSEGV (potluck probe --retry tries)"
+        )
+    assert len(calls()) == 2
+    assert trial_of("crashes", cache, retry=True).reason == "was killed by SIGSEGV"
+    assert len(calls()) == 4
+    assert trial_of("crashes", cache, on=device(driver_version="560")).reason == (
+        "was killed by SIGSEGV"
+    )
+
+
+def test_one_variant_that_crashes_does_not_take_the_others_with_it(
+    cache: ProbeCache, calls: Callable[[], list[str]]
+) -> None:
+    trial = trial_of("crashes_in_one_variant", cache)
+    assert trial.works
+    assert trial.variants == ("plain", "good")
+    assert trial.reason == "bad: was killed by SIGILL"
+    assert calls() == [
+        "self-test",
+        "variants",
+        "self-test plain",
+        "self-test bad",
+        "self-test good",
+    ]
+    assert trial_of("crashes_in_one_variant", cache) == trial
+    assert len(calls()) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("refuses", "libvendor.so.1 is not installed"),
+        ("raises", "ended with exit code 1: KeyError: 'device'"),
+    ],
+)
+def test_what_may_be_cured_is_tried_every_time(
+    name: str, reason: str, cache: ProbeCache, calls: Callable[[], list[str]]
+) -> None:
+    for _ in range(2):
+        trial = trial_of(name, cache)
+        assert not trial.works
+        assert trial.reason == reason
+    assert len(calls()) == 2
+
+
+def test_a_device_with_a_problem_is_not_touched(
+    cache: ProbeCache, calls: Callable[[], list[str]]
+) -> None:
+    trial = trial_of("works", cache, on=device(problem="no permission for /dev/nvidia0"))
+    assert not trial.works
+    assert trial.reason == "no permission for /dev/nvidia0"
+    assert calls() == []
+
+
+def test_without_a_cache(calls: Callable[[], list[str]]) -> None:
+    cache = ProbeCache(None)
+    assert trial_of("works", cache).works
+    assert trial_of("works", cache).works
+    assert len(calls()) == 2
+
+
+def test_a_cache_that_was_tampered_with_proves_nothing(
+    tmp_path: Path, cache: ProbeCache, calls: Callable[[], list[str]]
+) -> None:
+    trial_of("lies_throughout", cache)
+    path = tmp_path / "probe.json"
+    path.write_text(path.read_text().replace('"works": false', '"works": true'))
+    assert not trial_of("lies_throughout", cache).works
+    assert len(calls()) == 2
+
+
+def test_which_devices_a_backend_is_for() -> None:
+    def for_(kind: DeviceKind, *makes: str) -> BackendSpec:
+        return BackendSpec(name="x", module="x", kinds=frozenset({kind}), makes=frozenset(makes))
+
+    assert is_tried_on(for_(DeviceKind.GPU), device())
+    assert is_tried_on(for_(DeviceKind.GPU, "AMD", "NVIDIA"), device())
+    assert not is_tried_on(for_(DeviceKind.GPU, "AMD"), device())
+    assert not is_tried_on(for_(DeviceKind.CPU), device())
+
+
+def measured(
+    name: str,
+    cache: ProbeCache,
+    *,
+    num_threads: int = 3,
+    retry: bool = False,
+    on_progress: Callable[[float], None] | None = None,
+) -> Trial:
+    return measure_backend(
+        spec(name),
+        device(),
+        trial_of(name, cache),
+        kernel_release=KERNEL,
+        num_threads=num_threads,
+        cache=cache,
+        retry=retry,
+        on_progress=on_progress,
+    )
+
+
+def test_measuring(cache: ProbeCache, calls: Callable[[], list[str]]) -> None:
+    seen: list[float] = []
+    trial = measured("works", cache, on_progress=seen.append)
+    source = f"3 threads, {1 << 30} bytes"  # an eighth of the 8 GiB that are free
+    assert trial.figures.read_bytes_per_second == Figure(
+        value=5e9, origin=Origin.MEASURED, source=source
+    )
+    assert trial.figures.int8_operations_per_second.value == 1e12
+    assert trial.figures.f32_operations_per_second == Figure()
+    assert (trial.works, trial.variants) == (True, ("slow", "fast"))
+    assert seen == [0.5]
+    assert measured("works", cache) == trial
+    assert len(calls()) == 2
+    measured("works", cache, retry=True)
+    assert len(calls()) == 3
+    measured("works", cache, num_threads=4)
+    assert len(calls()) == 4
+
+
+def test_figures_that_are_known(cache: ProbeCache) -> None:
+    trial = trial_of("works", cache)
+
+    def known(num_threads: int) -> Trial | None:
+        return cached_measurement(
+            spec("works"),
+            device(),
+            trial,
+            kernel_release=KERNEL,
+            num_threads=num_threads,
+            cache=cache,
+        )
+
+    assert known(3) is None
+    figures = measured("works", cache).figures
+    found = known(3)
+    assert found is not None
+    assert found.figures == figures
+    assert known(2) is None
+
+
+def test_what_does_not_work_is_not_measured(
+    cache: ProbeCache, calls: Callable[[], list[str]]
+) -> None:
+    trial = measured("refuses", cache)
+    assert not trial.works
+    assert calls() == ["self-test"]
+    assert (
+        cached_measurement(
+            spec("refuses"), device(), trial, kernel_release=KERNEL, num_threads=3, cache=cache
+        )
+        is None
+    )
+
+
+def test_figures_that_make_no_sense_are_not_taken(
+    cache: ProbeCache, calls: Callable[[], list[str]]
+) -> None:
+    for num_measurements in (1, 2):
+        trial = measured("measures_badly", cache)
+        assert trial.works
+        assert trial.figures.read_bytes_per_second == Figure(
+            source="measuring failed: its figures are not positive numbers with sources"
+        )
+        assert len(calls()) == 1 + num_measurements
+
+
+def test_a_crash_while_measuring_is_met_once(
+    cache: ProbeCache, calls: Callable[[], list[str]]
+) -> None:
+    first, second = measured("crashes_in_measuring", cache), measured("crashes_in_measuring", cache)
+    assert first.works
+    assert second.works
+    assert first.figures.f32_operations_per_second.source == (
+        "measuring failed: was killed by SIGBUS"
+    )
+    assert second.figures.f32_operations_per_second.source == (
+        "measuring failed: not tried again: was killed by SIGBUS (potluck probe --retry tries)"
+    )
+    assert len(calls()) == 2
+
+
+@pytest.mark.parametrize("retry", [False, True])
+def test_processes_that_measure_at_once_measure_once(
+    tmp_path: Path, cache: ProbeCache, calls: Callable[[], list[str]], retry: bool
+) -> None:
+    trial_of("works", cache)
+    code = f"""
+from support.fake_backends.behaviour import device, spec
+from potluck.probe.cache import ProbeCache
+from potluck.probe.trials import measure_backend, try_backend
+from pathlib import Path
+cache = ProbeCache(Path({str(tmp_path / "probe.json")!r}))
+trial = try_backend(spec("works"), device(), kernel_release={KERNEL!r}, cache=cache)
+print("ready", flush=True)
+input()
+trial = measure_backend(spec("works"), device(), trial, kernel_release={KERNEL!r}, num_threads=3,
+                        cache=cache, retry={retry})
+print(trial.figures.read_bytes_per_second.value)
+"""
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", code],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for _ in range(3)
+        ]
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        assert [process.communicate()[0] for process in processes] == ["5000000000.0\n"] * 3
+    assert len([call for call in calls() if call.startswith("measure")]) == 1
