@@ -1,6 +1,7 @@
 """What layers share: devices on the platform bus, and memory that is the machine's own.
 
-GPUs and NPUs of boards are nodes of the device tree on that bus. Sources: the kernel's ``Documentation/ABI/testing/sysfs-class-devfreq``, ``proc_meminfo(5)``.
+GPUs and NPUs of boards are nodes of the device tree on that bus. Sources: the kernel's
+``Documentation/ABI/testing/sysfs-class-devfreq``, ``proc_meminfo(5)``.
 """
 
 from __future__ import annotations
