@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from potluck.catalog.hub import download_model
 from potluck.catalog.locate import HubModel, ModelFiles, locate_model
 from potluck.errors import ModelFileError, ParameterError
 from potluck.formats.gguf import open_gguf
+from potluck.formats.json_reader import read_document
 from potluck.formats.safetensors import open_safetensors
 from potluck.formats.source import FileTensorSource
 from potluck.models.names import FileKind
@@ -32,8 +32,9 @@ from potluck.weights.canonical import CanonicalSource
 if TYPE_CHECKING:
     from potluck.text.chat import ChatTemplate
 
-MAX_JSON_BYTES = 16 * 2**20
-"""Of config.json and generation_config.json. Real ones have a few kilobytes."""
+MAX_JSON_BYTES = 2**20
+"""Of config.json and generation_config.json. Real ones have a few kilobytes, or some tens where a
+quantization lists layers."""
 
 _SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
@@ -64,6 +65,7 @@ def describe_model(name: str) -> ModelDescription:
     else:
         with closing(open_gguf(files.path)) as source:
             config = config_from_gguf(source.metadata, source, path=str(files.path))
+            source.check_unchanged()
         sampling_defaults = {}
     with closing(open_tensors(files)) as tensors:
         refuse_unread_tensors(config, tensors.names(), files.kind)
@@ -92,7 +94,9 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
     from potluck.text import gguf
 
     with closing(open_gguf(files.path)) as source:
-        return gguf.build_tokenizer(source.metadata, path=str(files.path))
+        tokenizer = gguf.build_tokenizer(source.metadata, path=str(files.path))
+        source.check_unchanged()
+        return tokenizer
 
 
 def load_chat_template(files: ModelFiles) -> ChatTemplate | None:
@@ -104,7 +108,9 @@ def load_chat_template(files: ModelFiles) -> ChatTemplate | None:
     from potluck.text import gguf
 
     with closing(open_gguf(files.path)) as source:
-        return gguf.read_chat_template(source.metadata, path=str(files.path))
+        template = gguf.read_chat_template(source.metadata, path=str(files.path))
+        source.check_unchanged()
+        return template
 
 
 def _download(model: HubModel) -> Path:
@@ -119,14 +125,14 @@ def _read_tokenizer(directory: Path) -> Tokenizer:
 
 def _read_config(directory: Path) -> ModelConfig:
     path = directory / "config.json"
-    return config_from_hugging_face(_read_json(path), path=str(path))
+    return config_from_hugging_face(read_document(path, MAX_JSON_BYTES), path=str(path))
 
 
 def _read_sampling_defaults(path: Path) -> dict[str, float | int]:
     """The recommended sampling parameters; none when the file does not ask for sampling."""
     if not path.is_file():
         return {}
-    values = _read_json(path)
+    values = read_document(path, MAX_JSON_BYTES)
     if values.get("do_sample") is not True:
         return {}
     defaults: dict[str, Any] = {
@@ -140,17 +146,3 @@ def _read_sampling_defaults(path: Path) -> dict[str, float | int]:
     except ParameterError as error:
         raise ModelFileError(str(path), error.message, hint="mend or remove that line") from error
     return defaults
-
-
-def _read_json(path: Path) -> dict[str, object]:
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise ModelFileError(str(path), f"larger than {MAX_JSON_BYTES} bytes")
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ModelFileError(str(path), f"cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(str(path), f"not a JSON document: {error}") from error
-    if not isinstance(document, dict):
-        raise ModelFileError(str(path), "not a JSON object")
-    return document

@@ -11,14 +11,41 @@ import contextlib
 import os
 import stat
 from pathlib import Path
+from typing import Protocol
 
 from potluck.errors import ModelFileError, ModelNotFoundError
 
 _READING_HINT = "check that the file can be read and that the disk is sound"
+_CHANGED_HINT = "let nothing write to the model's files while it loads, and try again"
+
+
+class ByteFile(Protocol):
+    """Bytes that can be read in pieces: all that the readers of headers ask of a file."""
+
+    @property
+    def path(self) -> str:
+        """What messages call it."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """In bytes; it stays the same."""
+        ...
+
+    def read_into(self, offset: int, out: memoryview) -> None:
+        """Fill ``out`` (contiguous bytes) from ``offset``.
+
+        Raises ``ModelFileError`` if there are too few bytes or they cannot be read.
+        """
+        ...
+
+    def release(self) -> None:
+        """Give back what the next read can get again."""
+        ...
 
 
 class ReadOnlyFile:
-    """A regular file open for reading; it may lie on read-only media. For use by one thread.
+    """A regular file to read from; it may lie on read-only media. For use by one thread at a time.
 
     ``size`` is that of the moment of opening, in bytes; ``num_bytes_read`` counts what was read.
     The kernel may drop at once what was read: a model is read once, and pages of files count
@@ -28,10 +55,9 @@ class ReadOnlyFile:
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
-        # Without O_NONBLOCK, opening a pipe would wait for its writer.
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        self._path = path.absolute()
         try:
-            descriptor = os.open(path, flags)
+            self._descriptor: int | None = self._open()
         except FileNotFoundError as error:
             raise ModelNotFoundError(
                 f"{path}: no such file", hint="check the path for spelling"
@@ -40,56 +66,120 @@ class ReadOnlyFile:
             raise self._unreadable(error) from error
         except ValueError as error:
             raise ModelNotFoundError(f"{str(path)!r} cannot be a path ({error})") from error
-        self._descriptor: int | None = descriptor
-        status = os.fstat(descriptor)
+        status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
             self.close()
             raise ModelFileError(self.path, "not a regular file", hint="give a file of a model")
+        self._identity = _identity(status)
+        self._is_closed = False
         self.size = status.st_size
         self.num_bytes_read = 0
 
     def read_into(self, offset: int, out: memoryview) -> None:
-        """Fill ``out`` (contiguous bytes) from ``offset``; ``ModelFileError`` if that is too short.
+        """Fill ``out`` (contiguous bytes) from ``offset``.
 
-        Raises ``ValueError`` after ``close``.
+        Raises ``ModelFileError`` if there are too few bytes, if they cannot be read, or if another
+        file has taken this one's place since ``release``; ``ValueError`` after ``close``.
         """
-        if self._descriptor is None:
-            raise ValueError(f"{self.path} is closed")
+        descriptor = self._opened()
         done = 0
         while done < len(out):
             try:
-                count = os.preadv(self._descriptor, [out[done:]], offset + done)
+                count = os.preadv(descriptor, [out[done:]], offset + done)
             except OSError as error:
                 raise self._unreadable(error) from error
             if count == 0:
-                raise ModelFileError(
-                    self.path,
-                    f"truncated: it ends at byte {offset + done}, "
-                    f"and bytes up to {offset + len(out)} are needed",
-                )
+                raise self._too_short(offset + done, offset + len(out))
             done += count
         self.num_bytes_read += done
         with contextlib.suppress(OSError):  # advice, which a file system may not know
-            os.posix_fadvise(self._descriptor, offset, done, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(descriptor, offset, done, os.POSIX_FADV_DONTNEED)
 
-    def read(self, offset: int, num_bytes: int) -> bytes:
-        """As ``read_into``, into new bytes; the caller has bounded ``num_bytes``."""
-        data = bytearray(num_bytes)
-        with memoryview(data) as view:
-            self.read_into(offset, view)
-        return bytes(data)
+    def check_unchanged(self) -> None:
+        """Raise ``ModelFileError`` if the file was written to, or replaced, since it was opened.
 
-    def close(self) -> None:
-        """Close the descriptor. Idempotent."""
+        Size, times of the last write and of the last change of the inode, and the inode itself are
+        compared: a write that sets the first time back does not set back the second.
+        """
+        descriptor = self._descriptor
+        try:
+            status = self._path.stat() if descriptor is None else os.fstat(descriptor)
+        except FileNotFoundError as error:
+            raise self._changed("it was removed") from error
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if status.st_size < self.size:
+            raise self._changed(f"it shrank from {self.size} to {status.st_size} bytes")
+        if _identity(status) != self._identity:
+            raise self._changed("the file changed")
+
+    def release(self) -> None:
+        """Close the descriptor; the next read opens the same file again."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
+
+    def close(self) -> None:
+        """End reading for good. Idempotent."""
+        self._is_closed = True
+        self.release()
+
+    def _open(self) -> int:
+        # Without O_NONBLOCK, opening a pipe would wait for its writer.
+        return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def _opened(self) -> int:
+        """The descriptor, opened again where it was released."""
+        if self._is_closed:
+            raise ValueError(f"{self.path} is closed")
+        if self._descriptor is None:
+            try:
+                self._descriptor = self._open()
+            except FileNotFoundError as error:
+                raise self._changed("it was removed") from error
+            except OSError as error:
+                raise self._unreadable(error) from error
+            self.check_unchanged()
+        return self._descriptor
+
+    def _too_short(self, end: int, needed_end: int) -> ModelFileError:
+        if needed_end <= self.size:
+            return self._changed(f"it shrank from {self.size} to {end} bytes")
+        return ModelFileError(
+            self.path, f"truncated: it ends at byte {end}, and bytes up to {needed_end} are needed"
+        )
+
+    def _changed(self, how: str) -> ModelFileError:
+        return ModelFileError(self.path, f"{how} while it was read", hint=_CHANGED_HINT)
 
     def _unreadable(self, error: OSError) -> ModelFileError:
         return ModelFileError(self.path, f"cannot be read: {error.strerror}", hint=_READING_HINT)
 
 
+def read_bytes(file: ByteFile, offset: int, num_bytes: int) -> bytes:
+    """``num_bytes`` of ``file``; the caller has bounded them. Raises as ``read_into``."""
+    data = bytearray(num_bytes)
+    with memoryview(data) as view:
+        file.read_into(offset, view)
+    return bytes(data)
+
+
 def quoted(text: str) -> str:
     """``text`` from a file as one short, printable word of a message."""
-    shown = ascii(text)
-    return shown if len(shown) <= 80 else f"{shown[:60]}…{shown[-16:]}"
+    shown = ascii(text[:100])
+    return (
+        shown
+        if len(text) <= 100 and len(shown) <= 80
+        else f"{shown[:60]}…{ascii(text[-16:])[-16:]}"
+    )
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    """What differs when a file was replaced or written to."""
+    return (
+        status.st_dev,
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+    )

@@ -34,7 +34,9 @@ def load_stage(
 ) -> LoadedStage:
     """Make the engine of a planned stage and fill it, in the memory that the plan counts.
 
-    ``on_progress`` is called with bytes read and bytes in all. After an error nothing stays open.
+    ``on_progress`` is called with bytes read and bytes in all. Raises as ``load_weights``, and
+    ``ModelFileError`` when a file changed since ``tensors`` was opened. After an error nothing
+    stays open.
     """
     size = plan.size
     config, shard = description.config, plan.shard
@@ -60,6 +62,7 @@ def load_stage(
             path=str(description.files.path),
             on_progress=on_progress,
         )
+        tensors.check_unchanged()
     except BaseException:
         engine.close()
         raise
