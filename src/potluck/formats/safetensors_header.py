@@ -82,7 +82,7 @@ def read_header(file: ByteFile) -> list[FileTensor]:
         if name != _METADATA:
             tensors.append(_read_entry(name, reader.value(), file, data_start))
         elif has_metadata:
-            raise ModelFileError(file.path, f"the header has {_METADATA} twice")
+            raise ModelFileError(file.path, f"the header has '{_METADATA}' twice")
         else:
             has_metadata = True
             reader.skip_texts(MAX_METADATA_ENTRIES, _METADATA)
@@ -126,12 +126,12 @@ def _read_weight_map(reader: JsonReader, file: ByteFile) -> dict[str, str]:
             )
         if file_name not in known:
             _check_file_name(name, file_name, file)
+            if len(known) == MAX_FILES:
+                raise ModelFileError(file.path, f"weight_map names more than {MAX_FILES} files")
             known[file_name] = file_name
         if name in file_of:
             raise ModelFileError(file.path, f"weight_map has {quoted(name)} twice")
         file_of[name] = known[file_name]
-    if len(known) > MAX_FILES:
-        raise ModelFileError(file.path, f"weight_map names {len(known)} files")
     return file_of
 
 
