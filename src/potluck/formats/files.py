@@ -89,7 +89,12 @@ class ReadOnlyFile:
             except OSError as error:
                 raise self._unreadable(error) from error
             if count == 0:
-                raise self._too_short(offset + done, offset + len(out))
+                self.check_unchanged()
+                raise ModelFileError(
+                    self.path,
+                    f"truncated: it ends at byte {self.size}, "
+                    f"and bytes up to {offset + len(out)} are needed",
+                )
             done += count
         self.num_bytes_read += done
         with contextlib.suppress(OSError):  # advice, which a file system may not know
@@ -141,13 +146,6 @@ class ReadOnlyFile:
                 raise self._unreadable(error) from error
             self.check_unchanged()
         return self._descriptor
-
-    def _too_short(self, end: int, needed_end: int) -> ModelFileError:
-        if needed_end <= self.size:
-            return self._changed(f"it shrank from {self.size} to {end} bytes")
-        return ModelFileError(
-            self.path, f"truncated: it ends at byte {end}, and bytes up to {needed_end} are needed"
-        )
 
     def _changed(self, how: str) -> ModelFileError:
         return ModelFileError(self.path, f"{how} while it was read", hint=_CHANGED_HINT)
