@@ -104,12 +104,12 @@ def convert_on(pool: ThreadPool) -> Convert:
     ) -> None:
         with core_errors("the weights are damaged: download or convert the model again"):
             kernels.convert_rows(
-                np.frombuffer(rows, dtype=np.uint8),
+                rows,
                 stored.label,
                 loaded.label,
                 num_rows,
                 num_columns,
-                np.frombuffer(out, dtype=np.uint8),
+                out,
                 pool,
             )
 

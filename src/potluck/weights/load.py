@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.errors import EngineError, ModelFileError, UnsupportedModelError
 from potluck.types.program import Program, WeightSpec
 from potluck.types.quantization import Quantization
 from potluck.types.tensor import TensorFormat, TensorInfo, TensorSink, TensorSource
@@ -81,7 +81,13 @@ def load_weights(
                 target = converted[: block.loaded_bytes]
                 stored, loaded = tensor.stored, tensor.loaded
                 num_rows = block.end_row - block.start_row
-                convert(rows, stored.format, target, loaded.format, num_rows, stored.num_columns)
+                try:
+                    convert(
+                        rows, stored.format, target, loaded.format, num_rows, stored.num_columns
+                    )
+                except EngineError as error:
+                    problem = f"{stored.name}, of rows from {block.start_row}: {error.message}"
+                    raise ModelFileError(path, problem, hint=error.hint) from error
                 rows = target
             sink.write_rows(tensor.loaded.name, block.start_row, block.end_row, rows)
             if block.end_row == tensor.stored.num_rows:
