@@ -17,7 +17,7 @@ from potluck.types.memory import MemoryPlan
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, RopeTable, Shard
 from potluck.types.quantization import Quantization
-from potluck.weights.load import STAGING_BYTES, check_weights
+from potluck.weights.load import check_weights, staging_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def plan_stage(
         cache_bytes=cache_bytes(program, size.num_blocks),
         rope_bytes=rope_table_bytes(description.config, size.context_tokens) if has_rope else 0,
         scratch_bytes=scratch_bytes(program, size.max_step_tokens, num_threads=size.num_threads),
-        staging_bytes=STAGING_BYTES,
+        staging_bytes=staging_bytes(stored, size.quantization),
         process_bytes=process_bytes,
     )
     return StagePlan(

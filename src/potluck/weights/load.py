@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -11,6 +11,7 @@ from potluck.errors import EngineError, ModelFileError, UnsupportedModelError
 from potluck.types.program import Program, WeightSpec
 from potluck.types.quantization import Quantization
 from potluck.types.tensor import TensorFormat, TensorInfo, TensorSink, TensorSource
+from potluck.weights import canonical
 
 STAGING_BYTES = 32 * 2**20
 """What loading holds besides the weights, in all. Large enough for a disk to stream, and small
@@ -46,20 +47,16 @@ def load_weights(
     ``source`` and ``sink`` stay the caller's; after an error from either, which is passed on, the
     last tensor of the sink may be begun and not finished, and nothing else refers to the buffers.
     """
-    tensors = [
-        _Tensor(stored=info, loaded=dataclasses.replace(info, format=quantization.target(info)))
-        for info in check_weights(program, source, path=path)
-    ]
+    tensors = _tensors(check_weights(program, source, path=path), quantization)
     if convert is None and any(tensor.is_converted for tensor in tensors):
         raise ValueError("to quantize needs a function that converts")
     blocks = [block for tensor in tensors for block in tensor.blocks()]
     total = sum(block.num_bytes for block in blocks)
     report = on_progress or _ignore
     report(0, total)
-    most = max((block.num_bytes for block in blocks), default=0)
-    buffers = [memoryview(bytearray(most)) for _ in range(min(2, len(blocks)))]
-    most_converted = max((b.loaded_bytes for b in blocks if b.tensor.is_converted), default=0)
-    converted = memoryview(bytearray(most_converted))
+    sizes = _buffer_bytes(blocks)
+    buffers = [memoryview(bytearray(sizes.read)) for _ in range(2)]
+    converted = memoryview(bytearray(sizes.converted))
 
     def read(index: int) -> memoryview:
         block = blocks[index]
@@ -94,6 +91,12 @@ def load_weights(
                 sink.finish(tensor.loaded.name)
             done += block.num_bytes
             report(done, total)
+
+
+def staging_bytes(stored: Iterable[TensorInfo], quantization: Quantization) -> int:
+    """What ``load_weights`` holds of such tensors besides what the sink does."""
+    sizes = _buffer_bytes([b for each in _tensors(stored, quantization) for b in each.blocks()])
+    return 2 * sizes.read + sizes.converted + min(sizes.read, canonical.STAGING_BYTES)
 
 
 def check_weights(
@@ -170,6 +173,13 @@ class _Tensor:
             yield _Block(tensor=self, start_row=start, end_row=min(start + step, num_rows))
 
 
+def _tensors(stored: Iterable[TensorInfo], quantization: Quantization) -> list[_Tensor]:
+    return [
+        _Tensor(stored=info, loaded=dataclasses.replace(info, format=quantization.target(info)))
+        for info in stored
+    ]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
     """Rows that pass through a buffer at once."""
@@ -185,6 +195,21 @@ class _Block:
     @property
     def loaded_bytes(self) -> int:
         return (self.end_row - self.start_row) * self.tensor.loaded.row_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BufferSizes:
+    """Of each buffer that is read into, and of the one for what is converted."""
+
+    read: int
+    converted: int
+
+
+def _buffer_bytes(blocks: Sequence[_Block]) -> _BufferSizes:
+    return _BufferSizes(
+        read=max((block.num_bytes for block in blocks), default=0),
+        converted=max((b.loaded_bytes for b in blocks if b.tensor.is_converted), default=0),
+    )
 
 
 def _ignore(done_bytes: int, total_bytes: int) -> None:
