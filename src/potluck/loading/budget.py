@@ -15,6 +15,11 @@ _LEAST_CONTEXT_TOKENS = 256
 """A shorter context is not proposed: it would hold little more than a question."""
 
 
+_NOTHING_FITS = (
+    "no smaller --context and no --quant makes it fit; potluck up joins several machines"
+)
+
+
 def combined(plans: Sequence[MemoryPlan]) -> MemoryPlan:
     """What stages in one process take together; one of them loads at a time."""
     weights: dict[str, int] = {}
@@ -53,19 +58,22 @@ def require_memory(
         available.bytes,
         f"{format_bytes(memory.total_bytes)} of memory are needed ({parts}), and "
         f"{format_bytes(available.bytes)} may be used ({available.reason})",
-        hint=what_fits(size, fits),
+        hint=what_fits(size, fits) or _NOTHING_FITS,
     )
 
 
 def what_fits(size: StageSize, fits: Callable[[StageSize], bool]) -> str:
-    """A hint that names a context and a quantization that would fit, each by itself if it can."""
+    """A hint that names a context and a quantization that would fit, each by itself if it can.
+
+    Empty if nothing does.
+    """
     context = next((each for each in smaller_contexts(size) if fits(each)), None)
     quantized = next((each for each in stronger_quantizations(size) if fits(each)), None)
     if context is None and quantized is None:
         both = (each for other in stronger_quantizations(size) for each in smaller_contexts(other))
         smallest = next((each for each in both if fits(each)), None)
         if smallest is None:
-            return "no context and no quantization makes it fit: cut it over more machines"
+            return ""
         return f"{_option(smallest)} --context {smallest.context_tokens} would fit"
     options = []
     if context is not None:

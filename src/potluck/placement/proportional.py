@@ -201,7 +201,7 @@ def _does_not_fit(offers: Sequence[UnitOffer], cost: ModelCost) -> InsufficientM
     available = sum(max(offer.usable_bytes, 0) for offer in offers)
     largest = max((offer.usable_bytes for offer in offers), default=0) - per_stage
     more = -(-(needed - available) // largest) if largest > 0 and needed > available else 0
-    hint = f"or add {more} more {'node' if more == 1 else 'nodes'} like the largest" if more else ""
+    hint = f"add {more} more {'node' if more == 1 else 'nodes'} like the largest" if more else ""
     return InsufficientMemoryError(
         needed,
         available,

@@ -81,7 +81,7 @@ def _place(
         failure.needed_bytes,
         failure.available_bytes,
         failure.message,
-        hint=f"{what_fits(size, fits)}; {failure.hint}" if failure.hint else what_fits(size, fits),
+        hint="; or ".join(part for part in (what_fits(size, fits), failure.hint) if part),
     ) from failure
 
 
