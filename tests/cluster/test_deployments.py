@@ -3,6 +3,7 @@
 from __future__ import re
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
