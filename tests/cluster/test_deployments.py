@@ -1,6 +1,6 @@
 """What deploying leaves out and why, what does not fit, what undeploying frees, draining."""
 
-from __future__ import re
+from __future__ import annotations
 
 import json
 import re
