@@ -1,7 +1,8 @@
 """Makes large models with random weights, in the shapes of models that people run.
 
-    python benchmarks/shapes.py SHAPE DIRECTORY                 Hugging Face layout, BF16
-    python benchmarks/shapes.py SHAPE FILE.gguf --type Q4_0     GGUF; Q8_0, Q4_0, F16 or BF16
+    python benchmarks/shapes.py SHAPE DIRECTORY --type BF16     Hugging Face layout; F32, F16 or BF16
+    python benchmarks/shapes.py SHAPE FILE.gguf --type Q4_0     GGUF; these, Q8_0, Q6_K, Q4_K, Q4_0
+                                                                or Q4_K_M (the mixture)
 
 They are for measuring speed and memory, and speak nonsense. The tokenizer is that of ``demo``,
 which is why the vocabulary has its size whatever the shape. Weights come from a fixed seed and are
@@ -23,7 +24,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from potluck.kernels import convert_rows
+from potluck.kernels.runner import ThreadPool
+from potluck.probe.cores import default_num_threads
+
 SEED = 1
+FLOAT_TYPES = ("F32", "F16", "BF16")
+GGUF_TYPES = (*FLOAT_TYPES, "Q8_0", "Q6_K", "Q4_K", "Q4_0", "Q4_K_M")
 _STANDARD_DEVIATION = 0.02
 _MAX_CONTEXT_TOKENS = 8192
 _DEMO = Path(str(files("potluck"))) / "data" / "demo"
@@ -84,15 +91,15 @@ def main() -> None:
     )
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("path", type=Path)
-    parser.add_argument("--type", choices=("Q8_0", "Q4_0", "F16", "BF16"), help="of a GGUF file")
+    parser.add_argument("--type", choices=GGUF_TYPES, default="BF16")
     arguments = parser.parse_args()
     shape = SHAPES[arguments.shape]
     if arguments.path.suffix == ".gguf":
-        write_gguf(shape, arguments.path, arguments.type or "Q8_0")
-    elif arguments.type not in (None, "BF16"):
-        parser.error("--type is for GGUF files; in Hugging Face layout weights are BF16")
+        write_gguf(shape, arguments.path, arguments.type)
+    elif arguments.type not in FLOAT_TYPES:
+        parser.error("in Hugging Face layout weights are floats; name a .gguf file for the others")
     else:
-        write_hugging_face(shape, arguments.path)
+        write_hugging_face(shape, arguments.path, arguments.type)
 
 
 def tensors(shape: Shape, vocab_size: int) -> Iterator[tuple[str, str, tuple[int, ...]]]:
@@ -124,8 +131,39 @@ def values(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float
     return drawn
 
 
-def write_hugging_face(shape: Shape, directory: Path) -> None:
-    """``config.json``, the tokenizer, and one safetensors file in BF16."""
+def in_type(drawn: NDArray[np.float32], type_name: str, pool: ThreadPool) -> NDArray[np.uint8]:
+    """Numbers ``[rows, columns]`` or ``[columns]`` as a file has them, ``[rows, row bytes]``."""
+    rows = drawn.reshape(-1, drawn.shape[-1])
+    if type_name == "F32":
+        return rows.view(np.uint8)
+    if type_name == "F16":
+        return rows.astype(np.float16).view(np.uint8)
+    if type_name == "BF16":  # the upper half of a float32, rounded towards zero
+        return np.ascontiguousarray(rows.view(np.uint16)[:, 1::2]).view(np.uint8)
+    import gguf
+
+    block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]
+    num_rows, num_columns = rows.shape
+    out = np.empty((num_rows, num_columns // block * block_bytes), np.uint8)
+    stored = rows.view(np.uint8).reshape(-1)
+    target = type_name.lower()
+    convert_rows(stored, "f32", target, num_rows, num_columns, out.reshape(-1), pool)
+    return out
+
+
+def type_in_mixture(name: str, num_layers: int) -> str:
+    """Of a tensor in a Q4_K_M file, as llama.cpp's quantizer chooses; the head is tied."""
+    if name == "token_embd.weight":
+        return "Q6_K"
+    if not name.endswith(("attn_v.weight", "ffn_down.weight")):
+        return "Q4_K"
+    layer, eighth = int(name.split(".")[1]), num_layers // 8
+    between = layer >= num_layers - eighth or (layer - eighth) % 3 == 2
+    return "Q6_K" if layer < eighth or between else "Q4_K"
+
+
+def write_hugging_face(shape: Shape, directory: Path, type_name: str = "BF16") -> None:
+    """``config.json``, the tokenizer, and one safetensors file of floats."""
     directory.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = json.loads((_DEMO / "config.json").read_text(encoding="utf-8"))
     config |= {
@@ -145,22 +183,21 @@ def write_hugging_face(shape: Shape, directory: Path) -> None:
     header: dict[str, object] = {}
     offset = 0
     for name, _, dimensions in listed:
-        num_bytes = 2 * int(np.prod(dimensions))
+        num_bytes = (4 if type_name == "F32" else 2) * int(np.prod(dimensions))
         header[name] = {
-            "dtype": "BF16",
+            "dtype": type_name,
             "shape": dimensions,
             "data_offsets": (offset, offset + num_bytes),
         }
         offset += num_bytes
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
+    pool = ThreadPool(default_num_threads())
     rng = np.random.default_rng(SEED)
     with (directory / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(encoded)) + encoded)
         for _, _, dimensions in listed:
-            # The upper half of a float32 is a bfloat16, rounded towards zero.
-            halves = values(rng, dimensions).view(np.uint16)[..., 1::2]
-            file.write(np.ascontiguousarray(halves).tobytes())
+            file.write(in_type(values(rng, dimensions), type_name, pool).data)
 
 
 def write_gguf(shape: Shape, path: Path, type_name: str) -> None:
@@ -201,22 +238,23 @@ def write_gguf(shape: Shape, path: Path, type_name: str) -> None:
     writer.add_bos_token_id(demo["bos_token_id"])
     writer.add_eos_token_id(demo["eos_token_id"])
 
-    kind = gguf.GGMLQuantizationType[type_name]
-    plain = gguf.GGMLQuantizationType.F32
-    listed = [
-        (name, dimensions, plain if len(dimensions) == 1 else kind)
-        for _, name, dimensions in tensors(shape, len(vocabulary))
-    ]
-    for name, dimensions, each in listed:
-        block, block_bytes = gguf.GGML_QUANT_SIZES[each]
+    listed = []
+    for _, name, dimensions in tensors(shape, len(vocabulary)):
+        chosen = "F32" if len(dimensions) == 1 else type_name
+        if chosen == "Q4_K_M":
+            chosen = type_in_mixture(name, shape.num_layers)
+        listed.append((dimensions, chosen))
+        kind = gguf.GGMLQuantizationType[chosen]
+        block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
         num_bytes = int(np.prod(dimensions)) // block * block_bytes
-        writer.add_tensor_info(name, dimensions, np.dtype(np.float32), num_bytes, raw_dtype=each)
+        writer.add_tensor_info(name, dimensions, np.dtype(np.float32), num_bytes, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
+    pool = ThreadPool(default_num_threads())
     rng = np.random.default_rng(SEED)
-    for _, dimensions, each in listed:
-        writer.write_tensor_data(gguf.quantize(values(rng, dimensions), each))
+    for dimensions, chosen in listed:
+        writer.write_tensor_data(in_type(values(rng, dimensions), chosen, pool))
     writer.close()
 
 
