@@ -4,17 +4,20 @@
     python benchmarks/shapes.py SHAPE FILE.gguf --type Q4_0     GGUF; Q8_0, Q4_0, F16 or BF16
 
 They are for measuring speed and memory, and speak nonsense. The tokenizer is that of ``demo``,
-which is why the vocabulary has its size whatever the shape. Weights come from a fixed seed and are
-written tensor by tensor, so that a model may be larger than the memory.
+and so is the size of the vocabulary, unless the shape says another and the layout is Hugging
+Face's: no text has the tokens beyond. Weights
+come from a fixed seed and are written tensor by tensor, so that a model may be larger than
+the memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -26,6 +29,8 @@ from numpy.typing import NDArray
 SEED = 1
 _STANDARD_DEVIATION = 0.02
 _MAX_CONTEXT_TOKENS = 8192
+_MAX_FILE_BYTES = 5 * 10**9
+_DRAWN_NUMBERS = 2**22
 _DEMO = Path(str(files("potluck"))) / "data" / "demo"
 
 
@@ -39,6 +44,8 @@ class Shape:
     num_heads: int
     num_key_value_heads: int
     head_dim: int
+    vocab_size: int | None = None
+    has_tied_head: bool = True
 
 
 SHAPES = {
@@ -74,6 +81,16 @@ SHAPES = {
         num_key_value_heads=8,
         head_dim=128,
     ),
+    "8B": Shape(  # Llama-3-8B
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_layers=32,
+        num_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=128_256,
+        has_tied_head=False,
+    ),
 }
 
 
@@ -96,7 +113,7 @@ def main() -> None:
 
 
 def tensors(shape: Shape, vocab_size: int) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Each tensor's Hugging Face name, GGUF name and shape (rows first). The head is tied."""
+    """Each tensor's Hugging Face name, GGUF name and shape (rows first)."""
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries = shape.num_heads * shape.head_dim
     keys = shape.num_key_value_heads * shape.head_dim
@@ -113,6 +130,8 @@ def tensors(shape: Shape, vocab_size: int) -> Iterator[tuple[str, str, tuple[int
         yield f"{theirs}.mlp.up_proj.weight", f"{gguf}.ffn_up.weight", (inner, hidden)
         yield f"{theirs}.mlp.down_proj.weight", f"{gguf}.ffn_down.weight", (hidden, inner)
     yield "model.norm.weight", "output_norm.weight", (hidden,)
+    if not shape.has_tied_head:
+        yield "lm_head.weight", "output.weight", (vocab_size, hidden)
 
 
 def values(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -125,7 +144,7 @@ def values(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float
 
 
 def write_hugging_face(shape: Shape, directory: Path) -> None:
-    """``config.json``, the tokenizer, and one safetensors file in BF16."""
+    """``config.json``, the tokenizer, and safetensors files in BF16, of about 5 GB as usual."""
     directory.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = json.loads((_DEMO / "config.json").read_text(encoding="utf-8"))
     config |= {
@@ -136,31 +155,85 @@ def write_hugging_face(shape: Shape, directory: Path) -> None:
         "num_key_value_heads": shape.num_key_value_heads,
         "head_dim": shape.head_dim,
         "max_position_embeddings": _MAX_CONTEXT_TOKENS,
+        "tie_word_embeddings": shape.has_tied_head,
     }
+    if shape.vocab_size is not None:
+        config["vocab_size"] = shape.vocab_size
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     for path in _DEMO.glob("*.json"):
         if path.name != "config.json":
             shutil.copyfile(path, directory / path.name)
-    listed = list(tensors(shape, config["vocab_size"]))
+    listed = [(name, each) for name, _, each in tensors(shape, config["vocab_size"])]
+    rng = np.random.default_rng(SEED)
+    parts = list(_parts(listed))
+    if len(parts) == 1:
+        _write_safetensors(directory / "model.safetensors", parts[0], rng)
+        return
+    weight_map = {}
+    for index, part in enumerate(parts, start=1):
+        name = f"model-{index:05}-of-{len(parts):05}.safetensors"
+        weight_map |= {tensor: name for tensor, _ in part}
+        _write_safetensors(directory / name, part, rng)
+    total = sum(_bf16_bytes(dimensions) for _, dimensions in listed)
+    index_document = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps(index_document, indent=2) + "\n", encoding="utf-8"
+    )
+
+
+def stored_bytes(shape: Shape) -> int:
+    """Of a model's weights in BF16; a vocabulary of demo's size is not counted."""
+    return sum(_bf16_bytes(each) for _, _, each in tensors(shape, shape.vocab_size or 0))
+
+
+def _bf16_bytes(dimensions: tuple[int, ...]) -> int:
+    return 2 * math.prod(dimensions)
+
+
+def _parts(
+    listed: Sequence[tuple[str, tuple[int, ...]]],
+) -> Iterator[list[tuple[str, tuple[int, ...]]]]:
+    """Tensors that share a file."""
+    part: list[tuple[str, tuple[int, ...]]] = []
+    size = 0
+    for name, dimensions in listed:
+        num_bytes = _bf16_bytes(dimensions)
+        if part and size + num_bytes > _MAX_FILE_BYTES:
+            yield part
+            part, size = [], 0
+        part.append((name, dimensions))
+        size += num_bytes
+    yield part
+
+
+def _write_safetensors(
+    path: Path, part: Sequence[tuple[str, tuple[int, ...]]], rng: np.random.Generator
+) -> None:
     header: dict[str, object] = {}
     offset = 0
-    for name, _, dimensions in listed:
-        num_bytes = 2 * int(np.prod(dimensions))
-        header[name] = {
-            "dtype": "BF16",
-            "shape": dimensions,
-            "data_offsets": (offset, offset + num_bytes),
-        }
-        offset += num_bytes
+    for name, dimensions in part:
+        end = offset + _bf16_bytes(dimensions)
+        header[name] = {"dtype": "BF16", "shape": dimensions, "data_offsets": (offset, end)}
+        offset = end
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
-    rng = np.random.default_rng(SEED)
-    with (directory / "model.safetensors").open("wb") as file:
+    with path.open("wb") as file:
         file.write(struct.pack("<Q", len(encoded)) + encoded)
-        for _, _, dimensions in listed:
-            # The upper half of a float32 is a bfloat16, rounded towards zero.
-            halves = values(rng, dimensions).view(np.uint16)[..., 1::2]
-            file.write(np.ascontiguousarray(halves).tobytes())
+        for _, dimensions in part:
+            for rows in _drawn(rng, dimensions):
+                # The upper half of a float32 is a bfloat16, rounded towards zero.
+                file.write(np.ascontiguousarray(rows.view(np.uint16)[..., 1::2]).tobytes())
+
+
+def _drawn(rng: np.random.Generator, dimensions: tuple[int, ...]) -> Iterator[NDArray[np.float32]]:
+    """A tensor's values, rows of a matrix a few at a time."""
+    if len(dimensions) == 1:
+        yield values(rng, dimensions)
+        return
+    num_rows, num_columns = dimensions
+    step = max(1, _DRAWN_NUMBERS // num_columns)
+    for start in range(0, num_rows, step):
+        yield values(rng, (min(step, num_rows - start), num_columns))
 
 
 def write_gguf(shape: Shape, path: Path, type_name: str) -> None:

@@ -35,18 +35,22 @@ def place(offers: Sequence[UnitOffer], cost: ModelCost) -> Plan:
 
 def _place(offers: Sequence[UnitOffer], cost: ModelCost, *, needs_layer: bool) -> Plan | None:
     """The plan, or None if there is none; ``needs_layer``: in which every stage has a layer."""
-    smallest, name = min(cost.layer_bytes), "one layer"
+    smallest = min(cost.layer_bytes) + cost.scratch_bytes + cost.process_bytes
+    name = "one layer"
     if not needs_layer:
-        ends = max(1, min(cost.embedding_bytes, cost.head_bytes))
-        smallest, name = min((smallest, name), (ends, "the smaller of embedding and head"))
+        smallest, name = min(
+            (smallest, name),
+            (cost.lone_embedding_bytes, "the embedding"),
+            (cost.lone_head_bytes, "the head"),
+        )
     rejections = []
     candidates = []
     for offer in sorted(offers, key=lambda offer: (-offer.usable_bytes, offer.node_id)):
         room = offer.usable_bytes - cost.scratch_bytes - cost.process_bytes
-        if room < smallest:
+        if offer.usable_bytes < smallest:
             reason = (
                 f"{format_bytes(max(offer.usable_bytes, 0))} may be used, and {name} takes "
-                f"{format_bytes(smallest + cost.scratch_bytes + cost.process_bytes)}"
+                f"{format_bytes(smallest)}"
             )
             rejections.append(
                 Rejection(node_id=offer.node_id, unit_id=offer.unit_id, reason=reason)
@@ -93,7 +97,7 @@ class _Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Arrangement:
-    """An order of units and their layers. ``fullest``: the largest used part of a unit's room."""
+    """An order of units and their layers. ``fullest``: the largest used part of a unit's memory."""
 
     shares: tuple[_Share, ...]
     fullest: float
@@ -109,8 +113,6 @@ class _Arrangement:
 
     def stages(self, cost: ModelCost) -> Iterator[PlacedStage]:
         for index, share in enumerate(self.shares):
-            extra = _extra_bytes(index, len(self.shares), cost)
-            layers = sum(cost.layer_bytes[share.start_layer : share.end_layer])
             yield PlacedStage(
                 node_id=share.candidate.offer.node_id,
                 unit_id=share.candidate.offer.unit_id,
@@ -121,8 +123,17 @@ class _Arrangement:
                     has_embedding=index == 0,
                     has_head=index == len(self.shares) - 1,
                 ),
-                num_bytes=layers + extra + cost.scratch_bytes + cost.process_bytes,
+                num_bytes=_used_bytes(share, index, len(self.shares), cost),
             )
+
+
+def _used_bytes(share: _Share, index: int, num_stages: int, cost: ModelCost) -> int:
+    """What a stage takes in all."""
+    if share.num_layers == 0 and num_stages > 1:
+        return cost.lone_embedding_bytes if index == 0 else cost.lone_head_bytes
+    layers = sum(cost.layer_bytes[share.start_layer : share.end_layer])
+    extra = _extra_bytes(index, num_stages, cost)
+    return layers + extra + cost.scratch_bytes + cost.process_bytes
 
 
 def _extra_bytes(index: int, num_stages: int, cost: ModelCost) -> int:
@@ -165,8 +176,6 @@ def _arrange(order: Sequence[_Candidate], cost: ModelCost) -> _Arrangement | Non
         candidate.room - _extra_bytes(index, len(order), cost)
         for index, candidate in enumerate(order)
     ]
-    if min(rooms) < 0:
-        return None
     # What holds no layer has no part in the proportion: rounding must not give it one.
     smallest_layer = min(cost.layer_bytes)
     rooms = [room if room >= smallest_layer else 0 for room in rooms]
@@ -179,13 +188,13 @@ def _arrange(order: Sequence[_Candidate], cost: ModelCost) -> _Arrangement | Non
         _Share(candidate=candidate, start_layer=start, end_layer=end)
         for candidate, start, end in zip(order, [0, *bounds[:-1]], bounds, strict=True)
     )
-    used = [
-        sum(cost.layer_bytes[share.start_layer : share.end_layer])
-        + _extra_bytes(index, len(order), cost)
-        for index, share in enumerate(shares)
-    ]
-    rooms_whole = [candidate.room for candidate in order]
-    fullest = max(part / room for part, room in zip(used, rooms_whole, strict=True))
+    fullest = 0.0
+    for index, share in enumerate(shares):
+        used = _used_bytes(share, index, len(shares), cost)
+        usable = share.candidate.offer.usable_bytes
+        if used > usable:
+            return None
+        fullest = max(fullest, used / usable)
     return _Arrangement(shares=shares, fullest=fullest)
 
 

@@ -52,7 +52,8 @@ class ModelCost:
     stage, ``head_bytes`` on the last, each with what is computed and loaded through for it alone;
     ``shared_bytes`` of the two are held once when one stage has both (a tied head is the
     embedding). ``scratch_bytes`` and ``process_bytes`` on every stage. No stage takes more than
-    the sum of its parts.
+    the sum of its parts, and an end without a layer takes ``lone_embedding_bytes`` or
+    ``lone_head_bytes`` in all, which is less.
     """
 
     layer_bytes: tuple[int, ...]
@@ -61,6 +62,8 @@ class ModelCost:
     shared_bytes: int
     scratch_bytes: int
     process_bytes: int
+    lone_embedding_bytes: int
+    lone_head_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +29,8 @@ def cost(
         shared_bytes=shared_bytes,
         scratch_bytes=10,
         process_bytes=20,
+        lone_embedding_bytes=embedding_bytes + 30,
+        lone_head_bytes=head_bytes + 30,
     )
 
 
@@ -135,8 +139,22 @@ def test_no_units_at_all() -> None:
 offers = st.lists(st.integers(0, 3000), min_size=1, max_size=6).map(
     lambda sizes: [offer(f"node{index}", size) for index, size in enumerate(sizes)]
 )
+
+
+def generated(lone_saves: int, **parts: Any) -> ModelCost:
+    """An end without a layer saves scratch."""
+    saved = min(lone_saves, parts["scratch_bytes"])
+    fixed = parts["scratch_bytes"] + parts["process_bytes"] - saved
+    return ModelCost(
+        lone_embedding_bytes=parts["embedding_bytes"] + fixed,
+        lone_head_bytes=parts["head_bytes"] + fixed,
+        **parts,
+    )
+
+
 costs = st.builds(
-    ModelCost,
+    generated,
+    lone_saves=st.integers(0, 50),
     layer_bytes=st.lists(st.integers(1, 200), min_size=1, max_size=12).map(tuple),
     embedding_bytes=st.integers(0, 300),
     head_bytes=st.integers(0, 300),

@@ -16,7 +16,6 @@ from potluck.loading import StagePlan, StageSize
 from potluck.scheduling import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS
 from potluck.scheduling.blocks import blocks_for
 from potluck.types.cluster import ModelCost, NodeId, Plan, Rejection, UnitId, UnitOffer
-from potluck.types.memory import MemoryPlan
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 
@@ -128,7 +127,13 @@ def model_cost(description: ModelDescription, size: StageSize) -> ModelCost:
                 has_embedding=embedding,
                 has_head=head,
             )
-            return _Cost.of(plan_worker(description, tensors, shard, size).memory)
+            memory = plan_worker(description, tensors, shard, size).memory
+            return _Cost(
+                held=memory.weights_bytes + memory.cache_bytes,
+                scratch=memory.scratch_bytes + memory.staging_bytes + memory.rope_bytes,
+                process=memory.process_bytes,
+                total=memory.total_bytes,
+            )
 
         layers = [count(layer, layer + 1) for layer in range(last)]
         middle = count(0, last)
@@ -146,6 +151,8 @@ def model_cost(description: ModelDescription, size: StageSize) -> ModelCost:
             shared_bytes=first.held + final.held - middle.held - whole.held,
             scratch_bytes=middle.scratch,
             process_bytes=middle.process,
+            lone_embedding_bytes=count(0, 0, embedding=True).total,
+            lone_head_bytes=count(last, last, head=True).total,
         )
 
 
@@ -156,14 +163,7 @@ class _Cost:
     held: int
     scratch: int
     process: int
-
-    @classmethod
-    def of(cls, memory: MemoryPlan) -> _Cost:
-        return cls(
-            held=memory.weights_bytes + memory.cache_bytes,
-            scratch=memory.scratch_bytes + memory.staging_bytes + memory.rope_bytes,
-            process=memory.process_bytes,
-        )
+    total: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
