@@ -97,8 +97,8 @@ def plan(
         return
     _print_lines(stage_lines(result))
     print(
-        f"{result['num_layers']} layers in proportion to what each unit may use (potluck ps); "
-        f"bytes are\nweights, cache for {result['cache_tokens']} tokens, scratch and the process"
+        f"{result['num_layers']} layers in proportion to what each unit may use (potluck ps);\n"
+        f"the cache is for {result['cache_tokens']} tokens"
     )
 
 

@@ -52,11 +52,10 @@ def require_memory(
     def fits(other: StageSize) -> bool:
         return count(other).total_bytes <= available.bytes
 
-    parts = ", ".join(f"{name} {format_bytes(part)}" for name, part in memory.parts().items())
     raise InsufficientMemoryError(
         memory.total_bytes,
         available.bytes,
-        f"{format_bytes(memory.total_bytes)} of memory are needed ({parts}), and "
+        f"{format_bytes(memory.total_bytes)} of memory are needed ({memory.described()}), and "
         f"{format_bytes(available.bytes)} may be used ({available.reason})",
         hint=what_fits(size, fits) or _NOTHING_FITS,
     )

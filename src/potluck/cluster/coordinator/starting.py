@@ -24,11 +24,13 @@ async def load_stages(
     record: DeploymentRecord,
     size: DeploymentSize,
     on_progress: Callable[[int, int], None],
+    on_loaded: Callable[[int, Loaded], None],
 ) -> list[StageAddress]:
     """Start the worker of every stage of ``record`` and load it; all at the same time.
 
-    ``on_progress`` is given the bytes loaded so far and those in all, as far as they are known. If
-    one fails, or this is cancelled, none goes on loading.
+    ``on_progress`` is given the bytes loaded so far and those in all, as far as they are known,
+    ``on_loaded`` a stage that is loaded, by its index. If one fails, or this is cancelled, none
+    goes on loading.
     """
     done = [0] * len(record.stages)
     totals = [0] * len(record.stages)
@@ -48,7 +50,7 @@ async def load_stages(
             max_step_tokens=size.max_step_tokens,
             max_step_sequences=size.max_step_sequences,
             quantization=size.quantization,
-            num_bytes=stage.num_bytes,
+            num_bytes=stage.memory.total_bytes,
         )
         try:
             stream = membership.call_stream(stage.node_id, "stage.start", encode(spec))
@@ -56,6 +58,7 @@ async def load_stages(
                 async for part in stream:
                     event: StartEvent = decode(part, StartEvent)
                     if isinstance(event, Loaded):
+                        on_loaded(index, event)
                         return StageAddress(node_id=stage.node_id, host=event.host, port=event.port)
                     done[index], totals[index] = event.done_bytes, event.total_bytes
                     on_progress(sum(done), sum(totals))

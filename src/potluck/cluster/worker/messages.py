@@ -10,6 +10,7 @@ import struct
 import msgspec
 
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.memory import MemoryPlan
 from potluck.types.quantization import Quantization
 
 MAX_MESSAGE_BYTES = 2**20
@@ -84,11 +85,17 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The weights are in place, and the incoming edge is awaited at this address."""
+    """The weights are in place, and the incoming edge is awaited at this address.
+
+    ``memory`` is what the worker has planned with, ``read_bytes`` came from the model's files
+    (headers and all), in ``seconds``.
+    """
 
     host: str
     port: int
-    weights_bytes: int
+    memory: MemoryPlan
+    read_bytes: int
+    seconds: float
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

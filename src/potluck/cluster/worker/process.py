@@ -80,11 +80,19 @@ def _serve(channel: ControlChannel) -> None:
     listener = EdgeListener(load.listen_host, credentials)
     try:
         host, port = listener.address
-        channel.send(Loaded(host=host, port=port, weights_bytes=loaded.engine.weights_bytes))
+        channel.send(
+            Loaded(
+                host=host,
+                port=port,
+                memory=loaded.memory,
+                read_bytes=loaded.read_bytes,
+                seconds=loaded.seconds,
+            )
+        )
         connect = channel.receive()
         if not isinstance(connect, Connect):
             return
-        stage = _connect(load, connect, loaded, listener, credentials)
+        stage = _connect(load, connect, loaded.stage, listener, credentials)
     finally:
         listener.close()
     channel.send(Ready())

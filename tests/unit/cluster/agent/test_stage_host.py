@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import msgspec
 import pytest
+from support.cluster_calls import a_plan
 from support.edges import credentials
 
 from potluck.cluster.agent import stages
@@ -37,7 +38,7 @@ SPEC = StageSpec(
     quantization=Quantization.NONE,
     num_bytes=1000,
 )
-LOADED = Loaded(host="h", port=1, weights_bytes=1)
+LOADED = Loaded(host="h", port=1, memory=a_plan(), read_bytes=1, seconds=0.5)
 
 
 def at(number: int, coordinator: NodeId = A) -> StageSpec:

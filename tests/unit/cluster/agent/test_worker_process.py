@@ -56,7 +56,10 @@ channel.recv(100_000)
 """
 SAY_LOADED = """
 import msgspec
-say(msgspec.msgpack.encode({"type": "Loaded", "host": "h", "port": 1, "weights_bytes": 1}))
+parts = ("cache_bytes", "rope_bytes", "scratch_bytes", "staging_bytes")
+memory = {"weights": [], **dict.fromkeys(parts, 0)}
+loaded = {"host": "h", "port": 1, "memory": memory, "read_bytes": 1, "seconds": 0.5}
+say(msgspec.msgpack.encode({"type": "Loaded", **loaded}))
 """
 
 
