@@ -60,6 +60,7 @@ def a_record(
         num_layers=4,
         quantization=Quantization.NONE,
         may_quantize=False,
+        is_mapped=False,
         state=state,
         stages=stages,
     )

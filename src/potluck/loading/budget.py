@@ -47,10 +47,13 @@ def require_memory(
     available: MemoryLimit,
     size: StageSize,
     count: Callable[[StageSize], MemoryPlan],
+    *,
+    because: str = "",
 ) -> None:
     """Raise ``InsufficientMemoryError`` unless ``memory`` fits into ``available``.
 
-    ``memory`` is ``count(size)``; other sizes are counted to say which would fit.
+    ``memory`` is ``count(size)``; other sizes are counted to say which would fit. The message
+    begins with ``because``.
     """
     if memory.total_bytes <= available.bytes:
         return
@@ -64,7 +67,7 @@ def require_memory(
     raise InsufficientMemoryError(
         memory.total_bytes,
         available.bytes,
-        f"{format_bytes(memory.total_bytes)} of memory are needed{besides} ({parts}), and "
+        f"{because}{format_bytes(memory.total_bytes)} of memory are needed{besides} ({parts}), and "
         f"{format_bytes(available.bytes)} may be used ({available.reason})",
         hint=what_fits(size, fits) or _NOTHING_FITS,
     )

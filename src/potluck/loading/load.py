@@ -20,10 +20,14 @@ from potluck.weights.load import Progress, load_weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedStage:
-    """An engine with its weights, and what it runs. The engine is the owner's to close."""
+    """An engine with its weights, and what it runs. The engine is the owner's to close.
+
+    ``packed`` is the file that the weights are in, if they are mapped.
+    """
 
     engine: NativeEngine
     program: Program
+    packed: PackedWeights | None
 
 
 def load_stage(
@@ -75,4 +79,4 @@ def load_stage(
     except BaseException:
         engine.close()
         raise
-    return LoadedStage(engine=engine, program=program)
+    return LoadedStage(engine=engine, program=program, packed=packed)

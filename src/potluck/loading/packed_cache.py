@@ -221,9 +221,7 @@ def _map(path: Path, layout: PackedLayout) -> PackedWeights | None:
         with contextlib.suppress(OSError):  # a folder that cannot be written to
             os.utime(descriptor)
         # The mapping has a duplicate of the descriptor, and by it the lock.
-        mapped = mmap.mmap(
-            descriptor, layout.num_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ
-        )
+        mapped = mmap.mmap(descriptor, layout.num_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
     finally:
         os.close(descriptor)
     return PackedWeights(path=path, layout=layout, data=memoryview(mapped))

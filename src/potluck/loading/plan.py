@@ -65,9 +65,7 @@ def plan_stage(
         canonical_source(description, tensors, program),
         path=str(description.files.path),
     )
-    loaded = [
-        dataclasses.replace(info, format=size.quantization.target(info)) for info in stored
-    ]
+    loaded = [dataclasses.replace(info, format=size.quantization.target(info)) for info in stored]
     weights: Counter[str] = Counter()
     for info in loaded:
         weights[info.format.label] += loaded_bytes(info)

@@ -101,7 +101,7 @@ def plan_load(
 
 
 def _in_memory(
-    description: ModelDescription, tensors: FileTensorSource, plan: LoadPlan
+    description: ModelDescription, tensors: FileTensorSource, plan: LoadPlan, because: str
 ) -> LoadPlan:
     """The same without mapped weights; ``InsufficientMemoryError`` if that does not fit."""
     shards = [stage.shard for stage in plan.stages]
@@ -111,7 +111,7 @@ def _in_memory(
         return combined([each.memory for each in _plan(description, tensors, shards, size)])
 
     memory = count(size)
-    require_memory(memory, available_memory(), size, count)
+    require_memory(memory, available_memory(), size, count, because=because)
     stages = _plan(description, tensors, shards, size)
     return replace(plan, stages=stages, size=size, memory=memory)
 
@@ -147,7 +147,9 @@ def load_stages(
                 packed = _packed(description, tensors, plan, pool, cache, progress)
             except NotPackedError as error:
                 _log.warning("weights are loaded, not mapped: %s", error)
-                plan = _in_memory(description, tensors, plan)
+                plan = _in_memory(
+                    description, tensors, plan, f"weights cannot be mapped ({error}): "
+                )
         engines = []
         for stage, weights, report in zip(plan.stages, packed, progress, strict=True):
             loaded = load_stage(

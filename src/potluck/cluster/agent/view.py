@@ -42,6 +42,7 @@ def plan_view(record: DeploymentRecord) -> dict[str, object]:
         "cache_tokens",
         "num_layers",
         "quantization",
+        "is_mapped",
         "stages",
         "rejections",
     )
@@ -62,6 +63,7 @@ def deployment_view(record: DeploymentRecord) -> dict[str, object]:
         "cache_tokens": record.cache_tokens,
         "num_layers": record.num_layers,
         "quantization": record.quantization.value,
+        "is_mapped": record.is_mapped,
         "done_bytes": record.done_bytes,
         "total_bytes": record.total_bytes,
         "stages": [

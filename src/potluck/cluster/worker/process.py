@@ -28,6 +28,7 @@ from potluck.cluster.worker.messages import (
     Failed,
     Load,
     Loaded,
+    MappedFile,
     Progress,
     Ready,
     Report,
@@ -80,7 +81,14 @@ def _serve(channel: ControlChannel) -> None:
     listener = EdgeListener(load.listen_host, credentials)
     try:
         host, port = listener.address
-        channel.send(Loaded(host=host, port=port, weights_bytes=loaded.engine.weights_bytes))
+        channel.send(
+            Loaded(
+                host=host,
+                port=port,
+                weights_bytes=loaded.engine.weights_bytes,
+                mapped_file=_mapped_file(loaded),
+            )
+        )
         connect = channel.receive()
         if not isinstance(connect, Connect):
             return
@@ -89,6 +97,12 @@ def _serve(channel: ControlChannel) -> None:
         listener.close()
     channel.send(Ready())
     _run(channel, stage)
+
+
+def _mapped_file(loaded: LoadedStage) -> MappedFile | None:
+    if loaded.packed is None:
+        return None
+    return MappedFile(path=str(loaded.packed.path), num_bytes=loaded.packed.layout.num_bytes)
 
 
 def _connect(
