@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, StageRecord
@@ -38,8 +39,10 @@ class PlayedMembership:
 
 def a_plan(**changes: int) -> MemoryPlan:
     """A stage of 600 bytes of weights; other parts as given."""
-    parts = {"cache_bytes": 0, "rope_bytes": 0, "scratch_bytes": 0, "staging_bytes": 0, **changes}
-    return MemoryPlan(weights=(("bf16", 600),), **parts)
+    nothing = MemoryPlan(
+        weights=(("bf16", 600),), cache_bytes=0, rope_bytes=0, scratch_bytes=0, staging_bytes=0
+    )
+    return dataclasses.replace(nothing, **changes)  # type: ignore[arg-type]
 
 
 def stage_on(node_id: NodeId) -> StageRecord:
@@ -71,6 +74,7 @@ def a_record(
         num_layers=4,
         quantization=Quantization.NONE,
         may_quantize=False,
+        is_mapped=False,
         state=state,
         stages=stages,
     )

@@ -69,6 +69,14 @@ QuantOption = Annotated[
         "the model fit.",
     ),
 ]
+MmapOption = Annotated[
+    bool,
+    typer.Option(
+        "--mmap",
+        help="Keep the weights in a file of the cache and map it: they take no memory but what is "
+        "free, and a second start is quick.",
+    ),
+]
 MemoryLimitOption = Annotated[
     str | None,
     typer.Option(

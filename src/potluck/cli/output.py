@@ -42,6 +42,8 @@ def opened_model(
     threads: int | None,
     isa: str | None,
     quantization: Quantization | None,
+    mmap: bool,
+    packed_cache_bytes: int | None,
     cache_tokens: int | None = None,
 ) -> Iterator[Model]:
     """Open a model with a progress bar (none when stderr is no terminal), close it at the end."""
@@ -74,6 +76,8 @@ def opened_model(
             num_threads=threads,
             isa=isa,
             quantization=quantization,
+            mmap=mmap,
+            packed_cache_bytes=packed_cache_bytes,
             on_progress=advance,
         )
     finally:

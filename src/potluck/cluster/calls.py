@@ -200,6 +200,7 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     ``model`` is MODEL, ``model_id`` what clients call it, ``created`` seconds since 1970.
     ``quantization`` is in force; with ``may_quantize`` every plan takes the most precise that fits.
+    Weights that ``is_mapped`` speaks of stay in a file on every node.
     ``done_bytes`` and ``total_bytes`` are the weights loaded so far.
     """
 
@@ -214,6 +215,7 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_layers: int
     quantization: Quantization
     may_quantize: bool
+    is_mapped: bool
     state: DeploymentState
     reason: str = ""
     stages: tuple[StageRecord, ...] = ()
@@ -237,6 +239,7 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int | None = None
     cache_tokens: int | None = None
     quantization: Quantization | None = Quantization.NONE
+    is_mapped: bool = False
 
 
 class Named(msgspec.Struct, frozen=True, kw_only=True):

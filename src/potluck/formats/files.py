@@ -10,11 +10,26 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.errors import ModelFileError, ModelNotFoundError
 
 _READING_HINT = "check that the file can be read and that the disk is sound"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileStamp:
+    """What the file system says of a file's contents (``inode(7)``).
+
+    Whoever writes to a file may set its ``modified_nanoseconds`` back, but not
+    ``changed_nanoseconds``.
+    """
+
+    size: int
+    modified_nanoseconds: int
+    changed_nanoseconds: int
+    inode: int
 
 
 class ReadOnlyFile:
@@ -78,6 +93,21 @@ class ReadOnlyFile:
         with memoryview(data) as view:
             self.read_into(offset, view)
         return bytes(data)
+
+    def stamp(self) -> FileStamp:
+        """What tells this file from another one, or from itself after it was written to.
+
+        Raises ``ValueError`` after ``close``.
+        """
+        if self._descriptor is None:
+            raise ValueError(f"{self.path} is closed")
+        status = os.fstat(self._descriptor)
+        return FileStamp(
+            size=status.st_size,
+            modified_nanoseconds=status.st_mtime_ns,
+            changed_nanoseconds=status.st_ctime_ns,
+            inode=status.st_ino,
+        )
 
     def close(self) -> None:
         """Close the descriptor. Idempotent."""

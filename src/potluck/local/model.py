@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from potluck.catalog import (
     load_tokenizer,
 )
 from potluck.errors import ParameterError
+from potluck.loading import PackedCache, default_packed_folder
 from potluck.local.generation import Generation
 from potluck.local.loading import LoadPlan, load_stages, plan_load
 from potluck.local.pipeline import LocalPipeline
@@ -96,6 +98,8 @@ class Model:
         num_threads: int | None = None,
         isa: str | None = None,
         quantization: Quantization | None = Quantization.NONE,
+        mmap: bool = False,
+        packed_cache_bytes: int | None = None,
         on_progress: Callable[[LoadProgress], None] | None = None,
     ) -> Model:
         """Find MODEL, load it, and make it ready.
@@ -107,6 +111,9 @@ class Model:
         ``num_threads``: by default the cores that may be used.
         ``isa``: ``scalar``, ``avx2`` or ``avx512``; by default the best that works.
         ``quantization``: what weights stored as floats become; None: as little as makes them fit.
+        ``mmap``: keep the weights in a file of the user's cache, and map it: ``docs/models.md``.
+        ``packed_cache_bytes``: the most that all such files may take; by default 20 GiB, or a
+        quarter of the free disk.
 
         Raises a ``PotluckError`` that says what is wrong, before a weight is read where possible.
         """
@@ -120,6 +127,7 @@ class Model:
             num_threads=num_threads,
             isa=isa,
             quantization=quantization,
+            is_mapped=mmap,
         )
         # Small beside the weights, and as likely to be missing or broken: before them.
         tokenizer = load_tokenizer(description.files)
@@ -131,7 +139,9 @@ class Model:
             def report(done_bytes: int, total_bytes: int) -> None:
                 callback(LoadProgress(done_bytes=done_bytes, total_bytes=total_bytes))
 
-        engines = load_stages(description, plan, on_progress=report)
+        cache = PackedCache(default_packed_folder(os.environ), packed_cache_bytes)
+        loaded = load_stages(description, plan, cache=cache, on_progress=report)
+        engines, plan = loaded.engines, loaded.plan
         limits = SchedulerLimits(
             num_blocks=plan.size.num_blocks,
             context_tokens=context,

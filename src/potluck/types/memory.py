@@ -32,8 +32,9 @@ class MemoryPool:
 class MemoryPlan:
     """What a stage takes at most, in bytes, counted before any of it is allocated.
 
-    ``weights`` are by format (label, bytes), as the engine holds them. ``staging_bytes`` are held
-    only while loading, ``process_bytes`` are a worker's own.
+    ``weights`` are by format (label, bytes), as the engine holds them. ``mapped`` are those that
+    stay in a file: they take no memory but what the kernel has to spare, and are in no sum here.
+    ``staging_bytes`` are held only while loading, ``process_bytes`` are a worker's own.
     """
 
     weights: tuple[tuple[str, int], ...]
@@ -42,15 +43,21 @@ class MemoryPlan:
     scratch_bytes: int
     staging_bytes: int
     process_bytes: int = 0
+    mapped: tuple[tuple[str, int], ...] = ()
 
     @property
     def weights_bytes(self) -> int:
-        """Of all formats."""
+        """Of all formats, in memory."""
         return sum(num_bytes for _, num_bytes in self.weights)
 
     @property
+    def mapped_bytes(self) -> int:
+        """Of all formats, in a file."""
+        return sum(num_bytes for _, num_bytes in self.mapped)
+
+    @property
     def total_bytes(self) -> int:
-        """Everything together."""
+        """Everything together that is to be in memory."""
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, int]:

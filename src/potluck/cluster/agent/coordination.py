@@ -251,6 +251,7 @@ class Coordination:
             num_layers=description.config.num_layers,
             quantization=request.quantization or Quantization.NONE,
             may_quantize=request.quantization is None,
+            is_mapped=request.is_mapped,
             state=DeploymentState.LOADING,
         )
 

@@ -70,6 +70,7 @@ def plan_view(record: DeploymentRecord) -> dict[str, object]:
         "cache_tokens",
         "num_layers",
         "quantization",
+        "is_mapped",
         "rejections",
     )
     planned = {name: view[name] for name in names}
@@ -91,6 +92,7 @@ def deployment_view(record: DeploymentRecord) -> dict[str, object]:
         "cache_tokens": record.cache_tokens,
         "num_layers": record.num_layers,
         "quantization": record.quantization.value,
+        "is_mapped": record.is_mapped,
         "done_bytes": record.done_bytes,
         "total_bytes": record.total_bytes,
         "stages": [_stage_view(index, stage) for index, stage in enumerate(record.stages)],

@@ -77,6 +77,7 @@ class DeploymentSize:
     max_step_tokens: int
     max_step_sequences: int
     quantization: Quantization
+    is_mapped: bool
     edge_limits: EdgeLimits
 
     def of_stage(self, num_threads: int) -> StageSize:
@@ -87,6 +88,7 @@ class DeploymentSize:
             max_step_tokens=self.max_step_tokens,
             num_threads=num_threads,
             quantization=self.quantization,
+            is_mapped=self.is_mapped,
         )
 
 
@@ -101,6 +103,7 @@ def size_of(description: ModelDescription, record: DeploymentRecord) -> Deployme
         max_step_tokens=max_step_tokens,
         max_step_sequences=max_step_sequences,
         quantization=Quantization.NONE if record.may_quantize else record.quantization,
+        is_mapped=record.is_mapped,
         edge_limits=edge_limits(
             hidden_size=description.config.hidden_size,
             context_tokens=record.context_tokens,

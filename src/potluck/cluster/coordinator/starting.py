@@ -50,6 +50,7 @@ async def load_stages(
             max_step_tokens=size.max_step_tokens,
             max_step_sequences=size.max_step_sequences,
             quantization=size.quantization,
+            is_mapped=size.is_mapped,
             num_bytes=stage.memory.total_bytes,
         )
         try:

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from potluck.catalog import describe_model, open_tensors
 from potluck.cluster.worker.messages import Load
 from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.native import choose_isa, make_pool
-from potluck.loading import LoadedStage, StageSize, load_stage, require_memory
+from potluck.loading import (
+    LoadedStage,
+    NotPackedError,
+    PackedCache,
+    StageSize,
+    default_packed_folder,
+    load_stage,
+    packed_weights,
+    require_memory,
+)
 from potluck.probe.memory import available_memory, held_bytes
 from potluck.types.memory import MemoryLimit, MemoryPlan
 from potluck.types.program import Shard
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +43,8 @@ class LoadedShare:
 def load_for(load: Load, on_progress: Callable[[int, int], None]) -> LoadedShare:
     """Make the engine of ``load`` and fill it.
 
-    Raises a ``PotluckError``, also when the memory does not suffice; nothing is left open then.
+    Weights that are to be mapped and cannot be kept packed are loaded, if they fit. Raises a
+    ``PotluckError``, also when the memory does not suffice; nothing is left open then.
     """
     started = time.monotonic()
     spec = load.spec
@@ -48,6 +62,7 @@ def load_for(load: Load, on_progress: Callable[[int, int], None]) -> LoadedShare
         max_step_tokens=spec.max_step_tokens,
         num_threads=load.num_threads,
         quantization=spec.quantization,
+        is_mapped=spec.is_mapped,
     )
     with closing(open_tensors(description.files)) as tensors:
 
@@ -56,12 +71,27 @@ def load_for(load: Load, on_progress: Callable[[int, int], None]) -> LoadedShare
 
         plan = plan_worker(description, tensors, shard, size)
         require_memory(plan.memory, _available(), size, count)
+        pool = make_pool(load.num_threads)
+        packed = None
+        if size.is_mapped:
+            cache = PackedCache(default_packed_folder(os.environ), load.packed_cache_bytes)
+            try:
+                packed = packed_weights(
+                    description, tensors, plan, pool=pool, cache=cache, on_progress=on_progress
+                )
+            except NotPackedError as error:
+                _log.warning("weights are loaded, not mapped: %s", error)
+                size = replace(size, is_mapped=False)
+                plan = plan_worker(description, tensors, shard, size)
+                because = f"weights cannot be mapped ({error}): "
+                require_memory(plan.memory, _available(), size, count, because=because)
         stage = load_stage(
             description,
             tensors,
             plan,
-            pool=make_pool(load.num_threads),
+            pool=pool,
             isa=choose_isa(load.isa),
+            packed=packed,
             on_progress=on_progress,
         )
         return LoadedShare(

@@ -28,6 +28,7 @@ from potluck.cluster.worker.messages import (
     Failed,
     Load,
     Loaded,
+    MappedFile,
     Progress,
     Ready,
     Report,
@@ -87,6 +88,7 @@ def _serve(channel: ControlChannel) -> None:
                 memory=loaded.memory,
                 read_bytes=loaded.read_bytes,
                 seconds=loaded.seconds,
+                mapped_file=_mapped_file(loaded.stage),
             )
         )
         connect = channel.receive()
@@ -97,6 +99,12 @@ def _serve(channel: ControlChannel) -> None:
         listener.close()
     channel.send(Ready())
     _run(channel, stage)
+
+
+def _mapped_file(loaded: LoadedStage) -> MappedFile | None:
+    if loaded.packed is None:
+        return None
+    return MappedFile(path=str(loaded.packed.path), num_bytes=loaded.packed.layout.num_bytes)
 
 
 def _connect(
