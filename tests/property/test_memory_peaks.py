@@ -4,89 +4,75 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import select
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+import pytest
 from support.sparse_models import SparseModel
 
 MIB = 2**20
-MARGIN_BYTES = 48 * MIB
-"""What the peak may be above the plan."""
+MARGIN_BYTES = 12 * MIB
+"""What the peak may be above the plan here, of the 48 MiB that are allowed: what no plan counts are
+the stacks of threads, and 6 MiB while a long rope table is made."""
 
+KINDS = ("whole", "first", "middle", "last", "embedding", "head")
 _SAMPLE_SECONDS = 0.01
 
 
-@st.composite
-def cases(draw: st.DrawFn) -> dict[str, Any]:
+def random_case(seed: int) -> dict[str, Any]:
     """A model of some tens or hundreds of MiB, a stage of it, and how it is loaded."""
-    stored = draw(st.sampled_from(("F32", "BF16", "F16", "Q8_0", "Q4_K")))
-    head_dim = draw(st.sampled_from((32, 64, 128)))
-    num_kv_heads = draw(st.sampled_from((1, 2, 4)))
+    draw = random.Random(seed)
+    num_kv_heads = draw.choice((1, 2, 4))
     model = SparseModel(
-        hidden_size=256 * draw(st.integers(1, 6)),
-        intermediate_size=256 * draw(st.integers(1, 12)),
-        num_layers=draw(st.integers(1, 6)),
+        hidden_size=256 * draw.randint(2, 6),
+        intermediate_size=256 * draw.randint(1, 12),
+        num_layers=draw.randint(1, 6),
         # K types have rows of whole blocks of 256 only, the output's matrix too.
-        num_heads=num_kv_heads * draw(st.sampled_from((8, 16) if num_kv_heads == 1 else (4, 8))),
+        num_heads=num_kv_heads * draw.choice((8, 16) if num_kv_heads == 1 else (4, 8)),
         num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        vocab_size=draw(st.integers(100, 40_000)),
+        head_dim=draw.choice((32, 64, 128)),
+        vocab_size=draw.randint(2_000, 40_000),
         max_context_tokens=32_768,
-        has_tied_head=draw(st.booleans()),
-        stored=stored,
+        has_tied_head=draw.choice((False, True)),
+        stored=draw.choice(("F32", "BF16", "F16", "Q8_0", "Q4_K")),
     )
     last = model.num_layers
-    start = draw(st.integers(0, last))
-    end = draw(st.integers(start, last))
-    kind = draw(st.sampled_from(("whole", "first", "last", "embedding", "head", "middle")))
-    start, end = {
-        "whole": (0, last),
-        "first": (0, end),
-        "last": (start, last),
-        "embedding": (0, 0),
-        "head": (last, last),
-        "middle": (min(start, last - 1), max(end, min(start, last - 1) + 1)),
-    }[kind]
-    context = draw(st.sampled_from((64, 500, 2048)))
+    kind = KINDS[seed % len(KINDS)]
+    start, end = sorted(draw.sample(range(last + 1), 2))
+    first_layer = {"whole": 0, "first": 0, "embedding": 0, "head": last}
+    end_layer = {"whole": last, "last": last, "embedding": 0, "head": last}
+    context = draw.choice((64, 500, 1500, 32_768))
+    # Of the longest context only a part is filled: attention over all of it takes minutes.
+    cache_tokens = min(context, 1500) * draw.randint(1, 2)
     return {
         "model": model,
         "shard": {
-            "start_layer": start,
-            "end_layer": end,
+            "start_layer": first_layer.get(kind, start),
+            "end_layer": end_layer.get(kind, end),
             "num_layers": last,
             "has_embedding": kind in ("whole", "first", "embedding"),
             "has_head": kind in ("whole", "last", "head"),
         },
         "size": {
             "context_tokens": context,
-            "num_blocks": -(-context // 16) * draw(st.integers(1, 2)),
+            "num_blocks": -(-cache_tokens // 16),
             "max_step_tokens": min(512, context),
-            "num_threads": draw(st.integers(1, 4)),
-            "quantization": draw(st.sampled_from(("none", "none", "q8_0", "q6_k", "q4_k", "q4_0"))),
+            "num_threads": draw.randint(1, 4),
+            "quantization": draw.choice(("none", "none", "q8_0", "q6_k", "q4_k", "q4_0")),
         },
     }
 
 
-@settings(
-    max_examples=16,
-    deadline=None,
-    # A failing case is printed as it is: smaller ones take processes, and a peak is no exact thing.
-    phases=(Phase.explicit, Phase.reuse, Phase.generate),
-    suppress_health_check=[HealthCheck.too_slow],
-)
-@given(case=cases())
-def test_the_peak_is_what_was_planned(case: dict[str, Any]) -> None:
+@pytest.mark.parametrize("seed", range(3 * len(KINDS)))
+def test_the_peak_is_what_was_planned(seed: int, tmp_path: Path) -> None:
+    case = random_case(seed)
     model: SparseModel = case["model"]
-    with tempfile.TemporaryDirectory() as directory:
-        name = model.write(Path(directory))
-        result, peak = load_in_child({**case, "model": str(name)})
-    detail = f"peak {peak / MIB:.1f} MiB, plan {result['plan_bytes'] / MIB:.1f} MiB: {result}"
+    result, peak = load_in_child({**case, "model": str(model.write(tmp_path))})
+    detail = f"peak {peak / MIB:.1f} MiB, plan {result['plan_bytes'] / MIB:.1f} MiB: {case, result}"
     assert peak <= result["plan_bytes"] + MARGIN_BYTES, detail
     assert result["plan_bytes"] <= 1.15 * peak + 64 * MIB, detail
     assert result["read_bytes"] == own_bytes(model, case["shard"])
@@ -123,9 +109,11 @@ def load_in_child(case: dict[str, Any]) -> tuple[dict[str, Any], int]:
             child.stdin.write(b"\n")
             while not select.select([child.stdout], [], [], _SAMPLE_SECONDS)[0]:
                 peak = max(peak, held_bytes(status))
+            peak = max(peak, held_bytes(status))
         finally:
             os.close(status)
         line = child.stdout.readline()
+        child.stdin.close()
     assert child.returncode == 0
     result: dict[str, Any] = json.loads(line)
     return result, peak - baseline

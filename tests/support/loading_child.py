@@ -1,7 +1,8 @@
 """Loads one stage and fills its cache, for a parent that watches how much memory that takes.
 
 ``python -m support.loading_child``: a line with the case comes in, ``ready`` goes out, an empty
-line comes in, and in the end a line with the plan and the bytes that were read goes out.
+line comes in, a line with the plan and the bytes that were read goes out, and it ends with its
+input.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def main() -> None:
         "read_bytes": read_bytes,
     }
     print(json.dumps(result), flush=True)
+    sys.stdin.readline()  # until it was looked at a last time
 
 
 def fill_cache(engine: NativeEngine, shard: Shard, size: StageSize, hidden_size: int) -> None:
