@@ -97,7 +97,9 @@ def test_what_does_not_fit_is_said_and_leaves_nothing(fleet: Fleet) -> None:
     message, hint = completed.stderr.splitlines()
     assert message.startswith("potluck: the model takes ")
     assert message.endswith(" MiB, and 2 units may use 150 MiB together")
-    assert re.fullmatch(r"hint: add \d+ more nodes like the largest", hint)
+    assert re.fullmatch(
+        r"hint: --context 512 would fit; or add \d+ more nodes like the largest", hint
+    )
     for agent in agents:
         assert agent.cluster()["deployments"] == []
         assert agent.workers() == set()
