@@ -44,7 +44,7 @@ def settings(tmp_path: Path, endpoint: str) -> dict[str, str]:
         "HF_ENDPOINT": endpoint,
         "HF_HOME": str(tmp_path / "hub-home"),
         "HF_HUB_DISABLE_XET": "1",
-        "NO_PROXY": "127.0.0.1",
+        "NO_PROXY": "127.0.0.1,localhost",
     }
 
 

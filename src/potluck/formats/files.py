@@ -9,11 +9,39 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol, TypeAlias
 
 from potluck.errors import ModelFileError, ModelNotFoundError
 
 _READING_HINT = "check that the file can be read and that the disk is sound"
+
+
+class ReadableFile(Protocol):
+    """Bytes that can be read in pieces, wherever they are. ``path`` is what messages call them.
+
+    Reading what lies past ``size`` raises ``ModelFileError``.
+    """
+
+    path: str
+    size: int
+
+    def read_into(self, offset: int, out: memoryview) -> None:
+        """Fill ``out`` (contiguous bytes) from ``offset``."""
+        ...
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """As ``read_into``, into new bytes; the caller has bounded ``num_bytes``."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held. Idempotent."""
+        ...
+
+
+OpenFile: TypeAlias = Callable[[Path], ReadableFile]
+"""How the files of a model are opened; raises ``ModelNotFoundError`` when there is no such file."""
 
 
 class ReadOnlyFile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
-from potluck.catalog import ModelDescription, canonical_source, open_tensors
+from potluck.catalog import ModelDescription, canonical_source, open_headers, open_weights
 from potluck.engines.native import (
     NativeEngine,
     cache_bytes,
@@ -74,7 +74,7 @@ def plan_load(
     rope = rope_table(description.config, context_tokens)
     path = str(description.files.path)
     stages = []
-    with closing(open_tensors(description.files)) as tensors:
+    with closing(open_headers(description)) as tensors:
         for shard in shards:
             program = build_program(
                 description.config, shard, context_tokens=context_tokens, rope=rope
@@ -121,14 +121,18 @@ def load_stages(
     plan: LoadPlan,
     *,
     on_progress: Progress | None = None,
+    on_fetch: Progress | None = None,
 ) -> list[NativeEngine]:
     """Make every stage's engine and load its weights. The caller closes the engines.
 
-    ``on_progress`` is called with bytes done and bytes in all. After an error nothing stays open.
+    ``on_fetch`` and then ``on_progress`` are called with bytes done and bytes in all. After an
+    error nothing stays open.
     """
     total_bytes = sum(stage.weights_bytes for stage in plan.stages)
     pool = make_pool(plan.num_threads)
-    with closing(open_tensors(description.files)) as tensors, ExitStack() as on_failure:
+    shards = [stage.program.shard for stage in plan.stages]
+    weights = open_weights(description, shards, on_fetch)
+    with closing(weights) as tensors, ExitStack() as on_failure:
         engines = []
         loaded_bytes = 0
         for stage in plan.stages:

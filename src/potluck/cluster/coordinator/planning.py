@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from potluck.catalog import ModelDescription, canonical_source, open_tensors
+from potluck.catalog import ModelDescription, canonical_source, open_headers
 from potluck.cluster.calls import DeploymentRecord, NodeReport, RejectionRecord, StageRecord
 from potluck.cluster.edges.edge import EdgeLimits
 from potluck.cluster.steps import edge_limits
@@ -118,7 +118,7 @@ def model_cost(
         )
         return build_program(config, shard, context_tokens=context_tokens, rope=rope)
 
-    with closing(open_tensors(description.files)) as tensors:
+    with closing(open_headers(description)) as tensors:
 
         def stored_bytes(part: Program) -> int:
             source = canonical_source(description, tensors, part)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 
-from potluck.catalog import canonical_source, describe_model, open_tensors
+from potluck.catalog import canonical_source, describe_model, open_headers, open_weights
 from potluck.cluster.worker.messages import Load
 from potluck.engines.native import (
     NativeEngine,
@@ -32,8 +32,12 @@ class LoadedStage:
     weights_bytes: int
 
 
-def load_stage(load: Load, on_progress: Callable[[int, int], None]) -> LoadedStage:
-    """Make the engine of ``load`` and fill it.
+def load_stage(
+    load: Load,
+    on_progress: Callable[[int, int], None],
+    on_fetch: Callable[[int, int], None],
+) -> LoadedStage:
+    """Make the engine of ``load`` and fill it, from files that are fetched if need be.
 
     Raises a ``PotluckError``, also when the memory does not suffice; nothing is left open then.
     """
@@ -52,22 +56,22 @@ def load_stage(load: Load, on_progress: Callable[[int, int], None]) -> LoadedSta
         context_tokens=spec.context_tokens,
         rope=rope_table(description.config, spec.context_tokens),
     )
-    with closing(open_tensors(description.files)) as tensors:
-        source = canonical_source(description, tensors, program)
-        path = str(description.files.path)
+    path = str(description.files.path)
+    with closing(open_headers(description, [shard])) as headers:
+        source = canonical_source(description, headers, program)
         num_bytes = weights_bytes(program, source, path=path)
-        require_memory(
-            {
-                "weights": num_bytes,
-                # One here, and one that the stage keeps.
-                "rope tables": 2 * rope_table_bytes(description.config, spec.context_tokens),
-                "cache": cache_bytes(program, spec.num_blocks),
-                "scratch": scratch_bytes(
-                    program, spec.max_step_tokens, num_threads=load.num_threads
-                ),
-            },
-            available_memory(),
-        )
+    require_memory(
+        {
+            "weights": num_bytes,
+            # One here, and one that the stage keeps.
+            "rope tables": 2 * rope_table_bytes(description.config, spec.context_tokens),
+            "cache": cache_bytes(program, spec.num_blocks),
+            "scratch": scratch_bytes(program, spec.max_step_tokens, num_threads=load.num_threads),
+        },
+        available_memory(),
+    )
+    with closing(open_weights(description, [shard], on_fetch)) as tensors:
+        source = canonical_source(description, tensors, program)
         engine = NativeEngine(
             program,
             num_blocks=spec.num_blocks,
