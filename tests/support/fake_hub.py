@@ -11,14 +11,13 @@ import json
 import re
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 _LARGE = (".safetensors", ".gguf")
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
@@ -30,8 +29,13 @@ class Repository:
 
     files: Mapping[str, bytes]
     listed: Mapping[str, bytes] = field(default_factory=dict)
-    commit: str = COMMIT
     is_gated: bool = False
+
+    @property
+    def commit(self) -> str:
+        """Stands for all contents, as a commit does."""
+        texts = (f"{name} {git_id(self.as_listed(name))}\n" for name in sorted(self.files))
+        return hashlib.sha1("".join(texts).encode()).hexdigest()
 
     def as_listed(self, name: str) -> bytes:
         """The content that the listing and the ETag speak of."""
@@ -45,9 +49,10 @@ class FakeHub:
     ``fetched`` lists the files that were asked for whole, or to their end, in order; headers are
     asked for by a range with an end. ``sent_bytes`` counts what was sent of each, headers too.
 
-    What goes wrong, each time that it is asked for until it is used up: ``breaks`` after so many
-    bytes of the file the connection ends; ``busy`` answers of 429 with ``retry_after``.
-    ``has_ranges`` False: the server sends whole files. ``pace``: pieces wait for it to be set.
+    What can go wrong, until it is used up: ``breaks`` says of a file at which of its bytes
+    connections end, the first at the first of them and so on, with a reset if ``resets``; ``busy``
+    answers are 429 with ``retry_after``. Without ``has_ranges`` the server sends whole files. Bytes
+    from ``held_after`` on wait until ``released`` is set.
     """
 
     endpoint: str = ""
@@ -55,21 +60,15 @@ class FakeHub:
     fetched: list[str] = field(default_factory=list)
     header_reads: list[str] = field(default_factory=list)
     sent_bytes: Counter[str] = field(default_factory=Counter)
-    starts: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)  # of ``fetched``: from which byte on
     foreign_tokens: list[str] = field(default_factory=list)
     breaks: dict[str, list[int]] = field(default_factory=dict)
     resets: bool = False
     busy: int = 0
-    num_busy_answers: int = 0
     retry_after: str | None = "0"
     has_ranges: bool = True
-    pace: threading.Event = field(default_factory=threading.Event)
     held_after: int | None = None
-
-    @property
-    def num_requests(self) -> int:
-        """Requests for files or parts of them."""
-        return len(self.fetched) + len(self.header_reads)
+    released: threading.Event = field(default_factory=threading.Event)
 
 
 @contextmanager
@@ -82,19 +81,14 @@ def serve_hub(repositories: Mapping[str, Mapping[str, bytes] | Repository]) -> I
         }
     )
 
-    class Handler(_Handler):
-        pass
-
-    Handler.hub = hub
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     hub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
     try:
         yield hub
     finally:
-        hub.pace.set()
+        hub.released.set()
         server.shutdown()
         server.server_close()
         thread.join()
@@ -116,9 +110,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, with_body: bool) -> None:
         hub = self.hub
         path = unquote(self.path.partition("?")[0])
-        if hub.busy > 0:
+        if hub.busy > 0 and any(repo_id in path for repo_id in hub.repositories):
             hub.busy -= 1
-            hub.num_busy_answers += 1
             after = {} if hub.retry_after is None else {"Retry-After": hub.retry_after}
             self._send(429, after, b"")
             return
@@ -194,7 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         for start in range(begin, min(stop, end), 2**14):
             if hub.held_after is not None and start >= hub.held_after:
-                hub.pace.wait()
+                hub.released.wait()
             piece = content[start : min(start + 2**14, stop, end)]
             try:
                 self.wfile.write(piece)
@@ -206,7 +199,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _break_off(self) -> None:
         self.wfile.flush()
-        if self.hub.resets:  # RST in place of FIN
+        if self.hub.resets:  # RST in place of FIN, which drops what is not read by then
+            time.sleep(0.2)
             linger = b"\1\0\0\0\0\0\0\0"
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             self.connection.close()

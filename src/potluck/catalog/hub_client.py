@@ -24,7 +24,6 @@ _T = TypeVar("_T")
 _LISTING_SECONDS = 10.0
 """As huggingface_hub's own timeout for files; it has none for listings."""
 
-_PIECE_BYTES = 2**18
 _PARTIAL_CONTENT = 206
 _BUSY_STATUSES = frozenset({429, 500, 502, 503, 504})
 _PAUSE_SECONDS = (1.0, 2.0, 4.0)
@@ -123,7 +122,8 @@ def streamed(
                     hint="the hub, or the mirror (HF_ENDPOINT), is at fault",
                 )
             begin = start
-        yield begin, response.iter_bytes(_PIECE_BYTES)
+        # Pieces as they come: of larger ones, the last would be lost when the connection breaks.
+        yield begin, response.iter_bytes()
 
 
 def is_out_of_reach(error: Exception) -> bool:

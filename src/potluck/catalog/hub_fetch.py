@@ -26,7 +26,7 @@ OnBytes = Callable[[int], None]
 
 _PIECE_BYTES = 2**20
 _MAX_TRIES = 5
-"""Without a byte received between them, as in huggingface_hub."""
+"""Without getting any further between them, as in huggingface_hub."""
 _PAUSE_SECONDS = 1.0
 _POLL_SECONDS = 0.2
 _RANGE_NOT_SATISFIABLE = 416
@@ -168,7 +168,7 @@ def _fetch_whole(
     snapshot: Snapshot, name: str, gathered: _Gathered, size: int | None, on_bytes: OnBytes
 ) -> int:
     """Complete and check ``gathered``; what was kept and turns out wrong is fetched once more."""
-    if size is not None and gathered.num_bytes > size:
+    if size is None or gathered.num_bytes > size:
         gathered.clear()
     has_kept = gathered.num_bytes > 0
     received = _receive(snapshot, name, gathered, size, on_bytes)
@@ -195,9 +195,9 @@ def _receive(
     from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
 
     received = 0
+    furthest = gathered.num_bytes
     num_tries = 0
     while size is None or gathered.num_bytes < size:
-        before = received
         pause: float | None = _PAUSE_SECONDS
         error: Exception | None = None
         try:
@@ -220,9 +220,8 @@ def _receive(
             error, pause = problem, seconds_to_wait(problem, _PAUSE_SECONDS)
         except HTTPError as problem:
             error = problem
-            if received > before:
-                num_tries = 0
-        num_tries += 1
+        num_tries = 1 if gathered.num_bytes > furthest else num_tries + 1
+        furthest = max(furthest, gathered.num_bytes)
         if pause is None or num_tries >= _MAX_TRIES:
             raise error or _WrongContentError(f"it ends after {gathered.num_bytes} of {size} bytes")
         time.sleep(pause)

@@ -19,7 +19,7 @@ from potluck.models.names import FileKind
 DEMO_DIRECTORY = Path(__file__).parent.parent / "data" / "demo"
 """The model in the package."""
 
-_HUB_ID = re.compile(r"(?P<repo_id>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+))?")
+_HUB_ID = re.compile(r"(?P<repo_id>[\w.-]+/[\w.-]+)(@(?P<revision>\w[\w.-]*))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
