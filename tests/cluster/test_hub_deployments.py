@@ -12,6 +12,8 @@ from support.agents import Fleet
 from support.fake_hub import FakeHub, serve_hub
 from support.hub_models import DEMO, cut_demo, hub_environment
 
+from potluck.cluster.agent.control import ask
+
 HUB_ID = "table/cut"
 NUM_LAYERS = 12
 EMBEDDING, NORM = "embedding.safetensors", "norm.safetensors"
@@ -96,3 +98,21 @@ def test_a_node_fetches_the_files_of_its_stage_alone(fleet: Fleet) -> None:
         )
     assert answer.choices[0].text == expected_answer.choices[0].text
     assert set(DEMO) - {"model.safetensors"} <= set(hubs[2].fetched)
+
+
+def test_fetching_is_told_while_it_lasts(fleet: Fleet) -> None:
+    with serve_hub({HUB_ID: DEMO}) as hub:
+        hub.held_after = 2**21
+        agent = fleet.start(0, environ=hub_environment(fleet.directory / "hub", hub.endpoint))
+        agent.await_up()
+        told: list[tuple[int, int]] = []
+        request = {"model": HUB_ID, "model_id": None, "context_tokens": 64, "cache_tokens": None}
+        for document in ask(agent.state / "control.sock", "deploy", request):
+            event = document.get("event")
+            if event is not None and event["reason"] == "fetching":
+                told.append((event["done_bytes"], event["total_bytes"]))
+                hub.released.set()
+    assert told, "no event said that it was being fetched"
+    done_bytes, total_bytes = told[0]
+    assert 0 < done_bytes <= 2**21
+    assert total_bytes == len(DEMO["model.safetensors"])

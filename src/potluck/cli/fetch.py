@@ -44,10 +44,10 @@ def fetch(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Fetch MODEL's files from the hub: those it needs and no others, checked, resumed.
+    """Fetch the files of MODEL from the hub ahead of their use.
 
-    They land in huggingface_hub's cache (HF_HOME). Nodes fetch what their stages need by
-    themselves; this does it ahead.
+    Those that it needs and no others; they land in huggingface_hub's cache (HF_HOME). Nodes fetch
+    by themselves what their stages need.
     """
     with _progress(model) as advance:
         found, fetched = fetch_model(model, only=file or (), on_fetch=advance)
