@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
+import jsonschema
 import msgspec
 import pytest
 from support.agents import AgentProcess, Fleet
 from support.members import make_config, node_id
 from support.netns import Host, lan, require_namespaces
 
+import potluck
 from potluck.cluster.agent.diagnosis import diagnose, reach_back
 from potluck.cluster.calls import Clock, Reach, Reached, decode, encode
 from potluck.cluster.membership import Membership, MethodTable
 from potluck.errors import CallError
 from potluck.probe.doctor.case import Cluster, Peer
 from potluck.types.cluster import NodeId
+
+SCHEMA = Path(potluck.__file__).parent / "cli/schemas/doctor.json"
 
 AHEAD_SECONDS = 100.0
 AHEAD = (
@@ -74,6 +79,11 @@ def test_agents_on_loopback_and_a_clock_that_is_ahead(fleet: Fleet) -> None:
         assert peer.uncertainty_seconds is not None
         assert 0 < peer.uncertainty_seconds < 1
         assert abs(peer.skew_seconds - skew) <= peer.uncertainty_seconds + 0.01
+    completed = first.command_line("doctor", "--json")
+    document = json.loads(completed.stdout)
+    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    assert document["is_cluster_checked"]
+    assert "clock" in [finding["check"] for finding in document["findings"]]
 
 
 def test_a_sound_network(fleet: Fleet) -> None:
@@ -103,6 +113,12 @@ def test_ports_that_cannot_be_reached(fleet: Fleet) -> None:
         assert (peer.control_problem, peer.edge_problem) == ("network is unreachable", "")
         back = ask_doctor(second)[first.node_id]
         assert (back.control_problem, back.edge_problem) == ("", "")
+        completed = first.command_line("doctor")
+        assert completed.returncode == 1
+        assert (
+            f"prevents: node {second.node_id} cannot connect to this node's control address "
+            f"{first.address} (network is unreachable)\n"
+        ) in completed.stdout
 
 
 def test_edges_that_cannot_be_made(fleet: Fleet) -> None:

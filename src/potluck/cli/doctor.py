@@ -41,13 +41,13 @@ def doctor(json: JsonOption = False, state: StateOption = None) -> None:
     from potluck.probe.probe import ProbeOptions, probe_node
     from potluck.probe.system import THIS_MACHINE
 
-    system, cache_path = THIS_MACHINE, default_cache_path(os.environ)
+    cache_path = default_cache_path(os.environ)
     options = ProbeOptions(
         backends=BACKENDS, num_threads=settings().threads or default_num_threads()
     )
     case = gather(
-        system,
-        lambda: probe_node(system, options, ProbeCache(cache_path), layers=LAYERS),
+        THIS_MACHINE,
+        lambda: probe_node(THIS_MACHINE, options, ProbeCache(cache_path), layers=LAYERS),
         BACKENDS,
         cache_root=None if cache_path is None else cache_path.parent,
         state=state,

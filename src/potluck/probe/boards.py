@@ -1,7 +1,7 @@
-"""What the GPUs and NPUs of boards have in common, for the layers that find them.
+"""What layers share: devices on the platform bus, and memory that is the machine's own.
 
-They are nodes of the device tree on the platform bus, and the memory that they use is the machine's
-own. Sources: the kernel's ``Documentation/ABI/testing/sysfs-class-devfreq``, ``proc_meminfo(5)``.
+GPUs and NPUs of boards are nodes of the device tree on that bus. Sources: the kernel's
+``Documentation/ABI/testing/sysfs-class-devfreq``, ``proc_meminfo(5)``.
 """
 
 from __future__ import annotations

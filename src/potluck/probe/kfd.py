@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from potluck.probe.derive import gfx_target
 from potluck.probe.pci_gpu import plausible_bytes
 from potluck.probe.system import System
 
@@ -45,16 +46,11 @@ class KfdNode:
 
     @property
     def gfx_name(self) -> str:
-        """``gfx1100`` for 110000: the last two digits are hexadecimal; empty if it is no version.
-
-        ``gfx_target_version`` is decimal, two digits each for minor version and stepping
-        (``kfd_device.c``).
-        """
-        major, rest = divmod(self.gfx_target_version, 10_000)
-        minor, stepping = divmod(rest, 100)
-        if not (0 < major < 100 and minor < 16 and stepping < 16):
+        """``gfx1100`` for 110000; empty if it is no version of a chip."""
+        minor, stepping = divmod(self.gfx_target_version % 10_000, 100)
+        if self.gfx_target_version >= 1_000_000 or minor > 15 or stepping > 15:
             return ""
-        return f"gfx{major}{minor:x}{stepping:x}"
+        return gfx_target(self.gfx_target_version)
 
     def is_at(self, address: str) -> bool:
         """Whether it is on the PCI device ``0000:03:00.0``, of whose function no notice is taken.

@@ -43,7 +43,7 @@ _MAX_RESIDENT_BYTES = 1 << 30
 hundreds of MB, NumPy and the core 40."""
 
 _MEASURE_SECONDS = 20.0
-"""Ten times what a backend should take: a machine may be busy, and a driver compile first."""
+"""Ten times what it should take: a loaded machine is slow, and a driver may compile first."""
 _TURN_SECONDS = _MEASURE_SECONDS + 5
 """As long as another that hangs may hold it, so that what it met is known afterwards."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -148,24 +149,39 @@ import sys
 from pathlib import Path
 from potluck.probe.cache import ProbeCache
 cache = ProbeCache(Path(sys.argv[1]))
-for number in range(20):
+print("ready", flush=True)
+input()
+for number in range(40):
     cache.put(f"{sys.argv[2]}-{number}", {"number": number})
     assert cache.get(f"{sys.argv[2]}-{number}") == {"number": number}
 """
 
 
 def test_many_processes_lose_nothing(path: Path) -> None:
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), name],
-            env={**os.environ, "PYTHONPATH": str(SOURCE)},
-        )
-        for name in "abcd"
-    ]
-    assert [writer.wait(60) for writer in writers] == [0] * 4
+    with contextlib.ExitStack() as stack:
+        writers = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", WRITER, str(path), name],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env={**os.environ, "PYTHONPATH": str(SOURCE)},
+                )
+            )
+            for name in "abcd"
+        ]
+        for writer in writers:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "ready\n"
+        for writer in writers:
+            assert writer.stdin is not None
+            writer.stdin.write("\n")
+            writer.stdin.flush()
+        assert [writer.wait(60) for writer in writers] == [0] * 4
     cache = ProbeCache(path)
     for name in "abcd":
-        for number in range(20):
+        for number in range(40):
             assert cache.get(f"{name}-{number}") == {"number": number}
 
 

@@ -165,6 +165,16 @@ def test_what_may_be_cured_is_tried_every_time(
     assert len(calls()) == 2
 
 
+def test_a_failure_ends_what_was_known(cache: ProbeCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert trial_of("moody", cache).works
+    monkeypatch.setenv("FAKE_BACKEND_MOOD", "bad")
+    assert trial_of("moody", cache).works  # not asked
+    assert not trial_of("moody", cache, retry=True).works
+    assert not trial_of("moody", cache).works
+    monkeypatch.delenv("FAKE_BACKEND_MOOD")
+    assert trial_of("moody", cache).works
+
+
 def test_a_device_with_a_problem_is_not_touched(
     cache: ProbeCache, calls: Callable[[], list[str]]
 ) -> None:

@@ -114,7 +114,10 @@ def _find(system: System) -> LayerReport:
 def _device_files(system: System) -> Iterator[tuple[Path, Path]]:
     """The device that a device file belongs to, and the file, where no other layer claims it."""
     for node in system.render_nodes():
-        if node.driver not in _CLAIMED | _NOT_COMPUTING and node.device.name not in _NOT_COMPUTING:
+        name = node.device.name
+        # A part of an MI300 has a render node on a device that amdgpu makes up for it.
+        is_claimed = node.driver in _CLAIMED or name.startswith("amdgpu_xcp")
+        if not is_claimed and node.driver not in _NOT_COMPUTING and name not in _NOT_COMPUTING:
             yield node.device, node.device_file
     for kind, folder in _CLASSES.items():
         for entry in system.entries(system.sys / "class" / kind):

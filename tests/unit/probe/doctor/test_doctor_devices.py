@@ -142,7 +142,7 @@ def test_what_no_backend_is_for_prevents_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "gpu",
     [
-        a_gpu("Arm Mali", "Mali-450", "lima", problem="GPUs of its generation only draw"),
+        a_gpu("Arm Mali", "Mali-450", "lima", Path("/nowhere"), problem="it only draws"),
         a_gpu("Rockchip", "Rockchip NPU", "", kind=DeviceKind.NPU, problem="nothing uses it"),
         a_gpu("Intel", "Intel NPU", "", kind=DeviceKind.NPU, problem="nothing uses it"),
         a_gpu("Broadcom", "VideoCore", "v3d", problem="nothing uses it"),

@@ -33,8 +33,8 @@ def test_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
     point = tmp_path / "with blank"
     point.mkdir()
     mounts = (
-        "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
         f"30 22 0:9 / {str(point).replace(' ', chr(92) + '040')} rw shared:1 - tmpfs none rw\n"
+        "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
         "no sense\n"
     )
     system = a_system(tmp_path / "tree", {"proc/self/mountinfo": mounts})
