@@ -12,7 +12,7 @@ from support.gguf_models import write_gguf_model
 from support.parity import native_error_limit, rms
 from support.random_models import RandomModel, make_random_model, random_tokens
 
-from potluck.catalog import ModelDescription, describe_model, open_tensors
+from potluck.catalog import ModelDescription, describe_model, open_weights
 from potluck.engines.native import available_isas, make_pool
 from potluck.loading import StageSize, load_stage, plan_stage
 from potluck.types.program import Shard
@@ -45,7 +45,7 @@ def logits(description: ModelDescription, quantization: Quantization) -> NDArray
         num_threads=2,
         quantization=quantization,
     )
-    with closing(open_tensors(description.files)) as tensors:
+    with closing(open_weights(description, [Shard.whole(2)])) as tensors:
         plan = plan_stage(description, tensors, Shard.whole(2), size)
         stage = load_stage(description, tensors, plan, pool=make_pool(2), isa=available_isas()[-1])
     with closing(stage.engine):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from potluck.catalog import describe_model, open_tensors
+from potluck.catalog import describe_model, open_weights
 from potluck.engines.native import NativeEngine, choose_isa, make_pool
 from potluck.loading import StageSize, load_stage, plan_stage
 from potluck.types.program import Shard
@@ -37,7 +37,7 @@ def main() -> None:
     size = StageSize(**{**case["size"], "quantization": Quantization(case["size"]["quantization"])})
     shard = Shard(**case["shard"])
     description = describe_model(case["model"])
-    with closing(open_tensors(description.files)) as tensors:
+    with closing(open_weights(description, [shard])) as tensors:
         plan = plan_stage(description, tensors, shard, size)
         headers = tensors.num_bytes_read
         loaded = load_stage(

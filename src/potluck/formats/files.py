@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeAlias
 
 from potluck.errors import ModelFileError, ModelNotFoundError
 
@@ -30,6 +32,33 @@ class FileStamp:
     modified_nanoseconds: int
     changed_nanoseconds: int
     inode: int
+
+
+class ReadableFile(Protocol):
+    """Bytes that can be read in pieces, wherever they are. ``path`` is what messages call them.
+
+    ``num_bytes_read`` counts what was read so far. Reading what lies past ``size`` raises ``ModelFileError``.
+    """
+
+    path: str
+    size: int
+    num_bytes_read: int
+
+    def read_into(self, offset: int, out: memoryview) -> None:
+        """Fill ``out`` (contiguous bytes) from ``offset``."""
+        ...
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """As ``read_into``, into new bytes; the caller has bounded ``num_bytes``."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held. Idempotent."""
+        ...
+
+
+OpenFile: TypeAlias = Callable[[Path], ReadableFile]
+"""How the files of a model are opened; raises ``ModelNotFoundError`` when there is no such file."""
 
 
 class ReadOnlyFile:

@@ -57,10 +57,11 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadProgress:
-    """How far loading is, in bytes of weights."""
+    """How far loading is, in bytes of weights; or fetching their files, which comes before."""
 
     done_bytes: int
     total_bytes: int
+    is_fetching: bool = False
 
 
 class Model:
@@ -132,15 +133,14 @@ class Model:
         # Small beside the weights, and as likely to be missing or broken: before them.
         tokenizer = load_tokenizer(description.files)
         chat_template = load_chat_template(description.files)
-        report = None
-        if on_progress is not None:
-            callback = on_progress
-
-            def report(done_bytes: int, total_bytes: int) -> None:
-                callback(LoadProgress(done_bytes=done_bytes, total_bytes=total_bytes))
-
         cache = PackedCache(default_packed_folder(os.environ), packed_cache_bytes)
-        loaded = load_stages(description, plan, cache=cache, on_progress=report)
+        loaded = load_stages(
+            description,
+            plan,
+            cache=cache,
+            on_progress=_reporting(on_progress, is_fetching=False),
+            on_fetch=_reporting(on_progress, is_fetching=True),
+        )
         engines, plan = loaded.engines, loaded.plan
         limits = SchedulerLimits(
             num_blocks=plan.size.num_blocks,
@@ -284,6 +284,16 @@ class Model:
         params = SamplingParams(**values)  # type: ignore[arg-type]
         validate_sampling(params, self.description.config.vocab_size)
         return params
+
+
+def _reporting(
+    callback: Callable[[LoadProgress], None] | None, *, is_fetching: bool
+) -> Callable[[int, int], None] | None:
+    if callback is None:
+        return None
+    return lambda done_bytes, total_bytes: callback(
+        LoadProgress(done_bytes=done_bytes, total_bytes=total_bytes, is_fetching=is_fetching)
+    )
 
 
 def _context_tokens(description: ModelDescription, asked: int | None) -> int:

@@ -243,7 +243,8 @@ class Coordination:
             deployment=DeploymentId(secrets.token_hex(4)),
             epoch=Epoch(number=0, coordinator=self._membership.node_id),
             revision=0,
-            model=request.model,
+            # Nodes that read it later, and a successor, read the same commit.
+            model=description.files.pinned_name,
             model_id=self.registry.free_model_id(request.model_id or request.model),
             created=int(time.time()),
             context_tokens=context,

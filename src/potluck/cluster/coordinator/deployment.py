@@ -370,9 +370,9 @@ class Deployment:
         self._last_published = time.monotonic()
         self._publish(self.record)
 
-    def _say_progress(self, done_bytes: int, total_bytes: int) -> None:
+    def _say_progress(self, reason: str, done_bytes: int, total_bytes: int) -> None:
         if time.monotonic() - self._last_published > _PUBLISH_SECONDS:
-            self._say(done_bytes=done_bytes, total_bytes=total_bytes)
+            self._say(reason=reason, done_bytes=done_bytes, total_bytes=total_bytes)
 
     def _say_loaded(self, index: int, loaded: Loaded) -> None:
         stages = list(self.record.stages)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from potluck.catalog import ModelDescription, open_tensors
+from potluck.catalog import ModelDescription, open_headers
 from potluck.cluster.calls import DeploymentRecord, NodeReport, RejectionRecord, StageRecord
 from potluck.cluster.coordinator.sharing import Pool, fair_shares
 from potluck.cluster.edges.edge import EdgeLimits
@@ -120,7 +120,7 @@ def model_cost(description: ModelDescription, size: StageSize) -> ModelCost:
     Raises ``ModelFileError`` or ``UnsupportedModelError`` if the files do not fit the model.
     """
     last = description.config.num_layers
-    with closing(open_tensors(description.files)) as tensors:
+    with closing(open_headers(description)) as tensors:
 
         def count(start: int, end: int, *, embedding: bool = False, head: bool = False) -> _Cost:
             shard = Shard(
@@ -200,7 +200,7 @@ def planned_model(
         for report in reports
         for unit in report.units
     }
-    with closing(open_tensors(description.files)) as tensors:
+    with closing(open_headers(description)) as tensors:
         stages = tuple(
             PlannedStage(
                 node_id=stage.node_id,

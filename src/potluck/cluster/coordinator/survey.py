@@ -30,8 +30,9 @@ from potluck.types.cluster import NodeId, Plan, Rejection, UnitOffer
 from potluck.types.quantization import Quantization
 
 _REPORT_SECONDS = 5.0
-_CHECK_SECONDS = 900.0
-"""A model from the hub may have to be downloaded for it."""
+_CHECK_SECONDS = 300.0
+"""The small files of a model from the hub, or a GGUF file's header, may have to be fetched for it:
+some ten megabytes. Weights are fetched when a stage is loaded."""
 
 
 async def plan_model(

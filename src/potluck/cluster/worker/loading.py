@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from potluck.catalog import describe_model, open_tensors
+from potluck.catalog import describe_model, open_headers, open_weights
 from potluck.cluster.worker.messages import Load
 from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.native import choose_isa, make_pool
@@ -40,8 +40,12 @@ class LoadedShare:
     seconds: float
 
 
-def load_for(load: Load, on_progress: Callable[[int, int], None]) -> LoadedShare:
-    """Make the engine of ``load`` and fill it.
+def load_for(
+    load: Load,
+    on_progress: Callable[[int, int], None],
+    on_fetch: Callable[[int, int], None],
+) -> LoadedShare:
+    """Make the engine of ``load`` and fill it, from files that are fetched if need be.
 
     Weights that are to be mapped and cannot be kept packed are loaded, if they fit. Raises a
     ``PotluckError``, also when the memory does not suffice; nothing is left open then.
@@ -64,42 +68,44 @@ def load_for(load: Load, on_progress: Callable[[int, int], None]) -> LoadedShare
         quantization=spec.quantization,
         is_mapped=spec.is_mapped,
     )
-    with closing(open_tensors(description.files)) as tensors:
+    with closing(open_headers(description, [shard])) as headers:
 
         def count(size: StageSize) -> MemoryPlan:
-            return plan_worker(description, tensors, shard, size).memory
+            return plan_worker(description, headers, shard, size).memory
 
-        plan = plan_worker(description, tensors, shard, size)
+        plan = plan_worker(description, headers, shard, size)
         require_memory(plan.memory, _available(), size, count)
-        pool = make_pool(load.num_threads)
-        packed = None
-        if size.is_mapped:
-            cache = PackedCache(default_packed_folder(os.environ), load.packed_cache_bytes)
-            try:
-                packed = packed_weights(
-                    description, tensors, plan, pool=pool, cache=cache, on_progress=on_progress
-                )
-            except NotPackedError as error:
-                _log.warning("weights are loaded, not mapped: %s", error)
-                size = replace(size, is_mapped=False)
-                plan = plan_worker(description, tensors, shard, size)
-                because = f"weights cannot be mapped ({error}): "
-                require_memory(plan.memory, _available(), size, count, because=because)
-        stage = load_stage(
-            description,
-            tensors,
-            plan,
-            pool=pool,
-            isa=choose_isa(load.isa),
-            packed=packed,
-            on_progress=on_progress,
-        )
-        return LoadedShare(
-            stage=stage,
-            memory=plan.memory,
-            read_bytes=tensors.num_bytes_read,
-            seconds=time.monotonic() - started,
-        )
+        with closing(open_weights(description, [shard], on_fetch)) as tensors:
+            pool = make_pool(load.num_threads)
+            packed = None
+            if size.is_mapped:
+                cache = PackedCache(default_packed_folder(os.environ), load.packed_cache_bytes)
+                try:
+                    packed = packed_weights(
+                        description, tensors, plan, pool=pool, cache=cache, on_progress=on_progress
+                    )
+                except NotPackedError as error:
+                    _log.warning("weights are loaded, not mapped: %s", error)
+                    size = replace(size, is_mapped=False)
+                    plan = plan_worker(description, headers, shard, size)
+                    because = f"weights cannot be mapped ({error}): "
+                    require_memory(plan.memory, _available(), size, count, because=because)
+            stage = load_stage(
+                description,
+                tensors,
+                plan,
+                pool=pool,
+                isa=choose_isa(load.isa),
+                packed=packed,
+                on_progress=on_progress,
+            )
+            read_bytes = tensors.num_bytes_read
+    return LoadedShare(
+        stage=stage,
+        memory=plan.memory,
+        read_bytes=read_bytes,
+        seconds=time.monotonic() - started,
+    )
 
 
 def _available() -> MemoryLimit:

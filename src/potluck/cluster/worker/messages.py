@@ -83,10 +83,11 @@ class Report(msgspec.Struct, frozen=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """How much of the weights is loaded."""
+    """How much of the weights is loaded, or, before that, fetched from the hub."""
 
     done_bytes: int
     total_bytes: int
+    is_fetching: bool = False
 
 
 class MappedFile(msgspec.Struct, frozen=True, kw_only=True):
