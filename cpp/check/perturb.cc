@@ -90,9 +90,11 @@ struct Perturbed {
     const FormatInfo info = format_info(kTargets[target]);
     const bool is_finite = real().encode[target](x, count, out);
     if (!is_active(std::string("encode.") + info.name)) return is_finite;
-    uint8_t* block = out + (count / info.block_columns - 1) * info.block_bytes;
-    // A scale of the last block: of its last group in Q4_K and Q6_K.
-    nudge(block + (kTargets[target] == Format::Q4_K ? 15 : kTargets[target] == Format::Q6_K ? 207 : 0));
+    // The scale of the last block, in Q4_K and Q6_K of its last group.
+    int64_t place = 0;
+    if (kTargets[target] == Format::Q4_K) place = 15;
+    if (kTargets[target] == Format::Q6_K) place = 207;
+    nudge(out + (count / info.block_columns - 1) * info.block_bytes + place);
     return is_finite;
   }
 

@@ -44,7 +44,8 @@ class Pieces {
 
 // Calls function(first, end, worker) on ranges of pieces.
 template <typename F>
-void for_pieces(const Pieces& pieces, int64_t work_per_column, ThreadPool* pool, const F& function) {
+void for_pieces(const Pieces& pieces, int64_t work_per_column, ThreadPool* pool,
+                const F& function) {
   if (pool == nullptr) return function(int64_t{0}, pieces.count(), 0);
   ThreadPool::Session session(*pool);
   parallel_ranges(session, pieces.count(), 1, kPieceColumns * work_per_column, function);

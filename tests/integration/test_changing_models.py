@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from potluck.cluster.worker import process
 from potluck.cluster.worker.messages import Failed, Identity, Load, Progress, StageSpec
 from potluck.engines.native import NativeEngine
 from potluck.errors import ModelFileError
+from potluck.loading import PackedCache
 from potluck.local.loading import load_stages, plan_load
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.quantization import Quantization
@@ -91,7 +93,8 @@ def load(model: Path, on_progress: Callable[[int, int], None], num_stages: int) 
         num_threads=1,
         isa=None,
     )
-    for engine in load_stages(description, plan, on_progress=on_progress):
+    loaded = load_stages(description, plan, cache=PackedCache(None), on_progress=on_progress)
+    for engine in loaded.engines:
         engine.close()
 
 
@@ -147,13 +150,19 @@ class Channel:
             max_step_tokens=64,
             max_step_sequences=8,
             quantization=Quantization.NONE,
+            is_mapped=False,
             num_bytes=1,
         )
         identity = Identity(
             node_id=NODE, certificate_pem=b"", private_key_pem=b"", authority_pem=b""
         )
         self._load = Load(
-            spec=spec, identity=identity, listen_host="127.0.0.1", num_threads=1, isa=None
+            spec=spec,
+            identity=identity,
+            listen_host="127.0.0.1",
+            num_threads=1,
+            isa=None,
+            packed_cache_bytes=None,
         )
 
     def receive(self) -> Load:
@@ -175,7 +184,7 @@ def test_in_a_worker(
 ) -> None:
     channel = Channel(model, change)
     monkeypatch.setattr(process, "ControlChannel", lambda _: channel)
-    monkeypatch.setattr(process.socket, "socket", lambda fileno: None)
+    monkeypatch.setattr(socket, "socket", lambda fileno: None)
     monkeypatch.setattr(process, "_die_with_agent", lambda pid: None)
     assert process.run_worker(-1, os.getpid()) == 1
     failed = channel.sent[-1]

@@ -251,7 +251,7 @@ def test_loading_reports_every_byte_once_over_all_stages() -> None:
         cache_tokens=16,  # less than one sequence may need: it gets that
         on_progress=lambda progress: reports.append((progress.done_bytes, progress.total_bytes)),
     ) as model:
-        total = sum(stage.memory.weights_bytes for stage in model.plan.stages)
+        total = sum(stage.read_bytes for stage in model.plan.stages)
         assert model.plan.size.num_blocks * 16 >= model.context_tokens
     done = [done for done, _ in reports]
     assert done == sorted(done)

@@ -94,7 +94,7 @@ def _open_gguf(file: MemoryFile) -> tuple[gguf_header.GgufHeader, FileTensorSour
 
 HEADER_READERS: Mapping[Kind, Callable[[MemoryFile], object]] = {
     Kind.SAFETENSORS: _open_safetensors,
-    Kind.INDEX: safetensors_header.read_index,
+    Kind.INDEX: safetensors_header.read_weight_map,
     Kind.GGUF: _open_gguf,
 }
 """What is done when a model is opened; what is returned is what is then held."""
@@ -105,7 +105,7 @@ def _use_safetensors(file: MemoryFile) -> None:
 
 
 def _use_index(file: MemoryFile) -> None:
-    safetensors_header.read_index(file)
+    safetensors_header.read_weight_map(file)
 
 
 def _use_gguf(file: MemoryFile) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -47,8 +48,12 @@ def build(folder: str, target: str, *options: str) -> Path:
     return path
 
 
+@cache
 def load_extension(path: Path) -> ModuleType:
-    """Import the extension module in the folder ``path`` whose file begins with ``_perturbed``."""
+    """Import the extension module in the folder ``path`` whose file begins with ``_perturbed``.
+
+    Once per process: nanobind warns of classes that are registered a second time.
+    """
     file = next(path.glob("_perturbed*.so"))
     spec = importlib.util.spec_from_file_location("_perturbed", file)
     assert spec is not None

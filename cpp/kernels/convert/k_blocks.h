@@ -2,9 +2,9 @@
 // sixteen groups are searched at once, and no sum goes across lanes.
 //
 // A block's scale d is an f16; a group's scale is d times an integer. The searches try integers and
-// measure the squared error of what will be read back from them, so that rounding the scales is part
-// of what is minimized. The weights of the sum of squares are all 1: without activations to learn
-// from, the expected squared error of an output is proportional to that sum.
+// measure the squared error of what will be read back from them, so that rounding the scales is
+// part of what is minimized. The sum of squares has no weights: for uncorrelated activations of
+// equal variance, the expected squared error of an output is proportional to it.
 #pragma once
 
 #include "kernels/kernels.h"

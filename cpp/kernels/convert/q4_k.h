@@ -1,5 +1,5 @@
-// Q4_K: 8 groups of 32 columns, x ~ d * s * q - e * m with q in [0, 15], s and m in [0, 63], d and e
-// f16. Two blocks are searched at once, which makes 16 groups.
+// Q4_K: 8 groups of 32 columns, x ~ d * s * q - e * m with q in [0, 15], s and m in [0, 63], d and
+// e f16. Two blocks are searched at once, which makes 16 groups.
 //
 // First each group by itself: from several grids over its range, q by rounding, then the scale and
 // the offset that fit these q best (least squares of a line). The block's d and e follow from the

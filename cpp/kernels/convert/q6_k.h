@@ -9,8 +9,8 @@ namespace {
 
 constexpr int64_t kQ6Columns = 16;
 // The scale that takes a group's extreme to -32 is s = 112 for the group that needs most, which
-// leaves room for larger ones up to 127. All s from 3 below to 12 above are tried: from there on the
-// coarser grid outweighs what a luckier rounding gains. (Error of Gaussian rows, by "error" of
+// leaves room for larger ones up to 127. All s from 3 below to 12 above are tried: from there on
+// the coarser grid outweighs what a luckier rounding gains. (Error of Gaussian rows, by "error" of
 // benchmarks/quantize.py: 1.066 times that with 127 and two on either side; 0.993 times that with
 // 110, 8 below and 20 above.)
 constexpr float kQ6Nominal = 112.0f;

@@ -38,7 +38,8 @@ static inline void split_q6_k(const uint8_t* file, int64_t group, uint8_t v[32])
   const uint8_t* nibbles = file + 64 * (group / 4) + 32 * (g % 2);
   const uint8_t* upper = file + 128 + 32 * (group / 4);
   for (int64_t i = 0; i < 32; ++i)
-    v[i] = static_cast<uint8_t>((nibbles[i] >> (4 * (g / 2)) & 15) | (upper[i] >> (2 * g) & 3) << 4);
+    v[i] = static_cast<uint8_t>((nibbles[i] >> (4 * (g / 2)) & 15) |
+                                (upper[i] >> (2 * g) & 3) << 4);
 }
 
 // Q4_K, Q5_K: the 6-bit scale and minimum of a group from the 12 bytes that hold them. The first

@@ -10,13 +10,29 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from potluck.errors import ModelFileError, ModelNotFoundError
 
 _READING_HINT = "check that the file can be read and that the disk is sound"
 _CHANGED_HINT = "let nothing write to the model's files while it loads, and try again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileStamp:
+    """What the file system says of a file's contents (``inode(7)``).
+
+    Whoever writes to a file may set its ``modified_nanoseconds`` back, but not
+    ``changed_nanoseconds``.
+    """
+
+    size: int
+    modified_nanoseconds: int
+    changed_nanoseconds: int
+    inode: int
 
 
 class ByteFile(Protocol):
@@ -44,13 +60,35 @@ class ByteFile(Protocol):
         ...
 
 
-class ReadOnlyFile:
-    """A regular file to read from; it may lie on read-only media. For use by one thread at a time.
+class ReadableFile(ByteFile, Protocol):
+    """A file of a model, wherever it is. ``num_bytes_read`` counts what was read so far."""
 
-    ``size`` is that of the moment of opening, in bytes; ``num_bytes_read`` counts what was read.
-    The kernel may drop at once what was read: a model is read once, and pages of files count
-    against the limit of a control group (``posix_fadvise(2)``). Raises ``ModelNotFoundError`` when
-    there is no such file, ``ModelFileError`` when it is not a regular one or cannot be opened.
+    @property
+    def num_bytes_read(self) -> int:
+        """In bytes."""
+        ...
+
+    def check_unchanged(self) -> None:
+        """Raise ``ModelFileError`` if the file is not the one that was opened."""
+        ...
+
+    def close(self) -> None:
+        """End reading for good. Idempotent."""
+        ...
+
+
+OpenFile: TypeAlias = Callable[[Path], ReadableFile]
+"""How the files of a model are opened; raises ``ModelNotFoundError`` when there is no such file."""
+
+
+class ReadOnlyFile:
+    """A regular file to read from; a ``ReadableFile``. For use by one thread at a time.
+
+    It may lie on read-only media. ``size`` is that of the moment of opening, in bytes;
+    ``num_bytes_read`` counts what was read. The kernel may drop at once what was read: a model is
+    read once, and pages of files count against the limit of a control group
+    (``posix_fadvise(2)``). Raises ``ModelNotFoundError`` when there is no such file,
+    ``ModelFileError`` when it is not a regular one or cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,8 +108,9 @@ class ReadOnlyFile:
         if not stat.S_ISREG(status.st_mode):
             self.close()
             raise ModelFileError(self.path, "not a regular file", hint="give a file of a model")
-        self._identity = _identity(status)
         self._is_closed = False
+        self.stamp = _stamp(status)
+        """At the moment of opening."""
         self.size = status.st_size
         self.num_bytes_read = 0
 
@@ -103,8 +142,8 @@ class ReadOnlyFile:
     def check_unchanged(self) -> None:
         """Raise ``ModelFileError`` if the file was written to, or replaced, since it was opened.
 
-        Size, times of the last write and of the last change of the inode, and the inode itself are
-        compared: a write that sets the first time back does not set back the second.
+        All of its ``FileStamp`` is compared. So a new name or other permissions count as a change
+        too, which is the price of seeing a write that sets its time back.
         """
         descriptor = self._descriptor
         try:
@@ -115,7 +154,7 @@ class ReadOnlyFile:
             raise self._unreadable(error) from error
         if status.st_size < self.size:
             raise self._changed(f"it shrank from {self.size} to {status.st_size} bytes")
-        if _identity(status) != self._identity:
+        if _stamp(status) != self.stamp:
             raise self._changed("the file changed")
 
     def release(self) -> None:
@@ -172,12 +211,10 @@ def quoted(text: str) -> str:
     )
 
 
-def _identity(status: os.stat_result) -> tuple[int, ...]:
-    """What differs when a file was replaced or written to."""
-    return (
-        status.st_dev,
-        status.st_ino,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
+def _stamp(status: os.stat_result) -> FileStamp:
+    return FileStamp(
+        size=status.st_size,
+        modified_nanoseconds=status.st_mtime_ns,
+        changed_nanoseconds=status.st_ctime_ns,
+        inode=status.st_ino,
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.errors import ModelFileError, ModelNotFoundError
-from potluck.formats.files import ReadOnlyFile, quoted
+from potluck.formats.files import OpenFile, ReadableFile, ReadOnlyFile, quoted
 from potluck.formats.gguf_header import GgufHeader, read_header
 from potluck.formats.gguf_metadata import Metadata
 from potluck.formats.source import MAX_TENSORS, FileTensor, FileTensorSource
@@ -27,7 +27,7 @@ class GgufSource(FileTensorSource):
     """The tensors and the metadata of a GGUF model. Owns its files."""
 
     def __init__(
-        self, tensors: Iterable[FileTensor], files: Sequence[ReadOnlyFile], metadata: Metadata
+        self, tensors: Iterable[FileTensor], files: Sequence[ReadableFile], metadata: Metadata
     ) -> None:
         super().__init__(tensors, files)
         self.metadata = metadata
@@ -35,14 +35,14 @@ class GgufSource(FileTensorSource):
         read from it until the source is closed."""
 
 
-def open_gguf(path: Path) -> GgufSource:
+def open_gguf(path: Path, open_file: OpenFile = ReadOnlyFile) -> GgufSource:
     """The model in ``path``, which may be any part of a split one.
 
     Raises ``ModelNotFoundError`` when there is no such file; ``ModelFileError`` when a part is
     missing, truncated or corrupt; ``UnsupportedModelError`` for another version or byte order.
     """
     with ExitStack() as opened:
-        parts = _read_parts(path, opened)
+        parts = _read_parts(path, open_file, opened)
         source = GgufSource(
             (tensor for part in parts for tensor in part.header.tensors),
             [part.file for part in parts],
@@ -54,7 +54,7 @@ def open_gguf(path: Path) -> GgufSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    file: ReadOnlyFile
+    file: ReadableFile
     header: GgufHeader
 
     def count(self, key: str, default: int) -> int:
@@ -65,8 +65,8 @@ class _Part:
         return value
 
 
-def _read_parts(path: Path, opened: ExitStack) -> list[_Part]:
-    given = _read_part(path, opened)
+def _read_parts(path: Path, open_file: OpenFile, opened: ExitStack) -> list[_Part]:
+    given = _read_part(path, open_file, opened)
     num_parts = given.count("split.count", 1)
     if num_parts <= 1:
         return [given]
@@ -82,7 +82,7 @@ def _read_parts(path: Path, opened: ExitStack) -> list[_Part]:
     for index in range(num_parts):
         part_path = path.with_name(f"{name[1]}-{index + 1:05}-of-{num_parts:05}.gguf")
         try:
-            part = given if part_path == path else _read_part(part_path, opened)
+            part = given if part_path == path else _read_part(part_path, open_file, opened)
         except ModelNotFoundError as error:
             raise ModelFileError(
                 str(part_path),
@@ -103,8 +103,8 @@ def _read_parts(path: Path, opened: ExitStack) -> list[_Part]:
     return parts
 
 
-def _read_part(path: Path, opened: ExitStack) -> _Part:
-    file = ReadOnlyFile(path)
+def _read_part(path: Path, open_file: OpenFile, opened: ExitStack) -> _Part:
+    file = open_file(path)
     opened.callback(file.close)
     header = read_header(file)
     file.release()

@@ -7,24 +7,27 @@ they agree.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 from potluck.errors import ModelFileError, ModelNotFoundError
-from potluck.formats.files import ReadOnlyFile, quoted
-from potluck.formats.safetensors_header import read_header, read_index
+from potluck.formats.files import OpenFile, ReadableFile, ReadOnlyFile, quoted
+from potluck.formats.safetensors_header import read_header, read_weight_map
 from potluck.formats.source import FileTensor, FileTensorSource
 
-_SINGLE_FILE = "model.safetensors"
-_INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
 
 
-def open_safetensors(path: Path) -> FileTensorSource:
-    """The tensors of a ``*.safetensors`` file, or of a directory in Hugging Face layout.
+def open_safetensors(
+    path: Path, open_file: OpenFile = ReadOnlyFile, *, names: Collection[str] | None = None
+) -> FileTensorSource:
+    """The tensors of a ``*.safetensors`` file, an index, or a directory in Hugging Face layout.
 
     A directory has ``model.safetensors``, or ``model.safetensors.index.json`` and the files that
     it names, or a single ``*.safetensors`` (looked for in this order, as ``transformers`` does).
+    With ``names``, only the files that an index gives for these tensors are opened.
     Raises ``ModelNotFoundError`` when it has none of them, ``ModelFileError`` when a file is
     missing, truncated, corrupt or not what the index says.
     """
@@ -36,24 +39,41 @@ def open_safetensors(path: Path) -> FileTensorSource:
         ) from error
     file_of: Mapping[str, str] | None = None
     paths = [file_or_index]
-    if file_or_index.name == _INDEX_FILE:
-        with closing(ReadOnlyFile(file_or_index)) as index:
-            file_of = read_index(index)
+    if file_or_index.name == INDEX_FILE:
+        file_of = read_index(file_or_index)
+        if names is not None:
+            file_of = {name: file_name for name, file_name in file_of.items() if name in names}
         paths = [file_or_index.parent / name for name in sorted(set(file_of.values()))]
     with ExitStack() as opened:
-        files: list[ReadOnlyFile] = []
-        source = FileTensorSource(_read_files(paths, file_or_index, files, opened), files)
+        files: dict[Path, ReadableFile] = {}
+
+        def open_next(path: Path) -> ReadableFile:
+            file = open_file(path)
+            opened.callback(file.close)
+            files[path] = file
+            return file
+
+        source = FileTensorSource(_read_files(paths, file_or_index, open_next), files.values())
         if file_of is not None:
-            _check_index(file_of, source, file_or_index)
+            _check_index(file_of, source, files, file_or_index)
         opened.pop_all()
         return source
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """The ``weight_map`` of an index: from tensor names to files below its own directory.
+
+    Raises ``ModelFileError`` where it is not one.
+    """
+    with closing(ReadOnlyFile(path)) as file:
+        return read_weight_map(file)
 
 
 def _find(path: Path) -> Path:
     """The file to open for ``path``: tensors, or an index."""
     if not path.is_dir():
         return path
-    for name in (_SINGLE_FILE, _INDEX_FILE):
+    for name in (SINGLE_FILE, INDEX_FILE):
         if os.path.lexists(path / name):  # a link that leads nowhere is named when it is opened
             return path / name
     candidates = sorted(path.glob("*.safetensors"))
@@ -62,20 +82,15 @@ def _find(path: Path) -> Path:
     found = f"{len(candidates)} .safetensors files and no index" if candidates else "no weights"
     raise ModelNotFoundError(
         f"{path}: {found}",
-        hint=f"the directory must have {_SINGLE_FILE}, or {_INDEX_FILE} and the files it names",
+        hint=f"the directory must have {SINGLE_FILE}, or {INDEX_FILE} and the files it names",
     )
 
 
-def _read_files(
-    paths: list[Path], named_by: Path, files: list[ReadOnlyFile], opened: ExitStack
-) -> Iterator[FileTensor]:
-    """The tensors of one file after another, each added to ``files`` and closed by ``opened``.
-
-    A file's descriptor is released once its header is read.
-    """
+def _read_files(paths: list[Path], named_by: Path, open_file: OpenFile) -> Iterator[FileTensor]:
+    """The tensors of one file after another, each released once its header is read."""
     for path in paths:
         try:
-            file = ReadOnlyFile(path)
+            file = open_file(path)
         except ModelNotFoundError as error:
             if path == named_by:
                 raise
@@ -83,22 +98,25 @@ def _read_files(
             raise ModelFileError(
                 str(named_by), f"the file {name}, which it names, is missing"
             ) from error
-        opened.callback(file.close)
-        files.append(file)
         yield from read_header(file)
         file.release()
 
 
-def _check_index(file_of: Mapping[str, str], source: FileTensorSource, index_path: Path) -> None:
+def _check_index(
+    file_of: Mapping[str, str],
+    source: FileTensorSource,
+    files: Mapping[Path, ReadableFile],
+    index_path: Path,
+) -> None:
     """Raise unless every tensor of the index lies where it says.
 
     Tensors of the files that the index does not know are the model's all the same, as they are
     for ``transformers``.
     """
-    path_of = {name: str(index_path.parent / name) for name in set(file_of.values())}
+    file_named = {name: files[index_path.parent / name] for name in set(file_of.values())}
     for name, file_name in file_of.items():
         tensor = source.tensors.get(name)
-        if tensor is None or tensor.file.path != path_of[file_name]:
+        if tensor is None or tensor.file is not file_named[file_name]:
             raise ModelFileError(
                 str(index_path),
                 f"{quoted(name)} is not in {quoted(file_name)}, where it should be",

@@ -92,7 +92,7 @@ def read_header(file: ByteFile) -> list[FileTensor]:
     return tensors
 
 
-def read_index(file: ByteFile) -> dict[str, str]:
+def read_weight_map(file: ByteFile) -> dict[str, str]:
     """The ``weight_map`` of an index: from tensor names to files below the index's directory.
 
     Raises ``ModelFileError``, also where a name would lead out of that directory.
@@ -107,14 +107,14 @@ def read_index(file: ByteFile) -> dict[str, str]:
         elif file_of is not None:
             raise ModelFileError(file.path, "the index has 'weight_map' twice")
         else:
-            file_of = _read_weight_map(reader, file)
+            file_of = _read_files(reader, file)
     reader.finish()
     if not file_of:
         raise ModelFileError(file.path, "the index has no weight_map, or an empty one")
     return file_of
 
 
-def _read_weight_map(reader: JsonReader, file: ByteFile) -> dict[str, str]:
+def _read_files(reader: JsonReader, file: ByteFile) -> dict[str, str]:
     file_of: dict[str, str] = {}
     known: dict[str, str] = {}  # each file's name is held once
     for name in reader.keys(MAX_TENSORS, "weight_map"):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import Self
 
 from potluck.errors import ModelFileError, UnsupportedModelError
-from potluck.formats.files import ByteFile, ReadOnlyFile, quoted
+from potluck.formats.files import ByteFile, ReadableFile, quoted
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 MAX_TENSORS = 2**16
@@ -60,7 +60,7 @@ class FileTensorSource:
     or there are more than ``MAX_TENSORS``; the files are then the caller's.
     """
 
-    def __init__(self, tensors: Iterable[FileTensor], files: Sequence[ReadOnlyFile]) -> None:
+    def __init__(self, tensors: Iterable[FileTensor], files: Collection[ReadableFile]) -> None:
         by_name: dict[str, FileTensor] = {}
         for tensor in tensors:
             if tensor.name in by_name:

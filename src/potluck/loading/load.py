@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from potluck.catalog import ModelDescription, canonical_source
 from potluck.engines.native import NativeEngine, convert_on
 from potluck.formats.source import FileTensorSource
 from potluck.kernels.runner import ThreadPool
+from potluck.loading.packed_cache import PackedWeights
 from potluck.loading.plan import StagePlan, program_to_count
 from potluck.models.program import build_program
 from potluck.models.rope import rope_table
@@ -17,10 +20,14 @@ from potluck.weights.load import Progress, load_weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedStage:
-    """An engine with its weights, and what it runs. The engine is the owner's to close."""
+    """An engine with its weights, and what it runs. The engine is the owner's to close.
+
+    ``packed`` is the file that the weights are in, if they are mapped.
+    """
 
     engine: NativeEngine
     program: Program
+    packed: PackedWeights | None
 
 
 def load_stage(
@@ -30,14 +37,18 @@ def load_stage(
     *,
     pool: ThreadPool,
     isa: str,
+    packed: PackedWeights | None = None,
     on_progress: Progress | None = None,
 ) -> LoadedStage:
     """Make the engine of a planned stage and fill it, in the memory that the plan counts.
 
-    ``on_progress`` is called with bytes read and bytes in all. Raises as ``load_weights``, and
+    A plan for mapped weights needs them ``packed``. ``on_progress`` is called with bytes read and
+    bytes in all, where something is read. Raises as ``load_weights``, and
     ``ModelFileError`` when a file changed since ``tensors`` was opened. After an error nothing
     stays open.
     """
+    if plan.size.is_mapped != (packed is not None):
+        raise ValueError("weights are packed if, and only if, they are planned to be mapped")
     size = plan.size
     config, shard = description.config, plan.shard
     if shard.start_layer < shard.end_layer:
@@ -53,17 +64,22 @@ def load_stage(
         isa=isa,
     )
     try:
-        load_weights(
-            program,
-            canonical_source(description, tensors, program),
-            engine.sink(),
-            convert=convert_on(pool),
-            quantization=size.quantization,
-            path=str(description.files.path),
-            on_progress=on_progress,
-        )
-        tensors.check_unchanged()
+        if packed is not None:
+            for tensor in packed.layout.tensors:
+                data = np.frombuffer(packed.bytes_of(tensor), dtype=np.uint8)
+                engine.map_weight(tensor.info, data)
+        else:
+            load_weights(
+                program,
+                canonical_source(description, tensors, program),
+                engine.sink(),
+                convert=convert_on(pool),
+                quantization=size.quantization,
+                path=str(description.files.path),
+                on_progress=on_progress,
+            )
+            tensors.check_unchanged()
     except BaseException:
         engine.close()
         raise
-    return LoadedStage(engine=engine, program=program)
+    return LoadedStage(engine=engine, program=program, packed=packed)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.errors import EngineError, ModelFileError, UnsupportedModelError
 from potluck.types.program import Program, WeightSpec
 from potluck.types.quantization import Quantization
 from potluck.types.tensor import TensorFormat, TensorInfo, TensorSink, TensorSource
+from potluck.weights import canonical
 
 STAGING_BYTES = 32 * 2**20
 """What loading holds besides the weights, in all. Large enough for a disk to stream, and small
@@ -19,6 +20,10 @@ beside any model; a tensor with larger rows gets buffers of one row."""
 BUFFER_BYTES = 10 * 2**20
 """Of each of the three buffers: rows being read, rows being taken, and what those are converted to.
 The rest of ``STAGING_BYTES`` is for undoing an interleaving (``canonical.STAGING_BYTES``)."""
+
+_ROWS_TOGETHER = 256
+"""A block ends at a multiple of this where it has as many rows: no panel of an engine is then
+written twice, and no head (of 64, 128 or 256 rows) whose halves a file interleaves read twice."""
 
 Progress = Callable[[int, int], None]
 """Called with bytes loaded and bytes in all, from ``(0, total)`` to ``(total, total)``."""
@@ -46,20 +51,16 @@ def load_weights(
     ``source`` and ``sink`` stay the caller's; after an error from either, which is passed on, the
     last tensor of the sink may be begun and not finished, and nothing else refers to the buffers.
     """
-    tensors = [
-        _Tensor(stored=info, loaded=dataclasses.replace(info, format=quantization.target(info)))
-        for info in check_weights(program, source, path=path)
-    ]
+    tensors = _tensors(check_weights(program, source, path=path), quantization)
     if convert is None and any(tensor.is_converted for tensor in tensors):
         raise ValueError("to quantize needs a function that converts")
     blocks = [block for tensor in tensors for block in tensor.blocks()]
     total = sum(block.num_bytes for block in blocks)
     report = on_progress or _ignore
     report(0, total)
-    most = max((block.num_bytes for block in blocks), default=0)
-    buffers = [memoryview(bytearray(most)) for _ in range(min(2, len(blocks)))]
-    most_converted = max((b.loaded_bytes for b in blocks if b.tensor.is_converted), default=0)
-    converted = memoryview(bytearray(most_converted))
+    sizes = _buffer_bytes(blocks)
+    buffers = [memoryview(bytearray(sizes.read)) for _ in range(2)]
+    converted = memoryview(bytearray(sizes.converted))
 
     def read(index: int) -> memoryview:
         block = blocks[index]
@@ -81,13 +82,25 @@ def load_weights(
                 target = converted[: block.loaded_bytes]
                 stored, loaded = tensor.stored, tensor.loaded
                 num_rows = block.end_row - block.start_row
-                convert(rows, stored.format, target, loaded.format, num_rows, stored.num_columns)
+                try:
+                    convert(
+                        rows, stored.format, target, loaded.format, num_rows, stored.num_columns
+                    )
+                except EngineError as error:
+                    problem = f"{stored.name}, of rows from {block.start_row}: {error.message}"
+                    raise ModelFileError(path, problem, hint=error.hint) from error
                 rows = target
             sink.write_rows(tensor.loaded.name, block.start_row, block.end_row, rows)
             if block.end_row == tensor.stored.num_rows:
                 sink.finish(tensor.loaded.name)
             done += block.num_bytes
             report(done, total)
+
+
+def staging_bytes(stored: Iterable[TensorInfo], quantization: Quantization) -> int:
+    """What ``load_weights`` holds of such tensors besides what the sink does."""
+    sizes = _buffer_bytes([b for each in _tensors(stored, quantization) for b in each.blocks()])
+    return 2 * sizes.read + sizes.converted + min(sizes.read, canonical.STAGING_BYTES)
 
 
 def check_weights(
@@ -160,8 +173,17 @@ class _Tensor:
         row_bytes = max(self.stored.row_bytes, self.loaded.row_bytes, 1)
         num_rows = self.stored.num_rows
         step = max(1, BUFFER_BYTES // row_bytes)
+        if step > _ROWS_TOGETHER:
+            step -= step % _ROWS_TOGETHER
         for start in range(0, num_rows, step):
             yield _Block(tensor=self, start_row=start, end_row=min(start + step, num_rows))
+
+
+def _tensors(stored: Iterable[TensorInfo], quantization: Quantization) -> list[_Tensor]:
+    return [
+        _Tensor(stored=info, loaded=dataclasses.replace(info, format=quantization.target(info)))
+        for info in stored
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +201,21 @@ class _Block:
     @property
     def loaded_bytes(self) -> int:
         return (self.end_row - self.start_row) * self.tensor.loaded.row_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BufferSizes:
+    """Of each buffer that is read into, and of the one for what is converted."""
+
+    read: int
+    converted: int
+
+
+def _buffer_bytes(blocks: Sequence[_Block]) -> _BufferSizes:
+    return _BufferSizes(
+        read=max((block.num_bytes for block in blocks), default=0),
+        converted=max((b.loaded_bytes for b in blocks if b.tensor.is_converted), default=0),
+    )
 
 
 def _ignore(done_bytes: int, total_bytes: int) -> None:

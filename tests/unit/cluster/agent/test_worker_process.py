@@ -39,12 +39,14 @@ LOAD = Load(
         max_step_tokens=64,
         max_step_sequences=8,
         quantization=Quantization.NONE,
+        is_mapped=False,
         num_bytes=1,
     ),
     identity=Identity(node_id=NODE, certificate_pem=b"", private_key_pem=b"", authority_pem=b""),
     listen_host="127.0.0.1",
     num_threads=1,
     isa=None,
+    packed_cache_bytes=None,
 )
 CONNECT = Connect(preceding=Peer(node_id=NODE), following=Peer(node_id=NODE))
 
@@ -56,7 +58,11 @@ channel.recv(100_000)
 """
 SAY_LOADED = """
 import msgspec
-say(msgspec.msgpack.encode({"type": "Loaded", "host": "h", "port": 1, "weights_bytes": 1}))
+parts = ("cache_bytes", "rope_bytes", "scratch_bytes", "staging_bytes")
+memory = {"weights": [], **dict.fromkeys(parts, 0)}
+loaded = {"host": "h", "port": 1, "memory": memory, "read_bytes": 1, "seconds": 0.5}
+loaded["mapped_file"] = None
+say(msgspec.msgpack.encode({"type": "Loaded", **loaded}))
 """
 
 
