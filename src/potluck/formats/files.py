@@ -37,7 +37,8 @@ class FileStamp:
 class ReadableFile(Protocol):
     """Bytes that can be read in pieces, wherever they are. ``path`` is what messages call them.
 
-    ``num_bytes_read`` counts what was read so far. Reading what lies past ``size`` raises ``ModelFileError``.
+    ``num_bytes_read`` counts what was read so far. Reading what lies past ``size`` raises
+    ``ModelFileError``.
     """
 
     path: str
