@@ -68,11 +68,11 @@ def load_for(load: Load, on_progress: Callable[[int, int], None]) -> LoadedStage
                     description, tensors, plan, pool=pool, cache=cache, on_progress=on_progress
                 )
             except NotPackedError as error:
-                _log.warning("weights are loaded, not mapped: %s", error)
                 size = replace(size, is_mapped=False)
                 plan = plan_stage(description, tensors, shard, size)
                 because = f"weights cannot be mapped ({error}): "
                 require_memory(plan.memory, available_memory(), size, count, because=because)
+                _log.warning("weights are loaded, not mapped: %s", error)
         return load_stage(
             description,
             tensors,
