@@ -149,10 +149,9 @@ def load_stages(
             try:
                 packed = _packed(description, tensors, plan, pool, cache, progress)
             except NotPackedError as error:
+                because = f"weights cannot be mapped ({error}): "
+                plan = _in_memory(description, tensors, plan, because)
                 _log.warning("weights are loaded, not mapped: %s", error)
-                plan = _in_memory(
-                    description, tensors, plan, f"weights cannot be mapped ({error}): "
-                )
         engines = []
         for stage, weights, report in zip(plan.stages, packed, progress, strict=True):
             loaded = load_stage(

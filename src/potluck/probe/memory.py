@@ -129,26 +129,45 @@ def _process_limits(system: System) -> Iterator[MemoryLimit]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Controller:
-    """How one version of the memory controller spells its files, and the caches in its statistics.
+    """How one version of the memory controller spells its files, and its statistics of caches.
 
-    ``droppable`` are cached files that are not in use, which usage counts and which are dropped
-    before a limit bites.
+    ``inactive`` and ``active`` are pages of files, ``mapped`` those of both that a process has
+    mapped.
     """
 
     limits: tuple[str, ...]
     usage: str
-    droppable: str
+    inactive: str
+    active: str
+    mapped: str
+
+    def droppable_bytes(self, statistics: Mapping[str, int]) -> int:
+        """Cached files that are not in use, which usage counts and which a limit drops first.
+
+        Files that are read again and again become active, as a model does whose weights were
+        mapped; once nobody has them mapped they are only a cache.
+        """
+        inactive, active, mapped = (
+            statistics.get(name, 0) for name in (self.inactive, self.active, self.mapped)
+        )
+        return inactive + max(0, active - mapped)
 
 
 _CONTROLLERS = {
     1: _Controller(
         limits=("memory.limit_in_bytes",),
         usage="memory.usage_in_bytes",
-        droppable="total_inactive_file",
+        inactive="total_inactive_file",
+        active="total_active_file",
+        mapped="total_mapped_file",
     ),
     # Above memory.high nothing is killed, but all of the group crawls.
     2: _Controller(
-        limits=("memory.max", "memory.high"), usage="memory.current", droppable="inactive_file"
+        limits=("memory.max", "memory.high"),
+        usage="memory.current",
+        inactive="inactive_file",
+        active="active_file",
+        mapped="file_mapped",
     ),
 }
 
@@ -174,7 +193,7 @@ def _control_group_limits(system: System) -> Iterator[_GroupLimit]:
         if usage is None:
             continue
         statistics = _table(system, group.path / "memory.stat")
-        used = max(0, usage - statistics.get(controller.droppable, 0))
+        used = max(0, usage - controller.droppable_bytes(statistics))
         for name in controller.limits:
             limit = system.number(group.path / name)
             if limit is not None and limit >= 0:

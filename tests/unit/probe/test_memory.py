@@ -250,3 +250,36 @@ def test_limits_of_the_process(
 def test_this_machine_has_some() -> None:
     facts = memory_facts(System())
     assert MIB < facts.usable.bytes <= facts.free_bytes <= facts.total_bytes < 2**50
+
+
+@pytest.mark.parametrize(
+    ("statistics", "mount", "directory"),
+    [
+        ("total_{0} {1}", V1_MOUNT, "sys/fs/cgroup/memory"),
+        ("{0} {1}", V2_MOUNT, "sys/fs/cgroup"),
+    ],
+    ids=["v1", "v2"],
+)
+@pytest.mark.parametrize(
+    ("active", "mapped", "droppable"), [(700, 0, 1000), (700, 500, 500), (700, 900, 300)]
+)
+def test_files_that_nobody_has_mapped_are_free_in_a_group(
+    tmp_path: Path,
+    statistics: str,
+    mount: str,
+    directory: str,
+    active: int,
+    mapped: int,
+    droppable: int,
+) -> None:
+    """300 MiB are inactive anyway; of the active ones those that are in use are not free."""
+    version = 1 if mount == V1_MOUNT else 2
+    files = group_files(directory, version, str(2 * GIB), GIB)
+    names = ("inactive_file", "active_file", "mapped_file" if version == 1 else "file_mapped")
+    values = (300, active, mapped)
+    files[f"{directory}/memory.stat"] = "\n".join(
+        statistics.format(name, value * MIB) for name, value in zip(names, values, strict=True)
+    )
+    files["proc/self/mountinfo"] = mount.format(root="/", point=f"/{directory}")
+    files["proc/self/cgroup"] = "4:memory:/" if version == 1 else "0::/"
+    assert available_memory(tree(tmp_path, files)).bytes == GIB + droppable * MIB

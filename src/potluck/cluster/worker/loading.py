@@ -85,11 +85,11 @@ def load_for(
                         description, tensors, plan, pool=pool, cache=cache, on_progress=on_progress
                     )
                 except NotPackedError as error:
-                    _log.warning("weights are loaded, not mapped: %s", error)
                     size = replace(size, is_mapped=False)
                     plan = plan_worker(description, headers, shard, size)
                     because = f"weights cannot be mapped ({error}): "
                     require_memory(plan.memory, _available(), size, count, because=because)
+                    _log.warning("weights are loaded, not mapped: %s", error)
             stage = load_stage(
                 description,
                 tensors,
