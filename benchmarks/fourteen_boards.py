@@ -230,9 +230,9 @@ def run_drill(drill: Drill, model: Path, *, is_naive: bool) -> DrillResult:
         directory = Path(opened.enter_context(tempfile.TemporaryDirectory()))
         boards = _start_boards(opened, groups, directory, is_naive=is_naive)
         sampler = opened.enter_context(sampling(boards))
-        for result.num_attempts in range(1, MAX_ATTEMPTS + 1):
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            result.num_attempts, result.failure = attempt, ""
             try:
-                result.failure = ""
                 _deploy_and_ask(boards[0], model, result)
             except (PotluckError, OSError, RuntimeError) as error:
                 result.failure = str(error)

@@ -169,7 +169,7 @@ def write_hugging_face(shape: Shape, directory: Path) -> None:
     if len(parts) == 1:
         _write_safetensors(directory / "model.safetensors", parts[0], rng)
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for index, part in enumerate(parts, start=1):
         name = f"model-{index:05}-of-{len(parts):05}.safetensors"
         weight_map |= {tensor: name for tensor, _ in part}

@@ -113,7 +113,7 @@ def test_the_ends_alone_give_the_same_text_and_read_nothing_but_their_own(
         assert after["num_bytes"] == sum(memory["weights"].values()) + sum(
             size for name, size in memory.items() if name != "weights"
         )
-        own = {}
+        own: dict[str, tuple[int, ...]] = {}
         for layer in range(after["start_layer"], after["end_layer"]):
             own |= WIDE.layer(layer)
         if after["stage"] == 0:

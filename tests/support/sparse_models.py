@@ -72,7 +72,7 @@ class SparseModel:
         if self.stored in SAFETENSORS_BYTES:
             return count * SAFETENSORS_BYTES[self.stored]
         block, block_bytes = gguf.GGML_QUANT_SIZES[self._kind(shape)]
-        return count // block * block_bytes
+        return count // int(block) * int(block_bytes)
 
     def _kind(self, shape: tuple[int, ...]) -> gguf.GGMLQuantizationType:
         return gguf.GGMLQuantizationType["F32" if len(shape) == 1 else self.stored]
