@@ -1,8 +1,8 @@
 """Makes large models with random weights, in the shapes of models that people run.
 
-    python benchmarks/shapes.py SHAPE DIRECTORY --type BF16     Hugging Face layout; F32, F16 or BF16
-    python benchmarks/shapes.py SHAPE FILE.gguf --type Q4_0     GGUF; these, Q8_0, Q6_K, Q4_K, Q4_0
-                                                                or Q4_K_M (the mixture)
+    python benchmarks/shapes.py SHAPE DIRECTORY --type BF16    Hugging Face layout; F32, F16 or BF16
+    python benchmarks/shapes.py SHAPE FILE.gguf --type Q4_0    GGUF; these, Q8_0, Q6_K, Q4_K, Q4_0
+                                                               or Q4_K_M (the mixture)
 
 They are for measuring speed and memory, and speak nonsense. The tokenizer is that of ``demo``,
 which is why the vocabulary has its size whatever the shape. Weights come from a fixed seed and are

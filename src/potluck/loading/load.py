@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from potluck.catalog import ModelDescription, canonical_source
@@ -13,14 +14,19 @@ from potluck.models.program import build_program
 from potluck.models.rope import rope_table
 from potluck.types.program import Program
 from potluck.weights.load import Progress, load_weights
+from potluck.weights.report import LoadReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedStage:
-    """An engine with its weights, and what it runs. The engine is the owner's to close."""
+    """An engine with its weights, and what it runs. The engine is the owner's to close.
+
+    The report's weights are those of the plan; ``read_bytes`` came from the model's files.
+    """
 
     engine: NativeEngine
     program: Program
+    report: LoadReport
 
 
 def load_stage(
@@ -50,8 +56,9 @@ def load_stage(
         pool=pool,
         isa=isa,
     )
+    read_before = tensors.num_bytes_read
     try:
-        load_weights(
+        report = load_weights(
             program,
             canonical_source(description, tensors, program),
             engine.sink(),
@@ -63,4 +70,7 @@ def load_stage(
     except BaseException:
         engine.close()
         raise
-    return LoadedStage(engine=engine, program=program)
+    report = dataclasses.replace(
+        report, read_bytes=tensors.num_bytes_read - read_before, weights=plan.memory.weights
+    )
+    return LoadedStage(engine=engine, program=program, report=report)

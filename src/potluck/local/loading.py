@@ -7,10 +7,11 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 from potluck.catalog import ModelDescription, open_tensors
-from potluck.engines.native import NativeEngine, choose_isa, make_pool
+from potluck.engines.native import choose_isa, make_pool
 from potluck.errors import ParameterError
 from potluck.formats.source import FileTensorSource
 from potluck.loading import (
+    LoadedStage,
     StagePlan,
     StageSize,
     combined,
@@ -95,7 +96,7 @@ def load_stages(
     plan: LoadPlan,
     *,
     on_progress: Progress | None = None,
-) -> list[NativeEngine]:
+) -> list[LoadedStage]:
     """Make every stage's engine and load its weights. The caller closes the engines.
 
     ``on_progress`` is called with bytes done and bytes in all. After an error nothing stays open.
@@ -103,7 +104,7 @@ def load_stages(
     total_bytes = sum(stage.read_bytes for stage in plan.stages)
     pool = make_pool(plan.size.num_threads)
     with closing(open_tensors(description.files)) as tensors, ExitStack() as on_failure:
-        engines = []
+        stages = []
         read_bytes = 0
         for stage in plan.stages:
             loaded = load_stage(
@@ -115,10 +116,10 @@ def load_stages(
                 on_progress=_from_byte(read_bytes, total_bytes, on_progress),
             )
             on_failure.callback(loaded.engine.close)
-            engines.append(loaded.engine)
+            stages.append(loaded)
             read_bytes += stage.read_bytes
         on_failure.pop_all()
-        return engines
+        return stages
 
 
 def _from_byte(start: int, total: int, on_progress: Progress | None) -> Progress | None:

@@ -31,6 +31,7 @@ from potluck.types.quantization import Quantization
 from potluck.types.sampling import validate_sampling
 from potluck.types.step import SamplingParams
 from potluck.types.text import ChatMessage, Tokenizer
+from potluck.weights.report import LoadReport
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -77,12 +78,14 @@ class Model:
         *,
         tokenizer: Tokenizer,
         chat_template: ChatTemplate | None,
+        load_reports: tuple[LoadReport, ...],
     ) -> None:
         """Use :meth:`open`."""
         self._dispatcher = dispatcher
         self._chat_template = chat_template
         self.description = description
         self.plan = plan
+        self.load_reports = load_reports
         self.tokenizer = tokenizer
 
     @classmethod
@@ -131,7 +134,8 @@ class Model:
             def report(done_bytes: int, total_bytes: int) -> None:
                 callback(LoadProgress(done_bytes=done_bytes, total_bytes=total_bytes))
 
-        engines = load_stages(description, plan, on_progress=report)
+        loaded = load_stages(description, plan, on_progress=report)
+        engines = [stage.engine for stage in loaded]
         limits = SchedulerLimits(
             num_blocks=plan.size.num_blocks,
             context_tokens=context,
@@ -145,6 +149,7 @@ class Model:
             Dispatcher(limits, lambda on_outcome: LocalPipeline(engines, on_outcome)),
             tokenizer=tokenizer,
             chat_template=chat_template,
+            load_reports=tuple(stage.report for stage in loaded),
         )
 
     def __enter__(self) -> Model:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import closing
 
@@ -10,8 +11,11 @@ from potluck.cluster.worker.messages import Load
 from potluck.engines.native import choose_isa, make_pool
 from potluck.loading import LoadedStage, StageSize, load_stage, plan_stage, require_memory
 from potluck.probe.memory import available_memory
+from potluck.quantities import format_bytes, format_seconds
 from potluck.types.memory import MemoryPlan
 from potluck.types.program import Shard
+
+_log = logging.getLogger(__name__)
 
 
 def load_for(load: Load, on_progress: Callable[[int, int], None]) -> LoadedStage:
@@ -42,7 +46,7 @@ def load_for(load: Load, on_progress: Callable[[int, int], None]) -> LoadedStage
 
         plan = plan_stage(description, tensors, shard, size)
         require_memory(plan.memory, available_memory(), size, count)
-        return load_stage(
+        loaded = load_stage(
             description,
             tensors,
             plan,
@@ -50,3 +54,8 @@ def load_for(load: Load, on_progress: Callable[[int, int], None]) -> LoadedStage
             isa=choose_isa(load.isa),
             on_progress=on_progress,
         )
+    report = loaded.report
+    _log.info("read %s in %s", format_bytes(report.read_bytes), format_seconds(report.seconds))
+    for line in report.remark_lines():
+        _log.warning("%s", line)
+    return loaded
