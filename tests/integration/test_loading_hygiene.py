@@ -82,7 +82,7 @@ def cached_fraction(path: Path) -> float:
         address = np.frombuffer(mapped, np.uint8).ctypes.data
         if libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), found) != 0:
             raise OSError(ctypes.get_errno(), "mincore")
-    return float(np.mean(np.frombuffer(found, np.uint8) & 1))
+    return float(np.mean(np.frombuffer(bytes(found), np.uint8) & 1))
 
 
 def load(path: Path, quantization: Quantization = Quantization.NONE) -> NullSink:

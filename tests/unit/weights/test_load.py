@@ -9,9 +9,9 @@ from support.programs import program_reading
 from support.tensor_sources import MemorySource
 
 from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.types.quantization import Quantization
 from potluck.types.tensor import TensorFormat, TensorInfo
 from potluck.weights import load
-from potluck.types.quantization import Quantization
 from potluck.weights.load import BUFFER_BYTES, STAGING_BYTES, load_weights
 
 
