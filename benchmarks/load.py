@@ -30,7 +30,7 @@ from potluck.weights.load import BUFFER_BYTES
 SCHEMA = "potluck.benchmark.load/1"
 SHAPE = dataclasses.replace(shapes.SHAPES["1B"], num_layers=6)
 QUANTIZATIONS = ("q8_0", "q6_k", "q4_k", "q4_0")
-PEERS = ("keep", "safetensors_numpy", "transformers", "tinygrad")
+PEERS = ("safetensors_numpy", "transformers", "tinygrad")
 _FLOATS = ("f32", "bf16", "f16")
 _SAMPLE_SECONDS = 0.01
 
@@ -143,7 +143,7 @@ def memory_bytes(pid: int) -> int:
 def measure(
     loader: str, name: str, path: Path, cache: str, repeats: int, python: str, *arguments: str
 ) -> dict[str, object]:
-    """A row: the plain read and the load in turns."""
+    """A row: the plain read, the same into memory that is kept, and the load, in turns."""
     row: dict[str, object] = {
         "loader": loader,
         "file": name,
@@ -151,22 +151,26 @@ def measure(
         "quantization": arguments[0] if arguments else None,
         "cache": cache,
     }
-    plain, loads = [], []
+    plain, kept, loads = [], [], []
     for _ in range(repeats):
         prepare(path, cache)
         plain.append(plain_read(path))
+        keeping = load("keep", path, cache, sys.executable)
         loaded = load(loader, path, cache, python, *arguments)
-        if isinstance(loaded, str):
+        if isinstance(keeping, str) or isinstance(loaded, str):
             return {**row, "failed": loaded}
+        kept.append(keeping)
         loads.append(loaded)
-    pairs = zip(loads, plain, strict=True)
+    rounds = list(zip(plain, kept, loads, strict=True))
     row |= {
-        "ratio": statistics.median(each.seconds / read["seconds"] for each, read in pairs),
+        "ratio": statistics.median(each.seconds / read["seconds"] for read, _, each in rounds),
+        "ratio_to_kept": statistics.median(each.seconds / k.seconds for _, k, each in rounds),
         "least_ratio": min(each.seconds for each in loads) / min(p["seconds"] for p in plain),
         "excess_bytes": max(each.peak_bytes - 1.03 * each.final_bytes for each in loads),
         "load_average": os.getloadavg()[0],
     }
-    return {**row, "plain": plain, "loads": [asdict(each) for each in loads]}
+    samples = {"plain": plain, "kept": [asdict(k) for k in kept]}
+    return {**row, **samples, "loads": [asdict(each) for each in loads]}
 
 
 def line(row: dict[str, object]) -> str:
@@ -185,7 +189,7 @@ def line(row: dict[str, object]) -> str:
     final = max(each["final_bytes"] for each in loads)
     return (
         f"{what} {rate:5.2f} GB/s, plain {plain_rate:5.2f}, ratio {row['ratio']:5.2f} "
-        f"(of the fastest {row['least_ratio']:.2f}), cpu {cpu:.2f} s/GB, "
+        f"(of the fastest {row['least_ratio']:.2f}; to kept {row['ratio_to_kept']:.2f}), cpu {cpu:.2f} s/GB, "
         f"peak {format_bytes(peak)} of {format_bytes(final)}, load {row['load_average']:.1f}"
     )
 
