@@ -17,6 +17,10 @@ from typing import Protocol, TypeAlias
 
 from potluck.errors import ModelFileError, ModelNotFoundError
 
+_LARGEST_FOLIO_BYTES = 2 * 2**20
+"""The page cache keeps pages in groups (folios) of up to this size on most machines, and drops them
+whole or not at all: one that the read before ended in can go now."""
+
 _READING_HINT = "check that the file can be read and that the disk is sound"
 
 
@@ -114,8 +118,9 @@ class ReadOnlyFile:
                 )
             done += count
         self.num_bytes_read += done
+        start = max(0, offset - _LARGEST_FOLIO_BYTES)
         with contextlib.suppress(OSError):  # advice, which a file system may not know
-            os.posix_fadvise(self._descriptor, offset, done, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self._descriptor, start, offset + done - start, os.POSIX_FADV_DONTNEED)
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """As ``read_into``, into new bytes; the caller has bounded ``num_bytes``."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.sparse_models import SparseModel
 
-from potluck.catalog import ModelDescription, describe_model, open_tensors
+from potluck.catalog import ModelDescription, describe_model, open_headers
 from potluck.cluster.coordinator.planning import model_cost
 from potluck.cluster.worker import loading
 from potluck.cluster.worker.loading import load_for
@@ -53,7 +53,7 @@ def a_size(quantization: Quantization = Quantization.NONE) -> StageSize:
 
 
 def planned(description: ModelDescription, shard: Shard, size: StageSize) -> StagePlan:
-    with closing(open_tensors(description.files)) as tensors:
+    with closing(open_headers(description)) as tensors:
         return plan_worker(description, tensors, shard, size)
 
 
@@ -119,6 +119,7 @@ def test_a_worker_refuses_with_the_numbers_of_the_plan(
         max_step_tokens=size.max_step_tokens,
         max_step_sequences=8,
         quantization=size.quantization,
+        is_mapped=False,
         num_bytes=memory.total_bytes,
     )
     load = Load(
@@ -129,6 +130,7 @@ def test_a_worker_refuses_with_the_numbers_of_the_plan(
         listen_host="127.0.0.1",
         num_threads=size.num_threads,
         isa=None,
+        packed_cache_bytes=None,
     )
     progress: list[tuple[int, int]] = []
 
@@ -141,14 +143,14 @@ def test_a_worker_refuses_with_the_numbers_of_the_plan(
 
     may_take(memory.total_bytes - 1001)
     with pytest.raises(InsufficientMemoryError) as caught:
-        load_for(load, lambda done, total: progress.append((done, total)))
+        load_for(load, lambda done, total: progress.append((done, total)), lambda *_: None)
     assert caught.value.message.startswith(
         f"{format_bytes(memory.total_bytes)} of memory are needed ({memory.described()}), and "
     )
     assert progress == []
 
     may_take(memory.total_bytes - 1000)
-    loaded = load_for(load, lambda done, total: progress.append((done, total)))
+    loaded = load_for(load, lambda done, total: progress.append((done, total)), lambda *_: None)
     loaded.stage.engine.close()
     assert loaded.memory == memory
     assert progress[-1][0] == progress[-1][1] == planned(description, shard, size).read_bytes
