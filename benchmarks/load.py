@@ -190,7 +190,8 @@ def line(row: dict[str, object]) -> str:
     return (
         f"{what} {rate:5.2f} GB/s, plain {plain_rate:5.2f}, ratio {row['ratio']:5.2f} "
         f"(of the fastest {row['least_ratio']:.2f}; to kept {row['ratio_to_kept']:.2f}), "
-        f"cpu {cpu:.2f} s/GB, peak {format_bytes(peak)} of {format_bytes(final)}, load {row['load_average']:.1f}"
+        f"cpu {cpu:.2f} s/GB, peak {format_bytes(peak)} of {format_bytes(final)}, "
+        f"load {row['load_average']:.1f}"
     )
 
 
