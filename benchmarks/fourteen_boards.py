@@ -45,6 +45,11 @@ CONTEXT_TOKENS = 256
 MARGIN_BYTES = 48 * 2**20
 """What a worker's peak may be above its plan."""
 
+MAX_ATTEMPTS = 4
+
+NOT_SHOWN = 3
+"""The exit status where there can be no control groups."""
+
 END_TOKENS = (2, 6)
 """Of demo's tokenizer: kept from being sampled, so that the answer has its whole length."""
 
@@ -74,6 +79,10 @@ _NAIVE_AGENT = (
     "from potluck.cli.main import main\n"
     "main()\n"
 )
+
+
+class NoControlGroupsError(Exception):
+    """Control groups of version 1 with a limit for memory cannot be made here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +122,11 @@ class BoardResult:
 
 @dataclass(slots=True, kw_only=True)
 class DrillResult:
-    """``failure`` is the deployment's or the request's message, or empty."""
+    """``failure`` is the deployment's or the request's message, or empty.
+
+    ``num_attempts`` is more than 1 where agents were taken for lost and none was killed: they had
+    no core for a second.
+    """
 
     is_naive: bool
     model_bytes: int
@@ -121,6 +134,7 @@ class DrillResult:
     deploy_seconds: float | None = None
     answer_seconds: float | None = None
     num_tokens: int = 0
+    num_attempts: int = 0
     failure: str = ""
 
     @property
@@ -157,7 +171,11 @@ def main() -> None:
     arguments = parser.parse_args()
     drill = SMALL_SIZE if arguments.small else FULL_SIZE
     model = make_model(drill, arguments.work)
-    result = run_drill(drill, model, is_naive=arguments.naive)
+    try:
+        result = run_drill(drill, model, is_naive=arguments.naive)
+    except NoControlGroupsError as error:
+        print(f"not shown: {error}", file=sys.stderr)
+        sys.exit(NOT_SHOWN)
     for line in result_lines(result):
         print(line)
     if arguments.output:
@@ -197,7 +215,7 @@ def make_model(drill: Drill, work: Path) -> Path:
 def run_drill(drill: Drill, model: Path, *, is_naive: bool) -> DrillResult:
     """Start the boards, deploy, ask, and look at what was used. Leaves nothing running.
 
-    Raises ``OSError`` where control groups cannot be made.
+    Raises ``NoControlGroupsError``.
     """
     result = DrillResult(
         is_naive=is_naive,
@@ -212,10 +230,15 @@ def run_drill(drill: Drill, model: Path, *, is_naive: bool) -> DrillResult:
         directory = Path(opened.enter_context(tempfile.TemporaryDirectory()))
         boards = _start_boards(opened, groups, directory, is_naive=is_naive)
         sampler = opened.enter_context(sampling(boards))
-        try:
-            _deploy_and_ask(boards[0], model, result)
-        except (PotluckError, OSError, RuntimeError) as error:
-            result.failure = str(error)
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            result.num_attempts, result.failure = attempt, ""
+            try:
+                _deploy_and_ask(boards[0], model, result)
+            except (PotluckError, OSError, RuntimeError) as error:
+                result.failure = str(error)
+            if not result.failure.endswith("was lost") or any(map(_num_kills, groups)):
+                break
+            _await_all(boards)
         for board, into in zip(boards, result.boards, strict=True):
             into.worker_peak_bytes = sampler.worker_peaks.get(board.group, 0)
             into.board_peak_bytes = sampler.board_peaks.get(board.group, 0)
@@ -283,23 +306,26 @@ class Board:
 
 
 def memory_controller() -> Path:
-    """Where version 1 of the memory controller is mounted. Raises ``OSError`` if it is not."""
+    """Where version 1 of the memory controller is mounted. Raises ``NoControlGroupsError``."""
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split()[:3]
         if kind == "cgroup" and "memory" in options.split(","):
             return Path(before.split()[4])
-    raise OSError("version 1 of the kernel's memory controller is not mounted here")
+    raise NoControlGroupsError("version 1 of the kernel's memory controller is not mounted here")
 
 
 @contextmanager
 def memory_group(name: str, cap_bytes: int) -> Iterator[Path]:
     """A control group whose processes may use ``cap_bytes`` and no swap; they end with the block.
 
-    Raises ``OSError`` where none can be made.
+    Raises ``NoControlGroupsError``.
     """
     group = memory_controller() / name
-    group.mkdir()
+    try:
+        group.mkdir()
+    except OSError as error:
+        raise NoControlGroupsError(f"{group} cannot be made: {error.strerror}") from error
     try:
         (group / "memory.limit_in_bytes").write_text(str(cap_bytes), encoding="ascii")
         (group / "memory.swappiness").write_text("0", encoding="ascii")
@@ -381,18 +407,25 @@ def _start_boards(
             while (seen := boards[0].state_of_cluster()) is None:
                 _pause_until(deadline, "the first agent did not start")
             join = ["--join", seen["nodes"][0]["address"]]
-    while True:
-        seen = boards[0].state_of_cluster()
-        measured = [node for node in seen["nodes"] if _is_measured(node)] if seen else []
-        if len(measured) == len(boards):
-            break
-        for board in boards:
-            board.state_of_cluster()
-        _pause_until(deadline, "the agents did not find one another")
+    _await_all(boards)
     for board in boards:  # the probe's trials are no part of what is measured
         for name in ("memory.max_usage_in_bytes", "memory.failcnt"):
             (board.group / name).write_text("0", encoding="ascii")
     return boards
+
+
+def _await_all(boards: list[Board]) -> None:
+    """Wait until the first agent sees all of them, and each knows what it runs on."""
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        seen = boards[0].state_of_cluster()
+        measured = [node for node in seen["nodes"] if _is_measured(node)] if seen else []
+        if len(measured) == len(boards):
+            return
+        for board in boards:
+            if board.agent.poll() is not None:
+                raise RuntimeError(f"an agent ended: {board.log.read_text(encoding='utf-8')}")
+        _pause_until(deadline, "the agents did not find one another")
 
 
 def node_id(board: int) -> str:

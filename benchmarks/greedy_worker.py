@@ -39,5 +39,5 @@ def load_with_both_ends(
 
 
 if __name__ == "__main__":
-    worker_loading.load_stage = load_with_both_ends  # type: ignore[attr-defined]
+    vars(worker_loading)["load_stage"] = load_with_both_ends
     sys.exit(run_worker(int(sys.argv[1]), int(sys.argv[2])))

@@ -185,16 +185,24 @@ void WeightStore::check_complete() const {
   }
 }
 
-void WeightStore::ask_for(int index) const {
-  // The kernel takes no more of one request than it reads ahead, which is 128 KiB unless a disk was
-  // set up otherwise (mm/readahead.c, force_page_cache_ra).
-  constexpr uint64_t kRequestBytes = uint64_t{128} << 10;
+void WeightStore::read_mapped(int index, uint64_t offset, uint64_t num_bytes) const {
   static const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const Entry& entry = entries_[index];
-  const auto address = reinterpret_cast<uintptr_t>(entry.data);
-  const uintptr_t end = address + entry.num_bytes;
-  for (uintptr_t start = address / page * page; start < end; start += kRequestBytes) {
-    madvise(reinterpret_cast<void*>(start), std::min<uint64_t>(kRequestBytes, end - start),
+  if (offset >= entry.num_bytes) return;
+  const uintptr_t address = reinterpret_cast<uintptr_t>(entry.data) + offset;
+  const uintptr_t end = address + std::min(num_bytes, entry.num_bytes - offset);
+  const uintptr_t start = address / page * page;
+  // As by page faults: with the reading ahead, and in the large pieces, that these have. Errors
+  // are left to whoever computes with the bytes.
+#ifndef MADV_POPULATE_READ
+  constexpr int MADV_POPULATE_READ = 22;  // since Linux 5.14
+#endif
+  if (madvise(reinterpret_cast<void*>(start), end - start, MADV_POPULATE_READ) == 0) return;
+  // Older kernels: they take no more of one request than they read ahead, which is 128 KiB unless
+  // the disk was set up otherwise (mm/readahead.c, force_page_cache_ra).
+  constexpr uint64_t kRequestBytes = uint64_t{128} << 10;
+  for (uintptr_t at = start; at < end; at += kRequestBytes) {
+    madvise(reinterpret_cast<void*>(at), std::min<uint64_t>(kRequestBytes, end - at),
             MADV_WILLNEED);
   }
 }

@@ -55,8 +55,12 @@ class WeightStore {
 
   // Whether its bytes are in a file, and need not be in memory.
   bool is_mapped(int index) const { return entries_[index].owner != nullptr; }
-  // Has the operating system read those bytes soon. Advice only.
-  void ask_for(int index) const;
+  uint64_t mapped_bytes(int index) const {
+    return is_mapped(index) ? entries_[index].num_bytes : 0;
+  }
+  // Brings some of those bytes into memory, as far as there are any; waits for it where the
+  // operating system is recent enough. Safe while others read the weights.
+  void read_mapped(int index, uint64_t offset, uint64_t num_bytes) const;
 
   // In memory of their own, and where somebody else keeps them.
   uint64_t num_bytes() const;

@@ -94,8 +94,8 @@ def load(model: Path, on_progress: Callable[[int, int], None], num_stages: int) 
         isa=None,
     )
     loaded = load_stages(description, plan, cache=PackedCache(None), on_progress=on_progress)
-    for engine in loaded.engines:
-        engine.close()
+    for stage in loaded.stages:
+        stage.engine.close()
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])

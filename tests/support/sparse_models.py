@@ -68,11 +68,11 @@ class SparseModel:
         return sum(self._size(shape) for shape in tensors.values())
 
     def _size(self, shape: tuple[int, ...]) -> int:
-        count: int = math.prod(shape)
+        count = math.prod(shape)
         if self.stored in SAFETENSORS_BYTES:
             return count * SAFETENSORS_BYTES[self.stored]
         block, block_bytes = gguf.GGML_QUANT_SIZES[self._kind(shape)]
-        return int(count // block * block_bytes)
+        return count // int(block) * int(block_bytes)
 
     def _kind(self, shape: tuple[int, ...]) -> gguf.GGMLQuantizationType:
         return gguf.GGMLQuantizationType["F32" if len(shape) == 1 else self.stored]

@@ -161,7 +161,7 @@ class NativeEngine:
         """Compute with ``data`` where it lies, from an address that is a multiple of 64.
 
         It is what ``PackingSink`` has handed on for ``info``; ``loaded_bytes(info)`` of it. The
-        engine refers to it until it is closed, and has the kernel read it ahead of use.
+        engine refers to it until it is closed, and reads it ahead of use.
         """
         with core_errors("the model's files do not fit its configuration: get them again"):
             self._stage.map_weight(info.name, info.shape, info.format.label, data)

@@ -17,6 +17,10 @@ from typing import Protocol, TypeAlias
 
 from potluck.errors import ModelFileError, ModelNotFoundError
 
+_LARGEST_FOLIO_BYTES = 2 * 2**20
+"""The page cache keeps pages in groups (folios) of up to this size on most machines, and drops them
+whole or not at all: one that the read before ended in can go now."""
+
 _READING_HINT = "check that the file can be read and that the disk is sound"
 _CHANGED_HINT = "let nothing write to the model's files while it loads, and try again"
 
@@ -94,6 +98,9 @@ class ReadOnlyFile:
     def __init__(self, path: Path) -> None:
         self.path = str(path)
         self._path = path.absolute()
+        self._is_closed = False
+        self._read_end = 0
+        self.num_bytes_read = 0
         try:
             self._descriptor: int | None = self._open()
         except FileNotFoundError as error:
@@ -108,11 +115,9 @@ class ReadOnlyFile:
         if not stat.S_ISREG(status.st_mode):
             self.close()
             raise ModelFileError(self.path, "not a regular file", hint="give a file of a model")
-        self._is_closed = False
         self.stamp = _stamp(status)
         """At the moment of opening."""
         self.size = status.st_size
-        self.num_bytes_read = 0
 
     def read_into(self, offset: int, out: memoryview) -> None:
         """Fill ``out`` (contiguous bytes) from ``offset``.
@@ -136,8 +141,8 @@ class ReadOnlyFile:
                 )
             done += count
         self.num_bytes_read += done
-        with contextlib.suppress(OSError):  # advice, which a file system may not know
-            os.posix_fadvise(descriptor, offset, done, os.POSIX_FADV_DONTNEED)
+        self._drop_pages(descriptor, offset - _LARGEST_FOLIO_BYTES, offset + done)
+        self._read_end = offset + done
 
     def check_unchanged(self) -> None:
         """Raise ``ModelFileError`` if the file was written to, or replaced, since it was opened.
@@ -160,13 +165,21 @@ class ReadOnlyFile:
     def release(self) -> None:
         """Close the descriptor; the next read opens the same file again."""
         descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
+        if descriptor is None:
+            return
+        last = self._read_end
+        self._drop_pages(descriptor, last - _LARGEST_FOLIO_BYTES, last + _LARGEST_FOLIO_BYTES)
+        os.close(descriptor)
 
     def close(self) -> None:
         """End reading for good. Idempotent."""
         self._is_closed = True
         self.release()
+
+    def _drop_pages(self, descriptor: int, start: int, end: int) -> None:
+        start = max(0, start)
+        with contextlib.suppress(OSError):  # advice, which a file system may not know
+            os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
 
     def _open(self) -> int:
         # Without O_NONBLOCK, opening a pipe would wait for its writer.
@@ -183,7 +196,11 @@ class ReadOnlyFile:
                 raise self._changed("it was removed") from error
             except OSError as error:
                 raise self._unreadable(error) from error
-            self.check_unchanged()
+            try:
+                self.check_unchanged()
+            except ModelFileError:
+                self.release()
+                raise
         return self._descriptor
 
     def _changed(self, how: str) -> ModelFileError:
@@ -203,12 +220,10 @@ def read_bytes(file: ByteFile, offset: int, num_bytes: int) -> bytes:
 
 def quoted(text: str) -> str:
     """``text`` from a file as one short, printable word of a message."""
-    shown = ascii(text[:100])
-    return (
-        shown
-        if len(text) <= 100 and len(shown) <= 80
-        else f"{shown[:60]}…{ascii(text[-16:])[-16:]}"
-    )
+    shown = ascii(text[:80])
+    if len(text) <= 80 and len(shown) <= 80:
+        return shown
+    return f"{shown[:60]}…{ascii(text[-16:])[-16:]}"
 
 
 def _stamp(status: os.stat_result) -> FileStamp:

@@ -128,9 +128,9 @@ class PackedCache:
             if _map(final, layout) is not None:
                 partial.unlink()
                 return
+            self._reserve(descriptor, partial, layout.num_bytes)
             if final.exists():
                 _log.warning("%s is damaged, and is made again", final)
-            self._reserve(descriptor, partial, layout.num_bytes)
             write(0, memoryview(layout.header))
             make(write)
             os.fsync(descriptor)

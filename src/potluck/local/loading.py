@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from potluck.catalog import ModelDescription, open_headers, open_weights
-from potluck.engines.native import NativeEngine, choose_isa, make_pool
+from potluck.engines.native import choose_isa, make_pool
 from potluck.errors import ParameterError
 from potluck.formats.source import FileTensorSource
 from potluck.kernels.runner import ThreadPool
 from potluck.loading import (
+    LoadedStage,
     NotPackedError,
     PackedCache,
     PackedWeights,
@@ -51,9 +52,9 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedStages:
-    """Engines of all stages, the owner's to close, and the plan that they were made by."""
+    """The stages, whose engines are the owner's to close, and the plan that they were made by."""
 
-    engines: tuple[NativeEngine, ...]
+    stages: tuple[LoadedStage, ...]
     plan: LoadPlan
 
 
@@ -149,11 +150,10 @@ def load_stages(
             try:
                 packed = _packed(description, tensors, plan, pool, cache, progress)
             except NotPackedError as error:
+                because = f"weights cannot be mapped ({error}): "
+                plan = _in_memory(description, tensors, plan, because)
                 _log.warning("weights are loaded, not mapped: %s", error)
-                plan = _in_memory(
-                    description, tensors, plan, f"weights cannot be mapped ({error}): "
-                )
-        engines = []
+        stages = []
         for stage, weights, report in zip(plan.stages, packed, progress, strict=True):
             loaded = load_stage(
                 description,
@@ -165,9 +165,9 @@ def load_stages(
                 on_progress=report,
             )
             on_failure.callback(loaded.engine.close)
-            engines.append(loaded.engine)
+            stages.append(loaded)
         on_failure.pop_all()
-        return LoadedStages(engines=tuple(engines), plan=plan)
+        return LoadedStages(stages=tuple(stages), plan=plan)
 
 
 def _packed(

@@ -33,6 +33,7 @@ from potluck.types.quantization import Quantization
 from potluck.types.sampling import validate_sampling
 from potluck.types.step import SamplingParams
 from potluck.types.text import ChatMessage, Tokenizer
+from potluck.weights.report import LoadReport
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -80,12 +81,14 @@ class Model:
         *,
         tokenizer: Tokenizer,
         chat_template: ChatTemplate | None,
+        load_reports: tuple[LoadReport, ...],
     ) -> None:
         """Use :meth:`open`."""
         self._dispatcher = dispatcher
         self._chat_template = chat_template
         self.description = description
         self.plan = plan
+        self.load_reports = load_reports
         self.tokenizer = tokenizer
 
     @classmethod
@@ -112,7 +115,8 @@ class Model:
         ``num_threads``: by default the cores that may be used.
         ``isa``: ``scalar``, ``avx2`` or ``avx512``; by default the best that works.
         ``quantization``: what weights stored as floats become; None: as little as makes them fit.
-        ``mmap``: keep the weights in a file of the user's cache, and map it: ``docs/models.md``.
+        ``mmap``: keep the weights in a file of the user's cache, and map it
+        (``docs/mapped-weights.md``).
         ``packed_cache_bytes``: the most that all such files may take; by default 20 GiB, or a
         quarter of the free disk.
 
@@ -141,7 +145,8 @@ class Model:
             on_progress=_reporting(on_progress, is_fetching=False),
             on_fetch=_reporting(on_progress, is_fetching=True),
         )
-        engines, plan = loaded.engines, loaded.plan
+        engines = [stage.engine for stage in loaded.stages]
+        plan = loaded.plan
         limits = SchedulerLimits(
             num_blocks=plan.size.num_blocks,
             context_tokens=context,
@@ -155,6 +160,7 @@ class Model:
             Dispatcher(limits, lambda on_outcome: LocalPipeline(engines, on_outcome)),
             tokenizer=tokenizer,
             chat_template=chat_template,
+            load_reports=tuple(stage.report for stage in loaded.stages),
         )
 
     def __enter__(self) -> Model:

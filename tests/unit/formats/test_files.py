@@ -127,8 +127,9 @@ def test_a_file_that_changed(
             file.check_unchanged()
         assert caught.value.message.startswith(f"{path}: ")
         assert "write" in caught.value.hint
-        with pytest.raises(ModelFileError, match=message):
-            read_bytes(file, 0, 3)
+        for _ in range(2):  # what took its place is not taken for it later either
+            with pytest.raises(ModelFileError, match=message):
+                read_bytes(file, 0, 3)
 
 
 @pytest.mark.parametrize("change", [shrink, grow, write_and_set_the_time_back])

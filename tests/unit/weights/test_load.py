@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import tracemalloc
 
 import pytest
@@ -114,6 +115,98 @@ def test_no_more_than_the_buffer_is_held() -> None:
         tracemalloc.stop()
     assert len(source.reads) == 5
     assert 2 * BUFFER_BYTES <= peak < STAGING_BYTES
+
+
+@pytest.fixture
+def row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "BUFFER_BYTES", 1)
+
+
+@pytest.mark.usefixtures("row_by_row")
+def test_the_next_rows_are_read_while_the_sink_takes_the_ones_before() -> None:
+    num_rows = 9
+    begun = [threading.Event() for _ in range(num_rows)]
+
+    class WatchedSource(MemorySource):
+        def read_rows(self, name: str, start_row: int, end_row: int, out: memoryview) -> None:
+            begun[start_row].set()
+            super().read_rows(name, start_row, end_row, out)
+
+    class WaitingSink(RecordingSink):
+        def write_rows(self, name: str, start_row: int, end_row: int, data: memoryview) -> None:
+            if end_row < num_rows:
+                assert begun[end_row].wait(10), "nothing is read while the sink is at work"
+            super().write_rows(name, start_row, end_row, data)
+
+    source = WatchedSource(source_of(a=((num_rows, 3), TensorFormat.F32)).tensors)
+    sink = WaitingSink()
+    load_weights(program_reading({"a": (num_rows, 3)}), source, sink)
+    assert sink.finished["a"] == source.tensors["a"][1]
+
+
+@pytest.mark.usefixtures("row_by_row")
+def test_it_takes_as_long_as_the_slower_side_and_not_as_both() -> None:
+    num_rows, pause = 20, 0.02
+
+    class SlowSource(MemorySource):
+        def read_rows(self, name: str, start_row: int, end_row: int, out: memoryview) -> None:
+            time.sleep(pause)
+            super().read_rows(name, start_row, end_row, out)
+
+    class SlowSink(RecordingSink):
+        def write_rows(self, name: str, start_row: int, end_row: int, data: memoryview) -> None:
+            time.sleep(pause)
+            super().write_rows(name, start_row, end_row, data)
+
+    source = SlowSource(source_of(a=((num_rows, 3), TensorFormat.F32)).tensors)
+    report = load_weights(program_reading({"a": (num_rows, 3)}), source, SlowSink())
+    assert num_rows * pause <= report.seconds < 1.6 * num_rows * pause
+
+
+@pytest.mark.usefixtures("row_by_row")
+def test_a_buffer_is_not_read_into_while_the_sink_has_it() -> None:
+    class SlowSink(RecordingSink):
+        def write_rows(self, name: str, start_row: int, end_row: int, data: memoryview) -> None:
+            time.sleep(0.005)  # the reader gets as far ahead as it can
+            super().write_rows(name, start_row, end_row, data)
+
+    source = source_of(a=((30, 3), TensorFormat.F32))
+    sink = SlowSink()
+    load_weights(program_reading({"a": (30, 3)}), source, sink)
+    assert sink.finished["a"] == source.tensors["a"][1]
+
+
+def test_the_report_counts_bytes_by_format() -> None:
+    source = source_of(
+        a=((3, 64), TensorFormat.Q8_0), b=((4, 3), TensorFormat.F32), v=((5,), TensorFormat.F32)
+    )
+    program = program_reading({"a": (3, 64), "b": (4, 3), "v": (5,)})
+    report = load_weights(program, source, RecordingSink())
+    assert report.weights == (("q8_0", 204), ("f32", 68))
+    assert report.read_bytes == 272
+    assert report.seconds > 0
+    assert report.remarks == ()
+
+
+def test_the_report_names_what_could_not_be_quantized_as_asked() -> None:
+    def convert(*_: object) -> None:
+        pass
+
+    shapes = {"a": (2, 256), "b": (2, 96), "c": (2, 96), "d": (2, 20), "v": (20,)}
+    source = source_of(**{name: (shape, TensorFormat.F32) for name, shape in shapes.items()})
+    report = load_weights(
+        program_reading(shapes),
+        source,
+        RecordingSink(),
+        convert=convert,
+        quantization=Quantization.Q4_K,
+    )
+    assert report.read_bytes == sum(info.num_bytes for info, _ in source.tensors.values())
+    assert dict(report.weights) == {"q4_k": 288, "q8_0": 2 * 2 * 102, "f32": 160 + 80}
+    assert list(report.remark_lines()) == [
+        "b and 1 more: q8_0, as rows of 96 are not whole blocks of q4_k",
+        "d: f32, as rows of 20 are not whole blocks of q4_k",
+    ]
 
 
 def test_progress_is_in_bytes_and_ends_at_the_total(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from potluck.loading import (
     require_memory,
 )
 from potluck.probe.memory import available_memory, held_bytes
+from potluck.quantities import format_bytes, format_seconds
 from potluck.types.memory import MemoryLimit, MemoryPlan
 from potluck.types.program import Shard
 
@@ -85,11 +86,11 @@ def load_for(
                         description, tensors, plan, pool=pool, cache=cache, on_progress=on_progress
                     )
                 except NotPackedError as error:
-                    _log.warning("weights are loaded, not mapped: %s", error)
                     size = replace(size, is_mapped=False)
                     plan = plan_worker(description, headers, shard, size)
                     because = f"weights cannot be mapped ({error}): "
                     require_memory(plan.memory, _available(), size, count, because=because)
+                    _log.warning("weights are loaded, not mapped: %s", error)
             stage = load_stage(
                 description,
                 tensors,
@@ -100,6 +101,10 @@ def load_for(
                 on_progress=on_progress,
             )
             read_bytes = tensors.num_bytes_read
+    report = stage.report
+    _log.info("read %s in %s", format_bytes(report.read_bytes), format_seconds(report.seconds))
+    for line in report.remark_lines():
+        _log.warning("%s", line)
     return LoadedShare(
         stage=stage,
         memory=plan.memory,
