@@ -168,7 +168,7 @@ def _read_entry(name: str, entry: object, file: ByteFile, data_start: int) -> Fi
     bits = _DTYPE_BITS.get(dtype)
     if bits is not None and math.prod(shape) * bits != (end - begin) * 8:
         raise ModelFileError(
-            file.path, f"{what}: {dtype} of shape {shape} does not take {end - begin} bytes"
+            file.path, f"{what}: {dtype} of shape {_shown(shape)} does not take {end - begin} bytes"
         )
     return FileTensor(
         name=name,
@@ -193,6 +193,11 @@ def _check_coverage(tensors: Iterable[FileTensor], file: ByteFile, data_start: i
         raise ModelFileError(
             file.path, f"the tensors end at byte {covered}, the file at byte {file.size}"
         )
+
+
+def _shown(shape: list[int]) -> str:
+    text = str(shape)
+    return text if len(text) <= 100 else f"{text[:90]}…]"
 
 
 def _is_sizes(value: object) -> TypeGuard[list[int]]:

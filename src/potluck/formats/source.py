@@ -19,6 +19,9 @@ would cost more than 26 MB whatever the size of its file."""
 MAX_NAME_BYTES = 255
 """Of a tensor. GGUF allows 64, and names in safetensors files are module paths of about 80."""
 
+_MOST_TYPES_NAMED = 10
+"""In a message. Models have two or three, hostile files as many as they have tensors."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileTensor:
@@ -145,16 +148,15 @@ class FileTensorSource:
     def _usable(self, name: str) -> tuple[FileTensor, TensorInfo]:
         tensor = self.tensors[name]
         if tensor.format is None:
-            unusable = {t.type_name for t in self.tensors.values() if t.format is None}
+            types = {each.type_name: each.format for each in self.tensors.values()}
+            unusable = sorted(type_name for type_name, format in types.items() if format is None)
+            named = sorted(types)[:_MOST_TYPES_NAMED]
             raise UnsupportedModelError(
                 f"{tensor.file.path}: {quoted(name)} is stored as {tensor.type_name}, which this "
-                f"build cannot use (types in the model: {', '.join(self._type_names())})",
-                missing=tuple(sorted(unusable)),
+                f"build cannot use (types in the model: {', '.join(named)})",
+                missing=tuple(unusable[:_MOST_TYPES_NAMED]),
                 hint="choose a file with other types: "
                 + ", ".join(format.name for format in TensorFormat),
             )
         info = TensorInfo(name=name, shape=tensor.shape, format=tensor.format)
         return tensor, info
-
-    def _type_names(self) -> list[str]:
-        return sorted({tensor.type_name for tensor in self.tensors.values()})

@@ -88,6 +88,17 @@ def test_other_types_are_listed_and_refused_when_needed(tmp_path: Path, dtype: s
             source.read_rows("w", 0, 1, memoryview(bytearray(8)))
 
 
+def test_any_number_of_unknown_types_makes_one_short_message(tmp_path: Path) -> None:
+    header = {f"t{n}": tensor_entry("X" * 90 + str(n), [0], 0, 0) for n in range(100)}
+    with (
+        open_safetensors(write(tmp_path, safetensors_bytes(header))) as source,
+        pytest.raises(UnsupportedModelError) as caught,
+    ):
+        source.info("t7")
+    assert len(caught.value.message) < 2000
+    assert len(caught.value.missing) == 10
+
+
 def test_an_unknown_name_is_a_key_error(tmp_path: Path) -> None:
     with (
         open_safetensors(write(tmp_path, safetensors_bytes({}))) as source,
@@ -160,6 +171,7 @@ def test_padding_after_the_header_is_allowed(tmp_path: Path) -> None:
         # Overflows 64 bits to 2.
         ({"w": {**F32_PAIR, "shape": [2**62 + 1, 4, 2**62, 2]}}, bytes(8), "does not take"),
         ({"w": {**F32_PAIR, "shape": [3]}}, bytes(8), "F32 of shape [3] does not take 8 bytes"),
+        ({"w": {**F32_PAIR, "shape": [2**63 - 1] * 32}}, bytes(8), "…] does not take 8 bytes"),
         ({"w": {**F32_PAIR, "data_offsets": [8, 0]}}, bytes(8), "data_offsets"),
         ({"w": {**F32_PAIR, "data_offsets": [0, 8, 8]}}, bytes(8), "data_offsets"),
         ({"w": {**F32_PAIR, "data_offsets": [-8, 0]}}, bytes(8), "data_offsets"),
