@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -162,6 +163,10 @@ _FIGURES = (
 )
 
 
+_URL = re.compile(r" \(https?://[^\s()]+\)")
+"""For a terminal the name of a source is enough; ``--json`` has where to find it too."""
+
+
 def _figure_rows(
     of_device: Figures, of_trials: Sequence[Figures]
 ) -> Iterator[tuple[str, str, str, str]]:
@@ -171,7 +176,7 @@ def _figure_rows(
         known = [figure for figure in figures if figure.value is not None]
         for figure in known or [getattr(of_device, field)]:
             value = "" if figure.value is None else f"{figure.value / 1e9:.1f} {unit}"
-            yield label, value, figure.origin.value, figure.source
+            yield label, value, figure.origin.value, _URL.sub("", figure.source)
 
 
 def _limited(report: ProbeReport, limit_bytes: int) -> ProbeReport:
