@@ -115,7 +115,12 @@ def probe_node(
 
     for layer in layers:
         name = f"probe-{layer.name}"
-        threading.Thread(target=examine, args=(layer,), name=name, daemon=True).start()
+        thread = threading.Thread(target=examine, args=(layer,), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # this user or control group may have no more of them
+            unseen = LayerReport(layer=layer.name, problems=(f"was not looked at: {error}",))
+            news.put((layer.name, _Found(report=unseen, is_all=True)))
     nothing = ProbeReport(
         host_name=socket.gethostname(),
         kernel=probe.kernel_release,
