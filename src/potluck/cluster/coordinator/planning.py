@@ -11,7 +11,6 @@ from potluck.catalog import ModelDescription, canonical_source, open_tensors
 from potluck.cluster.calls import DeploymentRecord, NodeReport, RejectionRecord, StageRecord
 from potluck.cluster.edges.edge import EdgeLimits
 from potluck.cluster.steps import edge_limits
-from potluck.engines.native import cache_bytes, scratch_bytes
 from potluck.models.program import build_program
 from potluck.models.rope import rope_table, rope_table_bytes
 from potluck.scheduling import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS
@@ -102,8 +101,12 @@ def model_cost(
 ) -> ModelCost:
     """What each part of the model takes. Reads the headers of its files.
 
-    Raises ``ModelFileError`` or ``UnsupportedModelError`` if the files do not fit the model.
+    Raises ``ModelFileError`` or ``UnsupportedModelError`` if the files do not fit the model, and
+    ``EngineError`` where the compiled core, which knows, cannot be loaded.
     """
+    # An agent that plans nothing does without the core, and starts where there is none.
+    from potluck.engines.native import cache_bytes, scratch_bytes
+
     config = description.config
     context_tokens = size.context_tokens
     rope = rope_table(config, context_tokens)
