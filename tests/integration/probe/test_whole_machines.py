@@ -27,6 +27,7 @@ NO_BACKEND = "Potluck has no backend for it"
 NO_MEMORY = "/proc/meminfo cannot be read: is /proc mounted?"
 NO_DRIVER = "no kernel driver is bound to it"
 PREVENTS = "prevents"
+FIGURES = ("reads", "f32", "16 bit", "int8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,7 +292,9 @@ def check_table(machine: Machine, lines: list[str]) -> None:
         assert rows.get("problem", "") == each.problem
         unused = "" if each.problem else "unused: no backend of this build runs on it"
         assert rows.get("backend", "") == unused
-        assert {"reads", "f32", "16 bit", "int8"} <= rows.keys()
+        named = sorted(name for row in rows for name in row.split(", "))
+        assert set(FIGURES) <= set(named)
+        assert len(named) == len(set(named))
     assert "\n".join(blocks[2 + len(devices) :]) == "\n".join(machine.problems)
     assert all(len(line) <= 200 and "://" not in line for line in lines)
 
