@@ -232,27 +232,25 @@ def test_what_was_dangerous_is_met_once_unless_asked_for(cache: ProbeCache, call
             cache,
             a_layer("crash", an_npu("a"), query="crashes"),
             a_layer("hang", an_npu("b"), query="hangs"),
-            backends=("works", "crashes", "hangs"),
-            deadline_seconds=1.5,
+            backends=("hangs",),
+            deadline_seconds=2.0,
             retry=retry,
         )
         reasons = [reason for _, reason in probed.trials.values() if reason]
         reasons += [line for lines in probed.problems.values() for line in lines]
         return sorted(reasons), len(calls()) - before
 
-    # The two queries, and on the CPU the self-tests, and what variants the one has that crashes.
     first, num_started = probe()
-    assert num_started == 6
+    assert num_started == 3
     assert [reason.partition(" within")[0] for reason in first] == [
         *["gave no answer"] * 2,
-        *["was killed by SIGSEGV"] * 2,
+        "was killed by SIGSEGV",
     ]
     assert probe() == (
         sorted(f"not tried again: {reason} (potluck probe --retry tries)" for reason in first),
         0,
     )
-    _, num_started = probe(retry=True)
-    assert num_started == 6
+    assert probe(retry=True)[1] == 3
     assert probe()[1] == 0
 
 
