@@ -68,11 +68,12 @@ class ModelNotFoundError(PotluckError):
 
 
 class ModelFileError(PotluckError):
-    """The file ``path`` is truncated, corrupt, or contradicts another."""
+    """The file ``path`` is truncated, corrupt, or contradicts another: it has ``problem``."""
 
-    def __init__(self, path: str, message: str, *, hint: str = "") -> None:
-        super().__init__(f"{path}: {message}", hint=hint or "download or copy the file again")
+    def __init__(self, path: str, problem: str, *, hint: str = "") -> None:
+        super().__init__(f"{path}: {problem}", hint=hint or "download or copy the file again")
         self.path = path
+        self.problem = problem
 
 
 class UnsupportedModelError(PotluckError):

@@ -60,12 +60,86 @@ def replace_by_directory(model: Path) -> None:
     (model / "model.safetensors").mkdir()
 
 
+def replace_by_pipe(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    os.mkfifo(model / "model.safetensors")
+
+
+def replace_by_link_to(target: str) -> Callable[[Path], None]:
+    def replace(model: Path) -> None:
+        (model / "model.safetensors").unlink()
+        (model / "model.safetensors").symlink_to(target)
+
+    return replace
+
+
+def index_of(file_name: str) -> Callable[[Path], None]:
+    def replace(model: Path) -> None:
+        (model / "model.safetensors").unlink()
+        index = {"weight_map": {"model.norm.weight": file_name}}
+        (model / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    return replace
+
+
+def rename_tensor(old: str, new: str) -> Callable[[Path], None]:
+    """``new`` is as long as ``old``."""
+
+    def rename(model: Path) -> None:
+        path = model / "model.safetensors"
+        path.write_bytes(path.read_bytes().replace(old.encode(), new.encode(), 1))
+
+    return rename
+
+
+def repeat_key(model: Path) -> None:
+    path = model / "config.json"
+    path.write_text(path.read_text().replace("{", '{"hidden_size": 9999,', 1))
+
+
 SPOILED: tuple[tuple[str, Callable[[Path], object], str, str], ...] = (
     ("truncated weights", lambda m: truncate(m, 1_000_000), "truncated", "again"),
     ("truncated header", lambda m: truncate(m, 100), "truncated", "again"),
     ("empty weights", lambda m: truncate(m, 0), "truncated", "again"),
     ("corrupt header", overwrite_header, "model.safetensors", "again"),
     ("weights are a directory", replace_by_directory, "not a regular file", "file"),
+    ("weights are a pipe", replace_by_pipe, "not a regular file", "file"),
+    ("weights are a device", replace_by_link_to("/dev/zero"), "not a regular file", "file"),
+    ("a loop of links", replace_by_link_to("model.safetensors"), "Too many levels", "disk"),
+    ("outside the model", index_of("../../x.safetensors"), "outside the model", "again"),
+    ("a missing file", index_of("m.safetensors"), "m.safetensors, which it names", "again"),
+    (
+        "a name with a NUL",
+        rename_tensor("model.norm.weight", "model.norm\\u0000t"),
+        r"'model.norm\x00t' cannot be the name",
+        "again",
+    ),
+    (
+        "a missing tensor",
+        rename_tensor("model.norm.weight", "model.nora.weight"),
+        "model.nora.weight",
+        "another model",
+    ),
+    (
+        "a tensor twice",
+        rename_tensor("layers.0.input_layernorm", "layers.1.input_layernorm"),
+        "two tensors named 'model.layers.1.input_layernorm.weight'",
+        "again",
+    ),
+    ("a key twice", repeat_key, "has 'hidden_size' twice", "again"),
+    (
+        "a config of several MB",
+        lambda m: change_config(m, x=[[]] * 10**6),
+        "larger than 1048576 bytes",
+        "again",
+    ),
+    (
+        "a number beyond all floats",
+        lambda m: change_config(m, rms_norm_eps=10**400),
+        "rms_norm_eps must be finite",
+        "again",
+    ),
+    ("lines in a name", lambda m: change_config(m, model_type="a\nb" * 99), "a?ba?b", "supported"),
     ("another width", lambda m: change_config(m, hidden_size=512), "configuration says", "again"),
     ("another depth", lambda m: change_config(m, num_hidden_layers=13), "is missing", "again"),
     ("unread layers", lambda m: change_config(m, num_hidden_layers=11), "model.layers.11", ""),

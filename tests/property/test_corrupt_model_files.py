@@ -19,8 +19,8 @@ from potluck.formats.gguf import open_gguf
 from potluck.formats.safetensors import open_safetensors
 from potluck.formats.source import FileTensorSource
 
-# Half of what is read at once of a GGUF header, and many times what these files need.
-MOST_BYTES = 3 * 2**20
+# Several times the windows of text or bytes that are held, and many times what these files need.
+MOST_BYTES = 2**20
 
 SAFETENSORS = safetensors_bytes(
     {
@@ -40,7 +40,7 @@ GGUF = gb.Gguf(
         gb.entry("b", 7, b"\1"),
         gb.entry("texts", 9, gb.array(8, 2, gb.text("a") + gb.text("bc"))),
         gb.entry("numbers", 9, gb.array(5, 3, bytes(12))),
-        gb.entry("nested", 9, gb.array(9, 1, gb.array(0, 2, b"xy"))),
+        gb.entry("flags", 9, gb.array(7, 2, b"\0\1")),
     ],
     tensors=[
         gb.Tensor(name="w", dimensions=(32, 2), type_number=8),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from potluck.catalog.locate import HubModel, ModelFiles, locate_model
 from potluck.errors import ModelFileError, ParameterError
 from potluck.formats.files import OpenFile, ReadOnlyFile
 from potluck.formats.gguf import GgufSource, open_gguf
+from potluck.formats.json_reader import read_document
 from potluck.formats.safetensors import INDEX_FILE, open_safetensors, read_index
 from potluck.formats.source import FileTensorSource
 from potluck.models.names import FileKind, stored_name
@@ -44,8 +44,9 @@ from potluck.weights.canonical import CanonicalSource
 if TYPE_CHECKING:
     from potluck.text.chat import ChatTemplate
 
-MAX_JSON_BYTES = 16 * 2**20
-"""Of config.json and generation_config.json. Real ones have a few kilobytes."""
+MAX_JSON_BYTES = 2**20
+"""Of config.json and generation_config.json. Real ones have a few kilobytes, or some tens where a
+quantization lists layers."""
 
 _SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
@@ -77,6 +78,7 @@ def describe_model(name: str) -> ModelDescription:
     else:
         with closing(_open_gguf_header(files)) as source:
             config = config_from_gguf(source.metadata, source, path=str(files.path))
+            source.check_unchanged()
         sampling_defaults = {}
     description = ModelDescription(files=files, config=config, sampling_defaults=sampling_defaults)
     refuse_unread_tensors(config, _tensor_names(description), files.kind)
@@ -126,7 +128,9 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
     from potluck.text import gguf
 
     with closing(_open_gguf_header(files)) as source:
-        return gguf.build_tokenizer(source.metadata, path=str(files.path))
+        tokenizer = gguf.build_tokenizer(source.metadata, path=str(files.path))
+        source.check_unchanged()
+        return tokenizer
 
 
 def load_chat_template(files: ModelFiles) -> ChatTemplate | None:
@@ -138,7 +142,9 @@ def load_chat_template(files: ModelFiles) -> ChatTemplate | None:
     from potluck.text import gguf
 
     with closing(_open_gguf_header(files)) as source:
-        return gguf.read_chat_template(source.metadata, path=str(files.path))
+        template = gguf.read_chat_template(source.metadata, path=str(files.path))
+        source.check_unchanged()
+        return template
 
 
 def _find_on_hub(model: HubModel) -> Snapshot:
@@ -205,14 +211,14 @@ def read_tokenizer(directory: Path) -> Tokenizer:
 def read_config(directory: Path) -> ModelConfig:
     """The configuration of a directory in Hugging Face layout."""
     path = directory / "config.json"
-    return config_from_hugging_face(_read_json(path), path=str(path))
+    return config_from_hugging_face(read_document(path, MAX_JSON_BYTES), path=str(path))
 
 
 def _read_sampling_defaults(path: Path) -> dict[str, float | int]:
     """The recommended sampling parameters; none when the file does not ask for sampling."""
     if not path.is_file():
         return {}
-    values = _read_json(path)
+    values = read_document(path, MAX_JSON_BYTES)
     if values.get("do_sample") is not True:
         return {}
     defaults: dict[str, Any] = {
@@ -226,17 +232,3 @@ def _read_sampling_defaults(path: Path) -> dict[str, float | int]:
     except ParameterError as error:
         raise ModelFileError(str(path), error.message, hint="mend or remove that line") from error
     return defaults
-
-
-def _read_json(path: Path) -> dict[str, object]:
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise ModelFileError(str(path), f"larger than {MAX_JSON_BYTES} bytes")
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ModelFileError(str(path), f"cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(str(path), f"not a JSON document: {error}") from error
-    if not isinstance(document, dict):
-        raise ModelFileError(str(path), "not a JSON object")
-    return document

@@ -20,7 +20,7 @@ from secrets import token_hex
 import msgspec
 
 from potluck.errors import PotluckError
-from potluck.formats.files import ReadOnlyFile
+from potluck.formats.files import ReadOnlyFile, read_bytes
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MAIN = "main"
@@ -148,7 +148,7 @@ def _read(path: Path, most_bytes: int) -> bytes:
     except PotluckError:
         return b""
     try:
-        return file.read(0, file.size) if file.size <= most_bytes else b""
+        return read_bytes(file, 0, file.size) if file.size <= most_bytes else b""
     except PotluckError:
         return b""
     finally:

@@ -73,12 +73,11 @@ class HubFileHead:
         out[:] = self._head[offset:end]
         self.num_bytes_read += len(out)
 
-    def read(self, offset: int, num_bytes: int) -> bytes:
-        """As ``read_into``, into new bytes."""
-        data = bytearray(num_bytes)
-        with memoryview(data) as view:
-            self.read_into(offset, view)
-        return bytes(data)
+    def check_unchanged(self) -> None:
+        """Nothing to do: a snapshot is of one commit."""
+
+    def release(self) -> None:
+        """Nothing to do: what was fetched is needed to keep it."""
 
     def close(self) -> None:
         """Keep what was fetched. Idempotent."""

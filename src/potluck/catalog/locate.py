@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.catalog.hub_cache import Snapshot
-from potluck.errors import ModelNotFoundError
+from potluck.errors import ModelFileError, ModelNotFoundError
 from potluck.models.names import FileKind
 
 DEMO_DIRECTORY = Path(__file__).parent.parent / "data" / "demo"
@@ -71,12 +71,20 @@ FindOnHub = Callable[[HubModel], Snapshot]
 
 
 def locate_model(name: str, find_on_hub: FindOnHub) -> ModelFiles:
-    """Find MODEL, asking the hub if it is a hub id. Raises ``ModelNotFoundError``."""
+    """Find MODEL, asking the hub if it is a hub id.
+
+    Raises ``ModelNotFoundError``, ``ModelFileError`` when what is there may not be looked at.
+    """
     if name == "demo":
         return ModelFiles(name=name, kind=FileKind.HUGGING_FACE, path=DEMO_DIRECTORY)
     path = Path(name).expanduser()
-    if name and path.exists():
-        return _on_disk(name, path)
+    try:
+        if name and path.exists():
+            return _on_disk(name, path)
+    except OSError as error:
+        raise ModelFileError(
+            name, f"cannot be read: {error.strerror}", hint="check its permissions"
+        ) from error
     hub_model = parse_hub_id(name)
     if hub_model is None or _looks_like_a_path(name):
         raise ModelNotFoundError(

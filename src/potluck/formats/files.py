@@ -22,6 +22,7 @@ _LARGEST_FOLIO_BYTES = 2 * 2**20
 whole or not at all: one that the read before ended in can go now."""
 
 _READING_HINT = "check that the file can be read and that the disk is sound"
+_CHANGED_HINT = "let nothing write to the model's files while it loads, and try again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,27 +39,45 @@ class FileStamp:
     inode: int
 
 
-class ReadableFile(Protocol):
-    """Bytes that can be read in pieces, wherever they are. ``path`` is what messages call them.
+class ByteFile(Protocol):
+    """Bytes that can be read in pieces: all that the readers of headers ask of a file."""
 
-    ``num_bytes_read`` counts what was read so far. Reading what lies past ``size`` raises
-    ``ModelFileError``.
-    """
-
-    path: str
-    size: int
-    num_bytes_read: int
-
-    def read_into(self, offset: int, out: memoryview) -> None:
-        """Fill ``out`` (contiguous bytes) from ``offset``."""
+    @property
+    def path(self) -> str:
+        """What messages call it."""
         ...
 
-    def read(self, offset: int, num_bytes: int) -> bytes:
-        """As ``read_into``, into new bytes; the caller has bounded ``num_bytes``."""
+    @property
+    def size(self) -> int:
+        """In bytes; it stays the same."""
+        ...
+
+    def read_into(self, offset: int, out: memoryview) -> None:
+        """Fill ``out`` (contiguous bytes) from ``offset``.
+
+        Raises ``ModelFileError`` if there are too few bytes or they cannot be read.
+        """
+        ...
+
+    def release(self) -> None:
+        """Give back what the next read can get again."""
+        ...
+
+
+class ReadableFile(ByteFile, Protocol):
+    """A file of a model, wherever it is. ``num_bytes_read`` counts what was read so far."""
+
+    @property
+    def num_bytes_read(self) -> int:
+        """In bytes."""
+        ...
+
+    def check_unchanged(self) -> None:
+        """Raise ``ModelFileError`` if the file is not the one that was opened."""
         ...
 
     def close(self) -> None:
-        """Release what is held. Idempotent."""
+        """End reading for good. Idempotent."""
         ...
 
 
@@ -67,20 +86,23 @@ OpenFile: TypeAlias = Callable[[Path], ReadableFile]
 
 
 class ReadOnlyFile:
-    """A regular file open for reading; it may lie on read-only media. For use by one thread.
+    """A regular file to read from; a ``ReadableFile``. For use by one thread at a time.
 
-    ``size`` is that of the moment of opening, in bytes; ``num_bytes_read`` counts what was read.
-    The kernel may drop at once what was read: a model is read once, and pages of files count
-    against the limit of a control group (``posix_fadvise(2)``). Raises ``ModelNotFoundError`` when
-    there is no such file, ``ModelFileError`` when it is not a regular one or cannot be opened.
+    It may lie on read-only media. ``size`` is that of the moment of opening, in bytes;
+    ``num_bytes_read`` counts what was read. The kernel may drop at once what was read: a model is
+    read once, and pages of files count against the limit of a control group
+    (``posix_fadvise(2)``). Raises ``ModelNotFoundError`` when there is no such file,
+    ``ModelFileError`` when it is not a regular one or cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
-        # Without O_NONBLOCK, opening a pipe would wait for its writer.
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        self._path = path.absolute()
+        self._is_closed = False
+        self._read_end = 0
+        self.num_bytes_read = 0
         try:
-            descriptor = os.open(path, flags)
+            self._descriptor: int | None = self._open()
         except FileNotFoundError as error:
             raise ModelNotFoundError(
                 f"{path}: no such file", hint="check the path for spelling"
@@ -89,72 +111,125 @@ class ReadOnlyFile:
             raise self._unreadable(error) from error
         except ValueError as error:
             raise ModelNotFoundError(f"{str(path)!r} cannot be a path ({error})") from error
-        self._descriptor: int | None = descriptor
-        status = os.fstat(descriptor)
+        status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
             self.close()
             raise ModelFileError(self.path, "not a regular file", hint="give a file of a model")
+        self.stamp = _stamp(status)
+        """At the moment of opening."""
         self.size = status.st_size
-        self.num_bytes_read = 0
 
     def read_into(self, offset: int, out: memoryview) -> None:
-        """Fill ``out`` (contiguous bytes) from ``offset``; ``ModelFileError`` if that is too short.
+        """Fill ``out`` (contiguous bytes) from ``offset``.
 
-        Raises ``ValueError`` after ``close``.
+        Raises ``ModelFileError`` if there are too few bytes, if they cannot be read, or if another
+        file has taken this one's place since ``release``; ``ValueError`` after ``close``.
         """
-        if self._descriptor is None:
-            raise ValueError(f"{self.path} is closed")
+        descriptor = self._opened()
         done = 0
         while done < len(out):
             try:
-                count = os.preadv(self._descriptor, [out[done:]], offset + done)
+                count = os.preadv(descriptor, [out[done:]], offset + done)
             except OSError as error:
                 raise self._unreadable(error) from error
             if count == 0:
+                self.check_unchanged()
                 raise ModelFileError(
                     self.path,
-                    f"truncated: it ends at byte {offset + done}, "
+                    f"truncated: it ends at byte {self.size}, "
                     f"and bytes up to {offset + len(out)} are needed",
                 )
             done += count
         self.num_bytes_read += done
-        start = max(0, offset - _LARGEST_FOLIO_BYTES)
-        with contextlib.suppress(OSError):  # advice, which a file system may not know
-            os.posix_fadvise(self._descriptor, start, offset + done - start, os.POSIX_FADV_DONTNEED)
+        self._drop_pages(descriptor, offset - _LARGEST_FOLIO_BYTES, offset + done)
+        self._read_end = offset + done
 
-    def read(self, offset: int, num_bytes: int) -> bytes:
-        """As ``read_into``, into new bytes; the caller has bounded ``num_bytes``."""
-        data = bytearray(num_bytes)
-        with memoryview(data) as view:
-            self.read_into(offset, view)
-        return bytes(data)
+    def check_unchanged(self) -> None:
+        """Raise ``ModelFileError`` if the file was written to, or replaced, since it was opened.
 
-    def stamp(self) -> FileStamp:
-        """What tells this file from another one, or from itself after it was written to.
-
-        Raises ``ValueError`` after ``close``.
+        All of its ``FileStamp`` is compared. So a new name or other permissions count as a change
+        too, which is the price of seeing a write that sets its time back.
         """
-        if self._descriptor is None:
-            raise ValueError(f"{self.path} is closed")
-        status = os.fstat(self._descriptor)
-        return FileStamp(
-            size=status.st_size,
-            modified_nanoseconds=status.st_mtime_ns,
-            changed_nanoseconds=status.st_ctime_ns,
-            inode=status.st_ino,
-        )
+        descriptor = self._descriptor
+        try:
+            status = self._path.stat() if descriptor is None else os.fstat(descriptor)
+        except FileNotFoundError as error:
+            raise self._changed("it was removed") from error
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if status.st_size < self.size:
+            raise self._changed(f"it shrank from {self.size} to {status.st_size} bytes")
+        if _stamp(status) != self.stamp:
+            raise self._changed("the file changed")
+
+    def release(self) -> None:
+        """Close the descriptor; the next read opens the same file again."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return
+        last = self._read_end
+        self._drop_pages(descriptor, last - _LARGEST_FOLIO_BYTES, last + _LARGEST_FOLIO_BYTES)
+        os.close(descriptor)
 
     def close(self) -> None:
-        """Close the descriptor. Idempotent."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
+        """End reading for good. Idempotent."""
+        self._is_closed = True
+        self.release()
+
+    def _drop_pages(self, descriptor: int, start: int, end: int) -> None:
+        start = max(0, start)
+        with contextlib.suppress(OSError):  # advice, which a file system may not know
+            os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
+
+    def _open(self) -> int:
+        # Without O_NONBLOCK, opening a pipe would wait for its writer.
+        return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def _opened(self) -> int:
+        """The descriptor, opened again where it was released."""
+        if self._is_closed:
+            raise ValueError(f"{self.path} is closed")
+        if self._descriptor is None:
+            try:
+                self._descriptor = self._open()
+            except FileNotFoundError as error:
+                raise self._changed("it was removed") from error
+            except OSError as error:
+                raise self._unreadable(error) from error
+            try:
+                self.check_unchanged()
+            except ModelFileError:
+                self.release()
+                raise
+        return self._descriptor
+
+    def _changed(self, how: str) -> ModelFileError:
+        return ModelFileError(self.path, f"{how} while it was read", hint=_CHANGED_HINT)
 
     def _unreadable(self, error: OSError) -> ModelFileError:
         return ModelFileError(self.path, f"cannot be read: {error.strerror}", hint=_READING_HINT)
 
 
+def read_bytes(file: ByteFile, offset: int, num_bytes: int) -> bytes:
+    """``num_bytes`` of ``file``; the caller has bounded them. Raises as ``read_into``."""
+    data = bytearray(num_bytes)
+    with memoryview(data) as view:
+        file.read_into(offset, view)
+    return bytes(data)
+
+
 def quoted(text: str) -> str:
     """``text`` from a file as one short, printable word of a message."""
-    shown = ascii(text)
-    return shown if len(shown) <= 80 else f"{shown[:60]}…{shown[-16:]}"
+    shown = ascii(text[:80])
+    if len(text) <= 80 and len(shown) <= 80:
+        return shown
+    return f"{shown[:60]}…{ascii(text[-16:])[-16:]}"
+
+
+def _stamp(status: os.stat_result) -> FileStamp:
+    return FileStamp(
+        size=status.st_size,
+        modified_nanoseconds=status.st_mtime_ns,
+        changed_nanoseconds=status.st_ctime_ns,
+        inode=status.st_ino,
+    )

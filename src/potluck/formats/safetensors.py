@@ -1,55 +1,23 @@
-"""safetensors files: bounds-checked headers, and models of one or several files.
+"""Models in safetensors files: one file, or several with an index.
 
-The format (https://github.com/huggingface/safetensors#format): eight bytes, the length of the
-header, little endian; the header, a JSON object from tensor names to ``dtype``, ``shape`` and
-``data_offsets`` (begin and end, counted from the end of the header) with the texts of
-``__metadata__`` besides; then the tensors' bytes, which cover the rest of the file without gaps or
-overlaps. All of it is checked before any tensor is read. Stricter than the reference in two
-points: a name that occurs twice, and keys that no tensor has, are refused.
+Headers are read and checked by ``safetensors_header``; this is about which files there are and how
+they agree.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import struct
-from collections.abc import Collection, Iterable
-from contextlib import ExitStack
-from pathlib import Path, PurePosixPath
-from typing import TypeGuard
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
 
 from potluck.errors import ModelFileError, ModelNotFoundError
 from potluck.formats.files import OpenFile, ReadableFile, ReadOnlyFile, quoted
+from potluck.formats.safetensors_header import read_header, read_weight_map
 from potluck.formats.source import FileTensor, FileTensorSource
-from potluck.types.tensor import TensorFormat
 
-MAX_HEADER_BYTES = 100_000_000
-"""The reference implementation's limit (``safetensors/src/tensor.rs``); for an index also."""
-
-MAX_DIMENSIONS = 32
-"""So that the product of a shape stays a small number; tensors of models have at most 5."""
-
-_MAX_DIMENSION = 2**63 - 1
-_LENGTH = struct.Struct("<Q")
-_ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-
-_FORMATS = {"F32": TensorFormat.F32, "F16": TensorFormat.F16, "BF16": TensorFormat.BF16}
-
-# Sizes of the types of the reference implementation, 0.8. Others can be listed but not checked.
-_DTYPE_BITS = {
-    dtype: bits
-    for bits, dtypes in {
-        4: ("F4",),
-        6: ("F6_E2M3", "F6_E3M2"),
-        8: ("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"),
-        16: ("I16", "U16", "F16", "BF16"),
-        32: ("I32", "U32", "F32"),
-        64: ("I64", "U64", "F64", "C64"),
-    }.items()
-    for dtype in dtypes
-}
 
 
 def open_safetensors(
@@ -69,9 +37,36 @@ def open_safetensors(
         raise ModelFileError(
             str(path), f"cannot be read: {error.strerror}", hint="check its permissions"
         ) from error
+    file_of: Mapping[str, str] | None = None
+    paths = [file_or_index]
     if file_or_index.name == INDEX_FILE:
-        return _open_indexed(file_or_index, open_file, names)
-    return _open_one(file_or_index, open_file)
+        file_of = read_index(file_or_index)
+        if names is not None:
+            file_of = {name: file_name for name, file_name in file_of.items() if name in names}
+        paths = [file_or_index.parent / name for name in sorted(set(file_of.values()))]
+    with ExitStack() as opened:
+        files: dict[Path, ReadableFile] = {}
+
+        def open_next(path: Path) -> ReadableFile:
+            file = open_file(path)
+            opened.callback(file.close)
+            files[path] = file
+            return file
+
+        source = FileTensorSource(_read_files(paths, file_or_index, open_next), files.values())
+        if file_of is not None:
+            _check_index(file_of, source, files, file_or_index)
+        opened.pop_all()
+        return source
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """The ``weight_map`` of an index: from tensor names to files below its own directory.
+
+    Raises ``ModelFileError`` where it is not one.
+    """
+    with closing(ReadOnlyFile(path)) as file:
+        return read_weight_map(file)
 
 
 def _find(path: Path) -> Path:
@@ -79,7 +74,7 @@ def _find(path: Path) -> Path:
     if not path.is_dir():
         return path
     for name in (SINGLE_FILE, INDEX_FILE):
-        if (path / name).exists():
+        if os.path.lexists(path / name):  # a link that leads nowhere is named when it is opened
             return path / name
     candidates = sorted(path.glob("*.safetensors"))
     if len(candidates) == 1:
@@ -91,184 +86,38 @@ def _find(path: Path) -> Path:
     )
 
 
-def _open_one(path: Path, open_file: OpenFile) -> FileTensorSource:
-    with ExitStack() as opened:
-        file = open_file(path)
-        opened.callback(file.close)
-        source = FileTensorSource(_read_header(file), [file])
-        opened.pop_all()
-        return source
-
-
-def _open_indexed(
-    index_path: Path, open_file: OpenFile, names: Collection[str] | None
-) -> FileTensorSource:
-    file_of = read_index(index_path)
-    if names is not None:
-        file_of = {name: file_name for name, file_name in file_of.items() if name in names}
-    with ExitStack() as opened:
-        files: list[ReadableFile] = []
-        tensors: list[FileTensor] = []
-        for file_name in sorted(set(file_of.values())):
-            try:
-                file = open_file(index_path.parent / file_name)
-            except ModelNotFoundError as error:
-                raise ModelFileError(
-                    str(index_path), f"the file {file_name}, which it names, is missing"
-                ) from error
-            opened.callback(file.close)
-            files.append(file)
-            # A tensor that the index places elsewhere, or does not know, is not the model's.
-            tensors += [t for t in _read_header(file) if file_of.get(t.name) == file_name]
-        missing = file_of.keys() - {tensor.name for tensor in tensors}
-        if missing:
-            name = min(missing)
+def _read_files(paths: list[Path], named_by: Path, open_file: OpenFile) -> Iterator[FileTensor]:
+    """The tensors of one file after another, each released once its header is read."""
+    for path in paths:
+        try:
+            file = open_file(path)
+        except ModelNotFoundError as error:
+            if path == named_by:
+                raise
+            name = path.relative_to(named_by.parent)
             raise ModelFileError(
-                str(index_path), f"{quoted(name)} is not in {file_of[name]}, where it should be"
-            )
-        source = FileTensorSource(tensors, files)
-        opened.pop_all()
-        return source
+                str(named_by), f"the file {name}, which it names, is missing"
+            ) from error
+        yield from read_header(file)
+        file.release()
 
 
-def read_index(path: Path) -> dict[str, str]:
-    """The ``weight_map`` of an index: from tensor names to files below its own directory.
-
-    Raises ``ModelFileError`` where it is not one.
-    """
-    file = ReadOnlyFile(path)
-    try:
-        if file.size > MAX_HEADER_BYTES:
-            raise ModelFileError(str(path), f"larger than {MAX_HEADER_BYTES} bytes")
-        index = _parse_object(file.read(0, file.size), file, "it")
-    finally:
-        file.close()
-    weight_map = index.get("weight_map")
-    if not _is_str_map(weight_map):
-        raise ModelFileError(str(path), "weight_map is not an object of file names")
-    for name, file_name in weight_map.items():
-        target = PurePosixPath(file_name)
-        if target.is_absolute() or ".." in target.parts or not target.name or "\0" in file_name:
-            raise ModelFileError(
-                str(path), f"{quoted(name)} is said to be in {quoted(file_name)}, outside the model"
-            )
-        _check_name(name, file)
-        _check_name(file_name, file)
-    return weight_map
-
-
-def _read_header(file: ReadableFile) -> list[FileTensor]:
-    """The tensors of a file by offset, all checked."""
-    (length,) = _LENGTH.unpack(file.read(0, _LENGTH.size))
-    data_start = _LENGTH.size + length
-    if length > MAX_HEADER_BYTES:
-        raise ModelFileError(
-            file.path, f"not a safetensors file: its header would have {length} bytes"
-        )
-    if data_start > file.size:
-        raise ModelFileError(
-            file.path,
-            f"truncated: the header ends at byte {data_start}, the file at byte {file.size}",
-        )
-    header = _parse_object(file.read(_LENGTH.size, length), file, "the header")
-    metadata = header.pop("__metadata__", None)
-    if metadata is not None and not _is_str_map(metadata):
-        raise ModelFileError(file.path, "__metadata__ is not an object of texts")
-    spans = sorted(
-        (_read_entry(name, entry, file, data_start) for name, entry in header.items()),
-        key=lambda span: (span[1], span[2]),
-    )
-    _check_coverage(spans, file, data_start)
-    return [tensor for tensor, _, _ in spans]
-
-
-def _read_entry(
-    name: str, entry: object, file: ReadableFile, data_start: int
-) -> tuple[FileTensor, int, int]:
-    """One tensor and its begin and end in the data."""
-    _check_name(name, file)
-    what = f"tensor {quoted(name)}"
-    if not isinstance(entry, dict) or entry.keys() != _ENTRY_KEYS:
-        raise ModelFileError(file.path, f"{what}: not an object of dtype, shape and data_offsets")
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str):
-        raise ModelFileError(file.path, f"{what}: dtype is not a text")
-    if not _is_sizes(shape) or len(shape) > MAX_DIMENSIONS:
-        raise ModelFileError(file.path, f"{what}: shape is not a short list of sizes")
-    if not _is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise ModelFileError(file.path, f"{what}: data_offsets are not a begin and an end")
-    begin, end = offsets
-    if data_start + end > file.size:
-        raise ModelFileError(
-            file.path,
-            f"truncated: {what} ends at byte {data_start + end}, the file at byte {file.size}",
-        )
-    bits = _DTYPE_BITS.get(dtype)
-    if bits is not None and math.prod(shape) * bits != (end - begin) * 8:
-        raise ModelFileError(
-            file.path, f"{what}: {dtype} of shape {shape} does not take {end - begin} bytes"
-        )
-    tensor = FileTensor(
-        name=name,
-        shape=tuple(shape),
-        type_name=dtype if dtype in _DTYPE_BITS else quoted(dtype),
-        format=_FORMATS.get(dtype),
-        file=file,
-        offset=data_start + begin,
-    )
-    return tensor, begin, end
-
-
-def _check_coverage(
-    spans: Iterable[tuple[FileTensor, int, int]], file: ReadableFile, data_start: int
+def _check_index(
+    file_of: Mapping[str, str],
+    source: FileTensorSource,
+    files: Mapping[Path, ReadableFile],
+    index_path: Path,
 ) -> None:
-    """Raise unless sorted ``spans`` cover the data without gaps or overlaps."""
-    covered = 0
-    for tensor, begin, end in spans:
-        if begin != covered:
-            problem = "overlaps the one before it" if begin < covered else "leaves a gap before it"
-            raise ModelFileError(file.path, f"tensor {quoted(tensor.name)} {problem}")
-        covered = end
-    if data_start + covered != file.size:
-        raise ModelFileError(
-            file.path,
-            f"the tensors end at byte {data_start + covered}, the file at byte {file.size}",
-        )
+    """Raise unless every tensor of the index lies where it says.
 
-
-def _parse_object(data: bytes, file: ReadableFile, what: str) -> dict[str, object]:
-    """``data`` as a JSON object in UTF-8 in which no key occurs twice."""
-
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        values: dict[str, object] = {}
-        for key, value in pairs:
-            if key in values:
-                raise ModelFileError(file.path, f"{what} has {quoted(key)} twice")
-            values[key] = value
-        return values
-
-    try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(file.path, f"{what} is not valid JSON") from error
-    if not isinstance(value, dict):
-        raise ModelFileError(file.path, f"{what} is not a JSON object")
-    return value
-
-
-def _check_name(name: str, file: ReadableFile) -> None:
-    """JSON can spell half a surrogate pair, which no file or terminal takes."""
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ModelFileError(file.path, f"{quoted(name)} is not valid Unicode") from error
-
-
-def _is_sizes(value: object) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(
-        type(size) is int and 0 <= size <= _MAX_DIMENSION for size in value
-    )
-
-
-def _is_str_map(value: object) -> TypeGuard[dict[str, str]]:
-    return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+    Tensors of the files that the index does not know are the model's all the same, as they are
+    for ``transformers``.
+    """
+    file_named = {name: files[index_path.parent / name] for name in set(file_of.values())}
+    for name, file_name in file_of.items():
+        tensor = source.tensors.get(name)
+        if tensor is None or tensor.file is not file_named[file_name]:
+            raise ModelFileError(
+                str(index_path),
+                f"{quoted(name)} is not in {quoted(file_name)}, where it should be",
+            )

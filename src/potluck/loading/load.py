@@ -48,7 +48,9 @@ def load_stage(
     """Make the engine of a planned stage and fill it, in the memory that the plan counts.
 
     A plan for mapped weights needs them ``packed``. ``on_progress`` is called with bytes read and
-    bytes in all, where something is read. After an error nothing stays open.
+    bytes in all, where something is read. Raises as ``load_weights``, and
+    ``ModelFileError`` when a file changed since ``tensors`` was opened. After an error nothing
+    stays open.
     """
     if plan.size.is_mapped != (packed is not None):
         raise ValueError("weights are packed if, and only if, they are planned to be mapped")
@@ -85,6 +87,7 @@ def load_stage(
                 path=str(description.files.path),
                 on_progress=on_progress,
             )
+            tensors.check_unchanged()
     except BaseException:
         engine.close()
         raise

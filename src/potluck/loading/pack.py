@@ -8,11 +8,10 @@ from potluck import kernels
 from potluck.catalog import ModelDescription, canonical_source
 from potluck.engines.native import ThreadPool, convert_on, loaded_bytes
 from potluck.engines.native_packing import PackingSink, packed_info
-from potluck.errors import ModelFileError
 from potluck.formats.packed import packed_layout
 from potluck.formats.source import FileTensorSource
 from potluck.loading.packed_cache import PackedCache, PackedWeights, Write
-from potluck.loading.packed_key import packed_key, source_files
+from potluck.loading.packed_key import packed_key
 from potluck.loading.plan import StagePlan, program_to_count
 from potluck.weights.load import Progress, check_weights, load_weights
 
@@ -46,8 +45,6 @@ def packed_weights(
         panel_layout=kernels.PANEL_LAYOUT,
     )
     offsets = {tensor.info.name: tensor.offset for tensor in layout.tensors}
-    files = source_files(description, tensors, program)
-    stamps = [file.stamp() for file in files]
 
     def make(write: Write) -> None:
         load_weights(
@@ -59,11 +56,7 @@ def packed_weights(
             path=path,
             on_progress=on_progress,
         )
-        for file, stamp in zip(files, stamps, strict=True):
-            if file.stamp() != stamp:
-                raise ModelFileError(
-                    file.path, "it was changed while it was read", hint="load it again"
-                )
+        tensors.check_unchanged()
 
     weights = cache.weights(key, layout, make)
     if on_progress is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from potluck import kernels
 from potluck.catalog import ModelDescription
 from potluck.formats import packed
-from potluck.formats.files import ReadOnlyFile
+from potluck.formats.files import ReadOnlyFile, read_bytes
 from potluck.formats.source import FileTensorSource
 from potluck.models.registry import stored_tensors
 from potluck.types.program import Program
@@ -70,10 +70,10 @@ def source_files(
 
 
 def _identity(file: ReadOnlyFile, header_bytes: int) -> list[object]:
-    stamp = file.stamp()
+    stamp = file.stamp
     digest = hashlib.sha256()
     for offset in range(0, header_bytes, _PIECE_BYTES):
-        digest.update(file.read(offset, min(_PIECE_BYTES, header_bytes - offset)))
+        digest.update(read_bytes(file, offset, min(_PIECE_BYTES, header_bytes - offset)))
     identity: list[object] = [stamp.size, digest.hexdigest()]
     content_hash = _hash_of_the_hub(file.path, stamp.inode)
     if content_hash is not None:

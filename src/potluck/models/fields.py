@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -51,7 +51,7 @@ class Fields:
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(key, "must be a number")
-        if not 0 < value < math.inf:
+        if not 0 < value <= sys.float_info.max:
             raise self.error(key, "must be finite and above 0")
         return float(value)
 
@@ -124,12 +124,22 @@ def check_heads(
 
 
 def unsupported(*features: str) -> UnsupportedModelError:
-    """The error that the model needs ``features``, which no engine here computes."""
+    """The error that the model needs ``features``, which no engine here computes.
+
+    They may hold words of the model's files, whatever is in them.
+    """
+    features = tuple(one_line(feature) for feature in features)
     return UnsupportedModelError(
         f"the model needs what Potluck does not compute: {', '.join(features)}",
         missing=features,
         hint="choose another model; README.md lists what is supported",
     )
+
+
+def one_line(text: str) -> str:
+    """``text``, which may come from a file, as a short and printable part of a message."""
+    shown = "".join(each if each.isprintable() else "?" for each in text[:200])
+    return shown if len(text) <= 200 else f"{shown}…"
 
 
 def _brief(value: object) -> str:

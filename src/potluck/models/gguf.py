@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from potluck.errors import ModelFileError
 from potluck.models.fields import (
@@ -131,7 +131,7 @@ def _refuse_unsupported(fields: Fields, known: frozenset[str]) -> None:
     features = [
         f"{fields.prefix}{key}={value}"
         for key, value in fields.values.items()
-        if isinstance(value, list | tuple)
+        if (isinstance(value, Iterable) and not isinstance(value, str))
         or (key not in known and value not in _NEUTRAL_VALUES.get(key, (None, 0, "")))
     ]
     if features:

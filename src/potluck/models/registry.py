@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.models.family import Family
-from potluck.models.fields import Fields, unsupported
+from potluck.models.fields import Fields, one_line, unsupported
 from potluck.models.llama import LLAMA
 from potluck.models.mistral import MISTRAL
 from potluck.models.names import HEAD, FileKind, is_ignored, stored_name
@@ -53,8 +53,9 @@ def config_from_gguf(
         if family.from_gguf is not None and family.gguf_architecture == architecture:
             prefix = f"{architecture}."
             values = {
-                key.removeprefix(prefix): value
-                for key, value in metadata.items()
+                # No other value is got: it may be a whole vocabulary, which is read then.
+                key.removeprefix(prefix): metadata[key]
+                for key in metadata
                 if key.startswith(prefix)
             }
             return family.from_gguf(Fields(values=values, path=path, prefix=prefix), source)
@@ -100,6 +101,7 @@ def refuse_unread_tensors(config: ModelConfig, names: Iterable[str], file_kind: 
 
 
 def _unknown_family(named: str, known: Iterable[str]) -> UnsupportedModelError:
+    named = one_line(named)
     return UnsupportedModelError(
         f"models of the architecture {named} are not supported",
         missing=(named,),

@@ -239,6 +239,8 @@ class _Fields:
         types = self.numbers("token_type")
         if len(types) < num_tokens:
             raise self.error(f"{len(types)} token types for {num_tokens} tokens")
+        if not all(kind.is_integer() for kind in types):
+            raise self.error("tokenizer.ggml.token_type has what is no type")
         return [int(kind) for kind in types[:num_tokens]]
 
     def token_id(self, key: str, num_tokens: int, default: int | None = None) -> int | None:
@@ -247,7 +249,7 @@ class _Fields:
             return None
         try:
             token = int(value)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise self.error(f"tokenizer.ggml.{key} is not a number") from error
         if not 0 <= token < num_tokens:
             raise self.error(f"tokenizer.ggml.{key} is {token}, of {num_tokens} tokens")

@@ -4,7 +4,7 @@ import pytest
 
 from potluck.catalog.hub_cache import Snapshot
 from potluck.catalog.locate import DEMO_DIRECTORY, HubModel, ModelFiles, locate_model, parse_hub_id
-from potluck.errors import ModelNotFoundError
+from potluck.errors import ModelFileError, ModelNotFoundError
 from potluck.models.names import FileKind
 
 
@@ -43,6 +43,11 @@ def test_a_directory_of_gguf_files_names_them(tmp_path: Path) -> None:
 def test_what_is_neither_on_disk_nor_a_hub_id(name: str) -> None:
     with pytest.raises(ModelNotFoundError, match="there is no model at"):
         locate_model(name, no_download)
+
+
+def test_a_path_that_cannot_be_looked_at() -> None:
+    with pytest.raises(ModelFileError, match="File name too long"):
+        locate_model("/" + "x" * 5000, no_download)
 
 
 def test_a_safetensors_file_hints_at_its_directory(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from support import gguf_bytes as gb
 from support.tensor_sources import read_in_pieces, read_whole
 
 from potluck.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
-from potluck.formats.gguf import MAX_TENSORS, open_gguf
+from potluck.formats.gguf import open_gguf
+from potluck.formats.gguf_header import MAX_TENSORS
+from potluck.formats.gguf_metadata import MetadataArray
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 
@@ -75,9 +77,11 @@ def test_reads_what_the_gguf_package_wrote(tmp_path: Path) -> None:
     with open_gguf(tmp_path / "m.gguf") as source:
         assert source.metadata["general.architecture"] == "llama"
         assert source.metadata["llama.block_count"] == 2
-        assert source.metadata["tokenizer.ggml.tokens"] == ["a", "b", "é"]
+        tokens = source.metadata["tokenizer.ggml.tokens"]
         scores = source.metadata["tokenizer.ggml.scores"]
-        assert not isinstance(scores, int | float | str)
+        assert isinstance(tokens, MetadataArray)
+        assert isinstance(scores, MetadataArray)
+        assert list(tokens) == ["a", "b", "é"]
         assert list(scores) == [0.5, -1.0, 2.0]
         assert list(source.names()) == list(tensors)
         for name, (array, type_name) in tensors.items():
@@ -141,15 +145,29 @@ def test_other_types_are_named_when_needed(tmp_path: Path) -> None:
             gb.Gguf(tensors=[gb.Tensor(), gb.Tensor(offset=32)], data=bytes(48)),
             "two tensors named 't'",
         ),
-        (gb.Gguf(tensors=[gb.Tensor(name=b"\xff")], data=bytes(16)), "not UTF-8"),
+        (gb.Gguf(tensors=[gb.Tensor(name=b"\xff")], data=bytes(16)), "not ASCII"),
+        (
+            gb.Gguf(tensors=[gb.Tensor(name="a\0")], data=bytes(16)),
+            "cannot be the name of a tensor",
+        ),
+        (gb.Gguf(tensors=[gb.Tensor(name="")], data=bytes(16)), "cannot be the name of a tensor"),
+        (gb.Gguf(tensors=[gb.Tensor(name="t" * 256)], data=bytes(16)), "would have 256 bytes"),
         (gb.Gguf(tensors=[gb.Tensor(dimensions=(1,) * 5)], data=bytes(16)), "5 dimensions"),
         (gb.Gguf(tensors=[gb.Tensor(dimensions=(2**63,))], data=bytes(16)), "impossible shape"),
         # Overflows 64 bits to 16 bytes.
         (gb.Gguf(tensors=[gb.Tensor(dimensions=(2**62 + 4, 1))], data=bytes(16)), "truncated"),
         (gb.Gguf(tensors=[gb.Tensor(dimensions=(2**62, 4))], data=bytes(16)), "truncated"),
         (gb.Gguf(tensors=[gb.Tensor(dimensions=(5,))], data=bytes(16)), "truncated: tensor 't'"),
-        (gb.Gguf(tensors=[gb.Tensor(offset=32)], data=bytes(32)), "truncated: tensor 't'"),
-        (gb.Gguf(tensors=[gb.Tensor(offset=2**64 - 32)], data=bytes(32)), "truncated"),
+        (gb.Gguf(tensors=[gb.Tensor(dimensions=(9,))], data=bytes(32)), "truncated: tensor 't'"),
+        (gb.Gguf(tensors=[gb.Tensor(offset=32)], data=bytes(48)), "'t' leaves a gap before it"),
+        (
+            gb.Gguf(
+                tensors=[gb.Tensor(name="a", dimensions=(9,)), gb.Tensor(name="b", offset=96)],
+                data=bytes(112),
+            ),
+            "'b' leaves a gap before it",
+        ),
+        (gb.Gguf(tensors=[gb.Tensor(offset=2**64 - 32)], data=bytes(32)), "gap"),
         (gb.Gguf(tensors=[gb.Tensor(offset=16)], data=bytes(32)), "multiple of 32"),
         (
             gb.Gguf(tensors=[gb.Tensor(dimensions=(33,), type_number=2)], data=bytes(64)),
@@ -193,7 +211,7 @@ def test_a_file_truncated_after_opening(tmp_path: Path) -> None:
     path = write(tmp_path, gb.Gguf(tensors=[gb.Tensor()], data=bytes(16)).build())
     with open_gguf(path) as source:
         os.truncate(path, path.stat().st_size - 1)
-        with pytest.raises(ModelFileError, match="truncated"):
+        with pytest.raises(ModelFileError, match=r"tensor 't': it shrank from \d+ to \d+ bytes"):
             read_whole(source, "t")
 
 

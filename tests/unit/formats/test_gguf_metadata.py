@@ -3,7 +3,6 @@ from __future__ import annotations
 import struct
 import time
 import tracemalloc
-from array import array
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,25 @@ from support import gguf_bytes as gb
 
 from potluck.errors import ModelFileError
 from potluck.formats.gguf import open_gguf
-from potluck.formats.gguf_metadata import MAX_HEADER_BYTES, MetadataValue
+from potluck.formats.gguf_metadata import (
+    MAX_HEADER_BYTES,
+    MAX_METADATA_ENTRIES,
+    MAX_STRINGS,
+    MAX_TEXT_BYTES,
+    MetadataArray,
+)
 
 
-def metadata_of(tmp_path: Path, *entries: bytes) -> dict[str, MetadataValue]:
+def metadata_of(tmp_path: Path, *entries: bytes) -> dict[str, object]:
+    """All values, those of arrays as lists."""
     path = tmp_path / "m.gguf"
     path.write_bytes(gb.Gguf(entries=entries).build())
     with open_gguf(path) as source:
-        return source.metadata
+        assert len(source.metadata) == len(entries)
+        return {
+            key: list(value) if isinstance(value, MetadataArray) else value
+            for key, value in source.metadata.items()
+        }
 
 
 def error_of(tmp_path: Path, *entries: bytes, num_entries: int | None = None) -> str:
@@ -56,9 +66,7 @@ def test_every_scalar_type_alone_and_in_an_array(
     )
     assert found["alone"] == value
     assert type(found["alone"]) is type(value)
-    many = found["many"]
-    assert isinstance(many, list if code == "<?" else array)
-    assert list(many) == [value] * 3
+    assert found["many"] == [value] * 3
 
 
 def test_strings(tmp_path: Path) -> None:
@@ -77,34 +85,81 @@ def test_strings(tmp_path: Path) -> None:
     assert broken.encode("utf-8", "surrogateescape") == b"a\xffb"
 
 
-def test_nested_arrays_down_to_a_bounded_depth(tmp_path: Path) -> None:
-    value = gb.array(4, 2, gb.u32(7) + gb.u32(8))
-    nested = gb.array(9, 2, value + gb.array(8, 1, gb.text("x")))
-    assert metadata_of(tmp_path, gb.entry("k", 9, nested))["k"] == [array("I", [7, 8]), ["x"]]
-    deep = gb.array(9, 1, b"") * 100_000
-    assert "depth 4" in error_of(tmp_path, gb.entry("k", 9, deep))
+def test_arrays_of_arrays_are_refused(tmp_path: Path) -> None:
+    nested = gb.array(9, 1, gb.array(4, 1, gb.u32(7)))
+    message = error_of(tmp_path, gb.entry("k", 9, nested))
+    assert "metadata 'k' is an array of type 9, which is not known" in message
+
+
+def test_arrays_are_counted_without_being_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gb.Gguf(entries=[gb.entry("k", 9, gb.array(4, 2, bytes(8)))]).build())
+    source = open_gguf(path)
+    found = source.metadata["k"]
+    assert isinstance(found, MetadataArray)
+    assert (len(found), str(found), list(found), list(found)) == (
+        2,
+        "an array of 2",
+        [0, 0],
+        [0, 0],
+    )
+    source.close()
+    with pytest.raises(ValueError, match="closed"):
+        list(found)
+
+
+def test_a_text_that_changed_its_length_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gb.Gguf(entries=[gb.entry("k", 9, gb.array(8, 1, gb.text("a")))]).build())
+    with open_gguf(path) as source:
+        path.write_bytes(path.read_bytes().replace(struct.pack("<Q", 1) + b"a", b"\xff" * 9))
+        found = source.metadata["k"]
+        assert isinstance(found, MetadataArray)
+        with pytest.raises(ModelFileError, match="changed"):
+            list(found)
+
+
+def test_texts_longer_than_can_be_read_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    long = gb.text("x" * (MAX_TEXT_BYTES + 1))
+    entries = [
+        gb.entry("long", 8, long),
+        gb.entry("longest", 8, gb.text("y" * MAX_TEXT_BYTES)),
+        gb.entry("many", 9, gb.array(8, 2, gb.text("a") + long)),
+        gb.entry("last", 0, b"7"),
+    ]
+    path.write_bytes(gb.Gguf(entries=entries).build())
+    with open_gguf(path) as source:
+        assert source.metadata["last"] == 55
+        assert source.metadata["longest"] == "y" * MAX_TEXT_BYTES
+        with pytest.raises(ModelFileError, match="metadata 'long' has 1048577 bytes, and at most"):
+            source.metadata["long"]
+        many = source.metadata["many"]
+        assert isinstance(many, MetadataArray)
+        with pytest.raises(ModelFileError, match=r"metadata 'many'\[1\] has 1048577 bytes"):
+            list(many)
 
 
 def test_strings_longer_than_what_is_read_at_once(tmp_path: Path) -> None:
-    # 1 MiB is the window; strings begin before, on and after its edges.
-    sizes = [2**20 - 100, 60, 4, 2**20 + 1, 3 * 2**20, 0, 9]
+    # 64 KiB is the window; strings begin before, on and after its edges.
+    sizes = [2**16 - 100, 60, 4, 2**16 + 1, 3 * 2**16, 0, 9, 2**20]
     texts = [chr(ord("a") + index) * size for index, size in enumerate(sizes)]
     packed = b"".join(gb.text(text) for text in texts)
-    numbers = array("I", range(600_000))
+    numbers = struct.pack("<600000I", *range(600_000))
     found = metadata_of(
         tmp_path,
         gb.entry("texts", 9, gb.array(8, len(texts), packed)),
-        gb.entry("numbers", 9, gb.array(4, len(numbers), numbers.tobytes())),
-        gb.entry("last", 8, gb.text("z" * (2**20 + 5))),
+        gb.entry("numbers", 9, gb.array(4, 600_000, numbers)),
+        gb.entry("last", 8, gb.text("z" * (2**16 + 5))),
     )
     assert found["texts"] == texts
-    assert found["numbers"] == numbers
-    assert found["last"] == "z" * (2**20 + 5)
+    assert found["numbers"] == list(range(600_000))
+    assert found["last"] == "z" * (2**16 + 5)
 
 
 @pytest.mark.parametrize("shift", range(12))
 def test_strings_at_every_place_across_the_edge_of_a_window(tmp_path: Path, shift: int) -> None:
-    texts = ["p" * (2**20 - 100 + shift), *(f"{number:03}" for number in range(40))]
+    texts = ["p" * (2**16 - 100 + shift), *(f"{number:03}" for number in range(40))]
     packed = b"".join(gb.text(text) for text in texts)
     found = metadata_of(tmp_path, gb.entry("texts", 9, gb.array(8, len(texts), packed)))
     assert found["texts"] == texts
@@ -118,16 +173,15 @@ def test_strings_at_every_place_across_the_edge_of_a_window(tmp_path: Path, shif
         ([gb.entry("k", 7, b"\x02")], "neither true nor false"),
         ([gb.entry("k", 9, gb.array(7, 2, b"\x01\x02"))], "neither true nor false"),
         ([gb.entry("k", 0, b"1"), gb.entry("k", 0, b"1")], "'k' is there twice"),
-        ([gb.entry(b"\xff", 0, b"1")], "metadata key 0 is not UTF-8"),
+        ([gb.entry(b"\xff", 0, b"1")], "metadata key 0 is not ASCII"),
         ([gb.entry("k" * 65536, 0, b"1")], "metadata key 0 would have 65536 bytes"),
         ([gb.entry("k", 8, struct.pack("<Q", 2**64 - 1))], "truncated"),
         ([gb.entry("k", 8, struct.pack("<Q", 1))], "truncated"),
         ([gb.entry("k", 9, gb.array(4, 2**62, b""))], "truncated"),
         ([gb.entry("k", 9, gb.array(8, 2**64 - 1, b""))], "truncated"),
         ([gb.entry("k", 9, gb.array(8, 2, gb.text("a") + struct.pack("<Q", 2)))], "truncated"),
-        ([gb.entry("k", 9, gb.array(9, 2**40, b""))], "truncated"),
+        ([gb.entry("k", 9, gb.array(7, 2**40, b""))], "truncated"),
         # The count is refused before its elements are read: 24 + 13 + 12 bytes come before them.
-        ([gb.entry("k", 9, gb.array(9, 2**40, bytes(99)))], f"up to {49 + 12 * 2**40},"),
         ([gb.entry("k", 9, gb.array(8, 2**40, bytes(99)))], f"up to {49 + 8 * 2**40},"),
     ],
 )
@@ -136,7 +190,7 @@ def test_corrupt_values(tmp_path: Path, entries: list[bytes], message: str) -> N
 
 
 def test_counts_that_no_model_has(tmp_path: Path) -> None:
-    assert "metadata entries" in error_of(tmp_path, num_entries=2**16 + 1)
+    assert "metadata entries" in error_of(tmp_path, num_entries=MAX_METADATA_ENTRIES + 1)
 
 
 def test_a_header_without_end_is_refused_before_it_is_held(tmp_path: Path) -> None:
@@ -146,17 +200,21 @@ def test_a_header_without_end_is_refused_before_it_is_held(tmp_path: Path) -> No
     path.write_bytes(gb.Gguf(entries=[gb.entry("k", 8, value)]).build())
     with path.open("r+b") as file:
         file.truncate(2 * size)  # sparse: takes no room
-    tracemalloc.start()
-    try:
-        with pytest.raises(ModelFileError, match="would make the header larger"):
-            open_gguf(path)
-        assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
-    finally:
-        tracemalloc.stop()
+    with pytest.raises(ModelFileError, match="would make the header larger"):
+        open_gguf(path)
 
 
-def test_a_large_vocabulary_is_read_quickly(tmp_path: Path) -> None:
-    """151,936 tokens and 151,387 merges, as Qwen has: 0.17 s where this was written."""
+def test_more_strings_than_any_vocabulary_has(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    half = gb.array(8, MAX_STRINGS // 2 + 1, bytes(8) * (MAX_STRINGS // 2 + 1))
+    path.write_bytes(gb.Gguf(entries=[gb.entry("a", 9, half), gb.entry("b", 9, half)]).build())
+    with pytest.raises(ModelFileError, match=f"'b': the header would have over {MAX_STRINGS}"):
+        open_gguf(path)
+
+
+def test_a_large_vocabulary_is_read_quickly_and_not_held(tmp_path: Path) -> None:
+    """151,936 tokens and 151,387 merges, as Qwen has: passed over in 0.06 s on a virtual CPU of a
+    data centre, then read in 0.1 s."""
     tokens = [f"token-{number}" for number in range(151_936)]
     merges = [f"{tokens[number]} {tokens[-number]}" for number in range(151_387)]
     path = tmp_path / "m.gguf"
@@ -170,6 +228,15 @@ def test_a_large_vocabulary_is_read_quickly(tmp_path: Path) -> None:
     )
     start = time.perf_counter()
     with open_gguf(path) as source:
-        seconds = time.perf_counter() - start
-        assert source.metadata == {"tokens": tokens, "merges": merges}
-    assert seconds < 2
+        found_tokens, found_merges = source.metadata["tokens"], source.metadata["merges"]
+        assert isinstance(found_tokens, MetadataArray)
+        assert isinstance(found_merges, MetadataArray)
+        assert list(found_tokens) == tokens
+        assert list(found_merges) == merges
+    assert time.perf_counter() - start < 2
+    tracemalloc.start()
+    try:
+        with open_gguf(path):
+            assert tracemalloc.get_traced_memory()[1] < 2**18
+    finally:
+        tracemalloc.stop()

@@ -14,7 +14,9 @@ from support.safetensors_bytes import safetensors_bytes, tensor_entry
 from support.tensor_sources import read_in_pieces, read_whole
 
 from potluck.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
-from potluck.formats.safetensors import MAX_HEADER_BYTES, open_safetensors
+from potluck.formats.safetensors import open_safetensors
+from potluck.formats.safetensors_header import MAX_FILES, MAX_HEADER_BYTES, MAX_METADATA_ENTRIES
+from potluck.formats.source import MAX_TENSORS
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 F32_PAIR = tensor_entry("F32", [2], 0, 8)
@@ -32,6 +34,10 @@ def error_of(tmp_path: Path, content: bytes) -> str:
     assert "\n" not in caught.value.message
     assert caught.value.hint
     return caught.value.message
+
+
+def num_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_reads_what_the_reference_wrote(tmp_path: Path) -> None:
@@ -103,7 +109,7 @@ def test_a_file_truncated_after_opening(tmp_path: Path) -> None:
     path = write(tmp_path, safetensors_bytes({"w": F32_PAIR}, bytes(8)))
     with open_safetensors(path) as source:
         os.truncate(path, path.stat().st_size - 1)
-        with pytest.raises(ModelFileError, match="truncated"):
+        with pytest.raises(ModelFileError, match=r"tensor 'w': it shrank from \d+ to \d+ bytes"):
             read_whole(source, "w")
 
 
@@ -120,11 +126,27 @@ def test_padding_after_the_header_is_allowed(tmp_path: Path) -> None:
         (b"[]", b"", "not a JSON object"),
         (b'{"w": ', b"", "not valid JSON"),
         (b"\xff\xfe{}", b"", "not valid JSON"),
-        (b"[" * 100_000, b"", "not valid JSON"),
+        (b"[" * 100_000, b"", "not a JSON object"),
+        (b'{"w": ' + b"[" * 100_000, b"", "not valid JSON"),
+        (b'{"w": ' + b'{"a":' * 100_000, b"", "not valid JSON"),
+        (b'{"w": {"dtype": "F32", "shape": [NaN], "data_offsets": [0, 0]}}', b"", "not valid JSON"),
+        (b'{"__metadata__": {}, "__metadata__": {}}', b"", "'__metadata__' twice"),
+        (b'{"w": [' + b"1," * 40_000 + b"1]}", b"", "not valid JSON"),
+        (b'{"w"  "F32"}', b"", "not valid JSON"),
+        (b"{w: 1}", b"", "not valid JSON"),
+        (b"{} {}", b"", "not valid JSON"),
         (b'{"w": ' + b"1" * 5000 + b"}", b"", "not valid JSON"),
-        (b'{"w": {}, "w": {}}', b"", "'w' twice"),
+        (
+            b'{"w": %s, "w": %s}' % ((b'{"dtype":"U8","shape":[0],"data_offsets":[0,0]}',) * 2),
+            b"",
+            "two tensors named 'w'",
+        ),
         (b'{"w": {"dtype": "F32", "dtype": "F16"}}', b"", "'dtype' twice"),
-        ({"__metadata__": {"a": 1}}, b"", "__metadata__"),
+        ({"__metadata__": {"a": 1}}, b"", "__metadata__ is not an object of texts"),
+        ({"__metadata__": ["a"]}, b"", "__metadata__ is not a JSON object"),
+        (b'{"__metadata__": {"a": "\x01"}}', b"", "not valid JSON"),
+        (b'{"__metadata__": {"a": "\\x"}}', b"", "not valid JSON"),
+        (b'{"__metadata__": {"a": "', b"", "not valid JSON"),
         ({"w": [1]}, b"", "not an object"),
         ({"w": {"dtype": "F32", "shape": [2]}}, b"", "not an object"),
         ({"w": {**F32_PAIR, "x": 1}}, bytes(8), "not an object"),
@@ -145,7 +167,10 @@ def test_padding_after_the_header_is_allowed(tmp_path: Path) -> None:
         ({"w": F32_PAIR}, bytes(9), "the tensors end at byte"),
         ({"w": tensor_entry("F32", [1], 4, 8)}, bytes(8), "gap"),
         ({"v": F32_PAIR, "w": tensor_entry("F32", [2], 4, 12)}, bytes(12), "overlaps"),
-        (b'{"\\ud800": {}}', b"", "not valid Unicode"),
+        (b'{"\\ud800": {}}', b"", "cannot be the name of a tensor"),
+        (b'{"a\\u0000b": {}}', b"", "cannot be the name of a tensor"),
+        ({"": F32_PAIR}, bytes(8), "cannot be the name of a tensor"),
+        ({"w" * 256: F32_PAIR}, bytes(8), "(it has 256 characters)"),
     ],
 )
 def test_corrupt_headers(
@@ -165,6 +190,55 @@ def test_lengths_are_bounded_before_anything_is_read(tmp_path: Path) -> None:
         open_safetensors(path)
 
 
+def test_the_headers_of_other_writers(tmp_path: Path) -> None:
+    """Any order of keys, any space, escapes, and metadata longer than what is read at once."""
+    entry = '{"data_offsets" : [ 0,8 ] ,\n"shape":[2], "dtype":"F\\u0033\\u0032"}'
+    for size in (*range(32_700, 32_780), 200_000):
+        metadata = json.dumps(
+            {"é": "é" * (size // 2), 'a"': '"' * 9, "": ""}, ensure_ascii=size % 2 > 0
+        )
+        header = f' {{"__metadata__": {metadata}, "w" :{entry} }}\t'.encode()
+        with open_safetensors(write(tmp_path, safetensors_bytes(header, bytes(8)))) as source:
+            assert source.info("w").shape == (2,)
+
+
+@pytest.mark.parametrize("size", range(32_700, 32_780))
+def test_an_entry_at_every_place_across_the_edge_of_a_window(tmp_path: Path, size: int) -> None:
+    header = b'{"a": ' + json.dumps(F32_PAIR).encode() + b"," + b" " * (size - 60)
+    header += b'"b":{"dtype":"F32","shape":[10],"data_offsets":[8,48]}}'
+    with open_safetensors(write(tmp_path, safetensors_bytes(header, bytes(48)))) as source:
+        assert source.info("b").shape == (10,)
+
+
+def test_counts_that_no_model_has(tmp_path: Path) -> None:
+    def header(*lists: str) -> bytes:
+        return ("{" + ",".join(lists) + "}").encode()
+
+    many = ",".join(
+        f'"{n}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}' for n in range(MAX_TENSORS)
+    )
+    with open_safetensors(write(tmp_path, safetensors_bytes(header(many)))) as source:
+        assert len(source.tensors) == MAX_TENSORS
+    one_more = '"x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
+    assert f"more than {MAX_TENSORS}" in error_of(
+        tmp_path, safetensors_bytes(header(many, one_more))
+    )
+    texts = ",".join(['"":""'] * (MAX_METADATA_ENTRIES + 1))
+    message = error_of(tmp_path, safetensors_bytes(header(f'"__metadata__":{{{texts}}}')))
+    assert f"__metadata__ has more than {MAX_METADATA_ENTRIES} entries" in message
+
+
+def test_a_directory_whose_file_is_a_broken_link(tmp_path: Path) -> None:
+    link = tmp_path / "model.safetensors"
+    link.symlink_to(tmp_path / "gone")
+    with pytest.raises(ModelNotFoundError, match=r"model\.safetensors: no such file"):
+        open_safetensors(tmp_path)
+    link.unlink()
+    link.symlink_to(link)
+    with pytest.raises(ModelFileError, match="Too many levels of symbolic links"):
+        open_safetensors(tmp_path)
+
+
 class TestIndex:
     def write(self, path: Path, weight_map: object) -> None:
         index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
@@ -172,18 +246,89 @@ class TestIndex:
 
     def shards(self, path: Path) -> dict[str, str]:
         for number, name in enumerate("ab"):
-            header = {name: F32_PAIR, "both": tensor_entry("F32", [1], 8, 12)}
+            header = {name: F32_PAIR, f"{name}2": tensor_entry("F32", [1], 8, 12)}
             content = safetensors_bytes(header, bytes([number]) * 12)
             (path / f"m-0000{number + 1}-of-00002.safetensors").write_bytes(content)
         return {"a": "m-00001-of-00002.safetensors", "b": "m-00002-of-00002.safetensors"}
 
     def test_tensors_come_from_the_file_that_the_index_names(self, tmp_path: Path) -> None:
         weight_map = self.shards(tmp_path)
-        self.write(tmp_path, weight_map | {"both": weight_map["b"]})
+        self.write(tmp_path, weight_map)
         with open_safetensors(tmp_path) as source:
-            assert list(source.names()) == ["a", "b", "both"]
             assert read_whole(source, "a") == bytes(8)
-            assert read_whole(source, "both") == b"\1" * 4
+            assert read_whole(source, "b") == b"\1" * 8
+
+    def test_tensors_that_the_index_does_not_know_are_listed(self, tmp_path: Path) -> None:
+        self.write(tmp_path, self.shards(tmp_path))
+        with open_safetensors(tmp_path) as source:
+            assert list(source.names()) == ["a", "a2", "b", "b2"]
+
+    def test_a_tensor_that_lies_in_two_files(self, tmp_path: Path) -> None:
+        weight_map = self.shards(tmp_path)
+        for name in weight_map.values():
+            (tmp_path / name).write_bytes(safetensors_bytes({"w": F32_PAIR}, bytes(8)))
+        self.write(tmp_path, {"w": weight_map["a"], "v": weight_map["b"]})
+        with pytest.raises(ModelFileError, match=r"m-00002.*two tensors named 'w'"):
+            open_safetensors(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("index", "message"),
+        [
+            ('{"weight_map": {"a": "m", "a": "m"}}', "weight_map has 'a' twice"),
+            ('{"weight_map": {"a": "m"}, "weight_map": {"a": "m"}}', "'weight_map' twice"),
+            ('{"metadata": {"a": 1, "a": 2}, "weight_map": {"a": "m"}}', "'a' twice"),
+            ('{"weight_map": {"a\\n": "m"}}', "cannot be the name of a tensor"),
+            ('{"weight_map": {"a": "\\ud800"}}', "not valid Unicode"),
+            ('{"weight_map": {"a": "m"}', "the index is not valid JSON"),
+            ("[]", "the index is not a JSON object"),
+            ('{"metadata": ' + "[" * 100_000, "the index is not valid JSON"),
+        ],
+    )
+    def test_a_broken_index(self, tmp_path: Path, index: str, message: str) -> None:
+        (tmp_path / "model.safetensors.index.json").write_text(index)
+        with pytest.raises(ModelFileError, match=message) as caught:
+            open_safetensors(tmp_path)
+        assert "index.json" in caught.value.message
+
+    def test_more_files_than_any_model_has(self, tmp_path: Path) -> None:
+        self.write(tmp_path, {f"t{number}": f"m{number}" for number in range(MAX_FILES + 1)})
+        with pytest.raises(ModelFileError, match=f"weight_map names more than {MAX_FILES} files"):
+            open_safetensors(tmp_path)
+
+    def test_one_descriptor_for_any_number_of_files(self, tmp_path: Path) -> None:
+        weight_map = {}
+        for number in range(50):
+            weight_map[f"t{number}"] = name = f"m{number}.safetensors"
+            content = safetensors_bytes({f"t{number}": F32_PAIR}, bytes([number]) * 8)
+            (tmp_path / name).write_bytes(content)
+        self.write(tmp_path, weight_map)
+        before = num_descriptors()
+        with open_safetensors(tmp_path) as source:
+            assert num_descriptors() == before
+            for number in [*range(50), 0, 49, 0]:
+                assert read_whole(source, f"t{number}") == bytes([number]) * 8
+                assert num_descriptors() == before + 1
+            source.check_unchanged()
+        assert num_descriptors() == before
+
+    @pytest.mark.parametrize("which", ["a", "b"])
+    def test_a_file_replaced_between_two_reads(self, tmp_path: Path, which: str) -> None:
+        weight_map = self.shards(tmp_path)
+        self.write(tmp_path, weight_map)
+        with open_safetensors(tmp_path) as source:
+            read_whole(source, "a")
+            read_whole(source, "b")
+            path = tmp_path / weight_map[which]
+            copy = tmp_path / "copy"
+            copy.write_bytes(path.read_bytes())
+            copy.replace(path)
+            with pytest.raises(ModelFileError, match="changed while it was read") as caught:
+                source.check_unchanged()
+            assert caught.value.path == str(path)
+            # The last one read is open still, and what was opened does not change.
+            if which == "a":
+                with pytest.raises(ModelFileError, match="tensor 'a': the file changed while"):
+                    read_whole(source, "a")
 
     def test_links_as_the_hub_cache_makes_them(self, tmp_path: Path) -> None:
         (tmp_path / "blobs").mkdir()
@@ -193,7 +338,7 @@ class TestIndex:
             (tmp_path / "snapshot" / file_name).symlink_to(tmp_path / "blobs" / file_name)
         self.write(tmp_path / "snapshot", weight_map)
         with open_safetensors(tmp_path / "snapshot") as source:
-            assert list(source.names()) == ["a", "b"]
+            assert {"a", "b"} <= set(source.names())
 
     def test_a_missing_shard_is_named(self, tmp_path: Path) -> None:
         weight_map = self.shards(tmp_path)
@@ -205,7 +350,7 @@ class TestIndex:
     def test_a_tensor_that_is_not_where_the_index_says(self, tmp_path: Path) -> None:
         weight_map = self.shards(tmp_path)
         self.write(tmp_path, weight_map | {"a": weight_map["b"]})
-        with pytest.raises(ModelFileError, match=r"'a' is not in m-00002-of-00002.safetensors"):
+        with pytest.raises(ModelFileError, match=r"'a' is not in 'm-00002-of-00002.safetensors'"):
             open_safetensors(tmp_path)
 
     @pytest.mark.parametrize("name", ["/etc/passwd", "../m", "x/../../m", "", "..", "a\0b"])
@@ -214,7 +359,7 @@ class TestIndex:
         with pytest.raises(ModelFileError, match="outside the model"):
             open_safetensors(tmp_path)
 
-    @pytest.mark.parametrize("weight_map", [None, [], {"a": 1}, "x"])
+    @pytest.mark.parametrize("weight_map", [None, [], {}, {"a": 1}, {"a": ["m"]}, "x"])
     def test_a_map_that_is_none(self, tmp_path: Path, weight_map: object) -> None:
         self.write(tmp_path, weight_map)
         with pytest.raises(ModelFileError, match="weight_map"):
@@ -223,10 +368,10 @@ class TestIndex:
     def test_no_descriptor_is_left_open_by_a_refusal(self, tmp_path: Path) -> None:
         weight_map = self.shards(tmp_path)
         self.write(tmp_path, weight_map | {"c": weight_map["a"]})
-        before = len(list(Path("/proc/self/fd").iterdir()))
+        before = num_descriptors()
         with pytest.raises(ModelFileError, match="'c' is not in"):
             open_safetensors(tmp_path)
-        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        assert num_descriptors() == before
 
 
 def test_a_directory_with_one_file_of_any_name(tmp_path: Path) -> None:

@@ -196,6 +196,22 @@ def test_what_is_not_computed_is_refused(changes: dict[str, Any], named: str) ->
     assert named in caught.value.missing[0]
 
 
+def test_words_of_the_file_are_short_and_printable_in_messages() -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        read({"something.new": "\x1b[31m\n" * 1000})
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) < 300
+
+
+def test_values_that_are_not_the_architecture_s_are_not_read() -> None:
+    class Trap(dict[str, Any]):
+        def __getitem__(self, key: str) -> Any:
+            assert not key.startswith("tokenizer.")
+            return super().__getitem__(key)
+
+    config_from_gguf(Trap(LLAMA), source("output.weight"), path="some.gguf")
+
+
 def test_a_window_in_some_layers_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match=r"qwen2.attention.sliding_window=64"):
         read({"attention.sliding_window": 64}, architecture="qwen2")

@@ -1,0 +1,166 @@
+"""The header of one GGUF file: versions 2 and 3, little endian.
+
+The format is that of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. All of it is read
+and checked here. As llama.cpp does, arrays of arrays are refused, and tensors that do not follow
+one another without gaps other than the alignment's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.formats.files import ByteFile, quoted
+from potluck.formats.ggml_types import GGML_TYPES, GgmlType
+from potluck.formats.gguf_metadata import HeaderReader, Metadata, read_metadata
+from potluck.formats.source import MAX_NAME_BYTES, FileTensor, check_tensor_name
+
+MAX_TENSORS = 2**14
+"""Of one part. A layer has about 20, experts together are one, and no model has over 200 layers. At
+400 bytes each they would take 6.5 MB here."""
+
+MAX_DIMENSIONS = 4
+"""``GGML_MAX_DIMS``."""
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_DEFAULT_ALIGNMENT = 32
+_MAX_DIMENSION = 2**63 - 1
+_LEAST_TENSOR_INFO_BYTES = 8 + 4 + 4 + 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufHeader:
+    """What one file says; ``tensors`` in the order of the header, their names may repeat."""
+
+    metadata: Metadata
+    tensors: tuple[FileTensor, ...]
+
+
+def read_header(file: ByteFile) -> GgufHeader:
+    """The header of ``file``. Holds what it returns and a window.
+
+    Raises ``ModelFileError``, and ``UnsupportedModelError`` for another version or byte order.
+    """
+    reader = HeaderReader(file)
+    _check_version(file, reader)
+    num_tensors = reader.u64("the number of tensors")
+    num_entries = reader.u64("the number of metadata entries")
+    metadata = read_metadata(file, reader, num_entries)
+    if num_tensors > MAX_TENSORS:
+        raise ModelFileError(file.path, f"it would have {num_tensors} tensors")
+    reader.require(num_tensors, _LEAST_TENSOR_INFO_BYTES, "the list of tensors")
+    entries = [_read_entry(index, file, reader) for index in range(num_tensors)]
+    alignment = _alignment(file, metadata)
+    data_start = -(-reader.position // alignment) * alignment
+    _check_extents(entries, file, data_start, alignment)
+    tensors = tuple(
+        FileTensor(
+            name=entry.name,
+            shape=entry.shape,
+            type_name=entry.type.name,
+            format=entry.type.format,
+            file=file,
+            offset=data_start + entry.offset,
+            num_bytes=entry.num_bytes,
+        )
+        for entry in entries
+    )
+    return GgufHeader(metadata=metadata, tensors=tensors)
+
+
+def _check_version(file: ByteFile, reader: HeaderReader) -> None:
+    if reader.take(len(_MAGIC), "the magic number") != _MAGIC:
+        raise ModelFileError(file.path, "not a GGUF file: it does not begin with 'GGUF'")
+    version = reader.u32("the version")
+    if version in _VERSIONS:
+        return
+    # A small number whose low half is zero was written with its bytes the other way round.
+    if version and version & 0xFFFF == 0:
+        raise UnsupportedModelError(
+            f"{file.path}: a big-endian GGUF file",
+            missing=("big-endian GGUF",),
+            hint="get the little-endian file of the model",
+        )
+    raise UnsupportedModelError(
+        f"{file.path}: version {version} of GGUF; this build reads {_VERSIONS[0]} and "
+        f"{_VERSIONS[1]}",
+        missing=(f"GGUF version {version}",),
+        hint="convert the model again with a current converter",
+    )
+
+
+def _alignment(file: ByteFile, metadata: Metadata) -> int:
+    alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
+        raise ModelFileError(file.path, "general.alignment is not a power of two")
+    return alignment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """One tensor as the header has it; ``offset`` is counted from where the data begin.
+
+    ``num_bytes`` is 0 for types whose size is not known.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: GgmlType
+    offset: int
+    num_bytes: int
+
+
+def _read_entry(index: int, file: ByteFile, reader: HeaderReader) -> _Entry:
+    name = reader.name(f"the name of tensor {index}", MAX_NAME_BYTES)
+    check_tensor_name(name, file.path)
+    what = f"tensor {quoted(name)}"
+    num_dimensions = reader.u32(what)
+    if num_dimensions > MAX_DIMENSIONS:
+        raise ModelFileError(file.path, f"{what} has {num_dimensions} dimensions")
+    # The first dimension is the one that lies together in memory.
+    shape = tuple(reader.u64(what) for _ in range(num_dimensions))[::-1]
+    if any(size > _MAX_DIMENSION for size in shape):
+        raise ModelFileError(file.path, f"{what} has the impossible shape {shape}")
+    type_number = reader.u32(what)
+    type_ = GGML_TYPES.get(type_number) or GgmlType(
+        name=f"type {type_number}", block_elements=1, block_bytes=0
+    )  # of a size that is not known
+    num_columns = shape[-1] if shape else 1
+    if num_columns % type_.block_elements:
+        raise ModelFileError(
+            file.path, f"{what}: rows of {num_columns} are not whole {type_.name} blocks"
+        )
+    return _Entry(
+        name=name,
+        shape=shape,
+        type=type_,
+        offset=reader.u64(what),
+        num_bytes=math.prod(shape) // type_.block_elements * type_.block_bytes,
+    )
+
+
+def _check_extents(
+    entries: Sequence[_Entry], file: ByteFile, data_start: int, alignment: int
+) -> None:
+    """Raise unless the tensors lie in the file one after another, each aligned."""
+    free_from = 0
+    is_end_known = True
+    for entry in sorted(entries, key=lambda entry: (entry.offset, entry.num_bytes)):
+        what = f"tensor {quoted(entry.name)}"
+        if entry.offset % alignment:
+            raise ModelFileError(file.path, f"{what} does not begin at a multiple of {alignment}")
+        if entry.offset < free_from:
+            raise ModelFileError(file.path, f"{what} overlaps the one before it")
+        if is_end_known and entry.offset - free_from >= alignment:
+            raise ModelFileError(file.path, f"{what} leaves a gap before it")
+        free_from = entry.offset + entry.num_bytes
+        is_end_known = entry.type.block_bytes > 0
+        if data_start + free_from > file.size:
+            raise ModelFileError(
+                file.path,
+                f"truncated: {what} ends at byte {data_start + free_from}, "
+                f"the file at byte {file.size}",
+            )

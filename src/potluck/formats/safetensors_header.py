@@ -1,0 +1,201 @@
+"""The header of a safetensors file, and the index of a model in several of them.
+
+The format (https://github.com/huggingface/safetensors#format): eight bytes, the length of the
+header, little endian; the header, a JSON object from tensor names to ``dtype``, ``shape`` and
+``data_offsets`` (begin and end, counted from the end of the header) with the texts of
+``__metadata__`` besides; then the tensors' bytes, which cover the rest of the file without gaps or
+overlaps. All of it is checked here. Stricter than the reference in three points: names that
+``check_tensor_name`` refuses, keys that no tensor has, and more tensors than ``MAX_TENSORS``.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+from typing import TypeGuard
+
+from potluck.errors import ModelFileError
+from potluck.formats.files import ByteFile, quoted, read_bytes
+from potluck.formats.json_reader import JsonReader
+from potluck.formats.source import MAX_TENSORS, FileTensor, check_tensor_name
+from potluck.types.tensor import TensorFormat
+
+MAX_HEADER_BYTES = 32 * 2**20
+"""Of a header or an index: room for ``MAX_TENSORS`` of 512 bytes each. Tensors take 100 to 200; the
+largest index known (DeepSeek-V3, 91,991 tensors) has 9 MB. Bounds time, not memory."""
+
+MAX_FILES = 2**12
+"""Of one model; DeepSeek-V3 has 163, Llama 3.1 405B 191."""
+
+MAX_METADATA_ENTRIES = 2**16
+"""Nothing here uses them. Passing over so many takes 0.1 s."""
+
+MAX_DIMENSIONS = 32
+"""So that the product of a shape stays a small number; tensors of models have at most 5."""
+
+_MAX_DIMENSION = 2**63 - 1
+_MAX_INDEX_MEMBERS = 2**6
+_LENGTH = struct.Struct("<Q")
+_ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
+_METADATA = "__metadata__"
+
+_FORMATS = {"F32": TensorFormat.F32, "F16": TensorFormat.F16, "BF16": TensorFormat.BF16}
+
+# Sizes of the types of the reference implementation, 0.8. Others can be listed but not checked.
+_DTYPE_BITS = {
+    dtype: bits
+    for bits, dtypes in {
+        4: ("F4",),
+        6: ("F6_E2M3", "F6_E3M2"),
+        8: ("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"),
+        16: ("I16", "U16", "F16", "BF16"),
+        32: ("I32", "U32", "F32"),
+        64: ("I64", "U64", "F64", "C64"),
+    }.items()
+    for dtype in dtypes
+}
+_TYPE_NAMES = {dtype: dtype for dtype in _DTYPE_BITS}
+
+
+def read_header(file: ByteFile) -> list[FileTensor]:
+    """The tensors of a file by offset, all checked but for names that come twice.
+
+    Raises ``ModelFileError``. Holds what it returns and a few windows of text.
+    """
+    (length,) = _LENGTH.unpack(read_bytes(file, 0, _LENGTH.size))
+    data_start = _LENGTH.size + length
+    if length > MAX_HEADER_BYTES:
+        raise ModelFileError(
+            file.path, f"not a safetensors file: its header would have {length} bytes"
+        )
+    if data_start > file.size:
+        raise ModelFileError(
+            file.path,
+            f"truncated: the header ends at byte {data_start}, the file at byte {file.size}",
+        )
+    reader = JsonReader(file, _LENGTH.size, data_start, what="the header")
+    tensors: list[FileTensor] = []
+    has_metadata = False
+    for name in reader.keys(MAX_TENSORS + 1, "the header"):
+        if name != _METADATA:
+            tensors.append(_read_entry(name, reader.value(), file, data_start))
+        elif has_metadata:
+            raise ModelFileError(file.path, f"the header has '{_METADATA}' twice")
+        else:
+            has_metadata = True
+            reader.skip_texts(MAX_METADATA_ENTRIES, _METADATA)
+    reader.finish()
+    tensors.sort(key=lambda tensor: (tensor.offset, tensor.num_bytes))
+    _check_coverage(tensors, file, data_start)
+    return tensors
+
+
+def read_weight_map(file: ByteFile) -> dict[str, str]:
+    """The ``weight_map`` of an index: from tensor names to files below the index's directory.
+
+    Raises ``ModelFileError``, also where a name would lead out of that directory.
+    """
+    if file.size > MAX_HEADER_BYTES:
+        raise ModelFileError(file.path, f"larger than {MAX_HEADER_BYTES} bytes")
+    reader = JsonReader(file, 0, file.size, what="the index")
+    file_of: dict[str, str] | None = None
+    for key in reader.keys(_MAX_INDEX_MEMBERS, "the index"):
+        if key != "weight_map":
+            reader.value()
+        elif file_of is not None:
+            raise ModelFileError(file.path, "the index has 'weight_map' twice")
+        else:
+            file_of = _read_files(reader, file)
+    reader.finish()
+    if not file_of:
+        raise ModelFileError(file.path, "the index has no weight_map, or an empty one")
+    return file_of
+
+
+def _read_files(reader: JsonReader, file: ByteFile) -> dict[str, str]:
+    file_of: dict[str, str] = {}
+    known: dict[str, str] = {}  # each file's name is held once
+    for name in reader.keys(MAX_TENSORS, "weight_map"):
+        check_tensor_name(name, file.path)
+        file_name = reader.value()
+        if not isinstance(file_name, str):
+            raise ModelFileError(
+                file.path, f"weight_map has something else than a file's name for {quoted(name)}"
+            )
+        if file_name not in known:
+            _check_file_name(name, file_name, file)
+            if len(known) == MAX_FILES:
+                raise ModelFileError(file.path, f"weight_map names more than {MAX_FILES} files")
+            known[file_name] = file_name
+        if name in file_of:
+            raise ModelFileError(file.path, f"weight_map has {quoted(name)} twice")
+        file_of[name] = known[file_name]
+    return file_of
+
+
+def _check_file_name(name: str, file_name: str, file: ByteFile) -> None:
+    target = PurePosixPath(file_name)
+    if target.is_absolute() or ".." in target.parts or not target.name or "\0" in file_name:
+        raise ModelFileError(
+            file.path, f"{quoted(name)} is said to be in {quoted(file_name)}, outside the model"
+        )
+    try:
+        file_name.encode("utf-8")  # JSON can spell half a surrogate pair
+    except UnicodeEncodeError as error:
+        raise ModelFileError(file.path, f"{quoted(file_name)} is not valid Unicode") from error
+
+
+def _read_entry(name: str, entry: object, file: ByteFile, data_start: int) -> FileTensor:
+    check_tensor_name(name, file.path)
+    what = f"tensor {quoted(name)}"
+    if not isinstance(entry, dict) or entry.keys() != _ENTRY_KEYS:
+        raise ModelFileError(file.path, f"{what}: not an object of dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str):
+        raise ModelFileError(file.path, f"{what}: dtype is not a text")
+    if not _is_sizes(shape) or len(shape) > MAX_DIMENSIONS:
+        raise ModelFileError(file.path, f"{what}: shape is not a short list of sizes")
+    if not _is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ModelFileError(file.path, f"{what}: data_offsets are not a begin and an end")
+    begin, end = offsets
+    if data_start + end > file.size:
+        raise ModelFileError(
+            file.path,
+            f"truncated: {what} ends at byte {data_start + end}, the file at byte {file.size}",
+        )
+    bits = _DTYPE_BITS.get(dtype)
+    if bits is not None and math.prod(shape) * bits != (end - begin) * 8:
+        raise ModelFileError(
+            file.path, f"{what}: {dtype} of shape {shape} does not take {end - begin} bytes"
+        )
+    return FileTensor(
+        name=name,
+        shape=tuple(shape),
+        type_name=_TYPE_NAMES.get(dtype) or quoted(dtype),
+        format=_FORMATS.get(dtype),
+        file=file,
+        offset=data_start + begin,
+        num_bytes=end - begin,
+    )
+
+
+def _check_coverage(tensors: Iterable[FileTensor], file: ByteFile, data_start: int) -> None:
+    """Raise unless sorted ``tensors`` cover the data without gaps or overlaps."""
+    covered = data_start
+    for tensor in tensors:
+        if tensor.offset != covered:
+            problem = "overlaps the one" if tensor.offset < covered else "leaves a gap"
+            raise ModelFileError(file.path, f"tensor {quoted(tensor.name)} {problem} before it")
+        covered = tensor.offset + tensor.num_bytes
+    if covered != file.size:
+        raise ModelFileError(
+            file.path, f"the tensors end at byte {covered}, the file at byte {file.size}"
+        )
+
+
+def _is_sizes(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(
+        type(size) is int and 0 <= size <= _MAX_DIMENSION for size in value
+    )
