@@ -111,7 +111,7 @@ class Model:
         ``num_threads``: by default the cores that may be used.
         ``isa``: ``scalar``, ``avx2`` or ``avx512``; by default the best that works.
         ``quantization``: what weights stored as floats become; None: as little as makes them fit.
-        ``mmap``: keep the weights in a file of the user's cache, and map it: ``docs/mapped-weights.md``.
+        ``mmap``: keep the weights in a file of the user's cache, mapped (docs/mapped-weights.md).
         ``packed_cache_bytes``: the most that all such files may take; by default 20 GiB, or a
         quarter of the free disk.
 
