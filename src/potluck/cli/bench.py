@@ -31,6 +31,7 @@ from potluck.cli.options import (
     settings,
 )
 from potluck.cli.output import emit_json, opened_model
+from potluck.cli.report import load_document
 from potluck.errors import ParameterError
 from potluck.local import GenerationResult, Model
 
@@ -145,6 +146,7 @@ def _document(
         "num_threads": model.plan.size.num_threads,
         "num_stages": len(model.plan.stages),
         "weights_bytes": sum(stage.memory.weights_bytes for stage in model.plan.stages),
+        "loads": [load_document(report) for report in model.load_reports],
         "prefill_tokens": prefill_tokens,
         "decode_tokens": decode_tokens,
         "streams": streams,

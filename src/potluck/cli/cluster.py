@@ -101,14 +101,10 @@ def plan(
         emit_json({"schema": "potluck.plan/1", **result})
         return
     _print_lines(stage_lines(result))
-    parts = f"cache for {result['cache_tokens']} tokens, scratch and the process"
-    if result["is_mapped"]:
-        parts = f"{parts}; weights are mapped, and take none"
-    else:
-        parts = f"weights, {parts}"
+    mapped = "; weights are mapped, and take no memory" if result["is_mapped"] else ""
     print(
-        f"{result['num_layers']} layers in proportion to what each unit may use (potluck ps); "
-        f"bytes are\n{parts}"
+        f"{result['num_layers']} layers in proportion to what each unit may use (potluck ps);\n"
+        f"the cache is for {result['cache_tokens']} tokens{mapped}"
     )
 
 

@@ -36,8 +36,8 @@ ModelArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A Hugging Face directory, a .gguf file, a hub id (org/name, org/name:file.gguf), "
-        "or demo.",
+        help="A Hugging Face directory, a .gguf file, a hub id (org/name, org/name:file.gguf, "
+        "org/name@revision), or demo.",
         show_default=False,
     ),
 ]

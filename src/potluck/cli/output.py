@@ -54,16 +54,21 @@ def opened_model(
 
     console = Console(stderr=True)
     columns = (
-        TextColumn("loading {task.description}"),
+        TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(binary_units=True),
         TransferSpeedColumn(),
     )
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    task = bar.add_task(name, total=None, start=True)
+    task = bar.add_task(f"loading {name}", total=None, start=True)
 
     def advance(progress: LoadProgress) -> None:
-        bar.update(task, completed=progress.done_bytes, total=progress.total_bytes)
+        bar.update(
+            task,
+            description=f"{'fetching' if progress.is_fetching else 'loading'} {name}",
+            completed=progress.done_bytes,
+            total=progress.total_bytes,
+        )
         if progress.done_bytes > 0:
             bar.start()
 

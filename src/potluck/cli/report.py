@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from potluck.local import Generation, LoadPlan, Model, Piece, Timings
 from potluck.quantities import format_bytes, format_seconds
 from potluck.types.memory import MemoryPlan
+from potluck.weights.report import LoadReport
 
 
 def stage_lines(plan: LoadPlan) -> Iterator[str]:
@@ -84,8 +85,9 @@ def run_document(model: Model, generation: Generation, *, load_seconds: float) -
                 "weights_bytes": stage.memory.weights_bytes,
                 "mapped_bytes": stage.memory.mapped_bytes,
                 "cache_bytes": stage.memory.cache_bytes,
+                "load": load_document(report),
             }
-            for stage in model.plan.stages
+            for stage, report in zip(model.plan.stages, model.load_reports, strict=True)
         ],
         "timings": {
             "load_seconds": load_seconds,
@@ -94,6 +96,19 @@ def run_document(model: Model, generation: Generation, *, load_seconds: float) -
             "decode_seconds": timings.decode_seconds,
             "decode_tokens_per_second": timings.decode_tokens_per_second,
         },
+    }
+
+
+def load_document(report: LoadReport) -> dict[str, object]:
+    """What loading one stage did."""
+    return {
+        "read_bytes": report.read_bytes,
+        "seconds": report.seconds,
+        "weights_bytes": dict(report.weights),
+        "remarks": [
+            {"tensor": each.name, "remark": each.remark, "relative_error": each.relative_error}
+            for each in report.remarks
+        ],
     }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from potluck.quantities import format_bytes
+from potluck.quantities import format_bytes, format_rate
+from potluck.types.memory import MemoryPlan
 
 
 def node_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
@@ -59,7 +60,9 @@ def _device_text(node: Mapping[str, Any], device: Mapping[str, Any]) -> str:
         return f"{name}, unused: {known or 'no backend of this build runs on it'}"
     figures = [trial["figures"]["read_bytes_per_second"] for trial in working]
     rates = [figure["value"] for figure in figures if figure["value"] is not None]
-    return f"{name}, reads {max(rates) / 1e9:.1f} GB/s" if rates else f"{name}, not measured yet"
+    if not rates:
+        return f"{name}, not measured yet"
+    return f"{name}, reads {format_rate(max(rates), 'B/s')}"
 
 
 def _version_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
@@ -105,8 +108,19 @@ def stage_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
         )
     if deployment["stages"]:
         yield from table(rows)
+    for stage in deployment["stages"]:
+        yield f"stage {stage['stage']}: {_memory(stage['memory']).described()}"
+        if stage.get("read_bytes") is not None:
+            yield (
+                f"stage {stage['stage']}: {format_bytes(stage['read_bytes'])} read "
+                f"in {stage['load_seconds']:.1f} s"
+            )
     for rejection in deployment["rejections"]:
         yield f"not used: {rejection['node_id']} {rejection['unit_id']}: {rejection['reason']}"
+
+
+def _memory(document: Mapping[str, Any]) -> MemoryPlan:
+    return MemoryPlan(**{**document, "weights": tuple(document["weights"].items())})
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -10,10 +10,16 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeAlias
 
 from potluck.errors import ModelFileError, ModelNotFoundError
+
+_LARGEST_FOLIO_BYTES = 2 * 2**20
+"""The page cache keeps pages in groups (folios) of up to this size on most machines, and drops them
+whole or not at all: one that the read before ended in can go now."""
 
 _READING_HINT = "check that the file can be read and that the disk is sound"
 
@@ -30,6 +36,34 @@ class FileStamp:
     modified_nanoseconds: int
     changed_nanoseconds: int
     inode: int
+
+
+class ReadableFile(Protocol):
+    """Bytes that can be read in pieces, wherever they are. ``path`` is what messages call them.
+
+    ``num_bytes_read`` counts what was read so far. Reading what lies past ``size`` raises
+    ``ModelFileError``.
+    """
+
+    path: str
+    size: int
+    num_bytes_read: int
+
+    def read_into(self, offset: int, out: memoryview) -> None:
+        """Fill ``out`` (contiguous bytes) from ``offset``."""
+        ...
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """As ``read_into``, into new bytes; the caller has bounded ``num_bytes``."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held. Idempotent."""
+        ...
+
+
+OpenFile: TypeAlias = Callable[[Path], ReadableFile]
+"""How the files of a model are opened; raises ``ModelNotFoundError`` when there is no such file."""
 
 
 class ReadOnlyFile:
@@ -84,8 +118,9 @@ class ReadOnlyFile:
                 )
             done += count
         self.num_bytes_read += done
+        start = max(0, offset - _LARGEST_FOLIO_BYTES)
         with contextlib.suppress(OSError):  # advice, which a file system may not know
-            os.posix_fadvise(self._descriptor, offset, done, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self._descriptor, start, offset + done - start, os.POSIX_FADV_DONTNEED)
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """As ``read_into``, into new bytes; the caller has bounded ``num_bytes``."""

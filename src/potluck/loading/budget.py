@@ -61,13 +61,13 @@ def require_memory(
     def fits(other: StageSize) -> bool:
         return count(other).total_bytes <= available.bytes
 
-    parts = ", ".join(f"{name} {format_bytes(part)}" for name, part in memory.parts().items())
     mapped = memory.mapped_bytes
     besides = f" besides {format_bytes(mapped)} of mapped weights" if mapped else ""
     raise InsufficientMemoryError(
         memory.total_bytes,
         available.bytes,
-        f"{because}{format_bytes(memory.total_bytes)} of memory are needed{besides} ({parts}), and "
+        f"{because}{format_bytes(memory.total_bytes)} of memory are needed{besides} "
+        f"({memory.described()}), and "
         f"{format_bytes(available.bytes)} may be used ({available.reason})",
         hint=what_fits(size, fits) or _NOTHING_FITS,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,18 +18,21 @@ from potluck.models.program import build_program
 from potluck.models.rope import rope_table
 from potluck.types.program import Program
 from potluck.weights.load import Progress, load_weights
+from potluck.weights.report import LoadReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedStage:
     """An engine with its weights, and what it runs. The engine is the owner's to close.
 
-    ``packed`` is the file that the weights are in, if they are mapped.
+    ``packed`` is the file that the weights are in, if they are mapped. The report's weights are
+    those of the plan, and its ``read_bytes`` came from the model's files.
     """
 
     engine: NativeEngine
     program: Program
     packed: PackedWeights | None
+    report: LoadReport
 
 
 def load_stage(
@@ -61,13 +66,17 @@ def load_stage(
         pool=pool,
         isa=isa,
     )
+    read_before = tensors.num_bytes_read
     try:
         if packed is not None:
+            started = time.monotonic()
             for tensor in packed.layout.tensors:
                 data = np.frombuffer(packed.bytes_of(tensor), dtype=np.uint8)
                 engine.map_weight(tensor.info, data)
+            seconds = time.monotonic() - started
+            report = LoadReport(read_bytes=0, seconds=seconds, weights=(), remarks=())
         else:
-            load_weights(
+            report = load_weights(
                 program,
                 canonical_source(description, tensors, program),
                 engine.sink(),
@@ -79,4 +88,7 @@ def load_stage(
     except BaseException:
         engine.close()
         raise
-    return LoadedStage(engine=engine, program=program, packed=packed)
+    report = dataclasses.replace(
+        report, read_bytes=tensors.num_bytes_read - read_before, weights=plan.memory.weights
+    )
+    return LoadedStage(engine=engine, program=program, packed=packed, report=report)

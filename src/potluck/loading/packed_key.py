@@ -58,9 +58,14 @@ def packed_key(
 def source_files(
     description: ModelDescription, tensors: FileTensorSource, program: Program
 ) -> tuple[ReadOnlyFile, ...]:
-    """The files that the program's weights lie in."""
+    """The files that the program's weights lie in, which are on this disk."""
     stored = stored_tensors(description.config, program, description.files.kind)
-    files = {id(file): file for file in (tensors.tensors[each.stored_name].file for each in stored)}
+    files: dict[int, ReadOnlyFile] = {}
+    for each in stored:
+        file = tensors.tensors[each.stored_name].file
+        if not isinstance(file, ReadOnlyFile):
+            raise TypeError(f"{file.path} is not on this disk")
+        files[id(file)] = file
     return tuple(files.values())
 
 

@@ -8,12 +8,13 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from potluck.catalog import ModelDescription, open_tensors
-from potluck.engines.native import NativeEngine, choose_isa, make_pool
+from potluck.catalog import ModelDescription, open_headers, open_weights
+from potluck.engines.native import choose_isa, make_pool
 from potluck.errors import ParameterError
 from potluck.formats.source import FileTensorSource
 from potluck.kernels.runner import ThreadPool
 from potluck.loading import (
+    LoadedStage,
     NotPackedError,
     PackedCache,
     PackedWeights,
@@ -51,9 +52,9 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedStages:
-    """Engines of all stages, the owner's to close, and the plan that they were made by."""
+    """The stages, whose engines are the owner's to close, and the plan that they were made by."""
 
-    engines: tuple[NativeEngine, ...]
+    stages: tuple[LoadedStage, ...]
     plan: LoadPlan
 
 
@@ -85,7 +86,7 @@ def plan_load(
         is_mapped=is_mapped,
     )
     available = available_memory()
-    with closing(open_tensors(description.files)) as tensors:
+    with closing(open_headers(description)) as tensors:
 
         def count(size: StageSize) -> MemoryPlan:
             return combined([each.memory for each in _plan(description, tensors, shards, size)])
@@ -131,16 +132,19 @@ def load_stages(
     *,
     cache: PackedCache,
     on_progress: Progress | None = None,
+    on_fetch: Progress | None = None,
 ) -> LoadedStages:
     """Make every stage's engine and load its weights.
 
     Weights that are to be mapped and that ``cache`` cannot keep are loaded after all, with a
-    warning, if they fit into memory: the plan that comes back says so. ``on_progress`` is called
-    with bytes done and bytes in all. After an error nothing stays open.
+    warning, if they fit into memory: the plan that comes back says so. ``on_fetch`` and then
+    ``on_progress`` are called with bytes done and bytes in all. After an error nothing stays open.
     """
     pool = make_pool(plan.size.num_threads)
     progress = _progress_of(plan, on_progress)
-    with closing(open_tensors(description.files)) as tensors, ExitStack() as on_failure:
+    shards = [stage.shard for stage in plan.stages]
+    opened = open_weights(description, shards, on_fetch)
+    with closing(opened) as tensors, ExitStack() as on_failure:
         packed: list[PackedWeights] | list[None] = [None] * len(plan.stages)
         if plan.size.is_mapped:
             try:
@@ -149,7 +153,7 @@ def load_stages(
                 because = f"weights cannot be mapped ({error}): "
                 plan = _in_memory(description, tensors, plan, because)
                 _log.warning("weights are loaded, not mapped: %s", error)
-        engines = []
+        stages = []
         for stage, weights, report in zip(plan.stages, packed, progress, strict=True):
             loaded = load_stage(
                 description,
@@ -161,9 +165,9 @@ def load_stages(
                 on_progress=report,
             )
             on_failure.callback(loaded.engine.close)
-            engines.append(loaded.engine)
+            stages.append(loaded)
         on_failure.pop_all()
-        return LoadedStages(engines=tuple(engines), plan=plan)
+        return LoadedStages(stages=tuple(stages), plan=plan)
 
 
 def _packed(

@@ -33,6 +33,7 @@ from potluck.types.quantization import Quantization
 from potluck.types.sampling import validate_sampling
 from potluck.types.step import SamplingParams
 from potluck.types.text import ChatMessage, Tokenizer
+from potluck.weights.report import LoadReport
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -57,10 +58,11 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadProgress:
-    """How far loading is, in bytes of weights."""
+    """How far loading is, in bytes of weights; or fetching their files, which comes before."""
 
     done_bytes: int
     total_bytes: int
+    is_fetching: bool = False
 
 
 class Model:
@@ -79,12 +81,14 @@ class Model:
         *,
         tokenizer: Tokenizer,
         chat_template: ChatTemplate | None,
+        load_reports: tuple[LoadReport, ...],
     ) -> None:
         """Use :meth:`open`."""
         self._dispatcher = dispatcher
         self._chat_template = chat_template
         self.description = description
         self.plan = plan
+        self.load_reports = load_reports
         self.tokenizer = tokenizer
 
     @classmethod
@@ -111,7 +115,8 @@ class Model:
         ``num_threads``: by default the cores that may be used.
         ``isa``: ``scalar``, ``avx2`` or ``avx512``; by default the best that works.
         ``quantization``: what weights stored as floats become; None: as little as makes them fit.
-        ``mmap``: keep the weights in a file of the user's cache, mapped (docs/mapped-weights.md).
+        ``mmap``: keep the weights in a file of the user's cache, and map it
+        (``docs/mapped-weights.md``).
         ``packed_cache_bytes``: the most that all such files may take; by default 20 GiB, or a
         quarter of the free disk.
 
@@ -132,16 +137,16 @@ class Model:
         # Small beside the weights, and as likely to be missing or broken: before them.
         tokenizer = load_tokenizer(description.files)
         chat_template = load_chat_template(description.files)
-        report = None
-        if on_progress is not None:
-            callback = on_progress
-
-            def report(done_bytes: int, total_bytes: int) -> None:
-                callback(LoadProgress(done_bytes=done_bytes, total_bytes=total_bytes))
-
         cache = PackedCache(default_packed_folder(os.environ), packed_cache_bytes)
-        loaded = load_stages(description, plan, cache=cache, on_progress=report)
-        engines, plan = loaded.engines, loaded.plan
+        loaded = load_stages(
+            description,
+            plan,
+            cache=cache,
+            on_progress=_reporting(on_progress, is_fetching=False),
+            on_fetch=_reporting(on_progress, is_fetching=True),
+        )
+        engines = [stage.engine for stage in loaded.stages]
+        plan = loaded.plan
         limits = SchedulerLimits(
             num_blocks=plan.size.num_blocks,
             context_tokens=context,
@@ -155,6 +160,7 @@ class Model:
             Dispatcher(limits, lambda on_outcome: LocalPipeline(engines, on_outcome)),
             tokenizer=tokenizer,
             chat_template=chat_template,
+            load_reports=tuple(stage.report for stage in loaded.stages),
         )
 
     def __enter__(self) -> Model:
@@ -284,6 +290,16 @@ class Model:
         params = SamplingParams(**values)  # type: ignore[arg-type]
         validate_sampling(params, self.description.config.vocab_size)
         return params
+
+
+def _reporting(
+    callback: Callable[[LoadProgress], None] | None, *, is_fetching: bool
+) -> Callable[[int, int], None] | None:
+    if callback is None:
+        return None
+    return lambda done_bytes, total_bytes: callback(
+        LoadProgress(done_bytes=done_bytes, total_bytes=total_bytes, is_fetching=is_fetching)
+    )
 
 
 def _context_tokens(description: ModelDescription, asked: int | None) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from potluck.quantities import format_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimit:
@@ -11,6 +13,19 @@ class MemoryLimit:
 
     bytes: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPool:
+    """Memory that a node draws on with others: the machine's, or that of a control group.
+
+    ``pool_id`` is the same for all who draw on it. ``available_bytes`` of ``limit_bytes`` may
+    still be taken.
+    """
+
+    pool_id: str
+    limit_bytes: int
+    available_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,3 +71,7 @@ class MemoryPlan:
             "process": self.process_bytes,
         }
         return {name: num_bytes for name, num_bytes in parts.items() if num_bytes}
+
+    def described(self) -> str:
+        """The parts in one line."""
+        return ", ".join(f"{name} {format_bytes(part)}" for name, part in self.parts().items())

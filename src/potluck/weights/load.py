@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from potluck.errors import EngineError, ModelFileError, UnsupportedModelError
@@ -12,14 +14,22 @@ from potluck.types.program import Program, WeightSpec
 from potluck.types.quantization import Quantization
 from potluck.types.tensor import TensorFormat, TensorInfo, TensorSink, TensorSource
 from potluck.weights import canonical
+from potluck.weights.report import LoadReport, TensorRemark
 
 STAGING_BYTES = 32 * 2**20
 """What loading holds besides the weights, in all. Large enough for a disk to stream, and small
 beside any model; a tensor with larger rows gets buffers of one row."""
 
-BUFFER_BYTES = 10 * 2**20
-"""Of each of the three buffers: rows being read, rows being taken, and what those are converted to.
+BUFFER_BYTES = 5 * 2**20
+"""Of each of the buffers that rows are read into, and of the one for what they are converted to.
 The rest of ``STAGING_BYTES`` is for undoing an interleaving (``canonical.STAGING_BYTES``)."""
+
+_ROWS_TOGETHER = 256
+"""A block ends at a multiple of this where it has as many rows: no panel of an engine is then
+written twice, and no head (of 64, 128 or 256 rows) whose halves a file interleaves read twice."""
+_NUM_READ_BUFFERS = 4
+"""One that the sink takes from, and three to be ahead: with one, each of the two threads waits
+whenever the other is held up, by the disk or by other processes."""
 
 Progress = Callable[[int, int], None]
 """Called with bytes loaded and bytes in all, from ``(0, total)`` to ``(total, total)``."""
@@ -38,15 +48,17 @@ def load_weights(
     quantization: Quantization = Quantization.NONE,
     path: str = "the model",
     on_progress: Progress | None = None,
-) -> None:
+) -> LoadReport:
     """Hand every tensor that ``program`` reads from ``source`` to ``sink``.
 
-    The next rows are read, by a thread of its own, while the sink takes the ones before.
+    The next rows are read, by a thread of its own, while the sink takes the ones before. The
+    report's ``weights`` are the bytes that the sink was given.
     ``quantization`` other than NONE needs ``convert``. All tensors are checked (see
     ``check_weights``) before the first byte is read. ``path`` is what messages call the model.
     ``source`` and ``sink`` stay the caller's; after an error from either, which is passed on, the
     last tensor of the sink may be begun and not finished, and nothing else refers to the buffers.
     """
+    started = time.perf_counter()
     tensors = _tensors(check_weights(program, source, path=path), quantization)
     if convert is None and any(tensor.is_converted for tensor in tensors):
         raise ValueError("to quantize needs a function that converts")
@@ -55,25 +67,23 @@ def load_weights(
     report = on_progress or _ignore
     report(0, total)
     sizes = _buffer_bytes(blocks)
-    buffers = [memoryview(bytearray(sizes.read)) for _ in range(2)]
+    buffers = [memoryview(bytearray(sizes.read)) for _ in range(_NUM_READ_BUFFERS)]
     converted = memoryview(bytearray(sizes.converted))
 
     def read(index: int) -> memoryview:
         block = blocks[index]
-        out = buffers[index % 2][: block.num_bytes]
+        out = buffers[index % _NUM_READ_BUFFERS][: block.num_bytes]
         source.read_rows(block.tensor.stored.name, block.start_row, block.end_row, out)
         return out
 
     done = 0
     with ThreadPoolExecutor(1, thread_name_prefix="reader") as reader:
-        following = reader.submit(read, 0) if blocks else Future()
+        ahead = deque(reader.submit(read, i) for i in range(min(_NUM_READ_BUFFERS, len(blocks))))
         for index, block in enumerate(blocks):
             tensor = block.tensor
             if block.start_row == 0:
                 sink.begin(tensor.loaded)
-            rows = following.result()
-            if index + 1 < len(blocks):
-                following = reader.submit(read, index + 1)
+            rows = ahead.popleft().result()
             if convert is not None and tensor.is_converted:
                 target = converted[: block.loaded_bytes]
                 stored, loaded = tensor.stored, tensor.loaded
@@ -87,16 +97,28 @@ def load_weights(
                     raise ModelFileError(path, problem, hint=error.hint) from error
                 rows = target
             sink.write_rows(tensor.loaded.name, block.start_row, block.end_row, rows)
+            if index + _NUM_READ_BUFFERS < len(blocks):
+                ahead.append(reader.submit(read, index + _NUM_READ_BUFFERS))
             if block.end_row == tensor.stored.num_rows:
                 sink.finish(tensor.loaded.name)
             done += block.num_bytes
             report(done, total)
+    weights: Counter[str] = Counter()
+    for tensor in tensors:
+        weights[tensor.loaded.format.label] += tensor.loaded.num_bytes
+    return LoadReport(
+        read_bytes=done,
+        seconds=time.perf_counter() - started,
+        weights=tuple(weights.most_common()),
+        remarks=tuple(_remarks(tensors, quantization)),
+    )
 
 
 def staging_bytes(stored: Iterable[TensorInfo], quantization: Quantization) -> int:
     """What ``load_weights`` holds of such tensors besides what the sink does."""
     sizes = _buffer_bytes([b for each in _tensors(stored, quantization) for b in each.blocks()])
-    return 2 * sizes.read + sizes.converted + min(sizes.read, canonical.STAGING_BYTES)
+    undoing = min(sizes.read, canonical.STAGING_BYTES)
+    return _NUM_READ_BUFFERS * sizes.read + sizes.converted + undoing
 
 
 def check_weights(
@@ -169,6 +191,8 @@ class _Tensor:
         row_bytes = max(self.stored.row_bytes, self.loaded.row_bytes, 1)
         num_rows = self.stored.num_rows
         step = max(1, BUFFER_BYTES // row_bytes)
+        if step > _ROWS_TOGETHER:
+            step -= step % _ROWS_TOGETHER
         for start in range(0, num_rows, step):
             yield _Block(tensor=self, start_row=start, end_row=min(start + step, num_rows))
 
@@ -178,6 +202,22 @@ def _tensors(stored: Iterable[TensorInfo], quantization: Quantization) -> list[_
         _Tensor(stored=info, loaded=dataclasses.replace(info, format=quantization.target(info)))
         for info in stored
     ]
+
+
+def _remarks(tensors: Iterable[_Tensor], quantization: Quantization) -> Iterator[TensorRemark]:
+    """Of matrices that could not become what was asked for."""
+    if quantization is Quantization.NONE:
+        return
+    asked = TensorFormat[quantization.name]
+    for tensor in tensors:
+        stored, loaded = tensor.stored, tensor.loaded
+        is_float_matrix = len(stored.shape) > 1 and not stored.format.is_quantized
+        if is_float_matrix and loaded.format is not asked:
+            yield TensorRemark(
+                name=stored.name,
+                remark=f"{loaded.format.label}, as rows of {stored.num_columns} are not whole "
+                f"blocks of {asked.label}",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,6 +95,24 @@ def test_rows_come_back_however_they_were_written(num_threads: int) -> None:
     assert engine.weights_bytes == 4112 * num_columns * 4
 
 
+@pytest.mark.parametrize("num_columns", [40, 96])  # whole strips of 64 bytes, and not
+def test_bfloat16_stays_two_bytes(num_columns: int) -> None:
+    """Written in pieces that fill panels and pieces that do not."""
+    num_rows = 55
+    engine = engine_for(embedding_program(num_rows, num_columns))
+    wide = np.random.default_rng(1).standard_normal((num_rows, num_columns)).astype(np.float32)
+    bits = (wide.view(np.uint32) >> 16).astype(np.uint16)
+    sink = engine.sink()
+    sink.begin(table_info(num_rows, num_columns, TensorFormat.BF16))
+    for start, end in pairwise([0, 16, 21, 48, 55]):
+        sink.write_rows("table", start, end, memoryview(bits[start:end].tobytes()))
+    sink.finish("table")
+    assert engine.weights_bytes == 64 * num_columns * 2
+    result = engine.step(embedding_step(*range(num_rows)), None)
+    expected = (bits.astype(np.uint32) << 16).view(np.float32)
+    np.testing.assert_array_equal(result.hidden, expected)
+
+
 @pytest.mark.parametrize("fmt", [TensorFormat.F16, TensorFormat.BF16])
 def test_vectors_are_widened_exactly(fmt: TensorFormat) -> None:
     """All scales are numbers that every format holds, 2^-20 (subnormal in F16) among them."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from potluck.catalog import canonical_source, describe_model, open_tensors
+from potluck.catalog import canonical_source, describe_model, open_headers
 from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.loading import StageSize, plan_stage
 from potluck.loading.packed_key import packed_key
@@ -29,7 +29,7 @@ def key_of(
 ) -> str:
     description = describe_model(str(path))
     program = program_to_count(description.config, shard, context_tokens=64)
-    with closing(open_tensors(description.files)) as tensors:
+    with closing(open_headers(description)) as tensors:
         loaded = [
             dataclasses.replace(info, format=quantization.target(info))
             for info in check_weights(program, canonical_source(description, tensors, program))
@@ -84,7 +84,7 @@ def test_the_context_does_not_count(model: Path) -> None:
         StageSize(context_tokens=context, num_blocks=4, max_step_tokens=8, num_threads=1)
         for context in (64, 128)
     ]
-    with closing(open_tensors(description.files)) as tensors:
+    with closing(open_headers(description)) as tensors:
         plans = [plan_stage(description, tensors, MIDDLE, size) for size in sizes]
         keys = set()
         for plan in plans:

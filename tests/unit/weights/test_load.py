@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import threading
+import time
 import tracemalloc
 
 import pytest
 from support.programs import program_reading
 from support.tensor_sources import MemorySource
 
-from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.errors import EngineError, ModelFileError, UnsupportedModelError
+from potluck.types.quantization import Quantization
 from potluck.types.tensor import TensorFormat, TensorInfo
 from potluck.weights import load
 from potluck.weights.load import BUFFER_BYTES, STAGING_BYTES, load_weights
@@ -114,6 +117,98 @@ def test_no_more_than_the_buffer_is_held() -> None:
     assert 2 * BUFFER_BYTES <= peak < STAGING_BYTES
 
 
+@pytest.fixture
+def row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "BUFFER_BYTES", 1)
+
+
+@pytest.mark.usefixtures("row_by_row")
+def test_the_next_rows_are_read_while_the_sink_takes_the_ones_before() -> None:
+    num_rows = 9
+    begun = [threading.Event() for _ in range(num_rows)]
+
+    class WatchedSource(MemorySource):
+        def read_rows(self, name: str, start_row: int, end_row: int, out: memoryview) -> None:
+            begun[start_row].set()
+            super().read_rows(name, start_row, end_row, out)
+
+    class WaitingSink(RecordingSink):
+        def write_rows(self, name: str, start_row: int, end_row: int, data: memoryview) -> None:
+            if end_row < num_rows:
+                assert begun[end_row].wait(10), "nothing is read while the sink is at work"
+            super().write_rows(name, start_row, end_row, data)
+
+    source = WatchedSource(source_of(a=((num_rows, 3), TensorFormat.F32)).tensors)
+    sink = WaitingSink()
+    load_weights(program_reading({"a": (num_rows, 3)}), source, sink)
+    assert sink.finished["a"] == source.tensors["a"][1]
+
+
+@pytest.mark.usefixtures("row_by_row")
+def test_it_takes_as_long_as_the_slower_side_and_not_as_both() -> None:
+    num_rows, pause = 20, 0.02
+
+    class SlowSource(MemorySource):
+        def read_rows(self, name: str, start_row: int, end_row: int, out: memoryview) -> None:
+            time.sleep(pause)
+            super().read_rows(name, start_row, end_row, out)
+
+    class SlowSink(RecordingSink):
+        def write_rows(self, name: str, start_row: int, end_row: int, data: memoryview) -> None:
+            time.sleep(pause)
+            super().write_rows(name, start_row, end_row, data)
+
+    source = SlowSource(source_of(a=((num_rows, 3), TensorFormat.F32)).tensors)
+    report = load_weights(program_reading({"a": (num_rows, 3)}), source, SlowSink())
+    assert num_rows * pause <= report.seconds < 1.6 * num_rows * pause
+
+
+@pytest.mark.usefixtures("row_by_row")
+def test_a_buffer_is_not_read_into_while_the_sink_has_it() -> None:
+    class SlowSink(RecordingSink):
+        def write_rows(self, name: str, start_row: int, end_row: int, data: memoryview) -> None:
+            time.sleep(0.005)  # the reader gets as far ahead as it can
+            super().write_rows(name, start_row, end_row, data)
+
+    source = source_of(a=((30, 3), TensorFormat.F32))
+    sink = SlowSink()
+    load_weights(program_reading({"a": (30, 3)}), source, sink)
+    assert sink.finished["a"] == source.tensors["a"][1]
+
+
+def test_the_report_counts_bytes_by_format() -> None:
+    source = source_of(
+        a=((3, 64), TensorFormat.Q8_0), b=((4, 3), TensorFormat.F32), v=((5,), TensorFormat.F32)
+    )
+    program = program_reading({"a": (3, 64), "b": (4, 3), "v": (5,)})
+    report = load_weights(program, source, RecordingSink())
+    assert report.weights == (("q8_0", 204), ("f32", 68))
+    assert report.read_bytes == 272
+    assert report.seconds > 0
+    assert report.remarks == ()
+
+
+def test_the_report_names_what_could_not_be_quantized_as_asked() -> None:
+    def convert(*_: object) -> None:
+        pass
+
+    shapes = {"a": (2, 256), "b": (2, 96), "c": (2, 96), "d": (2, 20), "v": (20,)}
+    source = source_of(**{name: (shape, TensorFormat.F32) for name, shape in shapes.items()})
+    report = load_weights(
+        program_reading(shapes),
+        source,
+        RecordingSink(),
+        convert=convert,
+        quantization=Quantization.Q4_K,
+    )
+    assert report.read_bytes == sum(info.num_bytes for info, _ in source.tensors.values())
+    assert dict(report.weights) == {"q4_k": 288, "q8_0": 2 * 2 * 102, "f32": 160 + 80}
+    assert list(report.remark_lines()) == [
+        "b and 1 more: q8_0, as rows of 96 are not whole blocks of q4_k",
+        "d: f32, as rows of 20 are not whole blocks of q4_k",
+    ]
+
+
 def test_progress_is_in_bytes_and_ends_at_the_total(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "BUFFER_BYTES", 24)
     calls: list[tuple[int, int]] = []
@@ -182,3 +277,92 @@ def test_an_error_of_the_sink_is_passed_on_and_ends_the_loading() -> None:
         )
     assert [name for name, _, _ in source.reads] == ["a", "b"]
     assert not source.is_closed
+
+
+class TestQuantizing:
+    """``convert`` is a stand-in that says in every row what it was asked."""
+
+    @staticmethod
+    def convert(
+        rows: memoryview,
+        stored: TensorFormat,
+        out: memoryview,
+        loaded: TensorFormat,
+        num_rows: int,
+        num_columns: int,
+    ) -> None:
+        assert (stored, loaded) == (TensorFormat.BF16, TensorFormat.Q8_0)
+        assert len(rows) == num_rows * num_columns * 2
+        assert len(out) == num_rows * num_columns // 32 * 34
+        for row in range(num_rows):
+            first = rows[row * num_columns * 2]
+            out[row * len(out) // num_rows : (row + 1) * len(out) // num_rows] = bytes(
+                [first] * (len(out) // num_rows)
+            )
+
+    @pytest.mark.parametrize("buffer", [1, 200, 1000])
+    def test_matrices_arrive_converted_block_by_block(
+        self, monkeypatch: pytest.MonkeyPatch, buffer: int
+    ) -> None:
+        monkeypatch.setattr(load, "BUFFER_BYTES", buffer)
+        source = source_of(w=((7, 64), TensorFormat.BF16), v=((64,), TensorFormat.BF16))
+        sink = RecordingSink()
+        progress: list[tuple[int, int]] = []
+        load_weights(
+            program_reading({"w": (7, 64), "v": (64,)}),
+            source,
+            sink,
+            convert=self.convert,
+            quantization=Quantization.Q8_0,
+            on_progress=lambda done, total: progress.append((done, total)),
+        )
+        stored = source.tensors["w"][1]
+        assert sink.finished["w"] == b"".join(bytes([stored[row * 128]] * 68) for row in range(7))
+        assert sink.finished["v"] == source.tensors["v"][1]
+        assert progress[-1] == (8 * 128, 8 * 128)  # of what is read
+
+    def test_the_tensor_is_named_that_cannot_be_converted(self) -> None:
+        def refuse(*_: object) -> None:
+            raise EngineError("row 2 has a value that is not finite", hint="get it again")
+
+        with pytest.raises(ModelFileError) as caught:
+            load_weights(
+                program_reading({"w": (7, 64)}),
+                source_of(w=((7, 64), TensorFormat.BF16)),
+                RecordingSink(),
+                convert=refuse,
+                quantization=Quantization.Q8_0,
+                path="m",
+            )
+        assert caught.value.message == "m: w, of rows from 0: row 2 has a value that is not finite"
+        assert caught.value.hint == "get it again"
+
+    def test_to_quantize_needs_something_that_converts(self) -> None:
+        with pytest.raises(ValueError, match="converts"):
+            load_weights(
+                program_reading({"w": (7, 64)}),
+                source_of(w=((7, 64), TensorFormat.BF16)),
+                RecordingSink(),
+                quantization=Quantization.Q8_0,
+            )
+
+
+def test_the_next_rows_are_read_while_those_before_are_taken() -> None:
+    taking = threading.Event()
+
+    class Source(MemorySource):
+        def read_rows(self, name: str, start_row: int, end_row: int, out: memoryview) -> None:
+            if name == "b":
+                assert taking.wait(10)  # for the sink to be at work on what came before
+            super().read_rows(name, start_row, end_row, out)
+
+    class Sink(RecordingSink):
+        def write_rows(self, name: str, start_row: int, end_row: int, data: memoryview) -> None:
+            if name == "a":
+                taking.set()
+            super().write_rows(name, start_row, end_row, data)
+
+    source = Source(source_of(a=((4, 3), TensorFormat.F32), b=((4, 3), TensorFormat.F32)).tensors)
+    sink = Sink()
+    load_weights(program_reading({"a": (4, 3), "b": (4, 3)}), source, sink)
+    assert sink.finished == {name: source.tensors[name][1] for name in ("a", "b")}

@@ -32,6 +32,7 @@ from potluck.cluster.worker.messages import (
 )
 from potluck.errors import EngineError, PotluckError
 
+WORKER_MODULE = "potluck.cluster.worker"
 _EXIT_SECONDS = 3.0
 """How long a process may take to end after it has closed its socket; then it is killed."""
 
@@ -81,7 +82,7 @@ class WorkerProcess:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",
-                    "potluck.cluster.worker",
+                    WORKER_MODULE,
                     str(theirs.fileno()),
                     str(os.getpid()),
                     pass_fds=[theirs.fileno()],

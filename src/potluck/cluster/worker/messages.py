@@ -10,6 +10,7 @@ import struct
 import msgspec
 
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.memory import MemoryPlan
 from potluck.types.quantization import Quantization
 
 MAX_MESSAGE_BYTES = 2**20
@@ -82,10 +83,11 @@ class Report(msgspec.Struct, frozen=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """How much of the weights is loaded."""
+    """How much of the weights is loaded, or, before that, fetched from the hub."""
 
     done_bytes: int
     total_bytes: int
+    is_fetching: bool = False
 
 
 class MappedFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,12 +100,16 @@ class MappedFile(msgspec.Struct, frozen=True, kw_only=True):
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The weights are in place, and the incoming edge is awaited at this address.
 
-    ``weights_bytes`` are in memory; others are in the ``mapped_file``.
+    ``memory`` is what the worker has planned with, ``read_bytes`` came from the model's files
+    (headers and all), in ``seconds``. The weights that ``memory`` has
+    as mapped are in the ``mapped_file``.
     """
 
     host: str
     port: int
-    weights_bytes: int
+    memory: MemoryPlan
+    read_bytes: int
+    seconds: float
     mapped_file: MappedFile | None
 
 

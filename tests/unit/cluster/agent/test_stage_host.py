@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import msgspec
 import pytest
+from support.cluster_calls import a_plan
 from support.edges import credentials
 
 from potluck.cluster.agent import stages
@@ -38,7 +39,7 @@ SPEC = StageSpec(
     is_mapped=False,
     num_bytes=1000,
 )
-LOADED = Loaded(host="h", port=1, weights_bytes=1, mapped_file=None)
+LOADED = Loaded(host="h", port=1, memory=a_plan(), read_bytes=1, seconds=0.5, mapped_file=None)
 
 
 def at(number: int, coordinator: NodeId = A) -> StageSpec:

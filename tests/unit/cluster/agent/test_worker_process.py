@@ -59,8 +59,11 @@ channel.recv(100_000)
 """
 SAY_LOADED = """
 import msgspec
-loaded = {"type": "Loaded", "host": "h", "port": 1, "weights_bytes": 1, "mapped_file": None}
-say(msgspec.msgpack.encode(loaded))
+parts = ("cache_bytes", "rope_bytes", "scratch_bytes", "staging_bytes")
+memory = {"weights": [], **dict.fromkeys(parts, 0)}
+loaded = {"host": "h", "port": 1, "memory": memory, "read_bytes": 1, "seconds": 0.5}
+loaded["mapped_file"] = None
+say(msgspec.msgpack.encode({"type": "Loaded", **loaded}))
 """
 
 
