@@ -15,6 +15,16 @@ def format_bytes(num_bytes: int) -> str:
     return f"{_three_digits(size)} {_UNITS[unit]}"
 
 
+def format_rate(per_second: float, unit: str) -> str:
+    """``1.5e9, "B/s"`` → ``1.5 GB/s``: about three significant digits, decimal units."""
+    prefixes = iter(("", "k", "M", "G", "T"))
+    prefix = next(prefixes)
+    while per_second >= 1000 and prefix != "T":
+        per_second /= 1000
+        prefix = next(prefixes)
+    return f"{_three_digits(per_second)} {prefix}{unit}"
+
+
 def format_seconds(seconds: float) -> str:
     """``0.0042`` → ``4.2 ms``, ``1.5`` → ``1.5 s``, ``95`` → ``1 min 35 s``."""
     if seconds < 1:

@@ -1,6 +1,6 @@
 import pytest
 
-from potluck.quantities import format_bytes, format_seconds
+from potluck.quantities import format_bytes, format_rate, format_seconds
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,14 @@ from potluck.quantities import format_bytes, format_seconds
 )
 def test_format_bytes(num_bytes: int, text: str) -> None:
     assert format_bytes(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("per_second", "text"),
+    [(13.94e9, "13.9 GB/s"), (999.0, "999 B/s"), (1e12, "1 TB/s"), (2.5e15, "2500 TB/s")],
+)
+def test_format_rate(per_second: float, text: str) -> None:
+    assert format_rate(per_second, "B/s") == text
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from potluck.cli.addresses import parse_size
 from potluck.cli.options import JsonOption, MemoryLimitOption, ThreadsOption, settings
 from potluck.cli.output import emit_json
 from potluck.cli.tables import table
-from potluck.quantities import format_bytes
+from potluck.quantities import format_bytes, format_rate
 from potluck.types.hardware import (
     Device,
     DeviceMemory,
@@ -155,23 +156,33 @@ def _trial_text(trial: Trial) -> str:
 
 
 _FIGURES = (
-    ("reads", "read_bytes_per_second", "GB/s"),
-    ("f32", "f32_operations_per_second", "GFLOP/s"),
-    ("16 bit", "f16_operations_per_second", "GFLOP/s"),
-    ("int8", "int8_operations_per_second", "GOP/s"),
+    ("reads", "read_bytes_per_second", "B/s"),
+    ("f32", "f32_operations_per_second", "FLOP/s"),
+    ("16 bit", "f16_operations_per_second", "FLOP/s"),
+    ("int8", "int8_operations_per_second", "OP/s"),
 )
+_ADDRESS = re.compile(r" \(https?://[^()]*\)")
 
 
 def _figure_rows(
     of_device: Figures, of_trials: Sequence[Figures]
 ) -> Iterator[tuple[str, str, str, str]]:
-    """What was measured through each backend, else what is known of the device."""
+    """What was measured through each backend, else what is known of the device.
+
+    Unknown figures with one reason have one row. Addresses of sources are in the JSON only.
+    """
+    unknown: dict[str, list[str]] = {}
     for label, field, unit in _FIGURES:
         figures: list[Figure] = [getattr(figures, field) for figures in of_trials]
         known = [figure for figure in figures if figure.value is not None]
         for figure in known or [getattr(of_device, field)]:
-            value = "" if figure.value is None else f"{figure.value / 1e9:.1f} {unit}"
-            yield label, value, figure.origin.value, figure.source
+            source = _ADDRESS.sub("", figure.source)
+            if figure.value is None:
+                unknown.setdefault(source, []).append(label)
+            else:
+                yield label, format_rate(figure.value, unit), figure.origin.value, source
+    for source, labels in unknown.items():
+        yield ", ".join(labels), "", "unknown", source
 
 
 def _limited(report: ProbeReport, limit_bytes: int) -> ProbeReport:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from potluck.quantities import format_bytes
+from potluck.quantities import format_bytes, format_rate
 
 
 def node_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
@@ -59,7 +59,9 @@ def _device_text(node: Mapping[str, Any], device: Mapping[str, Any]) -> str:
         return f"{name}, unused: {known or 'no backend of this build runs on it'}"
     figures = [trial["figures"]["read_bytes_per_second"] for trial in working]
     rates = [figure["value"] for figure in figures if figure["value"] is not None]
-    return f"{name}, reads {max(rates) / 1e9:.1f} GB/s" if rates else f"{name}, not measured yet"
+    if not rates:
+        return f"{name}, not measured yet"
+    return f"{name}, reads {format_rate(max(rates), 'B/s')}"
 
 
 def _version_lines(cluster: Mapping[str, Any]) -> Iterator[str]:

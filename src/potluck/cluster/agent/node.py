@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from potluck.cluster.calls import CPU_UNIT, NodeReport, UnitReport
 from potluck.probe.cores import default_num_threads
-from potluck.probe.memory import available_memory
+from potluck.probe.memory import memory_facts
+from potluck.probe.system import THIS_MACHINE
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.hardware import Device, ProbeReport, Trial
 from potluck.version import __version__
@@ -40,9 +41,9 @@ def report(
     ``planned_bytes`` is what plans have counted for the stages here, ``untaken_bytes`` what of it
     is still free to the eye.
     """
-    memory = available_memory()
+    memory = memory_facts(THIS_MACHINE)
     limit = facts.memory_limit_bytes
-    usable = memory.bytes - untaken_bytes
+    usable = memory.usable.bytes - untaken_bytes
     if limit is not None:
         usable = min(usable, limit - planned_bytes)
     devices = {device.device_id: device for device in hardware.devices}
@@ -58,13 +59,13 @@ def report(
         version=__version__,
         address=facts.address,
         http_address=http_address,
-        host_available_bytes=memory.bytes,
-        available_reason=memory.reason,
+        host_available_bytes=memory.usable.bytes,
+        available_reason=memory.usable.reason,
         memory_limit_bytes=limit,
         untaken_bytes=untaken_bytes,
         is_draining=is_draining,
         units=units,
-        hardware=hardware,
+        hardware=replace(hardware, memory=memory),
     )
 
 

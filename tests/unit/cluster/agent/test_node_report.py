@@ -9,12 +9,22 @@ from support import hardware
 
 from potluck.cluster.agent import node
 from potluck.cluster.agent.node import NodeFacts, report
+from potluck.probe.system import System
 from potluck.types.cluster import NodeId
-from potluck.types.hardware import DeviceMemory, LayerReport, Trial
+from potluck.types.hardware import DeviceMemory, LayerReport, MemoryFacts, Trial
 from potluck.types.memory import MemoryLimit
 
 GIB = 2**30
 SHARED = DeviceMemory(total_bytes=8 * GIB, free_bytes=None, is_shared=True, source="by hand")
+
+
+def eight_free(_: System) -> MemoryFacts:
+    return MemoryFacts(
+        total_bytes=16 * GIB,
+        free_bytes=9 * GIB,
+        reserve_bytes=GIB,
+        usable=MemoryLimit(bytes=8 * GIB, reason=""),
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,7 +41,7 @@ SHARED = DeviceMemory(total_bytes=8 * GIB, free_bytes=None, is_shared=True, sour
 def test_usable_memory(
     monkeypatch: pytest.MonkeyPatch, limit: int | None, planned: int, untaken: int, usable: int
 ) -> None:
-    monkeypatch.setattr(node, "available_memory", lambda: MemoryLimit(bytes=8 * GIB, reason=""))
+    monkeypatch.setattr(node, "memory_facts", eight_free)
     facts = NodeFacts(node_id=NodeId("a" * 16), address="", memory_limit_bytes=limit, num_threads=1)
     said = report(
         facts,
@@ -43,12 +53,13 @@ def test_usable_memory(
     )
     assert said.units[0].usable_bytes == usable
     assert said.untaken_bytes == untaken
+    assert said.hardware.memory.free_bytes == 9 * GIB
 
 
 def test_units_are_what_works_and_the_cpu_whatever_it_is_like(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(node, "available_memory", lambda: MemoryLimit(bytes=8 * GIB, reason=""))
+    monkeypatch.setattr(node, "memory_facts", eight_free)
     board = LayerReport(
         layer="mali", devices=(dataclasses.replace(hardware.device("soc"), memory=SHARED),)
     )
