@@ -25,7 +25,7 @@ Loaded = Callable[[], object]
 
 def potluck(path: Path, quantization: str) -> Loaded:
     """The whole model in the native engine, on all cores."""
-    from potluck.catalog import describe_model, open_tensors
+    from potluck.catalog import describe_model, open_weights
     from potluck.engines.native import choose_isa, make_pool
     from potluck.loading import StageSize, load_stage, plan_stage
     from potluck.probe.cores import default_num_threads
@@ -40,8 +40,8 @@ def potluck(path: Path, quantization: str) -> Loaded:
         num_threads=default_num_threads(),
         quantization=Quantization(quantization),
     )
-    tensors = open_tensors(description.files)
     shard = Shard.whole(description.config.num_layers)
+    tensors = open_weights(description, [shard])
     plan = plan_stage(description, tensors, shard, size)
     pool, isa = make_pool(size.num_threads), choose_isa(None)
     return lambda: load_stage(description, tensors, plan, pool=pool, isa=isa)

@@ -1,21 +1,23 @@
 """Makes large models with random weights, in the shapes of models that people run.
 
-    python benchmarks/shapes.py SHAPE DIRECTORY --type BF16    Hugging Face layout; F32, F16 or BF16
-    python benchmarks/shapes.py SHAPE FILE.gguf --type Q4_0    GGUF; these, Q8_0, Q6_K, Q4_K, Q4_0
-                                                               or Q4_K_M (the mixture)
+    python benchmarks/shapes.py SHAPE DIRECTORY --type BF16     Hugging Face; F32, F16 or BF16
+    python benchmarks/shapes.py SHAPE FILE.gguf --type Q4_0     GGUF; these, Q8_0, Q6_K, Q4_K, Q4_0
+                                                                or Q4_K_M (the mixture)
 
 They are for measuring speed and memory, and speak nonsense. The tokenizer is that of ``demo``,
-which is why the vocabulary has its size whatever the shape. Weights come from a fixed seed and are
-written tensor by tensor, so that a model may be larger than the memory.
+and so is the size of the vocabulary, unless the shape says another and the layout is Hugging
+Face's: no text has the tokens beyond. Weights come from a fixed seed and are written tensor by
+tensor, so that a model may be larger than the memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -33,6 +35,8 @@ FLOAT_TYPES = ("F32", "F16", "BF16")
 GGUF_TYPES = (*FLOAT_TYPES, "Q8_0", "Q6_K", "Q4_K", "Q4_0", "Q4_K_M")
 _STANDARD_DEVIATION = 0.02
 _MAX_CONTEXT_TOKENS = 8192
+_MAX_FILE_BYTES = 5 * 10**9
+_DRAWN_NUMBERS = 2**22
 _DEMO = Path(str(files("potluck"))) / "data" / "demo"
 
 
@@ -46,6 +50,8 @@ class Shape:
     num_heads: int
     num_key_value_heads: int
     head_dim: int
+    vocab_size: int | None = None
+    has_tied_head: bool = True
 
 
 SHAPES = {
@@ -81,6 +87,16 @@ SHAPES = {
         num_key_value_heads=8,
         head_dim=128,
     ),
+    "8B": Shape(  # Llama-3-8B
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_layers=32,
+        num_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=128_256,
+        has_tied_head=False,
+    ),
 }
 
 
@@ -103,7 +119,7 @@ def main() -> None:
 
 
 def tensors(shape: Shape, vocab_size: int) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Each tensor's Hugging Face name, GGUF name and shape (rows first). The head is tied."""
+    """Each tensor's Hugging Face name, GGUF name and shape (rows first)."""
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries = shape.num_heads * shape.head_dim
     keys = shape.num_key_value_heads * shape.head_dim
@@ -120,6 +136,8 @@ def tensors(shape: Shape, vocab_size: int) -> Iterator[tuple[str, str, tuple[int
         yield f"{theirs}.mlp.up_proj.weight", f"{gguf}.ffn_up.weight", (inner, hidden)
         yield f"{theirs}.mlp.down_proj.weight", f"{gguf}.ffn_down.weight", (hidden, inner)
     yield "model.norm.weight", "output_norm.weight", (hidden,)
+    if not shape.has_tied_head:
+        yield "lm_head.weight", "output.weight", (vocab_size, hidden)
 
 
 def values(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -163,7 +181,7 @@ def type_in_mixture(name: str, num_layers: int) -> str:
 
 
 def write_hugging_face(shape: Shape, directory: Path, type_name: str = "BF16") -> None:
-    """``config.json``, the tokenizer, and one safetensors file of floats."""
+    """``config.json``, the tokenizer, and safetensors files of floats, of about 5 GB as usual."""
     directory.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = json.loads((_DEMO / "config.json").read_text(encoding="utf-8"))
     config |= {
@@ -174,30 +192,88 @@ def write_hugging_face(shape: Shape, directory: Path, type_name: str = "BF16") -
         "num_key_value_heads": shape.num_key_value_heads,
         "head_dim": shape.head_dim,
         "max_position_embeddings": _MAX_CONTEXT_TOKENS,
+        "tie_word_embeddings": shape.has_tied_head,
     }
+    if shape.vocab_size is not None:
+        config["vocab_size"] = shape.vocab_size
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     for path in _DEMO.glob("*.json"):
         if path.name != "config.json":
             shutil.copyfile(path, directory / path.name)
-    listed = list(tensors(shape, config["vocab_size"]))
+    listed = [(name, each) for name, _, each in tensors(shape, config["vocab_size"])]
+    rng = np.random.default_rng(SEED)
+    parts = list(_parts(listed, type_name))
+    if len(parts) == 1:
+        _write_safetensors(directory / "model.safetensors", parts[0], rng, type_name)
+        return
+    weight_map: dict[str, str] = {}
+    for index, part in enumerate(parts, start=1):
+        name = f"model-{index:05}-of-{len(parts):05}.safetensors"
+        weight_map |= {tensor: name for tensor, _ in part}
+        _write_safetensors(directory / name, part, rng, type_name)
+    total = sum(_num_bytes(dimensions, type_name) for _, dimensions in listed)
+    index_document = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps(index_document, indent=2) + "\n", encoding="utf-8"
+    )
+
+
+def stored_bytes(shape: Shape) -> int:
+    """Of a model's weights in BF16; a vocabulary of demo's size is not counted."""
+    return sum(_num_bytes(each, "BF16") for _, _, each in tensors(shape, shape.vocab_size or 0))
+
+
+def _num_bytes(dimensions: tuple[int, ...], type_name: str) -> int:
+    return (4 if type_name == "F32" else 2) * math.prod(dimensions)
+
+
+def _parts(
+    listed: Sequence[tuple[str, tuple[int, ...]]], type_name: str
+) -> Iterator[list[tuple[str, tuple[int, ...]]]]:
+    """Tensors that share a file."""
+    part: list[tuple[str, tuple[int, ...]]] = []
+    size = 0
+    for name, dimensions in listed:
+        num_bytes = _num_bytes(dimensions, type_name)
+        if part and size + num_bytes > _MAX_FILE_BYTES:
+            yield part
+            part, size = [], 0
+        part.append((name, dimensions))
+        size += num_bytes
+    yield part
+
+
+def _write_safetensors(
+    path: Path,
+    part: Sequence[tuple[str, tuple[int, ...]]],
+    rng: np.random.Generator,
+    type_name: str,
+) -> None:
     header: dict[str, object] = {}
     offset = 0
-    for name, _, dimensions in listed:
-        num_bytes = (4 if type_name == "F32" else 2) * int(np.prod(dimensions))
-        header[name] = {
-            "dtype": type_name,
-            "shape": dimensions,
-            "data_offsets": (offset, offset + num_bytes),
-        }
-        offset += num_bytes
+    for name, dimensions in part:
+        end = offset + _num_bytes(dimensions, type_name)
+        header[name] = {"dtype": type_name, "shape": dimensions, "data_offsets": (offset, end)}
+        offset = end
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
     pool = ThreadPool(default_num_threads())
-    rng = np.random.default_rng(SEED)
-    with (directory / "model.safetensors").open("wb") as file:
+    with path.open("wb") as file:
         file.write(struct.pack("<Q", len(encoded)) + encoded)
-        for _, _, dimensions in listed:
-            file.write(in_type(values(rng, dimensions), type_name, pool).data)
+        for _, dimensions in part:
+            for rows in _drawn(rng, dimensions):
+                file.write(in_type(rows, type_name, pool).data)
+
+
+def _drawn(rng: np.random.Generator, dimensions: tuple[int, ...]) -> Iterator[NDArray[np.float32]]:
+    """A tensor's values, rows of a matrix a few at a time."""
+    if len(dimensions) == 1:
+        yield values(rng, dimensions)
+        return
+    num_rows, num_columns = dimensions
+    step = max(1, _DRAWN_NUMBERS // num_columns)
+    for start in range(0, num_rows, step):
+        yield values(rng, (min(step, num_rows - start), num_columns))
 
 
 def write_gguf(shape: Shape, path: Path, type_name: str) -> None:

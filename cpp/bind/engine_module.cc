@@ -29,6 +29,7 @@ namespace {
 using InMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using OutMatrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using OutBytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 MatrixView view(const InMatrix& m) {
   return {m.data(), static_cast<int64_t>(m.shape(0)), static_cast<int64_t>(m.shape(1))};
@@ -115,6 +116,14 @@ void bind_stage(nb::module_& m) {
           "name"_a, "start_row"_a, "end_row"_a, "data"_a)
       .def("finish_weight", &Stage::finish_weight, "name"_a)
       .def(
+          "map_weight",
+          [](Stage& stage, const std::string& name, const std::vector<int64_t>& shape,
+             const std::string& format, const Bytes& data) {
+            stage.map_weight(name, shape, find_format(format), data.data(), data.size(),
+                             std::make_shared<const Bytes>(data));
+          },
+          "name"_a, "shape"_a, "format"_a, "data"_a)
+      .def(
           "step",
           [](Stage& stage, std::vector<Slice> slices, std::vector<Opening> opened,
              std::vector<int64_t> closed, std::optional<InMatrix> hidden,
@@ -133,7 +142,8 @@ void bind_stage(nb::module_& m) {
             stage.logits(step, view(hidden), view(out));
           },
           nb::kw_only(), "slices"_a, "opened"_a, "closed"_a, "hidden"_a.none(), "out"_a)
-      .def_prop_ro("weights_bytes", &Stage::weights_bytes);
+      .def_prop_ro("weights_bytes", &Stage::weights_bytes)
+      .def_prop_ro("mapped_bytes", &Stage::mapped_bytes);
 }
 
 // A sampler without a stage, for logits that come from elsewhere.
@@ -194,6 +204,30 @@ void bind_sampler(nb::module_& m) {
           "wanted"_a, "logits"_a);
 }
 
+void bind_packing(nb::module_& m) {
+  m.def(
+      "pack_rows_on",
+      [](ThreadPool& pool, const std::string& format_name, int64_t columns, const Bytes& rows,
+         int64_t start_row, int64_t num_rows, const OutBytes& panels) {
+        const Format format = find_format(format_name);
+        if (columns < 1 || columns % format_info(format).block_columns != 0) {
+          throw Error("columns are no whole blocks");
+        }
+        if (start_row < 0 || num_rows < 0) throw Error("the row range is negative");
+        const int64_t panel = panel_bytes(format, columns);
+        const auto given = static_cast<int64_t>(rows.size());
+        if (given % (panel / kPanelRows) != 0 || given / (panel / kPanelRows) != num_rows) {
+          throw Error("rows has not the size of num_rows");
+        }
+        const int64_t room = static_cast<int64_t>(panels.size()) / panel * kPanelRows;
+        if (num_rows > room || start_row > room - num_rows) throw Error("panels is too small");
+        nb::gil_scoped_release released;
+        ThreadPool::Session session(pool);
+        pack_rows_on(session, format, columns, rows.data(), start_row, num_rows, panels.data());
+      },
+      "pool"_a, "format"_a, "columns"_a, "rows"_a, "start_row"_a, "num_rows"_a, "panels"_a);
+}
+
 }  // namespace
 
 void bind_engine(nb::module_& m) {
@@ -201,6 +235,7 @@ void bind_engine(nb::module_& m) {
       .def(nb::init<int>(), "num_threads"_a)
       .def_prop_ro("num_threads", &ThreadPool::num_threads);
   bind_values(m);
+  bind_packing(m);
   bind_stage(m);
   bind_sampler(m);
 }

@@ -282,6 +282,7 @@ void bind_kernels(nb::module_& m, KernelLookup lookup) {
     const FormatInfo info = format_info(find_format(name));
     return nb::make_tuple(info.block_columns, info.block_bytes);
   }, "format"_a);
+  m.attr("PANEL_LAYOUT") = kPanelLayout;
   m.def("panel_bytes", [](const std::string& name, int64_t columns) {
     return panel_bytes(find_format(name, columns), columns);
   }, "format"_a, "columns"_a);

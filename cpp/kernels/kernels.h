@@ -46,6 +46,9 @@ struct Matrix {
   const uint8_t* data;
 };
 int64_t panel_bytes(Format format, int64_t columns);
+// Names the bytes that panels have, which are kept in files: to be raised with whatever changes what
+// pack_rows or `encode` write. The same on every machine.
+constexpr int kPanelLayout = 1;
 static inline int64_t num_panels(int64_t rows) { return (rows + kPanelRows - 1) / kPanelRows; }
 
 // Writes stored rows [start_row, start_row + num_rows) of the file's layout into the panels at

@@ -59,7 +59,10 @@ struct Executor::Layout {
 
 Executor::Executor(const Program& program, const Kernels& kernels, const WeightStore& weights,
                    int64_t num_blocks, int64_t max_step_tokens, int num_threads)
-    : program_(program), kernels_(kernels), weights_(weights) {
+    : program_(program),
+      kernels_(kernels),
+      weights_(weights),
+      read_ahead_(program, weights) {
   Layout layout(program, max_step_tokens, num_threads);
   scratch_ = Buffer(layout.num_bytes, Pages::Normal, "scratch");
   register_offsets_ = std::move(layout.registers);
@@ -88,8 +91,10 @@ uint64_t Executor::scratch_bytes(const Program& program, int64_t max_step_tokens
 void Executor::run(const Batch& batch, ThreadPool::Session& session) {
   quantized_ = nullptr;
   if (batch.num_tokens() == 0) return;
-  for (const op::Resolved& any : program_.ops()) {
-    std::visit([&](const auto& o) { run_op(o, batch, session); }, any);
+  read_ahead_.begin_step();
+  for (size_t i = 0; i < program_.ops().size(); ++i) {
+    read_ahead_.before_op(i);
+    std::visit([&](const auto& o) { run_op(o, batch, session); }, program_.ops()[i]);
   }
 }
 

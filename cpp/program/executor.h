@@ -11,6 +11,7 @@
 #include "program/kv_cache.h"
 #include "program/memory.h"
 #include "program/program.h"
+#include "program/read_ahead.h"
 #include "program/thread_pool.h"
 #include "program/weights.h"
 
@@ -60,6 +61,7 @@ class Executor {
   const Program& program_;
   const Kernels& kernels_;
   const WeightStore& weights_;
+  ReadAhead read_ahead_;
   std::vector<KvCache> caches_;
   Buffer scratch_;
   std::vector<uint64_t> register_offsets_;

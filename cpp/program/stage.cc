@@ -101,6 +101,13 @@ void Stage::finish_weight(const std::string& name) {
   weights_.finish(name);
 }
 
+void Stage::map_weight(const std::string& name, const std::vector<int64_t>& shape, Format format,
+                       const uint8_t* data, uint64_t num_bytes,
+                       std::shared_ptr<const void> owner) {
+  const Call call(*this);
+  weights_.map(name, shape, format, data, num_bytes, std::move(owner));
+}
+
 Batch Stage::check(const Step& step, const std::optional<MatrixView>& hidden_in) const {
   weights_.check_complete();
   Batch batch(step.slices, limits_);

@@ -54,6 +54,8 @@ class Stage {
   void write_rows(const std::string& name, int64_t start_row, int64_t end_row,
                   const uint8_t* data, uint64_t num_bytes);
   void finish_weight(const std::string& name);
+  void map_weight(const std::string& name, const std::vector<int64_t>& shape, Format format,
+                  const uint8_t* data, uint64_t num_bytes, std::shared_ptr<const void> owner);
 
   // Runs the program once. `hidden_in` [tokens][hidden_size] is given unless the stage has the
   // embedding, `hidden_out` likewise unless it has the head; with the head it returns one token per
@@ -65,6 +67,7 @@ class Stage {
   void logits(const Step& step, std::optional<MatrixView> hidden_in, MutableMatrixView out);
 
   uint64_t weights_bytes() const { return weights_.num_bytes(); }
+  uint64_t mapped_bytes() const { return weights_.num_mapped_bytes(); }
 
  private:
   class Call;

@@ -1,5 +1,8 @@
 #include "program/weights.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -51,13 +54,29 @@ void widen_vector(Format format, int64_t count, const uint8_t* data, float* out)
 
 }  // namespace
 
+void pack_rows_on(ThreadPool::Session& session, Format format, int64_t columns,
+                  const uint8_t* rows, int64_t start_row, int64_t num_rows, uint8_t* panels) {
+  if (num_rows == 0) return;
+  // Whole panels, so that no two threads write to the same cache line.
+  const int64_t stored_row_bytes = row_bytes(format, columns);
+  const int64_t end_row = start_row + num_rows;
+  const int64_t first_panel = start_row / kPanelRows;
+  parallel_ranges(session, num_panels(end_row) - first_panel, 1, kPanelRows * columns,
+                  [&](int64_t begin, int64_t end, int) {
+                    const int64_t from = std::max(start_row, (first_panel + begin) * kPanelRows);
+                    const int64_t to = std::min(end_row, (first_panel + end) * kPanelRows);
+                    pack_rows(format, columns, rows + (from - start_row) * stored_row_bytes, from,
+                              to - from, panels);
+                  });
+}
+
 WeightStore::WeightStore(const std::vector<WeightSpec>& specs)
     : specs_(specs), entries_(specs.size()) {
   for (size_t i = 0; i < specs.size(); ++i) index_.emplace(specs[i].name, static_cast<int>(i));
 }
 
-void WeightStore::begin(const std::string& name, const std::vector<int64_t>& shape,
-                        Format format) {
+WeightStore::Entry& WeightStore::absent(const std::string& name,
+                                        const std::vector<int64_t>& shape, Format format) {
   const auto found = index_.find(name);
   if (found == index_.end()) throw Error("the program has no weight '" + name + "'");
   Entry& entry = entries_[found->second];
@@ -77,13 +96,41 @@ void WeightStore::begin(const std::string& name, const std::vector<int64_t>& sha
     throw Error("weight '" + name + "' has " + std::to_string(columns) +
                 " columns, which are not whole " + info.name + " blocks");
   }
-  const int64_t num_bytes = is_vector
-                                ? columns * static_cast<int64_t>(sizeof(float))
-                                : num_panels(rows) * panel_bytes(format, columns);
-  Buffer data(static_cast<uint64_t>(num_bytes), Pages::Huge, "weight '" + name + "'");
-  entry.data = std::move(data);
-  entry.matrix = {format, rows, columns, is_vector ? nullptr : entry.data.data()};
+  entry.num_bytes = static_cast<uint64_t>(is_vector
+                                              ? columns * static_cast<int64_t>(sizeof(float))
+                                              : num_panels(rows) * panel_bytes(format, columns));
+  entry.matrix = {format, rows, columns, nullptr};
+  return entry;
+}
+
+void WeightStore::begin(const std::string& name, const std::vector<int64_t>& shape,
+                        Format format) {
+  Entry& entry = absent(name, shape, format);
+  entry.buffer = Buffer(entry.num_bytes, Pages::Huge, "weight '" + name + "'");
+  entry.data = entry.buffer.data();
+  if (shape.size() > 1) entry.matrix.data = entry.data;
   entry.state = State::Begun;
+}
+
+void WeightStore::map(const std::string& name, const std::vector<int64_t>& shape, Format format,
+                      const uint8_t* data, uint64_t num_bytes, std::shared_ptr<const void> owner) {
+  Entry& entry = absent(name, shape, format);
+  const bool is_vector = shape.size() == 1;
+  if (is_vector && format != Format::F32) {
+    throw Error("vector '" + name + "' is mapped as " + format_info(format).name +
+                ", and must be f32");
+  }
+  if (num_bytes != entry.num_bytes) {
+    throw Error("weight '" + name + "' is mapped with " + std::to_string(num_bytes) +
+                " bytes instead of " + std::to_string(entry.num_bytes));
+  }
+  if (reinterpret_cast<uintptr_t>(data) % kWeightAlignment != 0) {
+    throw Error("weight '" + name + "' is mapped at an address that is not aligned");
+  }
+  entry.owner = std::move(owner);
+  entry.data = data;
+  if (!is_vector) entry.matrix.data = data;
+  entry.state = State::Finished;
 }
 
 WeightStore::Entry& WeightStore::begun(const std::string& name) {
@@ -112,20 +159,11 @@ void WeightStore::write_rows(const std::string& name, int64_t start_row, int64_t
   if (end_row == start_row) return;
   if (matrix.data == nullptr) {
     widen_vector(matrix.format, matrix.columns, data,
-                 reinterpret_cast<float*>(entry.data.data()));
+                 reinterpret_cast<float*>(entry.buffer.data()));
   } else {
     ThreadPool::Session session(pool);
-    // Whole panels, so that no two threads write to the same cache line.
-    const int64_t first_panel = start_row / kPanelRows;
-    const int64_t end_panel = num_panels(end_row);
-    parallel_ranges(
-        session, end_panel - first_panel, 1, kPanelRows * matrix.columns,
-        [&](int64_t begin, int64_t end, int) {
-          const int64_t from = std::max(start_row, (first_panel + begin) * kPanelRows);
-          const int64_t to = std::min(end_row, (first_panel + end) * kPanelRows);
-          pack_rows(matrix.format, matrix.columns, data + (from - start_row) * stored_row_bytes,
-                    from, to - from, entry.data.data());
-        });
+    pack_rows_on(session, matrix.format, matrix.columns, data, start_row, end_row - start_row,
+                 entry.buffer.data());
   }
   entry.rows_written = end_row;
 }
@@ -147,9 +185,37 @@ void WeightStore::check_complete() const {
   }
 }
 
+void WeightStore::read_mapped(int index, uint64_t offset, uint64_t num_bytes) const {
+  static const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const Entry& entry = entries_[index];
+  if (offset >= entry.num_bytes) return;
+  const uintptr_t address = reinterpret_cast<uintptr_t>(entry.data) + offset;
+  const uintptr_t end = address + std::min(num_bytes, entry.num_bytes - offset);
+  const uintptr_t start = address / page * page;
+  // As by page faults: with the reading ahead, and in the large pieces, that these have. Errors
+  // are left to whoever computes with the bytes.
+#ifndef MADV_POPULATE_READ
+  constexpr int MADV_POPULATE_READ = 22;  // since Linux 5.14
+#endif
+  if (madvise(reinterpret_cast<void*>(start), end - start, MADV_POPULATE_READ) == 0) return;
+  // Older kernels: they take no more of one request than they read ahead, which is 128 KiB unless
+  // the disk was set up otherwise (mm/readahead.c, force_page_cache_ra).
+  constexpr uint64_t kRequestBytes = uint64_t{128} << 10;
+  for (uintptr_t at = start; at < end; at += kRequestBytes) {
+    madvise(reinterpret_cast<void*>(at), std::min<uint64_t>(kRequestBytes, end - at),
+            MADV_WILLNEED);
+  }
+}
+
 uint64_t WeightStore::num_bytes() const {
   uint64_t sum = 0;
-  for (const Entry& entry : entries_) sum += entry.data.num_bytes();
+  for (const Entry& entry : entries_) sum += entry.buffer.num_bytes();
+  return sum;
+}
+
+uint64_t WeightStore::num_mapped_bytes() const {
+  uint64_t sum = 0;
+  for (const Entry& entry : entries_) sum += entry.owner != nullptr ? entry.num_bytes : 0;
   return sum;
 }
 

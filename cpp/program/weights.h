@@ -1,7 +1,9 @@
-// The weights of one stage: matrices in panels, in their file's format, and vectors as float32.
+// The weights of one stage: matrices in panels, in their file's format, and vectors as float32; in
+// memory of their own, or where somebody else keeps them.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -13,8 +15,12 @@
 
 namespace potluck {
 
-// Takes tensors row range by row range: begin, write_rows until all rows are there, finish. Not
-// safe for concurrent use.
+// The kernels' pack_rows, divided among the threads.
+void pack_rows_on(ThreadPool::Session& session, Format format, int64_t columns,
+                  const uint8_t* rows, int64_t start_row, int64_t num_rows, uint8_t* panels);
+
+// Takes tensors row range by row range: begin, write_rows until all rows are there, finish; or as
+// a whole where they lie. Not safe for concurrent use.
 class WeightStore {
  public:
   explicit WeightStore(const std::vector<WeightSpec>& specs);
@@ -31,16 +37,34 @@ class WeightStore {
   // Throws Error when rows are missing.
   void finish(const std::string& name);
 
+  // Takes a whole tensor as it would be here, panels or (for a vector, which is F32) numbers:
+  // `num_bytes` at `data`, aligned to kWeightAlignment. `owner` keeps them there, as long as this
+  // lives. Throws Error as begin does, and for another size or alignment.
+  void map(const std::string& name, const std::vector<int64_t>& shape, Format format,
+           const uint8_t* data, uint64_t num_bytes, std::shared_ptr<const void> owner);
+  static constexpr uint64_t kWeightAlignment = 64;
+
   // Throws Error, naming the first tensor that is not finished.
   void check_complete() const;
 
   // By index in the program's list; valid once complete.
   const Matrix& matrix(int index) const { return entries_[index].matrix; }
   const float* vector(int index) const {
-    return reinterpret_cast<const float*>(entries_[index].data.data());
+    return reinterpret_cast<const float*>(entries_[index].data);
   }
 
+  // Whether its bytes are in a file, and need not be in memory.
+  bool is_mapped(int index) const { return entries_[index].owner != nullptr; }
+  uint64_t mapped_bytes(int index) const {
+    return is_mapped(index) ? entries_[index].num_bytes : 0;
+  }
+  // Brings some of those bytes into memory, as far as there are any; waits for it where the
+  // operating system is recent enough. Safe while others read the weights.
+  void read_mapped(int index, uint64_t offset, uint64_t num_bytes) const;
+
+  // In memory of their own, and where somebody else keeps them.
   uint64_t num_bytes() const;
+  uint64_t num_mapped_bytes() const;
 
  private:
   enum class State { Absent, Begun, Finished };
@@ -48,9 +72,14 @@ class WeightStore {
     State state = State::Absent;
     Matrix matrix{};  // for a vector: one row, and no data
     int64_t rows_written = 0;
-    Buffer data;
+    Buffer buffer;  // empty if mapped
+    const uint8_t* data = nullptr;
+    uint64_t num_bytes = 0;
+    std::shared_ptr<const void> owner;  // null if not
   };
 
+  // The entry, checked to be absent and of this shape, with its matrix (but for the data) and size.
+  Entry& absent(const std::string& name, const std::vector<int64_t>& shape, Format format);
   Entry& begun(const std::string& name);
 
   const std::vector<WeightSpec>& specs_;

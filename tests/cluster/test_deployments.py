@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -83,10 +85,33 @@ def test_a_node_that_lacks_the_files_is_named_and_not_used(fleet: Fleet) -> None
     assert set(reasons) == {agents[2].node_id, agents[3].node_id}
     assert reasons[agents[2].node_id].startswith("it cannot read the model: ")
     assert HUB_ID in reasons[agents[2].node_id]
-    assert reasons[agents[3].node_id] == f"its files of {HUB_ID} are not those of the coordinator"
+    # What is deployed is the coordinator's commit, and this hub has another one.
+    assert f"the hub has no such revision: {HUB_ID}@" in reasons[agents[3].node_id]
     shown = agents[0].command_line("ps").stdout
     for node_id, reason in reasons.items():
         assert any(node_id in line and reason in line for line in shown.splitlines()), shown
+
+
+def test_a_node_with_other_files_at_the_same_path_is_not_used(fleet: Fleet, tmp_path: Path) -> None:
+    in_namespace = ("unshare", "--user", "--map-root-user", "--mount")
+    if subprocess.run((*in_namespace, "true"), check=False, capture_output=True).returncode:
+        pytest.skip("not shown: no mount namespace can be made here")
+    model, another = tmp_path / "model", tmp_path / "another"
+    for directory in (model, another):
+        shutil.copytree(DEMO_DIRECTORY, directory)
+    config = json.loads((model / "config.json").read_text())
+    (another / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-6}))
+    bound = (*in_namespace, "sh", "-c", f'mount --bind {another} {model}; exec "$@"', "sh")
+    first = fleet.start(0).await_up()
+    other = fleet.start(1, join=first, prefix=bound).await_up()
+    fleet.await_members()
+    completed = first.command_line("deploy", str(model), "--context", "64", "--json")
+    assert completed.returncode == 0, completed.stderr
+    deployed = json.loads(completed.stdout)
+    assert [stage["node_id"] for stage in deployed["stages"]] == [first.node_id]
+    (rejection,) = deployed["rejections"]
+    assert rejection["node_id"] == other.node_id
+    assert rejection["reason"] == f"its files of {model} are not those of the coordinator"
 
 
 def test_what_does_not_fit_is_said_and_leaves_nothing(fleet: Fleet) -> None:
@@ -97,7 +122,9 @@ def test_what_does_not_fit_is_said_and_leaves_nothing(fleet: Fleet) -> None:
     message, hint = completed.stderr.splitlines()
     assert message.startswith("potluck: the model takes ")
     assert message.endswith(" MiB, and 2 units may use 150 MiB together")
-    assert re.fullmatch(r"hint: add \d+ more nodes like the largest", hint)
+    assert re.fullmatch(
+        r"hint: --context 512 would fit; or add \d+ more nodes like the largest", hint
+    )
     for agent in agents:
         assert agent.cluster()["deployments"] == []
         assert agent.workers() == set()

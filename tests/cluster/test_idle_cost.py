@@ -9,7 +9,7 @@ import psutil
 import pytest
 from support.agents import AgentProcess, Fleet
 
-from potluck.cluster.coordinator.planning import PROCESS_BYTES
+from potluck.cluster.worker.plan import PROCESS_BYTES
 
 IDLE_SECONDS = 5.0
 

@@ -6,27 +6,20 @@ import json
 import re
 import socket
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tokenizers
 from support.command import assert_refused, run_command
 from support.fake_hub import FakeHub, serve_hub
 from support.gguf_models import write_gguf_model
+from support.hub_models import DEMO, cut_demo, hub_environment
 from support.random_models import make_random_model
 from support.text_models import LLAMA3_SPECIAL, byte_level_metadata, llama3_json
 
-from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.types.tensor import TensorFormat
 
 ARGUMENTS = ("-p", "The fox", "-n", "8", "--temperature", "0")
-DEMO = {
-    path.name: path.read_bytes()
-    for path in DEMO_DIRECTORY.iterdir()
-    if path.suffix in (".json", ".safetensors")
-}
 # What repositories also hold.
 DECOYS = {
     "README.md": b"# A model",
@@ -37,15 +30,6 @@ DECOYS = {
     "original/model.safetensors": b"\0",
     "tokenizer.model": b"\0",
 }
-
-
-def settings(tmp_path: Path, endpoint: str) -> dict[str, str]:
-    return {
-        "HF_ENDPOINT": endpoint,
-        "HF_HOME": str(tmp_path / "hub-home"),
-        "HF_HUB_DISABLE_XET": "1",
-        "NO_PROXY": "127.0.0.1",
-    }
 
 
 def dead_endpoint() -> str:
@@ -66,7 +50,7 @@ def demo_text() -> str:
 
 def test_a_repository_and_then_its_copy_in_the_cache(tmp_path: Path) -> None:
     with serve_hub({"org/fox": {**DEMO, **DECOYS}}) as hub:
-        env = settings(tmp_path, hub.endpoint)
+        env = hub_environment(tmp_path, hub.endpoint)
         first = run_command("run", "org/fox", *ARGUMENTS, env=env)
         assert first.returncode == 0, first.stderr
         assert first.stdout == demo_text()
@@ -85,34 +69,13 @@ def test_a_repository_and_then_its_copy_in_the_cache(tmp_path: Path) -> None:
 
 
 def test_weights_in_several_files(tmp_path: Path) -> None:
-    weights = DEMO["model.safetensors"]
-    length = 8 + int.from_bytes(weights[:8], "little")
-    header = json.loads(weights[8:length])
-    files: dict[str, bytes] = {name: DEMO[name] for name in DEMO if name != "model.safetensors"}
-    weight_map = {}
-    tensors = sorted(name for name in header if name != "__metadata__")
-    for part in (0, 1):
-        filename = f"model-0000{part + 1}-of-00002.safetensors"
-        files[filename] = safetensors_part(header, weights[length:], tensors[part::2])
-        weight_map.update(dict.fromkeys(tensors[part::2], filename))
-    files["model.safetensors.index.json"] = json.dumps({"weight_map": weight_map}).encode()
-    files["model-00003-of-00003.safetensors"] = b"left over from an older upload"
-    with serve_hub({"org/cut": files}) as hub:
-        completed = run_command("run", "org/cut", *ARGUMENTS, env=settings(tmp_path, hub.endpoint))
+    files = cut_demo(lambda name: f"model-0000{1 + len(name) % 2}-of-00002.safetensors")
+    with_decoy = {**files, "model-00003-of-00003.safetensors": b"left over from an older upload"}
+    with serve_hub({"org/cut": with_decoy}) as hub:
+        env = hub_environment(tmp_path, hub.endpoint)
+        completed = run_command("run", "org/cut", *ARGUMENTS, env=env)
         assert completed.stdout == demo_text(), completed.stderr
-        assert names(hub) == set(files) - {"model-00003-of-00003.safetensors"}
-
-
-def safetensors_part(header: Mapping[str, Any], data: bytes, chosen: list[str]) -> bytes:
-    """A file of some of the tensors."""
-    entries: dict[str, object] = {}
-    parts = b""
-    for name in chosen:
-        begin, end = header[name]["data_offsets"]
-        entries[name] = {**header[name], "data_offsets": [len(parts), len(parts) + end - begin]}
-        parts += data[begin:end]
-    text = json.dumps(entries).encode()
-    return len(text).to_bytes(8, "little") + text + parts
+        assert names(hub) == set(files)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +98,7 @@ def test_gguf_files(tmp_path: Path, gguf_files: dict[str, bytes]) -> None:
     assert re.fullmatch(r"cut-00001-of-\d{5}\.gguf", parts[0])
     files = {**DECOYS, **gguf_files, "other-Q4_K_M.gguf": b"\0"}
     with serve_hub({"org/model-GGUF": files}) as hub:
-        env = settings(tmp_path, hub.endpoint)
+        env = hub_environment(tmp_path, hub.endpoint)
         one = run_command("run", "org/model-GGUF:one.gguf", *ARGUMENTS, env=env)
         assert one.returncode == 0, one.stderr
         assert names(hub) == {"one.gguf"}
@@ -161,7 +124,7 @@ def test_what_cannot_run_is_refused_before_its_weights_are_fetched(tmp_path: Pat
         | DECOYS,
     }
     with serve_hub(repositories) as hub:
-        env = settings(tmp_path, hub.endpoint)
+        env = hub_environment(tmp_path, hub.endpoint)
         completed = run_command("run", "org/unknown", *ARGUMENTS, env=env)
         assert_refused(completed, 1, "mamba", "supported are")
         assert hub.fetched == ["config.json"]
@@ -178,14 +141,16 @@ def test_a_hub_that_never_answers_is_given_up(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         endpoint = f"http://127.0.0.1:{mute.getsockname()[1]}"
         started = time.monotonic()
-        completed = run_command("run", "org/fox", *ARGUMENTS, env=settings(tmp_path, endpoint))
+        completed = run_command(
+            "run", "org/fox", *ARGUMENTS, env=hub_environment(tmp_path, endpoint)
+        )
         assert_refused(completed, 2, "timed out", "HF_ENDPOINT")
         assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize("offline", [False, True])
 def test_a_hub_out_of_reach_is_said_at_once(tmp_path: Path, offline: bool) -> None:
-    env = settings(tmp_path, dead_endpoint())
+    env = hub_environment(tmp_path, dead_endpoint())
     if offline:
         env["HF_HUB_OFFLINE"] = "1"
     started = time.monotonic()

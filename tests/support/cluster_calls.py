@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, StageRecord
 from potluck.errors import NodeLostError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.memory import MemoryPlan
 from potluck.types.quantization import Quantization
 
 A, B, C = NodeId("a" * 16), NodeId("b" * 16), NodeId("c" * 16)
@@ -35,9 +37,21 @@ class PlayedMembership:
         return [node for node, each, _ in self.calls if each == method]
 
 
+def a_plan(**changes: int) -> MemoryPlan:
+    """A stage of 600 bytes of weights; other parts as given."""
+    nothing = MemoryPlan(
+        weights=(("bf16", 600),), cache_bytes=0, rope_bytes=0, scratch_bytes=0, staging_bytes=0
+    )
+    return dataclasses.replace(nothing, **changes)  # type: ignore[arg-type]
+
+
 def stage_on(node_id: NodeId) -> StageRecord:
     return StageRecord(
-        node_id=node_id, unit_id=UnitId("cpu/native"), start_layer=0, end_layer=4, num_bytes=1
+        node_id=node_id,
+        unit_id=UnitId("cpu/native"),
+        start_layer=0,
+        end_layer=4,
+        memory=a_plan(),
     )
 
 
@@ -60,6 +74,7 @@ def a_record(
         num_layers=4,
         quantization=Quantization.NONE,
         may_quantize=False,
+        is_mapped=False,
         state=state,
         stages=stages,
     )

@@ -1,95 +1,254 @@
-"""A model hub on loopback: just what huggingface_hub asks for to list and fetch files."""
+"""A model hub on loopback: what huggingface_hub asks for, and how hubs and networks misbehave.
+
+Files in large-file storage (safetensors and GGUF) are served as the hub serves them: ``resolve``
+redirects to another host, which has no use for the token. Others have git's id as their ETag.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
+import socket
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
 
-_COMMIT = "0123456789abcdef0123456789abcdef01234567"
+_LARGE = (".safetensors", ".gguf")
+_RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FakeHub:
-    """``endpoint`` is for HF_ENDPOINT; ``fetched`` lists the files that were sent, in order."""
+class Repository:
+    """What one repository holds. ``listed`` differs from ``files`` where the hub is at fault."""
 
-    endpoint: str
+    files: Mapping[str, bytes]
+    listed: Mapping[str, bytes] = field(default_factory=dict)
+    is_gated: bool = False
+
+    @property
+    def commit(self) -> str:
+        """Stands for all contents, as a commit does."""
+        texts = (f"{name} {git_id(self.as_listed(name))}\n" for name in sorted(self.files))
+        return hashlib.sha1("".join(texts).encode()).hexdigest()
+
+    def as_listed(self, name: str) -> bytes:
+        """The content that the listing and the ETag speak of."""
+        return self.listed.get(name, self.files[name])
+
+
+@dataclass(slots=True, kw_only=True)
+class FakeHub:
+    """``endpoint`` is for HF_ENDPOINT.
+
+    ``fetched`` lists the files that were asked for whole, or to their end, in order; headers are
+    asked for by a range with an end. ``sent_bytes`` counts what was sent of each, headers too.
+
+    What can go wrong, until it is used up: ``breaks`` says of a file at which of its bytes
+    connections end, the first at the first of them and so on, with a reset if ``resets``; ``busy``
+    answers are 429 with ``retry_after``. Without ``has_ranges`` the server sends whole files. Bytes
+    from ``held_after`` on wait until ``released`` is set.
+    """
+
+    endpoint: str = ""
+    repositories: dict[str, Repository]
     fetched: list[str] = field(default_factory=list)
+    header_reads: list[str] = field(default_factory=list)
+    sent_bytes: Counter[str] = field(default_factory=Counter)
+    starts: list[int] = field(default_factory=list)  # of ``fetched``: from which byte on
+    foreign_tokens: list[str] = field(default_factory=list)
+    breaks: dict[str, list[int]] = field(default_factory=dict)
+    resets: bool = False
+    busy: int = 0
+    retry_after: str | None = "0"
+    has_ranges: bool = True
+    held_after: int | None = None
+    released: threading.Event = field(default_factory=threading.Event)
 
 
 @contextmanager
-def serve_hub(repositories: Mapping[str, Mapping[str, bytes]]) -> Iterator[FakeHub]:
+def serve_hub(repositories: Mapping[str, Mapping[str, bytes] | Repository]) -> Iterator[FakeHub]:
     """Serve ``repositories`` (id → file name → content) until the block ends."""
-    fetched: list[str] = []
+    hub = FakeHub(
+        repositories={
+            repo_id: each if isinstance(each, Repository) else Repository(files=each)
+            for repo_id, each in repositories.items()
+        }
+    )
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_HEAD(self) -> None:
-            self._answer(with_body=False)
-
-        def do_GET(self) -> None:
-            self._answer(with_body=True)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-        def _answer(self, *, with_body: bool) -> None:
-            path = self.path.partition("?")[0]
-            for repo_id, files in repositories.items():
-                if path.startswith(f"/api/models/{repo_id}"):
-                    self._send(with_body, json.dumps(_model_info(repo_id, files)).encode())
-                    return
-                prefix = f"/{repo_id}/resolve/"
-                if path.startswith(prefix):
-                    name = path.removeprefix(prefix).partition("/")[2]
-                    if name not in files:
-                        self._fail(with_body, "EntryNotFound")
-                        return
-                    if with_body:
-                        fetched.append(name)
-                    self._send(with_body, files[name])
-                    return
-            self._fail(with_body, "RepoNotFound")
-
-        def _send(self, with_body: bool, body: bytes) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
-            self.send_header("X-Repo-Commit", _COMMIT)
-            self.end_headers()
-            if with_body:
-                self.wfile.write(body)
-
-        def _fail(self, with_body: bool, code: str) -> None:
-            body = b"{}" if with_body else b""
-            self.send_response(404)
-            self.send_header("X-Error-Code", code)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
+    hub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
     try:
-        yield FakeHub(endpoint=f"http://127.0.0.1:{server.server_address[1]}", fetched=fetched)
+        yield hub
     finally:
+        hub.released.set()
         server.shutdown()
         server.server_close()
         thread.join()
 
 
-def _model_info(repo_id: str, files: Mapping[str, bytes]) -> dict[str, object]:
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: FakeHub
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def _answer(self, *, with_body: bool) -> None:
+        hub = self.hub
+        path = unquote(self.path.partition("?")[0])
+        if hub.busy > 0 and any(repo_id in path for repo_id in hub.repositories):
+            hub.busy -= 1
+            after = {} if hub.retry_after is None else {"Retry-After": hub.retry_after}
+            self._send(429, after, b"")
+            return
+        for repo_id, repository in hub.repositories.items():
+            if path == f"/api/models/{repo_id}" or path.startswith(f"/api/models/{repo_id}/"):
+                self._list(repo_id, repository, path)
+                return
+            for prefix in (f"/{repo_id}/resolve/", f"/large/{repo_id}/"):
+                if path.startswith(prefix):
+                    is_large = prefix.startswith("/large/")
+                    name = path.removeprefix(prefix)
+                    name = name if is_large else name.partition("/")[2]
+                    self._file(repository, repo_id, name, is_redirected=is_large, body=with_body)
+                    return
+        self._send(404, {"X-Error-Code": "RepoNotFound"}, b"")
+
+    def _list(self, repo_id: str, repository: Repository, path: str) -> None:
+        revision = path.partition("/revision/")[2] or "main"
+        if revision not in ("main", repository.commit):
+            self._send(404, {"X-Error-Code": "RevisionNotFound"}, b"")
+            return
+        body = json.dumps(_model_info(repo_id, repository)).encode()
+        self._send(200, {"Content-Type": "application/json"}, body)
+
+    def _file(
+        self, repository: Repository, repo_id: str, name: str, *, is_redirected: bool, body: bool
+    ) -> None:
+        if repository.is_gated:
+            self._send(403, {"X-Error-Code": "GatedRepo"}, b"")
+            return
+        if name not in repository.files:
+            self._send(404, {"X-Error-Code": "EntryNotFound"}, b"")
+            return
+        listed = repository.as_listed(name)
+        headers = {"X-Repo-Commit": repository.commit, "Accept-Ranges": "bytes"}
+        if name.endswith(_LARGE) and not is_redirected:
+            headers["X-Linked-Etag"] = f'"{hashlib.sha256(listed).hexdigest()}"'
+            headers["X-Linked-Size"] = str(len(listed))
+            port = self.hub.endpoint.rpartition(":")[2]
+            headers["Location"] = f"http://localhost:{port}/large/{repo_id}/{name}"
+            self._send(302, headers, b"")
+            return
+        if is_redirected and "Authorization" in self.headers:
+            self.hub.foreign_tokens.append(name)
+        headers["ETag"] = f'"{_etag(name, listed)}"'
+        if not body:
+            self._send(200, headers, repository.files[name], with_body=False)
+            return
+        self._send_range(name, repository.files[name], headers)
+
+    def _send_range(self, name: str, content: bytes, headers: dict[str, str]) -> None:
+        hub = self.hub
+        asked = _RANGE.fullmatch(self.headers.get("Range", ""))
+        begin, end, status = 0, len(content), 200
+        if asked is not None and hub.has_ranges:
+            begin, status = int(asked[1]), 206
+            end = min(end, int(asked[2]) + 1) if asked[2] else end
+            if begin >= len(content):
+                self._send(416, {"Content-Range": f"bytes */{len(content)}"}, b"")
+                return
+            headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(content)}"
+        if asked is not None and asked[2]:
+            hub.header_reads.append(name)
+        else:
+            hub.fetched.append(name)
+            hub.starts.append(begin)
+        breaks = hub.breaks.get(name)
+        stop = breaks.pop(0) if breaks and not (asked and asked[2]) else end
+        self.send_response(status)
+        for key, value in headers.items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(end - begin))
+        self.end_headers()
+        for start in range(begin, min(stop, end), 2**14):
+            if hub.held_after is not None and start >= hub.held_after:
+                hub.released.wait()
+            piece = content[start : min(start + 2**14, stop, end)]
+            try:
+                self.wfile.write(piece)
+            except OSError:  # whoever asked has gone
+                break
+            hub.sent_bytes[name] += len(piece)
+        if stop < end:
+            self._break_off()
+
+    def _break_off(self) -> None:
+        self.wfile.flush()
+        if self.hub.resets:  # RST in place of FIN, which drops what is not read by then
+            time.sleep(0.2)
+            linger = b"\1\0\0\0\0\0\0\0"
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            self.connection.close()
+        else:
+            self.connection.shutdown(socket.SHUT_RDWR)
+        self.close_connection = True
+
+    def _send(
+        self, status: int, headers: Mapping[str, str], body: bytes, *, with_body: bool = True
+    ) -> None:
+        self.send_response(status)
+        for key, value in headers.items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if with_body and self.command != "HEAD":
+            self.wfile.write(body)
+
+
+def _etag(name: str, content: bytes) -> str:
+    if name.endswith(_LARGE):
+        return hashlib.sha256(content).hexdigest()
+    return git_id(content)
+
+
+def git_id(content: bytes) -> str:
+    """As ``git hash-object`` prints it."""
+    return hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest()
+
+
+def _model_info(repo_id: str, repository: Repository) -> dict[str, object]:
+    siblings: list[dict[str, object]] = []
+    for name in repository.files:
+        content = repository.as_listed(name)
+        sibling: dict[str, object] = {"rfilename": name, "size": len(content)}
+        if name.endswith(_LARGE):
+            # Of a large file, git has a pointer.
+            digest = hashlib.sha256(content).hexdigest()
+            sibling["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 134}
+            sibling["blobId"] = git_id(f"oid sha256:{digest}".encode())
+        else:
+            sibling["blobId"] = git_id(content)
+        siblings.append(sibling)
     return {
         "id": repo_id,
-        "sha": _COMMIT,
+        "sha": repository.commit,
         "private": False,
-        "siblings": [{"rfilename": name} for name in files],
+        "siblings": siblings,
         "tags": [],
         "downloads": 0,
         "likes": 0,

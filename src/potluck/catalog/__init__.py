@@ -6,16 +6,22 @@ from potluck.catalog.description import (
     describe_model,
     load_chat_template,
     load_tokenizer,
-    open_tensors,
+    open_headers,
+    open_weights,
 )
+from potluck.catalog.fetch import fetch_model
+from potluck.catalog.hub import FetchedFile
 from potluck.catalog.locate import ModelFiles
 
 __all__ = [
+    "FetchedFile",
     "ModelDescription",
     "ModelFiles",
     "canonical_source",
     "describe_model",
+    "fetch_model",
     "load_chat_template",
     "load_tokenizer",
-    "open_tensors",
+    "open_headers",
+    "open_weights",
 ]

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potluck.catalog.hub import download_model
+from potluck.catalog.hub import (
+    OnFetch,
+    fetch_files,
+    fetch_small_files,
+    find_snapshot,
+    gguf_parts,
+    single_file,
+    weight_files,
+)
+from potluck.catalog.hub_cache import Snapshot
+from potluck.catalog.hub_heads import files_or_heads
 from potluck.catalog.locate import HubModel, ModelFiles, locate_model
 from potluck.errors import ModelFileError, ParameterError
-from potluck.formats.gguf import open_gguf
-from potluck.formats.safetensors import open_safetensors
+from potluck.formats.files import OpenFile, ReadOnlyFile
+from potluck.formats.gguf import GgufSource, open_gguf
+from potluck.formats.safetensors import INDEX_FILE, open_safetensors, read_index
 from potluck.formats.source import FileTensorSource
-from potluck.models.names import FileKind
+from potluck.models.names import FileKind, stored_name
+from potluck.models.program import weight_specs
 from potluck.models.registry import (
     config_from_gguf,
     config_from_hugging_face,
@@ -23,7 +35,7 @@ from potluck.models.registry import (
     stored_tensors,
 )
 from potluck.types.model import ModelConfig
-from potluck.types.program import Program
+from potluck.types.program import Program, Shard
 from potluck.types.sampling import validate_sampling
 from potluck.types.step import SamplingParams
 from potluck.types.text import Tokenizer
@@ -52,29 +64,51 @@ class ModelDescription:
 
 
 def describe_model(name: str) -> ModelDescription:
-    """Find MODEL (downloading it if need be) and read its configuration.
+    """Find MODEL and read its configuration, fetching what that takes if it is on the hub.
 
-    A model that cannot be run is refused before its weights are fetched. Raises
-    ``ModelNotFoundError``, ``ModelFileError`` and ``UnsupportedModelError``.
+    Of a hub model only small files and headers are fetched; weights come by ``open_weights``. A
+    model that cannot be run is refused. Raises ``ModelNotFoundError``, ``ModelFileError`` and
+    ``UnsupportedModelError``.
     """
-    files = locate_model(name, _download)
+    files = locate_model(name, _find_on_hub)
     if files.kind is FileKind.HUGGING_FACE:
-        config = _read_config(files.path)
+        config = read_config(files.path)
         sampling_defaults = _read_sampling_defaults(files.path / "generation_config.json")
     else:
-        with closing(open_gguf(files.path)) as source:
+        with closing(_open_gguf_header(files)) as source:
             config = config_from_gguf(source.metadata, source, path=str(files.path))
         sampling_defaults = {}
-    with closing(open_tensors(files)) as tensors:
-        refuse_unread_tensors(config, tensors.names(), files.kind)
-    return ModelDescription(files=files, config=config, sampling_defaults=sampling_defaults)
+    description = ModelDescription(files=files, config=config, sampling_defaults=sampling_defaults)
+    refuse_unread_tensors(config, _tensor_names(description), files.kind)
+    return description
 
 
-def open_tensors(files: ModelFiles) -> FileTensorSource:
-    """All tensors of the model under the names that its files give them. The caller closes it."""
-    if files.kind is FileKind.GGUF:
-        return open_gguf(files.path)
-    return open_safetensors(files.path)
+def open_headers(
+    description: ModelDescription, shards: Iterable[Shard] | None = None
+) -> FileTensorSource:
+    """What tensors the model has, or those that ``shards`` read, under the files' names.
+
+    Their bytes need not be on this disk: what lacks is the header, it is read from the hub. The
+    caller closes it. Raises as ``open_weights``.
+    """
+    snapshot = description.files.snapshot
+    open_file = ReadOnlyFile if snapshot is None else files_or_heads(snapshot)
+    return _open(description, shards, open_file)
+
+
+def open_weights(
+    description: ModelDescription, shards: Iterable[Shard], on_fetch: OnFetch | None = None
+) -> FileTensorSource:
+    """The tensors that ``shards`` read, under the names that the files give them.
+
+    Files of a hub model that hold some of them are fetched first, and no others. The caller closes
+    it. Raises ``ModelNotFoundError`` and ``ModelFileError``.
+    """
+    wanted = list(shards)
+    snapshot = description.files.snapshot
+    if snapshot is not None:
+        fetch_files(snapshot, _files_for(description, snapshot, wanted), on_fetch)
+    return _open(description, wanted, ReadOnlyFile)
 
 
 def canonical_source(
@@ -88,10 +122,10 @@ def canonical_source(
 def load_tokenizer(files: ModelFiles) -> Tokenizer:
     """The model's tokenizer."""
     if files.kind is FileKind.HUGGING_FACE:
-        return _read_tokenizer(files.path)
+        return read_tokenizer(files.path)
     from potluck.text import gguf
 
-    with closing(open_gguf(files.path)) as source:
+    with closing(_open_gguf_header(files)) as source:
         return gguf.build_tokenizer(source.metadata, path=str(files.path))
 
 
@@ -103,21 +137,73 @@ def load_chat_template(files: ModelFiles) -> ChatTemplate | None:
         return hugging_face.load_chat_template(files.path)
     from potluck.text import gguf
 
-    with closing(open_gguf(files.path)) as source:
+    with closing(_open_gguf_header(files)) as source:
         return gguf.read_chat_template(source.metadata, path=str(files.path))
 
 
-def _download(model: HubModel) -> Path:
-    return download_model(model, check_config=_read_config, check_tokenizer=_read_tokenizer)
+def _find_on_hub(model: HubModel) -> Snapshot:
+    snapshot = find_snapshot(model)
+    if model.filename is None:
+        fetch_small_files(snapshot, check_config=read_config, check_tokenizer=read_tokenizer)
+    return snapshot
 
 
-def _read_tokenizer(directory: Path) -> Tokenizer:
+def _open(
+    description: ModelDescription, shards: Iterable[Shard] | None, open_file: OpenFile
+) -> FileTensorSource:
+    files = description.files
+    if files.kind is FileKind.GGUF:
+        return open_gguf(files.path, open_file)
+    names = None if shards is None else _stored_names(description, shards)
+    path = files.path
+    if files.snapshot is not None:
+        is_indexed = INDEX_FILE in files.snapshot.files
+        path = path / (INDEX_FILE if is_indexed else single_file(files.snapshot))
+    return open_safetensors(path, open_file, names=names)
+
+
+def _open_gguf_header(files: ModelFiles) -> GgufSource:
+    snapshot = files.snapshot
+    return open_gguf(files.path, ReadOnlyFile if snapshot is None else files_or_heads(snapshot))
+
+
+def _tensor_names(description: ModelDescription) -> Iterable[str]:
+    """All tensors of the model; an index has their names without a file's header."""
+    snapshot = description.files.snapshot
+    if snapshot is not None and INDEX_FILE in snapshot.files:
+        return read_index(snapshot.path(INDEX_FILE))
+    with closing(open_headers(description)) as headers:
+        return headers.names()
+
+
+def _stored_names(description: ModelDescription, shards: Iterable[Shard]) -> frozenset[str]:
+    """What the files call the tensors that ``shards`` read."""
+    return frozenset(
+        stored_name(weight.name, description.files.kind)
+        for shard in shards
+        for weight in weight_specs(description.config, shard)
+    )
+
+
+def _files_for(
+    description: ModelDescription, snapshot: Snapshot, shards: Iterable[Shard]
+) -> list[str]:
+    """The files that hold what ``shards`` read; of GGUF, all parts, whose headers are one."""
+    files = description.files
+    if files.kind is FileKind.GGUF:
+        return gguf_parts(str(files.path.relative_to(snapshot.directory)))
+    return weight_files(snapshot, _stored_names(description, shards))
+
+
+def read_tokenizer(directory: Path) -> Tokenizer:
+    """The tokenizer of a directory in Hugging Face layout."""
     from potluck.text import hugging_face
 
     return hugging_face.load_tokenizer(directory)
 
 
-def _read_config(directory: Path) -> ModelConfig:
+def read_config(directory: Path) -> ModelConfig:
+    """The configuration of a directory in Hugging Face layout."""
     path = directory / "config.json"
     return config_from_hugging_face(_read_json(path), path=str(path))
 

@@ -7,18 +7,35 @@ fetched. Files land in huggingface_hub's own cache (``HF_HOME``); ``HF_TOKEN``, 
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import shutil
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from potluck.catalog.hub_cache import (
+    COMMIT,
+    MAIN,
+    Snapshot,
+    cache_directory,
+    found_snapshot,
+    known_commit,
+    listed_snapshot,
+    remember,
+)
+from potluck.catalog.hub_client import (
+    file_not_found,
+    hub_errors_explained,
+    is_out_of_reach,
+    list_repository,
+)
+from potluck.catalog.hub_fetch import fetch_file, kept_bytes
 from potluck.catalog.locate import HubModel
 from potluck.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
+from potluck.formats.safetensors import INDEX_FILE, SINGLE_FILE, read_index
+from potluck.quantities import format_bytes
 
 _CONFIG = "config.json"
-_INDEX = "model.safetensors.index.json"
 _SMALL_FILES = (
     _CONFIG,
     "generation_config.json",
@@ -29,43 +46,109 @@ _SMALL_FILES = (
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
-    _INDEX,
+    INDEX_FILE,
 )
-_LISTING_SECONDS = 10.0
-"""As huggingface_hub's own timeout for files; it has none for listings."""
-
 _SPLIT_GGUF = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")
 
+OnFetch = Callable[[int, int], None]
+"""Called with the bytes that are on this disk, and those in all, of what is asked for."""
 
-def download_model(
-    model: HubModel,
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedFile:
+    """A file on this disk; ``fetched_bytes`` of its ``num_bytes`` came over the network now."""
+
+    name: str
+    path: Path
+    num_bytes: int
+    fetched_bytes: int
+
+
+def find_snapshot(model: HubModel) -> Snapshot:
+    """The repository at the commit that is asked for, or that its main branch is now.
+
+    When the hub is out of reach it is the commit that this disk knows. Nothing but the list of
+    files is fetched, and that of a commit only once. Raises ``ModelNotFoundError``.
+    """
+    revision = model.revision or MAIN
+    listed = listed_snapshot(model.repo_id, revision) if COMMIT.fullmatch(revision) else None
+    if listed is not None:
+        return listed
+    with hub_errors_explained(model.name):
+        from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
+
+        try:
+            snapshot = list_repository(model.repo_id, revision)
+        except (HTTPError, OSError) as error:
+            commit = known_commit(model.repo_id, revision) if is_out_of_reach(error) else None
+            if commit is None:
+                raise
+            known = listed_snapshot(model.repo_id, commit) or found_snapshot(model.repo_id, commit)
+            if known is None:
+                raise
+            return known
+    remember(snapshot, revision)
+    return snapshot
+
+
+def fetch_small_files(
+    snapshot: Snapshot,
     *,
     check_config: Callable[[Path], object],
     check_tokenizer: Callable[[Path], object],
-) -> Path:
-    """Bring a model's files here, and only those it needs.
+) -> tuple[FetchedFile, ...]:
+    """Bring the configuration, the tokenizer and the index of the weights here.
 
     ``check_config`` gets the directory when ``config.json`` lies in it, ``check_tokenizer`` when
-    all small files do; they raise if the model cannot be run. Returns the directory, or the path of
-    the GGUF file that was named. Progress is shown by huggingface_hub where stderr is a terminal.
-    Raises ``ModelNotFoundError`` or ``UnsupportedModelError``.
+    all small files do; they raise if the model cannot be run. Raises as ``fetch_files``, and
+    ``UnsupportedModelError`` if there are no weights that this build could read.
     """
-    with _hub_errors_explained(model):
-        repository = _list_repository(model)
-        if model.filename is not None:
-            first, *_rest = [repository.fetch(name) for name in gguf_parts(model.filename)]
-            return first
-        if _CONFIG not in repository.files:
-            raise _without_config(model, repository.files)
-        directory = repository.fetch(_CONFIG).parent
-        check_config(directory)
-        for filename in _SMALL_FILES:
-            if filename in repository.files:
-                repository.fetch(filename)
-        check_tokenizer(directory)
-        for filename in weight_files(model.repo_id, repository.files, directory):
-            repository.fetch(filename)
-    return directory
+    if _CONFIG not in snapshot.files:
+        raise _without_config(snapshot)
+    config = fetch_files(snapshot, [_CONFIG])
+    check_config(snapshot.directory)
+    others = fetch_files(
+        snapshot, [name for name in _SMALL_FILES if name in snapshot.files and name != _CONFIG]
+    )
+    check_tokenizer(snapshot.directory)
+    weight_files(snapshot)
+    return (*config, *others)
+
+
+def fetch_files(
+    snapshot: Snapshot, names: Iterable[str], on_fetch: OnFetch | None = None
+) -> tuple[FetchedFile, ...]:
+    """Bring files here that are not yet; those that are cost no request.
+
+    Raises ``ModelNotFoundError`` for a file that the hub does not have or give, and
+    ``ModelFileError`` for one that is not what the hub lists, or when the disk is full.
+    """
+    wanted = list(dict.fromkeys(names))
+    for name in wanted:
+        if name not in snapshot.files:
+            raise file_not_found(f"{snapshot.repo_id}:{name}")
+    sizes = {name: snapshot.files[name].size or 0 for name in wanted}
+    total = sum(sizes.values())
+    _require_room(snapshot, [name for name in wanted if not snapshot.has(name)])
+    done = 0
+    fetched = []
+
+    def on_bytes(num_bytes: int) -> None:
+        if on_fetch is not None:
+            on_fetch(min(done + num_bytes, total), total)
+
+    for name in wanted:
+        received = 0
+        if not snapshot.has(name):
+            with hub_errors_explained(f"{snapshot.repo_id}:{name}"):
+                received = fetch_file(snapshot, name, on_bytes)
+        path = snapshot.path(name)
+        fetched.append(
+            FetchedFile(name=name, path=path, num_bytes=path.stat().st_size, fetched_bytes=received)
+        )
+        done += sizes[name]
+        on_bytes(0)
+    return tuple(fetched)
 
 
 def gguf_parts(filename: str) -> list[str]:
@@ -77,126 +160,64 @@ def gguf_parts(filename: str) -> list[str]:
     return [f"{stem}-{part:05d}-of-{count}.gguf" for part in range(1, int(count) + 1)]
 
 
-def weight_files(repo_id: str, available: Iterable[str], directory: Path) -> list[str]:
-    """The safetensors files that hold the model; ``directory`` has the index if there is one."""
-    names = set(available)
-    if _INDEX in names:
-        try:
-            weight_map = json.loads((directory / _INDEX).read_bytes())["weight_map"]
-            return sorted({str(filename) for filename in weight_map.values()})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelFileError(str(directory / _INDEX), "no sound weight_map") from error
-    top_level = [name for name in names if name.endswith(".safetensors") and "/" not in name]
-    if "model.safetensors" in top_level:
-        return ["model.safetensors"]
+def weight_files(snapshot: Snapshot, tensors: Container[str] | None = None) -> list[str]:
+    """The safetensors files that hold the model, or what of it is stored under some names.
+
+    An index, if there is one, must be here.
+    """
+    if INDEX_FILE in snapshot.files:
+        weight_map = read_index(snapshot.path(INDEX_FILE))
+        return sorted(
+            {
+                filename
+                for name, filename in weight_map.items()
+                if tensors is None or name in tensors
+            }
+        )
+    return [single_file(snapshot)]
+
+
+def single_file(snapshot: Snapshot) -> str:
+    """The one safetensors file of a repository without an index."""
+    top_level = [
+        name for name in snapshot.files if name.endswith(".safetensors") and "/" not in name
+    ]
+    if SINGLE_FILE in top_level:
+        return SINGLE_FILE
     if len(top_level) == 1:
-        return top_level
+        return top_level[0]
     raise UnsupportedModelError(
-        f"{repo_id} has no model.safetensors",
+        f"{snapshot.repo_id} has no {SINGLE_FILE}",
         missing=("safetensors weights",),
         hint="look for a repository of the same model with safetensors or GGUF files",
     )
 
 
-def cache_directory() -> Path:
-    """Where files land; it need not be there yet."""
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Repository:
-    """The files of a repository: on the hub, or only those in the cache when it is unreachable."""
-
-    repo_id: str
-    files: frozenset[str]
-    is_cached: bool
-
-    def fetch(self, filename: str) -> Path:
-        """The file's path on this machine. Without the hub nothing is tried over the network:
-        huggingface_hub would try again for half a minute.
-        """
-        import huggingface_hub
-
-        path = huggingface_hub.hf_hub_download(
-            self.repo_id, filename, local_files_only=self.is_cached
-        )
-        return Path(path)
-
-
-def _list_repository(model: HubModel) -> _Repository:
-    import huggingface_hub
-    from huggingface_hub import errors
-
-    try:
-        siblings = (
-            huggingface_hub.HfApi().model_info(model.repo_id, timeout=_LISTING_SECONDS).siblings
-            or []
-        )
-    except errors.HfHubHTTPError:
-        raise  # the hub answered
-    except (errors.HTTPError, OSError):  # type: ignore[attr-defined]
-        cached = huggingface_hub.try_to_load_from_cache(model.repo_id, model.filename or _CONFIG)
-        if not isinstance(cached, str):
-            raise
-        files = _files_below(Path(cached).parents[(model.filename or _CONFIG).count("/")])
-        return _Repository(repo_id=model.repo_id, files=files, is_cached=True)
-    names = frozenset(sibling.rfilename for sibling in siblings)
-    return _Repository(repo_id=model.repo_id, files=names, is_cached=False)
-
-
-def _files_below(directory: Path) -> frozenset[str]:
-    return frozenset(
-        str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()
+def _require_room(snapshot: Snapshot, names: Sequence[str]) -> None:
+    """Refuse what would fill the disk before a byte of it is fetched."""
+    needed = sum(
+        max(0, (snapshot.files[name].size or 0) - kept_bytes(snapshot, name)) for name in names
     )
+    folder = cache_directory()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise ModelFileError(
+            str(folder),
+            f"{format_bytes(needed)} are to be fetched, and {format_bytes(free)} are free",
+            hint="make room there, or set HF_HOME to another disk",
+        )
 
 
-@contextmanager
-def _hub_errors_explained(model: HubModel) -> Iterator[None]:
-    from huggingface_hub import errors
-
-    name = model.repo_id if model.filename is None else f"{model.repo_id}:{model.filename}"
-    try:
-        yield
-    except errors.GatedRepoError as error:
-        raise ModelNotFoundError(
-            f"{name} is gated on the hub",
-            hint="accept its terms on the hub's page, then set HF_TOKEN",
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise ModelNotFoundError(
-            f"the hub has no model {name} that you may read",
-            hint="check the name; for a private model set HF_TOKEN",
-        ) from error
-    except errors.LocalEntryNotFoundError as error:
-        raise _out_of_reach(name, error) from error
-    except errors.EntryNotFoundError as error:
-        raise ModelNotFoundError(
-            f"the hub has no file {name}", hint="list the repository's files on the hub's page"
-        ) from error
-    except errors.HFValidationError as error:
-        raise ModelNotFoundError(f"{name} is not a hub id", hint="hub ids are org/name") from error
-    except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]
-        raise _out_of_reach(name, error) from error
-
-
-def _out_of_reach(name: str, error: Exception) -> ModelNotFoundError:
-    reason = str(error).strip().splitlines() or [type(error).__name__]
-    return ModelNotFoundError(
-        f"{name} is not on this disk and could not be fetched: {reason[0]}",
-        hint="check the network (HF_ENDPOINT, HF_HUB_OFFLINE), or copy the model's directory here",
-    )
-
-
-def _without_config(model: HubModel, available: Iterable[str]) -> ModelNotFoundError:
-    ggufs = sorted(name for name in available if name.endswith(".gguf"))
+def _without_config(snapshot: Snapshot) -> ModelNotFoundError:
+    ggufs = sorted(name for name in snapshot.files if name.endswith(".gguf"))
     if ggufs:
-        listed = ", ".join(f"{model.repo_id}:{name}" for name in ggufs[:4])
+        listed = ", ".join(f"{snapshot.repo_id}:{name}" for name in ggufs[:4])
         return ModelNotFoundError(
-            f"{model.repo_id} holds {len(ggufs)} GGUF files: name one",
+            f"{snapshot.repo_id} holds {len(ggufs)} GGUF files: name one",
             hint=f"for example {listed}",
         )
     return ModelNotFoundError(
-        f"{model.repo_id} has no config.json", hint="give a repository in Hugging Face layout"
+        f"{snapshot.repo_id} has no config.json", hint="give a repository in Hugging Face layout"
     )

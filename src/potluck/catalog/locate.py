@@ -1,8 +1,8 @@
 """Which files a MODEL is made of.
 
-MODEL is a directory in Hugging Face layout, a ``.gguf`` file, a hub id (``org/name`` or
-``org/name:file.gguf``), or ``demo``. Something on the disk goes before a hub id of the same name.
-Nothing is parsed here.
+MODEL is a directory in Hugging Face layout, a ``.gguf`` file, a hub id, or ``demo``. A hub id is
+``org/name`` or ``org/name:file.gguf``, with ``org/name@revision`` for another revision than main.
+Something on the disk goes before a hub id of the same name. Nothing is parsed here.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from potluck.catalog.hub_cache import Snapshot
 from potluck.errors import ModelNotFoundError
 from potluck.models.names import FileKind
 
 DEMO_DIRECTORY = Path(__file__).parent.parent / "data" / "demo"
 """The model in the package."""
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"(?P<repo_id>[\w.-]+/[\w.-]+)(@(?P<revision>\w[\w.-]*))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,28 +27,51 @@ class ModelFiles:
     """Where a model lies on this machine.
 
     ``path`` is the directory of a Hugging Face model, or the (first) ``.gguf`` file. ``name`` is
-    what the user called it.
+    what the user called it. Of a model from the hub, ``snapshot`` says which files there are; not
+    all of them need be on this disk yet.
     """
 
     name: str
     kind: FileKind
     path: Path
+    snapshot: Snapshot | None = None
+
+    @property
+    def pinned_name(self) -> str:
+        """A MODEL that stays the very same files, whatever happens to the hub's main branch."""
+        if self.snapshot is None:
+            return self.name
+        pinned = f"{self.snapshot.repo_id}@{self.snapshot.commit}"
+        if self.kind is FileKind.HUGGING_FACE:
+            return pinned
+        return f"{pinned}:{self.path.relative_to(self.snapshot.directory)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubModel:
-    """A model on the hub: a whole repository, or the one GGUF file ``filename`` of it."""
+    """A model on the hub: a whole repository, or the one GGUF file ``filename`` of it.
+
+    ``revision`` is a branch, a tag or a commit; None for the main branch.
+    """
 
     repo_id: str
-    filename: str | None
+    revision: str | None = None
+    filename: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As MODEL has it."""
+        revision = "" if self.revision is None else f"@{self.revision}"
+        filename = "" if self.filename is None else f":{self.filename}"
+        return f"{self.repo_id}{revision}{filename}"
 
 
-Download = Callable[[HubModel], Path]
-"""Brings a hub model here: the directory, or the file if one was named."""
+FindOnHub = Callable[[HubModel], Snapshot]
+"""Finds out what the hub has of a model, and brings what is needed to know it."""
 
 
-def locate_model(name: str, download: Download) -> ModelFiles:
-    """Find MODEL, downloading it if it is a hub id. Raises ``ModelNotFoundError``."""
+def locate_model(name: str, find_on_hub: FindOnHub) -> ModelFiles:
+    """Find MODEL, asking the hub if it is a hub id. Raises ``ModelNotFoundError``."""
     if name == "demo":
         return ModelFiles(name=name, kind=FileKind.HUGGING_FACE, path=DEMO_DIRECTORY)
     path = Path(name).expanduser()
@@ -59,15 +83,25 @@ def locate_model(name: str, download: Download) -> ModelFiles:
             f"there is no model at {name}",
             hint="give a directory with config.json, a .gguf file, a hub id (org/name), or demo",
         )
-    return _on_disk(name, download(hub_model))
+    return files_on_hub(name, hub_model, find_on_hub(hub_model))
+
+
+def files_on_hub(name: str, model: HubModel, snapshot: Snapshot) -> ModelFiles:
+    """Where the files of a hub model are, or will be."""
+    if model.filename is None:
+        kind, path = FileKind.HUGGING_FACE, snapshot.directory
+    else:
+        kind, path = FileKind.GGUF, snapshot.path(model.filename)
+    return ModelFiles(name=name, kind=kind, path=path, snapshot=snapshot)
 
 
 def parse_hub_id(name: str) -> HubModel | None:
-    """``org/name`` or ``org/name:file.gguf``; None for anything else."""
-    repo_id, colon, filename = name.partition(":")
-    if not _HUB_ID.fullmatch(repo_id) or (colon and not filename.endswith(".gguf")):
+    """``org/name``, ``org/name@revision``, ``org/name:file.gguf``; None for anything else."""
+    repository, colon, filename = name.partition(":")
+    match = _HUB_ID.fullmatch(repository)
+    if match is None or (colon and not filename.endswith(".gguf")):
         return None
-    return HubModel(repo_id=repo_id, filename=filename or None)
+    return HubModel(repo_id=match["repo_id"], revision=match["revision"], filename=filename or None)
 
 
 def _looks_like_a_path(name: str) -> bool:

@@ -14,6 +14,7 @@ import potluck
 _MODULES = {
     "run": "potluck.cli.run",
     "bench": "potluck.cli.bench",
+    "fetch": "potluck.cli.fetch",
     "probe": "potluck.cli.probe",
     "doctor": "potluck.cli.doctor",
     "up": "potluck.cli.up",

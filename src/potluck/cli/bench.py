@@ -22,6 +22,7 @@ import potluck
 from potluck.cli.options import (
     ContextOption,
     JsonOption,
+    MmapOption,
     ModelArgument,
     Quant,
     QuantOption,
@@ -55,6 +56,7 @@ def bench(
     context: ContextOption = None,
     threads: ThreadsOption = None,
     quant: QuantOption = Quant.NONE,
+    mmap: MmapOption = False,
     json: JsonOption = False,
 ) -> None:
     """Measure prefill and decode of MODEL in tokens per second."""
@@ -67,6 +69,8 @@ def bench(
         threads=threads if threads is not None else chosen.threads,
         isa=chosen.isa,
         quantization=quant.quantization,
+        mmap=mmap,
+        packed_cache_bytes=chosen.packed_cache_bytes,
     ) as opened:
         most = opened.context_tokens
         if prefill_tokens + decode_tokens > most:

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from potluck.cli.options import (
     ContextOption,
     JsonOption,
+    MmapOption,
     ModelArgument,
     Quant,
     QuantOption,
@@ -50,6 +51,7 @@ def deploy(
     context: ContextOption = None,
     cache: CacheOption = None,
     quant: QuantOption = Quant.NONE,
+    mmap: MmapOption = False,
     json: JsonOption = False,
     state: StateOption = None,
 ) -> None:
@@ -63,7 +65,8 @@ def deploy(
     ) as bar:
         task = bar.add_task("placing", total=None)
         try:
-            for document in ask(socket, "deploy", _request(model, name, context, cache, quant)):
+            request = _request(model, name, context, cache, quant, mmap=mmap)
+            for document in ask(socket, "deploy", request):
                 result = document.get("result") or document["event"]
                 bar.update(
                     task,
@@ -87,18 +90,21 @@ def plan(
     context: ContextOption = None,
     cache: CacheOption = None,
     quant: QuantOption = Quant.NONE,
+    mmap: MmapOption = False,
     json: JsonOption = False,
     state: StateOption = None,
 ) -> None:
     """Show what of MODEL would go where, and why; nothing is loaded."""
-    result = _result(state_directory(state), "plan", _request(model, None, context, cache, quant))
+    request = _request(model, None, context, cache, quant, mmap=mmap)
+    result = _result(state_directory(state), "plan", request)
     if json:
         emit_json({"schema": "potluck.plan/1", **result})
         return
     _print_lines(stage_lines(result))
+    mapped = "; weights are mapped, and take no memory" if result["is_mapped"] else ""
     print(
-        f"{result['num_layers']} layers in proportion to what each unit may use (potluck ps); "
-        f"bytes are\nweights, cache for {result['cache_tokens']} tokens, scratch and the process"
+        f"{result['num_layers']} layers in proportion to what each unit may use (potluck ps);\n"
+        f"the cache is for {result['cache_tokens']} tokens{mapped}"
     )
 
 
@@ -134,7 +140,13 @@ def down(state: StateOption = None) -> None:
 
 
 def _request(
-    model: str, name: str | None, context: int | None, cache: int | None, quant: Quant
+    model: str,
+    name: str | None,
+    context: int | None,
+    cache: int | None,
+    quant: Quant,
+    *,
+    mmap: bool,
 ) -> dict[str, object]:
     """What the agent is asked; a path is made absolute, for other processes to read it."""
     if name is not None and not name.strip():
@@ -147,6 +159,7 @@ def _request(
         "context_tokens": context,
         "cache_tokens": cache,
         "quantization": None if quant.quantization is None else quant.quantization.value,
+        "is_mapped": mmap,
     }
 
 

@@ -160,7 +160,7 @@ def _ask_agent(directory: StateDirectory) -> Cluster | None:
 def _folders(
     system: System, directory: StateDirectory | None, cache_root: Path | None
 ) -> Iterator[Folder]:
-    from potluck.catalog.hub import cache_directory
+    from potluck.catalog.hub_cache import cache_directory
     from potluck.probe.doctor.disk import CACHE, MODELS, STATE
     from potluck.probe.doctor.look import look_at_folder
 

@@ -36,8 +36,8 @@ ModelArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A Hugging Face directory, a .gguf file, a hub id (org/name, org/name:file.gguf), "
-        "or demo.",
+        help="A Hugging Face directory, a .gguf file, a hub id (org/name, org/name:file.gguf, "
+        "org/name@revision), or demo.",
         show_default=False,
     ),
 ]
@@ -67,6 +67,14 @@ QuantOption = Annotated[
         "--quant",
         help="Quantize weights stored as floats while they are loaded; auto: as little as makes "
         "the model fit.",
+    ),
+]
+MmapOption = Annotated[
+    bool,
+    typer.Option(
+        "--mmap",
+        help="Keep the weights in a file of the cache and map it: they take no memory but what is "
+        "free, and a second start is quick.",
     ),
 ]
 MemoryLimitOption = Annotated[

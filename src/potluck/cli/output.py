@@ -42,6 +42,8 @@ def opened_model(
     threads: int | None,
     isa: str | None,
     quantization: Quantization | None,
+    mmap: bool,
+    packed_cache_bytes: int | None,
     cache_tokens: int | None = None,
 ) -> Iterator[Model]:
     """Open a model with a progress bar (none when stderr is no terminal), close it at the end."""
@@ -52,16 +54,21 @@ def opened_model(
 
     console = Console(stderr=True)
     columns = (
-        TextColumn("loading {task.description}"),
+        TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(binary_units=True),
         TransferSpeedColumn(),
     )
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    task = bar.add_task(name, total=None, start=True)
+    task = bar.add_task(f"loading {name}", total=None, start=True)
 
     def advance(progress: LoadProgress) -> None:
-        bar.update(task, completed=progress.done_bytes, total=progress.total_bytes)
+        bar.update(
+            task,
+            description=f"{'fetching' if progress.is_fetching else 'loading'} {name}",
+            completed=progress.done_bytes,
+            total=progress.total_bytes,
+        )
         if progress.done_bytes > 0:
             bar.start()
 
@@ -74,6 +81,8 @@ def opened_model(
             num_threads=threads,
             isa=isa,
             quantization=quantization,
+            mmap=mmap,
+            packed_cache_bytes=packed_cache_bytes,
             on_progress=advance,
         )
     finally:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from potluck.local import Generation, LoadPlan, Model, Piece, Timings
 from potluck.quantities import format_bytes, format_seconds
+from potluck.types.memory import MemoryPlan
 from potluck.weights.report import LoadReport
 
 
@@ -20,9 +21,15 @@ def stage_lines(plan: LoadPlan) -> Iterator[str]:
             parts.append("head")
         yield (
             f"stage {index}: {' + '.join(parts)}, "
-            f"weights {format_bytes(stage.memory.weights_bytes)}, "
+            f"{_weights(stage.memory)}, "
             f"cache {format_bytes(stage.memory.cache_bytes)}"
         )
+
+
+def _weights(memory: MemoryPlan) -> str:
+    if memory.mapped_bytes:
+        return f"mapped weights {format_bytes(memory.mapped_bytes)}"
+    return f"weights {format_bytes(memory.weights_bytes)}"
 
 
 def figures_line(timings: Timings, *, load_seconds: float | None) -> str:
@@ -76,6 +83,7 @@ def run_document(model: Model, generation: Generation, *, load_seconds: float) -
                 "start_layer": stage.shard.start_layer,
                 "end_layer": stage.shard.end_layer,
                 "weights_bytes": stage.memory.weights_bytes,
+                "mapped_bytes": stage.memory.mapped_bytes,
                 "cache_bytes": stage.memory.cache_bytes,
                 "load": load_document(report),
             }

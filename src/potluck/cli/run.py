@@ -12,6 +12,7 @@ from potluck.cli.chat import chat_loop
 from potluck.cli.options import (
     ContextOption,
     JsonOption,
+    MmapOption,
     ModelArgument,
     Quant,
     QuantOption,
@@ -121,6 +122,7 @@ def run(
     context: ContextOption = None,
     threads: ThreadsOption = None,
     quant: QuantOption = Quant.NONE,
+    mmap: MmapOption = False,
     json: JsonOption = False,
 ) -> None:
     """Generate text with MODEL: streamed to stdout, figures on stderr."""
@@ -156,6 +158,8 @@ def run(
         threads=threads if threads is not None else chosen.threads,
         isa=chosen.isa,
         quantization=quant.quantization,
+        mmap=mmap,
+        packed_cache_bytes=chosen.packed_cache_bytes,
     ) as opened:
         load_seconds = time.perf_counter() - started
         if stages > 1:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from potluck.quantities import format_bytes, format_rate
+from potluck.types.memory import MemoryPlan
 
 
 def node_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
@@ -107,8 +108,19 @@ def stage_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
         )
     if deployment["stages"]:
         yield from table(rows)
+    for stage in deployment["stages"]:
+        yield f"stage {stage['stage']}: {_memory(stage['memory']).described()}"
+        if stage.get("read_bytes") is not None:
+            yield (
+                f"stage {stage['stage']}: {format_bytes(stage['read_bytes'])} read "
+                f"in {stage['load_seconds']:.1f} s"
+            )
     for rejection in deployment["rejections"]:
         yield f"not used: {rejection['node_id']} {rejection['unit_id']}: {rejection['reason']}"
+
+
+def _memory(document: Mapping[str, Any]) -> MemoryPlan:
+    return MemoryPlan(**{**document, "weights": tuple(document["weights"].items())})
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

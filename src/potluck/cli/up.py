@@ -118,6 +118,7 @@ def up(
             num_threads=threads if threads is not None else chosen.threads,
             isa=None if chosen.isa is None else choose_isa(chosen.isa),
             step_seconds=chosen.step_seconds,
+            packed_cache_bytes=chosen.packed_cache_bytes,
         )
         invitation = secret.text if is_own else None
         asyncio.run(_run(config, directory, clients, invitation))

@@ -22,6 +22,7 @@ from potluck.errors import CallError, EngineError, OverloadedError, PotluckError
 from potluck.probe.doctor.multicast import NUM_NONCE_BYTES
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.hardware import ProbeReport
+from potluck.types.memory import MemoryPlan, MemoryPool
 from potluck.types.quantization import Quantization
 from potluck.types.sequence import CommittedToken, SequenceRequest
 
@@ -64,10 +65,11 @@ class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """A node as it is now.
 
-    ``host_id`` is the same for agents on one machine, which share its memory:
-    ``host_available_bytes``, less what is left to the system. ``untaken_bytes`` of it are promised
-    to stages of this agent that have not taken them yet. ``memory_limit_bytes`` is what the user
-    allows this agent. ``hardware`` is what the probe has found so far.
+    ``host_id`` is the same for agents on one machine. ``available_bytes`` may be taken here now,
+    ``available_reason`` says what sets the limit. ``pools`` are the memory that it draws on with
+    others; ``untaken_bytes`` of all of them are promised to stages of this agent that have not
+    taken them yet. ``memory_limit_bytes`` is what the user allows this agent. ``hardware`` is what
+    the probe has found so far.
     """
 
     node_id: NodeId
@@ -76,13 +78,19 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     address: str
     http_address: str | None
-    host_available_bytes: int
+    available_bytes: int
     available_reason: str
     memory_limit_bytes: int | None
+    pools: tuple[MemoryPool, ...]
     untaken_bytes: int
     is_draining: bool
     units: tuple[UnitReport, ...]
     hardware: ProbeReport
+
+    @property
+    def pool_ids(self) -> frozenset[str]:
+        """Of its pools."""
+        return frozenset(pool.pool_id for pool in self.pools)
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,13 +173,18 @@ class DeploymentState(enum.Enum):
 
 
 class StageRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage of the plan in force."""
+    """A stage of the plan in force.
+
+    ``read_bytes`` from the model's files and ``load_seconds`` are None until it is loaded.
+    """
 
     node_id: NodeId
     unit_id: UnitId
     start_layer: int
     end_layer: int
-    num_bytes: int
+    memory: MemoryPlan
+    read_bytes: int | None = None
+    load_seconds: float | None = None
 
 
 class RejectionRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,6 +200,7 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     ``model`` is MODEL, ``model_id`` what clients call it, ``created`` seconds since 1970.
     ``quantization`` is in force; with ``may_quantize`` every plan takes the most precise that fits.
+    Weights that ``is_mapped`` speaks of stay in a file on every node.
     ``done_bytes`` and ``total_bytes`` are the weights loaded so far.
     """
 
@@ -201,6 +215,7 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_layers: int
     quantization: Quantization
     may_quantize: bool
+    is_mapped: bool
     state: DeploymentState
     reason: str = ""
     stages: tuple[StageRecord, ...] = ()
@@ -224,6 +239,7 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int | None = None
     cache_tokens: int | None = None
     quantization: Quantization | None = Quantization.NONE
+    is_mapped: bool = False
 
 
 class Named(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float32]
 
-_PANEL_ROWS = 16
+PANEL_ROWS = 16
 """``kPanelRows`` of ``cpp/kernels/kernels.h``."""
 
 ThreadPool = runner.ThreadPool
@@ -79,7 +79,7 @@ def loaded_bytes(info: TensorInfo) -> int:
     """What a weight takes here: matrices in panels of rows, vectors as float32."""
     if len(info.shape) == 1:
         return info.num_columns * 4
-    num_panels = -(-info.num_rows // _PANEL_ROWS)
+    num_panels = -(-info.num_rows // PANEL_ROWS)
     return num_panels * kernels.panel_bytes(info.format.label, info.num_columns)
 
 
@@ -148,9 +148,23 @@ class NativeEngine:
         """What the weights taken so far occupy."""
         return self._stage.weights_bytes
 
+    @property
+    def mapped_bytes(self) -> int:
+        """Of the weights that are computed with where they lie."""
+        return self._stage.mapped_bytes
+
     def sink(self) -> TensorSink:
         """Takes matrices in every format, and vectors as F32, F16 or BF16."""
         return _NativeSink(self)
+
+    def map_weight(self, info: TensorInfo, data: NDArray[np.uint8]) -> None:
+        """Compute with ``data`` where it lies, from an address that is a multiple of 64.
+
+        It is what ``PackingSink`` has handed on for ``info``; ``loaded_bytes(info)`` of it. The
+        engine refers to it until it is closed, and reads it ahead of use.
+        """
+        with core_errors("the model's files do not fit its configuration: get them again"):
+            self._stage.map_weight(info.name, info.shape, info.format.label, data)
 
     def step(self, step: Step, hidden: Floats | None) -> StepResult:
         """Run the program once (see ``Engine``).

@@ -10,7 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeAlias
 
 from potluck.errors import ModelFileError, ModelNotFoundError
 
@@ -19,6 +22,48 @@ _LARGEST_FOLIO_BYTES = 2 * 2**20
 whole or not at all: one that the read before ended in can go now."""
 
 _READING_HINT = "check that the file can be read and that the disk is sound"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileStamp:
+    """What the file system says of a file's contents (``inode(7)``).
+
+    Whoever writes to a file may set its ``modified_nanoseconds`` back, but not
+    ``changed_nanoseconds``.
+    """
+
+    size: int
+    modified_nanoseconds: int
+    changed_nanoseconds: int
+    inode: int
+
+
+class ReadableFile(Protocol):
+    """Bytes that can be read in pieces, wherever they are. ``path`` is what messages call them.
+
+    ``num_bytes_read`` counts what was read so far. Reading what lies past ``size`` raises
+    ``ModelFileError``.
+    """
+
+    path: str
+    size: int
+    num_bytes_read: int
+
+    def read_into(self, offset: int, out: memoryview) -> None:
+        """Fill ``out`` (contiguous bytes) from ``offset``."""
+        ...
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """As ``read_into``, into new bytes; the caller has bounded ``num_bytes``."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held. Idempotent."""
+        ...
+
+
+OpenFile: TypeAlias = Callable[[Path], ReadableFile]
+"""How the files of a model are opened; raises ``ModelNotFoundError`` when there is no such file."""
 
 
 class ReadOnlyFile:
@@ -83,6 +128,21 @@ class ReadOnlyFile:
         with memoryview(data) as view:
             self.read_into(offset, view)
         return bytes(data)
+
+    def stamp(self) -> FileStamp:
+        """What tells this file from another one, or from itself after it was written to.
+
+        Raises ``ValueError`` after ``close``.
+        """
+        if self._descriptor is None:
+            raise ValueError(f"{self.path} is closed")
+        status = os.fstat(self._descriptor)
+        return FileStamp(
+            size=status.st_size,
+            modified_nanoseconds=status.st_mtime_ns,
+            changed_nanoseconds=status.st_ctime_ns,
+            inode=status.st_ino,
+        )
 
     def close(self) -> None:
         """Close the descriptor. Idempotent."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
-from potluck.formats.files import ReadOnlyFile, quoted
+from potluck.formats.files import OpenFile, ReadableFile, ReadOnlyFile, quoted
 from potluck.formats.ggml_types import GGML_TYPES, GgmlType
 from potluck.formats.gguf_metadata import HeaderReader, MetadataValue, read_metadata
 from potluck.formats.source import FileTensor, FileTensorSource
@@ -42,7 +42,7 @@ class GgufSource(FileTensorSource):
     def __init__(
         self,
         tensors: Iterable[FileTensor],
-        files: Sequence[ReadOnlyFile],
+        files: Sequence[ReadableFile],
         metadata: dict[str, MetadataValue],
     ) -> None:
         super().__init__(tensors, files)
@@ -50,14 +50,14 @@ class GgufSource(FileTensorSource):
         """That of the first part, which has all that concerns the model."""
 
 
-def open_gguf(path: Path) -> GgufSource:
+def open_gguf(path: Path, open_file: OpenFile = ReadOnlyFile) -> GgufSource:
     """The model in ``path``, which may be any part of a split one.
 
     Raises ``ModelNotFoundError`` when there is no such file; ``ModelFileError`` when a part is
     missing, truncated or corrupt; ``UnsupportedModelError`` for another version or byte order.
     """
     with ExitStack() as opened:
-        parts = _read_parts(path, opened)
+        parts = _read_parts(path, open_file, opened)
         source = GgufSource(
             (tensor for part in parts for tensor in part.tensors),
             [part.file for part in parts],
@@ -69,7 +69,7 @@ def open_gguf(path: Path) -> GgufSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    file: ReadOnlyFile
+    file: ReadableFile
     metadata: dict[str, MetadataValue]
     tensors: tuple[FileTensor, ...]
 
@@ -81,8 +81,8 @@ class _Part:
         return value
 
 
-def _read_parts(path: Path, opened: ExitStack) -> list[_Part]:
-    given = _read_part(path, opened)
+def _read_parts(path: Path, open_file: OpenFile, opened: ExitStack) -> list[_Part]:
+    given = _read_part(path, open_file, opened)
     num_parts = given.count("split.count", 1)
     if num_parts <= 1:
         return [given]
@@ -97,7 +97,7 @@ def _read_parts(path: Path, opened: ExitStack) -> list[_Part]:
     for index in range(num_parts):
         part_path = path.with_name(f"{name[1]}-{index + 1:05}-of-{num_parts:05}.gguf")
         try:
-            part = given if part_path == path else _read_part(part_path, opened)
+            part = given if part_path == path else _read_part(part_path, open_file, opened)
         except ModelNotFoundError as error:
             raise ModelFileError(
                 str(part_path),
@@ -116,8 +116,8 @@ def _read_parts(path: Path, opened: ExitStack) -> list[_Part]:
     return parts
 
 
-def _read_part(path: Path, opened: ExitStack) -> _Part:
-    file = ReadOnlyFile(path)
+def _read_part(path: Path, open_file: OpenFile, opened: ExitStack) -> _Part:
+    file = open_file(path)
     opened.callback(file.close)
     reader = HeaderReader(file)
     _check_version(file, reader)
@@ -145,7 +145,7 @@ def _read_part(path: Path, opened: ExitStack) -> _Part:
     return _Part(file=file, metadata=metadata, tensors=tensors)
 
 
-def _check_version(file: ReadOnlyFile, reader: HeaderReader) -> None:
+def _check_version(file: ReadableFile, reader: HeaderReader) -> None:
     if reader.take(len(_MAGIC), "the magic number") != _MAGIC:
         raise ModelFileError(file.path, "not a GGUF file: it does not begin with 'GGUF'")
     version = reader.u32("the version")
@@ -166,7 +166,7 @@ def _check_version(file: ReadOnlyFile, reader: HeaderReader) -> None:
     )
 
 
-def _alignment(file: ReadOnlyFile, metadata: dict[str, MetadataValue]) -> int:
+def _alignment(file: ReadableFile, metadata: dict[str, MetadataValue]) -> int:
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
         raise ModelFileError(file.path, "general.alignment is not a power of two")
@@ -187,7 +187,7 @@ class _Entry:
     num_bytes: int
 
 
-def _read_entry(index: int, file: ReadOnlyFile, reader: HeaderReader) -> _Entry:
+def _read_entry(index: int, file: ReadableFile, reader: HeaderReader) -> _Entry:
     name = reader.name(f"the name of tensor {index}")
     what = f"tensor {quoted(name)}"
     num_dimensions = reader.u32(what)
@@ -216,7 +216,7 @@ def _read_entry(index: int, file: ReadOnlyFile, reader: HeaderReader) -> _Entry:
 
 
 def _check_extents(
-    entries: Sequence[_Entry], file: ReadOnlyFile, data_start: int, alignment: int
+    entries: Sequence[_Entry], file: ReadableFile, data_start: int, alignment: int
 ) -> None:
     """Raise unless every tensor is aligned, within the file, and apart from the others."""
     free_from = 0

@@ -12,7 +12,7 @@ from array import array
 from typing import TypeAlias
 
 from potluck.errors import ModelFileError
-from potluck.formats.files import ReadOnlyFile, quoted
+from potluck.formats.files import ReadableFile, quoted
 
 MAX_HEADER_BYTES = 128 * 2**20
 """All of the header. The largest vocabularies known (262,144 tokens and their merges, with the
@@ -64,7 +64,7 @@ class HeaderReader:
     past ``MAX_HEADER_BYTES``; nothing is allocated before that is known.
     """
 
-    def __init__(self, file: ReadOnlyFile) -> None:
+    def __init__(self, file: ReadableFile) -> None:
         self._file = file
         self._limit = min(file.size, MAX_HEADER_BYTES)
         self._window = b""

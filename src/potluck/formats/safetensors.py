@@ -13,13 +13,13 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from typing import TypeGuard
 
 from potluck.errors import ModelFileError, ModelNotFoundError
-from potluck.formats.files import ReadOnlyFile, quoted
+from potluck.formats.files import OpenFile, ReadableFile, ReadOnlyFile, quoted
 from potluck.formats.source import FileTensor, FileTensorSource
 from potluck.types.tensor import TensorFormat
 
@@ -32,8 +32,8 @@ MAX_DIMENSIONS = 32
 _MAX_DIMENSION = 2**63 - 1
 _LENGTH = struct.Struct("<Q")
 _ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
-_SINGLE_FILE = "model.safetensors"
-_INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
 
 _FORMATS = {"F32": TensorFormat.F32, "F16": TensorFormat.F16, "BF16": TensorFormat.BF16}
 
@@ -52,11 +52,14 @@ _DTYPE_BITS = {
 }
 
 
-def open_safetensors(path: Path) -> FileTensorSource:
-    """The tensors of a ``*.safetensors`` file, or of a directory in Hugging Face layout.
+def open_safetensors(
+    path: Path, open_file: OpenFile = ReadOnlyFile, *, names: Collection[str] | None = None
+) -> FileTensorSource:
+    """The tensors of a ``*.safetensors`` file, an index, or a directory in Hugging Face layout.
 
     A directory has ``model.safetensors``, or ``model.safetensors.index.json`` and the files that
     it names, or a single ``*.safetensors`` (looked for in this order, as ``transformers`` does).
+    With ``names``, only the files that an index gives for these tensors are opened.
     Raises ``ModelNotFoundError`` when it has none of them, ``ModelFileError`` when a file is
     missing, truncated, corrupt or not what the index says.
     """
@@ -66,16 +69,16 @@ def open_safetensors(path: Path) -> FileTensorSource:
         raise ModelFileError(
             str(path), f"cannot be read: {error.strerror}", hint="check its permissions"
         ) from error
-    if file_or_index.name == _INDEX_FILE:
-        return _open_indexed(file_or_index)
-    return _open_one(file_or_index)
+    if file_or_index.name == INDEX_FILE:
+        return _open_indexed(file_or_index, open_file, names)
+    return _open_one(file_or_index, open_file)
 
 
 def _find(path: Path) -> Path:
     """The file to open for ``path``: tensors, or an index."""
     if not path.is_dir():
         return path
-    for name in (_SINGLE_FILE, _INDEX_FILE):
+    for name in (SINGLE_FILE, INDEX_FILE):
         if (path / name).exists():
             return path / name
     candidates = sorted(path.glob("*.safetensors"))
@@ -84,27 +87,31 @@ def _find(path: Path) -> Path:
     found = f"{len(candidates)} .safetensors files and no index" if candidates else "no weights"
     raise ModelNotFoundError(
         f"{path}: {found}",
-        hint=f"the directory must have {_SINGLE_FILE}, or {_INDEX_FILE} and the files it names",
+        hint=f"the directory must have {SINGLE_FILE}, or {INDEX_FILE} and the files it names",
     )
 
 
-def _open_one(path: Path) -> FileTensorSource:
+def _open_one(path: Path, open_file: OpenFile) -> FileTensorSource:
     with ExitStack() as opened:
-        file = ReadOnlyFile(path)
+        file = open_file(path)
         opened.callback(file.close)
         source = FileTensorSource(_read_header(file), [file])
         opened.pop_all()
         return source
 
 
-def _open_indexed(index_path: Path) -> FileTensorSource:
-    file_of = _read_index(index_path)
+def _open_indexed(
+    index_path: Path, open_file: OpenFile, names: Collection[str] | None
+) -> FileTensorSource:
+    file_of = read_index(index_path)
+    if names is not None:
+        file_of = {name: file_name for name, file_name in file_of.items() if name in names}
     with ExitStack() as opened:
-        files: list[ReadOnlyFile] = []
+        files: list[ReadableFile] = []
         tensors: list[FileTensor] = []
         for file_name in sorted(set(file_of.values())):
             try:
-                file = ReadOnlyFile(index_path.parent / file_name)
+                file = open_file(index_path.parent / file_name)
             except ModelNotFoundError as error:
                 raise ModelFileError(
                     str(index_path), f"the file {file_name}, which it names, is missing"
@@ -124,8 +131,11 @@ def _open_indexed(index_path: Path) -> FileTensorSource:
         return source
 
 
-def _read_index(path: Path) -> dict[str, str]:
-    """The index's ``weight_map``: from tensor names to files below its own directory."""
+def read_index(path: Path) -> dict[str, str]:
+    """The ``weight_map`` of an index: from tensor names to files below its own directory.
+
+    Raises ``ModelFileError`` where it is not one.
+    """
     file = ReadOnlyFile(path)
     try:
         if file.size > MAX_HEADER_BYTES:
@@ -147,7 +157,7 @@ def _read_index(path: Path) -> dict[str, str]:
     return weight_map
 
 
-def _read_header(file: ReadOnlyFile) -> list[FileTensor]:
+def _read_header(file: ReadableFile) -> list[FileTensor]:
     """The tensors of a file by offset, all checked."""
     (length,) = _LENGTH.unpack(file.read(0, _LENGTH.size))
     data_start = _LENGTH.size + length
@@ -173,7 +183,7 @@ def _read_header(file: ReadOnlyFile) -> list[FileTensor]:
 
 
 def _read_entry(
-    name: str, entry: object, file: ReadOnlyFile, data_start: int
+    name: str, entry: object, file: ReadableFile, data_start: int
 ) -> tuple[FileTensor, int, int]:
     """One tensor and its begin and end in the data."""
     _check_name(name, file)
@@ -210,7 +220,7 @@ def _read_entry(
 
 
 def _check_coverage(
-    spans: Iterable[tuple[FileTensor, int, int]], file: ReadOnlyFile, data_start: int
+    spans: Iterable[tuple[FileTensor, int, int]], file: ReadableFile, data_start: int
 ) -> None:
     """Raise unless sorted ``spans`` cover the data without gaps or overlaps."""
     covered = 0
@@ -226,7 +236,7 @@ def _check_coverage(
         )
 
 
-def _parse_object(data: bytes, file: ReadOnlyFile, what: str) -> dict[str, object]:
+def _parse_object(data: bytes, file: ReadableFile, what: str) -> dict[str, object]:
     """``data`` as a JSON object in UTF-8 in which no key occurs twice."""
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -246,7 +256,7 @@ def _parse_object(data: bytes, file: ReadOnlyFile, what: str) -> dict[str, objec
     return value
 
 
-def _check_name(name: str, file: ReadOnlyFile) -> None:
+def _check_name(name: str, file: ReadableFile) -> None:
     """JSON can spell half a surrogate pair, which no file or terminal takes."""
     try:
         name.encode("utf-8")

@@ -8,7 +8,7 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 
 from potluck.errors import ModelFileError, UnsupportedModelError
-from potluck.formats.files import ReadOnlyFile, quoted
+from potluck.formats.files import ReadableFile, quoted
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 
@@ -24,7 +24,7 @@ class FileTensor:
     shape: tuple[int, ...]
     type_name: str
     format: TensorFormat | None
-    file: ReadOnlyFile
+    file: ReadableFile
     offset: int
 
 
@@ -35,7 +35,7 @@ class FileTensorSource:
     Raises ``ModelFileError`` when two tensors have one name; the files are then the caller's.
     """
 
-    def __init__(self, tensors: Iterable[FileTensor], files: Sequence[ReadOnlyFile]) -> None:
+    def __init__(self, tensors: Iterable[FileTensor], files: Sequence[ReadableFile]) -> None:
         by_name: dict[str, FileTensor] = {}
         for tensor in tensors:
             if tensor.name in by_name:

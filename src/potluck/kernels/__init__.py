@@ -10,6 +10,7 @@ from potluck.errors import EngineError
 
 try:
     from potluck.kernels._core import (
+        PANEL_LAYOUT,
         F16Range,
         Kernels,
         available_isas,
@@ -27,6 +28,7 @@ except ImportError as error:
     ) from error
 
 __all__ = [
+    "PANEL_LAYOUT",
     "F16Range",
     "Kernels",
     "available_isas",

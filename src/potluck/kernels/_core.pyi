@@ -27,6 +27,9 @@ def format_info(format: str) -> tuple[int, int]:
 def panel_bytes(format: str, columns: int) -> int:
     """Bytes of a panel: 16 rows of ``columns`` columns."""
 
+PANEL_LAYOUT: int
+"""Names the bytes that panels have (``kPanelLayout`` of cpp/kernels/kernels.h)."""
+
 def pack_rows(
     format: str, columns: int, rows: U8, start_row: int, num_rows: int, panels: U8
 ) -> None:
@@ -250,6 +253,17 @@ class ThreadPool:
     @property
     def num_threads(self) -> int: ...
 
+def pack_rows_on(
+    pool: ThreadPool,
+    format: str,
+    columns: int,
+    rows: U8 | memoryview,
+    start_row: int,
+    num_rows: int,
+    panels: U8 | memoryview,
+) -> None:
+    """``pack_rows`` on all threads of ``pool``; raises ``Error`` for wrong sizes."""
+
 class Slice:
     def __init__(
         self,
@@ -323,6 +337,9 @@ class Stage:
     def begin_weight(self, name: str, shape: Sequence[int], format: str) -> None: ...
     def write_rows(self, name: str, start_row: int, end_row: int, data: U8) -> None: ...
     def finish_weight(self, name: str) -> None: ...
+    def map_weight(self, name: str, shape: Sequence[int], format: str, data: U8) -> None:
+        """Keeps ``data``, which holds the weight in panels, and reads it where it is."""
+
     def step(
         self,
         *,
@@ -343,6 +360,8 @@ class Stage:
     ) -> None: ...
     @property
     def weights_bytes(self) -> int: ...
+    @property
+    def mapped_bytes(self) -> int: ...
 
 class Sampler:
     def __init__(self, *, vocab_size: int, isa: str, pool: ThreadPool) -> None: ...

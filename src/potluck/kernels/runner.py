@@ -29,6 +29,7 @@ from potluck.kernels._core import (
     Stage,
     ThreadPool,
     WeightSpec,
+    pack_rows_on,
 )
 
 Op = Embed | RmsNorm | Linear | Rope | Attention | GatedActivation | Add | Head
@@ -57,4 +58,5 @@ __all__ = [
     "Stage",
     "ThreadPool",
     "WeightSpec",
+    "pack_rows_on",
 ]

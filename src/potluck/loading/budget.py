@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from potluck.errors import InsufficientMemoryError
@@ -22,12 +23,9 @@ _NOTHING_FITS = (
 
 def combined(plans: Sequence[MemoryPlan]) -> MemoryPlan:
     """What stages in one process take together; one of them loads at a time."""
-    weights: dict[str, int] = {}
-    for plan in plans:
-        for label, num_bytes in plan.weights:
-            weights[label] = weights.get(label, 0) + num_bytes
     return MemoryPlan(
-        weights=tuple(weights.items()),
+        weights=_by_format(plan.weights for plan in plans),
+        mapped=_by_format(plan.mapped for plan in plans),
         cache_bytes=sum(plan.cache_bytes for plan in plans),
         rope_bytes=sum(plan.rope_bytes for plan in plans),
         scratch_bytes=sum(plan.scratch_bytes for plan in plans),
@@ -36,15 +34,26 @@ def combined(plans: Sequence[MemoryPlan]) -> MemoryPlan:
     )
 
 
+def _by_format(parts: Iterable[tuple[tuple[str, int], ...]]) -> tuple[tuple[str, int], ...]:
+    sums: Counter[str] = Counter()
+    for part in parts:
+        for label, num_bytes in part:
+            sums[label] += num_bytes
+    return tuple(sums.items())
+
+
 def require_memory(
     memory: MemoryPlan,
     available: MemoryLimit,
     size: StageSize,
     count: Callable[[StageSize], MemoryPlan],
+    *,
+    because: str = "",
 ) -> None:
     """Raise ``InsufficientMemoryError`` unless ``memory`` fits into ``available``.
 
-    ``memory`` is ``count(size)``; other sizes are counted to say which would fit.
+    ``memory`` is ``count(size)``; other sizes are counted to say which would fit. The message
+    begins with ``because``.
     """
     if memory.total_bytes <= available.bytes:
         return
@@ -52,11 +61,13 @@ def require_memory(
     def fits(other: StageSize) -> bool:
         return count(other).total_bytes <= available.bytes
 
-    parts = ", ".join(f"{name} {format_bytes(part)}" for name, part in memory.parts().items())
+    mapped = memory.mapped_bytes
+    besides = f" besides {format_bytes(mapped)} of mapped weights" if mapped else ""
     raise InsufficientMemoryError(
         memory.total_bytes,
         available.bytes,
-        f"{format_bytes(memory.total_bytes)} of memory are needed ({parts}), and "
+        f"{because}{format_bytes(memory.total_bytes)} of memory are needed{besides} "
+        f"({memory.described()}), and "
         f"{format_bytes(available.bytes)} may be used ({available.reason})",
         hint=what_fits(size, fits) or _NOTHING_FITS,
     )

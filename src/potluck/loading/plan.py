@@ -10,6 +10,7 @@ import numpy as np
 
 from potluck.catalog import ModelDescription, canonical_source
 from potluck.engines.native import cache_bytes, loaded_bytes, scratch_bytes
+from potluck.engines.native_packing import packing_bytes
 from potluck.formats.source import FileTensorSource
 from potluck.models.program import build_program
 from potluck.models.rope import rope_table_bytes
@@ -22,13 +23,17 @@ from potluck.weights.load import check_weights, staging_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSize:
-    """What every stage of a model allocates, and how its weights are held."""
+    """What every stage of a model allocates, and how its weights are held.
+
+    Weights that are mapped stay in a packed file, and take no memory.
+    """
 
     context_tokens: int
     num_blocks: int
     max_step_tokens: int
     num_threads: int
     quantization: Quantization = Quantization.NONE
+    is_mapped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,17 +65,20 @@ def plan_stage(
         canonical_source(description, tensors, program),
         path=str(description.files.path),
     )
+    loaded = [dataclasses.replace(info, format=size.quantization.target(info)) for info in stored]
     weights: Counter[str] = Counter()
-    for info in stored:
-        loaded = dataclasses.replace(info, format=size.quantization.target(info))
-        weights[loaded.format.label] += loaded_bytes(loaded)
+    for info in loaded:
+        weights[info.format.label] += loaded_bytes(info)
+    by_format = tuple(weights.most_common())
+    staging = staging_bytes(stored, size.quantization)
     has_rope = program.rope is not None
     memory = MemoryPlan(
-        weights=tuple(weights.most_common()),
+        weights=() if size.is_mapped else by_format,
+        mapped=by_format if size.is_mapped else (),
         cache_bytes=cache_bytes(program, size.num_blocks),
         rope_bytes=rope_table_bytes(description.config, size.context_tokens) if has_rope else 0,
         scratch_bytes=scratch_bytes(program, size.max_step_tokens, num_threads=size.num_threads),
-        staging_bytes=staging_bytes(stored, size.quantization),
+        staging_bytes=staging + (packing_bytes(loaded) if size.is_mapped else 0),
         process_bytes=process_bytes,
     )
     return StagePlan(

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
-from potluck.catalog import ModelDescription, open_tensors
+from potluck.catalog import ModelDescription, open_headers, open_weights
 from potluck.engines.native import choose_isa, make_pool
 from potluck.errors import ParameterError
 from potluck.formats.source import FileTensorSource
+from potluck.kernels.runner import ThreadPool
 from potluck.loading import (
     LoadedStage,
+    NotPackedError,
+    PackedCache,
+    PackedWeights,
     StagePlan,
     StageSize,
     combined,
     load_stage,
+    packed_weights,
     plan_stage,
     require_memory,
     stronger_quantizations,
@@ -30,6 +37,8 @@ from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 from potluck.weights.load import Progress
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
@@ -41,6 +50,14 @@ class LoadPlan:
     isa: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedStages:
+    """The stages, whose engines are the owner's to close, and the plan that they were made by."""
+
+    stages: tuple[LoadedStage, ...]
+    plan: LoadPlan
+
+
 def plan_load(
     description: ModelDescription,
     *,
@@ -50,11 +67,12 @@ def plan_load(
     num_threads: int | None,
     isa: str | None,
     quantization: Quantization | None = Quantization.NONE,
+    is_mapped: bool = False,
 ) -> LoadPlan:
     """Cut the model and count its bytes; nothing is loaded.
 
-    ``quantization`` None takes the most precise one that fits. Raises ``InsufficientMemoryError``
-    if it would not fit, and ``ParameterError``.
+    ``quantization`` None takes the most precise one that fits. Weights that are mapped take no
+    memory. Raises ``InsufficientMemoryError`` if it would not fit, and ``ParameterError``.
     """
     if num_threads is not None and num_threads < 1:
         raise ParameterError("threads", f"{num_threads} threads", hint="give a number from 1")
@@ -65,9 +83,10 @@ def plan_load(
         max_step_tokens=min(MAX_STEP_TOKENS, context_tokens),
         num_threads=num_threads or default_num_threads(),
         quantization=quantization or Quantization.NONE,
+        is_mapped=is_mapped,
     )
     available = available_memory()
-    with closing(open_tensors(description.files)) as tensors:
+    with closing(open_headers(description)) as tensors:
 
         def count(size: StageSize) -> MemoryPlan:
             return combined([each.memory for each in _plan(description, tensors, shards, size)])
@@ -80,6 +99,22 @@ def plan_load(
         memory = combined([stage.memory for stage in stages])
         require_memory(memory, available, size, count)
     return LoadPlan(stages=stages, size=size, memory=memory, isa=choose_isa(isa))
+
+
+def _in_memory(
+    description: ModelDescription, tensors: FileTensorSource, plan: LoadPlan, because: str
+) -> LoadPlan:
+    """The same without mapped weights; ``InsufficientMemoryError`` if that does not fit."""
+    shards = [stage.shard for stage in plan.stages]
+    size = replace(plan.size, is_mapped=False)
+
+    def count(size: StageSize) -> MemoryPlan:
+        return combined([each.memory for each in _plan(description, tensors, shards, size)])
+
+    memory = count(size)
+    require_memory(memory, available_memory(), size, count, because=because)
+    stages = _plan(description, tensors, shards, size)
+    return replace(plan, stages=stages, size=size, memory=memory)
 
 
 def _plan(
@@ -95,35 +130,68 @@ def load_stages(
     description: ModelDescription,
     plan: LoadPlan,
     *,
+    cache: PackedCache,
     on_progress: Progress | None = None,
-) -> list[LoadedStage]:
-    """Make every stage's engine and load its weights. The caller closes the engines.
+    on_fetch: Progress | None = None,
+) -> LoadedStages:
+    """Make every stage's engine and load its weights.
 
-    ``on_progress`` is called with bytes done and bytes in all. After an error nothing stays open.
+    Weights that are to be mapped and that ``cache`` cannot keep are loaded after all, with a
+    warning, if they fit into memory: the plan that comes back says so. ``on_fetch`` and then
+    ``on_progress`` are called with bytes done and bytes in all. After an error nothing stays open.
     """
-    total_bytes = sum(stage.read_bytes for stage in plan.stages)
     pool = make_pool(plan.size.num_threads)
-    with closing(open_tensors(description.files)) as tensors, ExitStack() as on_failure:
+    progress = _progress_of(plan, on_progress)
+    shards = [stage.shard for stage in plan.stages]
+    opened = open_weights(description, shards, on_fetch)
+    with closing(opened) as tensors, ExitStack() as on_failure:
+        packed: list[PackedWeights] | list[None] = [None] * len(plan.stages)
+        if plan.size.is_mapped:
+            try:
+                packed = _packed(description, tensors, plan, pool, cache, progress)
+            except NotPackedError as error:
+                because = f"weights cannot be mapped ({error}): "
+                plan = _in_memory(description, tensors, plan, because)
+                _log.warning("weights are loaded, not mapped: %s", error)
         stages = []
-        read_bytes = 0
-        for stage in plan.stages:
+        for stage, weights, report in zip(plan.stages, packed, progress, strict=True):
             loaded = load_stage(
                 description,
                 tensors,
                 stage,
                 pool=pool,
                 isa=plan.isa,
-                on_progress=_from_byte(read_bytes, total_bytes, on_progress),
+                packed=weights,
+                on_progress=report,
             )
             on_failure.callback(loaded.engine.close)
             stages.append(loaded)
-            read_bytes += stage.read_bytes
         on_failure.pop_all()
-        return stages
+        return LoadedStages(stages=tuple(stages), plan=plan)
 
 
-def _from_byte(start: int, total: int, on_progress: Progress | None) -> Progress | None:
-    """Progress of one stage, told as progress of all: it begins at byte ``start`` of ``total``."""
-    if on_progress is None:
-        return None
-    return lambda done, _: on_progress(start + done, total)
+def _packed(
+    description: ModelDescription,
+    tensors: FileTensorSource,
+    plan: LoadPlan,
+    pool: ThreadPool,
+    cache: PackedCache,
+    progress: Sequence[Progress | None],
+) -> list[PackedWeights]:
+    return [
+        packed_weights(description, tensors, stage, pool=pool, cache=cache, on_progress=report)
+        for stage, report in zip(plan.stages, progress, strict=True)
+    ]
+
+
+def _progress_of(plan: LoadPlan, on_progress: Progress | None) -> list[Progress | None]:
+    """Progress of every stage, told as progress of all of them one after another."""
+    total = sum(stage.read_bytes for stage in plan.stages)
+    starts = accumulate((stage.read_bytes for stage in plan.stages), initial=0)
+
+    def of_stage(start: int) -> Progress | None:
+        if on_progress is None:
+            return None
+        return lambda done, _: on_progress(start + done, total)
+
+    return [of_stage(start) for start, _ in zip(starts, plan.stages, strict=False)]

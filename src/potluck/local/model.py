@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from potluck.catalog import (
     load_tokenizer,
 )
 from potluck.errors import ParameterError
+from potluck.loading import PackedCache, default_packed_folder
 from potluck.local.generation import Generation
 from potluck.local.loading import LoadPlan, load_stages, plan_load
 from potluck.local.pipeline import LocalPipeline
@@ -56,10 +58,11 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadProgress:
-    """How far loading is, in bytes of weights."""
+    """How far loading is, in bytes of weights; or fetching their files, which comes before."""
 
     done_bytes: int
     total_bytes: int
+    is_fetching: bool = False
 
 
 class Model:
@@ -99,6 +102,8 @@ class Model:
         num_threads: int | None = None,
         isa: str | None = None,
         quantization: Quantization | None = Quantization.NONE,
+        mmap: bool = False,
+        packed_cache_bytes: int | None = None,
         on_progress: Callable[[LoadProgress], None] | None = None,
     ) -> Model:
         """Find MODEL, load it, and make it ready.
@@ -110,6 +115,10 @@ class Model:
         ``num_threads``: by default the cores that may be used.
         ``isa``: ``scalar``, ``avx2`` or ``avx512``; by default the best that works.
         ``quantization``: what weights stored as floats become; None: as little as makes them fit.
+        ``mmap``: keep the weights in a file of the user's cache, and map it
+        (``docs/mapped-weights.md``).
+        ``packed_cache_bytes``: the most that all such files may take; by default 20 GiB, or a
+        quarter of the free disk.
 
         Raises a ``PotluckError`` that says what is wrong, before a weight is read where possible.
         """
@@ -123,19 +132,21 @@ class Model:
             num_threads=num_threads,
             isa=isa,
             quantization=quantization,
+            is_mapped=mmap,
         )
         # Small beside the weights, and as likely to be missing or broken: before them.
         tokenizer = load_tokenizer(description.files)
         chat_template = load_chat_template(description.files)
-        report = None
-        if on_progress is not None:
-            callback = on_progress
-
-            def report(done_bytes: int, total_bytes: int) -> None:
-                callback(LoadProgress(done_bytes=done_bytes, total_bytes=total_bytes))
-
-        loaded = load_stages(description, plan, on_progress=report)
-        engines = [stage.engine for stage in loaded]
+        cache = PackedCache(default_packed_folder(os.environ), packed_cache_bytes)
+        loaded = load_stages(
+            description,
+            plan,
+            cache=cache,
+            on_progress=_reporting(on_progress, is_fetching=False),
+            on_fetch=_reporting(on_progress, is_fetching=True),
+        )
+        engines = [stage.engine for stage in loaded.stages]
+        plan = loaded.plan
         limits = SchedulerLimits(
             num_blocks=plan.size.num_blocks,
             context_tokens=context,
@@ -149,7 +160,7 @@ class Model:
             Dispatcher(limits, lambda on_outcome: LocalPipeline(engines, on_outcome)),
             tokenizer=tokenizer,
             chat_template=chat_template,
-            load_reports=tuple(stage.report for stage in loaded),
+            load_reports=tuple(stage.report for stage in loaded.stages),
         )
 
     def __enter__(self) -> Model:
@@ -279,6 +290,16 @@ class Model:
         params = SamplingParams(**values)  # type: ignore[arg-type]
         validate_sampling(params, self.description.config.vocab_size)
         return params
+
+
+def _reporting(
+    callback: Callable[[LoadProgress], None] | None, *, is_fetching: bool
+) -> Callable[[int, int], None] | None:
+    if callback is None:
+        return None
+    return lambda done_bytes, total_bytes: callback(
+        LoadProgress(done_bytes=done_bytes, total_bytes=total_bytes, is_fetching=is_fetching)
+    )
 
 
 def _context_tokens(description: ModelDescription, asked: int | None) -> int:

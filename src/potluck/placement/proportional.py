@@ -3,6 +3,9 @@
 The embedding is only on the first stage and the head only on the last, so the units for these two
 places are chosen among all pairs: the choice that fills the fullest unit least wins. Every other
 unit stands between them, larger ones first. A unit may get nothing; why is part of the plan.
+
+A stage without a layer costs every token a hop and computes next to nothing, so there is none
+where the model fits without. Where it does not, the embedding alone or the head alone may be one.
 """
 
 from __future__ import annotations
@@ -23,15 +26,31 @@ def place(offers: Sequence[UnitOffer], cost: ModelCost) -> Plan:
     The result depends on the offers alone, not on their order. Raises ``InsufficientMemoryError``,
     which says how much is missing, when the model does not fit.
     """
-    smallest_layer = min(cost.layer_bytes)
+    for needs_layer in (True, False):
+        plan = _place(offers, cost, needs_layer=needs_layer)
+        if plan is not None:
+            return plan
+    raise _does_not_fit(offers, cost)
+
+
+def _place(offers: Sequence[UnitOffer], cost: ModelCost, *, needs_layer: bool) -> Plan | None:
+    """The plan, or None if there is none; ``needs_layer``: in which every stage has a layer."""
+    smallest = min(cost.layer_bytes) + cost.scratch_bytes + cost.process_bytes
+    name = "one layer"
+    if not needs_layer:
+        smallest, name = min(
+            (smallest, name),
+            (cost.lone_embedding_bytes, "the embedding"),
+            (cost.lone_head_bytes, "the head"),
+        )
     rejections = []
     candidates = []
     for offer in sorted(offers, key=lambda offer: (-offer.usable_bytes, offer.node_id)):
         room = offer.usable_bytes - cost.scratch_bytes - cost.process_bytes
-        if room < smallest_layer:
+        if offer.usable_bytes < smallest:
             reason = (
-                f"{format_bytes(max(offer.usable_bytes, 0))} may be used, and one layer takes "
-                f"{format_bytes(smallest_layer + cost.scratch_bytes + cost.process_bytes)}"
+                f"{format_bytes(max(offer.usable_bytes, 0))} may be used, and {name} takes "
+                f"{format_bytes(smallest)}"
             )
             rejections.append(
                 Rejection(node_id=offer.node_id, unit_id=offer.unit_id, reason=reason)
@@ -39,8 +58,8 @@ def place(offers: Sequence[UnitOffer], cost: ModelCost) -> Plan:
         else:
             candidates.append(_Candidate(offer=offer, room=room))
     while candidates:
-        arrangement = _best_arrangement(candidates, cost)
-        idle = [] if arrangement is None else arrangement.idle()
+        arrangement = _best_arrangement(candidates, cost, needs_layer=needs_layer)
+        idle = [] if arrangement is None else arrangement.idle(needs_layer=needs_layer)
         if arrangement is not None and not idle:
             stages = tuple(arrangement.stages(cost))
             return Plan(stages=stages, rejections=tuple(rejections))
@@ -54,7 +73,7 @@ def place(offers: Sequence[UnitOffer], cost: ModelCost) -> Plan:
         rejections.append(
             Rejection(node_id=left_out.offer.node_id, unit_id=left_out.offer.unit_id, reason=reason)
         )
-    raise _does_not_fit(offers, cost)
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,19 +97,22 @@ class _Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Arrangement:
-    """An order of units and their layers. ``fullest``: the largest used part of a unit's room."""
+    """An order of units and their layers. ``fullest``: the largest used part of a unit's memory."""
 
     shares: tuple[_Share, ...]
     fullest: float
 
-    def idle(self) -> list[_Candidate]:
-        """Units without a layer."""
-        return [share.candidate for share in self.shares if share.num_layers == 0]
+    def idle(self, *, needs_layer: bool) -> list[_Candidate]:
+        """Units without a layer; an end is not idle unless it ``needs_layer``."""
+        last = len(self.shares) - 1
+        return [
+            share.candidate
+            for index, share in enumerate(self.shares)
+            if share.num_layers == 0 and (needs_layer or index not in (0, last))
+        ]
 
     def stages(self, cost: ModelCost) -> Iterator[PlacedStage]:
         for index, share in enumerate(self.shares):
-            extra = _extra_bytes(index, len(self.shares), cost)
-            layers = sum(cost.layer_bytes[share.start_layer : share.end_layer])
             yield PlacedStage(
                 node_id=share.candidate.offer.node_id,
                 unit_id=share.candidate.offer.unit_id,
@@ -101,26 +123,40 @@ class _Arrangement:
                     has_embedding=index == 0,
                     has_head=index == len(self.shares) - 1,
                 ),
-                num_bytes=layers + extra + cost.scratch_bytes + cost.process_bytes,
+                num_bytes=_used_bytes(share, index, len(self.shares), cost),
             )
+
+
+def _used_bytes(share: _Share, index: int, num_stages: int, cost: ModelCost) -> int:
+    """What a stage takes in all."""
+    if share.num_layers == 0 and num_stages > 1:
+        return cost.lone_embedding_bytes if index == 0 else cost.lone_head_bytes
+    layers = sum(cost.layer_bytes[share.start_layer : share.end_layer])
+    extra = _extra_bytes(index, num_stages, cost)
+    return layers + extra + cost.scratch_bytes + cost.process_bytes
 
 
 def _extra_bytes(index: int, num_stages: int, cost: ModelCost) -> int:
     """What a stage holds besides layers."""
     is_first, is_last = index == 0, index == num_stages - 1
-    if is_first and is_last and cost.is_head_tied:
-        return cost.embedding_bytes
-    return is_first * cost.embedding_bytes + is_last * cost.head_bytes
+    shared = cost.shared_bytes if is_first and is_last else 0
+    return is_first * cost.embedding_bytes + is_last * cost.head_bytes - shared
 
 
-def _best_arrangement(candidates: Sequence[_Candidate], cost: ModelCost) -> _Arrangement | None:
-    """The arrangement of all candidates whose fullest unit is least full; None if none fits."""
-    best = None
-    for order in _orders(candidates):
-        arrangement = _arrange(order, cost)
-        if arrangement and (best is None or arrangement.fullest < best.fullest):
-            best = arrangement
-    return best
+def _best_arrangement(
+    candidates: Sequence[_Candidate], cost: ModelCost, *, needs_layer: bool
+) -> _Arrangement | None:
+    """The arrangement of all candidates whose fullest unit is least full; None if none fits.
+
+    Where ends need no layer, a small unit is there of more use than idle in the middle.
+    """
+    arranged = (_arrange(order, cost) for order in _orders(candidates))
+
+    def rank(arrangement: _Arrangement) -> tuple[int, float]:
+        num_idle = 0 if needs_layer else len(arrangement.idle(needs_layer=False))
+        return num_idle, arrangement.fullest
+
+    return min((each for each in arranged if each is not None), key=rank, default=None)
 
 
 def _orders(candidates: Sequence[_Candidate]) -> Iterator[tuple[_Candidate, ...]]:
@@ -140,8 +176,9 @@ def _arrange(order: Sequence[_Candidate], cost: ModelCost) -> _Arrangement | Non
         candidate.room - _extra_bytes(index, len(order), cost)
         for index, candidate in enumerate(order)
     ]
-    if min(rooms) < 0:
-        return None
+    # What holds no layer has no part in the proportion: rounding must not give it one.
+    smallest_layer = min(cost.layer_bytes)
+    rooms = [room if room >= smallest_layer else 0 for room in rooms]
     bounds = _proportional_bounds(rooms, cost.layer_bytes)
     if bounds is None:
         bounds = _greedy_bounds(rooms, cost.layer_bytes)
@@ -151,13 +188,13 @@ def _arrange(order: Sequence[_Candidate], cost: ModelCost) -> _Arrangement | Non
         _Share(candidate=candidate, start_layer=start, end_layer=end)
         for candidate, start, end in zip(order, [0, *bounds[:-1]], bounds, strict=True)
     )
-    used = [
-        sum(cost.layer_bytes[share.start_layer : share.end_layer])
-        + _extra_bytes(index, len(order), cost)
-        for index, share in enumerate(shares)
-    ]
-    rooms_whole = [candidate.room for candidate in order]
-    fullest = max(part / room for part, room in zip(used, rooms_whole, strict=True))
+    fullest = 0.0
+    for index, share in enumerate(shares):
+        used = _used_bytes(share, index, len(shares), cost)
+        usable = share.candidate.offer.usable_bytes
+        if used > usable:
+            return None
+        fullest = max(fullest, used / usable)
     return _Arrangement(shares=shares, fullest=fullest)
 
 
@@ -196,7 +233,7 @@ def _greedy_bounds(rooms: Sequence[int], layer_bytes: Sequence[int]) -> list[int
 
 def _does_not_fit(offers: Sequence[UnitOffer], cost: ModelCost) -> InsufficientMemoryError:
     per_stage = cost.scratch_bytes + cost.process_bytes
-    model = sum(cost.layer_bytes) + cost.embedding_bytes + cost.head_bytes
+    model = sum(cost.layer_bytes) + cost.embedding_bytes + cost.head_bytes - cost.shared_bytes
     needed = model + per_stage * max(1, len(offers))
     available = sum(max(offer.usable_bytes, 0) for offer in offers)
     largest = max((offer.usable_bytes for offer in offers), default=0) - per_stage

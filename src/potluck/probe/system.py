@@ -101,6 +101,13 @@ class System:
         except ValueError:
             return None
 
+    def inode(self, path: Path) -> int | None:
+        """The number of a file or directory, which is its alone in its file system."""
+        try:
+            return path.stat().st_ino
+        except (OSError, ValueError):
+            return None
+
     def entries(self, directory: Path) -> list[Path]:
         """What is in a directory, by name; nothing if it cannot be read."""
         try:

@@ -49,22 +49,26 @@ class ModelCost:
     """What a model's parts take, in bytes, wherever they are placed.
 
     ``layer_bytes``: weights and cache of each decoder layer. ``embedding_bytes`` on the first
-    stage; ``head_bytes`` on the last (final norm included; for a tied head the embedding's own
-    size, and nothing more when one stage is both). ``scratch_bytes`` and ``process_bytes`` on
-    every stage.
+    stage, ``head_bytes`` on the last, each with what is computed and loaded through for it alone;
+    ``shared_bytes`` of the two are held once when one stage has both (a tied head is the
+    embedding). ``scratch_bytes`` and ``process_bytes`` on every stage. No stage takes more than
+    the sum of its parts, and an end without a layer takes ``lone_embedding_bytes`` or
+    ``lone_head_bytes`` in all, which is less.
     """
 
     layer_bytes: tuple[int, ...]
     embedding_bytes: int
     head_bytes: int
-    is_head_tied: bool
+    shared_bytes: int
     scratch_bytes: int
     process_bytes: int
+    lone_embedding_bytes: int
+    lone_head_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedStage:
-    """A shard placed on a unit, and the bytes it takes there."""
+    """A shard placed on a unit, and the bytes it takes there at most."""
 
     node_id: NodeId
     unit_id: UnitId

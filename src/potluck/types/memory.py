@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from potluck.quantities import format_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimit:
@@ -14,11 +16,25 @@ class MemoryLimit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPool:
+    """Memory that a node draws on with others: the machine's, or that of a control group.
+
+    ``pool_id`` is the same for all who draw on it. ``available_bytes`` of ``limit_bytes`` may
+    still be taken.
+    """
+
+    pool_id: str
+    limit_bytes: int
+    available_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
     """What a stage takes at most, in bytes, counted before any of it is allocated.
 
-    ``weights`` are by format (label, bytes), as the engine holds them. ``staging_bytes`` are held
-    only while loading, ``process_bytes`` are a worker's own.
+    ``weights`` are by format (label, bytes), as the engine holds them. ``mapped`` are those that
+    stay in a file: they take no memory but what the kernel has to spare, and are in no sum here.
+    ``staging_bytes`` are held only while loading, ``process_bytes`` are a worker's own.
     """
 
     weights: tuple[tuple[str, int], ...]
@@ -27,15 +43,21 @@ class MemoryPlan:
     scratch_bytes: int
     staging_bytes: int
     process_bytes: int = 0
+    mapped: tuple[tuple[str, int], ...] = ()
 
     @property
     def weights_bytes(self) -> int:
-        """Of all formats."""
+        """Of all formats, in memory."""
         return sum(num_bytes for _, num_bytes in self.weights)
 
     @property
+    def mapped_bytes(self) -> int:
+        """Of all formats, in a file."""
+        return sum(num_bytes for _, num_bytes in self.mapped)
+
+    @property
     def total_bytes(self) -> int:
-        """Everything together."""
+        """Everything together that is to be in memory."""
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, int]:
@@ -49,3 +71,7 @@ class MemoryPlan:
             "process": self.process_bytes,
         }
         return {name: num_bytes for name, num_bytes in parts.items() if num_bytes}
+
+    def described(self) -> str:
+        """The parts in one line."""
+        return ", ".join(f"{name} {format_bytes(part)}" for name, part in self.parts().items())

@@ -24,6 +24,9 @@ BUFFER_BYTES = 5 * 2**20
 """Of each of the buffers that rows are read into, and of the one for what they are converted to.
 The rest of ``STAGING_BYTES`` is for undoing an interleaving (``canonical.STAGING_BYTES``)."""
 
+_ROWS_TOGETHER = 256
+"""A block ends at a multiple of this where it has as many rows: no panel of an engine is then
+written twice, and no head (of 64, 128 or 256 rows) whose halves a file interleaves read twice."""
 _NUM_READ_BUFFERS = 4
 """One that the sink takes from, and three to be ahead: with one, each of the two threads waits
 whenever the other is held up, by the disk or by other processes."""
@@ -188,6 +191,8 @@ class _Tensor:
         row_bytes = max(self.stored.row_bytes, self.loaded.row_bytes, 1)
         num_rows = self.stored.num_rows
         step = max(1, BUFFER_BYTES // row_bytes)
+        if step > _ROWS_TOGETHER:
+            step -= step % _ROWS_TOGETHER
         for start in range(0, num_rows, step):
             yield _Block(tensor=self, start_row=start, end_row=min(start + step, num_rows))
 

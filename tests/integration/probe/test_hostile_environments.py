@@ -10,13 +10,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from support.command import environment
+from support.control_groups import group, inside
 from support.kernel_build import not_shown, require_tool
 
 MIB = 2**20
@@ -88,26 +88,6 @@ def probe(*prefix: str, env: Mapping[str, str] | None = None) -> Probed:
 def unlimited() -> Probed:
     """As this test's own process would see it."""
     return probe()
-
-
-@contextmanager
-def group(path: Path, files: Mapping[str, str]) -> Iterator[Path]:
-    """A control group of version 1 of this test's own, or a report that there can be none."""
-    try:
-        path.mkdir()
-    except OSError as error:
-        not_shown(f"control groups of version 1 can't be made here: {error}")
-    try:
-        for name, text in files.items():
-            (path / name).write_text(text)
-        yield path
-    finally:
-        path.rmdir()
-
-
-def inside(path: Path) -> tuple[str, ...]:
-    """The command that enters a group and goes on."""
-    return ("sh", "-c", f'echo $$ > {path}/cgroup.procs; exec "$@"', "sh")
 
 
 @pytest.mark.parametrize("limited", ["own", "parent"])

@@ -2,13 +2,14 @@ from pathlib import Path
 
 import pytest
 
+from potluck.catalog.hub_cache import Snapshot
 from potluck.catalog.locate import DEMO_DIRECTORY, HubModel, ModelFiles, locate_model, parse_hub_id
 from potluck.errors import ModelNotFoundError
 from potluck.models.names import FileKind
 
 
-def no_download(model: HubModel) -> Path:
-    raise AssertionError(f"{model} must not be downloaded")
+def no_download(model: HubModel) -> Snapshot:
+    raise AssertionError(f"{model} must not be asked for")
 
 
 def test_demo_is_the_model_in_the_package() -> None:
@@ -52,25 +53,43 @@ def test_a_safetensors_file_hints_at_its_directory(tmp_path: Path) -> None:
     assert "directory that holds config.json" in caught.value.hint
 
 
-def test_a_hub_id_is_downloaded(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+def test_a_hub_id_is_asked_for_and_pinned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    commit = "89abcdef" * 5
     asked: list[HubModel] = []
 
-    def download(model: HubModel) -> Path:
+    def find(model: HubModel) -> Snapshot:
         asked.append(model)
-        return tmp_path
+        return Snapshot(repo_id=model.repo_id, commit=commit, files={})
 
-    files = locate_model("some-org/some.model-1", download)
-    assert asked == [HubModel(repo_id="some-org/some.model-1", filename=None)]
-    assert files.name == "some-org/some.model-1"
+    whole = locate_model("some-org/some.model-1", find)
+    one = locate_model("some-org/some.model-1@v2:Q8/x.gguf", find)
+    assert asked == [
+        HubModel(repo_id="some-org/some.model-1"),
+        HubModel(repo_id="some-org/some.model-1", revision="v2", filename="Q8/x.gguf"),
+    ]
+    assert (whole.name, whole.kind) == ("some-org/some.model-1", FileKind.HUGGING_FACE)
+    assert whole.path.parts[-3:] == ("models--some-org--some.model-1", "snapshots", commit)
+    assert whole.pinned_name == f"some-org/some.model-1@{commit}"
+    assert one.kind is FileKind.GGUF
+    assert one.path == whole.path / "Q8" / "x.gguf"
+    assert one.pinned_name == f"some-org/some.model-1@{commit}:Q8/x.gguf"
+    assert locate_model(one.pinned_name, find).pinned_name == one.pinned_name
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("org/name", HubModel(repo_id="org/name", filename=None)),
+        ("org/name", HubModel(repo_id="org/name")),
+        ("org/name@v1.0", HubModel(repo_id="org/name", revision="v1.0")),
+        (
+            "org/name@abc:x.gguf",
+            HubModel(repo_id="org/name", revision="abc", filename="x.gguf"),
+        ),
         ("org/name:x/y.gguf", HubModel(repo_id="org/name", filename="x/y.gguf")),
         ("org/name:file.bin", None),
+        ("org/name@", None),
+        ("org/name@../x", None),
         ("org", None),
         ("a/b/c", None),
         ("org/na me", None),

@@ -61,6 +61,16 @@ def stage(index: int, node_id: str, start: int, end: int) -> dict[str, Any]:
         "start_layer": start,
         "end_layer": end,
         "num_bytes": 2**20,
+        "memory": {
+            "weights": {"bf16": 900 * 2**10, "f32": 24 * 2**10},
+            "cache_bytes": 0,
+            "rope_bytes": 0,
+            "scratch_bytes": 100 * 2**10,
+            "staging_bytes": 0,
+            "process_bytes": 0,
+        },
+        "read_bytes": None,
+        "load_seconds": None,
     }
 
 
@@ -80,8 +90,16 @@ def test_a_deployment_shows_its_state_its_stages_and_who_got_nothing() -> None:
         "STAGE  NODE              UNIT        LAYERS              BYTES",
         f"0      {A}  cpu/native  embedding + [0, 5)  1 MiB",
         f"1      {B}  cpu/native  [5, 9) + head       1 MiB",
+        "stage 0: bf16 weights 900 KiB, f32 weights 24 KiB, scratch 100 KiB",
+        "stage 1: bf16 weights 900 KiB, f32 weights 24 KiB, scratch 100 KiB",
         f"not used: {C} cpu/native: too small",
     ]
+
+
+def test_what_was_read_is_shown_once_it_is_loaded() -> None:
+    loaded = stage(0, A, 0, 9) | {"read_bytes": 3 * 2**20, "load_seconds": 1.25}
+    lines = list(stage_lines({"stages": [loaded], "rejections": []}))
+    assert lines[-1] == "stage 0: 3 MiB read in 1.2 s"
 
 
 def test_one_stage_has_both_ends() -> None:

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,15 +20,17 @@ def cost(
     layer_bytes: int = 100,
     embedding_bytes: int = 50,
     head_bytes: int = 50,
-    is_head_tied: bool = False,
+    shared_bytes: int = 0,
 ) -> ModelCost:
     return ModelCost(
         layer_bytes=(layer_bytes,) * num_layers,
         embedding_bytes=embedding_bytes,
         head_bytes=head_bytes,
-        is_head_tied=is_head_tied,
+        shared_bytes=shared_bytes,
         scratch_bytes=10,
         process_bytes=20,
+        lone_embedding_bytes=embedding_bytes + 30,
+        lone_head_bytes=head_bytes + 30,
     )
 
 
@@ -51,7 +55,7 @@ def test_twelve_units_get_a_layer_each() -> None:
 
 
 def test_one_unit_holds_everything_and_a_tied_head_once() -> None:
-    plan = place([offer("a", 10_000)], cost(is_head_tied=True))
+    plan = place([offer("a", 10_000)], cost(shared_bytes=50))
     (stage,) = plan.stages
     assert stage.shard.has_embedding
     assert stage.shard.has_head
@@ -94,6 +98,39 @@ def test_what_does_not_fit_says_how_many_more_nodes_would_help() -> None:
     place([offer("a", 530), offer("b", 530), offer("c", 530)], cost())
 
 
+def test_an_end_stands_alone_only_where_the_model_does_not_fit_otherwise() -> None:
+    small = [offer("a", 630), offer("b", 630), offer("c", 630)]
+    heavy = cost(num_layers=5, embedding_bytes=550, head_bytes=550)
+    plan = place(small, heavy)
+    assert [stage.shard.end_layer - stage.shard.start_layer for stage in plan.stages] == [0, 5, 0]
+    assert plan.stages[0].shard.has_embedding
+    assert plan.stages[2].shard.has_head
+    assert [stage.num_bytes for stage in plan.stages] == [580, 530, 580]
+    assert plan.rejections == ()
+    roomy = place([offer("a", 730), offer("b", 730), offer("c", 730)], heavy)
+    assert [s.shard.end_layer - s.shard.start_layer for s in roomy.stages] == [1, 3, 1]
+
+
+def test_fourteen_small_boards_hold_what_one_of_them_could_not_hold_a_part_of() -> None:
+    """Llama 3 8B in MiB: an embedding or a head fills a board, and three layers do."""
+    boards = [offer(f"board{index:02}", 1430) for index in range(14)]
+    llama = cost(num_layers=32, layer_bytes=416, embedding_bytes=1002, head_bytes=1002)
+    plan = place(boards, llama)
+    counts = [stage.shard.end_layer - stage.shard.start_layer for stage in plan.stages]
+    assert counts[0] == counts[-1] == 0
+    assert sorted(counts[1:-1]) == [2] * 4 + [3] * 8
+    with pytest.raises(InsufficientMemoryError):
+        place(boards[:12], llama)
+
+
+def test_a_unit_too_small_for_a_layer_can_hold_an_end() -> None:
+    plan = place([offer("a", 1030), offer("tiny", 120)], cost(10, embedding_bytes=90, head_bytes=0))
+    assert layers(plan) == {"tiny": 0, "a": 10}
+    assert plan.stages[0].node_id == "tiny"
+    with pytest.raises(InsufficientMemoryError):
+        place([offer("a", 1030), offer("tiny", 110)], cost(10, embedding_bytes=90, head_bytes=0))
+
+
 def test_no_units_at_all() -> None:
     with pytest.raises(InsufficientMemoryError, match="0 units"):
         place([], cost())
@@ -102,12 +139,26 @@ def test_no_units_at_all() -> None:
 offers = st.lists(st.integers(0, 3000), min_size=1, max_size=6).map(
     lambda sizes: [offer(f"node{index}", size) for index, size in enumerate(sizes)]
 )
+
+
+def generated(lone_saves: int, **parts: Any) -> ModelCost:
+    """An end without a layer saves scratch."""
+    saved = min(lone_saves, parts["scratch_bytes"])
+    fixed = parts["scratch_bytes"] + parts["process_bytes"] - saved
+    return ModelCost(
+        lone_embedding_bytes=parts["embedding_bytes"] + fixed,
+        lone_head_bytes=parts["head_bytes"] + fixed,
+        **parts,
+    )
+
+
 costs = st.builds(
-    ModelCost,
+    generated,
+    lone_saves=st.integers(0, 50),
     layer_bytes=st.lists(st.integers(1, 200), min_size=1, max_size=12).map(tuple),
     embedding_bytes=st.integers(0, 300),
     head_bytes=st.integers(0, 300),
-    is_head_tied=st.booleans(),
+    shared_bytes=st.just(0),
     scratch_bytes=st.integers(0, 50),
     process_bytes=st.integers(0, 50),
 )
@@ -120,7 +171,7 @@ def test_every_layer_is_placed_once_within_each_units_memory(
     try:
         plan = place(offers, cost)
     except InsufficientMemoryError:
-        extra = cost.embedding_bytes + (0 if cost.is_head_tied else cost.head_bytes)
+        extra = cost.embedding_bytes + cost.head_bytes
         alone = sum(cost.layer_bytes) + extra + cost.scratch_bytes + cost.process_bytes
         assert max(each.usable_bytes for each in offers) < alone
         return
@@ -132,7 +183,8 @@ def test_every_layer_is_placed_once_within_each_units_memory(
     assert placed == list(range(len(cost.layer_bytes)))
     usable = {each.node_id: each.usable_bytes for each in offers}
     assert all(stage.num_bytes <= usable[stage.node_id] for stage in plan.stages)
-    assert all(stage.shard.end_layer > stage.shard.start_layer for stage in plan.stages)
+    for stage in plan.stages[1:-1]:
+        assert stage.shard.end_layer > stage.shard.start_layer
     assert [stage.shard.has_embedding for stage in plan.stages].count(True) == 1
     assert plan.stages[0].shard.has_embedding
     assert plan.stages[-1].shard.has_head

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 from support.machine_tree import machine_tree
 
-from potluck.probe.memory import available_memory, memory_facts
+from potluck.probe.memory import available_memory, held_bytes, memory_facts, memory_pools
 from potluck.probe.system import System
 
 MIB = 2**20
@@ -17,6 +18,7 @@ V1_MOUNT = "35 31 0:32 {root} {point} rw,relatime shared:9 - cgroup cgroup rw,me
 V1_CPU_MOUNT = "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu"
 V2_MOUNT = "41 31 0:38 {root} {point} rw,relatime - cgroup2 cgroup2 rw,nsdelegate"
 NO_LIMIT_V1 = "9223372036854771712"
+UNTOUCHED = 256 * MIB
 ALONE = 4 * GIB - GIB // 2
 
 
@@ -227,9 +229,9 @@ LIMITS = (
     ("address_space", "data", "expected", "reason"),
     [
         ("unlimited", "unlimited", ALONE, "this machine"),
-        (str(GIB), "unlimited", GIB - 2 * MIB, "the address space limit (ulimit -v)"),
-        ("unlimited", str(GIB), GIB - MIB, "the data size limit (ulimit -d)"),
-        (str(GIB), str(GIB), GIB - 2 * MIB, "the address space limit (ulimit -v)"),
+        (str(GIB), "unlimited", GIB - 2 * MIB - UNTOUCHED, "the address space limit (ulimit -v)"),
+        ("unlimited", str(GIB), GIB - MIB - UNTOUCHED, "the data size limit (ulimit -d)"),
+        (str(GIB), str(GIB), GIB - 2 * MIB - UNTOUCHED, "the address space limit (ulimit -v)"),
         (str(MIB), "unlimited", 0, "the address space limit (ulimit -v)"),
         (str(2**60), str(2**64 - 1), ALONE, "this machine"),
         ("9" * 5000, "x", ALONE, "this machine"),
@@ -247,6 +249,71 @@ def test_limits_of_the_process(
     assert reason in limit.reason
 
 
+def test_what_is_shared_with_others(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/a/b",
+        "proc/self/mountinfo": V2_MOUNT.format(root="/", point="/cg"),
+    }
+    files |= group_files("cg/a/b", 2, str(GIB), 300 * MIB)
+    files |= group_files("cg/a", 2, "max", 300 * MIB)
+    files |= group_files("cg", 2, str(2 * GIB), 500 * MIB)
+    system = tree(tmp_path, files)
+    machine, inner, outer = memory_pools("m", system)
+    assert (machine.limit_bytes, machine.available_bytes) == (8 * GIB, ALONE)
+    assert (inner.limit_bytes, inner.available_bytes) == (GIB, GIB - 300 * MIB)
+    assert (outer.limit_bytes, outer.available_bytes) == (2 * GIB, 2 * GIB - 500 * MIB)
+    assert len({machine.pool_id, inner.pool_id, outer.pool_id}) == 3
+    # A neighbour in the outer group knows it by the same name, and the machine too.
+    neighbour = dataclasses.replace(system, proc=tmp_path / "other")
+    machine_tree(
+        tmp_path / "other",
+        {
+            "meminfo": "MemTotal: 8388608 kB\nMemAvailable:    4194304 kB",
+            "self/cgroup": "0::/c",
+            "self/mountinfo": files["proc/self/mountinfo"],
+        },
+    )
+    assert memory_pools("m", neighbour) == (machine, outer)
+
+
+def test_what_a_process_holds(tmp_path: Path) -> None:
+    status = "VmRSS:\t  900 kB\nRssAnon:\t  500 kB\nRssFile:\t 300 kB\nRssShmem:\t 100 kB"
+    assert held_bytes(tree(tmp_path, {"proc/self/status": status})) == 600 * 1024
+
+
 def test_this_machine_has_some() -> None:
     facts = memory_facts(System())
     assert MIB < facts.usable.bytes <= facts.free_bytes <= facts.total_bytes < 2**50
+
+
+@pytest.mark.parametrize(
+    ("statistics", "mount", "directory"),
+    [
+        ("total_{0} {1}", V1_MOUNT, "sys/fs/cgroup/memory"),
+        ("{0} {1}", V2_MOUNT, "sys/fs/cgroup"),
+    ],
+    ids=["v1", "v2"],
+)
+@pytest.mark.parametrize(
+    ("active", "mapped", "droppable"), [(700, 0, 1000), (700, 500, 500), (700, 900, 300)]
+)
+def test_files_that_nobody_has_mapped_are_free_in_a_group(
+    tmp_path: Path,
+    statistics: str,
+    mount: str,
+    directory: str,
+    active: int,
+    mapped: int,
+    droppable: int,
+) -> None:
+    """300 MiB are inactive anyway; of the active ones those that are in use are not free."""
+    version = 1 if mount == V1_MOUNT else 2
+    files = group_files(directory, version, str(2 * GIB), GIB)
+    names = ("inactive_file", "active_file", "mapped_file" if version == 1 else "file_mapped")
+    values = (300, active, mapped)
+    files[f"{directory}/memory.stat"] = "\n".join(
+        statistics.format(name, value * MIB) for name, value in zip(names, values, strict=True)
+    )
+    files["proc/self/mountinfo"] = mount.format(root="/", point=f"/{directory}")
+    files["proc/self/cgroup"] = "4:memory:/" if version == 1 else "0::/"
+    assert available_memory(tree(tmp_path, files)).bytes == GIB + droppable * MIB

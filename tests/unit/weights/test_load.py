@@ -8,7 +8,7 @@ import pytest
 from support.programs import program_reading
 from support.tensor_sources import MemorySource
 
-from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.errors import EngineError, ModelFileError, UnsupportedModelError
 from potluck.types.quantization import Quantization
 from potluck.types.tensor import TensorFormat, TensorInfo
 from potluck.weights import load
@@ -277,3 +277,92 @@ def test_an_error_of_the_sink_is_passed_on_and_ends_the_loading() -> None:
         )
     assert [name for name, _, _ in source.reads] == ["a", "b"]
     assert not source.is_closed
+
+
+class TestQuantizing:
+    """``convert`` is a stand-in that says in every row what it was asked."""
+
+    @staticmethod
+    def convert(
+        rows: memoryview,
+        stored: TensorFormat,
+        out: memoryview,
+        loaded: TensorFormat,
+        num_rows: int,
+        num_columns: int,
+    ) -> None:
+        assert (stored, loaded) == (TensorFormat.BF16, TensorFormat.Q8_0)
+        assert len(rows) == num_rows * num_columns * 2
+        assert len(out) == num_rows * num_columns // 32 * 34
+        for row in range(num_rows):
+            first = rows[row * num_columns * 2]
+            out[row * len(out) // num_rows : (row + 1) * len(out) // num_rows] = bytes(
+                [first] * (len(out) // num_rows)
+            )
+
+    @pytest.mark.parametrize("buffer", [1, 200, 1000])
+    def test_matrices_arrive_converted_block_by_block(
+        self, monkeypatch: pytest.MonkeyPatch, buffer: int
+    ) -> None:
+        monkeypatch.setattr(load, "BUFFER_BYTES", buffer)
+        source = source_of(w=((7, 64), TensorFormat.BF16), v=((64,), TensorFormat.BF16))
+        sink = RecordingSink()
+        progress: list[tuple[int, int]] = []
+        load_weights(
+            program_reading({"w": (7, 64), "v": (64,)}),
+            source,
+            sink,
+            convert=self.convert,
+            quantization=Quantization.Q8_0,
+            on_progress=lambda done, total: progress.append((done, total)),
+        )
+        stored = source.tensors["w"][1]
+        assert sink.finished["w"] == b"".join(bytes([stored[row * 128]] * 68) for row in range(7))
+        assert sink.finished["v"] == source.tensors["v"][1]
+        assert progress[-1] == (8 * 128, 8 * 128)  # of what is read
+
+    def test_the_tensor_is_named_that_cannot_be_converted(self) -> None:
+        def refuse(*_: object) -> None:
+            raise EngineError("row 2 has a value that is not finite", hint="get it again")
+
+        with pytest.raises(ModelFileError) as caught:
+            load_weights(
+                program_reading({"w": (7, 64)}),
+                source_of(w=((7, 64), TensorFormat.BF16)),
+                RecordingSink(),
+                convert=refuse,
+                quantization=Quantization.Q8_0,
+                path="m",
+            )
+        assert caught.value.message == "m: w, of rows from 0: row 2 has a value that is not finite"
+        assert caught.value.hint == "get it again"
+
+    def test_to_quantize_needs_something_that_converts(self) -> None:
+        with pytest.raises(ValueError, match="converts"):
+            load_weights(
+                program_reading({"w": (7, 64)}),
+                source_of(w=((7, 64), TensorFormat.BF16)),
+                RecordingSink(),
+                quantization=Quantization.Q8_0,
+            )
+
+
+def test_the_next_rows_are_read_while_those_before_are_taken() -> None:
+    taking = threading.Event()
+
+    class Source(MemorySource):
+        def read_rows(self, name: str, start_row: int, end_row: int, out: memoryview) -> None:
+            if name == "b":
+                assert taking.wait(10)  # for the sink to be at work on what came before
+            super().read_rows(name, start_row, end_row, out)
+
+    class Sink(RecordingSink):
+        def write_rows(self, name: str, start_row: int, end_row: int, data: memoryview) -> None:
+            if name == "a":
+                taking.set()
+            super().write_rows(name, start_row, end_row, data)
+
+    source = Source(source_of(a=((4, 3), TensorFormat.F32), b=((4, 3), TensorFormat.F32)).tensors)
+    sink = Sink()
+    load_weights(program_reading({"a": (4, 3), "b": (4, 3)}), source, sink)
+    assert sink.finished == {name: source.tensors[name][1] for name in ("a", "b")}

@@ -34,7 +34,7 @@ from potluck.cluster.calls import (
     encode,
 )
 from potluck.cluster.coordinator.deployment import Deployment
-from potluck.cluster.coordinator.planning import size_of, stage_records
+from potluck.cluster.coordinator.planning import placement_fields, size_of
 from potluck.cluster.coordinator.survey import plan_model
 from potluck.cluster.membership import Membership
 from potluck.cluster.trust.credentials import Credentials
@@ -111,7 +111,7 @@ class Coordination:
         description, print_of = await _read(request.model)
         record = self._new_record(request, description)
         size = size_of(description, record)
-        plan, quantization = await plan_model(
+        planned = await plan_model(
             self._membership,
             record.model,
             description,
@@ -119,7 +119,7 @@ class Coordination:
             size,
             may_quantize=record.may_quantize,
         )
-        return msgspec.structs.replace(record, quantization=quantization, **stage_records(plan))
+        return msgspec.structs.replace(record, **placement_fields(planned))
 
     async def undeploy(self, name: str) -> DeploymentRecord:
         """Remove a deployment, wherever it is coordinated."""
@@ -243,7 +243,8 @@ class Coordination:
             deployment=DeploymentId(secrets.token_hex(4)),
             epoch=Epoch(number=0, coordinator=self._membership.node_id),
             revision=0,
-            model=request.model,
+            # Nodes that read it later, and a successor, read the same commit.
+            model=description.files.pinned_name,
             model_id=self.registry.free_model_id(request.model_id or request.model),
             created=int(time.time()),
             context_tokens=context,
@@ -251,6 +252,7 @@ class Coordination:
             num_layers=description.config.num_layers,
             quantization=request.quantization or Quantization.NONE,
             may_quantize=request.quantization is None,
+            is_mapped=request.is_mapped,
             state=DeploymentState.LOADING,
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from potluck.cluster.calls import CPU_UNIT, NodeReport, UnitReport
 from potluck.probe.cores import default_num_threads
-from potluck.probe.memory import memory_facts
+from potluck.probe.memory import memory_facts, memory_pools
 from potluck.probe.system import THIS_MACHINE
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.hardware import Device, ProbeReport, Trial
@@ -52,16 +52,18 @@ def report(
         for trial in hardware.trials
         if trial.works or trial.unit_id == CPU_UNIT
     )
+    host_id = _host_id()
     return NodeReport(
         node_id=facts.node_id,
         name=socket.gethostname(),
-        host_id=_host_id(),
+        host_id=host_id,
         version=__version__,
         address=facts.address,
         http_address=http_address,
-        host_available_bytes=memory.usable.bytes,
+        available_bytes=memory.usable.bytes,
         available_reason=memory.usable.reason,
         memory_limit_bytes=limit,
+        pools=memory_pools(host_id),
         untaken_bytes=untaken_bytes,
         is_draining=is_draining,
         units=units,

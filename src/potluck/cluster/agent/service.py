@@ -87,6 +87,7 @@ class AgentConfig:
     passes its test. ``backends`` are tried on what this node has. ``step_seconds`` is the longest
     time for one step through all stages of a deployment that this node coordinates: a stage that
     hangs counts as lost then. It is long, because a prefill on slow boards is.
+    ``packed_cache_bytes`` is the most that packed files may take (see ``PackedCache``).
     """
 
     secret: Secret
@@ -99,6 +100,7 @@ class AgentConfig:
     backends: tuple[BackendSpec, ...] = BACKENDS
     lease_milliseconds: int = 1000
     step_seconds: float = 300.0
+    packed_cache_bytes: int | None = None
 
 
 class Agent:
@@ -130,6 +132,7 @@ class Agent:
             listen_host=config.listen.host,
             num_threads=config.num_threads or default_num_threads(),
             isa=config.isa or next(reversed(hardware.cpu_trial.variants), None),
+            packed_cache_bytes=config.packed_cache_bytes,
             report_lost=self._report_lost,
         )
         self._is_open = asyncio.Event()

@@ -27,6 +27,7 @@ _Key = tuple[DeploymentId, int]
 class _Running:
     epoch: Epoch
     num_bytes: int
+    is_mapped: bool
     worker: WorkerProcess
 
 
@@ -41,6 +42,7 @@ class StageHost:
         listen_host: str,
         num_threads: int,
         isa: str | None,
+        packed_cache_bytes: int | None,
         report_lost: Callable[[StageLost], Awaitable[None]],
     ) -> None:
         self._credentials = credentials
@@ -48,6 +50,7 @@ class StageHost:
         self._listen_host = listen_host
         self._num_threads = num_threads
         self._isa = isa
+        self._packed_cache_bytes = packed_cache_bytes
         self._report_lost = report_lost
         self._stages: dict[_Key, _Running] = {}
         self._highest: dict[DeploymentId, Epoch] = {}
@@ -65,8 +68,10 @@ class StageHost:
         untaken = 0
         for running in self._stages.values():
             with suppress(psutil.Error):
-                resident_bytes = psutil.Process(running.worker.pid).memory_info().rss
-                untaken += max(0, running.num_bytes - resident_bytes)
+                memory = psutil.Process(running.worker.pid).memory_info()
+                # Pages of a mapped file are resident, and in no plan.
+                taken_bytes = memory.rss - memory.shared if running.is_mapped else memory.rss
+                untaken += max(0, running.num_bytes - taken_bytes)
         return untaken
 
     async def start(self, spec: StageSpec) -> AsyncGenerator[Progress | Loaded, None]:
@@ -85,7 +90,9 @@ class StageHost:
         except EngineError:
             worker.kill()
             raise
-        self._stages[key] = _Running(epoch=spec.epoch, num_bytes=spec.num_bytes, worker=worker)
+        self._stages[key] = _Running(
+            epoch=spec.epoch, num_bytes=spec.num_bytes, is_mapped=spec.is_mapped, worker=worker
+        )
         is_loaded = False
         try:
             self._state.remember_worker(worker.pid)
@@ -160,6 +167,7 @@ class StageHost:
             listen_host=self._listen_host,
             num_threads=self._num_threads,
             isa=self._isa,
+            packed_cache_bytes=self._packed_cache_bytes,
         )
 
     async def _stop(self, concerns: Callable[[_Key, Epoch], bool]) -> None:

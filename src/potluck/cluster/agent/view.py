@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from potluck.cluster.calls import DeploymentRecord, NodeReport
+from potluck.cluster.calls import DeploymentRecord, NodeReport, StageRecord
 from potluck.types.cluster import WIRE_VERSION, NodeId
 
 
@@ -33,6 +33,34 @@ def cluster_view(
     }
 
 
+def _placed_view(index: int, stage: StageRecord) -> dict[str, object]:
+    memory = stage.memory
+    return {
+        "stage": index,
+        "node_id": stage.node_id,
+        "unit_id": stage.unit_id,
+        "start_layer": stage.start_layer,
+        "end_layer": stage.end_layer,
+        "num_bytes": memory.total_bytes,
+        "memory": {
+            "weights": dict(memory.weights),
+            "cache_bytes": memory.cache_bytes,
+            "rope_bytes": memory.rope_bytes,
+            "scratch_bytes": memory.scratch_bytes,
+            "staging_bytes": memory.staging_bytes,
+            "process_bytes": memory.process_bytes,
+        },
+    }
+
+
+def _stage_view(index: int, stage: StageRecord) -> dict[str, object]:
+    return {
+        **_placed_view(index, stage),
+        "read_bytes": stage.read_bytes,
+        "load_seconds": stage.load_seconds,
+    }
+
+
 def plan_view(record: DeploymentRecord) -> dict[str, object]:
     """What would go where, of a deployment that was planned and does not exist."""
     view = deployment_view(record)
@@ -42,10 +70,12 @@ def plan_view(record: DeploymentRecord) -> dict[str, object]:
         "cache_tokens",
         "num_layers",
         "quantization",
-        "stages",
+        "is_mapped",
         "rejections",
     )
-    return {name: view[name] for name in names}
+    planned = {name: view[name] for name in names}
+    planned["stages"] = [_placed_view(index, each) for index, each in enumerate(record.stages)]
+    return planned
 
 
 def deployment_view(record: DeploymentRecord) -> dict[str, object]:
@@ -62,19 +92,10 @@ def deployment_view(record: DeploymentRecord) -> dict[str, object]:
         "cache_tokens": record.cache_tokens,
         "num_layers": record.num_layers,
         "quantization": record.quantization.value,
+        "is_mapped": record.is_mapped,
         "done_bytes": record.done_bytes,
         "total_bytes": record.total_bytes,
-        "stages": [
-            {
-                "stage": index,
-                "node_id": stage.node_id,
-                "unit_id": stage.unit_id,
-                "start_layer": stage.start_layer,
-                "end_layer": stage.end_layer,
-                "num_bytes": stage.num_bytes,
-            }
-            for index, stage in enumerate(record.stages)
-        ],
+        "stages": [_stage_view(index, stage) for index, stage in enumerate(record.stages)],
         "rejections": [
             {"node_id": each.node_id, "unit_id": each.unit_id, "reason": each.reason}
             for each in record.rejections
@@ -91,7 +112,7 @@ def _node(report: NodeReport) -> dict[str, object]:
         "http_address": report.http_address,
         "version": report.version,
         "host_id": report.host_id,
-        "available_bytes": report.host_available_bytes,
+        "available_bytes": report.available_bytes,
         "available_reason": report.available_reason,
         "memory_limit_bytes": report.memory_limit_bytes,
         "units": [

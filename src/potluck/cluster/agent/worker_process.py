@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import sys
 from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
 
 import msgspec
 
@@ -18,6 +20,7 @@ from potluck.cluster.worker.messages import (
     FromWorker,
     Load,
     Loaded,
+    MappedFile,
     Progress,
     Ready,
     Report,
@@ -29,6 +32,7 @@ from potluck.cluster.worker.messages import (
 )
 from potluck.errors import EngineError, PotluckError
 
+WORKER_MODULE = "potluck.cluster.worker"
 _EXIT_SECONDS = 3.0
 """How long a process may take to end after it has closed its socket; then it is killed."""
 
@@ -54,6 +58,7 @@ class WorkerProcess:
         self._writer = writer
         self._on_end = on_end
         self._failure: PotluckError | None = None
+        self._mapped_file: MappedFile | None = None
         loop = asyncio.get_running_loop()
         self._loading: asyncio.Queue[Progress | Loaded | PotluckError] = asyncio.Queue()
         self._ready: asyncio.Future[None] = loop.create_future()
@@ -77,7 +82,7 @@ class WorkerProcess:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",
-                    "potluck.cluster.worker",
+                    WORKER_MODULE,
                     str(theirs.fileno()),
                     str(os.getpid()),
                     pass_fds=[theirs.fileno()],
@@ -164,7 +169,10 @@ class WorkerProcess:
 
     def _take(self, message: FromWorker) -> None:
         match message:
-            case Progress() | Loaded():
+            case Progress():
+                self._loading.put_nowait(message)
+            case Loaded():
+                self._mapped_file = message.mapped_file
                 self._loading.put_nowait(message)
             case Ready():
                 if not self._ready.done():
@@ -180,6 +188,24 @@ class WorkerProcess:
         if self._failure is not None:
             return self._failure
         status = self._process.returncode
+        if status == -signal.SIGBUS and self._mapped_file is not None:
+            return _unreadable(self._mapped_file)
         if status is not None and status < 0:
             return EngineError(f"the worker was ended by signal {-status}")
         return EngineError("the worker ended")
+
+
+def _unreadable(file: MappedFile) -> EngineError:
+    """Why a worker was ended by SIGBUS: what it has mapped could not be read (``mmap(2)``)."""
+    try:
+        num_bytes = Path(file.path).stat().st_size
+    except OSError:
+        num_bytes = file.num_bytes  # removed or replaced, which does a mapping no harm
+    if num_bytes < file.num_bytes:
+        problem = f"has shrunk from {file.num_bytes} to {num_bytes} bytes while it was mapped"
+        return EngineError(
+            f"{file.path} {problem}", hint="it is made again when the model is loaded again"
+        )
+    return EngineError(
+        f"{file.path}, which was mapped, could not be read", hint="check that the disk is sound"
+    )

@@ -30,12 +30,13 @@ from potluck.cluster.calls import (
 )
 from potluck.cluster.coordinator.metrics import deployment_metrics
 from potluck.cluster.coordinator.pipeline import RemotePipeline
-from potluck.cluster.coordinator.planning import DeploymentSize, size_of, stage_records
+from potluck.cluster.coordinator.planning import DeploymentSize, placement_fields, size_of
 from potluck.cluster.coordinator.starting import connect_stages, load_stages
 from potluck.cluster.coordinator.survey import plan_model
 from potluck.cluster.membership import Membership
 from potluck.cluster.steps import MAX_WAITING_SEQUENCES
 from potluck.cluster.trust.credentials import Credentials
+from potluck.cluster.worker.messages import Loaded
 from potluck.errors import EngineError, OverloadedError, ParameterError, PotluckError
 from potluck.scheduling import SchedulerLimits
 from potluck.serving.dispatcher import Dispatcher, Load, Update
@@ -293,7 +294,7 @@ class Deployment:
     async def _deploy(self) -> None:
         """Plan, load, connect and serve the next epoch."""
         self._say(state=DeploymentState.LOADING, reason="being placed", stages=(), done_bytes=0)
-        plan, quantization = await plan_model(
+        planned = await plan_model(
             self._membership,
             self.record.model,
             self._description,
@@ -303,9 +304,11 @@ class Deployment:
         )
         # Only now: a coordinator that is cut off and finds no plan must not outrun its successor.
         self._next_epoch()
-        self._say(reason="loading", quantization=quantization, **stage_records(plan))
-        self._size = replace(self._size, quantization=quantization)
-        stages = await load_stages(self._membership, self.record, self._size, self._say_progress)
+        self._say(reason="loading", **placement_fields(planned))
+        self._size = replace(self._size, quantization=planned.quantization)
+        stages = await load_stages(
+            self._membership, self.record, self._size, self._say_progress, self._say_loaded
+        )
         outgoing, incoming = await connect_stages(
             self._membership, self._credentials, self._listen_host, self.record, self._size, stages
         )
@@ -367,6 +370,16 @@ class Deployment:
         self._last_published = time.monotonic()
         self._publish(self.record)
 
-    def _say_progress(self, done_bytes: int, total_bytes: int) -> None:
+    def _say_progress(self, reason: str, done_bytes: int, total_bytes: int) -> None:
         if time.monotonic() - self._last_published > _PUBLISH_SECONDS:
-            self._say(done_bytes=done_bytes, total_bytes=total_bytes)
+            self._say(reason=reason, done_bytes=done_bytes, total_bytes=total_bytes)
+
+    def _say_loaded(self, index: int, loaded: Loaded) -> None:
+        stages = list(self.record.stages)
+        stages[index] = msgspec.structs.replace(
+            stages[index],
+            memory=loaded.memory,
+            read_bytes=loaded.read_bytes,
+            load_seconds=loaded.seconds,
+        )
+        self._say(stages=tuple(stages))

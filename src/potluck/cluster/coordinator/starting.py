@@ -12,7 +12,7 @@ from potluck.cluster.coordinator.planning import DeploymentSize
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.membership import Membership
 from potluck.cluster.trust.credentials import Credentials
-from potluck.cluster.worker.messages import Connect, Loaded, Peer, StageSpec
+from potluck.cluster.worker.messages import Connect, Loaded, Peer, Progress, StageSpec
 from potluck.errors import CallError, EngineError
 from potluck.types.cluster import NodeId
 
@@ -23,15 +23,16 @@ async def load_stages(
     membership: Membership,
     record: DeploymentRecord,
     size: DeploymentSize,
-    on_progress: Callable[[int, int], None],
+    on_progress: Callable[[str, int, int], None],
+    on_loaded: Callable[[int, Loaded], None],
 ) -> list[StageAddress]:
     """Start the worker of every stage of ``record`` and load it; all at the same time.
 
-    ``on_progress`` is given the bytes loaded so far and those in all, as far as they are known. If
-    one fails, or this is cancelled, none goes on loading.
+    ``on_progress`` is given what goes on, the bytes loaded (or, as long as a stage is fetched,
+    fetched) so far and those in all, as far as they are known, ``on_loaded`` a stage that is
+    loaded, by its index. If one fails, or this is cancelled, none goes on loading.
     """
-    done = [0] * len(record.stages)
-    totals = [0] * len(record.stages)
+    latest = [Progress(done_bytes=0, total_bytes=0) for _ in record.stages]
 
     async def load(index: int) -> StageAddress:
         stage = record.stages[index]
@@ -48,7 +49,8 @@ async def load_stages(
             max_step_tokens=size.max_step_tokens,
             max_step_sequences=size.max_step_sequences,
             quantization=size.quantization,
-            num_bytes=stage.num_bytes,
+            is_mapped=size.is_mapped,
+            num_bytes=stage.memory.total_bytes,
         )
         try:
             stream = membership.call_stream(stage.node_id, "stage.start", encode(spec))
@@ -56,9 +58,10 @@ async def load_stages(
                 async for part in stream:
                     event: StartEvent = decode(part, StartEvent)
                     if isinstance(event, Loaded):
+                        on_loaded(index, event)
                         return StageAddress(node_id=stage.node_id, host=event.host, port=event.port)
-                    done[index], totals[index] = event.done_bytes, event.total_bytes
-                    on_progress(sum(done), sum(totals))
+                    latest[index] = event
+                    on_progress(*_together(latest))
         except CallError as error:
             raise _of_stage(index, stage.node_id, error) from error
         raise EngineError(f"stage {index} on node {stage.node_id} was not loaded")
@@ -117,6 +120,17 @@ async def connect_stages(
         epoch=record.epoch,
         limits=size.edge_limits,
         tell_stages=connect_all,
+    )
+
+
+def _together(stages: Sequence[Progress]) -> tuple[str, int, int]:
+    """Fetching is over when no stage is at it; what is fetched and loaded is not added up."""
+    fetching = [stage for stage in stages if stage.is_fetching]
+    counted = fetching or stages
+    return (
+        "fetching" if fetching else "loading",
+        sum(stage.done_bytes for stage in counted),
+        sum(stage.total_bytes for stage in counted),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from potluck.catalog import ModelDescription
 from potluck.cluster.calls import (
@@ -14,7 +15,13 @@ from potluck.cluster.calls import (
     decode,
     encode,
 )
-from potluck.cluster.coordinator.planning import DeploymentSize, model_cost, offers
+from potluck.cluster.coordinator.planning import (
+    DeploymentSize,
+    PlannedModel,
+    model_cost,
+    offers,
+    planned_model,
+)
 from potluck.cluster.membership import Membership
 from potluck.errors import InsufficientMemoryError, PotluckError
 from potluck.loading import StageSize, stronger_quantizations, what_fits
@@ -23,8 +30,9 @@ from potluck.types.cluster import NodeId, Plan, Rejection, UnitOffer
 from potluck.types.quantization import Quantization
 
 _REPORT_SECONDS = 5.0
-_CHECK_SECONDS = 900.0
-"""A model from the hub may have to be downloaded for it."""
+_CHECK_SECONDS = 300.0
+"""The small files of a model from the hub, or a GGUF file's header, may have to be fetched for it:
+some ten megabytes. Weights are fetched when a stage is loaded."""
 
 
 async def plan_model(
@@ -35,7 +43,7 @@ async def plan_model(
     size: DeploymentSize,
     *,
     may_quantize: bool,
-) -> tuple[Plan, Quantization]:
+) -> PlannedModel:
     """Place a model on the nodes that are there and can read the very same files.
 
     With ``may_quantize`` it is quantized as little as makes it fit, but not less than ``size``
@@ -50,8 +58,14 @@ async def plan_model(
     plan, quantization = await asyncio.to_thread(
         _place, description, stage_size, offered, may_quantize=may_quantize
     )
-    rejections = (*plan.rejections, *silent, *unable, *_broken(able))
-    return Plan(stages=plan.stages, rejections=rejections), quantization
+    return await asyncio.to_thread(
+        planned_model,
+        description,
+        plan,
+        replace(size, quantization=quantization),
+        able,
+        (*silent, *unable, *_broken(able)),
+    )
 
 
 def _place(

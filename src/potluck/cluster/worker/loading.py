@@ -3,26 +3,55 @@
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass, replace
 
-from potluck.catalog import describe_model, open_tensors
+from potluck.catalog import describe_model, open_headers, open_weights
 from potluck.cluster.worker.messages import Load
+from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.native import choose_isa, make_pool
-from potluck.loading import LoadedStage, StageSize, load_stage, plan_stage, require_memory
-from potluck.probe.memory import available_memory
+from potluck.loading import (
+    LoadedStage,
+    NotPackedError,
+    PackedCache,
+    StageSize,
+    default_packed_folder,
+    load_stage,
+    packed_weights,
+    require_memory,
+)
+from potluck.probe.memory import available_memory, held_bytes
 from potluck.quantities import format_bytes, format_seconds
-from potluck.types.memory import MemoryPlan
+from potluck.types.memory import MemoryLimit, MemoryPlan
 from potluck.types.program import Shard
 
 _log = logging.getLogger(__name__)
 
 
-def load_for(load: Load, on_progress: Callable[[int, int], None]) -> LoadedStage:
-    """Make the engine of ``load`` and fill it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedShare:
+    """A stage, the plan that it was loaded by, and what that took."""
 
-    Raises a ``PotluckError``, also when the memory does not suffice; nothing is left open then.
+    stage: LoadedStage
+    memory: MemoryPlan
+    read_bytes: int
+    seconds: float
+
+
+def load_for(
+    load: Load,
+    on_progress: Callable[[int, int], None],
+    on_fetch: Callable[[int, int], None],
+) -> LoadedShare:
+    """Make the engine of ``load`` and fill it, from files that are fetched if need be.
+
+    Weights that are to be mapped and cannot be kept packed are loaded, if they fit. Raises a
+    ``PotluckError``, also when the memory does not suffice; nothing is left open then.
     """
+    started = time.monotonic()
     spec = load.spec
     description = describe_model(spec.model)
     shard = Shard(
@@ -38,24 +67,53 @@ def load_for(load: Load, on_progress: Callable[[int, int], None]) -> LoadedStage
         max_step_tokens=spec.max_step_tokens,
         num_threads=load.num_threads,
         quantization=spec.quantization,
+        is_mapped=spec.is_mapped,
     )
-    with closing(open_tensors(description.files)) as tensors:
+    with closing(open_headers(description, [shard])) as headers:
 
         def count(size: StageSize) -> MemoryPlan:
-            return plan_stage(description, tensors, shard, size).memory
+            return plan_worker(description, headers, shard, size).memory
 
-        plan = plan_stage(description, tensors, shard, size)
-        require_memory(plan.memory, available_memory(), size, count)
-        loaded = load_stage(
-            description,
-            tensors,
-            plan,
-            pool=make_pool(load.num_threads),
-            isa=choose_isa(load.isa),
-            on_progress=on_progress,
-        )
-    report = loaded.report
+        plan = plan_worker(description, headers, shard, size)
+        require_memory(plan.memory, _available(), size, count)
+        with closing(open_weights(description, [shard], on_fetch)) as tensors:
+            pool = make_pool(load.num_threads)
+            packed = None
+            if size.is_mapped:
+                cache = PackedCache(default_packed_folder(os.environ), load.packed_cache_bytes)
+                try:
+                    packed = packed_weights(
+                        description, tensors, plan, pool=pool, cache=cache, on_progress=on_progress
+                    )
+                except NotPackedError as error:
+                    size = replace(size, is_mapped=False)
+                    plan = plan_worker(description, headers, shard, size)
+                    because = f"weights cannot be mapped ({error}): "
+                    require_memory(plan.memory, _available(), size, count, because=because)
+                    _log.warning("weights are loaded, not mapped: %s", error)
+            stage = load_stage(
+                description,
+                tensors,
+                plan,
+                pool=pool,
+                isa=choose_isa(load.isa),
+                packed=packed,
+                on_progress=on_progress,
+            )
+            read_bytes = tensors.num_bytes_read
+    report = stage.report
     _log.info("read %s in %s", format_bytes(report.read_bytes), format_seconds(report.seconds))
     for line in report.remark_lines():
         _log.warning("%s", line)
-    return loaded
+    return LoadedShare(
+        stage=stage,
+        memory=plan.memory,
+        read_bytes=read_bytes,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _available() -> MemoryLimit:
+    """What this process may hold: what it may still take and what it has, which plans count too."""
+    free = available_memory()
+    return MemoryLimit(bytes=free.bytes + held_bytes(), reason=free.reason)

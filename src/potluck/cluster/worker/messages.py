@@ -10,6 +10,7 @@ import struct
 import msgspec
 
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.memory import MemoryPlan
 from potluck.types.quantization import Quantization
 
 MAX_MESSAGE_BYTES = 2**20
@@ -37,7 +38,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One stage of a deployment: what a worker has to load.
 
     ``index`` counts the stages from 0. ``model`` is MODEL as every node of the plan can read it.
-    ``num_bytes`` is what the plan has counted for it.
+    ``num_bytes`` is what the plan has counted for it, without weights where they are to be mapped.
     """
 
     deployment: DeploymentId
@@ -52,17 +53,22 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_step_tokens: int
     max_step_sequences: int
     quantization: Quantization
+    is_mapped: bool
     num_bytes: int
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Load the stage and listen for its incoming edge on ``listen_host``."""
+    """Load the stage and listen for its incoming edge on ``listen_host``.
+
+    ``packed_cache_bytes``: see ``AgentConfig``.
+    """
 
     spec: StageSpec
     identity: Identity
     listen_host: str
     num_threads: int
     isa: str | None
+    packed_cache_bytes: int | None
 
 
 class Connect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -77,18 +83,34 @@ class Report(msgspec.Struct, frozen=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """How much of the weights is loaded."""
+    """How much of the weights is loaded, or, before that, fetched from the hub."""
 
     done_bytes: int
     total_bytes: int
+    is_fetching: bool = False
+
+
+class MappedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that the worker reads as if it were memory, and its length."""
+
+    path: str
+    num_bytes: int
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The weights are in place, and the incoming edge is awaited at this address."""
+    """The weights are in place, and the incoming edge is awaited at this address.
+
+    ``memory`` is what the worker has planned with, ``read_bytes`` came from the model's files
+    (headers and all), in ``seconds``. The weights that ``memory`` has
+    as mapped are in the ``mapped_file``.
+    """
 
     host: str
     port: int
-    weights_bytes: int
+    memory: MemoryPlan
+    read_bytes: int
+    seconds: float
+    mapped_file: MappedFile | None
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

@@ -12,6 +12,8 @@ import os
 import signal
 import socket
 import threading
+import time
+from collections.abc import Callable
 
 import psutil
 
@@ -28,6 +30,7 @@ from potluck.cluster.worker.messages import (
     Failed,
     Load,
     Loaded,
+    MappedFile,
     Progress,
     Ready,
     Report,
@@ -42,6 +45,8 @@ _log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 _CONNECT_SECONDS = 30.0
 """All stages are loaded when they are told to connect, so this is only the network's time."""
+
+_FETCHING_TOLD_SECONDS = 0.25
 
 
 def run_worker(descriptor: int, agent_pid: int) -> int:
@@ -75,20 +80,51 @@ def _serve(channel: ControlChannel) -> None:
         authority_pem=load.identity.authority_pem,
     )
     loaded = load_for(
-        load, lambda done, total: channel.send(Progress(done_bytes=done, total_bytes=total))
+        load,
+        lambda done, total: channel.send(Progress(done_bytes=done, total_bytes=total)),
+        _fetching_told(channel),
     )
     listener = EdgeListener(load.listen_host, credentials)
     try:
         host, port = listener.address
-        channel.send(Loaded(host=host, port=port, weights_bytes=loaded.engine.weights_bytes))
+        channel.send(
+            Loaded(
+                host=host,
+                port=port,
+                memory=loaded.memory,
+                read_bytes=loaded.read_bytes,
+                seconds=loaded.seconds,
+                mapped_file=_mapped_file(loaded.stage),
+            )
+        )
         connect = channel.receive()
         if not isinstance(connect, Connect):
             return
-        stage = _connect(load, connect, loaded, listener, credentials)
+        stage = _connect(load, connect, loaded.stage, listener, credentials)
     finally:
         listener.close()
     channel.send(Ready())
     _run(channel, stage)
+
+
+def _mapped_file(loaded: LoadedStage) -> MappedFile | None:
+    if loaded.packed is None:
+        return None
+    return MappedFile(path=str(loaded.packed.path), num_bytes=loaded.packed.layout.num_bytes)
+
+
+def _fetching_told(channel: ControlChannel) -> Callable[[int, int], None]:
+    """Tells of fetching, some times a second."""
+    last = 0.0
+
+    def tell(done_bytes: int, total_bytes: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last > _FETCHING_TOLD_SECONDS:
+            last = now
+            channel.send(Progress(done_bytes=done_bytes, total_bytes=total_bytes, is_fetching=True))
+
+    return tell
 
 
 def _connect(

@@ -58,6 +58,7 @@ class Node:
             listen_host="127.0.0.1",
             num_threads=1,
             isa=None,
+            packed_cache_bytes=None,
             report_lost=nothing,
         )
         self.coordination = Coordination(

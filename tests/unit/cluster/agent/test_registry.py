@@ -34,6 +34,7 @@ def record(
         num_layers=4,
         quantization=Quantization.NONE,
         may_quantize=False,
+        is_mapped=False,
         state=state,
     )
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import msgspec
 import pytest
+from support.cluster_calls import a_plan
 from support.edges import credentials
 
 from potluck.cluster.agent import stages
@@ -35,9 +36,10 @@ SPEC = StageSpec(
     max_step_tokens=64,
     max_step_sequences=8,
     quantization=Quantization.NONE,
+    is_mapped=False,
     num_bytes=1000,
 )
-LOADED = Loaded(host="h", port=1, weights_bytes=1)
+LOADED = Loaded(host="h", port=1, memory=a_plan(), read_bytes=1, seconds=0.5, mapped_file=None)
 
 
 def at(number: int, coordinator: NodeId = A) -> StageSpec:
@@ -100,6 +102,7 @@ def make_host(
             listen_host="127.0.0.1",
             num_threads=1,
             isa=None,
+            packed_cache_bytes=None,
             report_lost=report_lost,
         )
         return host, lost

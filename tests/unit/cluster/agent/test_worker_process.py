@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -39,12 +40,14 @@ LOAD = Load(
         max_step_tokens=64,
         max_step_sequences=8,
         quantization=Quantization.NONE,
+        is_mapped=False,
         num_bytes=1,
     ),
     identity=Identity(node_id=NODE, certificate_pem=b"", private_key_pem=b"", authority_pem=b""),
     listen_host="127.0.0.1",
     num_threads=1,
     isa=None,
+    packed_cache_bytes=None,
 )
 CONNECT = Connect(preceding=Peer(node_id=NODE), following=Peer(node_id=NODE))
 
@@ -56,7 +59,11 @@ channel.recv(100_000)
 """
 SAY_LOADED = """
 import msgspec
-say(msgspec.msgpack.encode({"type": "Loaded", "host": "h", "port": 1, "weights_bytes": 1}))
+parts = ("cache_bytes", "rope_bytes", "scratch_bytes", "staging_bytes")
+memory = {"weights": [], **dict.fromkeys(parts, 0)}
+loaded = {"host": "h", "port": 1, "memory": memory, "read_bytes": 1, "seconds": 0.5}
+loaded["mapped_file"] = None
+say(msgspec.msgpack.encode({"type": "Loaded", **loaded}))
 """
 
 
@@ -169,3 +176,60 @@ say(msgspec.msgpack.encode({"type": "Failed", "message": "no such file", "hint":
             assert ends[0].message == "no such file"
 
     asyncio.run(run())
+
+
+SAY_LOADED_AND_MAPPED = """
+import msgspec, signal
+path = {path!r}
+mapped = {{"path": path, "num_bytes": 4096}}
+loaded = {{"type": "Loaded", "host": "h", "port": 1, "weights_bytes": 0, "mapped_file": mapped}}
+say(msgspec.msgpack.encode(loaded))
+"""
+READ_IT = """
+import mmap
+with open(path, "rb") as file:
+    data = mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ)
+{change}
+print(data[0])
+"""
+FAIL_TO_READ = "os.kill(os.getpid(), signal.SIGBUS)"
+
+
+async def end_of(script: str) -> str:
+    async with worker(script) as (process, ends):
+        async for _ in process.load(LOAD):
+            pass
+        await process.wait()
+    (error,) = ends
+    return error.message
+
+
+def test_a_mapped_file_that_shrank_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "weights.packed"
+    path.write_bytes(bytes(4096))
+    script = SAY_LOADED_AND_MAPPED.format(path=str(path))
+    shrink = READ_IT.format(change="os.truncate(path, 0)")
+    message = asyncio.run(end_of(script + shrink))
+    assert message == f"{path} has shrunk from 4096 to 0 bytes while it was mapped"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_mapped_file_that_cannot_be_read_is_named(tmp_path: Path, is_there: bool) -> None:
+    path = tmp_path / "weights.packed"
+    if is_there:
+        path.write_bytes(bytes(4096))
+    message = asyncio.run(end_of(SAY_LOADED_AND_MAPPED.format(path=str(path)) + FAIL_TO_READ))
+    assert message == f"{path}, which was mapped, could not be read"
+
+
+def test_removing_a_mapped_file_does_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "weights.packed"
+    path.write_bytes(bytes(4096))
+    script = SAY_LOADED_AND_MAPPED.format(path=str(path))
+    message = asyncio.run(end_of(script + READ_IT.format(change="os.unlink(path)")))
+    assert message == "the worker ended"
+
+
+def test_a_bus_error_without_a_mapped_file() -> None:
+    script = SAY_LOADED + "import signal; os.kill(os.getpid(), signal.SIGBUS)"
+    assert asyncio.run(end_of(script)) == "the worker was ended by signal 7"

@@ -12,8 +12,8 @@ from support.cluster_calls import A, B, PlayedMembership, a_record, stage_on
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, ModelFingerprint, StageLost
 from potluck.cluster.coordinator import deployment as module
 from potluck.cluster.coordinator.deployment import Deployment
+from potluck.cluster.coordinator.planning import PlannedModel
 from potluck.errors import EngineError, ParameterError, PotluckError
-from potluck.types.cluster import Plan
 from potluck.types.quantization import Quantization
 from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams, Step
@@ -47,7 +47,7 @@ class Cluster:
         monkeypatch.setattr(module, "plan_model", self._plan)
         monkeypatch.setattr(module, "load_stages", self._load)
         monkeypatch.setattr(module, "connect_stages", self._connect)
-        monkeypatch.setattr(module, "stage_records", lambda _: {"stages": (stage_on(B),)})
+        monkeypatch.setattr(module, "placement_fields", lambda _: {"stages": (stage_on(B),)})
         monkeypatch.setattr(module, "RemotePipeline", SilentPipeline)
         description = SimpleNamespace(config=SimpleNamespace(hidden_size=8, vocab_size=100))
         self.deployment = Deployment(
@@ -65,11 +65,11 @@ class Cluster:
     async def _look_around(self) -> None:
         return
 
-    async def _plan(self, *_: object, may_quantize: bool) -> tuple[Plan, Quantization]:
+    async def _plan(self, *_: object, may_quantize: bool) -> PlannedModel:
         await asyncio.sleep(0)
         if self.failures:
             raise self.failures.pop(0)
-        return Plan(stages=(), rejections=()), Quantization.NONE
+        return PlannedModel(quantization=Quantization.NONE, stages=(), rejections=())
 
     async def _load(self, *_: object) -> list[object]:
         self.num_loading += 1

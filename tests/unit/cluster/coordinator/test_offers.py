@@ -6,10 +6,13 @@ import msgspec
 from support import hardware
 
 from potluck.cluster.calls import CPU_UNIT, NodeReport, UnitReport
-from potluck.cluster.coordinator.planning import HEADROOM_BYTES, offers
+from potluck.cluster.coordinator.planning import headroom_bytes, offers
 from potluck.types.cluster import NodeId, UnitId
+from potluck.types.memory import MemoryPool
 
 GIB = 2**30
+TOTAL = 16 * GIB
+HEADROOM_BYTES = headroom_bytes(TOTAL)
 
 
 def report(
@@ -18,6 +21,7 @@ def report(
     host: str = "h",
     usable: int = 8 * GIB,
     available: int = 8 * GIB + HEADROOM_BYTES,
+    group: MemoryPool | None = None,
     untaken: int = 0,
     is_draining: bool = False,
 ) -> NodeReport:
@@ -31,9 +35,13 @@ def report(
         version="",
         address="",
         http_address=None,
-        host_available_bytes=available,
+        available_bytes=available,
         available_reason="",
         memory_limit_bytes=None,
+        pools=(
+            MemoryPool(pool_id=host, limit_bytes=TOTAL, available_bytes=available),
+            *([] if group is None else [group]),
+        ),
         untaken_bytes=untaken,
         is_draining=is_draining,
         units=(unit,),
@@ -63,7 +71,42 @@ def test_what_one_agent_has_promised_binds_the_others_of_its_machine() -> None:
 
 
 def test_a_limit_of_the_agent_stays_a_limit() -> None:
-    assert usable(report("a", usable=GIB), report("b")) == [GIB, 4 * GIB]
+    # What it leaves of an equal part, others may use.
+    assert usable(report("a", usable=GIB), report("b")) == [GIB, 7 * GIB]
+
+
+def a_group(name: str, limit: int, available: int) -> MemoryPool:
+    return MemoryPool(pool_id=f"h/{name}", limit_bytes=limit, available_bytes=available)
+
+
+def test_agents_in_control_groups_of_their_own_have_these_and_not_a_part_of_the_machine() -> None:
+    boards = [
+        report(str(index), usable=GIB // 2, group=a_group(str(index), GIB, GIB // 2))
+        for index in range(14)
+    ]
+    left = GIB // 2 - headroom_bytes(GIB)
+    assert usable(*boards) == [left] * 14
+    # Until the machine itself has no more.
+    scarce = [
+        report(str(index), usable=GIB // 2, available=GIB, group=a_group(str(index), GIB, GIB // 2))
+        for index in range(4)
+    ]
+    assert usable(*scarce) == [(GIB - HEADROOM_BYTES) // 4] * 4
+
+
+def test_agents_in_one_control_group_share_it_and_what_is_promised_binds_all() -> None:
+    group = a_group("both", 4 * GIB, 3 * GIB)
+    headroom = headroom_bytes(4 * GIB)
+    one, other = report("a", group=group, untaken=GIB), report("b", group=group)
+    outside = report("c")
+    # The machine's 8 GiB less the promise are more than three times what each of the two gets.
+    share = (2 * GIB - headroom) // 2
+    assert usable(one, other, outside) == [share, share, 7 * GIB - 2 * share]
+
+
+def test_headroom_is_less_where_there_is_less() -> None:
+    assert headroom_bytes(224 * 2**20) == 7 * 2**20
+    assert headroom_bytes(64 * GIB) == 64 * 2**20
 
 
 def test_units_of_one_node_that_share_its_memory_have_one_budget_and_others_their_own() -> None:

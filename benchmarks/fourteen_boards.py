@@ -1,0 +1,557 @@
+"""Fourteen boards too small for any part of the model but their own: METHODOLOGY, "Boards".
+
+    python benchmarks/fourteen_boards.py [--small] [--naive] [--output FILE]
+
+Makes a model in bf16 in the shape of Llama-3-8B (16 GB, in the folder --work, used again), starts
+14 agents on this machine, each with its worker in a control group of 1.5 GiB without swap, deploys
+the model, and asks for 8 tokens. Nothing may be killed. With ``--naive`` each stage also asks for
+the embedding and the head, and something must be. ``--small``: 1 GB on boards of 224 MiB.
+
+Needs root, and version 1 of the kernel's memory controller.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from circumstances import circumstances
+from shapes import SHAPES, Shape, stored_bytes, write_hugging_face
+
+from potluck.cluster.agent.control import ask
+from potluck.cluster.agent.state import StateDirectory
+from potluck.cluster.trust.secret import SECRET_VARIABLE, generate_secret
+from potluck.errors import PotluckError
+from potluck.quantities import format_bytes
+
+NUM_BOARDS = 14
+NUM_TOKENS = 8
+CONTEXT_TOKENS = 256
+MARGIN_BYTES = 48 * 2**20
+"""What a worker's peak may be above its plan."""
+
+MAX_ATTEMPTS = 4
+
+NOT_SHOWN = 3
+"""The exit status where there can be no control groups."""
+
+END_TOKENS = (2, 6)
+"""Of demo's tokenizer: kept from being sampled, so that the answer has its whole length."""
+
+SMALL = Shape(
+    hidden_size=1024,
+    intermediate_size=3584,
+    num_layers=32,
+    num_heads=8,
+    num_key_value_heads=2,
+    head_dim=128,
+    vocab_size=46_000,
+    has_tied_head=False,
+)
+"""Llama-3-8B made smaller such that here, too, the embedding or the head is more than three layers
+and fills a board."""
+
+_WORK = Path(__file__).resolve().parents[1] / "build" / "fourteen-boards"
+_START_SECONDS = 120.0
+_ANSWER_SECONDS = 600.0
+_SAMPLE_SECONDS = 0.01
+_LOOK_SECONDS = 0.05
+"""Between two looks for new workers."""
+
+_NAIVE_AGENT = (
+    "import potluck.cluster.agent.worker_process as worker_process\n"
+    "worker_process.WORKER_MODULE = 'greedy_worker'\n"
+    "from potluck.cli.main import main\n"
+    "main()\n"
+)
+
+
+class NoControlGroupsError(Exception):
+    """Control groups of version 1 with a limit for memory cannot be made here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drill:
+    """A model and the boards that it is cut over."""
+
+    name: str
+    shape: Shape
+    cap_bytes: int
+
+
+FULL_SIZE = Drill(name="8B", shape=SHAPES["8B"], cap_bytes=1536 * 2**20)
+SMALL_SIZE = Drill(name="small", shape=SMALL, cap_bytes=224 * 2**20)
+
+
+@dataclass(slots=True, kw_only=True)
+class BoardResult:
+    """What came of one board; what is not known is None. All sizes are bytes.
+
+    ``worker_peak_bytes``: the largest RssAnon + RssShmem of the worker; ``board_peak_bytes``: of
+    worker and agent together. ``max_usage_bytes`` is the control group's, file pages included;
+    ``num_limit_hits`` counts how often it was full, so that the kernel dropped some.
+    """
+
+    board: int
+    cap_bytes: int
+    layers: tuple[int, int] | None = None
+    plan_bytes: int | None = None
+    worker_peak_bytes: int = 0
+    board_peak_bytes: int = 0
+    max_usage_bytes: int = 0
+    read_bytes: int | None = None
+    load_seconds: float | None = None
+    num_limit_hits: int = 0
+    num_kills: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class DrillResult:
+    """``failure`` is the deployment's or the request's message, or empty.
+
+    ``num_attempts`` is more than 1 where agents were taken for lost and none was killed: they had
+    no core for a second.
+    """
+
+    is_naive: bool
+    model_bytes: int
+    boards: list[BoardResult]
+    deploy_seconds: float | None = None
+    answer_seconds: float | None = None
+    num_tokens: int = 0
+    num_attempts: int = 0
+    failure: str = ""
+
+    @property
+    def num_kills(self) -> int:
+        """By the kernel, for memory."""
+        return sum(board.num_kills for board in self.boards)
+
+    def complaints(self) -> list[str]:
+        """Why the drill did not show what it is to show; empty if it did."""
+        if self.is_naive:
+            return [] if self.num_kills else ["nothing was killed"]
+        found = [self.failure] if self.failure else []
+        if self.num_kills:
+            found.append(f"{self.num_kills} processes were killed")
+        if self.num_tokens != NUM_TOKENS:
+            found.append(f"{self.num_tokens} tokens instead of {NUM_TOKENS}")
+        for board in self.boards:
+            if board.plan_bytes is None:
+                found.append(f"board {board.board} got no stage")
+            elif board.worker_peak_bytes > board.plan_bytes + MARGIN_BYTES:
+                found.append(f"the peak of board {board.board} is above its plan")
+        return found
+
+
+def main() -> None:
+    """Run the drill, print a line for every board, write the document."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--small", action="store_true", help="1 GB on boards of 224 MiB")
+    parser.add_argument("--naive", action="store_true", help="every stage loads both ends too")
+    parser.add_argument("--work", type=Path, default=_WORK, help="folder for the model")
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    drill = SMALL_SIZE if arguments.small else FULL_SIZE
+    model = make_model(drill, arguments.work)
+    try:
+        result = run_drill(drill, model, is_naive=arguments.naive)
+    except NoControlGroupsError as error:
+        print(f"not shown: {error}", file=sys.stderr)
+        sys.exit(NOT_SHOWN)
+    for line in result_lines(result):
+        print(line)
+    if arguments.output:
+        document = {
+            "schema": "potluck.benchmark.fourteen_boards/1",
+            **circumstances(),
+            "num_kills": result.num_kills,
+            **asdict(result),
+        }
+        arguments.output.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    complaints = result.complaints()
+    for complaint in complaints:
+        print(f"not as it should be: {complaint}", file=sys.stderr)
+    sys.exit(1 if complaints else 0)
+
+
+def make_model(drill: Drill, work: Path) -> Path:
+    """The drill's model in a folder below ``work``; made if it is not there. Returns the folder."""
+    model = work / f"model-{drill.name}"
+    complete = model / "complete"
+    made_from = repr(drill.shape) + "\n"
+    if complete.exists() and complete.read_text(encoding="utf-8") == made_from:
+        return model
+    work.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(model, ignore_errors=True)
+    needed, free = stored_bytes(drill.shape) + 2**30, shutil.disk_usage(work).free
+    if free < needed:
+        raise SystemExit(
+            f"{format_bytes(needed)} of disk are needed and {format_bytes(free)} are free: "
+            "name another folder with --work"
+        )
+    write_hugging_face(drill.shape, model)
+    complete.write_text(made_from, encoding="utf-8")
+    return model
+
+
+def run_drill(drill: Drill, model: Path, *, is_naive: bool) -> DrillResult:
+    """Start the boards, deploy, ask, and look at what was used. Leaves nothing running.
+
+    Raises ``NoControlGroupsError``.
+    """
+    result = DrillResult(
+        is_naive=is_naive,
+        model_bytes=sum(path.stat().st_size for path in model.glob("*.safetensors")),
+        boards=[BoardResult(board=index, cap_bytes=drill.cap_bytes) for index in range(NUM_BOARDS)],
+    )
+    with ExitStack() as opened:
+        groups = [
+            opened.enter_context(memory_group(f"potluck-{os.getpid()}-{index}", drill.cap_bytes))
+            for index in range(NUM_BOARDS)
+        ]
+        directory = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+        boards = _start_boards(opened, groups, directory, is_naive=is_naive)
+        sampler = opened.enter_context(sampling(boards))
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            result.num_attempts, result.failure = attempt, ""
+            try:
+                _deploy_and_ask(boards[0], model, result)
+            except (PotluckError, OSError, RuntimeError) as error:
+                result.failure = str(error)
+            if not result.failure.endswith("was lost") or any(map(_num_kills, groups)):
+                break
+            _await_all(boards)
+        for board, into in zip(boards, result.boards, strict=True):
+            into.worker_peak_bytes = sampler.worker_peaks.get(board.group, 0)
+            into.board_peak_bytes = sampler.board_peaks.get(board.group, 0)
+            into.max_usage_bytes = _number(board.group / "memory.max_usage_in_bytes")
+            into.num_limit_hits = _number(board.group / "memory.failcnt")
+            into.num_kills = _num_kills(board.group)
+    return result
+
+
+def result_lines(result: DrillResult) -> Iterator[str]:
+    """One line for every board, and what came of it all."""
+    yield (
+        f"{'board':>5} {'layers':>9} {'cap':>9} {'plan':>9} {'worker':>9} {'+ agent':>9} "
+        f"{'max usage':>9} {'read':>9} {'seconds':>7} {'hits':>5} {'kills':>5}"
+    )
+    for each in result.boards:
+        layers = "" if each.layers is None else f"[{each.layers[0]}, {each.layers[1]})"
+        yield (
+            f"{each.board:5} {layers:>9} {format_bytes(each.cap_bytes):>9} {_size(each.plan_bytes)}"
+            f" {_size(each.worker_peak_bytes)} {_size(each.board_peak_bytes)}"
+            f" {_size(each.max_usage_bytes)} {_size(each.read_bytes)}"
+            f" {'' if each.load_seconds is None else f'{each.load_seconds:.1f}':>7}"
+            f" {each.num_limit_hits:5} {each.num_kills:5}"
+        )
+    if result.failure:
+        yield f"failed: {result.failure}"
+    if result.deploy_seconds is not None:
+        yield f"deployed {format_bytes(result.model_bytes)} in {result.deploy_seconds:.1f} s"
+    if result.answer_seconds is not None:
+        yield f"{result.num_tokens} tokens in {result.answer_seconds:.1f} s"
+    yield f"killed by the kernel: {result.num_kills}"
+
+
+def _size(num_bytes: int | None) -> str:
+    return f"{'' if num_bytes is None else format_bytes(num_bytes):>9}"
+
+
+# Boards.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """An agent in a control group of its own."""
+
+    group: Path
+    state: StateDirectory
+    agent: subprocess.Popen[bytes]
+    log: Path
+
+    def ask(self, method: str, **params: object) -> Any:
+        """What the agent says over its control socket."""
+        result = None
+        for document in ask(self.state.control_socket, method, params):
+            result = document.get("result")
+        return result
+
+    def state_of_cluster(self) -> Any:
+        """The cluster as it sees it, once it is up."""
+        if self.agent.poll() is not None:
+            raise RuntimeError(f"an agent did not start: {self.log.read_text(encoding='utf-8')}")
+        try:
+            return self.ask("state")
+        except PotluckError:
+            return None
+
+
+def memory_controller() -> Path:
+    """Where version 1 of the memory controller is mounted. Raises ``NoControlGroupsError``."""
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split()[:3]
+        if kind == "cgroup" and "memory" in options.split(","):
+            return Path(before.split()[4])
+    raise NoControlGroupsError("version 1 of the kernel's memory controller is not mounted here")
+
+
+@contextmanager
+def memory_group(name: str, cap_bytes: int) -> Iterator[Path]:
+    """A control group whose processes may use ``cap_bytes`` and no swap; they end with the block.
+
+    Raises ``NoControlGroupsError``.
+    """
+    group = memory_controller() / name
+    try:
+        group.mkdir()
+    except OSError as error:
+        raise NoControlGroupsError(f"{group} cannot be made: {error.strerror}") from error
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(cap_bytes), encoding="ascii")
+        (group / "memory.swappiness").write_text("0", encoding="ascii")
+        with contextlib.suppress(FileNotFoundError):  # a kernel that does not account for swap
+            (group / "memory.memsw.limit_in_bytes").write_text(str(cap_bytes), encoding="ascii")
+        yield group
+    finally:
+        _end_all(group)
+
+
+def _end_all(group: Path) -> None:
+    """Kill what is in a group, and remove it once the kernel has let go of all of it."""
+    deadline = time.monotonic() + 20
+    while True:
+        for pid in _members(group):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            group.rmdir()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return
+
+
+def _members(group: Path) -> list[int]:
+    return [int(pid) for pid in (group / "cgroup.procs").read_text(encoding="ascii").split()]
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text(encoding="ascii"))
+
+
+def _num_kills(group: Path) -> int:
+    for line in (group / "memory.oom_control").read_text(encoding="ascii").splitlines():
+        name, _, value = line.partition(" ")
+        if name == "oom_kill":
+            return int(value)
+    raise OSError("the kernel does not count what it kills for memory (it does since 4.13)")
+
+
+def _start_boards(
+    opened: ExitStack, groups: list[Path], directory: Path, *, is_naive: bool
+) -> list[Board]:
+    """Agents that all see one another. The first serves clients."""
+    root = Path(__file__).resolve().parents[1]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{root / 'src'}:{root / 'benchmarks'}",
+        SECRET_VARIABLE: generate_secret(),
+    }
+    command = [sys.executable, *(["-c", _NAIVE_AGENT] if is_naive else ["-m", "potluck"])]
+    boards: list[Board] = []
+    join: list[str] = []
+    deadline = time.monotonic() + _START_SECONDS
+    for index, group in enumerate(groups):
+        folder = directory / str(index)
+        folder.mkdir()
+        state = StateDirectory(folder / "state")
+        state.path.mkdir(mode=0o700)
+        (state.path / "node-id").write_text(node_id(index) + "\n", encoding="ascii")
+        http_address = ["--no-http"] if boards else ["--http", "127.0.0.1:0"]
+        options = ["up", "--state", str(state.path), "--threads", "1", *http_address, *join]
+        log = folder / "log"
+        into_group = f'echo $$ > "{group}/cgroup.procs"; exec "$@"'
+        with log.open("wb") as file:
+            agent = subprocess.Popen(
+                ["sh", "-c", into_group, "sh", *command, *options],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
+        opened.callback(_end, agent)
+        boards.append(Board(group=group, state=state, agent=agent, log=log))
+        if not join:
+            while (seen := boards[0].state_of_cluster()) is None:
+                _pause_until(deadline, "the first agent did not start")
+            join = ["--join", seen["nodes"][0]["address"]]
+    _await_all(boards)
+    for board in boards:  # the probe's trials are no part of what is measured
+        for name in ("memory.max_usage_in_bytes", "memory.failcnt"):
+            (board.group / name).write_text("0", encoding="ascii")
+    return boards
+
+
+def _await_all(boards: list[Board]) -> None:
+    """Wait until the first agent sees all of them, and each knows what it runs on."""
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        seen = boards[0].state_of_cluster()
+        measured = [node for node in seen["nodes"] if _is_measured(node)] if seen else []
+        if len(measured) == len(boards):
+            return
+        for board in boards:
+            if board.agent.poll() is not None:
+                raise RuntimeError(f"an agent ended: {board.log.read_text(encoding='utf-8')}")
+        _pause_until(deadline, "the agents did not find one another")
+
+
+def node_id(board: int) -> str:
+    """Of a board's agent."""
+    return f"{board:016x}"
+
+
+def _is_measured(node: Mapping[str, Any]) -> bool:
+    return "hardware" in node and node["hardware"]["is_complete"]
+
+
+def _pause_until(deadline: float, failure: str) -> None:
+    if time.monotonic() > deadline:
+        raise RuntimeError(failure)
+    time.sleep(0.2)
+
+
+def _end(agent: subprocess.Popen[bytes]) -> None:
+    agent.kill()
+    agent.wait()
+
+
+def _deploy_and_ask(board: Board, model: Path, result: DrillResult) -> None:
+    """Fill in ``result`` what the deployment says and how long all took."""
+    started = time.monotonic()
+    deployed = board.ask(
+        "deploy", model=str(model.resolve()), model_id="model", context_tokens=CONTEXT_TOKENS
+    )
+    result.deploy_seconds = time.monotonic() - started
+    numbers = {node_id(index): index for index in range(NUM_BOARDS)}
+    for stage in deployed["stages"]:
+        into = result.boards[numbers[stage["node_id"]]]
+        into.layers = (stage["start_layer"], stage["end_layer"])
+        into.plan_bytes = stage["num_bytes"]
+        into.read_bytes = stage["read_bytes"]
+        into.load_seconds = stage["load_seconds"]
+    (address,) = [
+        node["http_address"]
+        for node in board.ask("state")["nodes"]
+        if node.get("http_address") is not None
+    ]
+    started = time.monotonic()
+    result.num_tokens = _complete(int(address.rpartition(":")[2]))
+    result.answer_seconds = time.monotonic() - started
+
+
+def _complete(port: int) -> int:
+    """Ask for an answer; how many tokens it has."""
+    body = {
+        "model": "model",
+        "prompt": "The old boat",
+        "max_tokens": NUM_TOKENS,
+        "temperature": 0,
+        "logit_bias": {str(token): -100 for token in END_TOKENS},
+    }
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_SECONDS)
+    try:
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        text = response.read().decode()
+        if response.status != http.HTTPStatus.OK:
+            raise RuntimeError(f"HTTP status {response.status}: {text}")
+        num_tokens: int = json.loads(text)["usage"]["completion_tokens"]
+        return num_tokens
+    finally:
+        connection.close()
+
+
+# Peaks.
+
+
+@dataclass(slots=True, kw_only=True)
+class Sampler:
+    """The largest sums of RssAnon and RssShmem so far, by control group."""
+
+    boards: list[Board]
+    worker_peaks: dict[Path, int] = field(default_factory=dict)
+    board_peaks: dict[Path, int] = field(default_factory=dict)
+    is_ending: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        """Look at every process, all over again, until ``is_ending``."""
+        members: dict[Path, list[int]] = {}
+        next_look = 0.0
+        while not self.is_ending.is_set():
+            started = time.monotonic()
+            if started >= next_look:
+                members = {board.group: _members(board.group) for board in self.boards}
+                next_look = started + _LOOK_SECONDS
+            for board in self.boards:
+                held = {pid: held_bytes(pid) for pid in members[board.group]}
+                workers = sum(size for pid, size in held.items() if pid != board.agent.pid)
+                self._raise(self.worker_peaks, board, workers)
+                self._raise(self.board_peaks, board, sum(held.values()))
+            self.is_ending.wait(max(0.0, _SAMPLE_SECONDS - (time.monotonic() - started)))
+
+    def _raise(self, peaks: dict[Path, int], board: Board, num_bytes: int) -> None:
+        peaks[board.group] = max(peaks.get(board.group, 0), num_bytes)
+
+
+@contextmanager
+def sampling(boards: list[Board]) -> Iterator[Sampler]:
+    """Sample all processes of the boards in a thread, every 10 ms, until the block ends."""
+    sampler = Sampler(boards=boards)
+    thread = threading.Thread(target=sampler.run, name="sampler")
+    thread.start()
+    try:
+        yield sampler
+    finally:
+        sampler.is_ending.set()
+        thread.join()
+
+
+def held_bytes(pid: int) -> int:
+    """RssAnon + RssShmem of a process; 0 once it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    total = 0
+    for line in status.splitlines():
+        if line.startswith(("RssAnon:", "RssShmem:")):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""A worker whose stage also asks for the embedding and the head, wherever it stands.
+
+That is how pipelines are often loaded elsewhere. ``fourteen_boards.py --naive`` starts it in place
+of Potluck's own worker, from which it differs in nothing else.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import potluck.cluster.worker.loading as worker_loading
+from potluck.catalog import ModelDescription
+from potluck.cluster.worker.process import run_worker
+from potluck.formats.source import FileTensorSource
+from potluck.loading import LoadedStage, StagePlan, load_stage, plan_stage
+from potluck.types.program import Shard
+
+_kept: list[LoadedStage] = []
+
+
+def load_with_both_ends(
+    description: ModelDescription, tensors: FileTensorSource, plan: StagePlan, **options: Any
+) -> LoadedStage:
+    """As ``load_stage``, after the embedding and the head of the whole model."""
+    last = description.config.num_layers
+    ends = [
+        Shard(start_layer=0, end_layer=0, num_layers=last, has_embedding=True, has_head=False),
+        Shard(
+            start_layer=last, end_layer=last, num_layers=last, has_embedding=False, has_head=True
+        ),
+    ]
+    for end in ends:
+        is_there = plan.shard.has_embedding if end.has_embedding else plan.shard.has_head
+        if not is_there:
+            end_plan = plan_stage(description, tensors, end, plan.size)
+            _kept.append(load_stage(description, tensors, end_plan, **options))
+    return load_stage(description, tensors, plan, **options)
+
+
+if __name__ == "__main__":
+    vars(worker_loading)["load_stage"] = load_with_both_ends
+    sys.exit(run_worker(int(sys.argv[1]), int(sys.argv[2])))

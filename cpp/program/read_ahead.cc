@@ -1,0 +1,99 @@
+#include "program/read_ahead.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <variant>
+
+namespace potluck {
+namespace {
+
+// A slice is read to its end even if the computation has come past it.
+constexpr uint64_t kSliceBytes = uint64_t{1} << 20;
+
+void add_weights(const op::Resolved& any, std::vector<int>& weights) {
+  if (const auto* norm = std::get_if<op::RmsNorm<int>>(&any)) weights.push_back(norm->weight);
+  if (const auto* head = std::get_if<op::Head<int>>(&any)) weights.push_back(head->weight);
+  if (const auto* linear = std::get_if<op::Linear<int>>(&any)) {
+    weights.push_back(linear->weight);
+    if (linear->bias) weights.push_back(*linear->bias);
+  }
+}
+
+// Blocks that this process has read from disks, and pages that it had to wait for.
+int64_t num_reads() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_inblock + usage.ru_majflt;
+}
+
+}  // namespace
+
+ReadAhead::ReadAhead(const Program& program, const WeightStore& weights)
+    : weights_(weights), layers_(1) {
+  // Programs do not say where their layers begin; as much is read from one attention to the next.
+  for (const op::Resolved& any : program.ops()) {
+    layer_of_op_.push_back(static_cast<int64_t>(layers_.size()) - 1);
+    add_weights(any, layers_.back());
+    if (std::holds_alternative<op::Attention<int>>(any)) layers_.emplace_back();
+  }
+}
+
+ReadAhead::~ReadAhead() {
+  if (!reader_.joinable()) return;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    is_ending_ = true;
+    layer_ = static_cast<int64_t>(layers_.size());  // so that what is being read is given up
+  }
+  changed_.notify_one();
+  reader_.join();
+}
+
+void ReadAhead::begin_step() {
+  is_active_ = false;
+  if (weights_.num_mapped_bytes() == 0) return;
+  const int64_t now = num_reads();
+  is_active_ = now != num_reads_;
+  num_reads_ = now;
+  if (!is_active_) return;
+  if (!reader_.joinable()) reader_ = std::thread([this] { read(); });
+  compute(0);
+}
+
+void ReadAhead::compute(int64_t layer) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    // Behind what is computed there is nothing to do any more, or the step is a new one.
+    if (next_ < layer || layer == 0) next_ = layer;
+    layer_ = layer;
+  }
+  changed_.notify_one();
+}
+
+void ReadAhead::read() {
+  const auto num_layers = static_cast<int64_t>(layers_.size());
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] {
+      return is_ending_ || next_ < std::min(layer_.load() + 2, num_layers);
+    });
+    if (is_ending_) return;
+    const int64_t layer = next_++;
+    lock.unlock();
+    read_layer(layer);
+    lock.lock();
+  }
+}
+
+void ReadAhead::read_layer(int64_t layer) const {
+  for (const int index : layers_[static_cast<size_t>(layer)]) {
+    if (!weights_.is_mapped(index)) continue;
+    for (uint64_t offset = 0; offset < weights_.mapped_bytes(index); offset += kSliceBytes) {
+      if (layer_.load(std::memory_order_relaxed) > layer) return;
+      weights_.read_mapped(index, offset, kSliceBytes);
+    }
+  }
+}
+
+}  // namespace potluck

@@ -1,0 +1,54 @@
+// Has mapped weights read from their file before they are needed.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "program/program.h"
+#include "program/weights.h"
+
+namespace potluck {
+
+// While one layer computes, a thread of its own reads the next: otherwise every page that is not in
+// memory stops all threads until the disk has it. An embedding is left out, as few of its rows are
+// used. In a step after one that read nothing everything is there, and the thread sleeps.
+class ReadAhead {
+ public:
+  // The references must outlive it; weights are looked at when a step begins.
+  ReadAhead(const Program& program, const WeightStore& weights);
+  ~ReadAhead();
+  ReadAhead(const ReadAhead&) = delete;
+  ReadAhead& operator=(const ReadAhead&) = delete;
+
+  void begin_step();
+  // Before op `op_index` of the program is run; ascending within a step.
+  void before_op(size_t op_index) {
+    if (is_active_ && layer_of_op_[op_index] != layer_.load(std::memory_order_relaxed)) {
+      compute(layer_of_op_[op_index]);
+    }
+  }
+
+ private:
+  void compute(int64_t layer);
+  void read();
+  void read_layer(int64_t layer) const;
+
+  const WeightStore& weights_;
+  std::vector<int64_t> layer_of_op_;
+  std::vector<std::vector<int>> layers_;  // the weights of each
+  int64_t num_reads_ = -1;                // of this process, when the last step began
+  bool is_active_ = false;
+
+  std::thread reader_;  // from the first step with mapped weights on
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::atomic<int64_t> layer_{0};  // that is computed; written with the mutex held
+  int64_t next_ = 0;               // to be read, at most one after `layer_`
+  bool is_ending_ = false;
+};
+
+}  // namespace potluck

@@ -1,0 +1,46 @@
+"""Fetching a model from the hub ahead of its use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from potluck.catalog.description import describe_model, read_config, read_tokenizer
+from potluck.catalog.hub import (
+    FetchedFile,
+    OnFetch,
+    fetch_files,
+    fetch_small_files,
+    find_snapshot,
+    gguf_parts,
+    weight_files,
+)
+from potluck.catalog.locate import ModelFiles, files_on_hub, parse_hub_id
+from potluck.errors import UsageError
+
+
+def fetch_model(
+    name: str, *, only: Sequence[str] = (), on_fetch: OnFetch | None = None
+) -> tuple[ModelFiles, tuple[FetchedFile, ...]]:
+    """Bring what a hub model needs to this disk, or ``only`` some of its files.
+
+    A model that cannot be run is refused before its weights are fetched, unless files are named.
+    ``on_fetch`` is told of the weights. Raises ``UsageError``, ``ModelNotFoundError``,
+    ``ModelFileError`` and ``UnsupportedModelError``.
+    """
+    model = parse_hub_id(name)
+    if model is None:
+        raise UsageError(
+            f"{name} is not a hub id", hint="give org/name, org/name:file.gguf or org/name@revision"
+        )
+    snapshot = find_snapshot(model)
+    files = files_on_hub(name, model, snapshot)
+    if only:
+        named = [*only] if model.filename is None else [model.filename, *only]
+        parts = [part for each in named for part in gguf_parts(each)]
+        return files, fetch_files(snapshot, parts, on_fetch)
+    if model.filename is not None:
+        describe_model(files.pinned_name)
+        return files, fetch_files(snapshot, gguf_parts(model.filename), on_fetch)
+    small = fetch_small_files(snapshot, check_config=read_config, check_tokenizer=read_tokenizer)
+    describe_model(files.pinned_name)
+    return files, (*small, *fetch_files(snapshot, weight_files(snapshot), on_fetch))

@@ -1,0 +1,41 @@
+"""Memory that several units draw on, shared among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """``left_bytes`` may be used by all ``members`` (indices of units) together."""
+
+    left_bytes: int
+    members: frozenset[int]
+
+
+def fair_shares(most_bytes: Sequence[int], pools: Sequence[Pool]) -> list[int]:
+    """What each unit may use, at most its ``most_bytes``, such that no pool is overdrawn.
+
+    Max-min fair (Bertsekas and Gallager, Data Networks, section 6.5.2): all units' shares rise
+    together until one has its most or a pool is used up; the others go on. A unit that cannot use
+    an equal part leaves the rest of it to others.
+    """
+    shares = [max(0, most) for most in most_bytes]
+    rising = set(range(len(shares)))
+    left = [max(0, pool.left_bytes) for pool in pools]
+    while rising:
+        full = min(rising, key=lambda unit: (shares[unit], unit))
+        level, stopping = shares[full], {full}
+        for pool, pool_left in zip(pools, left, strict=True):
+            drawing = pool.members & rising
+            if drawing and pool_left // len(drawing) < level:
+                level, stopping = pool_left // len(drawing), set(drawing)
+        for unit in stopping:
+            shares[unit] = level
+        rising -= stopping
+        left = [
+            pool_left - level * len(pool.members & stopping)
+            for pool, pool_left in zip(pools, left, strict=True)
+        ]
+    return shares

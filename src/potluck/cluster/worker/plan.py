@@ -1,0 +1,39 @@
+"""What a worker will take: its stage, and what a process with edges takes besides."""
+
+from __future__ import annotations
+
+from potluck.catalog import ModelDescription
+from potluck.formats.source import FileTensorSource
+from potluck.loading import StagePlan, StageSize, plan_stage
+from potluck.types.program import Shard
+
+PROCESS_BYTES = 48 * 2**20
+"""A worker without weights, cache, scratch and what it loads through (measured: 22 MiB of its own,
+and 19 MiB of files that it maps and that the kernel can drop)."""
+
+_FRAMES_RECEIVED = 2
+_FRAMES_SENT = 3
+"""Payloads of the largest step that an edge holds: its buffer grows to two (``edges.edge``); what
+is sent also lies in the matrix that the engine has filled."""
+
+
+def plan_worker(
+    description: ModelDescription, tensors: FileTensorSource, shard: Shard, size: StageSize
+) -> StagePlan:
+    """``plan_stage`` for a worker: the numbers of ``potluck plan`` and of every refusal.
+
+    Raises as ``plan_stage``.
+    """
+    payload_bytes = 4 * description.config.hidden_size * size.max_step_tokens
+    num_payloads = 0
+    if not shard.has_embedding:
+        num_payloads += _FRAMES_RECEIVED
+    if not shard.has_head:
+        num_payloads += _FRAMES_SENT
+    return plan_stage(
+        description,
+        tensors,
+        shard,
+        size,
+        process_bytes=PROCESS_BYTES + num_payloads * payload_bytes,
+    )

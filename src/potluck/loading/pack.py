@@ -1,0 +1,71 @@
+"""The weights of a stage in a packed file: found, or made."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from potluck import kernels
+from potluck.catalog import ModelDescription, canonical_source
+from potluck.engines.native import ThreadPool, convert_on, loaded_bytes
+from potluck.engines.native_packing import PackingSink, packed_info
+from potluck.errors import ModelFileError
+from potluck.formats.packed import packed_layout
+from potluck.formats.source import FileTensorSource
+from potluck.loading.packed_cache import PackedCache, PackedWeights, Write
+from potluck.loading.packed_key import packed_key, source_files
+from potluck.loading.plan import StagePlan, program_to_count
+from potluck.weights.load import Progress, check_weights, load_weights
+
+
+def packed_weights(
+    description: ModelDescription,
+    tensors: FileTensorSource,
+    plan: StagePlan,
+    *,
+    pool: ThreadPool,
+    cache: PackedCache,
+    on_progress: Progress | None = None,
+) -> PackedWeights:
+    """Map the packed file of a planned stage; make it first where there is none.
+
+    To make it takes the memory that ``plan`` counts for staging. Raises ``NotPackedError`` where it
+    cannot be kept, and what reading the model raises.
+    """
+    path = str(description.files.path)
+    quantization = plan.size.quantization
+    program = program_to_count(description.config, plan.shard, plan.size.context_tokens)
+    source = canonical_source(description, tensors, program)
+    loaded = [
+        packed_info(dataclasses.replace(info, format=quantization.target(info)))
+        for info in check_weights(program, source, path=path)
+    ]
+    key = packed_key(description, tensors, program, loaded)
+    layout = packed_layout(
+        [(info, loaded_bytes(info)) for info in loaded],
+        key=key,
+        panel_layout=kernels.PANEL_LAYOUT,
+    )
+    offsets = {tensor.info.name: tensor.offset for tensor in layout.tensors}
+    files = source_files(description, tensors, program)
+    stamps = [file.stamp() for file in files]
+
+    def make(write: Write) -> None:
+        load_weights(
+            program,
+            source,
+            PackingSink(pool, lambda name, offset, data: write(offsets[name] + offset, data)),
+            convert=convert_on(pool),
+            quantization=quantization,
+            path=path,
+            on_progress=on_progress,
+        )
+        for file, stamp in zip(files, stamps, strict=True):
+            if file.stamp() != stamp:
+                raise ModelFileError(
+                    file.path, "it was changed while it was read", hint="load it again"
+                )
+
+    weights = cache.weights(key, layout, make)
+    if on_progress is not None:
+        on_progress(plan.read_bytes, plan.read_bytes)
+    return weights

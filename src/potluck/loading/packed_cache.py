@@ -1,0 +1,260 @@
+"""Packed files of this user: ``$XDG_CACHE_HOME/potluck/packed``, bounded in size.
+
+Any number of processes may use the folder at once. All locks are ``flock(2)``, which the kernel
+releases when their holder ends, whatever way: who maps a packed file holds a shared lock on it as
+long as it is mapped; who makes one holds an exclusive lock on ``KEY.partial``, which is renamed to
+``KEY.packed`` when all of it is on the disk. A file that nobody has locked may be removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from potluck.formats.packed import PackedLayout, PackedTensor
+from potluck.quantities import format_bytes
+
+_log = logging.getLogger(__name__)
+
+MOST_BYTES = 20 * 2**30
+"""Of the whole folder, unless ``packed_cache_bytes`` says otherwise; but never more than
+``_SHARE_OF_DISK`` of what the disk has free."""
+
+_SHARE_OF_DISK = 4
+_POLL_SECONDS = 0.1
+_PACKED, _PARTIAL = ".packed", ".partial"
+
+Write = Callable[[int, memoryview], None]
+"""Takes bytes from an offset of the file on."""
+
+
+class NotPackedError(Exception):
+    """Weights cannot be kept in a packed file; the text says why. They can still be loaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedWeights:
+    """A packed file, mapped read-only. It is in use for as long as anything refers to its bytes."""
+
+    path: Path
+    layout: PackedLayout
+    data: memoryview
+
+    def bytes_of(self, tensor: PackedTensor) -> memoryview:
+        """A view of the file; nothing is read."""
+        return self.data[tensor.offset : tensor.offset + tensor.num_bytes]
+
+
+def default_packed_folder(environ: Mapping[str, str]) -> Path | None:
+    """``$XDG_CACHE_HOME/potluck/packed``, or below ``~/.cache``; None without a home."""
+    base = environ.get("XDG_CACHE_HOME", "")
+    if base.startswith("/"):  # others are ignored, as the specification has it
+        return Path(base) / "potluck" / "packed"
+    try:
+        return Path.home() / ".cache" / "potluck" / "packed"
+    except RuntimeError:
+        return None
+
+
+class PackedCache:
+    """Packed files in ``folder``, by key; together at most ``limit_bytes``.
+
+    No ``folder`` can keep nothing. ``limit_bytes`` None is 20 GiB, or a quarter of what the disk
+    has free where that is less. Those that were used last stay longest.
+    """
+
+    def __init__(self, folder: Path | None, limit_bytes: int | None = None) -> None:
+        self._folder = folder
+        self._limit_bytes = limit_bytes
+
+    def weights(
+        self, key: str, layout: PackedLayout, make: Callable[[Write], None]
+    ) -> PackedWeights:
+        """The packed file for ``key``, made first if there is none that is whole.
+
+        ``make`` writes all of its tensors; while another process makes the same, this one waits.
+        Raises ``NotPackedError`` where the file cannot be kept (then nothing of it stays), and
+        what ``make`` raises.
+        """
+        if self._folder is None:
+            raise NotPackedError("there is no HOME and no XDG_CACHE_HOME to keep them in")
+        final = self._folder / (key + _PACKED)
+        partial = self._folder / (key + _PARTIAL)
+        is_waiting = False
+        try:
+            while True:
+                found = _map(final, layout)
+                if found is not None:
+                    return found
+                self._folder.mkdir(parents=True, exist_ok=True)
+                descriptor = _lock_for_making(partial)
+                if descriptor is None:
+                    if not is_waiting:
+                        _log.info("another process is packing the same weights; waiting for it")
+                    is_waiting = True
+                    time.sleep(_POLL_SECONDS)
+                    continue
+                try:
+                    self._make(descriptor, partial, final, layout, make)
+                finally:
+                    os.close(descriptor)
+        except OSError as error:
+            raise NotPackedError(f"{self._folder}: {error.strerror or error}") from error
+
+    def _make(
+        self,
+        descriptor: int,
+        partial: Path,
+        final: Path,
+        layout: PackedLayout,
+        make: Callable[[Write], None],
+    ) -> None:
+        """Make ``final`` by way of ``partial``, which is ours; nothing to do if it is there now."""
+
+        def write(offset: int, data: memoryview) -> None:
+            done = 0
+            while done < len(data):
+                done += os.pwrite(descriptor, data[done:], offset + done)
+
+        try:
+            if _map(final, layout) is not None:
+                partial.unlink()
+                return
+            self._reserve(descriptor, partial, layout.num_bytes)
+            if final.exists():
+                _log.warning("%s is damaged, and is made again", final)
+            write(0, memoryview(layout.header))
+            make(write)
+            os.fsync(descriptor)
+            partial.rename(final)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+    def _reserve(self, descriptor: int, partial: Path, num_bytes: int) -> None:
+        """Make the file as long as it will be, and room for it."""
+        folder = os.open(partial.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # One at a time: the next one counts what this one has reserved.
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            os.ftruncate(descriptor, 0)
+            self._make_room(partial, num_bytes)
+            os.ftruncate(descriptor, num_bytes)
+        finally:
+            os.close(folder)
+        try:
+            os.posix_fallocate(descriptor, 0, num_bytes)  # a full disk shows before a byte is read
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise
+
+    def _make_room(self, partial: Path, num_bytes: int) -> None:
+        """Remove what was left unfinished, and then what was used longest ago."""
+        kept = []
+        for file in _files(partial.parent):
+            if file.path == partial:
+                continue
+            if file.path.suffix != _PARTIAL or not _remove_unused(file.path):
+                kept.append(file)
+        used_bytes = sum(file.num_bytes for file in kept)
+        limit = self._limit_bytes
+        if limit is None:
+            disk = os.statvfs(partial.parent)
+            free = disk.f_bavail * disk.f_frsize + used_bytes
+            limit = min(MOST_BYTES, free // _SHARE_OF_DISK)
+        if num_bytes > limit:
+            raise NotPackedError(
+                f"{format_bytes(num_bytes)} are more than the {format_bytes(limit)} that "
+                f"{partial.parent} may hold (packed_cache_bytes)"
+            )
+        for file in sorted(kept, key=lambda file: file.used_nanoseconds):
+            if used_bytes + num_bytes <= limit:
+                return
+            if _remove_unused(file.path):
+                used_bytes -= file.num_bytes
+        if used_bytes + num_bytes > limit:
+            raise NotPackedError(
+                f"{format_bytes(used_bytes)} of the {format_bytes(limit)} that {partial.parent} "
+                "may hold (packed_cache_bytes) are in use"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    path: Path
+    num_bytes: int
+    used_nanoseconds: int
+
+
+def _files(folder: Path) -> Iterator[_File]:
+    for path in folder.iterdir():
+        if path.suffix in (_PACKED, _PARTIAL):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                yield _File(
+                    path=path, num_bytes=status.st_size, used_nanoseconds=status.st_mtime_ns
+                )
+
+
+def _map(path: Path, layout: PackedLayout) -> PackedWeights | None:
+    """Map a packed file, if it is there and is what it must be."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        status = os.fstat(descriptor)
+        was_removed = status.st_nlink == 0
+        if was_removed or status.st_size != layout.num_bytes:
+            return None
+        if os.pread(descriptor, len(layout.header), 0) != layout.header:
+            return None
+        with contextlib.suppress(OSError):  # a folder that cannot be written to
+            os.utime(descriptor)
+        # The mapping has a duplicate of the descriptor, and by it the lock.
+        mapped = mmap.mmap(descriptor, layout.num_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    finally:
+        os.close(descriptor)
+    return PackedWeights(path=path, layout=layout, data=memoryview(mapped))
+
+
+def _lock_for_making(partial: Path) -> int | None:
+    """A descriptor of ``partial`` that is ours alone; None while it is another process's."""
+    descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    if _is_locked_alone(descriptor, partial):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _remove_unused(path: Path) -> bool:
+    """Remove a file unless somebody has locked it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        if not _is_locked_alone(descriptor, path):
+            return False
+        path.unlink()
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _is_locked_alone(descriptor: int, path: Path) -> bool:
+    """Lock an open file exclusively, without waiting; whether ``path`` still leads to it then."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False

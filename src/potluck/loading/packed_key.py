@@ -1,0 +1,105 @@
+"""What a packed file is known by: what it was made from, and how."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from potluck import kernels
+from potluck.catalog import ModelDescription
+from potluck.formats import packed
+from potluck.formats.files import ReadOnlyFile
+from potluck.formats.source import FileTensorSource
+from potluck.models.registry import stored_tensors
+from potluck.types.program import Program
+from potluck.types.tensor import TensorInfo
+
+_PIECE_BYTES = 2**20
+_BLOB_NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+def packed_key(
+    description: ModelDescription,
+    tensors: FileTensorSource,
+    program: Program,
+    loaded: Sequence[TensorInfo],
+) -> str:
+    """A hash of the files that the program's weights lie in, and of what is made of them.
+
+    ``loaded`` are the program's weights, in its order, as the engine takes them. Reads the headers
+    of the files. A file that the hub's cache holds by its hash is known by that, any other by what
+    ``FileStamp`` says; and each by its length and its header.
+    """
+    stored = stored_tensors(description.config, program, description.files.kind)
+    files = source_files(description, tensors, program)
+    made = []
+    for tensor, info in zip(stored, loaded, strict=True):
+        source = tensors.tensors[tensor.stored_name]
+        made.append(
+            [
+                [tensor.canonical_name, info.format.label, info.shape],
+                [tensor.stored_name, source.type_name, tensor.interleaved_heads],
+                [files.index(source.file), source.offset],
+            ]
+        )
+    document = {
+        "versions": [packed.VERSION, kernels.PANEL_LAYOUT],
+        "files": [_identity(file, _header_bytes(file, tensors)) for file in files],
+        "tensors": made,
+    }
+    return hashlib.sha256(json.dumps(document).encode()).hexdigest()[:40]
+
+
+def source_files(
+    description: ModelDescription, tensors: FileTensorSource, program: Program
+) -> tuple[ReadOnlyFile, ...]:
+    """The files that the program's weights lie in, which are on this disk."""
+    stored = stored_tensors(description.config, program, description.files.kind)
+    files: dict[int, ReadOnlyFile] = {}
+    for each in stored:
+        file = tensors.tensors[each.stored_name].file
+        if not isinstance(file, ReadOnlyFile):
+            raise TypeError(f"{file.path} is not on this disk")
+        files[id(file)] = file
+    return tuple(files.values())
+
+
+def _identity(file: ReadOnlyFile, header_bytes: int) -> list[object]:
+    stamp = file.stamp()
+    digest = hashlib.sha256()
+    for offset in range(0, header_bytes, _PIECE_BYTES):
+        digest.update(file.read(offset, min(_PIECE_BYTES, header_bytes - offset)))
+    identity: list[object] = [stamp.size, digest.hexdigest()]
+    content_hash = _hash_of_the_hub(file.path, stamp.inode)
+    if content_hash is not None:
+        return [*identity, content_hash]
+    return [*identity, stamp.modified_nanoseconds, stamp.changed_nanoseconds, stamp.inode]
+
+
+def _header_bytes(file: ReadOnlyFile, tensors: FileTensorSource) -> int:
+    """All before the first tensor."""
+    return min(tensor.offset for tensor in tensors.tensors.values() if tensor.file is file)
+
+
+def _hash_of_the_hub(path: str, inode: int) -> str | None:
+    """The name of the blob in huggingface_hub's cache that ``path`` leads to: its contents' hash.
+
+    The layout, ``models--org--name/blobs/<hash>``, is documented
+    (https://huggingface.co/docs/huggingface_hub/guides/manage-cache).
+    """
+    target = Path(os.path.realpath(path))
+    is_blob = (
+        target.parent.name == "blobs"
+        and target.parent.parent.name.startswith("models--")
+        and _BLOB_NAME.fullmatch(target.name) is not None
+    )
+    with contextlib.suppress(OSError):
+        # What the path leads to now need not be what was opened.
+        if is_blob and target.stat().st_ino == inode:
+            return target.name
+    return None

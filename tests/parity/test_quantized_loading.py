@@ -1,0 +1,95 @@
+"""Quantizing while loading gives the very model that a file quantized beforehand holds."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.gguf_models import write_gguf_model
+from support.parity import native_error_limit, rms
+from support.random_models import RandomModel, make_random_model, random_tokens
+
+from potluck.catalog import ModelDescription, describe_model, open_weights
+from potluck.engines.native import available_isas, make_pool
+from potluck.loading import StageSize, load_stage, plan_stage
+from potluck.types.program import Shard
+from potluck.types.quantization import Quantization
+from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, SequenceSlice, Step, StepId
+from potluck.types.tensor import TensorFormat
+
+NUM_TOKENS = 24
+SIZES = {
+    "vocab_size": 760,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "head_dim": 64,
+}
+TOKENIZER = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"]}
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RandomModel:
+    directory = tmp_path_factory.mktemp(request.param)
+    return make_random_model(request.param, SIZES, directory, dtype="bfloat16")
+
+
+def logits(description: ModelDescription, quantization: Quantization) -> NDArray[np.float32]:
+    size = StageSize(
+        context_tokens=NUM_TOKENS,
+        num_blocks=-(-NUM_TOKENS // KV_BLOCK_TOKENS),
+        max_step_tokens=NUM_TOKENS,
+        num_threads=2,
+        quantization=quantization,
+    )
+    with closing(open_weights(description, [Shard.whole(2)])) as tensors:
+        plan = plan_stage(description, tensors, Shard.whole(2), size)
+        stage = load_stage(description, tensors, plan, pool=make_pool(2), isa=available_isas()[-1])
+    with closing(stage.engine):
+        assert stage.engine.weights_bytes == plan.memory.weights_bytes
+        parts = tuple(
+            SequenceSlice(
+                sequence_id=SequenceId(0),
+                tokens=(token,),
+                start_position=position,
+                block_table=tuple(range(size.num_blocks)),
+                sample=True,
+            )
+            for position, token in enumerate(random_tokens(NUM_TOKENS, SIZES["vocab_size"]))
+        )
+        steps = [Step(step_id=StepId(i), slices=(part,)) for i, part in enumerate(parts)]
+        return np.concatenate([stage.engine.logits(step, None) for step in steps])
+
+
+@pytest.mark.parametrize("quantization", [Quantization.Q8_0, Quantization.Q4_0])
+def test_the_same_bits_as_from_a_file_that_gguf_quantized(
+    model: RandomModel, quantization: Quantization, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf_model(path, model, TOKENIZER, formats=TensorFormat[quantization.name])
+    from_file = logits(describe_model(str(path)), Quantization.NONE)
+    while_loading = logits(describe_model(str(model.directory)), quantization)
+    assert np.array_equal(while_loading, from_file)
+
+
+def test_more_bits_are_nearer_to_the_original(model: RandomModel) -> None:
+    description = describe_model(str(model.directory))
+    exact = logits(description, Quantization.NONE)
+    errors = [
+        rms(logits(description, quantization) - exact) / rms(exact)
+        for quantization in (Quantization.Q8_0, Quantization.Q6_K, Quantization.Q4_K)
+    ]
+    assert errors == sorted(errors)
+    # Weights of 8 bits lose little beside activations, which the engine has in 8 bits anyway.
+    assert 0 < errors[0] < 2 * native_error_limit(num_layers=2, is_quantized=True)
+
+
+def test_what_is_quantized_already_stays_as_it_is(model: RandomModel, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf_model(path, model, TOKENIZER, formats=TensorFormat.Q8_0)
+    description = describe_model(str(path))
+    as_stored = logits(description, Quantization.NONE)
+    assert np.array_equal(logits(description, Quantization.Q4_0), as_stored)

@@ -1,0 +1,157 @@
+"""What placement counts with, against what the stages are then planned with, and the worker."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from support.sparse_models import SparseModel
+
+from potluck.catalog import ModelDescription, describe_model, open_headers
+from potluck.cluster.coordinator.planning import model_cost
+from potluck.cluster.worker import loading
+from potluck.cluster.worker.loading import load_for
+from potluck.cluster.worker.messages import Identity, Load, StageSpec
+from potluck.cluster.worker.plan import plan_worker
+from potluck.errors import InsufficientMemoryError
+from potluck.loading import StagePlan, StageSize
+from potluck.quantities import format_bytes
+from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.memory import MemoryLimit
+from potluck.types.program import Shard
+from potluck.types.quantization import Quantization
+
+NODE = NodeId("a" * 16)
+NUM_LAYERS = 3
+
+
+def model(directory: Path, stored: str, *, has_tied_head: bool) -> ModelDescription:
+    made = SparseModel(
+        hidden_size=512,
+        intermediate_size=1536,
+        num_layers=NUM_LAYERS,
+        num_heads=8,
+        num_kv_heads=2,
+        head_dim=64,
+        vocab_size=9_000,
+        max_context_tokens=4096,
+        has_tied_head=has_tied_head,
+        stored=stored,
+    )
+    return describe_model(str(made.write(directory)))
+
+
+def a_size(quantization: Quantization = Quantization.NONE) -> StageSize:
+    return StageSize(
+        context_tokens=1024,
+        num_blocks=100,
+        max_step_tokens=512,
+        num_threads=2,
+        quantization=quantization,
+    )
+
+
+def planned(description: ModelDescription, shard: Shard, size: StageSize) -> StagePlan:
+    with closing(open_headers(description)) as tensors:
+        return plan_worker(description, tensors, shard, size)
+
+
+@pytest.mark.parametrize("has_tied_head", [False, True])
+@pytest.mark.parametrize(
+    ("stored", "quantization"),
+    [("BF16", Quantization.NONE), ("F32", Quantization.Q4_K), ("Q4_K", Quantization.NONE)],
+)
+def test_no_stage_takes_more_than_placement_counts(
+    tmp_path: Path, stored: str, quantization: Quantization, has_tied_head: bool
+) -> None:
+    description = model(tmp_path, stored, has_tied_head=has_tied_head)
+    size = a_size(quantization)
+    cost = model_cost(description, size)
+    for start in range(NUM_LAYERS + 1):
+        for end in range(start, NUM_LAYERS + 1):
+            for embedding in {False, start == 0}:
+                for head in {False, end == NUM_LAYERS}:
+                    if not (end > start or embedding or head):
+                        continue
+                    shard = Shard(
+                        start_layer=start,
+                        end_layer=end,
+                        num_layers=NUM_LAYERS,
+                        has_embedding=embedding,
+                        has_head=head,
+                    )
+                    taken = planned(description, shard, size).memory.total_bytes
+                    counted = (
+                        sum(cost.layer_bytes[start:end])
+                        + embedding * cost.embedding_bytes
+                        + head * cost.head_bytes
+                        - (cost.shared_bytes if embedding and head else 0)
+                        + cost.scratch_bytes
+                        + cost.process_bytes
+                    )
+                    assert taken <= counted <= 1.2 * taken + 25 * 2**20
+                    if start == end and embedding and not head:
+                        assert taken == cost.lone_embedding_bytes
+                    if start == end and head and not embedding:
+                        assert taken == cost.lone_head_bytes
+
+
+def test_a_worker_refuses_with_the_numbers_of_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    description = model(tmp_path, "BF16", has_tied_head=False)
+    size = a_size()
+    shard = Shard(
+        start_layer=1, end_layer=2, num_layers=NUM_LAYERS, has_embedding=False, has_head=False
+    )
+    memory = planned(description, shard, size).memory
+    spec = StageSpec(
+        deployment=DeploymentId("d"),
+        epoch=Epoch(number=1, coordinator=NODE),
+        index=1,
+        num_stages=3,
+        model=str(tmp_path),
+        start_layer=1,
+        end_layer=2,
+        context_tokens=size.context_tokens,
+        num_blocks=size.num_blocks,
+        max_step_tokens=size.max_step_tokens,
+        max_step_sequences=8,
+        quantization=size.quantization,
+        is_mapped=False,
+        num_bytes=memory.total_bytes,
+    )
+    load = Load(
+        spec=spec,
+        identity=Identity(
+            node_id=NODE, certificate_pem=b"", private_key_pem=b"", authority_pem=b""
+        ),
+        listen_host="127.0.0.1",
+        num_threads=size.num_threads,
+        isa=None,
+        packed_cache_bytes=None,
+    )
+    progress: list[tuple[int, int]] = []
+
+    def may_take(num_bytes: int) -> None:
+        monkeypatch.setattr(
+            loading, "available_memory", lambda: MemoryLimit(bytes=num_bytes, reason="a test")
+        )
+        # What the process holds already is a part of what it may hold.
+        monkeypatch.setattr(loading, "held_bytes", lambda: 1000)
+
+    may_take(memory.total_bytes - 1001)
+    with pytest.raises(InsufficientMemoryError) as caught:
+        load_for(load, lambda done, total: progress.append((done, total)), lambda *_: None)
+    assert caught.value.message.startswith(
+        f"{format_bytes(memory.total_bytes)} of memory are needed ({memory.described()}), and "
+    )
+    assert progress == []
+
+    may_take(memory.total_bytes - 1000)
+    loaded = load_for(load, lambda done, total: progress.append((done, total)), lambda *_: None)
+    loaded.stage.engine.close()
+    assert loaded.memory == memory
+    assert progress[-1][0] == progress[-1][1] == planned(description, shard, size).read_bytes
+    assert loaded.read_bytes > progress[-1][1]  # and the headers
