@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 import threading
@@ -200,7 +201,10 @@ def test_the_cpu_waits_for_no_layer_and_no_second_backend(
     assert not first.is_complete
     assert probed.seconds[0] < 0.8 * 2  # when the hanging ones are given up
     assert probed.device_ids == ["cpu", "of-quick", "of-hangs"]
-    assert probed.problems == {"stuck": (LATE,), "hangs": ("gave no answer within 1.6 s",)}
+    assert probed.problems.keys() == {"stuck", "hangs"}
+    assert probed.problems["stuck"] == (LATE,)
+    (reason,) = probed.problems["hangs"]
+    assert re.fullmatch(r"gave no answer within 1\.[456]\d* s", reason)
     assert probed.trials["cpu/works"] == (True, "")
     assert "gave no answer within" in probed.trials["cpu/hangs"][1]
     for earlier, later in zip(probed.reports, probed.reports[1:], strict=False):
