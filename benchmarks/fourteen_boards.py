@@ -45,7 +45,7 @@ CONTEXT_TOKENS = 256
 MARGIN_BYTES = 48 * 2**20
 """What a worker's peak may be above its plan."""
 
-MAX_ATTEMPTS = 4
+MAX_LOSSES = 3
 
 NOT_SHOWN = 3
 """The exit status where there can be no control groups."""
@@ -124,8 +124,8 @@ class BoardResult:
 class DrillResult:
     """``failure`` is the deployment's or the request's message, or empty.
 
-    ``num_attempts`` is more than 1 where agents were taken for lost and none was killed: they had
-    no core for a second.
+    ``losses``: tries that ended, after so many seconds, because an agent was taken for lost though
+    none was killed: it was not heard for a second.
     """
 
     is_naive: bool
@@ -134,7 +134,7 @@ class DrillResult:
     deploy_seconds: float | None = None
     answer_seconds: float | None = None
     num_tokens: int = 0
-    num_attempts: int = 0
+    losses: list[tuple[str, float]] = field(default_factory=list)
     failure: str = ""
 
     @property
@@ -230,14 +230,17 @@ def run_drill(drill: Drill, model: Path, *, is_naive: bool) -> DrillResult:
         directory = Path(opened.enter_context(tempfile.TemporaryDirectory()))
         boards = _start_boards(opened, groups, directory, is_naive=is_naive)
         sampler = opened.enter_context(sampling(boards))
-        for attempt in range(1, MAX_ATTEMPTS + 1):
-            result.num_attempts, result.failure = attempt, ""
+        while True:
+            started = time.monotonic()
+            result.failure = ""
             try:
                 _deploy_and_ask(boards[0], model, result)
             except (PotluckError, OSError, RuntimeError) as error:
                 result.failure = str(error)
-            if not result.failure.endswith("was lost") or any(map(_num_kills, groups)):
+            is_loss = result.failure.endswith("was lost") and not any(map(_num_kills, groups))
+            if not is_loss or len(result.losses) == MAX_LOSSES:
                 break
+            result.losses.append((result.failure, time.monotonic() - started))
             _await_all(boards)
         for board, into in zip(boards, result.boards, strict=True):
             into.worker_peak_bytes = sampler.worker_peaks.get(board.group, 0)
@@ -263,6 +266,8 @@ def result_lines(result: DrillResult) -> Iterator[str]:
             f" {'' if each.load_seconds is None else f'{each.load_seconds:.1f}':>7}"
             f" {each.num_limit_hits:5} {each.num_kills:5}"
         )
+    for loss, seconds in result.losses:
+        yield f"tried again: {loss} after {seconds:.1f} s"
     if result.failure:
         yield f"failed: {result.failure}"
     if result.deploy_seconds is not None:

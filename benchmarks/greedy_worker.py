@@ -13,7 +13,8 @@ import potluck.cluster.worker.loading as worker_loading
 from potluck.catalog import ModelDescription
 from potluck.cluster.worker.process import run_worker
 from potluck.formats.source import FileTensorSource
-from potluck.loading import LoadedStage, StagePlan, load_stage, plan_stage
+from potluck.loading import StagePlan, plan_stage
+from potluck.loading.load import LoadedStage, load_stage
 from potluck.types.program import Shard
 
 _kept: list[LoadedStage] = []

@@ -46,6 +46,10 @@ class Load:
     final_bytes: int
 
 
+class ChildFailedError(Exception):
+    """A loader that cannot run here, or not with this file."""
+
+
 def model_file(directory: Path, name: str) -> Path:
     """The file of this name, made if it is not there."""
     is_directory = name in _FLOATS
@@ -88,8 +92,8 @@ def plain_read(path: Path) -> dict[str, float]:
     }
 
 
-def load(loader: str, path: Path, cache: str, python: str, *arguments: str) -> Load | str:
-    """Load in a child; what it said last if it failed."""
+def load(loader: str, path: Path, cache: str, python: str, *arguments: str) -> Load:
+    """Load in a child. Raises ``ChildFailedError`` with what it said last."""
     child = subprocess.Popen(
         [python, str(Path(__file__).with_name("load_child.py")), loader, str(path), *arguments],
         stdin=subprocess.PIPE,
@@ -102,7 +106,7 @@ def load(loader: str, path: Path, cache: str, python: str, *arguments: str) -> L
         assert child.stdout is not None
         assert child.stderr is not None
         if child.stdout.readline() != "ready\n":
-            return _last_line(child.stderr.read())
+            raise ChildFailedError(_last_line(child.stderr.read()))
         prepare(path, cache)
         before = memory_bytes(child.pid)
         samples = [before]
@@ -120,7 +124,7 @@ def load(loader: str, path: Path, cache: str, python: str, *arguments: str) -> L
         stop.set()
         sampler.join()
         if not answer:
-            return _last_line(child.stderr.read())
+            raise ChildFailedError(_last_line(child.stderr.read()))
         final = memory_bytes(child.pid)
         child.stdin.write("\n")
         child.stdin.flush()
@@ -155,12 +159,11 @@ def measure(
     for _ in range(repeats):
         prepare(path, cache)
         plain.append(plain_read(path))
-        keeping = load("keep", path, cache, sys.executable)
-        loaded = load(loader, path, cache, python, *arguments)
-        if isinstance(keeping, str) or isinstance(loaded, str):
-            return {**row, "failed": loaded}
-        kept.append(keeping)
-        loads.append(loaded)
+        try:
+            kept.append(load("keep", path, cache, sys.executable))
+            loads.append(load(loader, path, cache, python, *arguments))
+        except ChildFailedError as error:
+            return {**row, "failed": str(error)}
     rounds = list(zip(plain, kept, loads, strict=True))
     row |= {
         "ratio": statistics.median(each.seconds / read["seconds"] for read, _, each in rounds),
@@ -169,8 +172,12 @@ def measure(
         "excess_bytes": max(each.peak_bytes - 1.03 * each.final_bytes for each in loads),
         "load_average": os.getloadavg()[0],
     }
-    samples = {"plain": plain, "kept": [asdict(k) for k in kept]}
-    return {**row, **samples, "loads": [asdict(each) for each in loads]}
+    return {
+        **row,
+        "plain": plain,
+        "kept": [asdict(each) for each in kept],
+        "loads": [asdict(each) for each in loads],
+    }
 
 
 def line(row: dict[str, object]) -> str:

@@ -27,7 +27,8 @@ def potluck(path: Path, quantization: str) -> Loaded:
     """The whole model in the native engine, on all cores."""
     from potluck.catalog import describe_model, open_weights
     from potluck.engines.native import choose_isa, make_pool
-    from potluck.loading import StageSize, load_stage, plan_stage
+    from potluck.loading import StageSize, plan_stage
+    from potluck.loading.load import load_stage
     from potluck.probe.cores import default_num_threads
     from potluck.types.program import Shard
     from potluck.types.quantization import Quantization

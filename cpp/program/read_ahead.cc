@@ -10,6 +10,8 @@ namespace {
 
 // A slice is read to its end even if the computation has come past it.
 constexpr uint64_t kSliceBytes = uint64_t{1} << 20;
+// For a slice, of a disk that reads at least 256 KiB ahead.
+constexpr int64_t kMaxWaits = 4;
 
 void add_weights(const op::Resolved& any, std::vector<int>& weights) {
   if (const auto* norm = std::get_if<op::RmsNorm<int>>(&any)) weights.push_back(norm->weight);
@@ -18,6 +20,13 @@ void add_weights(const op::Resolved& any, std::vector<int>& weights) {
     weights.push_back(linear->weight);
     if (linear->bias) weights.push_back(*linear->bias);
   }
+}
+
+// How often this thread has waited for a page.
+int64_t num_waits() {
+  rusage usage{};
+  getrusage(RUSAGE_THREAD, &usage);
+  return usage.ru_majflt;
 }
 
 // Blocks that this process has read from disks, and pages that it had to wait for.
@@ -86,14 +95,25 @@ void ReadAhead::read() {
   }
 }
 
-void ReadAhead::read_layer(int64_t layer) const {
+void ReadAhead::read_layer(int64_t layer) {
   for (const int index : layers_[static_cast<size_t>(layer)]) {
     if (!weights_.is_mapped(index)) continue;
     for (uint64_t offset = 0; offset < weights_.mapped_bytes(index); offset += kSliceBytes) {
       if (layer_.load(std::memory_order_relaxed) > layer) return;
-      weights_.read_mapped(index, offset, kSliceBytes);
+      read_slice(index, offset);
     }
   }
+}
+
+void ReadAhead::read_slice(int index, uint64_t offset) {
+  // Page faults bring large pieces where the disk is set up to read much ahead, with few waits and
+  // little work. Where it reads 128 KiB at a time, requests keep more of it busy, at more work.
+  if (!asks_) {
+    const int64_t before = num_waits();
+    const bool can_fault_in = weights_.fault_in(index, offset, kSliceBytes);
+    asks_ = !can_fault_in || num_waits() - before > kMaxWaits;
+  }
+  if (asks_) weights_.ask_for(index, offset, kSliceBytes);
 }
 
 }  // namespace potluck

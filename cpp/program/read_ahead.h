@@ -35,7 +35,8 @@ class ReadAhead {
  private:
   void compute(int64_t layer);
   void read();
-  void read_layer(int64_t layer) const;
+  void read_layer(int64_t layer);
+  void read_slice(int index, uint64_t offset);
 
   const WeightStore& weights_;
   std::vector<int64_t> layer_of_op_;
@@ -49,6 +50,7 @@ class ReadAhead {
   std::atomic<int64_t> layer_{0};  // that is computed; written with the mutex held
   int64_t next_ = 0;               // to be read, at most one after `layer_`
   bool is_ending_ = false;
+  bool asks_ = false;  // of the reader alone
 };
 
 }  // namespace potluck

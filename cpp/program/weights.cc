@@ -185,26 +185,32 @@ void WeightStore::check_complete() const {
   }
 }
 
-void WeightStore::read_mapped(int index, uint64_t offset, uint64_t num_bytes) const {
-  static const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  const Entry& entry = entries_[index];
-  if (offset >= entry.num_bytes) return;
-  const uintptr_t address = reinterpret_cast<uintptr_t>(entry.data) + offset;
-  const uintptr_t end = address + std::min(num_bytes, entry.num_bytes - offset);
-  const uintptr_t start = address / page * page;
-  // As by page faults: with the reading ahead, and in the large pieces, that these have. Errors
-  // are left to whoever computes with the bytes.
+bool WeightStore::fault_in(int index, uint64_t offset, uint64_t num_bytes) const {
 #ifndef MADV_POPULATE_READ
   constexpr int MADV_POPULATE_READ = 22;  // since Linux 5.14
 #endif
-  if (madvise(reinterpret_cast<void*>(start), end - start, MADV_POPULATE_READ) == 0) return;
-  // Older kernels: they take no more of one request than they read ahead, which is 128 KiB unless
-  // the disk was set up otherwise (mm/readahead.c, force_page_cache_ra).
+  const Range pages = pages_of(index, offset, num_bytes);
+  return madvise(reinterpret_cast<void*>(pages.start), pages.end - pages.start,
+                 MADV_POPULATE_READ) == 0;
+}
+
+void WeightStore::ask_for(int index, uint64_t offset, uint64_t num_bytes) const {
+  // The kernel takes no more of one request than it reads ahead, which is 128 KiB unless the disk
+  // was set up otherwise (mm/readahead.c, force_page_cache_ra).
   constexpr uint64_t kRequestBytes = uint64_t{128} << 10;
-  for (uintptr_t at = start; at < end; at += kRequestBytes) {
-    madvise(reinterpret_cast<void*>(at), std::min<uint64_t>(kRequestBytes, end - at),
+  const Range pages = pages_of(index, offset, num_bytes);
+  for (uintptr_t at = pages.start; at < pages.end; at += kRequestBytes) {
+    madvise(reinterpret_cast<void*>(at), std::min<uint64_t>(kRequestBytes, pages.end - at),
             MADV_WILLNEED);
   }
+}
+
+WeightStore::Range WeightStore::pages_of(int index, uint64_t offset, uint64_t num_bytes) const {
+  static const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const Entry& entry = entries_[index];
+  offset = std::min(offset, entry.num_bytes);
+  const uintptr_t address = reinterpret_cast<uintptr_t>(entry.data) + offset;
+  return {address / page * page, address + std::min(num_bytes, entry.num_bytes - offset)};
 }
 
 uint64_t WeightStore::num_bytes() const {

@@ -58,9 +58,11 @@ class WeightStore {
   uint64_t mapped_bytes(int index) const {
     return is_mapped(index) ? entries_[index].num_bytes : 0;
   }
-  // Brings some of those bytes into memory, as far as there are any; waits for it where the
-  // operating system is recent enough. Safe while others read the weights.
-  void read_mapped(int index, uint64_t offset, uint64_t num_bytes) const;
+  // Brings some of those bytes, as far as there are any, into memory as if they were read, and
+  // waits for it; false where the operating system cannot. Safe while others read them, as are
+  // requests to have them read soon, which may not be heeded.
+  bool fault_in(int index, uint64_t offset, uint64_t num_bytes) const;
+  void ask_for(int index, uint64_t offset, uint64_t num_bytes) const;
 
   // In memory of their own, and where somebody else keeps them.
   uint64_t num_bytes() const;
@@ -81,6 +83,12 @@ class WeightStore {
   // The entry, checked to be absent and of this shape, with its matrix (but for the data) and size.
   Entry& absent(const std::string& name, const std::vector<int64_t>& shape, Format format);
   Entry& begun(const std::string& name);
+
+  struct Range {
+    uintptr_t start;  // of a page
+    uintptr_t end;
+  };
+  Range pages_of(int index, uint64_t offset, uint64_t num_bytes) const;
 
   const std::vector<WeightSpec>& specs_;
   std::unordered_map<std::string, int> index_;

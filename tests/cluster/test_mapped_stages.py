@@ -28,7 +28,7 @@ def test_a_mapped_deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         second = fleet.start(1, memory_limit="400M", join=first).await_up()
         fleet.await_members()
         planned = first.command_line("plan", "demo", "--mmap")
-        assert "weights are mapped, and take none" in planned.stdout
+        assert "weights are mapped, and take no memory" in planned.stdout
         loaded = first.ask("plan", model="demo", is_mapped=False)
         deployment = first.ask("deploy", model="demo", is_mapped=True)
         assert deployment["is_mapped"] is True

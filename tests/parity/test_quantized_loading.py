@@ -14,7 +14,8 @@ from support.random_models import RandomModel, make_random_model, random_tokens
 
 from potluck.catalog import ModelDescription, describe_model, open_weights
 from potluck.engines.native import available_isas, make_pool
-from potluck.loading import StageSize, load_stage, plan_stage
+from potluck.loading import StageSize, plan_stage
+from potluck.loading.load import load_stage
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, SequenceSlice, Step, StepId

@@ -16,7 +16,8 @@ import numpy as np
 
 from potluck.catalog import describe_model, open_weights
 from potluck.engines.native import NativeEngine, choose_isa, make_pool
-from potluck.loading import StageSize, load_stage, plan_stage
+from potluck.loading import StageSize, plan_stage
+from potluck.loading.load import load_stage
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 from potluck.types.step import (

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 from potluck.errors import ParameterError, UsageError
 
 if TYPE_CHECKING:
@@ -97,6 +95,8 @@ def _source_address(host: str, port: int) -> str | None:
 
 def _first_address() -> str:
     """The first IPv4 address of an interface that is up and is not loopback."""
+    import psutil
+
     states = psutil.net_if_stats()
     for name, addresses in sorted(psutil.net_if_addrs().items()):
         if name in states and not states[name].isup:

@@ -94,7 +94,6 @@ def up(
     """
     from potluck.cluster.agent.service import AgentConfig
     from potluck.cluster.membership import parse_address
-    from potluck.engines.native import choose_isa
 
     chosen = settings()
     directory = state_directory(state)
@@ -116,7 +115,7 @@ def up(
             multicast=lan,
             memory_limit_bytes=None if memory_limit is None else parse_size(memory_limit),
             num_threads=threads if threads is not None else chosen.threads,
-            isa=None if chosen.isa is None else choose_isa(chosen.isa),
+            isa=None if chosen.isa is None else _available_isa(chosen.isa),
             step_seconds=chosen.step_seconds,
             packed_cache_bytes=chosen.packed_cache_bytes,
         )
@@ -199,6 +198,13 @@ def _invite(address: str, secret: str | None, *, multicast: bool) -> None:
     if multicast:
         note("or, where multicast passes:")
         note(f"  {prefix}potluck up --lan")
+
+
+def _available_isa(asked: str) -> str:
+    """``asked``; ``ParameterError`` where this machine does not have it."""
+    from potluck.engines.native import choose_isa  # loads the core, which may be what is broken
+
+    return choose_isa(asked)
 
 
 def _secret(

@@ -1,4 +1,7 @@
-"""A stage's memory is planned, then its weights are loaded into what was planned."""
+"""A stage's memory is planned, then its weights are loaded into what was planned.
+
+What needs the compiled core already when it is imported is in ``load`` and ``pack``.
+"""
 
 from potluck.loading.budget import (
     combined,
@@ -7,8 +10,6 @@ from potluck.loading.budget import (
     stronger_quantizations,
     what_fits,
 )
-from potluck.loading.load import LoadedStage, load_stage
-from potluck.loading.pack import packed_weights
 from potluck.loading.packed_cache import (
     NotPackedError,
     PackedCache,
@@ -18,7 +19,6 @@ from potluck.loading.packed_cache import (
 from potluck.loading.plan import StagePlan, StageSize, plan_stage
 
 __all__ = [
-    "LoadedStage",
     "NotPackedError",
     "PackedCache",
     "PackedWeights",
@@ -26,8 +26,6 @@ __all__ = [
     "StageSize",
     "combined",
     "default_packed_folder",
-    "load_stage",
-    "packed_weights",
     "plan_stage",
     "require_memory",
     "smaller_contexts",

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from potluck.catalog import ModelDescription, canonical_source
-from potluck.engines.native import cache_bytes, loaded_bytes, scratch_bytes
-from potluck.engines.native_packing import packing_bytes
 from potluck.formats.source import FileTensorSource
 from potluck.models.program import build_program
 from potluck.models.rope import rope_table_bytes
@@ -59,6 +57,10 @@ def plan_stage(
     A head tied to the embedding is the same tensor and counts once. Raises ``ParameterError`` for
     a context the model was not made for, and as ``check_weights``.
     """
+    # Who plans nothing does without the core: an agent starts where there is none.
+    from potluck.engines.native import cache_bytes, loaded_bytes, scratch_bytes
+    from potluck.engines.native_packing import packing_bytes
+
     program = program_to_count(description.config, shard, size.context_tokens)
     stored = check_weights(
         program,

@@ -14,19 +14,18 @@ from potluck.errors import ParameterError
 from potluck.formats.source import FileTensorSource
 from potluck.kernels.runner import ThreadPool
 from potluck.loading import (
-    LoadedStage,
     NotPackedError,
     PackedCache,
     PackedWeights,
     StagePlan,
     StageSize,
     combined,
-    load_stage,
-    packed_weights,
     plan_stage,
     require_memory,
     stronger_quantizations,
 )
+from potluck.loading.load import LoadedStage, load_stage
+from potluck.loading.pack import packed_weights
 from potluck.local.stages import split_evenly
 from potluck.probe.cores import default_num_threads
 from potluck.probe.memory import available_memory

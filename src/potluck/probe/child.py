@@ -117,7 +117,7 @@ def run_child(
     if killed is None:  # and so it has ended
         return _judge(process.returncode, stdout, stderr, seconds)
     reasons = {
-        Failure.HUNG: f"gave no answer within {deadline_seconds:g} s",
+        Failure.HUNG: f"gave no answer within {deadline_seconds:.3g} s",
         Failure.TOO_BIG: f"took more than {format_bytes(max_resident_bytes)} of memory",
         Failure.RUBBISH: "printed without end",
     }

@@ -14,11 +14,13 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from potluck.probe.cache import ProbeCache
+from potluck.probe.child_output import one_line
 from potluck.probe.container import container
 from potluck.probe.layer import Layer
 from potluck.probe.layers.cpu import LAYER as CPU_LAYER
@@ -27,6 +29,7 @@ from potluck.probe.memory import memory_facts
 from potluck.probe.system import System
 from potluck.probe.trials import (
     cached_measurement,
+    failed_trial,
     is_tried_on,
     measure_backend,
     try_backend,
@@ -39,8 +42,13 @@ _log = logging.getLogger(__name__)
 DEADLINE_SECONDS = 30.0
 """For everything that is slow: a cold driver may take this long to answer."""
 
-_LEAST_CHILD_SECONDS = 1.0
-"""What a self-test gets even where the deadline is over: else nothing would be known."""
+_CHILD_SHARE = 0.8
+"""Of the time that is left for a child: so its end, and why, is still known at the deadline."""
+
+_LEAST_CHILD_SECONDS = 0.05
+"""When the deadline is over; a limit of time must be above 0."""
+
+_LATE = "did not answer before the deadline"
 
 
 class Measuring(enum.Enum):
@@ -69,7 +77,16 @@ OnReport = Callable[[ProbeReport], None]
 OnProgress = Callable[[str, float], None]
 """Called with a unit's id and the share of its measurement that is done."""
 
-_Found = tuple[LayerReport, tuple[Trial, ...]]
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What is known of one layer so far."""
+
+    report: LayerReport
+    trials: tuple[Trial, ...] = ()
+    is_all: bool = False
 
 
 def probe_node(
@@ -83,45 +100,51 @@ def probe_node(
 ) -> ProbeReport:
     """What this node has and what of it works; never raises because of the machine.
 
-    ``on_report`` is called in this thread, first with the CPU alone, then whenever more is known.
-    The result has ``is_complete``. Measuring comes last, one unit after the other, and is not
-    counted in the deadline.
+    ``on_report`` is called in this thread, first when a backend was tried on the CPU, then whenever
+    a layer is done; later reports have all that earlier ones had. The result has ``is_complete``:
+    what was slower than the deadline is in it as far as it was known then. Measuring comes last,
+    one unit after the other, and is not counted in the deadline.
     """
     probe = _Probe(options, cache, time.monotonic() + options.deadline_seconds)
     tell = on_report or _ignore
     news: queue.SimpleQueue[tuple[str, _Found]] = queue.SimpleQueue()
+
+    def examine(layer: Layer) -> None:
+        for found in probe.examine(layer, system):
+            news.put((layer.name, found))
+
     for layer in layers:
-        threading.Thread(
-            target=lambda layer: news.put((layer.name, probe.layer(layer, system))),
-            args=(layer,),
-            name=f"probe-{layer.name}",
-            daemon=True,
-        ).start()
-    cpu_layer, cpu_trials = probe.layer(CPU_LAYER, system)
-    first = ProbeReport(
+        name = f"probe-{layer.name}"
+        thread = threading.Thread(target=examine, args=(layer,), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # this user or control group may have no more of them
+            unseen = LayerReport(layer=layer.name, problems=(f"was not looked at: {error}",))
+            news.put((layer.name, _Found(report=unseen, is_all=True)))
+    nothing = ProbeReport(
         host_name=socket.gethostname(),
         kernel=probe.kernel_release,
         container=container(system),
         cpu=cpu_facts(system, num_affine_cores=len(os.sched_getaffinity(0))),
         memory=memory_facts(system),
-        layers=(cpu_layer,),
-        trials=cpu_trials,
-        is_complete=not layers,
+        layers=(),
+        trials=(),
+        is_complete=False,
     )
-    tell(first)
-    found: dict[str, _Found] = {}
-    while len(found) < len(layers):
+    for cpu in probe.examine(CPU_LAYER, system):
+        if cpu.trials or cpu.is_all:
+            tell(_with(nothing, [cpu]))
+    found = {layer.name: _Found(report=LayerReport(layer=layer.name)) for layer in layers}
+    while not all(one.is_all for one in found.values()):
         try:
             name, one = news.get(timeout=max(0.0, probe.end - time.monotonic()))
         except queue.Empty:
             break
         found[name] = one
-        if one[0].devices and len(found) < len(layers):
-            tell(_with(first, layers, found, is_complete=False))
-    for layer in layers:
-        late = LayerReport(layer=layer.name, problems=("did not answer before the deadline",))
-        found.setdefault(layer.name, (late, ()))
-    report = _with(first, layers, found, is_complete=True)
+        if one.is_all and one.report.devices:
+            tell(_with(nothing, [cpu, *(each for each in found.values() if each.is_all)]))
+    report = _with(nothing, [cpu, *map(probe.at_the_deadline, found.values())])
+    report = replace(report, is_complete=True)
     tell(report)
     if options.measuring is Measuring.NEVER:
         return report
@@ -139,50 +162,83 @@ class _Probe:
         self.end = end
         self.kernel_release = os.uname().release
 
-    def layer(self, layer: Layer, system: System) -> _Found:
-        """One layer's devices, and how the backends did on them."""
-        found = self._find(layer, system)
-        return found, tuple(self._tried(found.devices))
+    def examine(self, layer: Layer, system: System) -> Iterator[_Found]:
+        """What the files tell, then what the vendor's library does, then trial by trial."""
+        report = self._find(layer, system)
+        yield _Found(report=report)
+        report = self._ask(layer, report)
+        yield _Found(report=report)
+        trials: tuple[Trial, ...] = ()
+        for spec, device in self._pairs(report):
+            trials += (self._try(spec, device),)
+            yield _Found(report=report, trials=trials)
+        yield _Found(report=report, trials=trials, is_all=True)
+
+    def at_the_deadline(self, found: _Found) -> _Found:
+        """What is reported of a layer that may be late."""
+        if found.is_all:
+            return found
+        tried = {trial.unit_id for trial in found.trials}
+        untried = [
+            trial
+            for spec, device in self._pairs(found.report)
+            if (trial := failed_trial(spec, device, _LATE)).unit_id not in tried
+        ]
+        report = replace(found.report, problems=(*found.report.problems, _LATE))
+        return _Found(report=report, trials=(*found.trials, *untried))
 
     def _find(self, layer: Layer, system: System) -> LayerReport:
-        try:
-            found = layer.find(system)
-            if layer.query is None:
-                return found
-            return ask_vendor(
-                layer.query,
-                found,
+        return _guarded(
+            lambda: _sound(layer.find(system)),
+            lambda reason: LayerReport(layer=layer.name, problems=(reason,)),
+        )
+
+    def _ask(self, layer: Layer, report: LayerReport) -> LayerReport:
+        query = layer.query
+        if query is None:
+            return report
+
+        def ask() -> LayerReport:
+            return _sound(
+                ask_vendor(
+                    query,
+                    report,
+                    kernel_release=self.kernel_release,
+                    cache=self._cache,
+                    retry=self._options.retry,
+                    deadline_seconds=self._child_seconds(),
+                )
+            )
+
+        return _guarded(ask, lambda reason: replace(report, problems=(*report.problems, reason)))
+
+    def _pairs(self, report: LayerReport) -> Iterator[tuple[BackendSpec, Device]]:
+        for device in report.devices:
+            for spec in self._options.backends:
+                if is_tried_on(spec, device):
+                    yield spec, device
+
+    def _try(self, spec: BackendSpec, device: Device) -> Trial:
+        def try_out() -> Trial:
+            trial = try_backend(
+                spec,
+                device,
                 kernel_release=self.kernel_release,
                 cache=self._cache,
                 retry=self._options.retry,
-                deadline_seconds=self._remaining_seconds(),
+                deadline_seconds=self._child_seconds(),
             )
-        except Exception as error:  # noqa: BLE001 - the node goes on without what fails
-            _log.debug("the layer %s failed", layer.name, exc_info=True)
-            reason = f"failed with {type(error).__name__}: {error}".splitlines()[0]
-            return LayerReport(layer=layer.name, problems=(reason,))
+            known = cached_measurement(
+                spec,
+                device,
+                trial,
+                kernel_release=self.kernel_release,
+                num_threads=self._options.num_threads,
+                cache=self._cache,
+            )
+            return known or trial
 
-    def _tried(self, devices: Iterable[Device]) -> Iterator[Trial]:
-        for device in devices:
-            for spec in self._options.backends:
-                if is_tried_on(spec, device):
-                    trial = try_backend(
-                        spec,
-                        device,
-                        kernel_release=self.kernel_release,
-                        cache=self._cache,
-                        retry=self._options.retry,
-                        deadline_seconds=self._remaining_seconds(),
-                    )
-                    known = cached_measurement(
-                        spec,
-                        device,
-                        trial,
-                        kernel_release=self.kernel_release,
-                        num_threads=self._options.num_threads,
-                        cache=self._cache,
-                    )
-                    yield known or trial
+        return _guarded(try_out, lambda reason: failed_trial(spec, device, reason))
 
     def measured(self, report: ProbeReport, on_progress: OnProgress | None) -> tuple[Trial, ...]:
         """The trials of ``report`` with the rates of what works."""
@@ -202,24 +258,35 @@ class _Probe:
             for trial in report.trials
         )
 
-    def _remaining_seconds(self) -> float:
-        return max(_LEAST_CHILD_SECONDS, self.end - time.monotonic())
+    def _child_seconds(self) -> float:
+        return max(_LEAST_CHILD_SECONDS, _CHILD_SHARE * (self.end - time.monotonic()))
 
 
-def _with(
-    first: ProbeReport,
-    layers: Sequence[Layer],
-    found: Mapping[str, _Found],
-    *,
-    is_complete: bool,
-) -> ProbeReport:
-    """``first`` and what was found, in the order of ``layers``, whichever came first."""
-    there = [found[layer.name] for layer in layers if layer.name in found]
+def _guarded(call: Callable[[], _T], otherwise: Callable[[str], _T]) -> _T:
+    """What ``call`` gives, or ``otherwise`` with the reason why it failed: the node goes on."""
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001 - any layer, on any machine
+        _log.debug("a part of the probe failed", exc_info=True)
+        return otherwise(one_line(f"failed with {type(error).__name__}: {error}"))
+
+
+def _sound(report: LayerReport) -> LayerReport:
+    """``report`` if it is one: what is not would fail later, where nobody knows whose it was."""
+    if not isinstance(report, LayerReport):
+        raise TypeError(f"{type(report).__name__} is no report")
+    for device in report.devices:
+        if not isinstance(device, Device):
+            raise TypeError(f"{type(device).__name__} is no device")
+    return report
+
+
+def _with(nothing: ProbeReport, found: Sequence[_Found]) -> ProbeReport:
+    """A report of what was found, in this order."""
     return replace(
-        first,
-        layers=(*first.layers, *(report for report, _ in there)),
-        trials=(*first.trials, *(trial for _, trials in there for trial in trials)),
-        is_complete=is_complete,
+        nothing,
+        layers=tuple(one.report for one in found),
+        trials=tuple(trial for one in found for trial in one.trials),
     )
 
 

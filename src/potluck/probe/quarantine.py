@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from potluck.probe.cache import ProbeCache
 from potluck.probe.child import ChildFailure, ChildOutcome, Failure
@@ -15,15 +15,27 @@ DANGEROUS = frozenset({Failure.CRASHED, Failure.HUNG, Failure.TOO_BIG})
 is installed or a group that is joined, and so may an exception: those are tried again."""
 
 
+_MUCH_LONGER = 2.0
+"""A child that hung is tried again with this many times the time: it may only have been slow, where
+others before it had used up most of the probe's."""
+
+
 def run_unless_quarantined(
-    cache: ProbeCache, fingerprint: str, run: Callable[[], ChildOutcome], *, retry: bool
+    cache: ProbeCache,
+    fingerprint: str,
+    run: Callable[[], ChildOutcome],
+    *,
+    retry: bool,
+    deadline_seconds: float,
 ) -> ChildOutcome:
     """What ``run`` gives, which is not called if it ended badly under this fingerprint before.
 
     ``retry`` calls it nevertheless. A dangerous end is remembered, any other forgives.
+    ``deadline_seconds`` is the time that ``run`` gives its children.
     """
     key = _key(fingerprint)
-    if not retry and (earlier := cache.get(key)) is not None:
+    earlier = None if retry else cache.get(key)
+    if earlier is not None and not _had_little_time(earlier, deadline_seconds):
         reason = earlier.get("reason")
         return ChildFailure(
             failure=Failure.QUARANTINED,
@@ -33,10 +45,24 @@ def run_unless_quarantined(
     outcome = run()
     if isinstance(outcome, ChildFailure) and outcome.failure in DANGEROUS:
         _log.warning("%s is not tried again: %s", fingerprint, outcome.reason)
-        cache.put(key, {"failure": outcome.failure.value, "reason": outcome.reason})
+        cache.put(
+            key,
+            {
+                "failure": outcome.failure.value,
+                "reason": outcome.reason,
+                "deadline_seconds": deadline_seconds,
+            },
+        )
     else:
         cache.remove(key)
     return outcome
+
+
+def _had_little_time(earlier: Mapping[str, object], deadline_seconds: float) -> bool:
+    match earlier:
+        case {"failure": Failure.HUNG.value, "deadline_seconds": int() | float() as given}:
+            return deadline_seconds >= _MUCH_LONGER * given
+    return False
 
 
 def _key(fingerprint: str) -> str:

@@ -24,6 +24,7 @@ import dataclasses
 import logging
 import math
 import os
+import time
 from collections.abc import Callable
 
 from potluck.errors import PotluckError
@@ -65,10 +66,11 @@ def try_backend(
     """Whether ``spec`` computes rightly on ``device``, from the cache or by the self-test.
 
     ``retry`` tests again whatever is known. A variant that crashes is told from those that work
-    by running each in a child of its own. The deadline is that of each child.
+    by running each in a child of its own; the deadline is that of all children together.
     """
+    end = time.monotonic() + deadline_seconds
     if device.problem:
-        return _does_not_work(spec, device, device.problem)
+        return failed_trial(spec, device, device.problem)
     subject = f"trial/{spec.name}"
     key = fingerprint(subject, (device,), installed_software(kernel_release, spec.packages))
     known = None if retry else _kept_trial(spec, device, cache.get(key))
@@ -81,18 +83,22 @@ def try_backend(
         outcome = _run(spec, ("self-test", device.device_id), deadline_seconds)
         if not _has_crashed(outcome):
             return outcome
-        for variant in _variants(spec, device, deadline_seconds):
-            own = _run(spec, ("self-test", device.device_id, variant), deadline_seconds)
+        variants = _variants(spec, device, _seconds_until(end))
+        for number, variant in enumerate(variants):
+            share = _seconds_until(end) / (len(variants) - number)
+            own = _run(spec, ("self-test", device.device_id, variant), share)
             if isinstance(own, ChildAnswer):
                 results.update(_results(own))
             else:
                 crashed[variant] = own.reason
         return ChildAnswer(document={"results": results}, seconds=0) if results else outcome
 
-    outcome = run_unless_quarantined(cache, key, test, retry=retry)
+    outcome = run_unless_quarantined(
+        cache, key, test, retry=retry, deadline_seconds=deadline_seconds
+    )
     if isinstance(outcome, ChildFailure):
         cache.remove(key)
-        return _does_not_work(spec, device, outcome.reason)
+        return failed_trial(spec, device, outcome.reason)
     trial = _judged(spec, device, _results(outcome), crashed)
     cache.put(key, {"works": trial.works, "reason": trial.reason, "variants": list(trial.variants)})
     return trial
@@ -148,6 +154,7 @@ def measure_backend(
             key,
             lambda: _measure(spec, device, trial, num_threads, on_progress),
             retry=retry,
+            deadline_seconds=_MEASURE_SECONDS,
         )
         if isinstance(outcome, ChildFailure):
             _log.warning("%s could not be measured: %s", trial.unit_id, outcome.reason)
@@ -211,7 +218,8 @@ def _judged(
     )
 
 
-def _does_not_work(spec: BackendSpec, device: Device, reason: str) -> Trial:
+def failed_trial(spec: BackendSpec, device: Device, reason: str) -> Trial:
+    """A trial of a backend that does not work there."""
     return Trial(device_id=device.device_id, backend=spec.name, works=False, reason=reason)
 
 
@@ -222,6 +230,10 @@ def _run(spec: BackendSpec, arguments: tuple[str, ...], deadline_seconds: float)
         deadline_seconds=deadline_seconds,
         max_resident_bytes=_MAX_RESIDENT_BYTES,
     )
+
+
+def _seconds_until(end: float) -> float:
+    return max(0.0, end - time.monotonic())
 
 
 def _has_crashed(outcome: ChildOutcome) -> bool:

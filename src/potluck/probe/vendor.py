@@ -44,4 +44,7 @@ def ask_vendor(
     key = fingerprint(
         f"query/{query.module}", report.devices, installed_software(kernel_release, ())
     )
-    return query.merge(report, run_unless_quarantined(cache, key, ask, retry=retry))
+    outcome = run_unless_quarantined(
+        cache, key, ask, retry=retry, deadline_seconds=deadline_seconds
+    )
+    return query.merge(report, outcome)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 from support.command import environment
-from support.control_groups import group, inside
-from support.kernel_build import not_shown, require_tool
+from support.confinement import as_user, control_group, covered, inside, limited
+from support.kernel_build import require_tool
 
 MIB = 2**20
 
@@ -90,16 +90,16 @@ def unlimited() -> Probed:
     return probe()
 
 
-@pytest.mark.parametrize("limited", ["own", "parent"])
-def test_memory_of_a_control_group(limited: str) -> None:
+@pytest.mark.parametrize("of", ["own", "parent"])
+def test_memory_of_a_control_group(of: str) -> None:
     root = Path(f"/sys/fs/cgroup/memory/potluck-probe-{os.getpid()}")
     limit = {"memory.limit_in_bytes": str(200 * MIB)}
     with (
-        group(root, limit if limited == "parent" else {}),
-        group(root / "inner", limit if limited == "own" else {}) as inner,
+        control_group(root, limit if of == "parent" else {}),
+        control_group(root / "inner", limit if of == "own" else {}) as inner,
     ):
         probed = probe(*inside(inner))
-    where = inner if limited == "own" else root
+    where = inner if of == "own" else root
     assert probed.memory_reason == f"the control group's limit in {where}"
     # Python and what it has read since it entered.
     assert 100 * MIB < probed.usable_bytes < 200 * MIB
@@ -108,7 +108,7 @@ def test_memory_of_a_control_group(limited: str) -> None:
 
 def test_cores_of_a_control_group() -> None:
     files = {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "50000"}
-    with group(Path(f"/sys/fs/cgroup/cpu/potluck-probe-{os.getpid()}"), files) as path:
+    with control_group(Path(f"/sys/fs/cgroup/cpu/potluck-probe-{os.getpid()}"), files) as path:
         probed = probe(*inside(path))
     assert (probed.num_usable_cores, probed.num_threads) == (1, 1)
     assert probed.usable_reason == f"control group {path} allows 0.5"
@@ -123,7 +123,7 @@ def test_cores_of_a_control_group() -> None:
 )
 def test_limits_of_the_process(option: str, reason: str) -> None:
     kib = 1_000_000
-    probed = probe("sh", "-c", f'ulimit {option} {kib}; exec "$@"', "sh")
+    probed = probe(*limited(option, kib))
     assert probed.memory_reason == reason
     # Less what a Python has mapped, which is tens of MiB.
     assert kib * 1024 - 500 * MIB < probed.usable_bytes < kib * 1024 - MIB
@@ -142,30 +142,8 @@ def test_no_home_and_no_settings(unlimited: Probed) -> None:
     assert (probed.name, probed.num_cores) == (unlimited.name, unlimited.num_cores)
 
 
-def as_nobody() -> tuple[str, ...]:
-    """The command that goes on as an ordinary user."""
-    if os.geteuid() != 0:
-        not_shown("only root can become another user")
-    drop = (require_tool("setpriv"), "--reuid=65534", "--regid=65534", "--clear-groups")
-    check = (*drop, sys.executable, "-c", "import potluck.probe")
-    completed = subprocess.run(check, env=environment(), capture_output=True, check=False)
-    if completed.returncode != 0:
-        not_shown("an ordinary user may not read these sources")
-    return drop
-
-
-def covered(directory: str, options: str) -> tuple[str, ...]:
-    """The command that puts an empty file system over a directory, for itself alone."""
-    command = (require_tool("unshare"), "--mount", "sh", "-c")
-    mount = f"mount -t tmpfs -o {options} none {directory}"
-    completed = subprocess.run([*command, mount], capture_output=True, text=True, check=False)
-    if completed.returncode != 0:
-        not_shown(f"mount namespaces can't be made here: {completed.stderr.strip()}")
-    return (*command, f'{mount} && exec "$@"', "sh")
-
-
 def test_an_ordinary_user(unlimited: Probed) -> None:
-    probed = probe(*as_nobody())
+    probed = probe(*as_user())
     assert probed.name == unlimited.name
     assert probed.num_usable_cores == unlimited.num_usable_cores
     assert probed.total_bytes == unlimited.total_bytes
@@ -174,7 +152,7 @@ def test_an_ordinary_user(unlimited: Probed) -> None:
 
 def test_an_unreadable_sys(unlimited: Probed) -> None:
     """The cores are counted elsewhere; limits of control groups can't be seen."""
-    probed = probe(*covered("/sys", "mode=000"), *as_nobody())
+    probed = probe(*covered("/sys", "mode=000"), *as_user())
     assert (probed.name, probed.num_cores) == (unlimited.name, unlimited.num_cores)
     assert probed.usable_bytes > 0
 

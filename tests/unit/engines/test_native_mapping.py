@@ -18,6 +18,7 @@ from potluck.engines.native import NativeEngine, ThreadPool, loaded_bytes
 from potluck.engines.native_packing import PackingSink, packed_info, packing_bytes
 from potluck.errors import EngineError
 from potluck.formats.packed import packed_layout
+from potluck.kernels import pack_rows, panel_bytes
 from potluck.types.program import Program
 from potluck.types.tensor import TensorFormat, TensorInfo, TensorSink
 
@@ -195,3 +196,21 @@ def test_an_engine_ends_while_it_reads_ahead(tmp_path: Path) -> None:
             assert found.tobytes() == expected.tobytes()
         engine.close()
         mapped.close()  # nothing refers to it any more
+
+
+@pytest.mark.parametrize("format", [TensorFormat.Q4_K, TensorFormat.Q5_0], ids=["q4_k", "q5_0"])
+def test_panels_are_the_same_however_they_come(
+    format: TensorFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two panels at a time, of rows in pieces of seven, as all panels at once."""
+    num_rows, num_columns = 90, 256
+    size = panel_bytes(format.label, num_columns)
+    monkeypatch.setattr("potluck.engines.native_packing.BUFFER_BYTES", 2 * size)
+    stored = stored_rows(np.random.default_rng(0), format, num_rows, num_columns).reshape(-1)
+    expected = np.zeros(6 * size, dtype=np.uint8)
+    pack_rows(format.label, num_columns, stored, 0, num_rows, expected)
+    packed = Packed(num_threads=2)
+    packed.begin(TensorInfo(name="m", shape=(num_rows, num_columns), format=format))
+    packed.write_rows("m", 0, num_rows, stored.data)
+    packed.finish("m")
+    assert packed.weights["m"][1] == expected.tobytes()

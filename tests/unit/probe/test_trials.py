@@ -114,6 +114,25 @@ def test_a_backend_that_hangs(cache: ProbeCache, calls: Callable[[], list[str]])
     assert time.monotonic() - started < 6
 
 
+def test_a_backend_that_had_little_time_is_tried_again_with_more(
+    cache: ProbeCache, calls: Callable[[], list[str]]
+) -> None:
+    for seconds, num_calls in ((0.5, 1), (0.9, 1), (1.1, 2), (0.5, 2)):
+        assert not trial_of("hangs", cache, deadline_seconds=seconds).works
+        assert len(calls()) == num_calls
+
+
+def test_variants_share_the_time_that_a_crash_has_left(
+    cache: ProbeCache, calls: Callable[[], list[str]]
+) -> None:
+    started = time.monotonic()
+    trial = trial_of("hangs_after_a_crash", cache, deadline_seconds=2.5)
+    assert time.monotonic() - started < 4
+    assert not trial.works
+    assert trial.reason == "was killed by SIGILL"
+    assert calls() == ["self-test", "variants", *(f"self-test {name}" for name in ("a", "b", "c"))]
+
+
 def test_a_backend_that_crashes(cache: ProbeCache, calls: Callable[[], list[str]]) -> None:
     assert trial_of("crashes", cache).reason == "was killed by SIGSEGV"
     assert calls() == ["self-test", "variants"]  # and it does not live to say its variants

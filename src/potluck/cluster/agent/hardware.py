@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import logging
 import threading
+from collections.abc import Sequence
 
 from potluck.cluster.calls import CPU_UNIT
-from potluck.probe.all_layers import LAYERS
 from potluck.probe.cache import ProbeCache
+from potluck.probe.layer import Layer
 from potluck.probe.probe import ProbeOptions, probe_node
 from potluck.probe.system import THIS_MACHINE
 from potluck.types.hardware import ProbeReport, Trial
@@ -29,7 +30,9 @@ class Hardware:
         self._is_closed = False
 
     @classmethod
-    async def start(cls, options: ProbeOptions, cache: ProbeCache) -> Hardware:
+    async def start(
+        cls, options: ProbeOptions, cache: ProbeCache, *, layers: Sequence[Layer]
+    ) -> Hardware:
         """Begin, and return as soon as the CPU was tried; what is slower is reported later."""
         hardware = cls()
         loop = asyncio.get_running_loop()
@@ -39,7 +42,7 @@ class Hardware:
                 loop.call_soon_threadsafe(hardware._heard, report)
 
         def run() -> None:
-            probe_node(THIS_MACHINE, options, cache, layers=LAYERS, on_report=tell)
+            probe_node(THIS_MACHINE, options, cache, layers=layers, on_report=tell)
 
         threading.Thread(target=run, name="probe", daemon=True).start()
         await hardware._is_there.wait()

@@ -58,9 +58,11 @@ from potluck.cluster.trust.secret import Secret
 from potluck.cluster.worker.messages import StageSpec
 from potluck.engines.backends import BACKENDS
 from potluck.errors import CallError, EngineError, NodeLostError, OverloadedError, PotluckError
+from potluck.probe.all_layers import LAYERS
 from potluck.probe.cache import ProbeCache, default_cache_path
 from potluck.probe.cores import default_num_threads
 from potluck.probe.doctor.case import Cluster
+from potluck.probe.layer import Layer
 from potluck.probe.probe import Measuring, ProbeOptions
 from potluck.types.cluster import NodeId
 from potluck.types.gateway import ModelMetrics
@@ -84,9 +86,9 @@ class AgentConfig:
 
     ``listen`` is for control (port 0: any free one); edges listen on the same host.
     ``memory_limit_bytes`` bounds what stages may use here. ``isa`` is None for the fastest that
-    passes its test. ``backends`` are tried on what this node has. ``step_seconds`` is the longest
-    time for one step through all stages of a deployment that this node coordinates: a stage that
-    hangs counts as lost then. It is long, because a prefill on slow boards is.
+    passes its test. ``backends`` are tried on what ``layers`` find on this node. ``step_seconds``
+    is the longest time for one step through all stages of a deployment that this node coordinates:
+    a stage that hangs counts as lost then. It is long, because a prefill on slow boards is.
     ``packed_cache_bytes`` is the most that packed files may take (see ``PackedCache``).
     """
 
@@ -98,6 +100,7 @@ class AgentConfig:
     num_threads: int | None = None
     isa: str | None = None
     backends: tuple[BackendSpec, ...] = BACKENDS
+    layers: tuple[Layer, ...] = LAYERS
     lease_milliseconds: int = 1000
     step_seconds: float = 300.0
     packed_cache_bytes: int | None = None
@@ -156,7 +159,8 @@ class Agent:
             measuring=Measuring.IF_UNKNOWN,
         )
         async with AsyncExitStack() as opened:
-            hardware = await Hardware.start(options, ProbeCache(default_cache_path(os.environ)))
+            cache = ProbeCache(default_cache_path(os.environ))
+            hardware = await Hardware.start(options, cache, layers=config.layers)
             opened.callback(hardware.close)
             agent = cls(config, state, node_id, credentials, hardware)
             opened.push_async_callback(agent._stop)

@@ -117,7 +117,8 @@ def size_of(description: ModelDescription, record: DeploymentRecord) -> Deployme
 def model_cost(description: ModelDescription, size: StageSize) -> ModelCost:
     """What each part of the model takes. Reads the headers of its files.
 
-    Raises ``ModelFileError`` or ``UnsupportedModelError`` if the files do not fit the model.
+    Raises ``ModelFileError`` or ``UnsupportedModelError`` if the files do not fit the model, and
+    ``EngineError`` where the compiled core, which knows, cannot be loaded.
     """
     last = description.config.num_layers
     with closing(open_headers(description)) as tensors:

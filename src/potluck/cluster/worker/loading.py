@@ -14,15 +14,14 @@ from potluck.cluster.worker.messages import Load
 from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.native import choose_isa, make_pool
 from potluck.loading import (
-    LoadedStage,
     NotPackedError,
     PackedCache,
     StageSize,
     default_packed_folder,
-    load_stage,
-    packed_weights,
     require_memory,
 )
+from potluck.loading.load import LoadedStage, load_stage
+from potluck.loading.pack import packed_weights
 from potluck.probe.memory import available_memory, held_bytes
 from potluck.quantities import format_bytes, format_seconds
 from potluck.types.memory import MemoryLimit, MemoryPlan

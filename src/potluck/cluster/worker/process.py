@@ -38,7 +38,7 @@ from potluck.cluster.worker.messages import (
 )
 from potluck.cluster.worker.stage import Stage, StageTotals
 from potluck.errors import EdgeClosedError, PotluckError
-from potluck.loading import LoadedStage
+from potluck.loading.load import LoadedStage
 
 _log = logging.getLogger(__name__)
 

@@ -32,6 +32,7 @@ CHECKS: tuple[Check, ...] = (
     trials.failed_trials,
     trials.silent_layers,
     cpu.slow_governor,
+    memory.unknown_memory,
     memory.low_limit,
     memory.swap,
     memory.small_shared_memory,

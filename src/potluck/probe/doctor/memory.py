@@ -52,6 +52,18 @@ def low_limit(case: Case) -> Iterator[Finding]:
     )
 
 
+def unknown_memory(case: Case) -> Iterator[Finding]:
+    """Memory of which nothing is known, so that none of it is used."""
+    memory = case.report.memory
+    if memory.total_bytes == 0:
+        yield Finding(
+            check="memory",
+            severity=Severity.PREVENTS,
+            message=f"no memory may be used: {memory.usable.reason}",
+            command="sudo mount -t proc proc /proc",
+        )
+
+
 def _raise_group(case: Case, directory: PurePosixPath) -> tuple[str, str]:
     if case.container == "kubernetes":
         return "kubectl set resources deployment NAME --limits=memory=SIZE", ""

@@ -55,15 +55,16 @@ PRELUDE = """
 import os, socket, struct, sys, time
 channel = socket.socket(fileno=int(sys.argv[1]))
 def say(document): channel.sendall(struct.pack("<I", len(document)) + document)
+def say_loaded(mapped):
+    import msgspec
+    parts = ("cache_bytes", "rope_bytes", "scratch_bytes", "staging_bytes")
+    memory = {"weights": [], **dict.fromkeys(parts, 0)}
+    loaded = {"host": "h", "port": 1, "memory": memory, "read_bytes": 1, "seconds": 0.5}
+    say(msgspec.msgpack.encode({"type": "Loaded", **loaded, "mapped_file": mapped}))
 channel.recv(100_000)
 """
 SAY_LOADED = """
-import msgspec
-parts = ("cache_bytes", "rope_bytes", "scratch_bytes", "staging_bytes")
-memory = {"weights": [], **dict.fromkeys(parts, 0)}
-loaded = {"host": "h", "port": 1, "memory": memory, "read_bytes": 1, "seconds": 0.5}
-loaded["mapped_file"] = None
-say(msgspec.msgpack.encode({"type": "Loaded", **loaded}))
+say_loaded(None)
 """
 
 
@@ -179,11 +180,10 @@ say(msgspec.msgpack.encode({"type": "Failed", "message": "no such file", "hint":
 
 
 SAY_LOADED_AND_MAPPED = """
-import msgspec, signal
+import signal
 path = {path!r}
 mapped = {{"path": path, "num_bytes": 4096}}
-loaded = {{"type": "Loaded", "host": "h", "port": 1, "weights_bytes": 0, "mapped_file": mapped}}
-say(msgspec.msgpack.encode(loaded))
+say_loaded(mapped)
 """
 READ_IT = """
 import mmap

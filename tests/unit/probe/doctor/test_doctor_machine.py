@@ -143,6 +143,15 @@ def test_a_limit_that_is_none(tmp_path: Path, usable_bytes: int, reason: str) ->
     assert examine(a_case(a_system(tmp_path), a_report(memory=memory))) == ()
 
 
+def test_memory_of_which_nothing_is_known(tmp_path: Path) -> None:
+    reason = "/proc/meminfo cannot be read: is /proc mounted?"
+    memory = replace(a_memory(usable_bytes=0, reason=reason, total=0), free_bytes=0)
+    found = the_finding(a_case(a_system(tmp_path), a_report(memory=memory)))
+    assert found.severity is Severity.PREVENTS
+    assert found.message == f"no memory may be used: {reason}"
+    assert found.command == "sudo mount -t proc proc /proc"
+
+
 def meminfo(available_mib: int, swap_mib: int, swap_free_mib: int) -> dict[str, str]:
     return {
         "proc/meminfo": f"MemAvailable: {available_mib * 1024} kB\n"

@@ -1,0 +1,224 @@
+"""What it costs to know a machine: ``benchmarks/METHODOLOGY.md``, "Probe".
+
+    python benchmarks/probe.py [--runs 9] [--output benchmarks/results/probe.json]
+
+Times of each layer, of the whole probe and of its parts on this machine, and the memory of an agent
+that does nothing. Medians go to stdout, the JSON document with all samples to the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from circumstances import circumstances
+
+from potluck.cluster.agent.control import ask
+from potluck.cluster.agent.state import StateDirectory
+from potluck.engines.backends import BACKENDS
+from potluck.errors import UsageError
+from potluck.probe.all_layers import LAYERS
+from potluck.probe.child import ChildFailure, run_child
+from potluck.probe.layers.cpu import LAYER as CPU_LAYER
+from potluck.probe.system import THIS_MACHINE
+
+LOOKS_PER_RUN = 10
+"""A layer takes about a millisecond: a sample is the mean of as many."""
+
+AGENT_RUNS = 3
+IDLE_SECONDS = 3.0
+"""After the agent has measured: until then a child runs, and its memory is not the agent's."""
+
+DEADLINE_SECONDS = 60.0
+_POLL_SECONDS = 0.1
+
+_IMPORT = """
+import sys, time
+def memory():
+    with open("/proc/self/status") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    return [int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "RssAnon")]
+before, started = memory(), time.perf_counter()
+import potluck
+seconds, after = time.perf_counter() - started, memory()
+print(seconds, *after, *(new - old for new, old in zip(after, before)))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One figure: ``samples`` in ``unit``."""
+
+    name: str
+    unit: str
+    samples: tuple[float, ...]
+
+    def document(self) -> dict[str, object]:
+        """As it stands in the file, with the median."""
+        median = statistics.median(self.samples)
+        return {
+            "name": self.name,
+            "unit": self.unit,
+            "median": round(median, 3),
+            "samples": [round(sample, 3) for sample in self.samples],
+        }
+
+
+def main() -> None:
+    """Measure everything, print medians, write the document."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=9)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    start = circumstances()  # the load before, and not that of this script
+    results = []
+    for result in _measure(arguments.runs):
+        median = statistics.median(result.samples)
+        spread = f"{min(result.samples):.4g} to {max(result.samples):.4g}"
+        print(f"{result.name:40} {median:9.4g} {result.unit:4} ({spread})", flush=True)
+        results.append(result.document())
+    if arguments.output:
+        document = {
+            "schema": "potluck.benchmark.probe/1",
+            **start,
+            "num_cpus": os.cpu_count(),
+            "results": results,
+        }
+        arguments.output.write_text(json.dumps(document) + "\n", encoding="utf-8")
+
+
+def _measure(runs: int) -> Iterator[Result]:
+    for layer in (CPU_LAYER, *LAYERS):
+        samples = [_look(lambda layer=layer: layer.find(THIS_MACHINE)) for _ in range(runs + 1)]  # type: ignore[misc]
+        # The first imports what only a layer that finds something needs.
+        yield Result(name=f"layer {layer.name}", unit="ms", samples=tuple(samples[1:]))
+    with tempfile.TemporaryDirectory() as directory:
+        empty = [Path(directory, str(number)) for number in range(runs)]
+        cold = tuple(_run_probe(cache) for cache in empty)
+        yield Result(name="potluck probe, nothing known", unit="ms", samples=cold)
+        cached = tuple(_run_probe(empty[0]) for _ in range(runs))
+        yield Result(name="potluck probe, all known", unit="ms", samples=cached)
+    self_tests = tuple(_self_test() for _ in range(runs))
+    yield Result(name="self-test of the CPU, its child", unit="ms", samples=self_tests)
+    python = tuple(_seconds(_run, sys.executable, "-c", "") * 1e3 for _ in range(runs))
+    yield Result(name="python without anything", unit="ms", samples=python)
+    imports = [_import() for _ in range(runs)]
+    names = ("time", "RSS with Python", "RssAnon with Python", "added RSS", "added RssAnon")
+    for index, name in enumerate(names):
+        yield Result(
+            name=f"import potluck: {name}",
+            unit="MiB" if index else "ms",
+            samples=tuple(sample[index] for sample in imports),
+        )
+    agents = [_agent() for _ in range(AGENT_RUNS)]
+    for index, name in enumerate(("RSS", "RssAnon")):
+        yield Result(
+            name=f"idle agent without HTTP: {name}",
+            unit="MiB",
+            samples=tuple(sample[index] for sample in agents),
+        )
+
+
+def _look(find: Callable[[], object]) -> float:
+    """Milliseconds."""
+    started = time.perf_counter()
+    for _ in range(LOOKS_PER_RUN):
+        find()
+    return (time.perf_counter() - started) * 1e3 / LOOKS_PER_RUN
+
+
+def _run_probe(cache: Path) -> float:
+    """Milliseconds of the command."""
+    command = (sys.executable, "-m", "potluck", "probe")
+    return _seconds(_run, *command, XDG_CACHE_HOME=str(cache)) * 1e3
+
+
+def _self_test() -> float:
+    """Milliseconds, from before the child is started to its answer."""
+    (native,) = (backend for backend in BACKENDS if backend.name == "native")
+    started = time.perf_counter()
+    outcome = run_child(
+        native.module,
+        ("self-test", "cpu"),
+        deadline_seconds=DEADLINE_SECONDS,
+        max_resident_bytes=1 << 30,
+    )
+    if isinstance(outcome, ChildFailure):
+        raise RuntimeError(outcome.reason)
+    return (time.perf_counter() - started) * 1e3
+
+
+def _import() -> list[float]:
+    """Milliseconds, then MiB of the process, then MiB that the import has added."""
+    seconds, *num_bytes = map(float, _run(sys.executable, "-c", _IMPORT).split())
+    return [seconds * 1e3, *(each / 2**20 for each in num_bytes)]
+
+
+def _agent() -> tuple[float, float]:
+    """MiB of ``VmRSS`` and ``RssAnon`` of an agent that has measured its node and does nothing."""
+    with tempfile.TemporaryDirectory() as directory:
+        state = StateDirectory(Path(directory, "state"))
+        command = (sys.executable, "-m", "potluck", "up", "--no-http", "--state", str(state.path))
+        with subprocess.Popen(
+            command,
+            env=_environment({"XDG_CACHE_HOME": str(Path(directory, "cache"))}),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as agent:
+            try:
+                _await_measured(state)
+                time.sleep(IDLE_SECONDS)
+                lines = Path(f"/proc/{agent.pid}/status").read_text(encoding="ascii").splitlines()
+            finally:
+                agent.terminate()
+    fields = dict(line.split(":", 1) for line in lines)
+    resident, anonymous = (int(fields[name].split()[0]) / 1024 for name in ("VmRSS", "RssAnon"))
+    return resident, anonymous
+
+
+def _await_measured(state: StateDirectory) -> None:
+    end = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
+        try:
+            *_, answer = ask(state.control_socket, "state", {})
+        except UsageError:  # nobody answers yet
+            continue
+        trial = answer["result"]["nodes"][0]["hardware"]["trials"][0]
+        if trial["figures"]["read_bytes_per_second"]["value"] is not None:
+            return
+    raise RuntimeError(f"the agent had not measured its CPU after {DEADLINE_SECONDS:g} s")
+
+
+def _seconds(call: Callable[..., object], *arguments: str, **changes: str) -> float:
+    started = time.perf_counter()
+    call(*arguments, **changes)
+    return time.perf_counter() - started
+
+
+def _run(*command: str, **changes: str) -> str:
+    done = subprocess.run(
+        command, env=_environment(changes), capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def _environment(changes: Mapping[str, str]) -> dict[str, str]:
+    """Of this process, without settings of Potluck."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("POTLUCK_")}
+    return {**kept, **changes}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""The probe ends in time and says what it knows, whatever layers, libraries and backends do.
+
+Children are played, so that many combinations can be; ``test_probe.py`` has real ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.fake_backends.behaviour import device, right_results, spec
+
+from potluck.probe import trials, vendor
+from potluck.probe.cache import ProbeCache
+from potluck.probe.child import ChildAnswer, ChildFailure, ChildOutcome, Failure
+from potluck.probe.layer import Layer, VendorQuery
+from potluck.probe.probe import ProbeOptions, probe_node
+from potluck.probe.system import THIS_MACHINE
+from potluck.types.hardware import LayerReport, ProbeReport
+
+DEADLINE_SECONDS = 0.2
+"""Where something hangs. Where nothing does, the probe is done at once, and has time."""
+SLACK_SECONDS = 1.0
+"""For a machine that does other things."""
+
+FAILURES = {
+    "refuses": Failure.REFUSED,
+    "exits": Failure.EXITED,
+    "crashes": Failure.CRASHED,
+    "babbles": Failure.RUBBISH,
+    "is missing": Failure.NOT_STARTED,
+}
+CHILDREN = st.sampled_from(["works", "lies", "hangs", "cannot be run", *FAILURES])
+FINDS = st.sampled_from(["finds", "finds nothing", "raises", "hangs", "no report", "no devices"])
+QUERIES = st.sampled_from(["none", "unwanted", "misread", "merged badly", "undecided"]) | CHILDREN
+LAYERS = st.lists(st.tuples(FINDS, QUERIES), max_size=3)
+BACKENDS = st.lists(CHILDREN, min_size=1, max_size=3, unique=True)
+
+
+def played_child(
+    module: str, arguments: tuple[str, ...] = (), *, deadline_seconds: float, **_: object
+) -> ChildOutcome:
+    """What ``run_child`` gives for the module ``support.fake_backends.BEHAVIOUR``."""
+    behaviour = module.rpartition(".")[2]
+    match behaviour:
+        case "works":
+            return ChildAnswer(document={"results": {"only": right_results()}}, seconds=0)
+        case "lies":
+            return ChildAnswer(document={"results": {"only": {"q8_0": 1}}}, seconds=0)
+        case "hangs":
+            time.sleep(deadline_seconds)
+            return ChildFailure(failure=Failure.HUNG, reason="hung", seconds=deadline_seconds)
+        case "cannot be run":
+            raise MemoryError
+    return ChildFailure(failure=FAILURES[behaviour], reason=behaviour, seconds=0)
+
+
+def a_layer(number: int, find: str, query: str, over: threading.Event) -> Layer:
+    name = f"layer-{number}"
+
+    def look(_: object) -> LayerReport:
+        match find:
+            case "raises":
+                raise RecursionError
+            case "hangs":
+                over.wait()
+            case "no report":
+                return cast(LayerReport, {"devices": []})
+            case "no devices":
+                return LayerReport(layer=name, devices=cast(Any, None))
+            case "finds":
+                return LayerReport(layer=name, devices=(device(f"of-{number}"),))
+        return LayerReport(layer=name)
+
+    def is_wanted(_: LayerReport) -> bool:
+        if query == "undecided":
+            raise IndexError
+        return query != "unwanted"
+
+    def merge(report: LayerReport, _: ChildOutcome) -> LayerReport:
+        match query:
+            case "misread":
+                raise KeyError("cards")
+            case "merged badly":
+                return cast(LayerReport, None)
+        return dataclasses.replace(report, problems=("asked",))
+
+    played = "works" if query in ("misread", "merged badly") else query
+    asked = VendorQuery(module=f"support.fake_backends.{played}", is_wanted=is_wanted, merge=merge)
+    return Layer(name=name, find=look, query=None if query == "none" else asked)
+
+
+@contextmanager
+def played() -> Iterator[threading.Event]:
+    """Until the end ``run_child`` is played, and what waits for the event goes on waiting."""
+    over = threading.Event()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trials, "run_child", played_child)
+        patch.setattr(vendor, "run_child", played_child)
+        try:
+            yield over
+        finally:
+            over.set()
+
+
+@settings(max_examples=40, deadline=None)
+@given(layers=LAYERS, backends=BACKENDS)
+def test_a_probe_ends_in_time_with_all_that_is_known(
+    layers: Sequence[tuple[str, str]], backends: Sequence[str]
+) -> None:
+    reports: list[ProbeReport] = []
+    hangs = "hangs" in backends or any("hangs" in how for how in layers)
+    with played() as over:
+        started = time.monotonic()
+        options = ProbeOptions(
+            backends=[spec(name) for name in backends],
+            num_threads=1,
+            deadline_seconds=DEADLINE_SECONDS if hangs else 30.0,
+        )
+        made = [a_layer(number, *how, over) for number, how in enumerate(layers)]
+        report = probe_node(
+            THIS_MACHINE, options, ProbeCache(None), layers=made, on_report=reports.append
+        )
+        took_seconds = time.monotonic() - started
+
+    assert took_seconds < DEADLINE_SECONDS + SLACK_SECONDS
+    assert report.is_complete
+    assert report == reports[-1]
+    assert report.devices[0].device_id == "cpu"
+    assert [trial.unit_id for trial in report.trials[: len(backends)]] == [
+        f"cpu/{name}" for name in backends
+    ]
+    assert [each.layer for each in report.layers] == ["cpu", *(layer.name for layer in made)]
+
+    assert [each.layer for each in reports[0].layers] == ["cpu"]
+    assert reports[0].trials
+    assert not any(each.is_complete for each in reports[:-1])
+    for earlier, later in itertools.pairwise(reports):
+        assert set(map(id_of, earlier.devices)) <= set(map(id_of, later.devices))
+        assert set(earlier.trials) <= set(later.trials)
+
+    found = [f"of-{number}" for number, (find, _) in enumerate(layers) if find == "finds"]
+    assert list(map(id_of, report.devices)) == ["cpu", *found]
+    # Each backend on each device once, and no device left out because of another's trouble.
+    assert [trial.unit_id for trial in report.trials] == [
+        f"{each}/{name}" for each in ("cpu", *found) for name in backends
+    ]
+    for trial in report.trials:
+        assert trial.works is not bool(trial.reason)
+        assert not trial.works or trial.backend == "works"
+    if not hangs:
+        assert all(trial.works is (trial.backend == "works") for trial in report.trials)
+        assert not any("deadline" in line for each in report.layers for line in each.problems)
+    for (find, _), each in zip(layers, report.layers[1:], strict=True):
+        if find in ("raises", "hangs", "no report", "no devices"):
+            assert each.problems
+
+
+def id_of(device: Any) -> str:
+    return str(device.device_id)

@@ -1,0 +1,29 @@
+"""Potluck as where its compiled core cannot be loaded, in a process and all that it starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+REASON = (
+    "the compiled core of Potluck cannot be loaded: "
+    "libstdc++.so.6: version `GLIBCXX_3.4.21' not found"
+)
+
+_SITE = """
+import sys
+
+class NoCore:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "potluck.kernels._core":
+            raise ImportError("libstdc++.so.6: version `GLIBCXX_3.4.21' not found")
+
+sys.meta_path.insert(0, NoCore)
+"""
+
+
+def hide_core(directory: Path) -> str:
+    """A folder to begin PYTHONPATH with: every Python runs its ``sitecustomize`` when it starts."""
+    directory.mkdir(exist_ok=True)
+    (directory / "sitecustomize.py").write_text(_SITE)
+    return str(directory)

@@ -1,0 +1,326 @@
+"""The whole probe with layers and backends that do what they should not, as real children."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from support.fake_backends.behaviour import CALLS, device, spec
+
+from potluck.probe.cache import ProbeCache
+from potluck.probe.child import ChildFailure, ChildOutcome
+from potluck.probe.layer import Layer, VendorQuery
+from potluck.probe.probe import Measuring, ProbeOptions, probe_node
+from potluck.probe.system import THIS_MACHINE, System
+from potluck.types.hardware import Device, DeviceKind, LayerReport, ProbeReport
+
+TESTS = Path(__file__).parents[2]
+CPU_AND_GPU = frozenset({DeviceKind.CPU, DeviceKind.GPU})
+LATE = "did not answer before the deadline"
+
+Calls = Callable[[], list[str]]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> ProbeCache:
+    return ProbeCache(tmp_path / "probe.json")
+
+
+@pytest.fixture(autouse=True)
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """One line for each child that was started."""
+    path = tmp_path / "calls"
+    path.touch()
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setenv(CALLS, str(path))
+    return lambda: path.read_text().splitlines()
+
+
+@pytest.fixture
+def never() -> Iterator[Callable[[], None]]:
+    """Does not return before the test is over."""
+    over = threading.Event()
+    yield lambda: cast(None, over.wait())
+    over.set()
+
+
+def a_gpu(name: str) -> Device:
+    return device(f"of-{name}")
+
+
+def an_npu(name: str) -> Device:
+    """What no backend is tried on."""
+    return dataclasses.replace(a_gpu(name), kind=DeviceKind.NPU)
+
+
+def note_outcome(report: LayerReport, outcome: ChildOutcome) -> LayerReport:
+    said = outcome.reason if isinstance(outcome, ChildFailure) else "it answered"
+    return dataclasses.replace(report, problems=(said,))
+
+
+def a_layer(
+    name: str,
+    *devices: Device,
+    query: str = "",
+    before: Callable[[], None] = lambda: None,
+    merge: Callable[[LayerReport, ChildOutcome], LayerReport] = note_outcome,
+) -> Layer:
+    def find(_: System) -> LayerReport:
+        before()
+        return LayerReport(layer=name, devices=devices)
+
+    asked = VendorQuery(
+        module=f"support.fake_backends.{query}", is_wanted=lambda _: True, merge=merge
+    )
+    return Layer(name=name, find=find, query=asked if query else None)
+
+
+def a_strange_layer(name: str, report: object) -> Layer:
+    return Layer(name=name, find=lambda _: cast(LayerReport, report))
+
+
+class Probed:
+    """What came of a probe: every report, and when it came."""
+
+    def __init__(
+        self, cache: ProbeCache, *layers: Layer, backends: tuple[str, ...] = ("works",), **how: Any
+    ) -> None:
+        options = ProbeOptions(
+            backends=[dataclasses.replace(spec(name), kinds=CPU_AND_GPU) for name in backends],
+            num_threads=1,
+            **how,
+        )
+        self.reports: list[ProbeReport] = []
+        self.seconds: list[float] = []
+        self._started = time.monotonic()
+        self.last = probe_node(
+            THIS_MACHINE, options, cache, layers=layers, on_report=self._on_report
+        )
+        self.took_seconds = time.monotonic() - self._started
+        assert self.reports[-1] == self.last
+        assert self.last.is_complete
+        assert [layer.layer for layer in self.last.layers] == [
+            "cpu",
+            *(layer.name for layer in layers),
+        ]
+        assert self.last.devices[0].device_id == "cpu"
+        assert self.last.trials[0].device_id == "cpu"
+
+    def _on_report(self, report: ProbeReport) -> None:
+        self.reports.append(report)
+        self.seconds.append(time.monotonic() - self._started)
+
+    @property
+    def trials(self) -> dict[str, tuple[bool, str]]:
+        return {trial.unit_id: (trial.works, trial.reason) for trial in self.last.trials}
+
+    @property
+    def problems(self) -> dict[str, tuple[str, ...]]:
+        return {layer.layer: layer.problems for layer in self.last.layers if layer.problems}
+
+    @property
+    def device_ids(self) -> list[str]:
+        return [each.device_id for each in self.last.devices]
+
+
+def test_what_goes_wrong_costs_one_line_each(cache: ProbeCache) -> None:
+    def fail() -> None:
+        raise OSError(5, "Input/output error")
+
+    def fail_merging(report: LayerReport, outcome: ChildOutcome) -> LayerReport:
+        raise KeyError("cards")
+
+    probed = Probed(
+        cache,
+        a_layer("raises", before=fail),
+        a_strange_layer("nothing", None),
+        a_strange_layer("words", LayerReport(layer="words", devices=cast(Any, ("a GPU",)))),
+        a_layer("answers", an_npu("answers"), query="lies_throughout"),
+        a_layer("refuses", an_npu("refuses"), query="refuses"),
+        a_layer("throws", an_npu("throws"), query="raises"),
+        a_layer("dies", an_npu("dies"), query="crashes"),
+        a_layer("babbles", an_npu("babbles"), query="prints_rubbish"),
+        a_layer("misread", an_npu("misread"), query="lies_throughout", merge=fail_merging),
+        a_layer("gpus", a_gpu("0"), device("of-1", problem="no driver")),
+        backends=("works", "lies_throughout", "crashes", "refuses", "raises"),
+    )
+    assert probed.problems == {
+        "raises": ("failed with OSError: [Errno 5] Input/output error",),
+        "nothing": ("failed with TypeError: NoneType is no report",),
+        "words": ("failed with TypeError: str is no device",),
+        "answers": ("it answered",),
+        "refuses": ("libvendor.so.1 is not installed",),
+        "throws": ("ended with exit code 1: KeyError: 'device'",),
+        "dies": ("was killed by SIGSEGV",),
+        "babbles": (
+            "printed what is no JSON document (Expecting value: line 1 column 1 (char 0)): "
+            "'Welcome to libvendor!'",
+        ),
+        "misread": ("failed with KeyError: 'cards'",),
+    }
+    npus = ("answers", "refuses", "throws", "dies", "babbles", "misread")
+    assert probed.device_ids == ["cpu", *(f"of-{name}" for name in npus), "of-0", "of-1"]
+    wrong = "zeros: wrong numbers: the q8_0 product[0][0] is 0, and "
+    for where in ("cpu", "of-0"):
+        assert probed.trials.pop(f"{where}/lies_throughout")[1].startswith(wrong)
+    outcomes = {
+        "works": (True, ""),
+        "crashes": (False, "was killed by SIGSEGV"),
+        "refuses": (False, "libvendor.so.1 is not installed"),
+        "raises": (False, "ended with exit code 1: KeyError: 'device'"),
+    }
+    for name, outcome in outcomes.items():
+        assert probed.trials[f"cpu/{name}"] == probed.trials[f"of-0/{name}"] == outcome
+        assert probed.trials[f"of-1/{name}"] == (False, "no driver")
+    assert len(probed.trials) == 15
+
+
+def test_the_cpu_waits_for_no_layer_and_no_second_backend(
+    cache: ProbeCache, never: Callable[[], None]
+) -> None:
+    probed = Probed(
+        cache,
+        a_layer("stuck", a_gpu("stuck"), before=never),
+        a_layer("quick", an_npu("quick")),
+        a_layer("hangs", an_npu("hangs"), query="hangs"),
+        backends=("works", "hangs"),
+        deadline_seconds=2.0,
+    )
+    assert probed.took_seconds < 3
+    first = probed.reports[0]
+    assert [layer.layer for layer in first.layers] == ["cpu"]
+    assert [trial.unit_id for trial in first.trials] == ["cpu/works"]
+    assert not first.is_complete
+    assert probed.seconds[0] < 0.8 * 2  # when the hanging ones are given up
+    assert probed.device_ids == ["cpu", "of-quick", "of-hangs"]
+    assert probed.problems.keys() == {"stuck", "hangs"}
+    assert probed.problems["stuck"] == (LATE,)
+    (reason,) = probed.problems["hangs"]
+    assert re.fullmatch(r"gave no answer within 1\.[456]\d* s", reason)
+    assert probed.trials["cpu/works"] == (True, "")
+    assert "gave no answer within" in probed.trials["cpu/hangs"][1]
+    for earlier, later in zip(probed.reports, probed.reports[1:], strict=False):
+        assert {each.device_id for each in earlier.devices} <= {
+            each.device_id for each in later.devices
+        }
+        assert set(earlier.trials) <= set(later.trials)
+
+
+def test_devices_are_listed_though_the_rest_of_their_layer_is_late(
+    cache: ProbeCache, never: Callable[[], None]
+) -> None:
+    def merge(report: LayerReport, _: ChildOutcome) -> LayerReport:
+        never()
+        return report
+
+    layer = a_layer("stuck", a_gpu("0"), query="lies_throughout", merge=merge)
+    probed = Probed(cache, layer, deadline_seconds=1.5)
+    assert probed.took_seconds < 2.5
+    assert probed.device_ids == ["cpu", "of-0"]
+    assert probed.problems == {"stuck": (LATE,)}
+    assert probed.trials == {"cpu/works": (True, ""), "of-0/works": (False, LATE)}
+
+
+def test_what_was_dangerous_is_met_once_unless_asked_for(cache: ProbeCache, calls: Calls) -> None:
+    def probe(*, retry: bool = False) -> tuple[list[str], int]:
+        before = len(calls())
+        probed = Probed(
+            cache,
+            a_layer("crash", an_npu("a"), query="crashes"),
+            a_layer("hang", an_npu("b"), query="hangs"),
+            backends=("hangs",),
+            deadline_seconds=2.0,
+            retry=retry,
+        )
+        reasons = [reason for _, reason in probed.trials.values() if reason]
+        reasons += [line for lines in probed.problems.values() for line in lines]
+        return sorted(reasons), len(calls()) - before
+
+    first, num_started = probe()
+    assert num_started == 3
+    assert [reason.partition(" within")[0] for reason in first] == [
+        *["gave no answer"] * 2,
+        "was killed by SIGSEGV",
+    ]
+    assert probe() == (
+        sorted(f"not tried again: {reason} (potluck probe --retry tries)" for reason in first),
+        0,
+    )
+    assert probe(retry=True)[1] == 3
+    assert probe()[1] == 0
+
+
+def test_measuring_comes_last_and_is_remembered(cache: ProbeCache, calls: Calls) -> None:
+    layer = a_layer("gpus", a_gpu("0"))
+    probed = Probed(cache, layer, backends=("works", "refuses"), measuring=Measuring.IF_UNKNOWN)
+    complete, measured = (report for report in probed.reports if report.is_complete)
+
+    def rates(report: ProbeReport) -> list[float | None]:
+        return [trial.figures.read_bytes_per_second.value for trial in report.trials]
+
+    assert rates(complete) == [None] * 4
+    assert rates(measured) == [5e9, None, 5e9, None]
+    num_started = len(calls())
+    for measuring, num_measured in ((Measuring.NEVER, 0), (Measuring.ALWAYS, 2)):
+        again = Probed(cache, layer, measuring=measuring)
+        assert rates(again.last) == [5e9, 5e9]
+        assert len(calls()) == num_started + num_measured
+
+
+def test_a_node_without_backends_has_its_devices() -> None:
+    options = ProbeOptions(backends=(), num_threads=1)
+    reports: list[ProbeReport] = []
+    probe_node(
+        THIS_MACHINE,
+        options,
+        ProbeCache(None),
+        layers=(a_layer("gpus", a_gpu("0")),),
+        on_report=reports.append,
+    )
+    assert [layer.layer for layer in reports[0].layers] == ["cpu"]
+    assert [each.device_id for each in reports[-1].devices] == ["cpu", "of-0"]
+
+
+def test_hanging_layers_do_not_keep_the_process() -> None:
+    code = """
+import threading
+from potluck.probe.cache import ProbeCache
+from potluck.probe.layer import Layer, VendorQuery
+from potluck.probe.probe import ProbeOptions, probe_node
+from potluck.probe.system import THIS_MACHINE
+from potluck.types.hardware import LayerReport
+
+def never(*_):
+    threading.Event().wait()
+
+layers = (
+    Layer(name="find", find=never),
+    Layer(
+        name="merge",
+        find=lambda _: LayerReport(layer="merge"),
+        query=VendorQuery(module="json.tool", is_wanted=lambda _: True, merge=never),
+    ),
+)
+options = ProbeOptions(backends=(), num_threads=1, deadline_seconds=1.0)
+report = probe_node(THIS_MACHINE, options, ProbeCache(None), layers=layers)
+print([layer.problems for layer in report.layers])
+"""
+    environment = {"PYTHONPATH": f"{TESTS.parent / 'src'}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"[(), ('{LATE}',), ('{LATE}',)]\n"
