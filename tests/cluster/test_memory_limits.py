@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.agents import AgentProcess, Document, Fleet
-from support.control_groups import group, inside
+from support.confinement import control_group, inside
 from support.sparse_models import SparseModel
 
 from potluck import Model
@@ -144,7 +144,7 @@ def test_what_does_not_fit_is_refused_alike_by_plan_and_deploy(fleet: Fleet, wid
 
 def test_a_control_group_is_a_limit_for_its_agent_alone(fleet: Fleet, wide: Path) -> None:
     limit = 192 * MIB
-    with group(
+    with control_group(
         Path(f"/sys/fs/cgroup/memory/potluck-limits-{os.getpid()}"),
         {"memory.limit_in_bytes": str(limit)},
     ) as path:
