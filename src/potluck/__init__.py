@@ -16,6 +16,7 @@ from potluck.version import __version__
 if TYPE_CHECKING:
     from potluck.errors import PotluckError
     from potluck.local import Generation, GenerationResult, Model, Piece
+    from potluck.types.quantization import Quantization
     from potluck.types.step import SamplingParams
     from potluck.types.text import ChatMessage
 
@@ -26,6 +27,7 @@ _EXPORTS = {
     "Model": "potluck.local",
     "Piece": "potluck.local",
     "PotluckError": "potluck.errors",
+    "Quantization": "potluck.types.quantization",
     "SamplingParams": "potluck.types.step",
 }
 
@@ -36,6 +38,7 @@ __all__ = [
     "Model",
     "Piece",
     "PotluckError",
+    "Quantization",
     "SamplingParams",
     "__version__",
 ]
