@@ -40,7 +40,7 @@ def read_settings(environ: Mapping[str, str], home: Path | None) -> Settings:
     """
     values: dict[str, object] = {}
     path = config_path(environ, home)
-    if path is not None and path.is_file():
+    if path is not None and _is_there(path):
         values.update(_read_file(path))
     for name, text in environ.items():
         if name.startswith(_PREFIX) and name not in _NOT_SETTINGS and text:
@@ -54,6 +54,14 @@ def config_path(environ: Mapping[str, str], home: Path | None) -> Path | None:
     if base:
         return Path(base) / "potluck" / "config.toml"
     return None if home is None else home / ".config" / "potluck" / "config.toml"
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file; one in a folder of somebody else's holds nothing for us."""
+    try:
+        return path.is_file()
+    except PermissionError:
+        return False
 
 
 def _read_file(path: Path) -> dict[str, object]:

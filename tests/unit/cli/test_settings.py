@@ -48,3 +48,15 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str, named: str) -> None:
 def test_a_bad_variable_is_named(name: str, value: str) -> None:
     with pytest.raises(UsageError, match=name):
         read_settings({name: value}, None)
+
+
+def test_a_folder_of_somebody_else_holds_no_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_config(tmp_path, "threads = 2\n")
+
+    def refuse(_: Path) -> bool:
+        raise PermissionError(13, "Permission denied")  # as root, which may all, cannot show it
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    assert read_settings({}, tmp_path) == Settings()
