@@ -19,13 +19,13 @@ import shutil
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.kernels import convert_rows
 from potluck.kernels.runner import ThreadPool
 from potluck.probe.cores import default_num_threads
@@ -37,7 +37,6 @@ _STANDARD_DEVIATION = 0.02
 _MAX_CONTEXT_TOKENS = 8192
 _MAX_FILE_BYTES = 5 * 10**9
 _DRAWN_NUMBERS = 2**22
-_DEMO = Path(str(files("potluck"))) / "data" / "demo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +182,9 @@ def type_in_mixture(name: str, num_layers: int) -> str:
 def write_hugging_face(shape: Shape, directory: Path, type_name: str = "BF16") -> None:
     """``config.json``, the tokenizer, and safetensors files of floats, of about 5 GB as usual."""
     directory.mkdir(parents=True, exist_ok=True)
-    config: dict[str, Any] = json.loads((_DEMO / "config.json").read_text(encoding="utf-8"))
+    config: dict[str, Any] = json.loads(
+        (DEMO_DIRECTORY / "config.json").read_text(encoding="utf-8")
+    )
     config |= {
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
@@ -197,7 +198,7 @@ def write_hugging_face(shape: Shape, directory: Path, type_name: str = "BF16") -
     if shape.vocab_size is not None:
         config["vocab_size"] = shape.vocab_size
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    for path in _DEMO.glob("*.json"):
+    for path in DEMO_DIRECTORY.glob("*.json"):
         if path.name != "config.json":
             shutil.copyfile(path, directory / path.name)
     listed = [(name, each) for name, _, each in tensors(shape, config["vocab_size"])]
@@ -280,7 +281,7 @@ def write_gguf(shape: Shape, path: Path, type_name: str) -> None:
     """One GGUF file; norms stay F32."""
     import gguf
 
-    tokenizer = json.loads((_DEMO / "tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer = json.loads((DEMO_DIRECTORY / "tokenizer.json").read_text(encoding="utf-8"))
     ids = tokenizer["model"]["vocab"] | {
         each["content"]: each["id"] for each in tokenizer["added_tokens"]
     }
@@ -289,7 +290,7 @@ def write_gguf(shape: Shape, path: Path, type_name: str) -> None:
     merges = [
         each if isinstance(each, str) else " ".join(each) for each in tokenizer["model"]["merges"]
     ]
-    demo = json.loads((_DEMO / "config.json").read_text(encoding="utf-8"))
+    demo = json.loads((DEMO_DIRECTORY / "config.json").read_text(encoding="utf-8"))
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(shape.num_layers)
     writer.add_context_length(_MAX_CONTEXT_TOKENS)
