@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -33,6 +34,8 @@ from potluck.cluster.worker.messages import (
 from potluck.errors import EngineError, PotluckError
 
 WORKER_MODULE = "potluck.cluster.worker"
+_log = logging.getLogger(__name__)
+
 _EXIT_SECONDS = 3.0
 """How long a process may take to end after it has closed its socket; then it is killed."""
 
@@ -189,7 +192,10 @@ class WorkerProcess:
             return self._failure
         status = self._process.returncode
         if status == -signal.SIGBUS and self._mapped_file is not None:
-            return _unreadable(self._mapped_file)
+            error = _unreadable(self._mapped_file)
+            # The neighbours may have noticed first, and this stage be given up already.
+            _log.warning("%s", error.message)
+            return error
         if status is not None and status < 0:
             return EngineError(f"the worker was ended by signal {-status}")
         return EngineError("the worker ended")
