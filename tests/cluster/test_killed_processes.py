@@ -182,6 +182,7 @@ def states(agent: AgentProcess) -> Iterator[list[str]]:
     thread = threading.Thread(target=watch)
     thread.start()
     try:
+        eventually(lambda: seen, within=5, what="a first state is seen")
         yield seen
     finally:
         over.set()
