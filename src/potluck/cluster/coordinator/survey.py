@@ -75,22 +75,23 @@ def _place(
     *,
     may_quantize: bool,
 ) -> tuple[Plan, Quantization]:
+    def placed(other: StageSize) -> Plan | None:
+        try:
+            return place(offered, model_cost(description, other))
+        except InsufficientMemoryError:
+            return None
+
+    def fits(other: StageSize) -> bool:
+        return placed(other) is not None
+
     try:
         return place(offered, model_cost(description, size)), size.quantization
     except InsufficientMemoryError as error:
         failure = error
-
-    def fits(other: StageSize) -> bool:
-        try:
-            place(offered, model_cost(description, other))
-        except InsufficientMemoryError:
-            return False
-        return True
-
-    if may_quantize:
-        for other in stronger_quantizations(size):
-            if fits(other):
-                return place(offered, model_cost(description, other)), other.quantization
+    for other in stronger_quantizations(size) if may_quantize else ():
+        plan = placed(other)
+        if plan is not None:
+            return plan, other.quantization
     raise InsufficientMemoryError(
         failure.needed_bytes,
         failure.available_bytes,
