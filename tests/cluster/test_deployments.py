@@ -15,6 +15,7 @@ import psutil
 import pytest
 from support.agents import AgentProcess, Fleet, await_ready, eventually, no_end
 from support.fake_hub import serve_hub
+from support.kernel_build import not_shown
 
 from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.cluster.agent.control import RemoteError
@@ -95,7 +96,7 @@ def test_a_node_that_lacks_the_files_is_named_and_not_used(fleet: Fleet) -> None
 def test_a_node_with_other_files_at_the_same_path_is_not_used(fleet: Fleet, tmp_path: Path) -> None:
     in_namespace = ("unshare", "--user", "--map-root-user", "--mount")
     if subprocess.run((*in_namespace, "true"), check=False, capture_output=True).returncode:
-        pytest.skip("not shown: no mount namespace can be made here")
+        not_shown("no mount namespace can be made here")
     model, another = tmp_path / "model", tmp_path / "another"
     for directory in (model, another):
         shutil.copytree(DEMO_DIRECTORY, directory)

@@ -15,6 +15,7 @@ import pytest
 from support.command import COMMAND, assert_refused, environment, run_command
 from support.fake_hub import FakeHub, Repository, serve_hub
 from support.hub_models import DEMO, SMALL, WEIGHTS, hub_environment
+from support.kernel_build import not_shown
 
 import potluck
 
@@ -199,7 +200,7 @@ def test_what_would_fill_the_disk_is_not_begun(tmp_path: Path) -> None:
     in_namespace = ("unshare", "--user", "--map-root-user", "--mount")
     mounted = (*in_namespace, "sh", "-c", 'mount -t tmpfs -o size=4m none "$HF_HOME"; exec "$@"')
     if subprocess.run((*in_namespace, "true"), check=False, capture_output=True).returncode:
-        pytest.skip("not shown: no mount namespace can be made here")
+        not_shown("no mount namespace can be made here")
     with serve_hub({MODEL: DEMO}) as hub:
         env = hub_environment(home, hub.endpoint)
         completed = run_command("fetch", MODEL, env=env, prefix=(*mounted, "sh"))

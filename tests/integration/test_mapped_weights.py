@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from support.command import assert_refused, environment, run_command
+from support.kernel_build import not_shown
 from support.large_models import make_large_model
 
 from potluck import Model
@@ -40,12 +41,6 @@ def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("large") / "model"
     make_large_model(directory, num_layers=20)
     return directory
-
-
-def unavailable(reason: str) -> None:
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(f"not shown: {reason}")
 
 
 def logprobs(model: Model) -> list[tuple[int, float | None]]:
@@ -155,7 +150,7 @@ def control_group(limit_bytes: int) -> Iterator[Path]:
     try:
         group.mkdir()
     except OSError as error:
-        unavailable(f"no memory controller of control groups (v1) to use: {error}")
+        not_shown(f"no memory controller of control groups (v1) to use: {error}")
     try:
         (group / "memory.limit_in_bytes").write_text(str(limit_bytes))
         yield group
@@ -213,7 +208,7 @@ def in_own_mounts(script: str) -> tuple[str, ...]:
         check=False,
     )
     if trial.returncode != 0:
-        unavailable(f"file systems cannot be mounted here: {trial.stderr.strip()}")
+        not_shown(f"file systems cannot be mounted here: {trial.stderr.strip()}")
     return ("unshare", "--mount", "sh", "-ec", f'{script}; exec "$@"', "sh")
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from support.kernel_build import not_shown
 
 from potluck.types.hardware import LayerReport
 
@@ -67,12 +68,8 @@ def call_on_machine(machine: str, function: str, *, forbidden: Sequence[str] = (
 
 def require_umockdev() -> None:
     """Skip the test where umockdev is missing; fail it on CI's machine."""
-    if shutil.which("umockdev-run") is not None:
-        return
-    reason = "there is no umockdev-run (package umockdev)"
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(f"not shown: {reason}")
+    if shutil.which("umockdev-run") is None:
+        not_shown("there is no umockdev-run (package umockdev)")
 
 
 def _lay_out(machine: str, tree: Path) -> None:
