@@ -11,6 +11,7 @@
     ├── InsufficientMemoryError  it would not fit in the memory that may be used
     ├── OverloadedError          there is no room for more requests now
     ├── EngineError              the compiled core is missing or refused a call
+    │   └── UnitFaultError       a device or its driver failed under an engine
     ├── EdgeError                a connection between two stages failed or was refused
     │   └── EdgeClosedError      it was closed, by either side, between two frames
     ├── JoinError                a node could not take its place in the cluster
@@ -107,6 +108,17 @@ class OverloadedError(PotluckError):
 
 class EngineError(PotluckError):
     """The compiled core is missing, or refused a call."""
+
+
+class UnitFaultError(EngineError):
+    """A device or its driver failed under an engine, which is of no use any more.
+
+    ``fault`` is the value of a ``potluck.types.unit.Fault``.
+    """
+
+    def __init__(self, fault: str, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.fault = fault
 
 
 class EdgeError(PotluckError):

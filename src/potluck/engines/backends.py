@@ -12,3 +12,4 @@ BACKENDS: tuple[BackendSpec, ...] = (
         packages=("numpy",),  # its arrays are the core's
     ),
 )
+"""In the order of preference among equals."""

@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from potluck.types.program import Program
     from potluck.types.step import SampledToken, Step
-    from potluck.types.tensor import TensorSink
+    from potluck.types.tensor import TensorInfo, TensorSink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,4 +48,33 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free weights and cache. Idempotent."""
+        ...
+
+
+class EngineCost(Protocol):
+    """What an engine of one backend takes, counted without it: no driver and no library is loaded.
+
+    Sizes are in bytes, and at most what the engine takes. On a device with memory of its own,
+    weights, caches and scratch are there, and ``process_bytes`` and staging are the host's.
+    """
+
+    @property
+    def process_bytes(self) -> int:
+        """Of the host, for what the backend loads: libraries, compilers, contexts of drivers."""
+        ...
+
+    def loaded_bytes(self, info: TensorInfo) -> int:
+        """A weight, of the format that it is loaded in."""
+        ...
+
+    def cache_bytes(self, program: Program, num_blocks: int) -> int:
+        """The key-value caches of ``num_blocks`` blocks."""
+        ...
+
+    def scratch_bytes(self, program: Program, max_step_tokens: int, *, num_threads: int) -> int:
+        """What a step needs besides weights and caches."""
+        ...
+
+    def staging_bytes(self, loaded: TensorInfo) -> int:
+        """Of the host, what the engine's sink holds while this weight passes through it."""
         ...

@@ -66,6 +66,22 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Interface:
+    """A way that software reaches a device: what a backend opens it by.
+
+    ``api`` is ``opencl``, ``cuda``, ``kfd`` (AMD's compute driver) or ``kgsl`` (Qualcomm's).
+    ``address`` is in that interface's own terms: ``/etc/OpenCL/vendors/pocl.icd#0:0`` (the file
+    that names the library, and in what it alone shows the platform and the device, both from 0);
+    a CUDA device's UUID or PCI address, or nothing where there is only one; the place of a KFD
+    node among those that compute. ``description`` is what the driver says of itself.
+    """
+
+    api: str
+    address: str
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One thing on a node that can compute.
 
@@ -75,7 +91,8 @@ class Device:
     (``probe.names``), ``reported_name`` what the device or its driver said; empty where nobody
     says. ``chip`` names the model exactly (``10de:2684``, ``gfx1100``, ``mali-a867``). ``driver``
     is the kernel driver bound to it, or empty. ``versions`` are those of driver and firmware by
-    name. ``problem`` is the one line that says why nothing can run on it, or empty.
+    name. ``problem`` is the one line that says why nothing can run on it, or empty. ``interfaces``
+    are the ways to reach it. ``is_software``: it only plays a GPU on the CPU (PoCL, llvmpipe).
     """
 
     device_id: str
@@ -90,6 +107,8 @@ class Device:
     figures: Figures = field(default_factory=Figures)
     versions: tuple[tuple[str, str], ...] = ()
     problem: str = ""
+    interfaces: tuple[Interface, ...] = ()
+    is_software: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +126,8 @@ class BackendSpec:
 
     ``kinds`` and ``makes`` say which devices it is tried on; no makes means all.
     ``packages`` are the distributions whose versions belong to the fingerprint of a trial.
+    ``api`` is the interface that a device must have, or empty. ``is_software``: it is tried only
+    where software that plays a GPU is allowed.
     """
 
     name: str
@@ -114,6 +135,16 @@ class BackendSpec:
     kinds: frozenset[DeviceKind]
     makes: frozenset[str] = frozenset()
     packages: tuple[str, ...] = ()
+    api: str = ""
+    is_software: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What a small program reached through a backend, in tokens per second, one sequence."""
+
+    decode_tokens_per_second: Figure = field(default_factory=Figure)
+    prefill_tokens_per_second: Figure = field(default_factory=Figure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +153,8 @@ class Trial:
 
     ``reason`` is one line, empty if all of it works; a backend of which some variant failed works
     and has a reason. ``variants`` are the instruction sets (or the like) that passed, slowest
-    first: no other may be used. ``figures`` are what was measured through it.
+    first: no other may be used. ``figures`` and ``rates`` are what was measured through it.
+    ``interface`` is what it was reached by.
     """
 
     device_id: str
@@ -131,6 +163,8 @@ class Trial:
     reason: str = ""
     variants: tuple[str, ...] = ()
     figures: Figures = field(default_factory=Figures)
+    rates: Rates = field(default_factory=Rates)
+    interface: Interface | None = None
 
     @property
     def unit_id(self) -> str:

@@ -35,6 +35,8 @@ class MemoryPlan:
     ``weights`` are by format (label, bytes), as the engine holds them. ``mapped`` are those that
     stay in a file: they take no memory but what the kernel has to spare, and are in no sum here.
     ``staging_bytes`` are held only while loading, ``process_bytes`` are a worker's own.
+    ``is_on_device``: weights, cache, rope tables and scratch are in memory that is the device's
+    own, and only the rest is the host's.
     """
 
     weights: tuple[tuple[str, int], ...]
@@ -44,6 +46,7 @@ class MemoryPlan:
     staging_bytes: int
     process_bytes: int = 0
     mapped: tuple[tuple[str, int], ...] = ()
+    is_on_device: bool = False
 
     @property
     def weights_bytes(self) -> int:
@@ -59,6 +62,18 @@ class MemoryPlan:
     def total_bytes(self) -> int:
         """Everything together that is to be in memory."""
         return sum(self.parts().values())
+
+    @property
+    def host_bytes(self) -> int:
+        """Of it, what is to be in the machine's memory."""
+        return self.total_bytes - self.device_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """Of it, what is to be in the device's own memory."""
+        if not self.is_on_device:
+            return 0
+        return self.weights_bytes + self.cache_bytes + self.rope_bytes + self.scratch_bytes
 
     def parts(self) -> dict[str, int]:
         """The sizes by what they are for, as messages name them; nothing that is zero."""
