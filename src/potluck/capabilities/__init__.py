@@ -1,4 +1,4 @@
-"""What this node can do, as schedulers ask for it; ``potluck.types.capabilities`` has the words."""
+"""What this node can do, as schedulers ask for it (``potluck.types.capabilities``)."""
 
 from potluck.capabilities.ask import device_capabilities
 

@@ -8,9 +8,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from potluck.capabilities.unknown import unknown_node, unnamed_machine
 from potluck.types.capabilities import DeviceCapabilities
+
+if TYPE_CHECKING:
+    from potluck.types.hardware import ProbeReport
 
 _log = logging.getLogger(__name__)
 
@@ -26,8 +31,20 @@ _PROBE_SHARE = 0.9
 _Tell = Callable[[DeviceCapabilities], None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    end: float
+    measure: bool
+    backend: str | None
+    allow_software: bool
+
+
 def device_capabilities(
-    *, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS, measure: bool = False
+    *,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    measure: bool = False,
+    backend: str | None = None,
+    allow_software: bool = False,
 ) -> DeviceCapabilities:
     """What this node can do: the unit that serves, and all devices in the same way.
 
@@ -38,18 +55,20 @@ def device_capabilities(
     touches one runs in a child process with a deadline and a limit of memory. Backends are tried as
     ``potluck probe`` tries them, and what they gave is kept in the probe's cache: the first call
     takes seconds, later ones a fraction of one. ``measure`` measures the rates that are not known
-    yet, under 2 s for each unit; without it they are those that ``potluck probe --measure`` or an
-    agent measured before, else derived or from a table.
+    yet, which takes seconds for each unit; without it they are those that ``potluck probe
+    --measure`` or an agent measured before, else derived or from a table. ``backend`` and
+    ``allow_software`` choose as ``--backend`` and ``--allow-software`` do.
 
     May be called at any time, in any thread and after a fork. It blocks: in a coroutine use
     ``await asyncio.to_thread(potluck.device_capabilities)``.
     """
     seconds = max(_LEAST_SECONDS, timeout_seconds)
     end = time.monotonic() + seconds
+    question = _Question(end=end, measure=measure, backend=backend, allow_software=allow_software)
     answers: queue.SimpleQueue[DeviceCapabilities | None] = queue.SimpleQueue()
 
     def ask() -> None:
-        _ask(end, measure=measure, tell=answers.put)
+        _ask(question, answers.put)
         answers.put(None)
 
     try:
@@ -65,7 +84,7 @@ def device_capabilities(
     return latest or unknown_node(f"nothing was found out within {seconds:g} s")
 
 
-def _ask(end: float, *, measure: bool, tell: _Tell) -> None:
+def _ask(question: _Question, tell: _Tell) -> None:
     """Tell what is known each time that more is, or why nothing is."""
     has_told = False
 
@@ -75,7 +94,7 @@ def _ask(end: float, *, measure: bool, tell: _Tell) -> None:
         tell(capabilities)
 
     try:
-        _probe(end, measure=measure, tell=told)
+        _probe(question, told)
     except Exception as error:  # noqa: BLE001 - the border to a caller that expects none
         reason = f"the probe failed with {type(error).__name__}: {error}"
         _log.warning("%s", reason)
@@ -84,28 +103,33 @@ def _ask(end: float, *, measure: bool, tell: _Tell) -> None:
             tell(unknown_node(reason))
 
 
-def _probe(end: float, *, measure: bool, tell: _Tell) -> None:
+def _probe(question: _Question, tell: _Tell) -> None:
     # Imported here, as even a module may be what cannot be loaded.
     from potluck.capabilities.describe import describe_node
     from potluck.engines.backends import BACKENDS
     from potluck.probe.all_layers import LAYERS
     from potluck.probe.cache import ProbeCache, default_cache_path
+    from potluck.probe.choose import choose_units
     from potluck.probe.cores import default_num_threads
     from potluck.probe.machine_name import machine_name
     from potluck.probe.probe import Measuring, ProbeOptions, probe_node
     from potluck.probe.system import THIS_MACHINE
 
+    def tell_of(report: ProbeReport) -> None:
+        units = choose_units(report, asked=question.backend, allow_software=question.allow_software)
+        tell(describe_node(report, model, units))
+
     model = machine_name(THIS_MACHINE) or unnamed_machine()
     options = ProbeOptions(
         backends=BACKENDS,
         num_threads=default_num_threads(),
-        measuring=Measuring.IF_UNKNOWN if measure else Measuring.NEVER,
-        deadline_seconds=_PROBE_SHARE * (end - time.monotonic()),
+        measuring=Measuring.IF_UNKNOWN if question.measure else Measuring.NEVER,
+        deadline_seconds=_PROBE_SHARE * (question.end - time.monotonic()),
     )
     probe_node(
         THIS_MACHINE,
         options,
         ProbeCache(default_cache_path(os.environ)),
         layers=LAYERS,
-        on_report=lambda report: tell(describe_node(report, model)),
+        on_report=tell_of,
     )

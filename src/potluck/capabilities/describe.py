@@ -92,7 +92,8 @@ def _memory(device: Device, machine: MemoryFacts) -> tuple[Figure, Figure]:
     own = device.memory
     total = _told(own.total_bytes, own.source)
     if not own.is_shared:
-        return _told(own.free_bytes, f"free on the device ({own.source})"), total
+        is_told = own.free_bytes is not None
+        return _told(own.free_bytes, f"free ({own.source})" if is_told else own.source), total
     if machine.total_bytes == 0:  # nothing is known of it
         return _told(None, machine.usable.reason), total
     return _told(machine.usable.bytes, machine.usable.reason), total

@@ -65,9 +65,9 @@ class DeviceCapabilities:
     up. ``read_bytes_per_second`` is what bounds decoding. None is not known.
 
     ``f16`` and ``int8`` say whether the device runs models whose weights are in that format, and
-    what it computes in. ``backend`` is what executes, empty where nothing does; ``role`` says whether
-    the node uses it, and ``reason`` why not. ``devices`` are all of the node in the same way, the
-    CPU first; each has none itself.
+    what it computes in. ``backend`` is what executes, empty where nothing does; ``role`` says
+    whether the node uses it, and ``reason`` why not. ``devices`` are all of the node in the same
+    way, the CPU first; each has none itself.
     """
 
     model: str
