@@ -46,7 +46,7 @@ def test_every_instruction_set_of_this_cpu_passes(cache: ProbeCache) -> None:
 def test_one_instruction_set_alone() -> None:
     outcome = run_child(
         NATIVE.module,
-        ("self-test", "cpu", "scalar"),
+        ("self-test", "cpu", "-", "scalar"),
         deadline_seconds=30,
         max_resident_bytes=1 << 30,
     )
@@ -57,7 +57,7 @@ def test_one_instruction_set_alone() -> None:
 
 def test_the_variants_are_told() -> None:
     outcome = run_child(
-        NATIVE.module, ("variants", "cpu"), deadline_seconds=30, max_resident_bytes=1 << 30
+        NATIVE.module, ("variants", "cpu", "-"), deadline_seconds=30, max_resident_bytes=1 << 30
     )
     assert isinstance(outcome, ChildAnswer)
     assert outcome.document == {"variants": list(available_isas())}
@@ -66,9 +66,9 @@ def test_the_variants_are_told() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("self-test", "cpu", "sparc"), "the instruction set 'sparc' is not available here"),
+        (("self-test", "cpu", "-", "sparc"), "the instruction set 'sparc' is not available here"),
         (("dance", "cpu"), "no such command: dance cpu"),
-        (("measure", "cpu", "scalar", "0", "1"), "threads"),
+        (("measure", "cpu", "-", "scalar", "0", "1"), "threads"),
     ],
 )
 def test_what_it_cannot_do_it_refuses(arguments: tuple[str, ...], reason: str) -> None:
@@ -111,6 +111,17 @@ def test_measuring_this_cpu(cache: ProbeCache) -> None:
     assert "last-level cache" in read.source
     assert read.value is not None
     assert 1e8 < read.value < 1e12
+    for rate, tokens in (
+        (measured.rates.decode_tokens_per_second, "1 token"),
+        (measured.rates.prefill_tokens_per_second, "32 tokens"),
+    ):
+        assert rate.origin is Origin.MEASURED
+        assert rate.source == (
+            f"2 layers of 2048 in Q8_0 (89.3 MiB), {tokens} at a time, 2 threads, {isa}"
+        )
+        # 89 M multiply-adds a token: at least what the slowest figure of above allows.
+        assert rate.value is not None
+        assert 1 < rate.value < 1e5
     assert seen == sorted(seen)
     assert len(seen) > 5
     assert max(b - a for a, b in itertools.pairwise([0.0, *seen])) < 0.5
@@ -119,10 +130,13 @@ def test_measuring_this_cpu(cache: ProbeCache) -> None:
 
 
 def test_little_memory_is_not_exceeded(cache: ProbeCache) -> None:
-    """With 16 MiB for weights one matrix of 17 MiB is read, and the source says so."""
+    """With 16 MiB for weights one matrix of 17 MiB is read, and one layer computes.
+
+    The sources say so.
+    """
     outcome = run_child(
         NATIVE.module,
-        ("measure", "cpu", available_isas()[-1], "1", str(16 << 20)),
+        ("measure", "cpu", "-", available_isas()[-1], "1", str(16 << 20)),
         deadline_seconds=60,
         max_resident_bytes=256 << 20,
     )
@@ -131,3 +145,9 @@ def test_little_memory_is_not_exceeded(cache: ProbeCache) -> None:
     assert isinstance(figures, dict)
     assert "17 MiB of weights" in figures["read_bytes_per_second"]["source"]
     assert "1 thread," in figures["read_bytes_per_second"]["source"]
+    rates = outcome.document["rates"]
+    assert isinstance(rates, dict)
+    assert (
+        ", counted from 1 for lack of memory (44.6 MiB), "
+        in (rates["decode_tokens_per_second"]["source"])
+    )
