@@ -31,7 +31,7 @@ from potluck.types.step import SamplingParams
 ROOT = Path(__file__).parents[2]
 CONTEXT = 256
 NUM_NEW = 40
-PROMPT = "Once upon a time there was a small cat who"
+PROMPT = "A small light went on in the old house, and"
 NATIVE_SPEC = next(spec for spec in BACKENDS if spec.name == NATIVE)
 TABLE = (NATIVE_SPEC, reference_backend.SPEC)
 
