@@ -86,7 +86,9 @@ class AgentConfig:
 
     ``listen`` is for control (port 0: any free one); edges listen on the same host.
     ``memory_limit_bytes`` bounds what stages may use here. ``isa`` is None for the fastest that
-    passes its test. ``backends`` are tried on what ``layers`` find on this node. ``step_seconds``
+    passes its test. ``backends`` are tried on what ``layers`` find on this node. ``backend`` is the
+    one, or the unit, that is to be used and no other, and ``allow_software`` lets software serve
+    that plays a GPU (``potluck.probe.choose``). ``step_seconds``
     is the longest time for one step through all stages of a deployment that this node coordinates:
     a stage that hangs counts as lost then. It is long, because a prefill on slow boards is.
     ``packed_cache_bytes`` is the most that packed files may take (see ``PackedCache``).
@@ -99,6 +101,8 @@ class AgentConfig:
     memory_limit_bytes: int | None = None
     num_threads: int | None = None
     isa: str | None = None
+    backend: str | None = None
+    allow_software: bool = False
     backends: tuple[BackendSpec, ...] = BACKENDS
     layers: tuple[Layer, ...] = LAYERS
     lease_milliseconds: int = 1000
