@@ -94,7 +94,7 @@ def tinygrad_errors() -> Iterator[None]:
         raise UnitFaultError(
             Fault.DRIVER.value,
             f"the device's driver failed: {_line(error)}",
-            hint="see the kernel's log (dmesg); a device that was reset works in a new process",
+            hint="see the kernel's log (dmesg); a device that was reset works again in a new process",
         ) from error
 
 
