@@ -32,7 +32,8 @@ from potluck.cli.output import log_events, note
 from potluck.errors import UsageError
 
 if TYPE_CHECKING:
-    from potluck.cluster.agent.service import Agent, AgentConfig
+    from potluck.cluster.agent.config import AgentConfig
+    from potluck.cluster.agent.service import Agent
     from potluck.cluster.agent.state import StateDirectory
     from potluck.cluster.trust.secret import Secret
 
@@ -92,7 +93,7 @@ def up(
 
     After a second Ctrl-C it ends at once, without leaving in order.
     """
-    from potluck.cluster.agent.service import AgentConfig
+    from potluck.cluster.agent.config import AgentConfig
     from potluck.cluster.membership import parse_address
 
     chosen = settings()

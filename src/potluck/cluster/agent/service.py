@@ -13,10 +13,12 @@ import os
 import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from potluck.catalog import describe_model
+from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.diagnosis import be_heard, diagnose, reach_back
 from potluck.cluster.agent.hardware import Hardware
@@ -24,6 +26,7 @@ from potluck.cluster.agent.model_files import fingerprint
 from potluck.cluster.agent.node import NodeFacts, report
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.state import StateDirectory
+from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.calls import (
     CheckModel,
     Clock,
@@ -44,7 +47,6 @@ from potluck.cluster.calls import (
     encode,
 )
 from potluck.cluster.membership import (
-    Address,
     Membership,
     MembershipConfig,
     MethodTable,
@@ -54,19 +56,15 @@ from potluck.cluster.membership import (
 from potluck.cluster.trust.authority import cluster_id, derive_authority, issue_credentials
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.trust.pem_files import write_pem_files
-from potluck.cluster.trust.secret import Secret
 from potluck.cluster.worker.messages import StageSpec
-from potluck.engines.backends import BACKENDS
+from potluck.engines.costs import cost_of
 from potluck.errors import CallError, EngineError, NodeLostError, OverloadedError, PotluckError
-from potluck.probe.all_layers import LAYERS
 from potluck.probe.cache import ProbeCache, default_cache_path
 from potluck.probe.cores import default_num_threads
 from potluck.probe.doctor.case import Cluster
-from potluck.probe.layer import Layer
 from potluck.probe.probe import Measuring, ProbeOptions
 from potluck.types.cluster import NodeId
 from potluck.types.gateway import ModelMetrics
-from potluck.types.hardware import BackendSpec
 from potluck.types.sequence import CommittedToken, SequenceRequest
 
 _log = logging.getLogger(__name__)
@@ -78,32 +76,6 @@ _MAX_REMOTE_SEQUENCES = 192
 (``membership.server.MAX_RUNNING_CALLS``) is for control."""
 
 _RETRY_AFTER_SECONDS = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentConfig:
-    """How one node takes part.
-
-    ``listen`` is for control (port 0: any free one); edges listen on the same host.
-    ``memory_limit_bytes`` bounds what stages may use here. ``isa`` is None for the fastest that
-    passes its test. ``backends`` are tried on what ``layers`` find on this node. ``step_seconds``
-    is the longest time for one step through all stages of a deployment that this node coordinates:
-    a stage that hangs counts as lost then. It is long, because a prefill on slow boards is.
-    ``packed_cache_bytes`` is the most that packed files may take (see ``PackedCache``).
-    """
-
-    secret: Secret
-    listen: Address
-    connect: tuple[Address, ...] = ()
-    multicast: bool = False
-    memory_limit_bytes: int | None = None
-    num_threads: int | None = None
-    isa: str | None = None
-    backends: tuple[BackendSpec, ...] = BACKENDS
-    layers: tuple[Layer, ...] = LAYERS
-    lease_milliseconds: int = 1000
-    step_seconds: float = 300.0
-    packed_cache_bytes: int | None = None
 
 
 class Agent:
@@ -129,12 +101,13 @@ class Agent:
             memory_limit_bytes=config.memory_limit_bytes,
             num_threads=config.num_threads,
         )
+        self._units = NodeUnits(lambda: hardware.report, config.unit_choice)
         self._stages = StageHost(
             credentials,
             state,
+            self._units,
             listen_host=config.listen.host,
             num_threads=config.num_threads or default_num_threads(),
-            isa=config.isa or next(reversed(hardware.cpu_trial.variants), None),
             packed_cache_bytes=config.packed_cache_bytes,
             report_lost=self._report_lost,
         )
@@ -193,6 +166,7 @@ class Agent:
                 agent._stages,
                 listen_host=config.listen.host,
                 step_seconds=config.step_seconds,
+                cost_of=partial(cost_of, backends=config.backends),
                 spawn=agent._spawn,
             )
             opened.push_async_callback(agent.coordination.close)
@@ -265,10 +239,10 @@ class Agent:
             report(
                 self._facts,
                 self.hardware.report,
+                self._units.all(),
                 http_address=self.http_address,
                 is_draining=self.coordination.is_draining,
-                planned_bytes=self._stages.planned_bytes,
-                untaken_bytes=self._stages.untaken_bytes,
+                stages=self._stages.memory,
             )
         )
 

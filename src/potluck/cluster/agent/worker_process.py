@@ -31,7 +31,7 @@ from potluck.cluster.worker.messages import (
     decode_from_worker,
     encode,
 )
-from potluck.errors import EngineError, PotluckError
+from potluck.errors import EngineError, PotluckError, UnitFaultError
 
 WORKER_MODULE = "potluck.cluster.worker"
 _log = logging.getLogger(__name__)
@@ -184,8 +184,10 @@ class WorkerProcess:
                 if self._stats is not None:
                     self._stats.set_result(message)
                     self._stats = None
-            case Failed():
+            case Failed(fault=""):
                 self._failure = EngineError(message.message, hint=message.hint)
+            case Failed():
+                self._failure = UnitFaultError(message.fault, message.message, hint=message.hint)
 
     def _lost(self) -> PotluckError:
         if self._failure is not None:

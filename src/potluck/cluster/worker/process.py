@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
 import psutil
 
 from potluck.cluster.edges.connect import connect_edge
@@ -37,7 +38,7 @@ from potluck.cluster.worker.messages import (
     Stats,
 )
 from potluck.cluster.worker.stage import Stage, StageTotals
-from potluck.errors import EdgeClosedError, PotluckError
+from potluck.errors import EdgeClosedError, PotluckError, UnitFaultError
 from potluck.loading.load import LoadedStage
 
 _log = logging.getLogger(__name__)
@@ -57,7 +58,8 @@ def run_worker(descriptor: int, agent_pid: int) -> int:
     try:
         _serve(channel)
     except PotluckError as error:
-        channel.send(Failed(message=error.message, hint=error.hint))
+        fault = error.fault if isinstance(error, UnitFaultError) else ""
+        channel.send(Failed(message=error.message, hint=error.hint, fault=fault))
         return 1
     except MemoryError:
         channel.send(Failed(message="the worker ran out of memory", hint="use a smaller --context"))
@@ -79,11 +81,7 @@ def _serve(channel: ControlChannel) -> None:
         private_key_pem=load.identity.private_key_pem,
         authority_pem=load.identity.authority_pem,
     )
-    loaded = load_for(
-        load,
-        lambda done, total: channel.send(Progress(done_bytes=done, total_bytes=total)),
-        _fetching_told(channel),
-    )
+    loaded = load_for(load, *_progress_told(channel))
     listener = EdgeListener(load.listen_host, credentials)
     try:
         host, port = listener.address
@@ -113,18 +111,29 @@ def _mapped_file(loaded: LoadedStage) -> MappedFile | None:
     return MappedFile(path=str(loaded.packed.path), num_bytes=loaded.packed.layout.num_bytes)
 
 
-def _fetching_told(channel: ControlChannel) -> Callable[[int, int], None]:
-    """Tells of fetching, some times a second."""
+def _progress_told(
+    channel: ControlChannel,
+) -> tuple[Callable[[int, int], None], Callable[[int, int], None], Callable[[], None]]:
+    """Tell of loading, of fetching (some times a second), and of warming up."""
     last = 0.0
+    latest = Progress(done_bytes=0, total_bytes=0)
 
-    def tell(done_bytes: int, total_bytes: int) -> None:
+    def tell_loading(done_bytes: int, total_bytes: int) -> None:
+        nonlocal latest
+        latest = Progress(done_bytes=done_bytes, total_bytes=total_bytes)
+        channel.send(latest)
+
+    def tell_fetching(done_bytes: int, total_bytes: int) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last > _FETCHING_TOLD_SECONDS:
             last = now
             channel.send(Progress(done_bytes=done_bytes, total_bytes=total_bytes, is_fetching=True))
 
-    return tell
+    def tell_warming_up() -> None:
+        channel.send(msgspec.structs.replace(latest, is_warming_up=True))
+
+    return tell_loading, tell_fetching, tell_warming_up
 
 
 def _connect(

@@ -9,16 +9,19 @@ from typing import ClassVar
 
 import msgspec
 import pytest
+from support import hardware
 from support.cluster_calls import a_plan
 from support.edges import credentials
 
 from potluck.cluster.agent import stages
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.state import StateDirectory
+from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.cluster.calls import StageLost, StageScope
 from potluck.cluster.worker.messages import Load, Loaded, Progress, StageSpec, Stats
+from potluck.engines.backends import BACKENDS
 from potluck.errors import EngineError, PotluckError
-from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.quantization import Quantization
 
 D = DeploymentId("d")
@@ -28,6 +31,7 @@ SPEC = StageSpec(
     epoch=Epoch(number=1, coordinator=A),
     index=0,
     num_stages=1,
+    unit_id=UnitId("cpu/native"),
     model="demo",
     start_layer=0,
     end_layer=1,
@@ -99,9 +103,9 @@ def make_host(
         host = StageHost(
             credentials(A),
             state,
+            NodeUnits(hardware.report, UnitChoice(backends=BACKENDS)),
             listen_host="127.0.0.1",
             num_threads=1,
-            isa=None,
             packed_cache_bytes=None,
             report_lost=report_lost,
         )
@@ -126,7 +130,7 @@ def test_the_highest_epoch_is_obeyed(make_host: MakeHost) -> None:
     async def run() -> None:
         host, lost = make_host()
         await start(host, at(1))
-        assert host.planned_bytes == 1000
+        assert host.memory.planned_bytes == 1000
         await start(host, at(2))
         assert alive() == [1]
         with pytest.raises(EngineError, match="is over"):
@@ -135,7 +139,7 @@ def test_the_highest_epoch_is_obeyed(make_host: MakeHost) -> None:
             await start(host, at(2))
         await host.supersede(D, Epoch(number=3, coordinator=B))
         assert alive() == []
-        assert host.planned_bytes == 0
+        assert host.memory.planned_bytes == 0
         with pytest.raises(EngineError, match="is over"):
             await start(host, at(2))
         assert lost == []

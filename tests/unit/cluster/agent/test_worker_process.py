@@ -21,8 +21,9 @@ from potluck.cluster.worker.messages import (
     Peer,
     StageSpec,
 )
+from potluck.engines.backends import native_unit
 from potluck.errors import EngineError, PotluckError
-from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.quantization import Quantization
 
 NODE = NodeId("a" * 16)
@@ -32,6 +33,7 @@ LOAD = Load(
         epoch=Epoch(number=1, coordinator=NODE),
         index=0,
         num_stages=1,
+        unit_id=UnitId("cpu/native"),
         model="demo",
         start_layer=0,
         end_layer=1,
@@ -43,10 +45,11 @@ LOAD = Load(
         is_mapped=False,
         num_bytes=1,
     ),
+    unit=native_unit(),
+    device_free_bytes=None,
     identity=Identity(node_id=NODE, certificate_pem=b"", private_key_pem=b"", authority_pem=b""),
     listen_host="127.0.0.1",
     num_threads=1,
-    isa=None,
     packed_cache_bytes=None,
 )
 CONNECT = Connect(preceding=Peer(node_id=NODE), following=Peer(node_id=NODE))
