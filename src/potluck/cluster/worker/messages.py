@@ -60,7 +60,8 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Load the stage and listen for its incoming edge on ``listen_host``.
 
-    ``packed_cache_bytes``: see ``AgentConfig``.
+    ``packed_cache_bytes``: see ``AgentConfig``. ``step_seconds`` is the longest time for one call
+    into the unit's engine, such as a step; None sets no limit.
     """
 
     spec: StageSpec
@@ -69,6 +70,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     num_threads: int
     isa: str | None
     packed_cache_bytes: int | None
+    step_seconds: float | None = None
 
 
 class Connect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -118,14 +120,21 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The stage has ended and the worker ends now."""
+    """The stage has ended and the worker ends now.
+
+    ``fault`` is the value of a ``Fault`` where its unit failed, and empty otherwise.
+    """
 
     message: str
     hint: str
+    fault: str = ""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Totals since the start, and the memory that the process holds now."""
+    """Totals since the start, the memory that the process holds now, and what goes on.
+
+    ``busy_seconds`` is how long the present call into the engine has taken; 0 between two.
+    """
 
     num_steps: int
     num_tokens: int
@@ -133,6 +142,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     send_seconds: float
     num_sent_bytes: int
     resident_bytes: int
+    busy_seconds: float = 0.0
 
 
 ToWorker = Load | Connect | Report
