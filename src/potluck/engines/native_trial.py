@@ -25,16 +25,16 @@ def main(arguments: list[str]) -> None:
 
 def _document(arguments: list[str]) -> dict[str, object]:
     match arguments:
-        case ["variants", _]:
+        case ["variants", _, _]:
             from potluck.kernels import available_isas
 
             return {"variants": available_isas()}
-        case ["self-test", _, *isas]:
+        case ["self-test", _, _, *isas]:
             from potluck.engines.native_self_test import self_test
             from potluck.kernels import available_isas
 
             return {"results": {isa: self_test(isa) for isa in isas or available_isas()}}
-        case ["measure", _, isa, num_threads, max_weights_bytes]:
+        case ["measure", _, _, isa, num_threads, max_weights_bytes]:
             from potluck.engines.native_measure import measure
 
             figures = measure(isa, int(num_threads), int(max_weights_bytes), _print_progress)

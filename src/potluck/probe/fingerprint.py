@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -9,7 +10,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.types.hardware import Device
+from potluck.types.hardware import Device, Interface
 from potluck.version import __version__
 
 
@@ -38,8 +39,14 @@ def installed_software(kernel_release: str, packages: tuple[str, ...]) -> Softwa
     )
 
 
-def fingerprint(subject: str, devices: tuple[Device, ...], software: Software) -> str:
-    """A key of the cache for what ``subject`` gives on ``devices``. Pure.
+def fingerprint(
+    subject: str,
+    devices: tuple[Device, ...],
+    software: Software,
+    *,
+    interface: Interface | None = None,
+) -> str:
+    """A key of the cache for what ``subject`` gives on ``devices``, through ``interface``. Pure.
 
     What changes from moment to moment, such as free memory, is no part of it.
     """
@@ -49,6 +56,7 @@ def fingerprint(subject: str, devices: tuple[Device, ...], software: Software) -
             [d.device_id, d.make, d.chip, d.reported_name, d.driver, sorted(d.versions)]
             for d in devices
         ),
+        *([] if interface is None else [dataclasses.astuple(interface)]),
     ]
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     return f"{subject}/{'+'.join(d.device_id for d in devices)}/{digest}"

@@ -3,15 +3,19 @@
 A backend's module is run as a child process, ``python -m MODULE COMMAND DEVICE …``, and prints one
 JSON object (``potluck.probe.child``):
 
-``self-test DEVICE [VARIANT …]``
+``self-test DEVICE INTERFACE [VARIANT …]``
     ``{"results": {VARIANT: RESULTS, …}}``, slowest first; RESULTS as ``potluck.probe.self_test``
     says. Variants are a CPU's instruction sets or the like; a backend without any has one of a
     name of its choice. Without names it runs all that the device has.
-``variants DEVICE``
+``variants DEVICE INTERFACE``
     ``{"variants": [VARIANT, …]}``, slowest first, found without running any of them. Asked only
     when a self-test has crashed, to find out which of them it was.
-``measure DEVICE VARIANT NUM_THREADS MAX_WEIGHTS_BYTES``
+``measure DEVICE INTERFACE VARIANT NUM_THREADS MAX_WEIGHTS_BYTES``
     ``{"figures": {NAME: {"value": …, "source": …}, …}}`` with the names of ``Figures``.
+
+DEVICE is the device's id. INTERFACE is what it is to be reached by, ``api=address``, or ``-`` for a
+backend that needs none (``potluck.probe.interfaces``). A device with several of a kind is tried
+through each until one works.
 
 What a child prints is compared and checked here, so that a backend that lies is caught. Results are
 kept, right ones and wrong ones, until the device or its software changes. Failures are not: those
@@ -33,9 +37,18 @@ from potluck.probe.cache import ProbeCache
 from potluck.probe.child import ChildAnswer, ChildFailure, ChildOutcome, Failure, run_child
 from potluck.probe.child_output import one_line
 from potluck.probe.fingerprint import fingerprint, installed_software
+from potluck.probe.interfaces import interface_argument, usable_interfaces
 from potluck.probe.memory import available_memory
 from potluck.probe.quarantine import run_unless_quarantined
-from potluck.types.hardware import BackendSpec, Device, Figure, Figures, Origin, Trial
+from potluck.types.hardware import (
+    BackendSpec,
+    Device,
+    Figure,
+    Figures,
+    Interface,
+    Origin,
+    Trial,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -49,9 +62,25 @@ _TURN_SECONDS = _MEASURE_SECONDS + 5
 """As long as another that hangs may hold it, so that what it met is known afterwards."""
 
 
-def is_tried_on(spec: BackendSpec, device: Device) -> bool:
-    """Whether a backend is for devices of this kind and make."""
-    return device.kind in spec.kinds and (not spec.makes or device.make in spec.makes)
+def is_tried_on(
+    spec: BackendSpec,
+    device: Device,
+    *,
+    allow_software: bool = False,
+    asked_backend: str | None = None,
+) -> bool:
+    """Whether a backend is for devices of this kind and make, and can reach this one.
+
+    What only plays a GPU, device or backend, is tried with ``allow_software``, or where the user
+    asks for the backend by its name.
+    """
+    is_software = device.is_software or spec.is_software
+    return (
+        device.kind in spec.kinds
+        and (not spec.makes or device.make in spec.makes)
+        and bool(usable_interfaces(spec, device))
+        and (not is_software or allow_software or asked_backend == spec.name)
+    )
 
 
 def try_backend(
@@ -65,28 +94,80 @@ def try_backend(
 ) -> Trial:
     """Whether ``spec`` computes rightly on ``device``, from the cache or by the self-test.
 
-    ``retry`` tests again whatever is known. A variant that crashes is told from those that work
-    by running each in a child of its own; the deadline is that of all children together.
+    ``retry`` tests again whatever is known. The first interface through which it works is the
+    trial's; what failed before it is in the reason. The deadline is that of all children together.
     """
     end = time.monotonic() + deadline_seconds
     if device.problem:
         return failed_trial(spec, device, device.problem)
-    subject = f"trial/{spec.name}"
-    key = fingerprint(subject, (device,), installed_software(kernel_release, spec.packages))
-    known = None if retry else _kept_trial(spec, device, cache.get(key))
+    interfaces = usable_interfaces(spec, device)
+    failed: list[Trial] = []
+    for number, interface in enumerate(interfaces):
+        trial = _try_through(
+            spec,
+            device,
+            interface,
+            kernel_release=kernel_release,
+            cache=cache,
+            retry=retry,
+            deadline_seconds=_seconds_until(end) / (len(interfaces) - number),
+        )
+        if trial.works:
+            return dataclasses.replace(trial, reason=_reason([*failed, trial]))
+        failed.append(trial)
+    if not failed:
+        return failed_trial(spec, device, f"the device has no interface of the kind {spec.api}")
+    return dataclasses.replace(failed[0], reason=_reason(failed))
+
+
+def _reason(trials: list[Trial]) -> str:
+    """What went wrong, of each interface where there are several."""
+    reasons = [
+        trial.reason
+        if trial.interface is None or len(trials) == 1
+        else f"through {trial.interface.address}: {trial.reason}"
+        for trial in trials
+        if trial.reason
+    ]
+    return one_line("; ".join(reasons))
+
+
+def _try_through(
+    spec: BackendSpec,
+    device: Device,
+    interface: Interface | None,
+    *,
+    kernel_release: str,
+    cache: ProbeCache,
+    retry: bool,
+    deadline_seconds: float,
+) -> Trial:
+    """Try one interface.
+
+    A variant that crashes is told from those that work by running each in a child of its own.
+    """
+    end = time.monotonic() + deadline_seconds
+    key = fingerprint(
+        f"trial/{spec.name}",
+        (device,),
+        installed_software(kernel_release, spec.packages),
+        interface=interface,
+    )
+    known = None if retry else _kept_trial(spec, device, interface, cache.get(key))
     if known is not None:
         return known
     crashed: dict[str, str] = {}
     results: dict[str, object] = {}
+    subject = (device.device_id, interface_argument(interface))
 
     def test() -> ChildOutcome:
-        outcome = _run(spec, ("self-test", device.device_id), deadline_seconds)
+        outcome = _run(spec, ("self-test", *subject), deadline_seconds)
         if not _has_crashed(outcome):
             return outcome
-        variants = _variants(spec, device, _seconds_until(end))
+        variants = _variants(_run(spec, ("variants", *subject), _seconds_until(end)))
         for number, variant in enumerate(variants):
             share = _seconds_until(end) / (len(variants) - number)
-            own = _run(spec, ("self-test", device.device_id, variant), share)
+            own = _run(spec, ("self-test", *subject, variant), share)
             if isinstance(own, ChildAnswer):
                 results.update(_results(own))
             else:
@@ -98,8 +179,8 @@ def try_backend(
     )
     if isinstance(outcome, ChildFailure):
         cache.remove(key)
-        return failed_trial(spec, device, outcome.reason)
-    trial = _judged(spec, device, _results(outcome), crashed)
+        return failed_trial(spec, device, outcome.reason, interface)
+    trial = _judged(spec, device, interface, _results(outcome), crashed)
     cache.put(key, {"works": trial.works, "reason": trial.reason, "variants": list(trial.variants)})
     return trial
 
@@ -178,6 +259,7 @@ def _measure(
         (
             "measure",
             device.device_id,
+            interface_argument(trial.interface),
             trial.variants[-1],
             str(num_threads),
             str(max_weights_bytes),
@@ -196,7 +278,11 @@ def _measure(
 
 
 def _judged(
-    spec: BackendSpec, device: Device, results: dict[str, object], crashed: dict[str, str]
+    spec: BackendSpec,
+    device: Device,
+    interface: Interface | None,
+    results: dict[str, object],
+    crashed: dict[str, str],
 ) -> Trial:
     """The verdict over the numbers of all variants. Pure."""
     problems = dict(crashed)
@@ -215,12 +301,21 @@ def _judged(
         works=bool(passed),
         reason=one_line("; ".join(f"{variant}: {why}" for variant, why in problems.items())),
         variants=tuple(passed),
+        interface=interface,
     )
 
 
-def failed_trial(spec: BackendSpec, device: Device, reason: str) -> Trial:
+def failed_trial(
+    spec: BackendSpec, device: Device, reason: str, interface: Interface | None = None
+) -> Trial:
     """A trial of a backend that does not work there."""
-    return Trial(device_id=device.device_id, backend=spec.name, works=False, reason=reason)
+    return Trial(
+        device_id=device.device_id,
+        backend=spec.name,
+        works=False,
+        reason=reason,
+        interface=interface,
+    )
 
 
 def _run(spec: BackendSpec, arguments: tuple[str, ...], deadline_seconds: float) -> ChildOutcome:
@@ -240,9 +335,8 @@ def _has_crashed(outcome: ChildOutcome) -> bool:
     return isinstance(outcome, ChildFailure) and outcome.failure is Failure.CRASHED
 
 
-def _variants(spec: BackendSpec, device: Device, deadline_seconds: float) -> list[str]:
+def _variants(outcome: ChildOutcome) -> list[str]:
     """What variants the backend says it has; none if it does not say."""
-    outcome = _run(spec, ("variants", device.device_id), deadline_seconds)
     named = outcome.document.get("variants") if isinstance(outcome, ChildAnswer) else None
     return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
 
@@ -252,7 +346,12 @@ def _results(answer: ChildAnswer) -> dict[str, object]:
     return results if isinstance(results, dict) else {}
 
 
-def _kept_trial(spec: BackendSpec, device: Device, kept: dict[str, object] | None) -> Trial | None:
+def _kept_trial(
+    spec: BackendSpec,
+    device: Device,
+    interface: Interface | None,
+    kept: dict[str, object] | None,
+) -> Trial | None:
     match kept:
         case {"works": bool(works), "reason": str(reason), "variants": list(variants)} if (
             works == bool(variants)
@@ -263,6 +362,7 @@ def _kept_trial(spec: BackendSpec, device: Device, kept: dict[str, object] | Non
                 works=works,
                 reason=reason,
                 variants=tuple(str(variant) for variant in variants),
+                interface=interface,
             )
     return None
 
@@ -272,7 +372,8 @@ def _measurement_key(
 ) -> str:
     """Of the host too: equal machines may share a home, and differ in how memory is fitted."""
     subject = f"measure/{spec.name}/{trial.variants[-1]}/{num_threads}/{os.uname().nodename}"
-    return fingerprint(subject, (device,), installed_software(kernel_release, spec.packages))
+    software = installed_software(kernel_release, spec.packages)
+    return fingerprint(subject, (device,), software, interface=trial.interface)
 
 
 def _kept_figures(document: dict[str, object] | None) -> Figures | None:

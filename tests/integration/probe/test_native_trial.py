@@ -46,7 +46,7 @@ def test_every_instruction_set_of_this_cpu_passes(cache: ProbeCache) -> None:
 def test_one_instruction_set_alone() -> None:
     outcome = run_child(
         NATIVE.module,
-        ("self-test", "cpu", "scalar"),
+        ("self-test", "cpu", "-", "scalar"),
         deadline_seconds=30,
         max_resident_bytes=1 << 30,
     )
@@ -57,7 +57,7 @@ def test_one_instruction_set_alone() -> None:
 
 def test_the_variants_are_told() -> None:
     outcome = run_child(
-        NATIVE.module, ("variants", "cpu"), deadline_seconds=30, max_resident_bytes=1 << 30
+        NATIVE.module, ("variants", "cpu", "-"), deadline_seconds=30, max_resident_bytes=1 << 30
     )
     assert isinstance(outcome, ChildAnswer)
     assert outcome.document == {"variants": list(available_isas())}
@@ -66,9 +66,9 @@ def test_the_variants_are_told() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("self-test", "cpu", "sparc"), "the instruction set 'sparc' is not available here"),
+        (("self-test", "cpu", "-", "sparc"), "the instruction set 'sparc' is not available here"),
         (("dance", "cpu"), "no such command: dance cpu"),
-        (("measure", "cpu", "scalar", "0", "1"), "threads"),
+        (("measure", "cpu", "-", "scalar", "0", "1"), "threads"),
     ],
 )
 def test_what_it_cannot_do_it_refuses(arguments: tuple[str, ...], reason: str) -> None:
@@ -122,7 +122,7 @@ def test_little_memory_is_not_exceeded(cache: ProbeCache) -> None:
     """With 16 MiB for weights one matrix of 17 MiB is read, and the source says so."""
     outcome = run_child(
         NATIVE.module,
-        ("measure", "cpu", available_isas()[-1], "1", str(16 << 20)),
+        ("measure", "cpu", "-", available_isas()[-1], "1", str(16 << 20)),
         deadline_seconds=60,
         max_resident_bytes=256 << 20,
     )

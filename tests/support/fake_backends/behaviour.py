@@ -8,20 +8,29 @@ import sys
 from pathlib import Path
 
 from potluck.probe import self_test
-from potluck.types.hardware import BackendSpec, Device, DeviceKind, DeviceMemory
+from potluck.types.hardware import BackendSpec, Device, DeviceKind, DeviceMemory, Interface
 
 CALLS = "FAKE_BACKEND_CALLS"
 """Names a file that gets one line per command that a fake was given."""
 
 
-def spec(name: str) -> BackendSpec:
+def spec(name: str, *, api: str = "", is_software: bool = False) -> BackendSpec:
     return BackendSpec(
-        name=name, module=f"support.fake_backends.{name}", kinds=frozenset(DeviceKind)
+        name=name,
+        module=f"support.fake_backends.{name}",
+        kinds=frozenset(DeviceKind),
+        api=api,
+        is_software=is_software,
     )
 
 
 def device(
-    device_id: str = "pci-0000:01:00.0", *, driver_version: str = "550", problem: str = ""
+    device_id: str = "pci-0000:01:00.0",
+    *,
+    driver_version: str = "550",
+    problem: str = "",
+    interfaces: tuple[Interface, ...] = (),
+    is_software: bool = False,
 ) -> Device:
     return Device(
         device_id=device_id,
@@ -37,6 +46,8 @@ def device(
         ),
         versions=(("driver", driver_version),),
         problem=problem,
+        interfaces=interfaces,
+        is_software=is_software,
     )
 
 

@@ -8,9 +8,9 @@ import signal
 from support.fake_backends.behaviour import note_call, right_results, say
 
 match note_call():
-    case ["variants", _]:
+    case ["variants", _, _]:
         say({"variants": ["plain", "bad", "good"]})
-    case ["self-test", _, ("plain" | "good") as variant]:
+    case ["self-test", _, _, ("plain" | "good") as variant]:
         say({"results": {variant: right_results()}})
     case ["self-test", *_]:
         os.kill(os.getpid(), signal.SIGILL)

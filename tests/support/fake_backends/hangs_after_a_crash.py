@@ -9,9 +9,9 @@ import time
 from support.fake_backends.behaviour import note_call, say
 
 match note_call():
-    case ["variants", _]:
+    case ["variants", _, _]:
         say({"variants": ["a", "b", "c"]})
-    case ["self-test", _]:
+    case ["self-test", _, _]:
         os.kill(os.getpid(), signal.SIGILL)
     case _:
         time.sleep(60)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.fake_backends.behaviour import note_call, right_results, say
 
 match note_call():
-    case ["self-test", _]:
+    case ["self-test", _, _]:
         say({"results": {"only": right_results()}})
     case ["measure", *_]:
         figure = {"value": 0, "source": "nothing"}

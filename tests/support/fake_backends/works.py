@@ -7,9 +7,9 @@ import time
 from support.fake_backends.behaviour import note_call, right_results, say
 
 match note_call():
-    case ["self-test", _]:
+    case ["self-test", _, _]:
         say({"results": {"slow": right_results(), "fast": right_results()}})
-    case ["measure", _, "fast", num_threads, max_weights_bytes]:
+    case ["measure", _, _, "fast", num_threads, max_weights_bytes]:
         say({"progress": 0.5})
         time.sleep(0.3)  # long enough for another process to wait for it
         source = f"{num_threads} threads, {max_weights_bytes} bytes"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from potluck.probe.trials import (
     measure_backend,
     try_backend,
 )
-from potluck.types.hardware import BackendSpec, Device, DeviceKind, Figure, Origin, Trial
+from potluck.types.hardware import BackendSpec, Device, DeviceKind, Figure, Interface, Origin, Trial
 
 TESTS = Path(__file__).parents[2]
 KERNEL = "6.1.0"
@@ -32,14 +33,14 @@ def cache(tmp_path: Path) -> ProbeCache:
 
 @pytest.fixture(autouse=True)
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """What the fakes were asked so far: the command and what follows the device."""
+    """What the fakes were asked so far: the command and what follows device and interface."""
     path = tmp_path / "calls"
     monkeypatch.setenv("PYTHONPATH", f"{TESTS.parent / 'src'}:{TESTS}")
     monkeypatch.setenv(CALLS, str(path))
 
     def read() -> list[str]:
         lines = path.read_text().splitlines() if path.exists() else []
-        return [" ".join(word for word in line.split() if "pci-" not in word) for line in lines]
+        return [" ".join([words[0], *words[3:]]) for words in map(str.split, lines)]
 
     return read
 
@@ -228,6 +229,72 @@ def test_which_devices_a_backend_is_for() -> None:
     assert is_tried_on(for_(DeviceKind.GPU, "AMD", "NVIDIA"), device())
     assert not is_tried_on(for_(DeviceKind.GPU, "AMD"), device())
     assert not is_tried_on(for_(DeviceKind.CPU), device())
+
+
+def test_a_backend_needs_its_interface_and_leave_to_use_software() -> None:
+    cuda = Interface(api="cuda", address="")
+    for_cuda = spec("x", api="cuda")
+    assert is_tried_on(for_cuda, device(interfaces=(cuda,)))
+    assert not is_tried_on(for_cuda, device())
+    played = device(interfaces=(cuda,), is_software=True)
+    for backend, on in ((for_cuda, played), (spec("x", is_software=True), device())):
+        assert not is_tried_on(backend, on)
+        assert is_tried_on(backend, on, allow_software=True)
+        assert is_tried_on(backend, on, asked_backend="x")
+        assert not is_tried_on(backend, on, asked_backend="y")
+    assert not is_tried_on(for_cuda, device(), allow_software=True, asked_backend="x")
+
+
+BAD, GOOD, GOOD_TOO = (
+    Interface(api="fake", address=address, description="driver 1")
+    for address in ("bad", "good", "good too")
+)
+
+
+def through(cache: ProbeCache, *interfaces: Interface) -> Trial:
+    return try_backend(
+        spec("works_through_good", api="fake"),
+        device(interfaces=interfaces),
+        kernel_release=KERNEL,
+        cache=cache,
+        deadline_seconds=20.0,
+    )
+
+
+def test_each_interface_is_tried_until_one_works(
+    cache: ProbeCache, calls: Callable[[], list[str]]
+) -> None:
+    trial = through(cache, BAD, GOOD, GOOD_TOO)
+    assert trial.works
+    assert trial.interface == GOOD
+    assert trial.reason == "through bad: was killed by SIGSEGV"
+    assert calls() == ["self-test", "variants", "self-test"]
+    again = through(cache, BAD, GOOD, GOOD_TOO)
+    assert (again.interface, again.variants) == (GOOD, ("only",))
+    assert len(calls()) == 3
+    measured = measure_backend(
+        spec("works_through_good", api="fake"),
+        device(),
+        trial,
+        kernel_release=KERNEL,
+        num_threads=1,
+        cache=cache,
+    )
+    assert measured.figures.read_bytes_per_second.source == "good"
+    assert measured.interface == GOOD
+
+
+def test_no_interface_works(cache: ProbeCache, calls: Callable[[], list[str]]) -> None:
+    trial = through(cache, BAD, GOOD_TOO)
+    assert not trial.works
+    assert trial.interface == BAD
+    reason = "was killed by SIGSEGV"
+    assert trial.reason == f"through bad: {reason}; through good too: {reason}"
+    assert through(cache, BAD).reason.startswith("not tried again: ")
+    newer = dataclasses.replace(BAD, description="driver 2")
+    assert through(cache, newer).reason == reason
+    assert through(cache).reason == "the device has no interface of the kind fake"
+    assert len(calls()) == 6
 
 
 def measured(
