@@ -76,12 +76,17 @@ class Outage:
     verdict: str = ""
 
     @property
+    def stays_out(self) -> bool:
+        """Whether no test of this agent brings it back."""
+        return self.returns_at is None
+
+    @property
     def reason(self) -> str:
         """One line: what happened, what was seen since, and what will be done."""
         happened = f"{self.failure.fault.value}: {self.failure.message}"
         if self.verdict:
             happened += f", and {self.verdict}"
-        if self.returns_at is None:
+        if self.stays_out:
             times = f"fault {self.num_faults} within an hour"
             return f"{happened} ({times}: {_STAYS_OUT})"
         pause = format_seconds(self._pause_seconds)
@@ -162,14 +167,6 @@ class UnitHealth:
             unit_id
             for unit_id, outage in self.outages.items()
             if outage.test_at is not None and outage.test_at <= now
-        )
-
-    def staying_out(self) -> tuple[UnitId, ...]:
-        """The units that no test of this agent brings back."""
-        return tuple(
-            unit_id
-            for unit_id, outage in self.outages.items()
-            if outage.returns_at is None and outage.test_at is None
         )
 
 

@@ -153,6 +153,12 @@ class WorkerProcess:
             self._was_killed = True
         self._kill()
 
+    def fail(self, error: PotluckError) -> None:
+        """End it as one that failed, and cannot say so itself."""
+        if not self._listening.done():
+            self._failure = self._failure or error
+            self._kill()
+
     async def wait(self) -> None:
         """Until it has ended and was taken note of."""
         await asyncio.wait({self._listening})
