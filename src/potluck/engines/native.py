@@ -157,6 +157,9 @@ class NativeEngine:
         """Takes matrices in every format, and vectors as F32, F16 or BF16."""
         return _NativeSink(self)
 
+    def warm_up(self) -> None:
+        """See ``LoadableEngine``: its kernels were compiled with the build."""
+
     def map_weight(self, info: TensorInfo, data: NDArray[np.uint8]) -> None:
         """Compute with ``data`` where it lies, from an address that is a multiple of 64.
 

@@ -51,6 +51,22 @@ class Engine(Protocol):
         ...
 
 
+class LoadableEngine(Engine, Protocol):
+    """An engine that a stage is loaded into."""
+
+    @property
+    def weights_bytes(self) -> int:
+        """What the weights taken so far occupy."""
+        ...
+
+    def warm_up(self) -> None:
+        """Compile what steps will run. Called once, with all weights and before the first step.
+
+        It may take minutes where a driver compiles. Raises ``EngineError``.
+        """
+        ...
+
+
 class EngineCost(Protocol):
     """What an engine of one backend takes, counted without it: no driver and no library is loaded.
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from potluck.cluster.agent.units import NodeUnit
 from potluck.cluster.agent.unit_health import UnitFailure, UnitHealth
+from potluck.cluster.agent.units import NodeUnit
 from potluck.cluster.calls import CPU_UNIT
 from potluck.cluster.worker.messages import Stats
 from potluck.errors import PotluckError, UnitFaultError
@@ -88,7 +88,7 @@ class UnitCare:
     @property
     def reasons(self) -> Mapping[str, str]:
         """Why units are out, of those that are."""
-        return self._health.reasons
+        return {str(unit_id): reason for unit_id, reason in self._health.reasons.items()}
 
     def failed(self, unit_id: UnitId, failure: UnitFailure) -> None:
         """A unit failed: from now on it is out. The CPU with the native backend never is."""

@@ -1,4 +1,4 @@
-"""Which of a node's units are out, why, and when each is tested again. Pure: the caller has a clock.
+"""Which of a node's units are out, why, and when each is tested again. Pure: callers have clocks.
 
 Any fault takes a unit out at once. It comes back when its self-test passes, a while after the
 fault: a driver that was reset needs seconds, and what is truly broken shall not be tried all day.

@@ -38,6 +38,7 @@ from potluck.cluster.membership import Membership
 from potluck.cluster.steps import MAX_WAITING_SEQUENCES
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.messages import Loaded
+from potluck.engines.costs import CostOf
 from potluck.errors import EngineError, OverloadedError, ParameterError, PotluckError
 from potluck.scheduling import SchedulerLimits
 from potluck.serving.dispatcher import Dispatcher, Load, Update
@@ -64,7 +65,8 @@ class Deployment:
     """Made by the coordinator's agent; ``publish`` tells every agent of its record.
 
     ``step_seconds`` is the longest time for a step through all stages; a stage that has not
-    answered then counts as lost. ``before_next_epoch`` is awaited when an epoch is over: the agent
+    answered then counts as lost. ``cost_of`` knows what engines take. ``before_next_epoch`` is
+    awaited when an epoch is over: the agent
     may want to look around.
     """
 
@@ -78,6 +80,7 @@ class Deployment:
         credentials: Credentials,
         listen_host: str,
         step_seconds: float,
+        cost_of: CostOf,
         before_next_epoch: Callable[[], Awaitable[None]],
         publish: Callable[[DeploymentRecord], None],
     ) -> None:
@@ -88,6 +91,7 @@ class Deployment:
         self._credentials = credentials
         self._listen_host = listen_host
         self._step_seconds = step_seconds
+        self._cost_of = cost_of
         self._before_next_epoch = before_next_epoch
         self._publish = publish
         self._size: DeploymentSize = size_of(description, record)
@@ -317,6 +321,7 @@ class Deployment:
             self._fingerprint,
             size_of(self._description, self.record),
             may_quantize=self.record.may_quantize,
+            cost_of=self._cost_of,
         )
         # Only now: a coordinator that is cut off and finds no plan must not outrun its successor.
         self._next_epoch()

@@ -35,9 +35,7 @@ async def units_out(membership: Membership, stages: Iterable[StageRecord]) -> tu
 
 async def _report(membership: Membership, node_id: NodeId) -> NodeReport | None:
     try:
-        answer = await membership.call(
-            node_id, "node.report", b"", timeout_seconds=_REPORT_SECONDS
-        )
+        answer = await membership.call(node_id, "node.report", b"", timeout_seconds=_REPORT_SECONDS)
         return decode(answer, NodeReport)
     except CallError:
         return None

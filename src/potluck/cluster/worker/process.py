@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
 import psutil
 
 from potluck.cluster.edges.connect import connect_edge
@@ -39,6 +40,8 @@ from potluck.cluster.worker.messages import (
 )
 from potluck.cluster.worker.stage import Stage, StageTotals
 from potluck.cluster.worker.watch import CallWatch
+from potluck.cluster.worker.watched_engine import open_watched
+from potluck.engines.opening import open_engine
 from potluck.errors import EdgeClosedError, PotluckError, UnitFaultError
 from potluck.loading.load import LoadedStage
 from potluck.quantities import format_seconds
@@ -89,11 +92,8 @@ def _serve(channel: ControlChannel) -> int:
         private_key_pem=load.identity.private_key_pem,
         authority_pem=load.identity.authority_pem,
     )
-    loaded = load_for(
-        load,
-        lambda done, total: channel.send(Progress(done_bytes=done, total_bytes=total)),
-        _fetching_told(channel),
-    )
+    make_engine = open_engine if load.step_seconds is None else partial(open_watched, watch)
+    loaded = load_for(load, *_progress_told(channel), make_engine)
     listener = EdgeListener(load.listen_host, credentials)
     try:
         host, port = listener.address
@@ -130,18 +130,29 @@ def _mapped_file(loaded: LoadedStage) -> MappedFile | None:
     return MappedFile(path=str(loaded.packed.path), num_bytes=loaded.packed.layout.num_bytes)
 
 
-def _fetching_told(channel: ControlChannel) -> Callable[[int, int], None]:
-    """Tells of fetching, some times a second."""
+def _progress_told(
+    channel: ControlChannel,
+) -> tuple[Callable[[int, int], None], Callable[[int, int], None], Callable[[], None]]:
+    """Tell of loading, of fetching (some times a second), and of warming up."""
     last = 0.0
+    latest = Progress(done_bytes=0, total_bytes=0)
 
-    def tell(done_bytes: int, total_bytes: int) -> None:
+    def tell_loading(done_bytes: int, total_bytes: int) -> None:
+        nonlocal latest
+        latest = Progress(done_bytes=done_bytes, total_bytes=total_bytes)
+        channel.send(latest)
+
+    def tell_fetching(done_bytes: int, total_bytes: int) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last > _FETCHING_TOLD_SECONDS:
             last = now
             channel.send(Progress(done_bytes=done_bytes, total_bytes=total_bytes, is_fetching=True))
 
-    return tell
+    def tell_warming_up() -> None:
+        channel.send(msgspec.structs.replace(latest, is_warming_up=True))
+
+    return tell_loading, tell_fetching, tell_warming_up
 
 
 def _connect(

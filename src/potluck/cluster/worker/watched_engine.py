@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from potluck.cluster.worker.watch import CallWatch
+from potluck.engines.opening import open_engine
 from potluck.errors import UnitFaultError
 from potluck.types.engine import LoadableEngine, StepResult
 from potluck.types.tensor import TensorInfo, TensorSink
@@ -16,11 +17,21 @@ from potluck.types.unit import Fault
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from potluck.types.program import Program
     from potluck.types.step import Step
+    from potluck.types.unit import UnitAddress
 
 _WARM_UP_TIMES = 20.0
 """Of the limit of a step: a cold driver compiles some dozen kernels then, on a slow board for
 minutes."""
+
+
+def open_watched(
+    watch: CallWatch, address: UnitAddress, program: Program, **options: Any
+) -> WatchedEngine:
+    """As ``open_engine``, watched from here on: a driver may hang when it is opened."""
+    with watch.call("opening the unit", times=_WARM_UP_TIMES):
+        return WatchedEngine(open_engine(address, program, **options), watch)
 
 
 class WatchedEngine:
@@ -52,12 +63,9 @@ class WatchedEngine:
         """As the engine's. Raises ``UnitFaultError`` for numbers that are not finite."""
         with self._watch.call("a step"):
             result = self._engine.step(step, hidden)
-        if result.hidden is not None and not _is_finite(result.hidden):
-            if hidden is None or _is_finite(hidden):
-                raise UnitFaultError(
-                    Fault.NOT_FINITE.value, "a step gave NaN or infinite numbers"
-                )
-        return result
+        if _is_finite(result.hidden) or not _is_finite(hidden):
+            return result  # what came in wrong is another stage's fault
+        raise UnitFaultError(Fault.NOT_FINITE.value, "a step gave NaN or infinite numbers")
 
     def logits(self, step: Step, hidden: NDArray[np.float32] | None) -> NDArray[np.float32]:
         """As the engine's."""
@@ -88,8 +96,10 @@ class _WatchedSink:
             self._sink.finish(name)
 
 
-def _is_finite(hidden: NDArray[np.float32]) -> bool:
+def _is_finite(hidden: NDArray[np.float32] | None) -> bool:
     """Whether all are; the sum tells in one pass, unless it overflows."""
+    if hidden is None:
+        return True
     with np.errstate(over="ignore", invalid="ignore"):
         total = float(np.add.reduce(hidden, axis=None))
     return math.isfinite(total) or bool(np.isfinite(hidden).all())

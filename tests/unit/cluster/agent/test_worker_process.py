@@ -22,8 +22,9 @@ from potluck.cluster.worker.messages import (
     Peer,
     StageSpec,
 )
+from potluck.engines.backends import native_unit
 from potluck.errors import EngineError, PotluckError, UnitFaultError
-from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.quantization import Quantization
 from potluck.types.unit import Fault
 
@@ -34,6 +35,7 @@ LOAD = Load(
         epoch=Epoch(number=1, coordinator=NODE),
         index=0,
         num_stages=1,
+        unit_id=UnitId("cpu/native"),
         model="demo",
         start_layer=0,
         end_layer=1,
@@ -45,10 +47,11 @@ LOAD = Load(
         is_mapped=False,
         num_bytes=1,
     ),
+    unit=native_unit(),
+    device_free_bytes=None,
     identity=Identity(node_id=NODE, certificate_pem=b"", private_key_pem=b"", authority_pem=b""),
     listen_host="127.0.0.1",
     num_threads=1,
-    isa=None,
     packed_cache_bytes=None,
 )
 CONNECT = Connect(preceding=Peer(node_id=NODE), following=Peer(node_id=NODE))
@@ -288,7 +291,7 @@ def test_one_that_died_before_it_was_killed_died_by_itself() -> None:
             await asyncio.sleep(0)  # it is told to
             # The loop hears of the end only after this.
             while not module._has_ended(process.pid):
-                time.sleep(0.01)  # noqa: ASYNC251
+                time.sleep(0.01)
             process.kill()
             with pytest.raises(UnitFaultError):
                 await loading

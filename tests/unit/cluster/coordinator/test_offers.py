@@ -6,9 +6,10 @@ import msgspec
 from support import hardware
 
 from potluck.cluster.calls import CPU_UNIT, NodeReport, UnitReport
-from potluck.cluster.coordinator.planning import headroom_bytes, offers
+from potluck.cluster.coordinator.offering import headroom_bytes, offers
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.memory import MemoryPool
+from potluck.types.unit import Role
 
 GIB = 2**30
 TOTAL = 16 * GIB
@@ -26,7 +27,12 @@ def report(
     is_draining: bool = False,
 ) -> NodeReport:
     unit = UnitReport(
-        unit_id=CPU_UNIT, description="", usable_bytes=usable, is_shared=True, num_threads=1
+        unit_id=CPU_UNIT,
+        backend="native",
+        description="",
+        usable_bytes=usable,
+        is_shared=True,
+        num_threads=1,
     )
     return NodeReport(
         node_id=NodeId(node),
@@ -38,6 +44,7 @@ def report(
         available_bytes=available,
         available_reason="",
         memory_limit_bytes=None,
+        usable_bytes=usable,
         pools=(
             MemoryPool(pool_id=host, limit_bytes=TOTAL, available_bytes=available),
             *([] if group is None else [group]),
@@ -50,7 +57,7 @@ def report(
 
 
 def usable(*reports: NodeReport, candidates: tuple[NodeReport, ...] | None = None) -> list[int]:
-    return [each.usable_bytes for each in offers(reports, candidates or reports)]
+    return [each.usable_bytes for each in offers(reports, candidates or reports).offers]
 
 
 def test_agents_on_one_machine_share_its_memory_and_others_do_not() -> None:
@@ -118,6 +125,6 @@ def test_units_of_one_node_that_share_its_memory_have_one_budget_and_others_thei
 
 
 def test_units_that_do_not_work_are_offered_nothing() -> None:
-    broken = msgspec.structs.replace(report("a").units[0], problem="wrong numbers")
+    broken = msgspec.structs.replace(report("a").units[0], role=Role.OUT, reason="wrong numbers")
     node = msgspec.structs.replace(report("a"), units=(broken,))
     assert usable(node, report("b")) == [8 * GIB]

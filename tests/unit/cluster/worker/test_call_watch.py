@@ -40,9 +40,8 @@ def test_calls_within_their_limits_are_none_of_its_business() -> None:
 def test_how_long_a_call_has_taken(limit: float | None) -> None:
     watch = CallWatch(limit, lambda *_: None)
     assert watch.busy_seconds == 0
-    with pytest.raises(KeyError), watch.call("a step"):
+    with watch.call("a step"):
         time.sleep(0.02)
         assert watch.busy_seconds >= 0.02
-        raise KeyError
     assert watch.busy_seconds == 0
     watch.close()
