@@ -5,6 +5,7 @@
  *   FAKE_NVML_MIG        MIG instances (1g.5gb) per card; not set: the cards know no MIG
  *   FAKE_NVML_FAULTS     "CALL=CODE,CALL@CARD=CODE": CODE is returned; "crash" and "hang" do so
  *   FAKE_NVML_NAME       every card's name, as raw bytes
+ *   FAKE_NVML_UUID       every card's and instance's UUID, as raw bytes
  *   FAKE_NVML_MEMORY     "TOTAL,FREE" of every card and instance, in bytes
  *   FAKE_NVML_LOG        a file that gets a line for each call
  *
@@ -150,6 +151,15 @@ nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned length)
     if (wanted) return text(name, length, wanted);
     if (device->instance >= 0) return text(name, length, "NVIDIA A100-SXM4-40GB MIG 1g.5gb");
     return text(name, length, knows_mig() ? "NVIDIA A100-SXM4-40GB" : "NVIDIA GeForce RTX 4090");
+}
+
+nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned length) {
+    CALL((int)device->card);
+    const char *wanted = getenv("FAKE_NVML_UUID");
+    if (wanted) return text(uuid, length, wanted);
+    snprintf(uuid, length, "%s-0000000%u-0000-0000-0000-00000000000%d",
+             device->instance < 0 ? "GPU" : "MIG", device->card, device->instance + 1);
+    return SUCCESS;
 }
 
 static void sizes(nvmlDevice_t device, unsigned long long *total, unsigned long long *free_bytes) {

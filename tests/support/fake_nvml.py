@@ -29,6 +29,7 @@ CALLS = (
     "nvmlDeviceGetHandleByIndex_v2",
     "nvmlDeviceGetPciInfo_v3",
     "nvmlDeviceGetName",
+    "nvmlDeviceGetUUID",
     "nvmlDeviceGetMemoryInfo_v2",
     "nvmlDeviceGetMemoryInfo",
     "nvmlDeviceGetNumGpuCores",

@@ -29,9 +29,11 @@ class KfdNode:
 
     ``memory_bytes`` is what KFD lets its programs have of the GPU's memory. For a partition that is
     an even share; for an APU, newer kernels count the system's memory. ``num_cpu_cores`` is more
-    than 0 where the description comes from the firmware of an APU.
+    than 0 where the description comes from the firmware of an APU. ``rank`` is its place among the
+    nodes that compute, from 0, by which programs choose it.
     """
 
+    rank: int
     num_cpu_cores: int
     simd_count: int
     gfx_target_version: int
@@ -73,6 +75,7 @@ def gpu_nodes(system: System) -> tuple[KfdNode, ...]:
 
 
 def _gpu_nodes(system: System) -> Iterator[KfdNode]:
+    rank = 0
     directories = system.entries(system.sys / "class/kfd/kfd/topology/nodes")
     for directory in sorted(directories, key=lambda path: (len(path.name), path.name)):
         properties = _properties(system, directory / "properties")
@@ -84,6 +87,7 @@ def _gpu_nodes(system: System) -> Iterator[KfdNode]:
             if (bank := _properties(system, entry / "properties")).get("heap_type") in _FRAME_BUFFER
         ]
         yield KfdNode(
+            rank=rank,
             num_cpu_cores=properties.get("cpu_cores_count", 0),
             simd_count=properties["simd_count"],
             gfx_target_version=properties.get("gfx_target_version", 0),
@@ -97,6 +101,7 @@ def _gpu_nodes(system: System) -> Iterator[KfdNode]:
             max_memory_clock_hz=_hertz(max((b.get("mem_clk_max", 0) for b in banks), default=0)),
             firmware=properties.get("fw_version"),
         )
+        rank += 1
 
 
 def _properties(system: System, file: Path) -> Mapping[str, int]:

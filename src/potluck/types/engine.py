@@ -67,6 +67,16 @@ class LoadableEngine(Engine, Protocol):
         ...
 
 
+class MakeEngine(Protocol):
+    """Makes engines on one unit, for whoever tries or measures it."""
+
+    def __call__(
+        self, program: Program, *, num_blocks: int, max_step_tokens: int
+    ) -> LoadableEngine:
+        """An engine without its weights; the caller's to close."""
+        ...
+
+
 class EngineCost(Protocol):
     """What an engine of one backend takes, counted without it: no driver and no library is loaded.
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from support.umockdev import find_devices
 
-from potluck.types.hardware import Device, DeviceKind, DeviceMemory, Figures, Origin
+from potluck.types.hardware import Device, DeviceKind, DeviceMemory, Figures, Interface, Origin
 
 NO_BACKEND = "Potluck has no backend for it"
 NOT_TOLD = DeviceMemory(
@@ -196,6 +196,7 @@ FOUND: dict[str, dict[str, tuple[Device, ...]]] = {
                 driver="kgsl-3d",
                 device_files=("/dev/kgsl-3d0",),
                 memory=shared(7700000, 5500000),
+                interfaces=(Interface(api="kgsl", address=""),),
             ),
         ),
     },

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from support.umockdev import find_devices
 
-from potluck.types.hardware import Device, DeviceKind, DeviceMemory, Figures
+from potluck.types.hardware import Device, DeviceKind, DeviceMemory, Figures, Interface
 
 RTX_4090 = Device(
     device_id="pci-0000:01:00.0",
@@ -29,6 +29,7 @@ RTX_4090 = Device(
         source="only NVML tells it, and it did not",
     ),
     versions=(("driver", "535.129.03"), ("vbios", "95.02.3c.00.01")),
+    interfaces=(Interface(api="cuda", address="0000:01:00.0"),),
 )
 TESLA_T4 = replace(
     RTX_4090,
@@ -38,6 +39,7 @@ TESLA_T4 = replace(
     chip="10de:1eb8",
     device_files=("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"),
     versions=(("driver", "535.129.03"), ("vbios", "90.04.96.00.02")),
+    interfaces=(Interface(api="cuda", address="0000:41:00.0"),),
 )
 DRIVERLESS = replace(
     RTX_4090,
@@ -46,6 +48,7 @@ DRIVERLESS = replace(
     device_files=(),
     versions=(),
     problem="no kernel driver is bound to it",
+    interfaces=(),
 )
 ORIN = Device(
     device_id="of-17000000.gpu",
@@ -63,6 +66,7 @@ ORIN = Device(
         source="the machine's own memory (/proc/meminfo)",
     ),
     versions=(("L4T", "36.4.3"),),
+    interfaces=(Interface(api="cuda", address=""),),
 )
 
 FOUND: dict[str, tuple[Device, ...]] = {

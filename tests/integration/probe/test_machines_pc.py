@@ -15,7 +15,12 @@ from support.umockdev import call_on_machine, find_devices
 from potluck.probe.children.intel_document import IntelDocument
 from potluck.probe.chips import table_figures
 from potluck.probe.derive import amd_figures, merge_figures
-from potluck.types.hardware import Device, DeviceKind, DeviceMemory, Figures
+from potluck.types.hardware import Device, DeviceKind, DeviceMemory, Figures, Interface
+
+
+def kfd(rank: str, target: str) -> Interface:
+    return Interface(api="kfd", address=rank, description=target)
+
 
 XTX = Device(
     device_id="pci-0000:86:00.0",
@@ -33,6 +38,7 @@ XTX = Device(
         source="amdgpu (mem_info_vram)",
     ),
     versions=(("firmware", "2140"), ("vbios", "113-D7020100-102")),
+    interfaces=(kfd("0", "gfx1100"),),
 )
 
 MI210 = replace(
@@ -44,6 +50,7 @@ MI210 = replace(
     device_files=("/dev/dri/renderD129", "/dev/kfd"),
     memory=replace(XTX.memory, total_bytes=68_702_699_520, free_bytes=68_702_699_520 - 11_513_856),
     versions=(("firmware", "92"), ("vbios", "113-D67301V-073")),
+    interfaces=(kfd("1", "gfx90a"),),
 )
 
 SHARED = DeviceMemory(
@@ -98,6 +105,7 @@ MACHINES = {
                 source="amdgpu (mem_info_vram, mem_info_gtt), within /proc/meminfo",
             ),
             versions=(("firmware", "34"), ("vbios", "113-PHXGENERIC-001")),
+            interfaces=(kfd("0", "gfx1103"),),
         ),
     ),
     ("amd-two-cards", "amd"): (
@@ -107,6 +115,7 @@ MACHINES = {
             device_id="pci-0000:63:00.0",
             device_files=("/dev/dri/renderD128", "/dev/kfd"),
             memory=replace(MI210.memory, free_bytes=68_702_699_520 - 4_107_513_856),
+            interfaces=(kfd("0", "gfx90a"),),
         ),
     ),
     ("amd-apu-and-card", "amd"): (
@@ -119,6 +128,7 @@ MACHINES = {
             device_files=("/dev/dri/renderD128",),
             memory=replace(XTX.memory, total_bytes=4 << 30, free_bytes=4_000_000_000),
             versions=(),
+            interfaces=(),
         ),
         replace(
             XTX,
@@ -134,6 +144,7 @@ MACHINES = {
                 source="amdgpu (mem_info_vram, mem_info_gtt), within /proc/meminfo",
             ),
             versions=(("firmware", "363"),),
+            interfaces=(kfd("0", ""),),
         ),
     ),
     ("amd-no-driver", "amd"): (
@@ -153,6 +164,7 @@ MACHINES = {
             ),
             versions=(),
             problem="no kernel driver is bound to it",
+            interfaces=(),
         ),
     ),
     ("intel-arc-xe", "intel"): (ARC_B580,),
@@ -197,6 +209,7 @@ MACHINES = {
             memory=replace(XTX.memory, free_bytes=25_700_000_000),
             versions=(),
             problem="its device file /dev/dri/renderD129 is missing",
+            interfaces=(),
         ),
     ),
     ("pc-container", "intel"): (
@@ -239,7 +252,7 @@ def test_figures_are_made_from_kfd_and_then_from_the_table() -> None:
 def test_a_render_node_without_permission_is_said_to_be_the_problem() -> None:
     (device,) = find_devices("amd-desktop", "amd", forbidden=["/dev/dri/renderD128"]).devices
     assert device.problem == "no permission to use /dev/dri/renderD128"
-    assert replace(device, problem="", figures=Figures()) == XTX
+    assert replace(device, problem="", figures=Figures()) == replace(XTX, interfaces=())
 
 
 def test_an_integrated_gpu_without_permission_is_still_listed() -> None:

@@ -16,6 +16,7 @@ from potluck.types.hardware import (
     DeviceKind,
     DeviceMemory,
     Figures,
+    Interface,
     LayerReport,
     Origin,
 )
@@ -69,6 +70,15 @@ def _complete(number: int) -> Device:
             total_bytes=24 * 1024**3, free_bytes=20 * 1024**3, is_shared=False, source="NVML"
         ),
         versions=_VERSIONS,
+        interfaces=(_cuda(number),),
+    )
+
+
+def _cuda(number: int, version: str = "CUDA 12.4") -> Interface:
+    return Interface(
+        api="cuda",
+        address=f"GPU-{number - 1:08}-0000-0000-0000-000000000000",
+        description=version,
     )
 
 
@@ -123,6 +133,9 @@ def test_replaces_a_card_by_its_mig_instances(library: Path) -> None:
     assert instance.reported_name == "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
     assert instance.name.endswith("MIG 1g.5gb")
     assert instance.memory.total_bytes == 4864 * 1024**2
+    assert [device.interfaces[0].address for device in report.devices] == [
+        f"MIG-{card:08}-0000-0000-0000-{instance:012}" for card in (0, 1) for instance in (1, 2)
+    ]
     # 14 multiprocessors × 64 cores × 2 × 1.41 GHz; an eighth of 5120 bits × 2 × 1.215 GHz.
     assert instance.figures.f32_operations_per_second.value == pytest.approx(2.527e12, rel=0.001)
     assert instance.figures.read_bytes_per_second.value == pytest.approx(194.4e9, rel=0.001)
@@ -142,6 +155,9 @@ CARD_CALLS: Mapping[str, Mapping[str, object]] = {
     # The other card has its address, so this one is known all the same.
     "nvmlDeviceGetPciInfo_v3": {},
     "nvmlDeviceGetName": {"name": "AD102", "reported_name": "AD102"},
+    "nvmlDeviceGetUUID": {
+        "interfaces": (replace(_cuda(2), address="0000:02:00.0"),),
+    },
     "nvmlDeviceGetMemoryInfo_v2": {},
     "nvmlDeviceGetNumGpuCores": {},
     "nvmlDeviceGetMaxClockInfo": {},
@@ -232,7 +248,9 @@ def test_a_driver_that_refuses_is_told_in_one_line(library: Path) -> None:
 def test_errors_of_the_whole_library_cost_one_value(library: Path) -> None:
     lost: Mapping[str, tuple[Device, ...]] = {
         "nvmlSystemGetDriverVersion": (replace(_complete(1), versions=_VERSIONS[1:]),),
-        "nvmlSystemGetCudaDriverVersion_v2": (replace(_complete(1), versions=_VERSIONS[:2]),),
+        "nvmlSystemGetCudaDriverVersion_v2": (
+            replace(_complete(1), versions=_VERSIONS[:2], interfaces=(_cuda(1, ""),)),
+        ),
         "nvmlDeviceGetCount_v2": (_found(1),),
     }
     cases = [(call, code) for call in lost for code in CODES]
@@ -276,6 +294,16 @@ def test_no_name_of_a_card_reaches_the_terminal_as_it_is(
     assert device.name == shown
     assert device.name.isprintable()
     assert device.reported_name.isprintable()
+
+
+@pytest.mark.parametrize("uuid", ["", "0,1", "GPU-1,GPU-2", "GPU-" + 90 * "1", "\udcff"])
+def test_what_is_no_uuid_addresses_nothing(library: Path, uuid: str) -> None:
+    given = replace(_found(1), interfaces=(Interface(api="cuda", address="0000:01:00.0"),))
+    report = LayerReport(layer="nvidia", devices=(given,))
+    (device,) = merge(report, _run(library, uuid=uuid).outcome).devices
+    assert [interface.address for interface in device.interfaces] == ["0000:01:00.0"]
+    instances = merge(report, _run(library, uuid=uuid, mig="1").outcome).devices
+    assert [device.interfaces for device in instances] == [()]
 
 
 @pytest.mark.parametrize(

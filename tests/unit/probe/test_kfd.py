@@ -24,6 +24,7 @@ fw_version 177
 unique_id 16404946649897475633
 """
 NODE = KfdNode(
+    rank=0,
     num_cpu_cores=0,
     simd_count=152,
     gfx_target_version=90402,
@@ -47,7 +48,7 @@ def test_reads_gpus_in_order_of_number_and_leaves_out_cpus(tmp_path: Path) -> No
             "2/properties": PARTITION,
         },
     )
-    assert gpu_nodes(make_system(tmp_path)) == (NODE, replace(NODE, render_minor=130))
+    assert gpu_nodes(make_system(tmp_path)) == (NODE, replace(NODE, rank=1, render_minor=130))
 
 
 def test_memory_is_the_sum_of_the_banks_of_the_gpu(tmp_path: Path) -> None:

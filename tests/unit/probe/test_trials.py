@@ -326,6 +326,10 @@ def test_measuring(cache: ProbeCache, calls: Callable[[], list[str]]) -> None:
     )
     assert trial.figures.int8_operations_per_second.value == 1e12
     assert trial.figures.f32_operations_per_second == Figure()
+    assert trial.rates.decode_tokens_per_second == Figure(
+        value=12.5, origin=Origin.MEASURED, source=source
+    )
+    assert trial.rates.prefill_tokens_per_second == Figure()
     assert (trial.works, trial.variants) == (True, ("slow", "fast"))
     assert seen == [0.5]
     assert measured("works", cache) == trial
@@ -350,10 +354,8 @@ def test_figures_that_are_known(cache: ProbeCache) -> None:
         )
 
     assert known(3) is None
-    figures = measured("works", cache).figures
-    found = known(3)
-    assert found is not None
-    assert found.figures == figures
+    now = measured("works", cache)
+    assert known(3) == now
     assert known(2) is None
 
 
@@ -380,6 +382,7 @@ def test_figures_that_make_no_sense_are_not_taken(
         assert trial.figures.read_bytes_per_second == Figure(
             source="measuring failed: its figures are not positive numbers with sources"
         )
+        assert trial.rates.decode_tokens_per_second == trial.figures.read_bytes_per_second
         assert len(calls()) == 1 + num_measurements
 
 
@@ -437,3 +440,13 @@ print(trial.figures.read_bytes_per_second.value)
             process.stdin.flush()
         assert [process.communicate()[0] for process in processes] == ["5000000000.0\n"] * 3
     assert len([call for call in calls() if call.startswith("measure")]) == 1
+
+
+def test_figures_that_were_kept_without_rates_are_measured_anew(
+    tmp_path: Path, cache: ProbeCache, calls: Callable[[], list[str]]
+) -> None:
+    first = measured("works", cache)
+    path = tmp_path / "probe.json"
+    path.write_text(path.read_text().replace('"rates"', '"races"'))
+    assert measured("works", cache) == first
+    assert len(calls()) == 3

@@ -105,6 +105,7 @@ class UnitCare:
                 await self._pause()
                 await self._keep_quarantine()
                 for unit_id in self._health.due(time.monotonic()):
+                    self._health = self._health.testing(unit_id)
                     self._begin(unit_id, self._test_again(unit_id))
                 for unit_id in self._in_use():
                     self._look_at(unit_id)
@@ -117,7 +118,7 @@ class UnitCare:
     async def _pause(self) -> None:
         seconds = _REST_SECONDS
         if self._in_use():
-            seconds = min(_LOOK_SECONDS, self._idle_seconds)
+            seconds = min(_LOOK_SECONDS, self._step_seconds, self._idle_seconds)
         if (at := self._health.next_test_at) is not None:
             seconds = min(seconds, max(0.0, at - time.monotonic()))
         with suppress(TimeoutError):

@@ -65,7 +65,7 @@ class Outage:
     """Why a unit is out. Times are the caller's, in seconds.
 
     ``verdict`` is what its self-test said since. ``returns_at`` is when a passed test brings it
-    back at the earliest, ``test_at`` when it is tested next; None: it stays out.
+    back at the earliest (None: it stays out), ``test_at`` when it is tested next.
     """
 
     failure: UnitFailure
@@ -131,6 +131,11 @@ class UnitHealth:
         return UnitHealth(
             outages={**self.outages, unit_id: outage}, faults={**self.faults, unit_id: recent}
         )
+
+    def testing(self, unit_id: UnitId) -> UnitHealth:
+        """A unit that is out is being tested: that is not due any more."""
+        outage = dataclasses.replace(self.outages[unit_id], test_at=None)
+        return dataclasses.replace(self, outages={**self.outages, unit_id: outage})
 
     def tested(self, unit_id: UnitId, problem: str, now: float) -> UnitHealth:
         """The self-test of a unit that is out has ended; ``problem`` is empty if it passed."""

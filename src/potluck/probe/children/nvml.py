@@ -185,6 +185,7 @@ def _ask_card(asker: _Asker, handle: object, told: dict[str, Any]) -> None:
         told["address"] = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
         told["chip"] = f"{pci.pciDeviceId & 0xFFFF:04x}:{pci.pciDeviceId >> 16:04x}"
     told["name"] = asker.text("name", pynvml.nvmlDeviceGetName, handle)
+    told["uuid"] = asker.text("UUID", pynvml.nvmlDeviceGetUUID, handle)
     told["memory"] = _memory(asker, handle)
     told["num_cores"] = asker.ask("cores", pynvml.nvmlDeviceGetNumGpuCores, handle)
     told["max_sm_clock_mhz"] = asker.ask(
@@ -229,6 +230,7 @@ def _instance(asker: _Asker, card: object, slot: int) -> NvmlInstance | None:
     return NvmlInstance(
         gpu_instance=gpu_instance,
         compute_instance=compute_instance,
+        uuid=asker.text(f"UUID of the {what}", pynvml.nvmlDeviceGetUUID, handle),
         name=asker.text(f"name of the {what}", pynvml.nvmlDeviceGetName, handle),
         memory=_memory(asker, handle),
         num_multiprocessors=None if attributes is None else attributes.multiprocessorCount,

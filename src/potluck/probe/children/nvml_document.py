@@ -19,10 +19,12 @@ class NvmlMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class NvmlInstance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A MIG instance: the part of a card that one GPU instance and compute instance make.
 
+    ``uuid`` is that of CUDA's devices, with its ``MIG-``.
     ``num_slices`` are of the card's compute slices (the 3 of a profile ``3g.40gb``).
     """
 
     gpu_instance: int
+    uuid: str | None = None
     compute_instance: int
     name: str | None
     memory: NvmlMemory
@@ -34,13 +36,15 @@ class NvmlCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A card at NVML's ``index``.
 
     ``address`` is the PCI address as sysfs writes it, ``chip`` the PCI ids (``10de:2684``), both
-    None where NVML gave none (Tegra). ``problem`` says why the card cannot be used; what it told
-    before it was lost is there. ``unanswered`` has a line for each error: it, and what it cost.
+    None where NVML gave none (Tegra). ``uuid`` is that of CUDA's device, with its ``GPU-``.
+    ``problem`` says why the card cannot be used; what it told before it was lost is there.
+    ``unanswered`` has a line for each error: it, and what it cost.
     """
 
     index: int
     address: str | None = None
     chip: str | None = None
+    uuid: str | None = None
     name: str | None = None
     memory: NvmlMemory = NvmlMemory(error="not asked")
     num_cores: int | None = None

@@ -22,10 +22,12 @@ from potluck.probe.chips import table_figures
 from potluck.probe.layer import Layer
 from potluck.probe.names import normalize_name, printable
 from potluck.probe.system import System
-from potluck.types.hardware import Device, DeviceKind, LayerReport
+from potluck.types.hardware import Device, DeviceKind, Interface, LayerReport
 
 RENDER_DRIVERS = frozenset({"msm", "msm_dpu", "msm_mdp", "mdp4", "msm_drm", "adreno"})
 """Display controllers of the kernel's msm and of the vendor's msm_drm, and msm without display."""
+
+_KGSL = "kgsl-3d0"
 
 _REPORTED = re.compile(r"Adreno(\d{3})(v\d+)?")
 """``Adreno650v2``: model and revision. Newer ones report a number that is no model's name."""
@@ -36,11 +38,11 @@ _COMPATIBLE = re.compile(r"qcom,adreno-(\d{3})\.\d+")
 
 def _find(system: System) -> LayerReport:
     devices: dict[Path, Device] = {}
-    kgsl = system.sys / "class/kgsl/kgsl-3d0"
+    kgsl = system.sys / "class/kgsl" / _KGSL
     model = system.text(kgsl / "gpu_model")
     if model is not None:
         path = resolve(kgsl / "device")
-        devices[path] = _device(system, path, model, system.dev / "kgsl-3d0")
+        devices[path] = _device(system, path, model, system.dev / _KGSL)
     render_node = next(
         (node.device_file for node in system.render_nodes() if node.driver in RENDER_DRIVERS), None
     )
@@ -54,6 +56,7 @@ def _find(system: System) -> LayerReport:
 def _device(system: System, path: Path, model: str, file: Path | None) -> Device:
     chip = next(iter(system.compatible(path)), "")
     driver = system.driver(path)
+    is_kgsl = file is not None and file.name == _KGSL
     name = _name(model, chip)
     return Device(
         device_id=device_id(system, path),
@@ -67,6 +70,7 @@ def _device(system: System, path: Path, model: str, file: Path | None) -> Device
         memory=shared_memory(system),
         figures=table_figures(name, chip=chip),
         problem=problem(system, driver, file),
+        interfaces=(Interface(api="kgsl", address=""),) if is_kgsl else (),
     )
 
 

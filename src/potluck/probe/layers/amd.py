@@ -34,8 +34,15 @@ from potluck.probe.pci_gpu import (
     render_nodes,
     why_unusable,
 )
-from potluck.probe.system import PciDevice, RenderNode, System
-from potluck.types.hardware import Device, DeviceKind, DeviceMemory, Figures, LayerReport
+from potluck.probe.system import Access, PciDevice, RenderNode, System
+from potluck.types.hardware import (
+    Device,
+    DeviceKind,
+    DeviceMemory,
+    Figures,
+    Interface,
+    LayerReport,
+)
 
 _VENDOR = 0x1002
 
@@ -107,7 +114,14 @@ def _device(
         figures=_figures(node, reported_name, chip),
         versions=_versions(system, pci, node),
         problem=why_unusable(system, pci.driver, file),
+        interfaces=_interfaces(system, node),
     )
+
+
+def _interfaces(system: System, node: KfdNode | None) -> tuple[Interface, ...]:
+    if node is None or system.access(system.dev / "kfd") is not Access.USABLE:
+        return ()
+    return (Interface(api="kfd", address=str(node.rank), description=node.gfx_name),)
 
 
 def _reported_name(system: System, pci: PciDevice) -> str:

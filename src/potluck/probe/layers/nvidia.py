@@ -20,6 +20,7 @@ from potluck.probe.layers.nvidia_device import (
     PCI_VENDOR,
     TEGRA_DRIVERS,
     WSL_DRIVER,
+    cuda,
     files_problem,
     shares_memory,
     unknown_memory,
@@ -71,6 +72,7 @@ def _pci_device(system: System, found: PciDevice) -> Device:
         figures=table_figures(reported_name, chip=found.ids),
         versions=_versions(system, information) if is_driven else (),
         problem=files_problem(system, files) if is_driven else _driver_problem(found.driver),
+        interfaces=(cuda(found.address),) if is_driven else (),
     )
 
 
@@ -131,6 +133,7 @@ def _files_without_bus(system: System) -> list[Device]:
             driver=DRIVER,
             files=_device_files(system, minor),
             name=f"NVIDIA GPU {minor}",
+            is_only_one=len(minors) == 1,
         )
         for minor in minors
     ]
@@ -148,14 +151,21 @@ def _wsl(system: System) -> list[Device]:
             driver=WSL_DRIVER,
             files=(file,),
             name="NVIDIA GPU of the Windows host",
+            is_only_one=True,
         )
     ]
 
 
 def _stand_in(
-    system: System, *, device_id: str, driver: str, files: tuple[Path, ...], name: str
+    system: System,
+    *,
+    device_id: str,
+    driver: str,
+    files: tuple[Path, ...],
+    name: str,
+    is_only_one: bool,
 ) -> Device:
-    """Stands for cards until NVML says which they are."""
+    """Stands for cards until NVML says which they are; of several CUDA could not tell which."""
     return Device(
         device_id=device_id,
         kind=DeviceKind.GPU,
@@ -167,6 +177,7 @@ def _stand_in(
         device_files=tuple(str(file) for file in files),
         memory=unknown_memory(_NOT_TOLD),
         problem=files_problem(system, files),
+        interfaces=(cuda(""),) if is_only_one else (),
     )
 
 

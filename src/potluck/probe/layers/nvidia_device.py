@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from potluck.probe.system import Access, System
-from potluck.types.hardware import DeviceMemory
+from potluck.types.hardware import DeviceMemory, Interface
 
 MAKE = "NVIDIA"
 
@@ -30,6 +30,11 @@ _SHARED_MEMORY_CHIPS = {
 def shares_memory(chip: str) -> bool:
     """Whether a GPU on the PCI bus, by its ids, has no memory of its own."""
     return chip in _SHARED_MEMORY_CHIPS
+
+
+def cuda(address: str, *, version: str = "") -> Interface:
+    """How CUDA's programs reach a device; ``version`` is the latest of CUDA that its driver can."""
+    return Interface(api="cuda", address=address, description=f"CUDA {version}" if version else "")
 
 
 def unknown_memory(reason: str) -> DeviceMemory:

@@ -28,13 +28,18 @@ from potluck.probe.layers.nvidia_device import (
     MAKE,
     TEGRA_DRIVERS,
     WSL_DRIVER,
+    cuda,
     shares_memory,
     unknown_memory,
 )
 from potluck.probe.names import normalize_name, printable
-from potluck.types.hardware import Device, DeviceKind, DeviceMemory, Figures, LayerReport
+from potluck.types.hardware import Device, DeviceKind, DeviceMemory, Figures, Interface, LayerReport
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.0")
+
+_UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,80}")
+"""``GPU-8932f937-d72c-4106-c12f-20bd9faed9f6``, ``MIG-…``, and of older drivers
+``MIG-GPU-…/7/0`` (CUDA C++ Programming Guide, CUDA_VISIBLE_DEVICES; NVIDIA MIG User Guide)."""
 
 _MAX_MEMORY_BYTES = 1 << 46
 """64 TiB: no device has as much; what is above is a driver's error, such as 2^64 - 1."""
@@ -180,15 +185,17 @@ def _told(device: Device, card: NvmlCard, document: NvmlDocument) -> tuple[Devic
     if _is_tegra(device) or not reported_name:
         # "Orin (nvgpu)" says less than the board's model in the device tree.
         reported_name = device.reported_name
+    versions = _versions(device, card, document)
     told = replace(
         device,
         name=normalize_name(reported_name) or device.name or f"NVIDIA GPU {card.index}",
         reported_name=reported_name,
         memory=device.memory if device.memory.is_shared else _memory(card.memory),
         figures=merge_figures(_figures(card), table_figures(reported_name, chip=device.chip)),
-        versions=_versions(device, card, document),
+        versions=versions,
         # NVML makes device files that are missing, and reads the card through them.
         problem=card.problem or (device.problem if _is_tegra(device) else ""),
+        interfaces=_interfaces(card.uuid or card.address, versions) or device.interfaces,
     )
     if not card.is_mig or card.problem:
         return (told,)
@@ -209,7 +216,17 @@ def _instance(parent: Device, card: NvmlCard, instance: NvmlInstance) -> Device:
         reported_name=name,
         memory=_memory(instance.memory),
         figures=_instance_figures(card, instance),
+        interfaces=_interfaces(instance.uuid, parent.versions),
     )
+
+
+def _interfaces(
+    address: str | None, versions: tuple[tuple[str, str], ...]
+) -> tuple[Interface, ...]:
+    """CUDA's, by a UUID or PCI address that can be one; an instance is reached by its own only."""
+    if address is None or not (_UUID.fullmatch(address) or _ADDRESS.fullmatch(address)):
+        return ()
+    return (cuda(address, version=dict(versions).get("CUDA", "")),)
 
 
 def _memory(told: NvmlMemory) -> DeviceMemory:

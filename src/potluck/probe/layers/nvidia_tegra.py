@@ -13,7 +13,7 @@ from pathlib import Path
 
 from potluck.probe.boards import PlatformDevice, device_id, platform_devices, shared_memory
 from potluck.probe.chips import table_figures
-from potluck.probe.layers.nvidia_device import MAKE, TEGRA_DRIVERS, files_problem
+from potluck.probe.layers.nvidia_device import MAKE, TEGRA_DRIVERS, cuda, files_problem
 from potluck.probe.names import normalize_name, printable
 from potluck.probe.system import Access, System
 from potluck.types.hardware import Device, DeviceKind
@@ -73,6 +73,7 @@ def _device(system: System, found: PlatformDevice, chip: str) -> Device:
         figures=table_figures(reported_name, chip=chip or gpu),
         versions=_versions(system),
         problem=_problem(system, found.driver, files),
+        interfaces=(cuda(""),) if found.driver in TEGRA_DRIVERS else (),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -69,6 +70,7 @@ class Node:
         self.workers: list[FakeWorker] = []
         self.results = [PASSES]
         self.num_tests = 0
+        self.seconds = 0.0
         self.role = Role.SERVES
         self.care = UnitCare(
             (SPEC,),
@@ -87,6 +89,7 @@ class Node:
 
     def test(self, *_: object, **__: object) -> Retest:
         self.num_tests += 1
+        time.sleep(self.seconds)
         return self.results.pop(0) if len(self.results) > 1 else self.results[0]
 
     async def reach(self, condition: Callable[[], object]) -> None:
@@ -123,6 +126,22 @@ def test_a_unit_that_failed_is_out_at_once_and_back_when_its_test_passes(
 
     monkeypatch.setattr(unit_health, "RETEST_SECONDS", (0.05, 0.2))
     asyncio.run(run())
+
+
+def test_while_a_test_takes_its_time_the_agent_does_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> float:
+        async with a_node(monkeypatch) as node:
+            node.seconds = 0.5
+            node.care.failed(GPU, NAN)
+            started = time.process_time()
+            await asyncio.sleep(0.4)
+            used = time.process_time() - started
+            await node.reach(lambda: "its self-test passes" in node.care.reasons[GPU])
+            return used
+
+    assert asyncio.run(run()) < 0.1
 
 
 def test_suspicion_is_looked_into_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,12 @@ def test_a_fault_takes_a_unit_out_until_its_test_passes_a_minute_later() -> None
     assert health.reasons  # values do not change
 
 
+def test_what_is_being_tested_is_not_due() -> None:
+    health = UnitHealth().failed(GPU, HUNG, 0.0).testing(GPU)
+    assert (health.due(61.0), health.next_test_at) == ((), None)
+    assert health.tested(GPU, "no", 61.0).next_test_at == 361.0
+
+
 def test_tests_that_fail_come_at_longer_and_longer_times() -> None:
     health = UnitHealth().failed(GPU, HUNG, 0.0)
     due = []
