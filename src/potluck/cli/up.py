@@ -118,6 +118,8 @@ def up(
             num_threads=threads if threads is not None else chosen.threads,
             isa=None if chosen.isa is None else _available_isa(chosen.isa),
             step_seconds=chosen.step_seconds,
+            unit_step_seconds=chosen.unit_step_seconds,
+            idle_test_seconds=chosen.idle_test_seconds,
             packed_cache_bytes=chosen.packed_cache_bytes,
         )
         invitation = secret.text if is_own else None
