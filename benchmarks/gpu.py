@@ -90,9 +90,7 @@ def probe_units(arguments: argparse.Namespace) -> ProbeReport:
     """Every unit tried and measured now: nothing is taken from a cache, and nothing kept."""
     options = ProbeOptions(
         backends=[
-            spec
-            for spec in BACKENDS
-            if arguments.backend is None or spec.name in arguments.backend
+            spec for spec in BACKENDS if arguments.backend is None or spec.name in arguments.backend
         ],
         num_threads=arguments.threads,
         measuring=Measuring.ALWAYS,
@@ -112,9 +110,7 @@ def unit_document(report: ProbeReport, trial: Trial) -> dict[str, object]:
     }
 
 
-def measured_rows(
-    report: ProbeReport, arguments: argparse.Namespace
-) -> Iterator[dict[str, Any]]:
+def measured_rows(report: ProbeReport, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The host's time and every shape in every format, unit after unit."""
     for trial in report.trials:
         if not trial.works:
@@ -127,9 +123,7 @@ def measured_rows(
                 yield {**row, **shares(row, host, trial)}
 
 
-def measured(
-    trial: Trial, shape: str, fmt: str, arguments: argparse.Namespace
-) -> dict[str, Any]:
+def measured(trial: Trial, shape: str, fmt: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """One row: what a child measured, or why it did not."""
     is_thin = shape == THIN
     case = Case(

@@ -130,9 +130,7 @@ def bytes_per_token(program: Program, fmt: TensorFormat) -> int:
     """Of the weights as stored, what decoding one token reads: all, and of an embedding that is
     not the head too only a row, which is left out.
     """
-    used = {
-        getattr(op, "weight", None) for op in program.ops if not isinstance(op, Embed)
-    }
+    used = {getattr(op, "weight", None) for op in program.ops if not isinstance(op, Embed)}
     return sum(info.num_bytes for info in weight_infos(program, fmt) if info.name in used)
 
 
@@ -167,7 +165,7 @@ def _load(engine: LoadableEngine, program: Program, fmt: TensorFormat, pool: Thr
         num_rows, num_columns = info.num_rows, info.num_columns
         at_once = min(num_rows, max(1, _PIECE_ELEMENTS // num_columns))
         drawn = shapes.values(rng, (at_once, num_columns) if len(info.shape) > 1 else info.shape)
-        piece = memoryview(shapes.in_type(drawn, info.format.name, pool).reshape(-1))
+        piece = shapes.in_type(drawn, info.format.name, pool).reshape(-1).data
         sink.begin(info)
         for start in range(0, num_rows, at_once):
             end = min(start + at_once, num_rows)
@@ -236,9 +234,7 @@ class Runner:
             sample=sample,
         )
         self._num_steps += 1
-        step = Step(
-            step_id=StepId(self._num_steps), slices=(part,), opened=opened, closed=closed
-        )
+        step = Step(step_id=StepId(self._num_steps), slices=(part,), opened=opened, closed=closed)
         result = self._engine.step(step, None)
         return result.sampled[0].token if result.sampled else 0
 

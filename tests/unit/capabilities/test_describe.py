@@ -78,6 +78,8 @@ def test_a_card_that_is_faster_than_the_cpu() -> None:
     assert (card.model, card.chip) == ("Acme Board", "Acme pci-0000:01:00.0")
     assert (card.device_id, card.kind) == (CARD.device_id, DeviceKind.GPU)
     assert (card.backend, card.role, card.reason) == ("tinygrad:CL", Role.SERVES, "")
+    assert card.f16
+    assert "f32" in card.f16.reason
     assert (card.memory, card.total_memory) == (6 * 1024, 8 * 1024)
     # What was measured comes before what was derived.
     assert card.flops == Flops(fp32=60.0, fp16=165.0, int8=None)
@@ -109,6 +111,7 @@ def test_the_faster_of_two_cards_stands_for_the_node() -> None:
     trials = [trial(CARD.device_id, "tinygrad:CL", 40.0), trial(second.device_id, "b", 50.0)]
     card = described(node(trial("cpu", "native", 12.0), *trials, devices=(CARD, second)))
     assert card.chip == "Acme Two"
+    assert not card.f16  # of a backend that this build knows nothing of
     assert [each.role for each in card.devices] == [Role.RESERVE, Role.SERVES, Role.SERVES]
 
 
