@@ -40,11 +40,13 @@ def _check() -> None:
 _check()
 
 from tinygrad import Device, Tensor, TinyJit, dtypes  # noqa: E402
-from tinygrad.device import CompileError  # noqa: E402
+from tinygrad.device import Buffer, CompileError  # noqa: E402
+from tinygrad.runtime.autogen import opencl  # noqa: E402
 from tinygrad.uop.ops import AxisType, KernelInfo, Ops, UOp  # noqa: E402
 
 __all__ = [
     "AxisType",
+    "Buffer",
     "CompileError",
     "Device",
     "KernelInfo",
@@ -53,6 +55,7 @@ __all__ = [
     "TinyJit",
     "UOp",
     "dtypes",
+    "opencl",
     "own_kernel",
     "tinygrad_errors",
 ]
@@ -103,7 +106,7 @@ def tinygrad_errors() -> Iterator[None]:
         raise UnitFaultError(
             Fault.DRIVER.value,
             f"the device's driver failed: {_line(error)}",
-            hint="see the kernel's log (dmesg); a device that was reset works again in a new process",
+            hint="see the kernel's log (dmesg); a device that was reset works in a new process",
         ) from error
 
 

@@ -64,9 +64,7 @@ def run_ops(
             case RmsNorm():
                 registers[op.out] = rms_norm(registers[op.x], weights.vector(op.weight), op)
             case Linear():
-                # Every row of the weight reads all of x.
-                x = registers[op.x] = registers[op.x].contiguous()
-                out = weights.matrix(op.weight).linear(x)
+                out = weights.matrix(op.weight).linear(registers[op.x])
                 registers[op.out] = out if op.bias is None else out + weights.vector(op.bias)
             case Rope():
                 assert inputs.angles is not None
