@@ -120,9 +120,7 @@ def _mix(op: Attention, blocks: UOp) -> Callable[..., UOp]:
     """
     group = op.num_heads // op.num_kv_heads
 
-    def kernel(
-        out: UOp, scores: UOp, largest: UOp, total: UOp, values: UOp, tables: UOp
-    ) -> UOp:
+    def kernel(out: UOp, scores: UOp, largest: UOp, total: UOp, values: UOp, tables: UOp) -> UOp:
         row = UOp.range(out.shape[0], 0)
         kv_head, member = UOp.range(op.num_kv_heads, 1), UOp.range(group, 2)
         i = UOp.range(op.head_dim, 3)

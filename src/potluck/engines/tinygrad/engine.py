@@ -156,9 +156,7 @@ class TinygradEngine:
         else:
             out = np.empty((step.num_tokens, self._program.hidden_size), np.float32)
         first_logits = 0
-        pieces = pieces_of(
-            step, trash_block=self._num_blocks, has_cache=bool(self._program.caches)
-        )
+        pieces = pieces_of(step, trash_block=self._num_blocks, has_cache=bool(self._program.caches))
         for piece in pieces:
             rows = slice(piece.first_row, piece.first_row + piece.num_rows)
             calls.run(piece, None if hidden is None else hidden[rows])
