@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from potluck.engines.tinygrad import sizes
+from potluck.engines.tinygrad.layout import MatrixLayout
 
 if TYPE_CHECKING:
     from potluck.types.program import Program
@@ -16,7 +17,7 @@ _F32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class TinygradCost:
-    """See ``EngineCost``."""
+    """An ``EngineCost``."""
 
     @property
     def process_bytes(self) -> int:
@@ -24,8 +25,10 @@ class TinygradCost:
         return 500 * 2**20
 
     def loaded_bytes(self, info: TensorInfo) -> int:
-        """As float32."""
-        return info.num_rows * info.num_columns * _F32_BYTES
+        """Matrices packed in panels, vectors as float32: what ``DeviceWeights`` allocates."""
+        if len(info.shape) == 1:
+            return info.num_columns * _F32_BYTES
+        return MatrixLayout.of(info).num_bytes
 
     def cache_bytes(self, program: Program, num_blocks: int) -> int:
         """As of a device without f16, whose caches are float32: at most twice what is taken."""
@@ -36,5 +39,7 @@ class TinygradCost:
         return sizes.scratch_bytes(program, max_step_tokens)
 
     def staging_bytes(self, loaded: TensorInfo) -> int:
-        """The whole tensor as float32, before it is on the device."""
-        return 2 * self.loaded_bytes(loaded)
+        """Of groups of panels on their way, or of a vector as it came and as float32."""
+        if len(loaded.shape) == 1:
+            return loaded.num_columns * (2 * _F32_BYTES)
+        return MatrixLayout.of(loaded).staging_bytes
