@@ -126,6 +126,8 @@ def _device_lines(device: Device, trials: Sequence[Trial]) -> Iterator[str]:
     ]
     if details:
         rows.append(("device", ", ".join(details)))
+    if device.is_software:
+        rows.append(("kind", "software: computes on the CPU"))
     rows.append(("memory", _memory_text(device.memory)))
     if device.problem:
         rows.append(("problem", device.problem))
