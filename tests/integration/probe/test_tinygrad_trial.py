@@ -1,4 +1,4 @@
-"""tinygrad's backends tried out for real: through PoCL, and through drivers that fail as GPUs do."""
+"""tinygrad's backends tried out: through PoCL, and through drivers that fail as GPUs do."""
 
 from __future__ import annotations
 
