@@ -171,7 +171,7 @@ def _try_through(
         f"trial/{spec.name}",
         (device,),
         installed_software(kernel_release, spec.packages),
-        interface=interface,
+        details=_details(interface),
     )
     known = None if retry else _kept_trial(spec, device, interface, cache.get(key))
     if known is not None:
@@ -395,7 +395,14 @@ def _measurement_key(
     """Of the host too: equal machines may share a home, and differ in how memory is fitted."""
     subject = f"measure/{spec.name}/{trial.variants[-1]}/{num_threads}/{os.uname().nodename}"
     software = installed_software(kernel_release, spec.packages)
-    return fingerprint(subject, (device,), software, interface=trial.interface)
+    return fingerprint(subject, (device,), software, details=_details(trial.interface))
+
+
+def _details(interface: Interface | None) -> tuple[str, ...]:
+    """What of an interface makes a result old when it changes: all of it, as its driver's version
+    stands in its description.
+    """
+    return () if interface is None else (interface.api, interface.address, interface.description)
 
 
 def _with_measured(trial: Trial, document: dict[str, object] | None) -> Trial | None:
