@@ -41,6 +41,7 @@ _check()
 
 from tinygrad import Device, Tensor, TinyJit, dtypes  # noqa: E402
 from tinygrad.device import Buffer, CompileError  # noqa: E402
+from tinygrad.runtime.autogen import opencl  # noqa: E402
 from tinygrad.uop.ops import AxisType, KernelInfo, Ops, UOp  # noqa: E402
 
 __all__ = [
@@ -54,6 +55,8 @@ __all__ = [
     "TinyJit",
     "UOp",
     "dtypes",
+    "opencl",
+    "own_kernel",
     "tinygrad_errors",
 ]
 
@@ -61,6 +64,17 @@ __all__ = [
 # CL_OUT_OF_HOST_MEMORY -6, with which OpenCL drivers put off an allocation until it is used; CUDA's
 # error 2, "out of memory".
 _MEMORY_WORDS = ("ALLOCATION_FAILURE", "OUT_OF_RESOURCES", "OUT_OF_HOST_MEMORY", "out of memory")
+
+
+def own_kernel(name: str, device: str, body: UOp) -> UOp:
+    """A kernel of ours for ``Tensor.custom_kernel``: what it stores, with all ranges ended.
+
+    tinygrad spreads the ranges over a device's threads. Without such threads (a CPU) they are left
+    as loops: unrolled, the estimate of the cost of a kernel of variable ranges becomes so long an
+    expression that hashing it takes a minute (0.14.0).
+    """
+    opts = None if Device[device].renderer.has_local else ()
+    return body.sink(arg=KernelInfo(name=name, opts_to_apply=opts))
 
 
 @contextmanager
@@ -92,7 +106,7 @@ def tinygrad_errors() -> Iterator[None]:
         raise UnitFaultError(
             Fault.DRIVER.value,
             f"the device's driver failed: {_line(error)}",
-            hint="see the kernel's log (dmesg); a device that was reset works again in a new process",
+            hint="see the kernel's log (dmesg); a device that was reset works in a new process",
         ) from error
 
 

@@ -6,6 +6,7 @@ Results are deterministic, but not the same bits in every bucket, nor those of o
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,7 @@ from potluck.engines.native import make_pool
 from potluck.engines.sampler import StepSampler
 from potluck.engines.step_checks import check_step
 from potluck.engines.tinygrad.calls import Calls
-from potluck.engines.tinygrad.device import open_device, release_memory
+from potluck.engines.tinygrad.device import open_device
 from potluck.engines.tinygrad.pieces import padding_piece, pieces_of
 from potluck.engines.tinygrad.weights import DeviceWeights
 from potluck.errors import EngineError, UnitFaultError
@@ -117,8 +118,8 @@ class TinygradEngine:
         if self._calls is None:
             return
         self._calls = None
+        gc.collect()  # the calls' graphs refer to one another
         self._weights.clear()
-        release_memory(self._device)
 
     @property
     def _has_embedding(self) -> bool:
