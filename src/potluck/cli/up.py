@@ -35,7 +35,8 @@ from potluck.cli.output import log_events, note
 from potluck.errors import UsageError
 
 if TYPE_CHECKING:
-    from potluck.cluster.agent.service import Agent, AgentConfig
+    from potluck.cluster.agent.config import AgentConfig
+    from potluck.cluster.agent.service import Agent
     from potluck.cluster.agent.state import StateDirectory
     from potluck.cluster.trust.secret import Secret
 
@@ -97,7 +98,7 @@ def up(
 
     After a second Ctrl-C it ends at once, without leaving in order.
     """
-    from potluck.cluster.agent.service import AgentConfig
+    from potluck.cluster.agent.config import AgentConfig
     from potluck.cluster.membership import parse_address
 
     chosen = settings()
@@ -128,6 +129,8 @@ def up(
             backend=asked,
             allow_software=allow_software,
             step_seconds=chosen.step_seconds,
+            unit_step_seconds=chosen.unit_step_seconds,
+            idle_test_seconds=chosen.idle_test_seconds,
             packed_cache_bytes=chosen.packed_cache_bytes,
         )
         invitation = secret.text if is_own else None

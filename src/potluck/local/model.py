@@ -21,6 +21,7 @@ from potluck.loading import PackedCache, default_packed_folder
 from potluck.local.generation import Generation
 from potluck.local.loading import LoadPlan, load_stages, plan_load
 from potluck.local.pipeline import LocalPipeline
+from potluck.local.units import find_unit
 from potluck.scheduling import (
     DEFAULT_CONTEXT_TOKENS,
     MAX_STEP_SEQUENCES,
@@ -101,6 +102,8 @@ class Model:
         cache_tokens: int | None = None,
         num_threads: int | None = None,
         isa: str | None = None,
+        backend: str | None = None,
+        allow_software: bool = False,
         quantization: Quantization | None = Quantization.NONE,
         mmap: bool = False,
         packed_cache_bytes: int | None = None,
@@ -114,6 +117,10 @@ class Model:
         ``cache_tokens``: positions that all sequences share; by default one full context.
         ``num_threads``: by default the cores that may be used.
         ``isa``: ``scalar``, ``avx2`` or ``avx512``; by default the best that works.
+        ``backend``: what computes it, such as ``tinygrad:CL``, on the first device where that
+        works, or a unit by its id; by default ``native``, which is the CPU. One process can use
+        one device through tinygrad.
+        ``allow_software``: also on software that plays a device on the CPU, such as PoCL.
         ``quantization``: what weights stored as floats become; None: as little as makes them fit.
         ``mmap``: keep the weights in a file of the user's cache, and map it
         (``docs/mapped-weights.md``).
@@ -130,7 +137,7 @@ class Model:
             context_tokens=context,
             cache_tokens=max(cache_tokens or 0, context),
             num_threads=num_threads,
-            isa=isa,
+            unit=find_unit(backend, isa=isa, allow_software=allow_software),
             quantization=quantization,
             is_mapped=mmap,
         )

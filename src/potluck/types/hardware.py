@@ -125,6 +125,8 @@ class BackendSpec:
     """A backend, known by the module that tries it out (``python -m``; see ``probe.trials``).
 
     ``kinds`` and ``makes`` say which devices it is tried on; no makes means all.
+    ``engine`` names the module that computes on it (``engines.opening.EngineModule``); a backend
+    without one is tried, and no stage can run on it.
     ``packages`` are the distributions whose versions belong to the fingerprint of a trial.
     ``api`` is the interface that a device must have, or empty. ``is_software``: it is tried only
     where software that plays a GPU is allowed. ``extra`` of this distribution installs the
@@ -134,6 +136,7 @@ class BackendSpec:
     name: str
     module: str
     kinds: frozenset[DeviceKind]
+    engine: str = ""
     makes: frozenset[str] = frozenset()
     packages: tuple[str, ...] = ()
     api: str = ""

@@ -13,6 +13,7 @@ from potluck.cluster.calls import DeploymentRecord, DeploymentState, ModelFinger
 from potluck.cluster.coordinator import deployment as module
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.planning import PlannedModel
+from potluck.engines.costs import CostOf, cost_of
 from potluck.errors import EngineError, ParameterError, PotluckError
 from potluck.types.quantization import Quantization
 from potluck.types.sequence import SequenceRequest
@@ -58,6 +59,7 @@ class Cluster:
             credentials=cast(Any, None),
             listen_host="127.0.0.1",
             step_seconds=1.0,
+            cost_of=cost_of,
             before_next_epoch=self._look_around,
             publish=self.said.append,
         )
@@ -65,7 +67,7 @@ class Cluster:
     async def _look_around(self) -> None:
         return
 
-    async def _plan(self, *_: object, may_quantize: bool) -> PlannedModel:
+    async def _plan(self, *_: object, may_quantize: bool, cost_of: CostOf) -> PlannedModel:
         await asyncio.sleep(0)
         if self.failures:
             raise self.failures.pop(0)
