@@ -116,9 +116,9 @@ class UnitCare:
                 task.cancel()
 
     async def _pause(self) -> None:
-        seconds = _REST_SECONDS
+        seconds = min(_REST_SECONDS, self._idle_seconds)
         if self._in_use():
-            seconds = min(_LOOK_SECONDS, self._step_seconds, self._idle_seconds)
+            seconds = min(seconds, _LOOK_SECONDS, self._step_seconds)
         if (at := self._health.next_test_at) is not None:
             seconds = min(seconds, max(0.0, at - time.monotonic()))
         with suppress(TimeoutError):
