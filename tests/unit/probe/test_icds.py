@@ -42,7 +42,7 @@ def test_no_folder_is_no_driver(tmp_path: Path) -> None:
 
 
 def test_rubbish_is_one_line_each(tmp_path: Path) -> None:
-    rubbish = {
+    rubbish: dict[str, str | bytes | Path] = {
         "a.icd": b"",
         "b.icd": b"\n\n",
         "c.icd": b"\xff\xfe",

@@ -84,7 +84,7 @@ def test_other_interfaces_stay_first() -> None:
 def test_between_several_no_guess_is_made() -> None:
     cards = [bus("pci-0000:01:00.0", "AMD"), bus("pci-0000:02:00.0", "AMD")]
     one, two = shown("amd", 0, make="AMD"), shown("amd", 1, make="AMD")
-    unmatched = {"pci-0000:01:00.0": [], "pci-0000:02:00.0": []}
+    unmatched: dict[str, list[str]] = {"pci-0000:01:00.0": [], "pci-0000:02:00.0": []}
     assert match(cards, [one]) == unmatched | {"opencl-amd-0": ["amd.icd#0:0"]}
     assert match(cards[:1], [one, two]) == {
         "pci-0000:01:00.0": [],
