@@ -23,8 +23,41 @@ _NATIVE = BackendSpec(
     packages=("numpy",),  # its arrays are the core's
 )
 
-BACKENDS: tuple[BackendSpec, ...] = (_NATIVE,)
-"""In the order of preference among equals."""
+_TINYGRAD = "potluck.engines.tinygrad.trial"
+_TINYGRAD_ENGINE = "potluck.engines.tinygrad.backend"
+_TINYGRAD_PACKAGES = ("tinygrad", "numpy")
+_GPU = frozenset({DeviceKind.GPU})
+
+BACKENDS: tuple[BackendSpec, ...] = (
+    _NATIVE,
+    *(
+        BackendSpec(
+            name=name,
+            module=_TINYGRAD,
+            engine=_TINYGRAD_ENGINE,
+            kinds=_GPU,
+            api=api,
+            packages=_TINYGRAD_PACKAGES,
+            extra="tinygrad",
+        )
+        for name, api in (
+            ("tinygrad:CUDA", "cuda"),
+            ("tinygrad:AMD", "kfd"),
+            ("tinygrad:QCOM", "kgsl"),
+            ("tinygrad:CL", "opencl"),
+        )
+    ),
+    BackendSpec(
+        name="tinygrad:CPU",
+        module=_TINYGRAD,
+        engine=_TINYGRAD_ENGINE,
+        kinds=frozenset({DeviceKind.CPU}),
+        is_software=True,
+        packages=_TINYGRAD_PACKAGES,
+        extra="tinygrad",
+    ),
+)
+"""In the order in which they are tried: a maker's own interface before what all have."""
 
 
 def engine_module(backend: str, backends: Sequence[BackendSpec] = BACKENDS) -> str:

@@ -134,11 +134,15 @@ def _read(subject: Subject, max_weights_bytes: int, on_progress: Callable[[float
     rows = random_rows(fmt, _READ_WIDTH, _READ_WIDTH)
     wanted = min(max(_LEAST_READ_BYTES, 2 * (subject.cache_bytes or 0)), max_weights_bytes)
     num_matrices = max(1, wanted // len(rows))
+    at_once = max(1, _LEAST_READ_BYTES // len(rows))
     engines: list[LoadableEngine] = []
     end = time.perf_counter() + _FILL_SECONDS
-    while len(engines) < num_matrices and (not engines or time.perf_counter() < end):
-        engines.append(_chain(subject, rows, fmt, _READ_WIDTH, 1, 1))
-        on_progress(len(engines) / num_matrices)
+    for start in range(0, num_matrices, at_once):
+        if engines and time.perf_counter() >= end:
+            break
+        count = min(at_once, num_matrices - start)
+        engines.append(_chain(subject, rows, fmt, _READ_WIDTH, count, 1))
+        on_progress((start + count) / num_matrices)
     num_bytes = sum(engine.weights_bytes for engine in engines)
     return _Work(
         figure="read_bytes_per_second",

@@ -64,6 +64,7 @@ class ProbeOptions:
     """How to probe.
 
     ``retry`` tries again what crashed before. ``num_threads`` are those of the CPU's unit.
+    ``allow_software`` and ``asked_backend``: see ``trials.is_tried_on``.
     """
 
     backends: Sequence[BackendSpec]
@@ -71,6 +72,8 @@ class ProbeOptions:
     measuring: Measuring = Measuring.NEVER
     retry: bool = False
     deadline_seconds: float = DEADLINE_SECONDS
+    allow_software: bool = False
+    asked_backend: str | None = None
 
 
 OnReport = Callable[[ProbeReport], None]
@@ -215,7 +218,12 @@ class _Probe:
     def _pairs(self, report: LayerReport) -> Iterator[tuple[BackendSpec, Device]]:
         for device in report.devices:
             for spec in self._options.backends:
-                if is_tried_on(spec, device):
+                if is_tried_on(
+                    spec,
+                    device,
+                    allow_software=self._options.allow_software,
+                    asked_backend=self._options.asked_backend,
+                ):
                     yield spec, device
 
     def _try(self, spec: BackendSpec, device: Device) -> Trial:

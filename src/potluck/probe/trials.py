@@ -121,6 +121,8 @@ def try_backend(
     end = time.monotonic() + deadline_seconds
     if device.problem:
         return failed_trial(spec, device, device.problem)
+    if lack := _lack(spec):
+        return failed_trial(spec, device, lack)
     interfaces = usable_interfaces(spec, device)
     failed: list[Trial] = []
     for number, interface in enumerate(interfaces):
@@ -139,6 +141,16 @@ def try_backend(
     if not failed:
         return failed_trial(spec, device, f"the device has no interface of the kind {spec.api}")
     return dataclasses.replace(failed[0], reason=_reason(failed))
+
+
+def _lack(spec: BackendSpec) -> str:
+    """What a backend needs that is not installed; no child need be started to find that out."""
+    if not spec.extra:
+        return ""
+    for name, version in installed_software("", spec.packages).packages:
+        if not version:
+            return f"{name} is not installed: pip install 'potluck[{spec.extra}]'"
+    return ""
 
 
 def _reason(trials: list[Trial]) -> str:

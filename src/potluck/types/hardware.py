@@ -129,7 +129,8 @@ class BackendSpec:
     without one is tried, and no stage can run on it.
     ``packages`` are the distributions whose versions belong to the fingerprint of a trial.
     ``api`` is the interface that a device must have, or empty. ``is_software``: it is tried only
-    where software that plays a GPU is allowed.
+    where software that plays a GPU is allowed. ``extra`` of this distribution installs the
+    packages; empty where they are there with it.
     """
 
     name: str
@@ -140,6 +141,7 @@ class BackendSpec:
     packages: tuple[str, ...] = ()
     api: str = ""
     is_software: bool = False
+    extra: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

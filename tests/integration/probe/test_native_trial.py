@@ -15,7 +15,7 @@ from potluck.probe.child import ChildAnswer, ChildFailure, Failure, run_child
 from potluck.probe.trials import cached_measurement, is_tried_on, measure_backend, try_backend
 from potluck.types.hardware import Device, DeviceKind, DeviceMemory, Origin
 
-(NATIVE,) = BACKENDS
+NATIVE = BACKENDS[0]
 CPU = Device(
     device_id="cpu",
     kind=DeviceKind.CPU,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -202,6 +203,20 @@ def test_a_device_with_a_problem_is_not_touched(
     assert not trial.works
     assert trial.reason == "no permission for /dev/nvidia0"
     assert calls() == []
+
+
+def test_a_backend_whose_package_is_not_installed_costs_no_process(
+    cache: ProbeCache, calls: Callable[[], list[str]]
+) -> None:
+    """And as soon as it is there the backend is tried."""
+    packages = ("pytest", "no-such-package")
+    lacking = replace(spec("works"), packages=packages, extra="gpu")
+    trial = try_backend(lacking, device(), kernel_release=KERNEL, cache=cache)
+    assert not trial.works
+    assert trial.reason == "no-such-package is not installed: pip install 'potluck[gpu]'"
+    assert calls() == []
+    there = replace(lacking, packages=("pytest",))
+    assert try_backend(there, device(), kernel_release=KERNEL, cache=cache).works
 
 
 def test_without_a_cache(calls: Callable[[], list[str]]) -> None:

@@ -19,7 +19,9 @@ def model_cost(
 ) -> ModelCost:
     """What each part of the model takes on units of one sort. Reads the headers of its files.
 
-    ``cost`` as for ``plan_stage``. Raises ``ModelFileError`` or ``UnsupportedModelError`` if the
+    Where ``size`` is that of a unit with memory of its own, it is of that memory, and
+    ``most_host_bytes`` of the machine's. ``cost`` as for ``plan_stage``. Raises
+    ``ModelFileError`` or ``UnsupportedModelError`` if the
     files do not fit the model, and ``EngineError`` as ``cost_of``.
     """
     last = description.config.num_layers
@@ -34,11 +36,12 @@ def model_cost(
                 has_head=head,
             )
             memory = plan_worker(description, tensors, shard, size, cost=cost).memory
+            host_bytes = 0 if size.is_on_device else memory.staging_bytes
             return _Cost(
                 held=memory.weights_bytes + memory.cache_bytes,
-                scratch=memory.scratch_bytes + memory.staging_bytes + memory.rope_bytes,
-                process=memory.process_bytes,
-                total=memory.total_bytes,
+                scratch=memory.scratch_bytes + memory.rope_bytes + host_bytes,
+                process=0 if size.is_on_device else memory.process_bytes,
+                total=memory.device_bytes if size.is_on_device else memory.total_bytes,
             )
 
         layers = [count(layer, layer + 1) for layer in range(last)]
@@ -76,26 +79,44 @@ def most_host_bytes(
         middle = Shard(
             start_layer=0, end_layer=last, num_layers=last, has_embedding=False, has_head=False
         )
-        process_bytes = plan_worker(description, tensors, middle, size, cost=cost).memory
-    return whole.staging_bytes + process_bytes.process_bytes
+        between = plan_worker(description, tensors, middle, size, cost=cost).memory
+    return whole.staging_bytes + between.process_bytes
 
 
-def largest_cost(costs: Sequence[ModelCost]) -> ModelCost:
-    """A cost that holds on units of every sort: of each part the most that it takes on any.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedCost:
+    """A cost that holds on units of every sort, and by how much less a stage takes on each."""
 
-    What an embedding and a head have in common is the least that any unit saves by it. A stage is
-    counted exactly only when it has its unit (``planning.planned_model``).
+    cost: ModelCost
+    spared_bytes: tuple[int, ...]
+
+
+def mixed_cost(costs: Sequence[ModelCost]) -> MixedCost:
+    """One cost for units of several sorts, of which ``costs`` has one each.
+
+    It is of each part the most that it takes on any; what an embedding and a head have in common
+    is the least that any saves by it. What every stage takes anyway, its process and its scratch,
+    often differs much by backend, and is credited to the units that take less. A stage is counted
+    exactly only when it has its unit (``planning.planned_model``).
     """
-    return ModelCost(
+    scratch_bytes = max(cost.scratch_bytes for cost in costs)
+    process_bytes = max(cost.process_bytes for cost in costs)
+    spared = tuple(
+        scratch_bytes + process_bytes - cost.scratch_bytes - cost.process_bytes for cost in costs
+    )
+    # From an end alone the credit is taken as well, so that it is to be in there.
+    credited = list(zip(costs, spared, strict=True))
+    most = ModelCost(
         layer_bytes=tuple(max(each) for each in zip(*(c.layer_bytes for c in costs), strict=True)),
         embedding_bytes=max(cost.embedding_bytes for cost in costs),
         head_bytes=max(cost.head_bytes for cost in costs),
         shared_bytes=min(cost.shared_bytes for cost in costs),
-        scratch_bytes=max(cost.scratch_bytes for cost in costs),
-        process_bytes=max(cost.process_bytes for cost in costs),
-        lone_embedding_bytes=max(cost.lone_embedding_bytes for cost in costs),
-        lone_head_bytes=max(cost.lone_head_bytes for cost in costs),
+        scratch_bytes=scratch_bytes,
+        process_bytes=process_bytes,
+        lone_embedding_bytes=max(cost.lone_embedding_bytes + less for cost, less in credited),
+        lone_head_bytes=max(cost.lone_head_bytes + less for cost, less in credited),
     )
+    return MixedCost(cost=most, spared_bytes=spared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,9 +52,8 @@ def offers(
     of every agent, so that a promise made by one of them binds the others.
 
     A stage on a unit with memory of its own takes some of its machine's as well: by backend the
-    ``host_bytes``, which are set aside before others share. They are a part of what such a unit is
-    offered, since a model's cost has them in it; a node that does not have them offers no such
-    unit.
+    ``host_bytes``, which are set aside before others share. A node that does not have them offers
+    no such unit.
     """
     taking: list[tuple[NodeReport, UnitReport]] = []
     rejections: list[Rejection] = []
@@ -101,7 +100,7 @@ def offers(
         # A limit of the node is one for all that its stages take of the machine's memory.
         min(unit.usable_bytes, report.usable_bytes - set_aside[report.node_id])
         if unit.is_shared
-        else unit.usable_bytes + (host_bytes or {}).get(unit.backend, 0)
+        else unit.usable_bytes
         for report, unit in taking
     ]
     return Offered(

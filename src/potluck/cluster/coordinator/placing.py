@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from potluck.catalog import ModelDescription
 from potluck.cluster.calls import NodeReport, UnitReport
-from potluck.cluster.coordinator.costs import largest_cost, model_cost, most_host_bytes
+from potluck.cluster.coordinator.costs import mixed_cost, model_cost, most_host_bytes
 from potluck.cluster.coordinator.offering import offers, reason_against
 from potluck.cluster.coordinator.planning import on_unit
 from potluck.engines.costs import CostOf
@@ -92,29 +92,38 @@ class Placement:
     def _placed_on(
         self, units: Sequence[UnitReport], size: StageSize, *, with_reserve: bool
     ) -> Placed:
-        sizes: dict[tuple[str, bool], StageSize] = {}
+        sizes: dict[_Sort, StageSize] = {}
         for unit in units:
             own = on_unit(size, unit)
-            known = sizes.setdefault((unit.backend, unit.is_shared), own)
-            if known.num_threads < own.num_threads:
-                sizes[unit.backend, unit.is_shared] = own
-        # With nothing offered, the error is to say what the model takes.
-        counted = list(sizes.values()) or [size]
-        costs = [
-            model_cost(self._description, each, self._cost_of(each.backend)) for each in counted
-        ]
+            if sizes.setdefault(_sort(unit), own).num_threads < own.num_threads:
+                sizes[_sort(unit)] = own
         offered = offers(
             self._reports,
             self._able,
             with_reserve=with_reserve,
             host_bytes={
                 each.backend: most_host_bytes(self._description, each, self._cost_of(each.backend))
-                for each in counted
+                for each in sizes.values()
                 if each.is_on_device
             },
         )
+        # With nothing offered, the error is to say what the model takes.
+        counted = list(sizes.values()) or [size]
+        mixed = mixed_cost(
+            [model_cost(self._description, each, self._cost_of(each.backend)) for each in counted]
+        )
+        spared = dict(zip(sizes, mixed.spared_bytes, strict=False))
+        sorts = {
+            (report.node_id, unit.unit_id): _sort(unit)
+            for report in self._able
+            for unit in report.units
+        }
+        credited = [
+            replace(offer, spared_bytes=spared[sorts[offer.node_id, offer.unit_id]])
+            for offer in offered.offers
+        ]
         return Placed(
-            plan=place(offered.offers, largest_cost(costs)),
+            plan=place(credited, mixed.cost),
             quantization=size.quantization,
             rejections=(*self._unknown, *offered.rejections),
         )
@@ -127,6 +136,14 @@ class Placement:
             for unit in report.units
             if reason_against(unit, with_reserve=with_reserve) is None
         ]
+
+
+_Sort = tuple[str, bool]
+"""Of a unit, as far as counting goes: its backend, and whether its memory is the machine's."""
+
+
+def _sort(unit: UnitReport) -> _Sort:
+    return unit.backend, unit.is_shared
 
 
 def _of_known_backends(

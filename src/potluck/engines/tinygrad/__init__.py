@@ -1,0 +1,4 @@
+"""Programs on GPUs (and, for tests, CPUs) through tinygrad.
+
+Only ``adapter`` imports tinygrad; ``environment``, ``sizes`` and ``pieces`` can be imported anywhere.
+"""
