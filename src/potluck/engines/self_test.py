@@ -26,7 +26,11 @@ from potluck.types.tensor import TensorFormat, TensorInfo
 
 
 def self_test(make_engine: MakeEngine) -> dict[str, list[list[float]]]:
-    """What engines make of the case: products by format, ``softmax`` and ``program``."""
+    """What engines make of the case: products by format, ``softmax`` and ``program``.
+
+    Only the program's engine is warmed up, as when it serves: what compiles in advance would
+    compile for the others more than they use.
+    """
     results = {fmt.label: _products(make_engine, fmt) for fmt in case.FORMATS}
     return {
         **results,
@@ -109,7 +113,6 @@ def _products(make_engine: MakeEngine, fmt: TensorFormat) -> list[list[float]]:
     )
     engine = make_engine(program, num_blocks=0, max_step_tokens=case.NUM_TOKENS)
     _load(engine, TensorInfo(name="weight", shape=shape, format=fmt), case.stored_weights(fmt))
-    engine.warm_up()
     slices = tuple(
         SequenceSlice(
             sequence_id=SequenceId(token),
@@ -167,7 +170,6 @@ def _shares(make_engine: MakeEngine) -> list[list[float]]:
         weight[:, :num_positions] = vectors.T
         info = TensorInfo(name=name, shape=weight.shape, format=TensorFormat.F32)
         _load(engine, info, weight.tobytes())
-    engine.warm_up()
     part = SequenceSlice(
         sequence_id=SequenceId(0),
         tokens=(0,) * num_positions,

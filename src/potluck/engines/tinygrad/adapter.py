@@ -41,6 +41,7 @@ _check()
 
 from tinygrad import Device, Tensor, TinyJit, dtypes  # noqa: E402
 from tinygrad.device import Buffer, CompileError  # noqa: E402
+from tinygrad.runtime.autogen import opencl  # noqa: E402
 from tinygrad.uop.ops import AxisType, KernelInfo, Ops, UOp  # noqa: E402
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "TinyJit",
     "UOp",
     "dtypes",
+    "opencl",
     "tinygrad_errors",
 ]
 
