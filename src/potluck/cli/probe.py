@@ -159,8 +159,7 @@ def report_lines(report: ProbeReport, units: Sequence[ChosenUnit]) -> Iterator[s
 
 def _device_lines(device: Device, trials: Sequence[Trial]) -> Iterator[str]:
     name = device.name or device.reported_name or device.chip or "of unknown name"
-    kind = device.kind.value.upper() + (" in software" if device.is_software else "")
-    yield f"{device.device_id}: {name} ({kind})"
+    yield f"{device.device_id}: {name} ({device.kind.value.upper()})"
     rows = []
     details = [
         *([f"chip {device.chip}"] if device.chip else []),
@@ -170,6 +169,8 @@ def _device_lines(device: Device, trials: Sequence[Trial]) -> Iterator[str]:
     ]
     if details:
         rows.append(("device", ", ".join(details)))
+    if device.is_software:
+        rows.append(("kind", "software: computes on the CPU"))
     rows += [(interface.api, _interface_text(interface)) for interface in device.interfaces]
     rows.append(("memory", _memory_text(device.memory)))
     if device.problem:
