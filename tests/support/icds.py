@@ -45,7 +45,7 @@ KINDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "hangs-at-load": ("plain", {"load": "hang"}),
     "hangs-in-devices": ("plain", {"devices": "hang"}),
     "grows": ("plain", {"devices": "grow"}),
-    "chatters": ("plain", {"load": "chatter", "info": "chatter"}),
+    "chatters": ("plain", MALI | {"load": "chatter", "info": "chatter"}),
     "lies-about-sizes": ("plain", {"size_lie": str(1 << 40)}),
     "has-no-devices": ("plain", {"num_devices": "0"}),
     # Compute: PoCL as it is, PoCL that passes for a GPU, and GPUs that fail.

@@ -159,8 +159,7 @@ def report_lines(report: ProbeReport, units: Sequence[ChosenUnit]) -> Iterator[s
 
 def _device_lines(device: Device, trials: Sequence[Trial]) -> Iterator[str]:
     name = device.name or device.reported_name or device.chip or "of unknown name"
-    kind = device.kind.value.upper() + (" in software" if device.is_software else "")
-    yield f"{device.device_id}: {name} ({kind})"
+    yield f"{device.device_id}: {name} ({device.kind.value.upper()})"
     rows = []
     details = [
         *([f"chip {device.chip}"] if device.chip else []),
@@ -170,6 +169,8 @@ def _device_lines(device: Device, trials: Sequence[Trial]) -> Iterator[str]:
     ]
     if details:
         rows.append(("device", ", ".join(details)))
+    if device.is_software:
+        rows.append(("kind", "software: computes on the CPU"))
     rows += [(interface.api, _interface_text(interface)) for interface in device.interfaces]
     rows.append(("memory", _memory_text(device.memory)))
     if device.problem:
@@ -177,11 +178,17 @@ def _device_lines(device: Device, trials: Sequence[Trial]) -> Iterator[str]:
     for trial in trials:
         rows.append((trial.backend, _trial_text(trial)))
     if not trials and not device.problem:
-        rows.append(("backend", "unused: no backend of this build runs on it"))
+        rows.append(("backend", f"unused: {_why_untried(device)}"))
     for line in table(rows):
         yield f"  {line}"
     for line in table([*_figure_rows(device.figures, [trial.figures for trial in trials])]):
         yield f"  {line}"
+
+
+def _why_untried(device: Device) -> str:
+    if device.is_software:
+        return "--allow-software tries what only plays a GPU"
+    return "no backend of this build runs on it"
 
 
 def _memory_text(memory: DeviceMemory) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from potluck.probe.layer import Layer
-from potluck.probe.layers import adreno, amd, intel, mali, nvidia, other
+from potluck.probe.layers import adreno, amd, intel, mali, nvidia, opencl, other
 
 LAYERS: tuple[Layer, ...] = (
     nvidia.LAYER,
@@ -12,4 +12,5 @@ LAYERS: tuple[Layer, ...] = (
     mali.LAYER,
     adreno.LAYER,
     other.LAYER,
+    opencl.LAYER,
 )

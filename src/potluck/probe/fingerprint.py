@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -10,7 +9,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.types.hardware import Device, Interface
+from potluck.types.hardware import Device
 from potluck.version import __version__
 
 
@@ -44,11 +43,12 @@ def fingerprint(
     devices: tuple[Device, ...],
     software: Software,
     *,
-    interface: Interface | None = None,
+    details: tuple[str, ...] = (),
 ) -> str:
-    """A key of the cache for what ``subject`` gives on ``devices``, through ``interface``. Pure.
+    """A key of the cache for what ``subject`` gives on ``devices``. Pure.
 
-    What changes from moment to moment, such as free memory, is no part of it.
+    ``details`` are what else it depends on: an interface, a file. What changes from moment to
+    moment, such as free memory, is no part of it.
     """
     parts = [
         [software.kernel_release, software.potluck, software.core, software.packages],
@@ -56,7 +56,7 @@ def fingerprint(
             [d.device_id, d.make, d.chip, d.reported_name, d.driver, sorted(d.versions)]
             for d in devices
         ),
-        *([] if interface is None else [dataclasses.astuple(interface)]),
+        *([details] if details else []),
     ]
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     return f"{subject}/{'+'.join(d.device_id for d in devices)}/{digest}"

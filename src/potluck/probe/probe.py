@@ -1,31 +1,33 @@
 """The whole probe of a node: every layer, every backend, with a deadline, whatever the machine.
 
-The CPU comes first and waits for nothing. Every other layer has a thread of its own, since even a
-file of ``/sys`` can block for ever behind a wedged driver; what is not there at the deadline is
-reported as such, and its thread, which holds nothing, is left behind.
+In two halves. First all layers look for devices, and what OpenCL shows is put to the devices that
+it belongs to; then backends are tried on each device. The CPU waits for neither: it is tried at
+once. Every layer, and every device's trials, have a thread of their own, since even a file of
+``/sys`` can block for ever behind a wedged driver; what is not there at the deadline is reported as
+such, and its thread, which holds nothing, is left behind.
 """
 
 from __future__ import annotations
 
 import enum
-import logging
 import os
 import queue
 import socket
-import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 from potluck.probe.cache import ProbeCache
-from potluck.probe.child_output import one_line
 from potluck.probe.container import container
+from potluck.probe.guard import guarded, start_thread
 from potluck.probe.layer import Layer
 from potluck.probe.layers.cpu import LAYER as CPU_LAYER
 from potluck.probe.layers.cpu import cpu_facts
+from potluck.probe.looking import Looker, with_problem
 from potluck.probe.memory import memory_facts
+from potluck.probe.opencl_match import match_opencl
 from potluck.probe.system import System
 from potluck.probe.trials import (
     cached_measurement,
@@ -34,19 +36,16 @@ from potluck.probe.trials import (
     measure_backend,
     try_backend,
 )
-from potluck.probe.vendor import ask_vendor
 from potluck.types.hardware import BackendSpec, Device, LayerReport, ProbeReport, Trial
 
-_log = logging.getLogger(__name__)
+DEADLINE_SECONDS = 20.0
+"""For finding devices: a cold driver may take this long to answer."""
 
-DEADLINE_SECONDS = 30.0
-"""For everything that is slow: a cold driver may take this long to answer."""
+TRIAL_SECONDS = 60.0
+"""For trying one backend on one device: a cold GPU compiles its kernels first."""
 
-_CHILD_SHARE = 0.8
-"""Of the time that is left for a child: so its end, and why, is still known at the deadline."""
-
-_LEAST_CHILD_SECONDS = 0.05
-"""When the deadline is over; a limit of time must be above 0."""
+_END_SECONDS = 3.0
+"""What a child may take to be gone after its deadline (``probe.child``), and some."""
 
 _LATE = "did not answer before the deadline"
 
@@ -64,7 +63,9 @@ class ProbeOptions:
     """How to probe.
 
     ``retry`` tries again what crashed before. ``num_threads`` are those of the CPU's unit.
-    ``allow_software`` and ``asked_backend``: see ``trials.is_tried_on``.
+    ``deadline_seconds`` are for finding devices, ``trial_seconds`` for each backend on each.
+    What only plays a GPU is listed always, and tried with ``allow_software`` or by the backend
+    whose name is ``asked_backend``.
     """
 
     backends: Sequence[BackendSpec]
@@ -72,6 +73,7 @@ class ProbeOptions:
     measuring: Measuring = Measuring.NEVER
     retry: bool = False
     deadline_seconds: float = DEADLINE_SECONDS
+    trial_seconds: float = TRIAL_SECONDS
     allow_software: bool = False
     asked_backend: str | None = None
 
@@ -80,16 +82,17 @@ OnReport = Callable[[ProbeReport], None]
 OnProgress = Callable[[str, float], None]
 """Called with a unit's id and the share of its measurement that is done."""
 
-_T = TypeVar("_T")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """What is known of one layer so far."""
+class _Looked:
+    """What a layer has found so far, or in the end."""
 
+    name: str
     report: LayerReport
-    trials: tuple[Trial, ...] = ()
-    is_all: bool = False
+    is_done: bool
+
+
+_News = queue.SimpleQueue[_Looked | Trial]
 
 
 def probe_node(
@@ -104,50 +107,16 @@ def probe_node(
     """What this node has and what of it works; never raises because of the machine.
 
     ``on_report`` is called in this thread, first when a backend was tried on the CPU, then whenever
-    a layer is done; later reports have all that earlier ones had. The result has ``is_complete``:
-    what was slower than the deadline is in it as far as it was known then. Measuring comes last,
-    one unit after the other, and is not counted in the deadline.
+    a layer is done or a backend was tried; later reports have all that earlier ones had. The result
+    has ``is_complete``: what was slower than its deadline is in it as far as it was known then.
+    Measuring comes last, one unit after the other, and has no deadline of the whole.
     """
-    probe = _Probe(options, cache, time.monotonic() + options.deadline_seconds)
     tell = on_report or _ignore
-    news: queue.SimpleQueue[tuple[str, _Found]] = queue.SimpleQueue()
-
-    def examine(layer: Layer) -> None:
-        for found in probe.examine(layer, system):
-            news.put((layer.name, found))
-
-    for layer in layers:
-        name = f"probe-{layer.name}"
-        thread = threading.Thread(target=examine, args=(layer,), name=name, daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:  # this user or control group may have no more of them
-            unseen = LayerReport(layer=layer.name, problems=(f"was not looked at: {error}",))
-            news.put((layer.name, _Found(report=unseen, is_all=True)))
-    nothing = ProbeReport(
-        host_name=socket.gethostname(),
-        kernel=probe.kernel_release,
-        container=container(system),
-        cpu=cpu_facts(system, num_affine_cores=len(os.sched_getaffinity(0))),
-        memory=memory_facts(system),
-        layers=(),
-        trials=(),
-        is_complete=False,
-    )
-    for cpu in probe.examine(CPU_LAYER, system):
-        if cpu.trials or cpu.is_all:
-            tell(_with(nothing, [cpu]))
-    found = {layer.name: _Found(report=LayerReport(layer=layer.name)) for layer in layers}
-    while not all(one.is_all for one in found.values()):
-        try:
-            name, one = news.get(timeout=max(0.0, probe.end - time.monotonic()))
-        except queue.Empty:
-            break
-        found[name] = one
-        if one.is_all and one.report.devices:
-            tell(_with(nothing, [cpu, *(each for each in found.values() if each.is_all)]))
-    report = _with(nothing, [cpu, *map(probe.at_the_deadline, found.values())])
-    report = replace(report, is_complete=True)
+    probe = _Probe(system, options, cache, layers)
+    while not probe.is_done:
+        if probe.wait():
+            tell(probe.report())
+    report = replace(probe.report(), is_complete=True)
     tell(report)
     if options.measuring is Measuring.NEVER:
         return report
@@ -157,96 +126,86 @@ def probe_node(
 
 
 class _Probe:
-    """What all layers of one probe have in common."""
+    """A probe under way. Belongs to one thread; others only bring news."""
 
-    def __init__(self, options: ProbeOptions, cache: ProbeCache, end: float) -> None:
+    def __init__(
+        self, system: System, options: ProbeOptions, cache: ProbeCache, layers: Sequence[Layer]
+    ) -> None:
         self._options = options
         self._cache = cache
-        self.end = end
-        self.kernel_release = os.uname().release
-
-    def examine(self, layer: Layer, system: System) -> Iterator[_Found]:
-        """What the files tell, then what the vendor's library does, then trial by trial."""
-        report = self._find(layer, system)
-        yield _Found(report=report)
-        report = self._ask(layer, report)
-        yield _Found(report=report)
-        trials: tuple[Trial, ...] = ()
-        for spec, device in self._pairs(report):
-            trials += (self._try(spec, device),)
-            yield _Found(report=report, trials=trials)
-        yield _Found(report=report, trials=trials, is_all=True)
-
-    def at_the_deadline(self, found: _Found) -> _Found:
-        """What is reported of a layer that may be late."""
-        if found.is_all:
-            return found
-        tried = {trial.unit_id for trial in found.trials}
-        untried = [
-            trial
-            for spec, device in self._pairs(found.report)
-            if (trial := failed_trial(spec, device, _LATE)).unit_id not in tried
-        ]
-        report = replace(found.report, problems=(*found.report.problems, _LATE))
-        return _Found(report=report, trials=(*found.trials, *untried))
-
-    def _find(self, layer: Layer, system: System) -> LayerReport:
-        return _guarded(
-            lambda: _sound(layer.find(system)),
-            lambda reason: LayerReport(layer=layer.name, problems=(reason,)),
+        self._news: _News = queue.SimpleQueue()
+        self._kernel_release = os.uname().release
+        self._end = time.monotonic() + options.deadline_seconds
+        looker = Looker(
+            system=system,
+            kernel_release=self._kernel_release,
+            cache=cache,
+            retry=options.retry,
+            end=self._end,
         )
-
-    def _ask(self, layer: Layer, report: LayerReport) -> LayerReport:
-        query = layer.query
-        if query is None:
-            return report
-
-        def ask() -> LayerReport:
-            return _sound(
-                ask_vendor(
-                    query,
-                    report,
-                    kernel_release=self.kernel_release,
-                    cache=self._cache,
-                    retry=self._options.retry,
-                    deadline_seconds=self._child_seconds(),
-                )
+        self._layers = layers
+        self._looked = {
+            layer.name: _Looked(
+                name=layer.name, report=LayerReport(layer=layer.name), is_done=False
             )
+            for layer in layers
+        }
+        for layer in layers:
+            problem = start_thread(f"probe-{layer.name}", partial(self._look, looker, layer))
+            if problem:
+                unseen = LayerReport(layer=layer.name, problems=(f"was not looked at: {problem}",))
+                self._news.put(_Looked(name=layer.name, report=unseen, is_done=True))
+        self._cpu = looker.find(CPU_LAYER)
+        self._joined: tuple[LayerReport, ...] | None = None
+        self._trials: dict[str, Trial] = {}
+        self._trials_end = 0.0
+        self._nothing = ProbeReport(
+            host_name=socket.gethostname(),
+            kernel=self._kernel_release,
+            container=container(system),
+            cpu=cpu_facts(system, num_affine_cores=len(os.sched_getaffinity(0))),
+            memory=memory_facts(system),
+            layers=(),
+            trials=(),
+            is_complete=False,
+        )
+        self._start_trials([self._cpu])
 
-        return _guarded(ask, lambda reason: replace(report, problems=(*report.problems, reason)))
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing left to wait for."""
+        return self._joined is not None and self._is_all_tried()
 
-    def _pairs(self, report: LayerReport) -> Iterator[tuple[BackendSpec, Device]]:
-        for device in report.devices:
-            for spec in self._options.backends:
-                if is_tried_on(
-                    spec,
-                    device,
-                    allow_software=self._options.allow_software,
-                    asked_backend=self._options.asked_backend,
-                ):
-                    yield spec, device
+    def wait(self) -> bool:
+        """Wait for news, or the next deadline; whether there is something new to report.
 
-    def _try(self, spec: BackendSpec, device: Device) -> Trial:
-        def try_out() -> Trial:
-            trial = try_backend(
-                spec,
-                device,
-                kernel_release=self.kernel_release,
-                cache=self._cache,
-                retry=self._options.retry,
-                deadline_seconds=self._child_seconds(),
-            )
-            known = cached_measurement(
-                spec,
-                device,
-                trial,
-                kernel_release=self.kernel_release,
-                num_threads=self._options.num_threads,
-                cache=self._cache,
-            )
-            return known or trial
+        Nothing is before the CPU was tried.
+        """
+        end = self._end if self._joined is None else self._trials_end
+        is_new = True
+        try:
+            match self._news.get(timeout=max(0.0, end - time.monotonic())):
+                case Trial() as trial:
+                    self._trials.setdefault(trial.unit_id, trial)
+                case looked:
+                    self._looked[looked.name] = looked
+                    is_new = looked.is_done and bool(looked.report.devices)
+        except queue.Empty:
+            self._give_up()
+        if self._joined is None and all(looked.is_done for looked in self._looked.values()):
+            self._join()
+            is_new = True
+        return is_new and self._is_cpu_tried()
 
-        return _guarded(try_out, lambda reason: failed_trial(spec, device, reason))
+    def report(self) -> ProbeReport:
+        """All that is known so far."""
+        layers = self._reports()
+        order = [unit_id for unit_id, _, _ in self._wanted(layers)]
+        return replace(
+            self._nothing,
+            layers=layers,
+            trials=tuple(self._trials[unit] for unit in order if unit in self._trials),
+        )
 
     def measured(self, report: ProbeReport, on_progress: OnProgress | None) -> tuple[Trial, ...]:
         """The trials of ``report`` with the rates of what works."""
@@ -257,7 +216,7 @@ class _Probe:
                 specs[trial.backend],
                 devices[trial.device_id],
                 trial,
-                kernel_release=self.kernel_release,
+                kernel_release=self._kernel_release,
                 num_threads=self._options.num_threads,
                 cache=self._cache,
                 retry=self._options.measuring is Measuring.ALWAYS,
@@ -266,36 +225,102 @@ class _Probe:
             for trial in report.trials
         )
 
-    def _child_seconds(self) -> float:
-        return max(_LEAST_CHILD_SECONDS, _CHILD_SHARE * (self.end - time.monotonic()))
+    def _look(self, looker: Looker, layer: Layer) -> None:
+        """In a thread of its own: tell what the files say, and then what there is in all."""
+        found = looker.find(layer)
+        self._news.put(_Looked(name=layer.name, report=found, is_done=False))
+        asked = looker.ask(layer, found)
+        self._news.put(_Looked(name=layer.name, report=asked, is_done=True))
 
+    def _give_up(self) -> None:
+        """The deadline is over: what is not there is late."""
+        if self._joined is None:
+            for name, looked in self._looked.items():
+                if not looked.is_done:
+                    report = with_problem(looked.report, _LATE)
+                    self._looked[name] = _Looked(name=name, report=report, is_done=True)
+            return
+        for unit_id, spec, device in self._wanted(self._reports()):
+            self._trials.setdefault(unit_id, failed_trial(spec, device, _LATE))
 
-def _guarded(call: Callable[[], _T], otherwise: Callable[[str], _T]) -> _T:
-    """What ``call`` gives, or ``otherwise`` with the reason why it failed: the node goes on."""
-    try:
-        return call()
-    except Exception as error:  # noqa: BLE001 - any layer, on any machine
-        _log.debug("a part of the probe failed", exc_info=True)
-        return otherwise(one_line(f"failed with {type(error).__name__}: {error}"))
+    def _join(self) -> None:
+        """All layers are done: whose OpenCL's devices are, and then the trials of all of them."""
+        reports = tuple(looked.report for looked in self._looked.values())
+        self._joined = guarded(
+            lambda: match_opencl(reports),
+            lambda reason: tuple(with_problem(report, reason) for report in reports),
+        )
+        self._start_trials(self._joined)
 
+    def _start_trials(self, reports: Sequence[LayerReport]) -> None:
+        """Try each device's backends, one after the other, in a thread of the device's own."""
+        by_device: dict[str, list[tuple[BackendSpec, Device]]] = defaultdict(list)
+        for _, spec, device in self._wanted(reports):
+            by_device[device.device_id].append((spec, device))
+        for device_id, pairs in by_device.items():
+            problem = start_thread(f"probe-trials-{device_id}", partial(self._try_all, pairs))
+            if problem:
+                for spec, device in pairs:
+                    self._news.put(failed_trial(spec, device, f"was not tried: {problem}"))
+            seconds = len(pairs) * (self._options.trial_seconds + _END_SECONDS)
+            self._trials_end = max(self._trials_end, time.monotonic() + seconds)
 
-def _sound(report: LayerReport) -> LayerReport:
-    """``report`` if it is one: what is not would fail later, where nobody knows whose it was."""
-    if not isinstance(report, LayerReport):
-        raise TypeError(f"{type(report).__name__} is no report")
-    for device in report.devices:
-        if not isinstance(device, Device):
-            raise TypeError(f"{type(device).__name__} is no device")
-    return report
+    def _try_all(self, pairs: Sequence[tuple[BackendSpec, Device]]) -> None:
+        for spec, device in pairs:
+            self._news.put(
+                guarded(partial(self._try, spec, device), partial(failed_trial, spec, device))
+            )
 
+    def _try(self, spec: BackendSpec, device: Device) -> Trial:
+        trial = try_backend(
+            spec,
+            device,
+            kernel_release=self._kernel_release,
+            cache=self._cache,
+            retry=self._options.retry,
+            deadline_seconds=self._options.trial_seconds,
+        )
+        known = cached_measurement(
+            spec,
+            device,
+            trial,
+            kernel_release=self._kernel_release,
+            num_threads=self._options.num_threads,
+            cache=self._cache,
+        )
+        return known or trial
 
-def _with(nothing: ProbeReport, found: Sequence[_Found]) -> ProbeReport:
-    """A report of what was found, in this order."""
-    return replace(
-        nothing,
-        layers=tuple(one.report for one in found),
-        trials=tuple(trial for one in found for trial in one.trials),
-    )
+    def _reports(self) -> tuple[LayerReport, ...]:
+        """The CPU's, and those of layers whose devices are certain."""
+        if self._joined is not None:
+            return (self._cpu, *self._joined)
+        done = (
+            self._looked[layer.name].report
+            for layer in self._layers
+            if self._looked[layer.name].is_done and not layer.is_joined
+        )
+        return (self._cpu, *done)
+
+    def _wanted(self, reports: Sequence[LayerReport]) -> Iterator[tuple[str, BackendSpec, Device]]:
+        """The trials that are to be made on the devices of ``reports``, with the units' ids."""
+        for report in reports:
+            for device in report.devices:
+                for spec in self._options.backends:
+                    if is_tried_on(
+                        spec,
+                        device,
+                        allow_software=self._options.allow_software,
+                        asked_backend=self._options.asked_backend,
+                    ):
+                        yield f"{device.device_id}/{spec.name}", spec, device
+
+    def _is_cpu_tried(self) -> bool:
+        cpu = [unit_id for unit_id, _, _ in self._wanted([self._cpu])]
+        return not cpu or any(unit_id in self._trials for unit_id in cpu)
+
+    def _is_all_tried(self) -> bool:
+        wanted = self._wanted(self._reports())
+        return all(unit_id in self._trials for unit_id, _, _ in wanted)
 
 
 def _ignore(report: ProbeReport) -> None:

@@ -288,7 +288,7 @@ def _trial_key(
     spec: BackendSpec, device: Device, interface: Interface | None, kernel_release: str
 ) -> str:
     software = installed_software(kernel_release, spec.packages)
-    return fingerprint(f"trial/{spec.name}", (device,), software, interface=interface)
+    return fingerprint(f"trial/{spec.name}", (device,), software, details=_details(interface))
 
 
 def cached_measurement(
@@ -481,7 +481,14 @@ def _measurement_key(
     """Of the host too: equal machines may share a home, and differ in how memory is fitted."""
     subject = f"measure/{spec.name}/{trial.variants[-1]}/{num_threads}/{os.uname().nodename}"
     software = installed_software(kernel_release, spec.packages)
-    return fingerprint(subject, (device,), software, interface=trial.interface)
+    return fingerprint(subject, (device,), software, details=_details(trial.interface))
+
+
+def _details(interface: Interface | None) -> tuple[str, ...]:
+    """What of an interface makes a result old when it changes: all of it, as its driver's version
+    stands in its description.
+    """
+    return () if interface is None else (interface.api, interface.address, interface.description)
 
 
 def _with_measured(trial: Trial, document: dict[str, object] | None) -> Trial | None:

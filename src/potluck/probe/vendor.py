@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
 
 from potluck.probe.cache import ProbeCache
 from potluck.probe.child import ChildOutcome, run_child
@@ -23,28 +23,26 @@ def ask_vendor(
     cache: ProbeCache,
     retry: bool = False,
     deadline_seconds: float = 20.0,
-    environment: Mapping[str, str] | None = None,
-) -> LayerReport:
-    """``report`` with what the library says, or why it says nothing; as it is if nobody asks.
+) -> ChildOutcome:
+    """What the library says, or why it says nothing; ``report`` is what the files told.
 
     A library that crashed, hung or grew is not asked again while kernel, driver, devices and
     Potluck stay as they are, unless ``retry``. Answers are not kept: they hold what changes.
     """
-    if not query.is_wanted(report):
-        return report
 
     def ask() -> ChildOutcome:
         return run_child(
             query.module,
+            query.arguments,
             deadline_seconds=deadline_seconds,
             max_resident_bytes=_MAX_RESIDENT_BYTES,
-            environment=environment,
+            environment={**os.environ, **query.environment},
         )
 
     key = fingerprint(
-        f"query/{query.module}", report.devices, installed_software(kernel_release, ())
+        "/".join(("query", query.module, *query.arguments)),
+        report.devices,
+        installed_software(kernel_release, ()),
+        details=query.details,
     )
-    outcome = run_unless_quarantined(
-        cache, key, ask, retry=retry, deadline_seconds=deadline_seconds
-    )
-    return query.merge(report, outcome)
+    return run_unless_quarantined(cache, key, ask, retry=retry, deadline_seconds=deadline_seconds)

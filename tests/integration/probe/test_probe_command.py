@@ -20,7 +20,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from support.command import COMMAND, environment
+from support.command import COMMAND, environment, run_command
 from support.confinement import as_user, control_group, covered, inside, limited
 from support.kernel_build import require_tool
 from support.no_core import REASON, hide_core
@@ -139,6 +139,31 @@ def test_what_is_measured_is_shown_now_and_later(measured: tuple[Path, list[Docu
         assert float(value) * scales[scale] == pytest.approx(figure, rel=0.01)
     # With other threads they would be others.
     assert figures(probe("--threads", "3", cache=cache)) == [None] * 4
+
+
+@pytest.mark.parametrize("command", ["probe", "up"])
+def test_a_backend_that_does_not_exist(command: str) -> None:
+    completed = run_command(command, "--backend", "tinygrad:ABACUS")
+    assert completed.returncode == 2
+    error, hint = completed.stderr.splitlines()
+    assert error.endswith("there is no backend tinygrad:ABACUS")
+    assert hint.startswith("hint: backends are native, tinygrad:CUDA, ")
+
+
+def test_a_backend_that_works_nowhere_here(tmp_path: Path) -> None:
+    """As what a GPU needs that is not here; shown by one command, refused by the other."""
+    env = {"POTLUCK_BACKEND": "tinygrad:QCOM", "XDG_CACHE_HOME": str(tmp_path)}
+    document = probe(env=environment(**env))
+    (unit,) = document["units"]
+    assert (unit["unit_id"], unit["role"]) == ("cpu/native", "idle")
+    assert unit["reason"] == "tinygrad:QCOM was asked for, and works nowhere here"
+    completed = run_command("up", "--state", str(tmp_path / "state"), env=env)
+    assert completed.returncode == 2
+    error, hint = completed.stderr.splitlines()
+    assert error.endswith(
+        "tinygrad:QCOM works on no device of this machine: there is none that it is tried on"
+    )
+    assert hint == "hint: works here: cpu/native; potluck probe says more"
 
 
 def test_retry_tests_again_and_keeps_the_figures(measured: tuple[Path, list[Document]]) -> None:

@@ -11,7 +11,7 @@
  *   nv                        the same, told as NVIDIA does; amd: as AMD does
  *   extensions                texts with spaces
  *   long_name                 so many characters of name
- *   size_lie                  added to each size of text that is told first
+ *   size_lie                  added to each size that is told of what a device says
  */
 #include "settings.h"
 
@@ -53,10 +53,7 @@ static cl_int reply(const void *from, size_t size, size_t room, void *to, size_t
 }
 
 static cl_int reply_text(const char *text, size_t room, void *to, size_t *size_back) {
-    cl_int status = reply(text, strlen(text) + 1, room, to, size_back);
-    if (status == CL_SUCCESS && size_back && !to)
-        *size_back += (size_t)number_setting("size_lie", 0);
-    return status;
+    return reply(text, strlen(text) + 1, room, to, size_back);
 }
 
 static cl_int reply_setting(const char *name, const char *otherwise, size_t room, void *to,
@@ -115,9 +112,7 @@ static int place(const char *name, unsigned numbers[4]) {
            sscanf(text, "%u %u %u %u", &numbers[0], &numbers[1], &numbers[2], &numbers[3]) == 4;
 }
 
-static cl_int CL_API_CALL get_device_info(cl_device_id device, cl_device_info what, size_t room,
-                                          void *to, size_t *size_back) {
-    (void)device;
+static cl_int device_info(cl_device_info what, size_t room, void *to, size_t *size_back) {
     unsigned at[4];
     switch (what) {
     case CL_DEVICE_TYPE: {
@@ -170,6 +165,14 @@ static cl_int CL_API_CALL get_device_info(cl_device_id device, cl_device_info wh
     }
     default: return CL_INVALID_VALUE;
     }
+}
+
+static cl_int CL_API_CALL get_device_info(cl_device_id device, cl_device_info what, size_t room,
+                                          void *to, size_t *size_back) {
+    (void)device;
+    cl_int status = device_info(what, room, to, size_back);
+    if (status == CL_SUCCESS && !to && size_back) *size_back += number_setting("size_lie", 0);
+    return status;
 }
 
 static cl_context CL_API_CALL create_context(const cl_context_properties *properties, cl_uint count,

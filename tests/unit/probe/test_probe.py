@@ -15,12 +15,21 @@ from typing import Any, cast
 import pytest
 from support.fake_backends.behaviour import CALLS, device, spec
 
+from potluck.probe import probe
 from potluck.probe.cache import ProbeCache
 from potluck.probe.child import ChildFailure, ChildOutcome
 from potluck.probe.layer import Layer, VendorQuery
 from potluck.probe.probe import Measuring, ProbeOptions, probe_node
 from potluck.probe.system import THIS_MACHINE, System
-from potluck.types.hardware import Device, DeviceKind, LayerReport, ProbeReport
+from potluck.probe.trials import try_backend
+from potluck.types.hardware import (
+    Device,
+    DeviceKind,
+    Interface,
+    LayerReport,
+    ProbeReport,
+    Trial,
+)
 
 TESTS = Path(__file__).parents[2]
 CPU_AND_GPU = frozenset({DeviceKind.CPU, DeviceKind.GPU})
@@ -77,10 +86,8 @@ def a_layer(
         before()
         return LayerReport(layer=name, devices=devices)
 
-    asked = VendorQuery(
-        module=f"support.fake_backends.{query}", is_wanted=lambda _: True, merge=merge
-    )
-    return Layer(name=name, find=find, query=asked if query else None)
+    asked = VendorQuery(module=f"support.fake_backends.{query}", merge=merge)
+    return Layer(name=name, find=find, queries=lambda *_: (asked,) if query else ())
 
 
 def a_strange_layer(name: str, report: object) -> Layer:
@@ -94,7 +101,14 @@ class Probed:
         self, cache: ProbeCache, *layers: Layer, backends: tuple[str, ...] = ("works",), **how: Any
     ) -> None:
         options = ProbeOptions(
-            backends=[dataclasses.replace(spec(name), kinds=CPU_AND_GPU) for name in backends],
+            backends=[
+                dataclasses.replace(
+                    spec("works" if name == "plays" else name, is_software=name == "plays"),
+                    kinds=CPU_AND_GPU,
+                    name=name,
+                )
+                for name in backends
+            ],
             num_threads=1,
             **how,
         )
@@ -193,20 +207,21 @@ def test_the_cpu_waits_for_no_layer_and_no_second_backend(
         a_layer("hangs", an_npu("hangs"), query="hangs"),
         backends=("works", "hangs"),
         deadline_seconds=2.0,
+        trial_seconds=1.5,
     )
     assert probed.took_seconds < 3
     first = probed.reports[0]
-    assert [layer.layer for layer in first.layers] == ["cpu"]
+    assert first.layers[0].layer == "cpu"
     assert [trial.unit_id for trial in first.trials] == ["cpu/works"]
     assert not first.is_complete
-    assert probed.seconds[0] < 0.8 * 2  # when the hanging ones are given up
+    assert probed.seconds[0] < 1.5  # when the hanging ones are given up
     assert probed.device_ids == ["cpu", "of-quick", "of-hangs"]
     assert probed.problems.keys() == {"stuck", "hangs"}
     assert probed.problems["stuck"] == (LATE,)
     (reason,) = probed.problems["hangs"]
     assert re.fullmatch(r"gave no answer within 1\.[456]\d* s", reason)
     assert probed.trials["cpu/works"] == (True, "")
-    assert "gave no answer within" in probed.trials["cpu/hangs"][1]
+    assert probed.trials["cpu/hangs"] == (False, "gave no answer within 1.5 s")
     for earlier, later in zip(probed.reports, probed.reports[1:], strict=False):
         assert {each.device_id for each in earlier.devices} <= {
             each.device_id for each in later.devices
@@ -214,7 +229,7 @@ def test_the_cpu_waits_for_no_layer_and_no_second_backend(
         assert set(earlier.trials) <= set(later.trials)
 
 
-def test_devices_are_listed_though_the_rest_of_their_layer_is_late(
+def test_devices_are_tried_though_the_rest_of_their_layer_is_late(
     cache: ProbeCache, never: Callable[[], None]
 ) -> None:
     def merge(report: LayerReport, _: ChildOutcome) -> LayerReport:
@@ -226,11 +241,109 @@ def test_devices_are_listed_though_the_rest_of_their_layer_is_late(
     assert probed.took_seconds < 2.5
     assert probed.device_ids == ["cpu", "of-0"]
     assert probed.problems == {"stuck": (LATE,)}
-    assert probed.trials == {"cpu/works": (True, ""), "of-0/works": (False, LATE)}
+    assert probed.trials == {"cpu/works": (True, ""), "of-0/works": (True, "")}
+
+
+def test_a_trial_that_never_ends_is_given_up(
+    cache: ProbeCache, never: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one that waits for a disk: a child would have been ended."""
+
+    def stuck(*pair: Any, **how: Any) -> Trial:
+        if pair[1] == a_gpu("0"):
+            never()
+        return try_backend(*pair, **how)
+
+    monkeypatch.setattr(probe, "try_backend", stuck)
+    monkeypatch.setattr(probe, "_END_SECONDS", 0.2)
+    probed = Probed(
+        cache, a_layer("gpus", a_gpu("0"), a_gpu("1")), backends=("works",), trial_seconds=1.0
+    )
+    assert probed.trials == {
+        "cpu/works": (True, ""),
+        "of-0/works": (False, LATE),
+        "of-1/works": (True, ""),
+    }
+
+
+def test_devices_do_not_wait_for_each_other(cache: ProbeCache) -> None:
+    """Each hangs for a second."""
+    probed = Probed(
+        cache,
+        a_layer("some", a_gpu("0"), a_gpu("1")),
+        a_layer("more", a_gpu("2")),
+        backends=("works", "hangs"),
+        trial_seconds=1.0,
+    )
+    assert probed.took_seconds < 3
+    for each in ("cpu", "of-0", "of-1", "of-2"):
+        assert probed.trials[f"{each}/works"] == (True, "")
+        assert probed.trials[f"{each}/hangs"] == (False, "gave no answer within 1 s")
+
+
+def test_what_plays_a_gpu_is_tried_on_request_only(cache: ProbeCache) -> None:
+    player = device("opencl-pocl-0", is_software=True)
+    layers = (a_layer("gpus", a_gpu("0")), a_layer("software", player))
+
+    def tried(**how: Any) -> list[str]:
+        probed = Probed(cache, *layers, backends=("works", "plays"), **how)
+        assert "opencl-pocl-0" in probed.device_ids
+        assert all(works for works, _ in probed.trials.values())
+        return list(probed.trials)
+
+    assert tried() == ["cpu/works", "of-0/works"]
+    assert tried(asked_backend="works") == ["cpu/works", "of-0/works", "opencl-pocl-0/works"]
+    assert tried(asked_backend="plays") == [
+        *("cpu/works", "cpu/plays", "of-0/works", "of-0/plays"),
+        "opencl-pocl-0/plays",
+    ]
+    assert len(tried(allow_software=True)) == 6
+
+
+def test_the_queries_of_a_layer_run_at_once_and_are_merged_in_their_order(
+    cache: ProbeCache,
+) -> None:
+    def query(module: str) -> VendorQuery:
+        def merge(report: LayerReport, outcome: ChildOutcome) -> LayerReport:
+            said = outcome.reason if isinstance(outcome, ChildFailure) else "it answered"
+            return dataclasses.replace(report, problems=(*report.problems, f"{module}: {said}"))
+
+        return VendorQuery(module=f"support.fake_backends.{module}", merge=merge)
+
+    names = ("hangs", "crashes", "refuses", "lies_throughout")
+    layer = Layer(
+        name="asks",
+        find=lambda _: LayerReport(layer="asks"),
+        queries=lambda *_: [query(name) for name in names],
+    )
+    probed = Probed(cache, layer, deadline_seconds=2.0)
+    (first, *others) = probed.problems["asks"]
+    assert re.fullmatch(r"hangs: gave no answer within 1\.[56]\d* s", first)
+    assert others == [
+        "crashes: was killed by SIGSEGV",
+        "refuses: libvendor.so.1 is not installed",
+        "lies_throughout: it answered",
+    ]
+
+
+def test_what_may_be_another_layer_s_is_told_when_all_are_done(cache: ProbeCache) -> None:
+    """An early report would have a device twice, and a later one take it back."""
+    mali = dataclasses.replace(a_gpu("mali"), make="Arm Mali")
+    interface = Interface(api="opencl", address="/etc/OpenCL/vendors/mali.icd#0:0")
+    shown = dataclasses.replace(
+        mali, device_id="opencl-mali-0", device_files=(), interfaces=(interface,)
+    )
+    joined = dataclasses.replace(a_layer("opencl", shown), is_joined=True)
+    slow = a_layer("mali", mali, before=lambda: time.sleep(0.5))
+    probed = Probed(cache, joined, slow)
+    assert probed.device_ids == ["cpu", "of-mali"]
+    assert probed.last.devices[1].interfaces == (interface,)
+    for report in probed.reports:
+        assert "opencl-mali-0" not in [each.device_id for each in report.devices]
 
 
 def test_what_was_dangerous_is_met_once_unless_asked_for(cache: ProbeCache, calls: Calls) -> None:
-    def probe(*, retry: bool = False) -> tuple[list[str], int]:
+    def probe_again(*, retry: bool = False) -> tuple[list[str], int]:
         before = len(calls())
         probed = Probed(
             cache,
@@ -238,24 +351,25 @@ def test_what_was_dangerous_is_met_once_unless_asked_for(cache: ProbeCache, call
             a_layer("hang", an_npu("b"), query="hangs"),
             backends=("hangs",),
             deadline_seconds=2.0,
+            trial_seconds=1.5,
             retry=retry,
         )
         reasons = [reason for _, reason in probed.trials.values() if reason]
         reasons += [line for lines in probed.problems.values() for line in lines]
         return sorted(reasons), len(calls()) - before
 
-    first, num_started = probe()
+    first, num_started = probe_again()
     assert num_started == 3
     assert [reason.partition(" within")[0] for reason in first] == [
         *["gave no answer"] * 2,
         "was killed by SIGSEGV",
     ]
-    assert probe() == (
+    assert probe_again() == (
         sorted(f"not tried again: {reason} (potluck probe --retry tries)" for reason in first),
         0,
     )
-    assert probe(retry=True)[1] == 3
-    assert probe()[1] == 0
+    assert probe_again(retry=True)[1] == 3
+    assert probe_again()[1] == 0
 
 
 def test_measuring_comes_last_and_is_remembered(cache: ProbeCache, calls: Calls) -> None:
@@ -285,7 +399,7 @@ def test_a_node_without_backends_has_its_devices() -> None:
         layers=(a_layer("gpus", a_gpu("0")),),
         on_report=reports.append,
     )
-    assert [layer.layer for layer in reports[0].layers] == ["cpu"]
+    assert reports[0].layers[0].layer == "cpu"
     assert [each.device_id for each in reports[-1].devices] == ["cpu", "of-0"]
 
 
@@ -306,7 +420,7 @@ layers = (
     Layer(
         name="merge",
         find=lambda _: LayerReport(layer="merge"),
-        query=VendorQuery(module="json.tool", is_wanted=lambda _: True, merge=never),
+        queries=lambda *_: (VendorQuery(module="json.tool", merge=never),),
     ),
 )
 options = ProbeOptions(backends=(), num_threads=1, deadline_seconds=1.0)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.fake_backends.behaviour import CALLS, device
@@ -19,38 +19,24 @@ TESTS = Path(__file__).parents[2]
 REPORT = LayerReport(layer="nvidia", devices=(device(),))
 
 
-class Merge:
-    """Puts what it was given into the report's problems, and remembers it."""
-
-    def __init__(self) -> None:
-        self.outcomes: list[ChildOutcome] = []
-
-    def __call__(self, report: LayerReport, outcome: ChildOutcome) -> LayerReport:
-        self.outcomes.append(outcome)
-        return dataclasses.replace(report, problems=("merged",))
-
-
 def ask(
     module: str,
-    merge: Merge,
     cache: ProbeCache,
     *,
     report: LayerReport = REPORT,
-    is_wanted: bool = True,
     retry: bool = False,
-) -> LayerReport:
-    return ask_vendor(
-        VendorQuery(
-            module=f"support.fake_backends.{module}",
-            is_wanted=lambda given: is_wanted and given == report,
-            merge=merge,
-        ),
-        report,
-        kernel_release="6.1.0",
-        cache=cache,
-        retry=retry,
-        deadline_seconds=20,
+    **more: Any,
+) -> ChildOutcome:
+    query = VendorQuery(
+        module=f"support.fake_backends.{module}", merge=lambda report, _: report, **more
     )
+    return ask_vendor(
+        query, report, kernel_release="6.1.0", cache=cache, retry=retry, deadline_seconds=20
+    )
+
+
+def failure(outcome: ChildOutcome) -> Failure | None:
+    return outcome.failure if isinstance(outcome, ChildFailure) else None
 
 
 @pytest.fixture(autouse=True)
@@ -66,46 +52,52 @@ def num_calls(calls: Path) -> int:
     return len(calls.read_text().split("\n")) - 1
 
 
-def test_nobody_is_asked_without_need(tmp_path: Path, calls: Path) -> None:
-    merge = Merge()
-    assert ask("refuses", merge, ProbeCache(tmp_path / "c"), is_wanted=False) is REPORT
-    assert merge.outcomes == []
-    assert num_calls(calls) == 0
-
-
-def test_an_answer_and_a_refusal_reach_the_layer_and_are_not_kept(
-    tmp_path: Path, calls: Path
-) -> None:
-    merge, cache = Merge(), ProbeCache(tmp_path / "c")
-    assert ask("lies_throughout", merge, cache).problems == ("merged",)
-    ask("lies_throughout", merge, cache)
-    assert all(isinstance(outcome, ChildAnswer) for outcome in merge.outcomes)
-    ask("refuses", merge, cache)
-    ask("refuses", merge, cache)
-    refusals = [outcome for outcome in merge.outcomes if isinstance(outcome, ChildFailure)]
-    assert [(refusal.failure, refusal.reason) for refusal in refusals] == [
-        (Failure.REFUSED, "libvendor.so.1 is not installed")
-    ] * 2
+def test_an_answer_and_a_refusal_are_not_kept(tmp_path: Path, calls: Path) -> None:
+    cache = ProbeCache(tmp_path / "c")
+    for _ in range(2):
+        assert isinstance(ask("lies_throughout", cache), ChildAnswer)
+    for _ in range(2):
+        refusal = ask("refuses", cache)
+        assert isinstance(refusal, ChildFailure)
+        assert refusal.failure is Failure.REFUSED
+        assert refusal.reason == "libvendor.so.1 is not installed"
     assert num_calls(calls) == 4
 
 
+def test_what_a_child_is_given(
+    tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "telling.py").write_text(
+        "import json, os, sys\n"
+        "print(json.dumps({'said': [*sys.argv[1:], os.environ['A'], os.environ['B']]}))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{TESTS}")
+    monkeypatch.setenv("A", "of this process")
+    monkeypatch.setenv("B", "of this process")
+    query = VendorQuery(
+        module="telling",
+        merge=lambda report, _: report,
+        arguments=("x", "y"),
+        environment={"B": "of the query"},
+    )
+    outcome = ask_vendor(query, REPORT, kernel_release="6.1.0", cache=ProbeCache(None))
+    assert isinstance(outcome, ChildAnswer)
+    assert outcome.document == {"said": ["x", "y", "of this process", "of the query"]}
+
+
 def test_a_crash_is_met_once(tmp_path: Path, calls: Path) -> None:
-    merge, cache = Merge(), ProbeCache(tmp_path / "c")
+    cache = ProbeCache(tmp_path / "c")
     newer = LayerReport(layer="nvidia", devices=(device(driver_version="560"),))
-    ask("crashes", merge, cache)
-    ask("crashes", merge, cache)
-    ask("crashes", merge, cache, report=newer)
-    ask("crashes", merge, cache, retry=True)
-    assert [outcome.failure for outcome in merge.outcomes if isinstance(outcome, ChildFailure)] == [
-        Failure.CRASHED,
-        Failure.QUARANTINED,
-        Failure.CRASHED,
-        Failure.CRASHED,
-    ]
-    second = merge.outcomes[1]
-    assert isinstance(second, ChildFailure)
-    assert second.reason == "not tried again: was killed by SIGSEGV (potluck probe --retry tries)"
-    assert num_calls(calls) == 3
+    assert failure(ask("crashes", cache)) is Failure.CRASHED
+    again = ask("crashes", cache)
+    assert isinstance(again, ChildFailure)
+    assert again.failure is Failure.QUARANTINED
+    assert again.reason == "not tried again: was killed by SIGSEGV (potluck probe --retry tries)"
+    assert failure(ask("crashes", cache, report=newer)) is Failure.CRASHED
+    assert failure(ask("crashes", cache, arguments=("other",))) is Failure.CRASHED
+    assert failure(ask("crashes", cache, details=("changed",))) is Failure.CRASHED
+    assert failure(ask("crashes", cache, retry=True)) is Failure.CRASHED
+    assert num_calls(calls) == 5
 
 
 def test_a_device_that_behaves_again_is_forgiven(
@@ -119,13 +111,12 @@ def test_a_device_that_behaves_again_is_forgiven(
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{TESTS}")
     (tmp_path / "angry").touch()
-    merge, cache = Merge(), ProbeCache(tmp_path / "c")
-    query = VendorQuery(module="moody", is_wanted=lambda _: True, merge=merge)
+    cache = ProbeCache(tmp_path / "c")
+    query = VendorQuery(module="moody", merge=lambda report, _: report)
+    failures = []
     for retry in (False, False, True, False):
-        ask_vendor(query, REPORT, kernel_release="6.1.0", cache=cache, retry=retry)
-        if len(merge.outcomes) == 2:
+        outcome = ask_vendor(query, REPORT, kernel_release="6.1.0", cache=cache, retry=retry)
+        failures.append(failure(outcome))
+        if len(failures) == 2:
             (tmp_path / "angry").unlink()
-    failures = [
-        outcome.failure if isinstance(outcome, ChildFailure) else None for outcome in merge.outcomes
-    ]
     assert failures == [Failure.CRASHED, Failure.QUARANTINED, None, None]

@@ -108,8 +108,9 @@ def _size_files(system: System, device: Path) -> list[Path]:
     return [file for file in files if system.number(file) is not None]
 
 
-def _is_wanted(report: LayerReport) -> bool:
-    return any(_is_asked_for(device) for device in report.devices)
+def _queries(system: System, report: LayerReport) -> tuple[VendorQuery, ...]:
+    is_wanted = any(_is_asked_for(device) for device in report.devices)
+    return (_MEMORY,) if is_wanted else ()
 
 
 def _is_asked_for(device: Device) -> bool:
@@ -161,10 +162,6 @@ def _told_memory(device: Device, card: IntelCard) -> DeviceMemory:
     )
 
 
-LAYER = Layer(
-    name="intel",
-    find=_find,
-    query=VendorQuery(
-        module="potluck.probe.children.intel_memory", is_wanted=_is_wanted, merge=merge
-    ),
-)
+_MEMORY = VendorQuery(module="potluck.probe.children.intel_memory", merge=merge)
+
+LAYER = Layer(name="intel", find=_find, queries=_queries)

@@ -181,12 +181,11 @@ def _stand_in(
     )
 
 
-def _is_nvml_wanted(report: LayerReport) -> bool:
-    return any(device.driver in _NVML_DRIVERS for device in report.devices)
+def _queries(system: System, report: LayerReport) -> tuple[VendorQuery, ...]:
+    is_wanted = any(device.driver in _NVML_DRIVERS for device in report.devices)
+    return (_NVML,) if is_wanted else ()
 
 
-LAYER = Layer(
-    name="nvidia",
-    find=_find,
-    query=VendorQuery(module="potluck.probe.children.nvml", is_wanted=_is_nvml_wanted, merge=merge),
-)
+_NVML = VendorQuery(module="potluck.probe.children.nvml", merge=merge)
+
+LAYER = Layer(name="nvidia", find=_find, queries=_queries)

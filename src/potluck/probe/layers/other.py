@@ -31,7 +31,7 @@ _CLAIMED = (
 _NOT_COMPUTING = frozenset({"rockchip-drm", "exynos-drm", "omapdrm", "vgem", "vkms"})
 """Drivers whose render nodes stand for a display controller or for software."""
 
-_UNUSED = "Potluck has no backend for it"
+UNUSED = "Potluck has no backend for it"
 
 _UNKNOWN_MEMORY = DeviceMemory(
     total_bytes=None, free_bytes=None, is_shared=False, source="no file of the kernel tells it"
@@ -158,7 +158,7 @@ def _device(system: System, path: Path, files: tuple[Path, ...], pci_ids: str) -
         driver=driver,
         device_files=tuple(str(file) for file in files),
         memory=_UNKNOWN_MEMORY if make.has_own_memory else shared_memory(system),
-        problem=f"{_UNUSED}; {trouble}" if trouble else _UNUSED,
+        problem=f"{UNUSED}; {trouble}" if trouble else UNUSED,
     )
 
 

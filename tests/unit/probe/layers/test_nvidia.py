@@ -9,6 +9,7 @@ import pytest
 from support.machine_tree import machine_tree
 
 from potluck.probe.layers.nvidia import LAYER
+from potluck.probe.system import System
 from potluck.types.hardware import LayerReport
 
 MEMINFO = "MemTotal:       65536 kB\nMemAvailable:   32768 kB"
@@ -32,8 +33,7 @@ def find(root: Path, files: Mapping[str, str | bytes | Path]) -> LayerReport:
 
 
 def is_asked(report: LayerReport) -> bool:
-    assert LAYER.query is not None
-    return LAYER.query.is_wanted(report)
+    return bool(LAYER.queries(System(), report))
 
 
 def test_nothing_is_nothing(tmp_path: Path) -> None:
