@@ -14,10 +14,17 @@ _LATE = "before the deadline"
 
 
 def failed_trials(case: Case) -> Iterator[Finding]:
-    """A unit whose self-test failed; not of devices whose own problem explains that."""
+    """A unit whose self-test failed; not where a device's own problem, or a package that the
+    backend lacks, explains that.
+    """
+    lacking = {
+        backend.name
+        for backend in case.backends
+        if set(backend.packages) & set(case.missing_packages)
+    }
     explained = {device.device_id for device in case.report.devices if device.problem}
     for trial in case.report.trials:
-        if trial.works or trial.device_id in explained:
+        if trial.works or trial.device_id in explained or trial.backend in lacking:
             continue
         yield Finding(
             check="self-test",
