@@ -1,8 +1,9 @@
 """The environment of a process that computes with tinygrad. Imports no tinygrad.
 
 tinygrad reads its environment once, while it is imported. Left alone it opens every backend it has
-in turn, and as root its AMD and NVIDIA backends may take a GPU from its driver: so ``DEV`` is always
-explicit, and for AMD it names the kernel's compute driver (``KFD``) as the only way to the device.
+in turn, and as root its AMD and NVIDIA backends may take a GPU from its driver: so ``DEV`` is
+always explicit, and for AMD it names the kernel's compute driver (``KFD``) as the only way to the
+device.
 Names are those of tinygrad 0.14.0 (``helpers.Target``, ``runtime/ops_*.py``).
 """
 
