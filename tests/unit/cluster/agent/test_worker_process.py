@@ -22,9 +22,10 @@ from potluck.cluster.worker.messages import (
     StageSpec,
 )
 from potluck.engines.backends import native_unit
-from potluck.errors import EngineError, PotluckError
+from potluck.errors import EngineError, PotluckError, UnitFaultError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.quantization import Quantization
+from potluck.types.unit import Fault
 
 NODE = NodeId("a" * 16)
 LOAD = Load(
@@ -178,6 +179,27 @@ say(msgspec.msgpack.encode({"type": "Failed", "message": "no such file", "hint":
             assert raised.value.hint == "look"
             await process.wait()
             assert ends[0].message == "no such file"
+
+    asyncio.run(run())
+
+
+def test_a_unit_that_failed_is_told_from_a_stage_that_did() -> None:
+    failed = """
+import msgspec
+say(msgspec.msgpack.encode({"type": "Failed", "message": "m", "hint": "h", "fault": "hung"}))
+"""
+
+    async def run() -> None:
+        async with worker(failed) as (process, ends), asyncio.timeout(5):
+            with pytest.raises(UnitFaultError) as raised:
+                await load(process)
+            assert (raised.value.fault, raised.value.message, raised.value.hint) == (
+                Fault.HUNG.value,
+                "m",
+                "h",
+            )
+            await process.wait()
+            assert isinstance(ends[0], UnitFaultError)
 
     asyncio.run(run())
 
