@@ -129,6 +129,8 @@ def up(
             backend=asked,
             allow_software=allow_software,
             step_seconds=chosen.step_seconds,
+            unit_step_seconds=chosen.unit_step_seconds,
+            idle_test_seconds=chosen.idle_test_seconds,
             packed_cache_bytes=chosen.packed_cache_bytes,
         )
         invitation = secret.text if is_own else None

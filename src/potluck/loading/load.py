@@ -49,13 +49,15 @@ def load_stage(
     packed: PackedWeights | None = None,
     on_progress: Progress | None = None,
     on_warm_up: Callable[[], None] | None = None,
+    make_engine: Callable[..., LoadableEngine] = open_engine,
 ) -> LoadedStage:
     """Make the engine of a planned stage on ``unit``, fill it, in the memory that the plan counts,
     and warm it up.
 
     ``pool`` quantizes, whatever computes. A plan for mapped weights needs them ``packed``.
     ``on_progress`` is called with bytes read and bytes in all, where something is read,
-    ``on_warm_up`` when all weights are in. Raises as ``open_engine`` and ``load_weights``, and
+    ``on_warm_up`` when all weights are in. ``make_engine`` is ``open_engine``, or goes through it.
+    Raises as ``open_engine`` and ``load_weights``, and
     ``ModelFileError`` when a file changed since ``tensors`` was opened. After an error nothing
     stays open.
     """
@@ -70,7 +72,7 @@ def load_stage(
         program = build_program(config, shard, context_tokens=size.context_tokens, rope=rope)
     else:
         program = program_to_count(config, shard, size.context_tokens)
-    engine = open_engine(
+    engine = make_engine(
         unit,
         program,
         num_blocks=size.num_blocks,

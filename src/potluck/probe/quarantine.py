@@ -14,6 +14,7 @@ DANGEROUS = frozenset({Failure.CRASHED, Failure.HUNG, Failure.TOO_BIG})
 """What must not be met twice. A refusal is cheap and may be cured at any time, by a library that
 is installed or a group that is joined, and so may an exception: those are tried again."""
 
+_IN_USE = "in use"
 
 _MUCH_LONGER = 2.0
 """A child that hung is tried again with this many times the time: it may only have been slow, where
@@ -44,7 +45,8 @@ def run_unless_quarantined(
         )
     outcome = run()
     if isinstance(outcome, ChildFailure) and outcome.failure in DANGEROUS:
-        _log.warning("%s is not tried again: %s", fingerprint, outcome.reason)
+        subject = fingerprint.rpartition("/")[0].rstrip("/")
+        _log.warning("%s is not tried again: %s", subject, outcome.reason)
         cache.put(
             key,
             {
@@ -56,6 +58,16 @@ def run_unless_quarantined(
     else:
         cache.remove(key)
     return outcome
+
+
+def quarantine(cache: ProbeCache, fingerprint: str, reason: str) -> None:
+    """Leave alone what failed outside of a child, in use, until it is retried."""
+    cache.put(_key(fingerprint), {"failure": _IN_USE, "reason": reason})
+
+
+def is_quarantined(cache: ProbeCache, fingerprint: str) -> bool:
+    """Whether it is left alone."""
+    return cache.get(_key(fingerprint)) is not None
 
 
 def _had_little_time(earlier: Mapping[str, object], deadline_seconds: float) -> bool:

@@ -31,6 +31,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from potluck.errors import PotluckError
 from potluck.probe import self_test
@@ -40,7 +41,11 @@ from potluck.probe.child_output import one_line
 from potluck.probe.fingerprint import fingerprint, installed_software
 from potluck.probe.interfaces import interface_argument, usable_interfaces
 from potluck.probe.memory import available_memory
-from potluck.probe.quarantine import run_unless_quarantined
+from potluck.probe.quarantine import (
+    is_quarantined,
+    quarantine,
+    run_unless_quarantined,
+)
 from potluck.types.hardware import (
     BackendSpec,
     Device,
@@ -52,6 +57,7 @@ from potluck.types.hardware import (
     Rates,
     Trial,
 )
+from potluck.types.unit import Fault
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +74,13 @@ _MEASURE_SECONDS_WITH_COMPILER = 60.0
 """For backends that compile for their device, as a cold driver does for tens of seconds."""
 _TURN_SECONDS = _MEASURE_SECONDS_WITH_COMPILER + 5
 """As long as another that hangs may hold it, so that what it met is known afterwards."""
+
+_FAULTS = {
+    Failure.CRASHED: Fault.DRIVER,
+    Failure.TOO_BIG: Fault.DRIVER,
+    Failure.HUNG: Fault.HUNG,
+}
+"""How a child's end is called where the unit has worked before."""
 
 
 def is_tried_on(
@@ -121,7 +134,7 @@ def try_backend(
             cache=cache,
             retry=retry,
             deadline_seconds=_seconds_until(end) / (len(interfaces) - number),
-        )
+        ).trial
         if trial.works:
             return dataclasses.replace(trial, reason=_reason([*failed, trial]))
         failed.append(trial)
@@ -152,6 +165,74 @@ def _reason(trials: list[Trial]) -> str:
     return one_line("; ".join(reasons))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retest:
+    """The self-test of a unit that worked, repeated: ``problem`` is empty if it passed.
+
+    ``fault`` is what that shows of the unit. None with a problem: it could not be tested, as its
+    memory may be taken by the very stage that runs on it.
+    """
+
+    problem: str
+    fault: Fault | None
+
+
+def retest(
+    spec: BackendSpec,
+    device: Device,
+    trial: Trial,
+    *,
+    kernel_release: str,
+    cache: ProbeCache,
+    deadline_seconds: float,
+) -> Retest:
+    """Run the self-test of a unit again, through the interface that ``trial`` has passed by.
+
+    The result takes the place of what was known.
+    """
+    tried = _try_through(
+        spec,
+        device,
+        trial.interface,
+        kernel_release=kernel_release,
+        cache=cache,
+        retry=True,
+        deadline_seconds=deadline_seconds,
+    )
+    problem = "" if tried.trial.works else tried.trial.reason
+    return Retest(problem=problem, fault=tried.fault)
+
+
+def condemn(
+    spec: BackendSpec,
+    device: Device,
+    trial: Trial,
+    reason: str,
+    *,
+    kernel_release: str,
+    cache: ProbeCache,
+) -> None:
+    """Quarantine a unit that failed in use: it is tried again only where somebody asks for it."""
+    key = _trial_key(spec, device, trial.interface, kernel_release)
+    cache.remove(key)
+    quarantine(cache, key, reason)
+
+
+def is_condemned(
+    spec: BackendSpec, device: Device, trial: Trial, *, kernel_release: str, cache: ProbeCache
+) -> bool:
+    """Whether a unit is still in quarantine."""
+    return is_quarantined(cache, _trial_key(spec, device, trial.interface, kernel_release))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tried:
+    """``fault``: what a trial that failed shows of the unit, if anything."""
+
+    trial: Trial
+    fault: Fault | None
+
+
 def _try_through(
     spec: BackendSpec,
     device: Device,
@@ -161,21 +242,16 @@ def _try_through(
     cache: ProbeCache,
     retry: bool,
     deadline_seconds: float,
-) -> Trial:
+) -> _Tried:
     """Try one interface.
 
     A variant that crashes is told from those that work by running each in a child of its own.
     """
     end = time.monotonic() + deadline_seconds
-    key = fingerprint(
-        f"trial/{spec.name}",
-        (device,),
-        installed_software(kernel_release, spec.packages),
-        details=_details(interface),
-    )
+    key = _trial_key(spec, device, interface, kernel_release)
     known = None if retry else _kept_trial(spec, device, interface, cache.get(key))
     if known is not None:
-        return known
+        return _Tried(trial=known, fault=None if known.works else Fault.WRONG)
     crashed: dict[str, str] = {}
     results: dict[str, object] = {}
     subject = (device.device_id, interface_argument(interface))
@@ -199,10 +275,20 @@ def _try_through(
     )
     if isinstance(outcome, ChildFailure):
         cache.remove(key)
-        return failed_trial(spec, device, outcome.reason, interface)
+        return _Tried(
+            trial=failed_trial(spec, device, outcome.reason, interface),
+            fault=_FAULTS.get(outcome.failure),
+        )
     trial = _judged(spec, device, interface, _results(outcome), crashed)
     cache.put(key, {"works": trial.works, "reason": trial.reason, "variants": list(trial.variants)})
-    return trial
+    return _Tried(trial=trial, fault=None if trial.works else Fault.WRONG)
+
+
+def _trial_key(
+    spec: BackendSpec, device: Device, interface: Interface | None, kernel_release: str
+) -> str:
+    software = installed_software(kernel_release, spec.packages)
+    return fingerprint(f"trial/{spec.name}", (device,), software, details=_details(interface))
 
 
 def cached_measurement(

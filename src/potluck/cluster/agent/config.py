@@ -24,6 +24,10 @@ class AgentConfig:
     software that plays a device serve. ``step_seconds``
     is the longest time for one step through all stages of a deployment that this node coordinates:
     a stage that hangs counts as lost then. It is long, because a prefill on slow boards is.
+    ``unit_step_seconds`` is the longest time for one step of one stage on a unit that is not the
+    CPU with the native backend (half of ``step_seconds`` if that is shorter): the unit hangs then,
+    and is out. Such a unit is tested again when it has computed nothing for
+    ``idle_test_seconds``.
     ``packed_cache_bytes`` is the most that packed files may take (see ``PackedCache``).
     """
 
@@ -40,6 +44,8 @@ class AgentConfig:
     layers: tuple[Layer, ...] = LAYERS
     lease_milliseconds: int = 1000
     step_seconds: float = 300.0
+    unit_step_seconds: float = 30.0
+    idle_test_seconds: float = 600.0
     packed_cache_bytes: int | None = None
 
     @property

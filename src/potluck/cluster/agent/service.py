@@ -26,6 +26,7 @@ from potluck.cluster.agent.model_files import fingerprint
 from potluck.cluster.agent.node import NodeFacts, report
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.state import StateDirectory
+from potluck.cluster.agent.unit_care import UnitCare
 from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.calls import (
     CheckModel,
@@ -88,6 +89,7 @@ class Agent:
         node_id: NodeId,
         credentials: Credentials,
         hardware: Hardware,
+        cache: ProbeCache,
     ) -> None:
         self.node_id = node_id
         self.hardware = hardware
@@ -101,7 +103,18 @@ class Agent:
             memory_limit_bytes=config.memory_limit_bytes,
             num_threads=config.num_threads,
         )
-        self._units = NodeUnits(lambda: hardware.report, config.unit_choice)
+        unit_step_seconds = min(config.unit_step_seconds, config.step_seconds / 2)
+        self._care = UnitCare(
+            config.backends,
+            cache,
+            units=lambda: self._units.all(),
+            workers_on=lambda unit_id: self._stages.workers_on(unit_id),
+            step_seconds=unit_step_seconds,
+            idle_seconds=config.idle_test_seconds,
+        )
+        self._units = NodeUnits(
+            lambda: hardware.report, config.unit_choice, lambda: self._care.reasons
+        )
         self._stages = StageHost(
             credentials,
             state,
@@ -109,6 +122,8 @@ class Agent:
             listen_host=config.listen.host,
             num_threads=config.num_threads or default_num_threads(),
             packed_cache_bytes=config.packed_cache_bytes,
+            unit_step_seconds=unit_step_seconds,
+            unit_failed=self._care.failed,
             report_lost=self._report_lost,
         )
         self._is_open = asyncio.Event()
@@ -137,7 +152,7 @@ class Agent:
             cache = ProbeCache(default_cache_path(os.environ))
             hardware = await Hardware.start(options, cache, layers=config.layers)
             opened.callback(hardware.close)
-            agent = cls(config, state, node_id, credentials, hardware)
+            agent = cls(config, state, node_id, credentials, hardware, cache)
             opened.push_async_callback(agent._stop)
             membership = await Membership.open(
                 MembershipConfig(
@@ -174,6 +189,7 @@ class Agent:
             opened.push_async_callback(agent.coordination.close)
             agent._facts = replace(agent._facts, address=str(membership.address))
             agent._is_open.set()
+            agent._spawn(agent._care.run())
             for node in membership.nodes():
                 agent._joined(node)
             yield agent

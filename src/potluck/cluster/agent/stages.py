@@ -12,9 +12,10 @@ import psutil
 
 from potluck.cluster.agent.node import StageMemory
 from potluck.cluster.agent.state import StateDirectory
+from potluck.cluster.agent.unit_health import UnitFailure, failure_of
 from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.agent.worker_process import WorkerProcess
-from potluck.cluster.calls import ConnectStage, StageLost, StageScope, StageStats
+from potluck.cluster.calls import CPU_UNIT, ConnectStage, StageLost, StageScope, StageStats
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.messages import Identity, Load, Loaded, Progress, StageSpec, Stats
 from potluck.errors import EngineError, PotluckError, UnitFaultError
@@ -39,7 +40,8 @@ class _Running:
 class StageHost:
     """Runs workers on this node's ``units``.
 
-    ``report_lost`` tells the coordinator of a worker that ended by itself.
+    ``report_lost`` tells the coordinator of a worker that ended by itself, ``unit_failed`` is told
+    before that what it says of its unit. ``unit_step_seconds``: see ``AgentConfig``.
     """
 
     def __init__(
@@ -51,6 +53,8 @@ class StageHost:
         listen_host: str,
         num_threads: int,
         packed_cache_bytes: int | None,
+        unit_step_seconds: float,
+        unit_failed: Callable[[UnitId, UnitFailure], None],
         report_lost: Callable[[StageLost], Awaitable[None]],
     ) -> None:
         self._credentials = credentials
@@ -59,6 +63,8 @@ class StageHost:
         self._listen_host = listen_host
         self._num_threads = num_threads
         self._packed_cache_bytes = packed_cache_bytes
+        self._unit_step_seconds = unit_step_seconds
+        self._unit_failed = unit_failed
         self._report_lost = report_lost
         self._stages: dict[_Key, _Running] = {}
         self._highest: dict[DeploymentId, Epoch] = {}
@@ -84,6 +90,10 @@ class StageHost:
             device_bytes=device_bytes,
         )
 
+    def workers_on(self, unit_id: UnitId) -> list[WorkerProcess]:
+        """The workers of the stages that are on a unit."""
+        return [each.worker for each in self._stages.values() if each.unit_id == unit_id]
+
     async def start(self, spec: StageSpec) -> AsyncGenerator[Progress | Loaded, None]:
         """Start a worker for a stage and load it; the last answer is ``Loaded``.
 
@@ -96,7 +106,9 @@ class StageHost:
         await self.supersede(spec.deployment, spec.epoch)
         load = self._load(spec)
         key = (spec.deployment, spec.index)
-        worker = await WorkerProcess.start(lambda worker, error: self._ended(key, worker, error))
+        worker = await WorkerProcess.start(
+            lambda worker, error: self._ended(key, spec.unit_id, worker, error)
+        )
         try:
             self._check_in_force(spec)  # much may have been said meanwhile
         except EngineError:
@@ -189,6 +201,7 @@ class StageHost:
             listen_host=self._listen_host,
             num_threads=self._num_threads,
             packed_cache_bytes=self._packed_cache_bytes,
+            step_seconds=None if spec.unit_id == CPU_UNIT else self._unit_step_seconds,
         )
 
     async def _stop(self, concerns: Callable[[_Key, Epoch], bool]) -> None:
@@ -204,8 +217,14 @@ class StageHost:
         for _, worker in stopping:
             await worker.wait()
 
-    def _ended(self, key: _Key, worker: WorkerProcess, error: PotluckError) -> None:
+    def _ended(
+        self, key: _Key, unit_id: UnitId, worker: WorkerProcess, error: PotluckError
+    ) -> None:
         self._state.forget_worker(worker.pid)
+        failure = None if worker.was_killed else failure_of(error, worker.status)
+        if failure is not None:
+            # Also of a stage that is being stopped, perhaps because its edges have closed already.
+            self._unit_failed(unit_id, failure)
         running = self._stages.get(key)
         if running is None or running.worker is not worker:
             return  # it was stopped

@@ -13,7 +13,7 @@ from potluck.catalog import describe_model, open_headers, open_weights
 from potluck.cluster.worker.messages import Load
 from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.native import make_pool
-from potluck.engines.opening import module_named
+from potluck.engines.opening import module_named, open_engine
 from potluck.loading import (
     NotPackedError,
     PackedCache,
@@ -26,6 +26,7 @@ from potluck.loading.load import LoadedStage, load_stage
 from potluck.loading.pack import packed_weights
 from potluck.probe.memory import available_memory, held_bytes
 from potluck.quantities import format_bytes, format_seconds
+from potluck.types.engine import LoadableEngine
 from potluck.types.memory import MemoryLimit, MemoryPlan
 from potluck.types.program import Shard
 
@@ -47,6 +48,7 @@ def load_for(
     on_progress: Callable[[int, int], None],
     on_fetch: Callable[[int, int], None],
     on_warm_up: Callable[[], None],
+    make_engine: Callable[..., LoadableEngine] = open_engine,
 ) -> LoadedShare:
     """Make the engine of ``load`` and fill it, from files that are fetched if need be.
 
@@ -105,6 +107,7 @@ def load_for(
                 packed=packed,
                 on_progress=on_progress,
                 on_warm_up=on_warm_up,
+                make_engine=make_engine,
             )
             read_bytes = tensors.num_bytes_read
     report = stage.report

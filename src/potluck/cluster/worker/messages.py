@@ -66,7 +66,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Load the stage on ``unit`` and listen for its incoming edge on ``listen_host``.
 
     ``device_free_bytes`` are free on a unit with memory of its own, and None on one without.
-    ``packed_cache_bytes``: see ``AgentConfig``.
+    ``packed_cache_bytes``: see ``AgentConfig``. ``step_seconds`` is the longest time for one call
+    into the unit's engine, such as a step; None sets no limit.
     """
 
     spec: StageSpec
@@ -76,6 +77,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     listen_host: str
     num_threads: int
     packed_cache_bytes: int | None
+    step_seconds: float | None = None
 
 
 class Connect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -140,7 +142,10 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Totals since the start, and the memory that the process holds now."""
+    """Totals since the start, the memory that the process holds now, and what goes on.
+
+    ``busy_seconds`` is how long the present call into the engine has taken; 0 between two.
+    """
 
     num_steps: int
     num_tokens: int
@@ -148,6 +153,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     send_seconds: float
     num_sent_bytes: int
     resident_bytes: int
+    busy_seconds: float = 0.0
 
 
 ToWorker = Load | Connect | Report

@@ -51,4 +51,3 @@ def read(tensor: Tensor, out: NDArray[Any]) -> None:
     """Copy the beginning of a realized tensor's buffer to ``out``, when all before it is done."""
     buffer = tensor.uop.base.realized
     buffer.allocator._copyout(memoryview(out).cast("B"), buffer._buf)
-

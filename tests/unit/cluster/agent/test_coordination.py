@@ -63,6 +63,8 @@ class Node:
             listen_host="127.0.0.1",
             num_threads=1,
             packed_cache_bytes=None,
+            unit_step_seconds=30.0,
+            unit_failed=lambda *_: None,
             report_lost=nothing,
         )
         self.coordination = Coordination(

@@ -69,6 +69,10 @@ def at(number: int, coordinator: NodeId = A) -> StageSpec:
     return msgspec.structs.replace(SPEC, epoch=Epoch(number=number, coordinator=coordinator))
 
 
+failed: list[tuple[UnitId, Fault]] = []
+"""What the host has told of units."""
+
+
 class FakeWorker:
     """Loads when it is let."""
 
@@ -80,6 +84,8 @@ class FakeWorker:
         self.pid = 2**22 + len(FakeWorker.made)  # above the kernel's largest
         self.on_end = on_end
         self.is_killed = False
+        self.was_killed = False
+        self.status: int | None = 1
         self.may_load = asyncio.Event()
         FakeWorker.made.append(self)
 
@@ -109,6 +115,7 @@ def make_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], tuple[StageHost, list[StageLost]]]:
     monkeypatch.setattr(stages, "WorkerProcess", FakeWorker)
+    failed.clear()
 
     def make() -> tuple[StageHost, list[StageLost]]:
         FakeWorker.made = []
@@ -129,6 +136,8 @@ def make_host(
             listen_host="127.0.0.1",
             num_threads=1,
             packed_cache_bytes=None,
+            unit_step_seconds=30.0,
+            unit_failed=lambda unit_id, failure: failed.append((unit_id, failure.fault)),
             report_lost=report_lost,
         )
         return host, lost
@@ -290,15 +299,48 @@ def test_no_worker_is_started_for_a_unit_that_is_none(
     asyncio.run(run())
 
 
-def test_a_unit_that_failed_is_lost_with_its_fault(make_host: MakeHost) -> None:
+FAULT = UnitFaultError(Fault.DRIVER.value, "the context is lost")
+
+
+def test_a_unit_that_failed_is_out_before_anybody_hears_of_the_stage(make_host: MakeHost) -> None:
     async def run() -> None:
         host, lost = make_host()
-        await start(host, SPEC)
-        (worker,) = FakeWorker.made
-        worker.on_end(worker, UnitFaultError(Fault.DRIVER.value, "the driver was reset"))
+        await start(host, at(1))
+        worker = FakeWorker.made[0]
+        assert [each.pid for each in host.workers_on(UnitId("cpu/native"))] == [worker.pid]
+        worker.on_end(worker, FAULT)
+        assert failed == [(UnitId("cpu/native"), Fault.DRIVER)]
+        assert lost == []
         await asyncio.sleep(0)
-        assert [(each.message, each.fault) for each in lost] == [
-            ("the driver was reset", "driver error")
-        ]
+        assert [each.fault for each in lost] == ["driver error"]
+        assert host.workers_on(UnitId("cpu/native")) == []
+
+    asyncio.run(run())
+
+
+def test_a_fault_counts_while_its_stage_is_stopped_and_an_end_by_this_agent_does_not(
+    make_host: MakeHost,
+) -> None:
+    async def run() -> None:
+        host, lost = make_host()
+        await start(host, at(1))
+        await start(host, at(2))  # its predecessor is stopped
+        first, second = FakeWorker.made
+        first.on_end(first, FAULT)
+        assert failed == [(UnitId("cpu/native"), Fault.DRIVER)]
+        await host.stop_all()
+        second.was_killed, second.status = True, -9
+        second.on_end(second, UnitFaultError(Fault.KILLED.value, "killed"))
+        await asyncio.sleep(0)
+        assert len(failed) == 1
+        assert lost == []
+
+    asyncio.run(run())
+
+
+def test_only_units_that_may_hang_have_a_limit(make_host: MakeHost) -> None:
+    async def run() -> None:
+        host, _ = make_host()
+        assert host._load(at(1)).step_seconds is None
 
     asyncio.run(run())
