@@ -29,6 +29,7 @@ _MIB = 1 << 20
 _TERA = 1e12
 _ROLES = tuple(Role)
 _NO_BACKEND = "no backend of this build runs on it"
+_SOFTWARE = "software on the CPU: allow_software uses it"
 
 
 def describe_node(
@@ -61,7 +62,7 @@ def _described(
     """``unit`` is the first by role of the device's, and ``trial`` its trial."""
     is_run = trial is not None and trial.works
     figures = merge_figures(*([trial.figures] if trial else []), device.figures)
-    reason = device.problem or (unit.reason if unit else _NO_BACKEND)
+    reason = device.problem or (unit.reason if unit else _untried(device))
     not_run = Support(is_supported=False, reason=reason)
     backend = trial.backend if trial and is_run else ""
     usable, total = _memory(device, memory)
@@ -81,10 +82,15 @@ def _described(
         sources=_sources(figures, usable, total),
         device_id=device.device_id,
         kind=device.kind,
+        is_software=device.is_software,
         backend=backend,
         role=unit.role if unit else Role.OUT,
         reason=reason,
     )
+
+
+def _untried(device: Device) -> str:
+    return _SOFTWARE if device.is_software else _NO_BACKEND
 
 
 def _memory(device: Device, machine: MemoryFacts) -> tuple[Figure, Figure]:

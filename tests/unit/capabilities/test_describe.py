@@ -143,6 +143,16 @@ def test_nothing_works() -> None:
     assert (mali.memory, mali.total_memory) == (5 * 1024, 8 * 1024)
 
 
+def test_software_that_plays_a_card() -> None:
+    played = replace(MALI, is_software=True)
+    card = described(node(devices=(played,))).devices[1]
+    assert card.is_software
+    assert (card.role, card.reason) == (Role.OUT, "software on the CPU: allow_software uses it")
+    card = described(node(devices=(CARD,))).devices[1]
+    assert not card.is_software
+    assert card.reason == "no backend of this build runs on it"
+
+
 def test_memory_that_nobody_tells() -> None:
     memory = replace(CARD.memory, total_bytes=24 * GIB, free_bytes=None, source="the bus")
     card = described(node(devices=(replace(CARD, memory=memory),))).devices[1]
