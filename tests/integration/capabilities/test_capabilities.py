@@ -242,13 +242,17 @@ print(json.dumps(capabilities.to_dict()))
 
 
 def test_a_probe_that_fails() -> None:
-    """Said on standard error as any warning, and in the answer."""
+    """A warning of the log, and what is known all the same; here that is what files tell."""
     script = """
 import json, logging, potluck, potluck.probe.probe as probe
-def probe_node(*arguments, **options):
+def fail(*arguments, **options):
     raise RuntimeError("no such machine")
-probe.probe_node = probe_node
 logging.disable()
+probe.probe_node = fail
+capabilities = potluck.device_capabilities()
+assert capabilities.memory > 0
+assert capabilities.reason == "not tried yet"
+probe.files_report = fail
 print(json.dumps(potluck.device_capabilities().to_dict()))
 """
     assert ask(script)["reason"] == "the probe failed with RuntimeError: no such machine"

@@ -153,6 +153,14 @@ def test_software_that_plays_a_card() -> None:
     assert card.reason == "no backend of this build runs on it"
 
 
+def test_a_card_that_was_not_tried_in_time() -> None:
+    found = node(trial("cpu", "native", 12.0))
+    units = choose_units(found, asked=None, allow_software=False)
+    cpu = describe_node(found, "Acme Board", units, {CARD.device_id})
+    assert cpu.role is Role.SERVES
+    assert (cpu.devices[1].role, cpu.devices[1].reason) == (Role.OUT, "not tried yet")
+
+
 def test_memory_that_nobody_tells() -> None:
     memory = replace(CARD.memory, total_bytes=24 * GIB, free_bytes=None, source="the bus")
     card = described(node(devices=(replace(CARD, memory=memory),))).devices[1]
