@@ -62,6 +62,13 @@ class Machine:
         found: dict[str, Document] = {unit["unit_id"]: unit for unit in node["units"]}
         return found.get(UNIT, {"role": "none", "reason": ""})
 
+    def trial(self) -> Document:
+        """How the probe's trial of it went; nothing if it was not tried yet."""
+        (node,) = self.agent.cluster()["nodes"]
+        trials: dict[str, Document]
+        trials = {trial["backend"]: trial for trial in node["hardware"]["trials"]}
+        return trials.get(faulty_unit.BACKEND, {})
+
     def await_gpu(self) -> None:
         eventually(lambda: self.unit()["role"] == "serves", within=40, what="the GPU serves")
 
@@ -236,17 +243,9 @@ def test_what_is_shown_of_a_unit_that_is_out_and_that_nothing_is_left_running(
     assert burnt < 0.4, "a thread spins"
 
 
-def test_an_agent_that_restarts_does_not_meet_a_hang_again(machine: Machine) -> None:
-    machine.deploy()
-    machine.misbehave(Misbehaviour.HANG)
-    with pytest.raises(openai.APIStatusError):
-        machine.ask()
-    cache = Path(machine._environ["XDG_CACHE_HOME"]) / "potluck" / "probe.json"
-    eventually(lambda: "quarantine/trial/" in cache.read_text(), within=5, what="it is noted")
-    assert "in use" in cache.read_text()
-
-
-def test_a_unit_that_begins_to_lie_while_it_is_idle(tmp_path: Path) -> None:
+def test_a_unit_that_lies_while_idle_is_not_met_again_after_a_restart(
+    tmp_path: Path,
+) -> None:
     machine = Machine(tmp_path, POTLUCK_IDLE_TEST_SECONDS="1")
     with machine.fleet:
         machine.start()
@@ -262,3 +261,11 @@ def test_a_unit_that_begins_to_lie_while_it_is_idle(tmp_path: Path) -> None:
             "only: wrong numbers: the q8_0 product[0][0]",
             time.monotonic(),
         )
+        machine.behave()
+        machine.agent.end()
+        machine.start()
+        eventually(machine.trial, within=20, what="the GPU was looked at")
+        trial = machine.trial()
+        assert not trial["works"]
+        assert trial["reason"].startswith("not tried again: wrong numbers: its self-test, repeated")
+        assert machine.unit()["role"] != "serves"

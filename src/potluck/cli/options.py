@@ -97,6 +97,16 @@ BackendOption = Annotated[
         show_default=False,
     ),
 ]
+LocalBackendOption = Annotated[
+    str | None,
+    typer.Option(
+        "--backend",
+        metavar="NAME",
+        help="What computes: a backend (tinygrad:CL), on the first device where it works, or a "
+        "unit. Default: native.",
+        show_default=False,
+    ),
+]
 AllowSoftwareOption = Annotated[
     bool,
     typer.Option(

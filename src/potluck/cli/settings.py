@@ -23,8 +23,8 @@ _NOT_SETTINGS = frozenset({"POTLUCK_SECRET", "POTLUCK_STATE"})
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What can be set once for all commands. None leaves the choice to Potluck.
 
-    ``backend``, ``allow_software``, ``step_seconds``, ``unit_step_seconds``, ``idle_test_seconds``
-    and ``packed_cache_bytes``: see ``AgentConfig``.
+    ``backend``, ``allow_software``, ``step_seconds``, ``unit_step_seconds``,
+    ``idle_test_seconds`` and ``packed_cache_bytes``: see ``AgentConfig``.
     """
 
     threads: Annotated[int, msgspec.Meta(ge=1)] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -137,12 +137,14 @@ def load_stages(
     cache: PackedCache,
     on_progress: Progress | None = None,
     on_fetch: Progress | None = None,
+    on_warm_up: Callable[[], None] | None = None,
 ) -> LoadedStages:
-    """Make every stage's engine and load its weights.
+    """Make every stage's engine, load its weights and warm it up.
 
     Weights that are to be mapped and that ``cache`` cannot keep are loaded after all, with a
     warning, if they fit into memory: the plan that comes back says so. ``on_fetch`` and then
-    ``on_progress`` are called with bytes done and bytes in all. After an error nothing stays open.
+    ``on_progress`` are called with bytes done and bytes in all, ``on_warm_up`` whenever a stage's
+    weights are in. After an error nothing stays open.
     """
     pool = make_pool(plan.size.num_threads)
     progress = _progress_of(plan, on_progress)
@@ -167,6 +169,7 @@ def load_stages(
                 pool=pool,
                 packed=weights,
                 on_progress=report,
+                on_warm_up=on_warm_up,
             )
             on_failure.callback(loaded.engine.close)
             stages.append(loaded)

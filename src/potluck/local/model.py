@@ -59,11 +59,15 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadProgress:
-    """How far loading is, in bytes of weights; or fetching their files, which comes before."""
+    """How far loading is, in bytes of weights; or fetching their files, which comes before.
+
+    With ``is_warming_up`` an engine has its weights and compiles what it will run.
+    """
 
     done_bytes: int
     total_bytes: int
     is_fetching: bool = False
+    is_warming_up: bool = False
 
 
 class Model:
@@ -151,6 +155,7 @@ class Model:
             cache=cache,
             on_progress=_reporting(on_progress, is_fetching=False),
             on_fetch=_reporting(on_progress, is_fetching=True),
+            on_warm_up=_warming_up(on_progress, plan),
         )
         engines = [stage.engine for stage in loaded.stages]
         plan = loaded.plan
@@ -307,6 +312,16 @@ def _reporting(
     return lambda done_bytes, total_bytes: callback(
         LoadProgress(done_bytes=done_bytes, total_bytes=total_bytes, is_fetching=is_fetching)
     )
+
+
+def _warming_up(
+    callback: Callable[[LoadProgress], None] | None, plan: LoadPlan
+) -> Callable[[], None] | None:
+    if callback is None:
+        return None
+    num_bytes = sum(stage.read_bytes for stage in plan.stages)
+    progress = LoadProgress(done_bytes=num_bytes, total_bytes=num_bytes, is_warming_up=True)
+    return lambda: callback(progress)
 
 
 def _context_tokens(description: ModelDescription, asked: int | None) -> int:

@@ -48,7 +48,12 @@ def find_unit(backend: str | None, *, isa: str | None, allow_software: bool = Fa
         )
     report = probe_node(
         THIS_MACHINE,
-        ProbeOptions(backends=(spec,), num_threads=default_num_threads()),
+        ProbeOptions(
+            backends=(spec,),
+            num_threads=default_num_threads(),
+            allow_software=allow_software,
+            asked_backend=name,
+        ),
         ProbeCache(default_cache_path(os.environ)),
         layers=LAYERS,
     )

@@ -145,6 +145,8 @@ class Agent:
             backends=config.backends,
             num_threads=config.num_threads or default_num_threads(),
             measuring=Measuring.IF_UNKNOWN,
+            allow_software=config.allow_software,
+            asked_backend=None if config.backend is None else config.backend.rpartition("/")[2],
         )
         async with AsyncExitStack() as opened:
             cache = ProbeCache(default_cache_path(os.environ))

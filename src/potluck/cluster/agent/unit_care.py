@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from potluck.cluster.agent.unit_health import UnitFailure, UnitHealth
 from potluck.cluster.agent.units import NodeUnit
+from potluck.cluster.agent.worker_process import silent
 from potluck.cluster.calls import CPU_UNIT
 from potluck.cluster.worker.messages import Stats
 from potluck.errors import PotluckError, UnitFaultError
@@ -154,8 +155,7 @@ class UnitCare:
             async with asyncio.timeout(self._step_seconds):
                 seen.take(worker, await worker.stats())
         except TimeoutError:
-            message = f"its worker has said nothing for {self._step_seconds:g} s"
-            worker.fail(UnitFaultError(Fault.HUNG.value, message))
+            worker.fail(silent(self._step_seconds))
         except PotluckError:
             return  # it has ended, and was taken note of
 

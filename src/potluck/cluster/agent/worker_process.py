@@ -31,8 +31,10 @@ from potluck.cluster.worker.messages import (
     decode_from_worker,
     encode,
 )
+from potluck.cluster.worker.watch import COMPILING_TIMES
 from potluck.errors import EngineError, PotluckError, UnitFaultError
 from potluck.probe.child import signal_name
+from potluck.quantities import format_seconds
 from potluck.types.unit import Fault
 
 WORKER_MODULE = "potluck.cluster.worker"
@@ -119,10 +121,21 @@ class WorkerProcess:
         return cls(process, reader, writer, on_end)
 
     async def load(self, message: Load) -> AsyncGenerator[Progress | Loaded, None]:
-        """Have it load a stage; the last event is ``Loaded``. Raises what the worker met."""
+        """Have it load a stage; the last event is ``Loaded``. Raises what the worker met.
+
+        One that says nothing for longer than any of its calls may take is ended.
+        """
         self._send(message)
+        silence = None
+        if message.step_seconds is not None:
+            silence = (COMPILING_TIMES + 1) * message.step_seconds
         while True:
-            event = await self._loading.get()
+            try:
+                async with asyncio.timeout(silence):
+                    event = await self._loading.get()
+            except TimeoutError:
+                self.fail(silent(silence))
+                continue
             if isinstance(event, PotluckError):
                 raise event
             yield event
@@ -164,8 +177,11 @@ class WorkerProcess:
         await asyncio.wait({self._listening})
 
     def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        # Not by way of ``Popen``, which would take the status of one that has just ended from
+        # whoever waits for it.
+        if self._process.returncode is None and not _has_ended(self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
         asyncio.get_running_loop().call_later(_KILL_SECONDS, self._writer.transport.abort)
 
     def _send(self, message: ToWorker) -> None:
@@ -246,6 +262,13 @@ class WorkerProcess:
                 Fault.DRIVER.value, f"the worker ended with exit code {status} and said nothing"
             )
         return EngineError("the worker ended")
+
+
+def silent(seconds: float | None) -> UnitFaultError:
+    """A worker does not answer, and cannot tell why: its driver holds up all of its threads."""
+    return UnitFaultError(
+        Fault.HUNG.value, f"its worker has said nothing for {format_seconds(seconds or 0)}"
+    )
 
 
 def _met(failed: Failed) -> PotluckError:

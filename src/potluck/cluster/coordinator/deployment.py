@@ -98,7 +98,7 @@ class Deployment:
         self._pipeline: RemotePipeline | None = None
         self._dispatcher: Dispatcher | None = None
         self._over: asyncio.Future[str] | None = None
-        self._outages: tuple[str, ...] = ()
+        self._outages: tuple[str, ...] = ()  # since it last served
         self._changed = asyncio.Event()
         self._last_published = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -264,12 +264,13 @@ class Deployment:
                     hint="send the request again: the model is being deployed anew",
                 )
             )
-            self._outages = await units_out(self._membership, self.record.stages)
-            if first is not None and not first.done() and not self._outages:
-                first.set_exception(error)
+            outages = await units_out(self._membership, self.record.stages)
+            if first is not None and not first.done() and not outages:
+                first.set_exception(self._with_outages(error))
                 return
+            self._outages += outages
             self._say(stages=(), reason=self._because(error.message))
-            if self._outages:
+            if outages:
                 continue  # every plan without them is a new one, and they come to an end
             if time.monotonic() - started > _STABLE_SECONDS:
                 num_failures = 0
@@ -283,6 +284,11 @@ class Deployment:
     def _because(self, what: str) -> str:
         """What goes on, and that it does because units are out, if so."""
         return "; ".join((what, *self._outages))
+
+    def _with_outages(self, error: PotluckError) -> PotluckError:
+        if not self._outages:
+            return error
+        return EngineError(self._because(error.message), hint=error.hint)
 
     async def _one_epoch(
         self, over: asyncio.Future[str], first: asyncio.Future[None] | None
@@ -353,6 +359,7 @@ class Deployment:
             max_steps_in_flight=len(stages),
         )
         self._dispatcher = Dispatcher(limits, start_pipeline)
+        self._outages = ()
         self._say(state=DeploymentState.READY, reason="")
 
     def _next_epoch(self) -> None:

@@ -16,6 +16,10 @@ _LOOKS = 4
 
 _MAX_PAUSE_SECONDS = 1.0
 
+COMPILING_TIMES = 20.0
+"""Of the limit of a step, for what comes before the first: a cold driver compiles some dozen
+kernels, on a slow board for minutes."""
+
 OnHung = Callable[[str, float], None]
 """Called with what was being done and the seconds that it should have taken at most."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from potluck.cluster.worker.watch import CallWatch
+from potluck.cluster.worker.watch import COMPILING_TIMES, CallWatch
 from potluck.engines.opening import open_engine
 from potluck.errors import UnitFaultError
 from potluck.types.engine import LoadableEngine, StepResult
@@ -21,16 +21,12 @@ if TYPE_CHECKING:
     from potluck.types.step import Step
     from potluck.types.unit import UnitAddress
 
-_WARM_UP_TIMES = 20.0
-"""Of the limit of a step: a cold driver compiles some dozen kernels then, on a slow board for
-minutes."""
-
 
 def open_watched(
     watch: CallWatch, address: UnitAddress, program: Program, **options: Any
 ) -> WatchedEngine:
     """As ``open_engine``, watched from here on: a driver may hang when it is opened."""
-    with watch.call("opening the unit", times=_WARM_UP_TIMES):
+    with watch.call("opening the unit", times=COMPILING_TIMES):
         return WatchedEngine(open_engine(address, program, **options), watch)
 
 
@@ -56,7 +52,7 @@ class WatchedEngine:
 
     def warm_up(self) -> None:
         """As the engine's; compiling may take longer than a step."""
-        with self._watch.call("compiling for the unit", times=_WARM_UP_TIMES):
+        with self._watch.call("compiling for the unit", times=COMPILING_TIMES):
             self._engine.warm_up()
 
     def step(self, step: Step, hidden: NDArray[np.float32] | None) -> StepResult:

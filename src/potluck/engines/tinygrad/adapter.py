@@ -56,6 +56,7 @@ __all__ = [
     "UOp",
     "dtypes",
     "opencl",
+    "own_kernel",
     "tinygrad_errors",
 ]
 
@@ -63,6 +64,17 @@ __all__ = [
 # CL_OUT_OF_HOST_MEMORY -6, with which OpenCL drivers put off an allocation until it is used; CUDA's
 # error 2, "out of memory".
 _MEMORY_WORDS = ("ALLOCATION_FAILURE", "OUT_OF_RESOURCES", "OUT_OF_HOST_MEMORY", "out of memory")
+
+
+def own_kernel(name: str, device: str, body: UOp) -> UOp:
+    """A kernel of ours for ``Tensor.custom_kernel``: what it stores, with all ranges ended.
+
+    tinygrad spreads the ranges over a device's threads. Without such threads (a CPU) they are left
+    as loops: unrolled, the estimate of the cost of a kernel of variable ranges becomes so long an
+    expression that hashing it takes a minute (0.14.0).
+    """
+    opts = None if Device[device].renderer.has_local else ()
+    return body.sink(arg=KernelInfo(name=name, opts_to_apply=opts))
 
 
 @contextmanager
@@ -94,7 +106,7 @@ def tinygrad_errors() -> Iterator[None]:
         raise UnitFaultError(
             Fault.DRIVER.value,
             f"the device's driver failed: {_line(error)}",
-            hint="see the kernel's log (dmesg); a device that was reset works again in a new process",
+            hint="see the kernel's log (dmesg); a device that was reset works in a new process",
         ) from error
 
 

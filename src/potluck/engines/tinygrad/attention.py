@@ -9,9 +9,9 @@ a call; a token's table has the cache block of every 16 of its sequence's positi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from potluck.engines.tinygrad.adapter import AxisType, KernelInfo, Ops, Tensor, UOp, dtypes
+from potluck.engines.tinygrad.adapter import AxisType, Ops, Tensor, UOp, dtypes, own_kernel
 from potluck.types.step import KV_BLOCK_TOKENS
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def append(
             store[place].store(given[row, column].load().cast(store.dtype))
             for store, given in ((keys, k), (values, v))
         ]
-        return _kernel("kv_append", UOp.group(*stores).end(row, column))
+        return own_kernel("kv_append", cache.keys.device, UOp.group(*stores).end(row, column))
 
     keys, values, *_ = Tensor.custom_kernel(cache.keys, cache.values, k, v, slots, fxn=kernel)
     return CacheTensors(keys=keys, values=values)
@@ -71,7 +71,7 @@ def attend(
     blocks = UOp.variable(_NUM_BLOCKS, 1, most, param=True)
     num_positions = most * KV_BLOCK_TOKENS
     scores = _new(q, num_rows, op.num_heads, num_positions).custom_kernel(
-        q, cache.keys, tables, positions, fxn=_scores(op, blocks)
+        q, cache.keys, tables, positions, fxn=_scores(op, blocks, q.device)
     )[0]
     in_blocks = scores.reshape(num_rows, op.num_heads, most, KV_BLOCK_TOKENS)[:, :, :num_blocks]
     largest = in_blocks.max((2, 3), keepdim=True)
@@ -83,11 +83,11 @@ def attend(
         total,
         cache.values,
         tables,
-        fxn=_mix(op, blocks),
+        fxn=_mix(op, blocks, q.device),
     )[0]
 
 
-def _scores(op: Attention, blocks: UOp) -> Callable[..., UOp]:
+def _scores(op: Attention, blocks: UOp, device: str) -> Callable[..., UOp]:
     """``scale * q·key`` of every position, or minus infinity where the token does not see it."""
     group = op.num_heads // op.num_kv_heads
 
@@ -107,12 +107,14 @@ def _scores(op: Attention, blocks: UOp) -> Callable[..., UOp]:
             visible = visible & (at > own - op.window)
         score = visible.where(dot * op.scale, dot.const_like(float("-inf")))
         store = scores[row, head, block * KV_BLOCK_TOKENS + offset].store(score)
-        return _kernel("attention_scores", store.end(row, kv_head, member, block, offset))
+        return own_kernel(
+            "attention_scores", device, store.end(row, kv_head, member, block, offset)
+        )
 
     return kernel
 
 
-def _mix(op: Attention, blocks: UOp) -> Callable[..., UOp]:
+def _mix(op: Attention, blocks: UOp, device: str) -> Callable[..., UOp]:
     """The values, weighted by ``exp(score - largest)`` and divided by ``total``, the weights' sum.
 
     Adding up the weights here as well would save a kernel, but a kernel with two sums is not spread
@@ -120,9 +122,7 @@ def _mix(op: Attention, blocks: UOp) -> Callable[..., UOp]:
     """
     group = op.num_heads // op.num_kv_heads
 
-    def kernel(
-        out: UOp, scores: UOp, largest: UOp, total: UOp, values: UOp, tables: UOp
-    ) -> UOp:
+    def kernel(out: UOp, scores: UOp, largest: UOp, total: UOp, values: UOp, tables: UOp) -> UOp:
         row = UOp.range(out.shape[0], 0)
         kv_head, member = UOp.range(op.num_kv_heads, 1), UOp.range(group, 2)
         i = UOp.range(op.head_dim, 3)
@@ -137,7 +137,7 @@ def _mix(op: Attention, blocks: UOp) -> Callable[..., UOp]:
         product = seen.where(weight * value.cast(dtypes.float), weight.const_like(0.0))
         mixed = product.reduce(block, offset, arg=Ops.ADD) / total[row, head].load()
         store = out[row, head * op.head_dim + i].store(mixed)
-        return _kernel("attention_mix", store.end(row, kv_head, member, i))
+        return own_kernel("attention_mix", device, store.end(row, kv_head, member, i))
 
     return kernel
 
@@ -156,7 +156,3 @@ def _index(element: UOp) -> UOp:
 
 def _new(like: Tensor, *shape: int) -> Tensor:
     return Tensor.empty(*shape, dtype=dtypes.float, device=like.device)
-
-
-def _kernel(name: str, body: UOp) -> Any:
-    return body.sink(arg=KernelInfo(name=name))

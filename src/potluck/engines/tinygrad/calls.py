@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from potluck.engines.tinygrad.adapter import Tensor, TinyJit, UOp, dtypes, tinygrad_errors
+from potluck.engines.tinygrad.adapter import TinyJit, UOp, dtypes, tinygrad_errors
 from potluck.engines.tinygrad.attention import CacheTensors, bound_num_blocks
 from potluck.engines.tinygrad.device import new_tensor, read, write
 from potluck.engines.tinygrad.graph import CallInputs, keep, pick, run_ops

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,11 +51,3 @@ def read(tensor: Tensor, out: NDArray[Any]) -> None:
     """Copy the beginning of a realized tensor's buffer to ``out``, when all before it is done."""
     buffer = tensor.uop.base.realized
     buffer.allocator._copyout(memoryview(out).cast("B"), buffer._buf)
-
-
-def release_memory(device: OpenDevice) -> None:
-    """Give back what freed tensors have left with tinygrad for tensors to come."""
-    gc.collect()
-    free_cache = getattr(Device[device.name].allocator, "free_cache", None)
-    if free_cache is not None:
-        free_cache()

@@ -6,6 +6,7 @@ Results are deterministic, but not the same bits in every bucket, nor those of o
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,7 @@ from potluck.engines.native import make_pool
 from potluck.engines.sampler import StepSampler
 from potluck.engines.step_checks import check_step
 from potluck.engines.tinygrad.calls import Calls
-from potluck.engines.tinygrad.device import open_device, release_memory
+from potluck.engines.tinygrad.device import open_device
 from potluck.engines.tinygrad.pieces import padding_piece, pieces_of
 from potluck.engines.tinygrad.weights import DeviceWeights
 from potluck.errors import EngineError, UnitFaultError
@@ -117,8 +118,8 @@ class TinygradEngine:
         if self._calls is None:
             return
         self._calls = None
+        gc.collect()  # the calls' graphs refer to one another
         self._weights.clear()
-        release_memory(self._device)
 
     @property
     def _has_embedding(self) -> bool:
@@ -156,9 +157,7 @@ class TinygradEngine:
         else:
             out = np.empty((step.num_tokens, self._program.hidden_size), np.float32)
         first_logits = 0
-        pieces = pieces_of(
-            step, trash_block=self._num_blocks, has_cache=bool(self._program.caches)
-        )
+        pieces = pieces_of(step, trash_block=self._num_blocks, has_cache=bool(self._program.caches))
         for piece in pieces:
             rows = slice(piece.first_row, piece.first_row + piece.num_rows)
             calls.run(piece, None if hidden is None else hidden[rows])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
-from potluck.engines.tinygrad.adapter import KernelInfo, Tensor, UOp, dtypes
+from potluck.engines.tinygrad.adapter import Tensor, UOp, dtypes, own_kernel
 from potluck.engines.tinygrad.attention import CacheTensors, append, attend
 from potluck.types.program import (
     HIDDEN,
@@ -64,9 +64,7 @@ def run_ops(
             case RmsNorm():
                 registers[op.out] = rms_norm(registers[op.x], weights.vector(op.weight), op)
             case Linear():
-                # Every row of the weight reads all of x.
-                x = registers[op.x] = registers[op.x].contiguous()
-                out = weights.matrix(op.weight).linear(x)
+                out = weights.matrix(op.weight).linear(registers[op.x])
                 registers[op.out] = out if op.bias is None else out + weights.vector(op.bias)
             case Rope():
                 assert inputs.angles is not None
@@ -121,7 +119,7 @@ def keep(place: Tensor, x: Tensor) -> Tensor:
     def kernel(place: UOp, x: UOp) -> UOp:
         row, column = UOp.range(x.shape[0], 0), UOp.range(x.shape[1], 1)
         store = place[row, column].store(x[row, column].load())
-        return store.end(row, column).sink(arg=KernelInfo(name="keep_rows"))
+        return own_kernel("keep_rows", x.device, store.end(row, column))
 
     return place.custom_kernel(x, fxn=kernel)[0]
 
@@ -133,7 +131,7 @@ def pick(x: Tensor, rows: Tensor) -> Tensor:
         row, column = UOp.range(out.shape[0], 0), UOp.range(out.shape[1], 1)
         source = rows[row].load().cast(dtypes.weakint)
         store = out[row, column].store(x[source, column].load())
-        return store.end(row, column).sink(arg=KernelInfo(name="pick_rows"))
+        return own_kernel("pick_rows", x.device, store.end(row, column))
 
     out = Tensor.empty(rows.shape[0], x.shape[1], dtype=x.dtype, device=x.device)
     return out.custom_kernel(x, rows, fxn=kernel)[0]

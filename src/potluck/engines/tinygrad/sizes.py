@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 BUCKETS = (1, 32)
 """Tokens that one call computes; what is fewer is padded.
 
-1 is decoding, where every product reads its weights for one row. At 32 a product reads them once for
-32 rows, and a desktop GPU begins to be limited by arithmetic; more would leave more padding.
+1 is decoding, where every product reads its weights for one row. At 32 a product reads them once
+for 32 rows, and a desktop GPU begins to be limited by arithmetic; more would leave more padding.
 """
 
 _F32_BYTES = 4

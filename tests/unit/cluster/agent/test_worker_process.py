@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import sys
 import time
@@ -10,6 +12,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from potluck.cluster.agent import worker_process as module
@@ -306,6 +309,20 @@ def test_one_that_died_before_it_was_killed_died_by_itself() -> None:
     asyncio.run(run())
 
 
+def test_one_that_says_nothing_while_it_loads_is_ended_where_calls_have_a_limit() -> None:
+    async def run() -> None:
+        async with worker("time.sleep(60)") as (process, ends), asyncio.timeout(5):
+            limited = msgspec.structs.replace(LOAD, step_seconds=0.01)
+            with pytest.raises(UnitFaultError, match="its worker has said nothing for 210 ms"):
+                async for _ in process.load(limited):
+                    pass
+            await process.wait()
+            assert isinstance(ends[0], UnitFaultError)
+            assert (ends[0].fault, process.was_killed) == ("hung", False)
+
+    asyncio.run(run())
+
+
 def test_one_can_be_ended_for_a_reason_that_it_cannot_tell() -> None:
     async def run() -> None:
         async with worker("time.sleep(60)") as (process, ends), asyncio.timeout(5):
@@ -324,14 +341,14 @@ def test_one_that_the_kernel_does_not_let_go_is_given_up(monkeypatch: pytest.Mon
 
     async def run() -> None:
         async with worker("time.sleep(60)") as (process, ends), asyncio.timeout(5):
-            kill = process._process.kill
-            monkeypatch.setattr(process._process, "kill", lambda: None)
+            kill = os.kill
+            monkeypatch.setattr(os, "kill", lambda *_: None)
             process.kill()
             await process.wait()
             assert process.status is None
             assert isinstance(ends[0], UnitFaultError)
             assert ends[0].message == "the worker cannot be ended: it hangs in the kernel"
-            kill()
+            kill(process.pid, signal.SIGKILL)
             await process._process.wait()
 
     asyncio.run(run())

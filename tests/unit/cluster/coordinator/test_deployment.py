@@ -276,3 +276,64 @@ def test_what_no_stage_could_compute_is_refused(
         await cluster.deployment.close()
 
     asyncio.run(run())
+
+
+def some_units_are_out(monkeypatch: pytest.MonkeyPatch, outages: list[tuple[str, ...]]) -> None:
+    """At the end of each epoch the next of ``outages``, and then none."""
+
+    async def units_out(*_: object) -> tuple[str, ...]:
+        return outages.pop(0) if outages else ()
+
+    monkeypatch.setattr(module, "units_out", units_out)
+
+
+def test_a_first_try_that_lost_a_unit_is_followed_by_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        cluster = Cluster(monkeypatch)
+        cluster.failures = [EngineError("no room on the first"), EngineError("nor on the second")]
+        await cluster.deployment.start()
+        assert cluster.deployment.record.state is DeploymentState.READY
+        assert cluster.deployment.record.reason == ""
+        said = [each.reason for each in cluster.said]
+        assert "no room on the first; gpu 0 is out" in said
+        assert "being placed; gpu 0 is out; gpu 1 is out" in said
+        assert {each.state for each in cluster.said} == {
+            DeploymentState.LOADING,
+            DeploymentState.READY,
+        }
+        await cluster.deployment.close()
+
+    some_units_are_out(monkeypatch, [("gpu 0 is out",), ("gpu 1 is out",)])
+    asyncio.run(run())
+
+
+def test_a_first_try_is_not_repeated_when_no_unit_was_lost_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        cluster = Cluster(monkeypatch)
+        cluster.failures = [EngineError("no room on the gpu"), EngineError("no room at all")]
+        with pytest.raises(EngineError, match="no room at all; gpu 0 is out"):
+            await cluster.deployment.start()
+        await asyncio.sleep(0.05)
+        assert cluster.deployment.record.state is DeploymentState.LOADING
+
+    some_units_are_out(monkeypatch, [("gpu 0 is out",)])
+    asyncio.run(run())
+
+
+def test_a_plan_without_a_lost_unit_is_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        cluster = Cluster(monkeypatch)
+        await cluster.deployment.start()
+        for epoch in (2, 3, 4):
+            cluster.deployment.node_left(B)
+            await cluster.reach(DeploymentState.READY, epoch=epoch)
+        assert any("gpu 2 is out" in each.reason for each in cluster.said)
+        await cluster.deployment.close()
+
+    monkeypatch.setattr(module, "_PAUSE_SECONDS", (60.0,))
+    some_units_are_out(monkeypatch, [(f"gpu {number} is out",) for number in range(3)])
+    asyncio.run(run())
