@@ -71,8 +71,8 @@ hundreds of MB, NumPy and the core 40."""
 _MEASURE_SECONDS = 20.0
 """Eight times what it should take on a CPU: a loaded machine is slow."""
 _MEASURE_SECONDS_WITH_COMPILER = 120.0
-"""For backends that compile for their device. tinygrad takes 11 s of a core of a server for that
-here, and boards have cores of a quarter of the speed or less; the driver's compiler comes on top."""
+"""For backends that compile for their device. tinygrad takes 11 s of a server's core for that, and
+boards have cores of a quarter of the speed or less; the driver's compiler comes on top."""
 _TURN_SECONDS = _MEASURE_SECONDS_WITH_COMPILER + 5
 """As long as another that hangs may hold it, so that what it met is known afterwards."""
 
