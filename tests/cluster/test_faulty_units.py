@@ -322,7 +322,7 @@ def first_layer_of_demo(folder: Path) -> Path:
     [
         ("allocation-failure", "out of memory: the device has no memory left: "),
         ("out-of-resources", "out of memory: the device has no memory left: "),
-        ("hang", "hung: compiling for the unit took longer than 4 s"),
+        ("hang", "hung: "),
     ],
 )
 def test_an_opencl_driver_that_fails_while_a_model_is_loaded(
