@@ -95,6 +95,8 @@ def probe_units(arguments: argparse.Namespace) -> ProbeReport:
         num_threads=arguments.threads,
         measuring=Measuring.ALWAYS,
         deadline_seconds=_PROBE_SECONDS,
+        # Who names a backend means it, also where only software has it.
+        allow_software=arguments.allow_software or arguments.backend is not None,
     )
     return probe_node(THIS_MACHINE, options, ProbeCache(None), layers=LAYERS)
 

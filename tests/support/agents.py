@@ -21,6 +21,7 @@ from typing import Any, Self
 
 import openai
 import psutil
+from support.icds import NO_ICDS
 
 from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.cluster.agent.control import ask
@@ -240,12 +241,14 @@ class Fleet:
             agent.clean_up()
 
     def environ(self, **others: str) -> dict[str, str]:
-        """Of a user who has nothing set but the cluster's secret, and not what is empty here."""
+        """Of a user who has nothing set but the cluster's secret, and no OpenCL drivers; not what
+        is empty here."""
         inherited = {
             name: value for name, value in os.environ.items() if not name.startswith("POTLUCK_")
         }
         values = {
             **inherited,
+            **NO_ICDS,
             "PYTHONPATH": str(_ROOT / "src"),
             "XDG_CONFIG_HOME": str(self.directory / "config"),
             "POTLUCK_SECRET": self.secret,

@@ -156,6 +156,7 @@ def a_case(system: System, report: ProbeReport | None = None, **others: Any) -> 
     """A sound machine, but for what is given."""
     values: dict[str, Any] = {
         "backends": (NATIVE, FOR_GPUS),
+        "missing_packages": (),
         "distribution": Distribution(name="debian", manager="apt"),
         "user": User(name="alice", is_root=False, groups=frozenset({"alice"})),
         "folders": (),

@@ -18,6 +18,9 @@ from pathlib import Path
 from support.kernel_build import not_shown, require_tool
 
 _SOURCES = Path(__file__).with_name("icds")
+NO_ICDS = {"OCL_ICD_VENDORS": str(_SOURCES)}
+"""An environment without drivers, whatever this machine has: a folder without any."""
+
 _POCL = Path("/etc/OpenCL/vendors/pocl.icd")
 
 MALI = {

@@ -120,11 +120,14 @@ def _probe(question: _Question, tell: _Tell) -> None:
         tell(describe_node(report, model, units))
 
     model = machine_name(THIS_MACHINE) or unnamed_machine()
+    backend = question.backend
     options = ProbeOptions(
         backends=BACKENDS,
         num_threads=default_num_threads(),
         measuring=Measuring.IF_UNKNOWN if question.measure else Measuring.NEVER,
         deadline_seconds=_PROBE_SHARE * (question.end - time.monotonic()),
+        allow_software=question.allow_software,
+        asked_backend=None if backend is None else backend.rpartition("/")[2],
     )
     probe_node(
         THIS_MACHINE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,7 +58,7 @@ def doctor(json: JsonOption = False, state: StateOption = None) -> None:
 def gather(
     system: System,
     probe: Callable[[], ProbeReport],
-    backends: Iterable[BackendSpec],
+    backends: Sequence[BackendSpec],
     *,
     cache_root: Path | None,
     state: Path | None,
@@ -66,7 +66,7 @@ def gather(
     """Everything that there is to know; the agent behind ``state`` is asked if one runs there."""
     from potluck.probe.doctor.case import Case
     from potluck.probe.doctor.distribution import read_distribution
-    from potluck.probe.doctor.look import look_at_shared_memory, look_at_user
+    from potluck.probe.doctor.look import look_at_shared_memory, look_at_user, missing_packages
 
     directory, missing_folder = _state(state)
     cluster = None if directory is None else _ask_agent(directory)
@@ -74,6 +74,7 @@ def gather(
         system=system,
         report=probe(),
         backends=tuple(backends),
+        missing_packages=missing_packages(backends),
         distribution=read_distribution(system),
         user=look_at_user(),
         folders=tuple(_folders(system, directory, cache_root)),

@@ -178,11 +178,17 @@ def _device_lines(device: Device, trials: Sequence[Trial]) -> Iterator[str]:
     for trial in trials:
         rows.append((trial.backend, _trial_text(trial)))
     if not trials and not device.problem:
-        rows.append(("backend", "unused: no backend of this build runs on it"))
+        rows.append(("backend", f"unused: {_why_untried(device)}"))
     for line in table(rows):
         yield f"  {line}"
     for line in table([*_figure_rows(device.figures, [trial.figures for trial in trials])]):
         yield f"  {line}"
+
+
+def _why_untried(device: Device) -> str:
+    if device.is_software:
+        return "--allow-software tries what only plays a GPU"
+    return "no backend of this build runs on it"
 
 
 def _memory_text(memory: DeviceMemory) -> str:

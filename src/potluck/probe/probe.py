@@ -258,10 +258,8 @@ class _Probe:
         for _, spec, device in self._wanted(reports):
             by_device[device.device_id].append((spec, device))
         for device_id, pairs in by_device.items():
-            problem = start_thread(f"probe-trials-{device_id}", partial(self._try_all, pairs))
-            if problem:
-                for spec, device in pairs:
-                    self._news.put(failed_trial(spec, device, f"was not tried: {problem}"))
+            if start_thread(f"probe-trials-{device_id}", partial(self._try_all, pairs)):
+                self._try_all(pairs)  # there are no more threads, and maybe children all the same
             seconds = len(pairs) * (self._options.trial_seconds + _END_SECONDS)
             self._trials_end = max(self._trials_end, time.monotonic() + seconds)
 

@@ -45,7 +45,8 @@ def run_unless_quarantined(
         )
     outcome = run()
     if isinstance(outcome, ChildFailure) and outcome.failure in DANGEROUS:
-        _log.warning("%s is not tried again: %s", fingerprint, outcome.reason)
+        subject = fingerprint.rpartition("/")[0].rstrip("/")
+        _log.warning("%s is not tried again: %s", subject, outcome.reason)
         cache.put(
             key,
             {

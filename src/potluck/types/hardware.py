@@ -71,7 +71,8 @@ class Interface:
 
     ``api`` is ``opencl``, ``cuda``, ``kfd`` (AMD's compute driver) or ``kgsl`` (Qualcomm's).
     ``address`` is in that interface's own terms: ``/etc/OpenCL/vendors/pocl.icd#0:0`` (the file
-    that names the library, and in what it alone shows the platform and the device, both from 0);
+    that names the library, and in what it alone shows the platform and the device, both from 0,
+    a platform's GPUs before its other devices);
     a CUDA device's UUID or PCI address, or nothing where there is only one; the place of a KFD
     node among those that compute. ``description`` is what the driver says of itself.
     """

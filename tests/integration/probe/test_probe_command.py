@@ -26,6 +26,7 @@ from support.kernel_build import require_tool
 from support.no_core import REASON, hide_core
 
 import potluck
+from potluck.probe.all_layers import LAYERS
 
 SCHEMA = json.loads((Path(potluck.__file__).parent / "cli/schemas/probe.json").read_text())
 MIB = 2**20
@@ -226,7 +227,7 @@ def test_without_sys(user: str) -> None:
     prefix = covered("/sys", f"mode={mode}")
     document = probe(prefix=(*prefix, *(as_user() if user == "nobody" else ())))
     assert is_sound(document)
-    assert [layer["devices"] for layer in document["layers"][1:]] == [[]] * 6
+    assert [layer["devices"] for layer in document["layers"][1:]] == [[]] * len(LAYERS)
 
 
 def test_without_proc() -> None:

@@ -87,8 +87,27 @@ NO_MEMORY_ADVICE = Advice(
 )
 
 MACHINES = {
-    "rk3588-kbase": Machine(found={"mali": (MALI,), "other": (NPU,)}),
-    "rk3588-panthor": Machine(found={"mali": (MALI,), "other": (NPU,)}),
+    "rk3588-kbase": Machine(
+        found={"mali": (MALI,), "other": (NPU,)},
+        advice=(
+            Advice(
+                message="Arm Mali-G610: there is no OpenCL driver for it",
+                fix="apt-cache search libmali",
+                details="from the board's maker; /etc/OpenCL/vendors/mali.icd then has to name "
+                "the library",
+            ),
+        ),
+    ),
+    "rk3588-panthor": Machine(
+        found={"mali": (MALI,), "other": (NPU,)},
+        advice=(
+            Advice(
+                message="Arm Mali-G610: there is no OpenCL driver for it",
+                fix="sudo apt install mesa-opencl-icd",
+                details="and have RUSTICL_ENABLE=panfrost in Potluck's environment",
+            ),
+        ),
+    ),
     "rk3588-panthor, forbidden": Machine(
         forbidden="dri/renderD128",
         found={

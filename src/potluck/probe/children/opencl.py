@@ -30,6 +30,9 @@ _MAX_DEVICES = 64
 _MAX_INFO_BYTES = 1 << 16
 """Of a text; lists of extensions have some thousands."""
 
+_MAX_TOLD_CHARACTERS = 200
+"""Of a name, as it is printed: more than the longest, and so little that all fit into an answer."""
+
 _TYPE_GPU = 1 << 2
 _TYPE_ALL = 0xFFFF_FFFF
 
@@ -81,10 +84,13 @@ class _Opencl:
         return list(found)
 
     def platform_text(self, platform: int, name: int) -> str | None:
-        return _text(self._info(self._library.clGetPlatformInfo, platform, name))
+        return _name(self._info(self._library.clGetPlatformInfo, platform, name))
 
-    def text(self, device: int, name: int) -> str | None:
-        return _text(self._info(self._library.clGetDeviceInfo, device, name))
+    def name(self, device: int, name: int) -> str | None:
+        return _name(self.data(device, name))
+
+    def extensions(self, device: int) -> list[str]:
+        return _text(self.data(device, _DEVICE_EXTENSIONS)).split()
 
     def number(self, device: int, name: int) -> int | None:
         """An unsigned number of 4 or 8 bytes."""
@@ -165,16 +171,16 @@ def _device(
         device=device,
         platform_name=platform_name,
         type=opencl.number(handle, _DEVICE_TYPE) or 0,
-        name=opencl.text(handle, _DEVICE_NAME),
-        vendor=opencl.text(handle, _DEVICE_VENDOR),
+        name=opencl.name(handle, _DEVICE_NAME),
+        vendor=opencl.name(handle, _DEVICE_VENDOR),
         vendor_id=opencl.number(handle, _DEVICE_VENDOR_ID),
-        driver_version=opencl.text(handle, _DRIVER_VERSION),
+        driver_version=opencl.name(handle, _DRIVER_VERSION),
         memory_bytes=opencl.number(handle, _DEVICE_GLOBAL_MEM_SIZE),
         largest_bytes=opencl.number(handle, _DEVICE_MAX_MEM_ALLOC_SIZE),
         num_units=opencl.number(handle, _DEVICE_MAX_COMPUTE_UNITS),
         clock_mhz=opencl.number(handle, _DEVICE_MAX_CLOCK_FREQUENCY),
         is_shared=None if is_shared is None else bool(is_shared),
-        has_f16="cl_khr_fp16" in (opencl.text(handle, _DEVICE_EXTENSIONS) or "").split(),
+        has_f16="cl_khr_fp16" in opencl.extensions(handle),
         pci_address=next(_pci_addresses(opencl, handle), None),
     )
 
@@ -200,8 +206,12 @@ def _pci_address(domain: int, bus: int, device: int, function: int) -> str:
     return f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"
 
 
-def _text(data: bytes) -> str | None:
-    return data.split(b"\0", 1)[0].decode(errors="replace").strip() if data else None
+def _name(data: bytes) -> str | None:
+    return _text(data)[:_MAX_TOLD_CHARACTERS] if data else None
+
+
+def _text(data: bytes) -> str:
+    return data.split(b"\0", 1)[0].decode(errors="replace").strip()
 
 
 if __name__ == "__main__":

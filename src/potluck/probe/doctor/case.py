@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from potluck.probe.doctor.distribution import Distribution
 from potluck.probe.doctor.finding import Severity
 from potluck.probe.system import System
+from potluck.probe.trials import is_tried_on
 from potluck.types.hardware import BackendSpec, Device, DeviceKind, ProbeReport
 
 KERNEL_LOG = "sudo dmesg --level err,warn | tail -n 50"
@@ -18,6 +19,15 @@ KERNEL_LOG = "sudo dmesg --level err,warn | tail -n 50"
 
 COMPUTING_MAKES = frozenset({"NVIDIA", "AMD", "Intel", "Arm Mali", "Qualcomm Adreno"})
 """Makes of GPUs that there are compute drivers for, whether or not a backend uses them yet."""
+
+_APIS = {
+    "NVIDIA": {"cuda", "opencl"},
+    "AMD": {"kfd", "opencl"},
+    "Intel": {"opencl"},
+    "Arm Mali": {"opencl"},
+    "Qualcomm Adreno": {"kgsl", "opencl"},
+}
+"""The interfaces that a make's GPUs can have, given the right drivers."""
 
 _DRAWING_DRIVERS = frozenset({"lima"})
 """Of GPUs that cannot compute at all (Mali-400 to 470)."""
@@ -109,6 +119,7 @@ class Cluster:
 class Case:
     """What is examined. ``shared_memory_bytes`` is the size of ``/dev/shm``, None without one.
 
+    ``missing_packages`` are those that backends need and that are not installed.
     ``missing_folder`` says why a folder has no place at all (no home directory), or nothing.
     ``cluster`` is None when no agent runs here.
     """
@@ -116,6 +127,7 @@ class Case:
     system: System
     report: ProbeReport
     backends: tuple[BackendSpec, ...]
+    missing_packages: tuple[str, ...]
     distribution: Distribution
     user: User
     folders: tuple[Folder, ...]
@@ -131,6 +143,7 @@ class Case:
             each
             for each in self.report.devices
             if each.kind is not DeviceKind.CPU
+            and not each.is_software
             and each.driver not in _DRAWING_DRIVERS
             and (self._is_wanted(each) or _is_computing_gpu(each))
         )
@@ -151,9 +164,18 @@ class Case:
         """Of what keeps ``device`` from work: a device that no backend is for is no loss yet."""
         return Severity.PREVENTS if self._is_wanted(device) else Severity.NOTE
 
+    def lacks(self, package: str, backend: BackendSpec, device: Device) -> bool:
+        """Whether ``backend`` could use ``device`` as it is, if it had ``package``."""
+        return package in backend.packages and is_tried_on(backend, device)
+
     def _is_wanted(self, device: Device) -> bool:
-        return any(
-            device.kind in backend.kinds and (not backend.makes or device.make in backend.makes)
+        """Whether a backend is for it, or would be with the right drivers."""
+        apis = _APIS.get(device.make, set()) | {each.api for each in device.interfaces}
+        return not device.is_software and any(
+            not backend.is_software
+            and device.kind in backend.kinds
+            and (not backend.makes or device.make in backend.makes)
+            and (not backend.api or backend.api in apis)
             for backend in self.backends
         )
 

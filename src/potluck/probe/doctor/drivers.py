@@ -53,7 +53,7 @@ def missing_drivers(case: Case) -> Iterator[Finding]:
     for device in case.accelerators:
         if device.driver in RESERVING_DRIVERS:
             yield _reserved(case, device)
-        elif device.driver == "" and device.make in _MODULES:
+        elif device.driver == "" and device.make in _MODULES and not device.interfaces:
             yield Finding(
                 check="driver",
                 severity=case.severity(device),

@@ -14,6 +14,7 @@ from potluck.probe.doctor import (
     memory,
     network,
     opencl,
+    packages,
     trials,
 )
 from potluck.probe.doctor.case import KERNEL_LOG, Case, title
@@ -29,8 +30,11 @@ CHECKS: tuple[Check, ...] = (
     device_files.forbidden_files,
     device_files.absent_files,
     opencl.unregistered_mali,
+    opencl.broken_drivers,
+    packages.missing_packages,
     trials.failed_trials,
     trials.silent_layers,
+    opencl.only_software,
     cpu.slow_governor,
     memory.unknown_memory,
     memory.low_limit,
@@ -45,12 +49,19 @@ CHECKS: tuple[Check, ...] = (
     network.blocked_multicast,
 )
 
+RESORTS: tuple[Check, ...] = (opencl.missing_drivers,)
+"""Of devices that no other check has an answer to: one cause, one finding."""
+
 _ORDER = tuple(Severity)
 
 
 def examine(case: Case, checks: Sequence[Check] = CHECKS) -> tuple[Finding, ...]:
     """Everything found, what costs most first. A check that fails costs one line."""
     findings = [finding for check in checks for finding in _findings(check, case)]
+    explained = {finding.device_id for finding in findings}
+    for resort in RESORTS:
+        found = _findings(resort, case)
+        findings += [finding for finding in found if finding.device_id not in explained]
     findings += _unexplained(case, findings)
     if case.user.is_root:
         findings = [_as_root(finding) for finding in findings]

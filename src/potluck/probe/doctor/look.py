@@ -13,6 +13,7 @@ import re
 import secrets
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from potluck.probe.doctor.case import Folder, LocalNetwork, Port, User
@@ -25,7 +26,9 @@ from potluck.probe.doctor.multicast import (
     open_ear,
     send_datagram,
 )
+from potluck.probe.fingerprint import installed_software
 from potluck.probe.system import System
+from potluck.types.hardware import BackendSpec
 
 _ANY = "0.0.0.0"
 _LOOP_SECONDS = 0.5
@@ -47,6 +50,12 @@ def _group_name(group_id: int) -> str:
         return grp.getgrgid(group_id).gr_name
     except KeyError:
         return str(group_id)
+
+
+def missing_packages(backends: Sequence[BackendSpec]) -> tuple[str, ...]:
+    """The packages that backends need and that are not installed, each once."""
+    software = installed_software("", tuple(name for each in backends for name in each.packages))
+    return tuple(dict.fromkeys(name for name, version in software.packages if not version))
 
 
 def look_at_folder(system: System, path: Path, *, purpose: str, needed_bytes: int) -> Folder | None:

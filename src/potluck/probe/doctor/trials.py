@@ -16,11 +16,18 @@ that it waited in vain."""
 
 
 def failed_trials(case: Case) -> Iterator[Finding]:
-    """A unit whose self-test failed; not of devices whose own problem explains that."""
+    """A unit whose self-test failed; not where a device's own problem, or a package that the
+    backend lacks, explains that.
+    """
+    lacking = {
+        backend.name
+        for backend in case.backends
+        if set(backend.packages) & set(case.missing_packages)
+    }
     explained = {device.device_id for device in case.report.devices if device.problem}
     working = {trial.device_id for trial in case.report.trials if trial.works}
     for trial in case.report.trials:
-        if trial.works or trial.device_id in explained:
+        if trial.works or trial.device_id in explained or trial.backend in lacking:
             continue
         _, install, what = trial.reason.partition(_INSTALL)
         yield Finding(

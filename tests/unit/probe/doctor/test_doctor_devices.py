@@ -19,13 +19,15 @@ from potluck.probe.doctor.case import User
 from potluck.probe.doctor.distribution import Distribution
 from potluck.probe.doctor.examine import examine
 from potluck.probe.doctor.finding import Severity
-from potluck.types.hardware import DeviceKind
+from potluck.types.hardware import DeviceKind, Interface
 
 DEBIAN = Distribution(name="debian", manager="apt")
 UBUNTU = Distribution(name="ubuntu", manager="apt")
 FEDORA = Distribution(name="fedora", manager="dnf")
 ARCH = Distribution(name="arch", manager="pacman")
 UNKNOWN = Distribution(name="", manager="")
+
+OPENCL = Interface(api="opencl", address="/etc/OpenCL/vendors/x.icd#0:0")
 
 
 def test_nothing_is_found_on_a_sound_machine(tmp_path: Path) -> None:
@@ -41,9 +43,21 @@ def test_nothing_is_found_on_a_sound_machine(tmp_path: Path) -> None:
         },
     )
     nvidia = a_gpu(
-        "NVIDIA", "GeForce RTX 4090", "nvidia", system.dev / "nvidiactl", system.dev / "nvidia0"
+        "NVIDIA",
+        "GeForce RTX 4090",
+        "nvidia",
+        system.dev / "nvidiactl",
+        system.dev / "nvidia0",
+        interfaces=(Interface(api="cuda", address="GPU-1"),),
     )
-    intel = a_gpu("Intel", "UHD 770", "i915", system.dev / "dri/renderD128", device_id="pci-2")
+    intel = a_gpu(
+        "Intel",
+        "UHD 770",
+        "i915",
+        system.dev / "dri/renderD128",
+        device_id="pci-2",
+        interfaces=(OPENCL,),
+    )
     assert examine(a_case(system, a_report(nvidia, intel))) == ()
 
 
@@ -402,11 +416,18 @@ def test_a_mali_that_opencl_does_not_know(
         {MALI: "", "etc/OpenCL/vendors/x.icd": "/usr/lib/aarch64-linux-gnu/libmali.so.1"},
     ],
 )
-def test_a_mali_without_a_library_or_with_its_registration(
+def test_a_mali_without_a_library_or_whose_library_does_not_show_it(
     tmp_path: Path, files: dict[str, str]
 ) -> None:
     system, report = mali(tmp_path, files)
-    assert examine(a_case(system, report)) == ()  # type: ignore[arg-type]
+    found = the_finding(a_case(system, report))  # type: ignore[arg-type]
+    assert found.check == "opencl"
+    assert found.message == "Arm Mali-G610: " + (
+        "no OpenCL driver that is installed shows it"
+        if files
+        else "there is no OpenCL driver for it"
+    )
+    assert found.command == "apt-cache search libmali"
 
 
 def test_a_problem_that_no_check_knows_is_told_all_the_same(tmp_path: Path) -> None:

@@ -1,0 +1,82 @@
+"""Machines that umockdev plays, with OpenCL drivers that are built here: what the probe joins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from support.icds import MALI, NVIDIA, build_icd
+from support.whole_machine import Document, examine_machine
+
+import potluck
+
+SCHEMA = Path(potluck.__file__).parent / "cli/schemas/probe.json"
+
+
+def examined(machine: str, vendors: Path, monkeypatch: pytest.MonkeyPatch) -> Document:
+    monkeypatch.setenv("OCL_ICD_VENDORS", str(vendors))
+    said = examine_machine(machine)
+    jsonschema.validate(said["probe"], json.loads(SCHEMA.read_text()))
+    return said
+
+
+def devices(said: Document) -> dict[str, Any]:
+    return {
+        each["device_id"]: each for layer in said["probe"]["layers"] for each in layer["devices"]
+    }
+
+
+def addresses(device: Document, api: str = "opencl") -> list[str]:
+    return [each["address"] for each in device["interfaces"] if each["api"] == api]
+
+
+def test_a_board_with_its_maker_s_driver_and_mesa_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_icd("gpu", tmp_path)
+    mesa = build_icd("computing-gpu", tmp_path, platform="rusticl", vendor="Mesa").rename(
+        tmp_path / "a-rusticl.icd"
+    )
+    said = examined("rk3588-kbase", tmp_path, monkeypatch)
+    found = devices(said)
+    assert list(found) == ["cpu", "of-fb000000.gpu", "of-fdab0000.npu"]
+    mali = found["of-fb000000.gpu"]
+    assert addresses(mali) == [f"{tmp_path}/gpu.icd#0:0", f"{mesa}#0:0"]
+    assert mali["name"] == "Mali-G610"
+    assert mali["interfaces"][0]["description"].startswith("Mali-G610 r0p0, driver 3.0, 4 units")
+    assert said["doctor"]["lines"] == ["nothing stands in the way"]
+
+
+def test_cards_by_their_places_and_software_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_icd("gpu", tmp_path, **NVIDIA, nv="0 2 0 0", is_shared="0").rename(
+        tmp_path / "nvidia.icd"
+    )
+    build_icd("pocl", tmp_path)
+    build_icd("crashes-at-load", tmp_path)
+    said = examined("pc-two-nvidia-one-amd", tmp_path, monkeypatch)
+    found = devices(said)
+    assert list(found) == ["cpu", *(f"pci-0000:0{n}:00.0" for n in (1, 2, 3)), "opencl-pocl-0"]
+    assert addresses(found["pci-0000:01:00.0"]) == []
+    assert addresses(found["pci-0000:01:00.0"], "cuda") == ["0000:01:00.0"]
+    assert addresses(found["pci-0000:02:00.0"]) == [f"{tmp_path}/nvidia.icd#0:0"]
+    assert addresses(found["pci-0000:03:00.0"], "kfd") == ["0"]
+    assert found["opencl-pocl-0"]["is_software"]
+    table = "\n".join(said["table"])
+    assert "  kind     software: computes on the CPU\n" in table
+    assert f"opencl: {tmp_path}/crashes-at-load.icd: was killed by SIGABRT" in said["table"]
+    assert said["probe"]["units"] == ["cpu/native"]
+
+
+def test_without_a_bus_opencl_s_devices_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_icd("gpu", tmp_path, **MALI)
+    (device_id, mali) = list(devices(examined("empty-sys", tmp_path, monkeypatch)).items())[1]
+    assert device_id == "opencl-gpu-0"
+    assert (mali["make"], mali["name"], mali["driver"]) == ("Arm Mali", "Mali-G610 r0p0", "")
+    assert mali["problem"] == ""
