@@ -187,6 +187,27 @@ say(msgspec.msgpack.encode({"type": "Failed", "message": "no such file", "hint":
     asyncio.run(run())
 
 
+def test_a_unit_that_failed_is_told_from_a_stage_that_did() -> None:
+    failed = """
+import msgspec
+say(msgspec.msgpack.encode({"type": "Failed", "message": "m", "hint": "h", "fault": "hung"}))
+"""
+
+    async def run() -> None:
+        async with worker(failed) as (process, ends), asyncio.timeout(5):
+            with pytest.raises(UnitFaultError) as raised:
+                await load(process)
+            assert (raised.value.fault, raised.value.message, raised.value.hint) == (
+                Fault.HUNG.value,
+                "m",
+                "h",
+            )
+            await process.wait()
+            assert isinstance(ends[0], UnitFaultError)
+
+    asyncio.run(run())
+
+
 SAY_LOADED_AND_MAPPED = """
 import signal
 path = {path!r}
