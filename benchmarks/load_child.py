@@ -26,7 +26,8 @@ Loaded = Callable[[], object]
 def potluck(path: Path, quantization: str) -> Loaded:
     """The whole model in the native engine, on all cores."""
     from potluck.catalog import describe_model, open_weights
-    from potluck.engines.native import choose_isa, make_pool
+    from potluck.engines.backends import native_unit
+    from potluck.engines.native import make_pool
     from potluck.loading import StageSize, plan_stage
     from potluck.loading.load import load_stage
     from potluck.probe.cores import default_num_threads
@@ -44,8 +45,8 @@ def potluck(path: Path, quantization: str) -> Loaded:
     shard = Shard.whole(description.config.num_layers)
     tensors = open_weights(description, [shard])
     plan = plan_stage(description, tensors, shard, size)
-    pool, isa = make_pool(size.num_threads), choose_isa(None)
-    return lambda: load_stage(description, tensors, plan, pool=pool, isa=isa)
+    pool = make_pool(size.num_threads)
+    return lambda: load_stage(description, tensors, plan, unit=native_unit(), pool=pool)
 
 
 def keep(path: Path) -> Loaded:

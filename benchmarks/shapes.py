@@ -29,6 +29,7 @@ from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.kernels import convert_rows
 from potluck.kernels.runner import ThreadPool
 from potluck.probe.cores import default_num_threads
+from potluck.types.tensor import TensorFormat
 
 SEED = 1
 FLOAT_TYPES = ("F32", "F16", "BF16")
@@ -157,14 +158,11 @@ def in_type(drawn: NDArray[np.float32], type_name: str, pool: ThreadPool) -> NDA
         return rows.astype(np.float16).view(np.uint8)
     if type_name == "BF16":  # the upper half of a float32, rounded towards zero
         return np.ascontiguousarray(rows.view(np.uint16)[:, 1::2]).view(np.uint8)
-    import gguf
-
-    block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]
+    target = TensorFormat[type_name]
     num_rows, num_columns = rows.shape
-    out = np.empty((num_rows, num_columns // block * block_bytes), np.uint8)
+    out = np.empty((num_rows, target.row_bytes(num_columns)), np.uint8)
     stored = rows.view(np.uint8).reshape(-1)
-    target = type_name.lower()
-    convert_rows(stored, "f32", target, num_rows, num_columns, out.reshape(-1), pool)
+    convert_rows(stored, "f32", target.label, num_rows, num_columns, out.reshape(-1), pool)
     return out
 
 

@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING
 from potluck.version import __version__
 
 if TYPE_CHECKING:
+    from potluck.capabilities import device_capabilities
     from potluck.errors import PotluckError
     from potluck.local import Generation, GenerationResult, Model, Piece
+    from potluck.types.capabilities import DeviceCapabilities
     from potluck.types.quantization import Quantization
     from potluck.types.step import SamplingParams
     from potluck.types.text import ChatMessage
 
 _EXPORTS = {
     "ChatMessage": "potluck.types.text",
+    "DeviceCapabilities": "potluck.types.capabilities",
     "Generation": "potluck.local",
     "GenerationResult": "potluck.local",
     "Model": "potluck.local",
@@ -29,10 +32,12 @@ _EXPORTS = {
     "PotluckError": "potluck.errors",
     "Quantization": "potluck.types.quantization",
     "SamplingParams": "potluck.types.step",
+    "device_capabilities": "potluck.capabilities",
 }
 
 __all__ = [
     "ChatMessage",
+    "DeviceCapabilities",
     "Generation",
     "GenerationResult",
     "Model",
@@ -41,6 +46,7 @@ __all__ = [
     "Quantization",
     "SamplingParams",
     "__version__",
+    "device_capabilities",
 ]
 
 

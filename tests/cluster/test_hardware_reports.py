@@ -19,7 +19,8 @@ from support.fake_backends.behaviour import device, spec
 from support.members import until
 from support.no_core import REASON, hide_core
 
-from potluck.cluster.agent.service import Agent, AgentConfig
+from potluck.cluster.agent.config import AgentConfig
+from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.calls import NodeReport, UnitReport
 from potluck.cluster.coordinator.survey import gather_reports
@@ -29,6 +30,7 @@ from potluck.probe.layer import Layer
 from potluck.probe.system import System
 from potluck.types.cluster import UnitId
 from potluck.types.hardware import DeviceKind, LayerReport
+from potluck.types.unit import Role
 
 ROOT = Path(__file__).parents[2]
 FIGURES_SECONDS = 30.0
@@ -42,12 +44,12 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 
 def own_hardware(agent: AgentProcess) -> dict[str, Any]:
-    """Through ``/cluster``: the units by id, and how fast each device's units read."""
+    """Through ``/cluster``: the roles of units by id, and how fast each device's units read."""
     with urllib.request.urlopen(f"{agent.url}/cluster", timeout=20) as answer:
         (node,) = json.load(answer)["nodes"]
     trials = node["hardware"]["trials"]
     return {
-        "units": {unit["unit_id"]: unit["problem"] for unit in node["units"]},
+        "units": {unit["unit_id"]: unit["role"] for unit in node["units"]},
         "devices": [
             each["device_id"] for layer in node["hardware"]["layers"] for each in layer["devices"]
         ],
@@ -59,7 +61,7 @@ def test_a_new_node_has_its_cpu_at_once_and_figures_later(fleet: Fleet, tmp_path
     home = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     agent = fleet.start(0, environ=home).await_up()
     first = own_hardware(agent)
-    assert first["units"] == {"cpu/native": ""}
+    assert first["units"] == {"cpu/native": "serves"}
     assert first["devices"][0] == "cpu"
     assert first["rates"][0] is None  # it is up long before it has measured
 
@@ -91,7 +93,7 @@ def test_a_node_whose_core_cannot_be_loaded_takes_part_and_says_why(
     fleet.await_members()
     nodes = {node["node_id"]: node for node in sound.cluster()["nodes"]}
     (unit,) = nodes[broken.node_id]["units"]
-    assert (unit["unit_id"], unit["problem"]) == ("cpu/native", REASON)
+    assert (unit["unit_id"], unit["role"], unit["reason"]) == ("cpu/native", "out", REASON)
     plan = sound.command_line("plan", "demo")
     assert plan.returncode == 0, plan.stderr
     assert f"not used: {broken.node_id} cpu/native: {REASON}" in plan.stdout.splitlines()
@@ -174,12 +176,15 @@ def test_a_gpu_that_is_slow_to_be_found_becomes_a_unit_with_its_own_memory(tmp_p
             assert gpus == [
                 UnitReport(
                     unit_id=UnitId(f"of-{name}/gpu"),
+                    backend="gpu",
                     description="RTX 4090",
                     usable_bytes=8 << 30,
                     is_shared=False,
                     num_threads=1,
+                    role=Role.RESERVE,
+                    reason="not measured yet",
                 )
-                for name in ("slow", "quick")
+                for name in ("quick", "slow")
             ]
 
     try:

@@ -17,7 +17,7 @@ from support.sparse_models import SparseModel
 from potluck import Model
 from potluck.catalog import describe_model
 from potluck.catalog.locate import DEMO_DIRECTORY
-from potluck.cluster.coordinator.planning import model_cost
+from potluck.cluster.coordinator.costs import model_cost
 from potluck.loading import StageSize
 from potluck.types.cluster import ModelCost
 

@@ -15,11 +15,13 @@ from potluck.catalog import describe_model
 from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.cluster.worker import process
 from potluck.cluster.worker.messages import Failed, Identity, Load, Progress, StageSpec
+from potluck.engines.backends import native_unit
 from potluck.engines.native import NativeEngine
 from potluck.errors import ModelFileError
 from potluck.loading import PackedCache
 from potluck.local.loading import load_stages, plan_load
-from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.local.units import find_unit
+from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.quantization import Quantization
 
 NODE = NodeId("a" * 16)
@@ -91,7 +93,7 @@ def load(model: Path, on_progress: Callable[[int, int], None], num_stages: int) 
         context_tokens=64,
         cache_tokens=64,
         num_threads=1,
-        isa=None,
+        unit=find_unit(None, isa=None),
     )
     loaded = load_stages(description, plan, cache=PackedCache(None), on_progress=on_progress)
     for stage in loaded.stages:
@@ -142,6 +144,7 @@ class Channel:
             epoch=Epoch(number=1, coordinator=NODE),
             index=0,
             num_stages=1,
+            unit_id=UnitId("cpu/native"),
             model=str(model),
             start_layer=0,
             end_layer=12,
@@ -158,10 +161,11 @@ class Channel:
         )
         self._load = Load(
             spec=spec,
+            unit=native_unit(),
+            device_free_bytes=None,
             identity=identity,
             listen_host="127.0.0.1",
             num_threads=1,
-            isa=None,
             packed_cache_bytes=None,
         )
 

@@ -13,7 +13,8 @@ from support.parity import native_error_limit, rms
 from support.random_models import RandomModel, make_random_model, random_tokens
 
 from potluck.catalog import ModelDescription, describe_model, open_weights
-from potluck.engines.native import available_isas, make_pool
+from potluck.engines.backends import native_unit
+from potluck.engines.native import make_pool
 from potluck.loading import StageSize, plan_stage
 from potluck.loading.load import load_stage
 from potluck.types.program import Shard
@@ -48,7 +49,7 @@ def logits(description: ModelDescription, quantization: Quantization) -> NDArray
     )
     with closing(open_weights(description, [Shard.whole(2)])) as tensors:
         plan = plan_stage(description, tensors, Shard.whole(2), size)
-        stage = load_stage(description, tensors, plan, pool=make_pool(2), isa=available_isas()[-1])
+        stage = load_stage(description, tensors, plan, unit=native_unit(), pool=make_pool(2))
     with closing(stage.engine):
         assert stage.engine.weights_bytes == plan.memory.weights_bytes
         parts = tuple(

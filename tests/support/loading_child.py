@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 
 from potluck.catalog import describe_model, open_weights
-from potluck.engines.native import NativeEngine, choose_isa, make_pool
+from potluck.engines.backends import native_unit
+from potluck.engines.native import make_pool
 from potluck.loading import StageSize, plan_stage
 from potluck.loading.load import load_stage
+from potluck.types.engine import LoadableEngine
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 from potluck.types.step import (
@@ -42,7 +44,7 @@ def main() -> None:
         plan = plan_stage(description, tensors, shard, size)
         headers = tensors.num_bytes_read
         loaded = load_stage(
-            description, tensors, plan, pool=make_pool(size.num_threads), isa=choose_isa(None)
+            description, tensors, plan, unit=native_unit(), pool=make_pool(size.num_threads)
         )
         read_bytes = tensors.num_bytes_read - headers
     fill_cache(loaded.engine, shard, size, description.config.hidden_size)
@@ -55,7 +57,7 @@ def main() -> None:
     sys.stdin.readline()  # until it was looked at a last time
 
 
-def fill_cache(engine: NativeEngine, shard: Shard, size: StageSize, hidden_size: int) -> None:
+def fill_cache(engine: LoadableEngine, shard: Shard, size: StageSize, hidden_size: int) -> None:
     """Sequences of whole contexts until every block is taken: prompts, and a token at the end."""
     free = list(range(size.num_blocks))
     sequence = 0

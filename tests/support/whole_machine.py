@@ -20,6 +20,7 @@ from potluck.cli.probe import probe_document, report_lines
 from potluck.engines.backends import BACKENDS
 from potluck.probe.all_layers import LAYERS
 from potluck.probe.cache import ProbeCache, default_cache_path
+from potluck.probe.choose import choose_units
 from potluck.probe.probe import ProbeOptions, probe_node
 from potluck.probe.system import System
 
@@ -30,8 +31,8 @@ _FORBIDDEN = "WHOLE_MACHINE_FORBIDDEN"
 
 def examine_machine(machine: str, *, forbidden: str = "") -> Document:
     """``probe``: the document of ``potluck probe --json``; ``table``: the lines of ``potluck
-    probe``; ``doctor`` and ``doctor_with_gpus``: what the doctor prints and its exit code, of this
-    build and of one with a backend for every GPU.
+    probe``; ``doctor`` and ``doctor_with_gpus``: what the doctor prints and its exit code, of a
+    build for CPUs and of one with a backend for every GPU.
 
     ``forbidden`` is a file below /dev that the group render may open, and this process not: that
     is played, as somebody else than who runs the tests may not be able to run Python.
@@ -53,12 +54,18 @@ def examine(system: System) -> Document:
         forbidden={forbidden: "render"} if forbidden else {},
     )
     cache = ProbeCache(default_cache_path(os.environ))
-    options = ProbeOptions(backends=BACKENDS, num_threads=1)
+    native = tuple(spec for spec in BACKENDS if spec.name == "native")
+    options = ProbeOptions(backends=native, num_threads=1)
     report = probe_node(system, options, cache, layers=LAYERS)
     findings = {}
-    for name, backends in (("doctor", BACKENDS), ("doctor_with_gpus", (*BACKENDS, FOR_GPUS))):
+    for name, backends in (("doctor", native), ("doctor_with_gpus", (*native, FOR_GPUS))):
         case = a_case(system, report, backends=backends)
         with contextlib.redirect_stdout(io.StringIO()) as output:
             exit_code = report_findings(case, as_json=False)
         findings[name] = {"exit_code": exit_code, "lines": output.getvalue().splitlines()}
-    return {"probe": probe_document(report), "table": list(report_lines(report)), **findings}
+    units = choose_units(report, asked=None, allow_software=False)
+    return {
+        "probe": probe_document(report, units),
+        "table": list(report_lines(report, units)),
+        **findings,
+    }

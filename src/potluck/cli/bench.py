@@ -20,14 +20,17 @@ from rich.progress import track
 
 import potluck
 from potluck.cli.options import (
+    AllowSoftwareOption,
     ContextOption,
     JsonOption,
+    LocalBackendOption,
     MmapOption,
     ModelArgument,
     Quant,
     QuantOption,
     StagesOption,
     ThreadsOption,
+    asked_backend,
     settings,
 )
 from potluck.cli.output import emit_json, opened_model
@@ -55,6 +58,8 @@ def bench(
     stages: StagesOption = 1,
     context: ContextOption = None,
     threads: ThreadsOption = None,
+    backend: LocalBackendOption = None,
+    allow_software: AllowSoftwareOption = False,
     quant: QuantOption = Quant.NONE,
     mmap: MmapOption = False,
     json: JsonOption = False,
@@ -68,6 +73,8 @@ def bench(
         cache_tokens=streams * (prefill_tokens + decode_tokens + 16),
         threads=threads if threads is not None else chosen.threads,
         isa=chosen.isa,
+        backend=asked_backend(backend),
+        allow_software=allow_software or chosen.allow_software,
         quantization=quant.quantization,
         mmap=mmap,
         packed_cache_bytes=chosen.packed_cache_bytes,
@@ -142,7 +149,8 @@ def _document(
         "version": potluck.__version__,
         "model": model.description.files.name,
         "machine": platform.machine(),
-        "isa": model.plan.isa,
+        "unit_id": model.plan.unit.address.unit_id,
+        "isa": model.plan.unit.address.variant,
         "num_threads": model.plan.size.num_threads,
         "num_stages": len(model.plan.stages),
         "weights_bytes": sum(stage.memory.weights_bytes for stage in model.plan.stages),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from potluck.cli.settings import Settings, read_settings
+from potluck.errors import UsageError
 from potluck.types.quantization import Quantization
 
 if TYPE_CHECKING:
@@ -86,9 +87,52 @@ MemoryLimitOption = Annotated[
         show_default=False,
     ),
 ]
+BackendOption = Annotated[
+    str | None,
+    typer.Option(
+        "--backend",
+        metavar="NAME",
+        help="Use this backend (tinygrad:CL) or unit (cpu/native) and no other. Default: of each "
+        "device the fastest.",
+        show_default=False,
+    ),
+]
+LocalBackendOption = Annotated[
+    str | None,
+    typer.Option(
+        "--backend",
+        metavar="NAME",
+        help="What computes: a backend (tinygrad:CL), on the first device where it works, or a "
+        "unit. Default: native.",
+        show_default=False,
+    ),
+]
+AllowSoftwareOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-software", help="Also use what only plays a GPU on the CPU, such as PoCL."
+    ),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document instead of text.")
 ]
+
+
+def asked_backend(option: str | None) -> str | None:
+    """The backend or unit that the option asks for, else the settings; None: whatever is fastest.
+
+    Raises ``UsageError`` for a backend that this build does not have.
+    """
+    from potluck.engines.backends import BACKENDS
+
+    asked = settings().backend if option is None else option
+    names = [spec.name for spec in BACKENDS]
+    if asked is not None and asked.rpartition("/")[2] not in names:
+        raise UsageError(
+            f"there is no backend {asked}",
+            hint=f"backends are {', '.join(names)}; potluck probe shows what works here",
+        )
+    return asked
 
 
 def settings() -> Settings:

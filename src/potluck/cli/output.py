@@ -41,6 +41,8 @@ def opened_model(
     context: int | None,
     threads: int | None,
     isa: str | None,
+    backend: str | None,
+    allow_software: bool,
     quantization: Quantization | None,
     mmap: bool,
     packed_cache_bytes: int | None,
@@ -63,9 +65,14 @@ def opened_model(
     task = bar.add_task(f"loading {name}", total=None, start=True)
 
     def advance(progress: LoadProgress) -> None:
+        doing = "loading"
+        if progress.is_fetching:
+            doing = "fetching"
+        elif progress.is_warming_up:
+            doing = "warming up"
         bar.update(
             task,
-            description=f"{'fetching' if progress.is_fetching else 'loading'} {name}",
+            description=f"{doing} {name}",
             completed=progress.done_bytes,
             total=progress.total_bytes,
         )
@@ -80,6 +87,8 @@ def opened_model(
             cache_tokens=cache_tokens,
             num_threads=threads,
             isa=isa,
+            backend=backend,
+            allow_software=allow_software,
             quantization=quantization,
             mmap=mmap,
             packed_cache_bytes=packed_cache_bytes,

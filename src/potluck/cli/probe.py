@@ -13,19 +13,30 @@ import typer
 
 import potluck
 from potluck.cli.addresses import parse_size
-from potluck.cli.options import JsonOption, MemoryLimitOption, ThreadsOption, settings
+from potluck.cli.options import (
+    AllowSoftwareOption,
+    BackendOption,
+    JsonOption,
+    MemoryLimitOption,
+    ThreadsOption,
+    asked_backend,
+    settings,
+)
 from potluck.cli.output import emit_json
 from potluck.cli.tables import table
+from potluck.probe.choose import choose_units
 from potluck.quantities import format_bytes, format_rate
 from potluck.types.hardware import (
     Device,
     DeviceMemory,
     Figure,
     Figures,
+    Interface,
     ProbeReport,
     Trial,
 )
 from potluck.types.memory import MemoryLimit
+from potluck.types.unit import ChosenUnit
 
 if TYPE_CHECKING:
     from potluck.probe.probe import OnProgress
@@ -33,16 +44,50 @@ if TYPE_CHECKING:
 
 def probe(
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure every unit anew; under 2 s each.")
+        bool, typer.Option("--measure", help="Measure every unit anew; seconds each.")
     ] = False,
     retry: Annotated[
         bool, typer.Option("--retry", help="Try again what crashed or hung before.")
     ] = False,
+    backend: BackendOption = None,
+    allow_software: AllowSoftwareOption = False,
     memory_limit: MemoryLimitOption = None,
     threads: ThreadsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what this machine has, and what of it really works."""
+    """Show what this machine has, what of it really works, and what is used."""
+    limit = None if memory_limit is None else parse_size(memory_limit)
+    asked = asked_backend(backend)
+    allow_software = allow_software or settings().allow_software
+    report = probed(
+        asked=asked,
+        allow_software=allow_software,
+        num_threads=threads,
+        is_measured=measure,
+        retry=retry,
+    )
+    if limit is not None:
+        report = _limited(report, limit)
+    units = choose_units(report, asked=asked, allow_software=allow_software)
+    if json:
+        emit_json(probe_document(report, units))
+        return
+    for line in report_lines(report, units):
+        print(line)
+
+
+def probed(
+    *,
+    asked: str | None,
+    allow_software: bool,
+    num_threads: int | None = None,
+    is_measured: bool = False,
+    retry: bool = False,
+) -> ProbeReport:
+    """Probe this machine with the backends of this build; a progress bar where it is measured.
+
+    ``asked`` is the backend or the unit that is to be used.
+    """
     from potluck.engines.backends import BACKENDS
     from potluck.probe.all_layers import LAYERS
     from potluck.probe.cache import ProbeCache, default_cache_path
@@ -50,26 +95,20 @@ def probe(
     from potluck.probe.probe import Measuring, ProbeOptions, probe_node
     from potluck.probe.system import THIS_MACHINE
 
-    limit = None if memory_limit is None else parse_size(memory_limit)
     options = ProbeOptions(
         backends=BACKENDS,
-        num_threads=threads or settings().threads or default_num_threads(),
-        measuring=Measuring.ALWAYS if measure else Measuring.NEVER,
+        num_threads=num_threads or settings().threads or default_num_threads(),
+        measuring=Measuring.ALWAYS if is_measured else Measuring.NEVER,
         retry=retry,
+        allow_software=allow_software,
+        asked_backend=None if asked is None else asked.rpartition("/")[2],
     )
-    with _bar(is_shown=measure) as on_progress:
+    with _bar(is_shown=is_measured) as on_progress:
         cache = ProbeCache(default_cache_path(os.environ))
-        report = probe_node(THIS_MACHINE, options, cache, layers=LAYERS, on_progress=on_progress)
-    if limit is not None:
-        report = _limited(report, limit)
-    if json:
-        emit_json(probe_document(report))
-        return
-    for line in report_lines(report):
-        print(line)
+        return probe_node(THIS_MACHINE, options, cache, layers=LAYERS, on_progress=on_progress)
 
 
-def probe_document(report: ProbeReport) -> dict[str, object]:
+def probe_document(report: ProbeReport, units: Sequence[ChosenUnit]) -> dict[str, object]:
     """The document of schema ``potluck.probe/1``: the report, and the units that came of it."""
     import msgspec
 
@@ -77,12 +116,12 @@ def probe_document(report: ProbeReport) -> dict[str, object]:
         "schema": "potluck.probe/1",
         "version": potluck.__version__,
         **msgspec.to_builtins(report),
-        "units": [trial.unit_id for trial in report.trials if trial.works],
+        "units": msgspec.to_builtins(units),
     }
 
 
-def report_lines(report: ProbeReport) -> Iterator[str]:
-    """The report for a person: the node, then every device with what it can do."""
+def report_lines(report: ProbeReport, units: Sequence[ChosenUnit]) -> Iterator[str]:
+    """The report for a person: the node, every device with what it can do, and what is used."""
     place = f" in {report.container}" if report.container else ""
     cpu, memory = report.cpu, report.memory
     yield from table(
@@ -106,6 +145,10 @@ def report_lines(report: ProbeReport) -> Iterator[str]:
         yield from _device_lines(
             device, [trial for trial in report.trials if trial.device_id == device.device_id]
         )
+    if units:
+        yield ""
+        rows = [("UNIT", "ROLE", "REASON"), *((u.unit_id, u.role.value, u.reason) for u in units)]
+        yield from table(rows)
     problems = [
         f"{layer.layer}: {problem}" for layer in report.layers for problem in layer.problems
     ]
@@ -128,17 +171,24 @@ def _device_lines(device: Device, trials: Sequence[Trial]) -> Iterator[str]:
         rows.append(("device", ", ".join(details)))
     if device.is_software:
         rows.append(("kind", "software: computes on the CPU"))
+    rows += [(interface.api, _interface_text(interface)) for interface in device.interfaces]
     rows.append(("memory", _memory_text(device.memory)))
     if device.problem:
         rows.append(("problem", device.problem))
     for trial in trials:
         rows.append((trial.backend, _trial_text(trial)))
     if not trials and not device.problem:
-        rows.append(("backend", "unused: no backend of this build runs on it"))
+        rows.append(("backend", f"unused: {_why_untried(device)}"))
     for line in table(rows):
         yield f"  {line}"
     for line in table([*_figure_rows(device.figures, [trial.figures for trial in trials])]):
         yield f"  {line}"
+
+
+def _why_untried(device: Device) -> str:
+    if device.is_software:
+        return "--allow-software tries what only plays a GPU"
+    return "no backend of this build runs on it"
 
 
 def _memory_text(memory: DeviceMemory) -> str:
@@ -150,11 +200,24 @@ def _memory_text(memory: DeviceMemory) -> str:
     return f"{format_bytes(memory.total_bytes)}{free} ({memory.source})"
 
 
+def _interface_text(interface: Interface) -> str:
+    parts = [interface.address, f"({interface.description})" if interface.description else ""]
+    return " ".join(part for part in parts if part) or "yes"
+
+
 def _trial_text(trial: Trial) -> str:
     if not trial.works:
         return f"does not work: {trial.reason}"
     variants = f": {', '.join(trial.variants)}" if trial.variants else ""
-    return f"works{variants}" + (f" ({trial.reason})" if trial.reason else "")
+    rates = "".join(
+        f"; {rate.value:.3g} tokens/s {phase}"
+        for phase, rate in (
+            ("decode", trial.rates.decode_tokens_per_second),
+            ("prefill", trial.rates.prefill_tokens_per_second),
+        )
+        if rate.value is not None
+    )
+    return f"works{variants}{rates}" + (f" ({trial.reason})" if trial.reason else "")
 
 
 _FIGURES = (

@@ -10,14 +10,17 @@ import typer
 
 from potluck.cli.chat import chat_loop
 from potluck.cli.options import (
+    AllowSoftwareOption,
     ContextOption,
     JsonOption,
+    LocalBackendOption,
     MmapOption,
     ModelArgument,
     Quant,
     QuantOption,
     StagesOption,
     ThreadsOption,
+    asked_backend,
     settings,
 )
 from potluck.cli.output import emit_json, note, opened_model
@@ -121,6 +124,8 @@ def run(
     stages: StagesOption = 1,
     context: ContextOption = None,
     threads: ThreadsOption = None,
+    backend: LocalBackendOption = None,
+    allow_software: AllowSoftwareOption = False,
     quant: QuantOption = Quant.NONE,
     mmap: MmapOption = False,
     json: JsonOption = False,
@@ -157,6 +162,8 @@ def run(
         context=context if context is not None else chosen.context,
         threads=threads if threads is not None else chosen.threads,
         isa=chosen.isa,
+        backend=asked_backend(backend),
+        allow_software=allow_software or chosen.allow_software,
         quantization=quant.quantization,
         mmap=mmap,
         packed_cache_bytes=chosen.packed_cache_bytes,

@@ -23,13 +23,18 @@ _NOT_SETTINGS = frozenset({"POTLUCK_SECRET", "POTLUCK_STATE"})
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What can be set once for all commands. None leaves the choice to Potluck.
 
-    ``step_seconds`` and ``packed_cache_bytes``: see ``AgentConfig``.
+    ``backend``, ``allow_software``, ``step_seconds``, ``unit_step_seconds``,
+    ``idle_test_seconds`` and ``packed_cache_bytes``: see ``AgentConfig``.
     """
 
     threads: Annotated[int, msgspec.Meta(ge=1)] | None = None
     context: int | None = None
     isa: str | None = None
+    backend: str | None = None
+    allow_software: bool = False
     step_seconds: Annotated[float, msgspec.Meta(gt=0)] = 300.0
+    unit_step_seconds: Annotated[float, msgspec.Meta(gt=0)] = 30.0
+    idle_test_seconds: Annotated[float, msgspec.Meta(gt=0)] = 600.0
     packed_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 

@@ -29,6 +29,10 @@ def node_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
             )
     yield from table(rows)
     for node in cluster["nodes"]:
+        for unit in node.get("units", ()):
+            if text := _unit_text(unit):
+                yield f"{node['node_id']} {unit['unit_id']}: {text}"
+    for node in cluster["nodes"]:
         for device in _devices(node):
             yield f"{node['node_id']} has {_device_text(node, device)}"
     for node in cluster["incompatible"]:
@@ -40,6 +44,30 @@ def node_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
     for node in cluster["nodes"]:
         if node.get("http_address"):
             yield f"clients: {node['http_address']} at {node['node_id']}"
+
+
+_ROLES = {"serves": "serves", "reserve": "in reserve", "idle": "idle", "out": "out"}
+
+
+def _unit_text(unit: Mapping[str, Any]) -> str:
+    """What a unit is there for, how fast it is and why; empty of one that just serves."""
+    rates = [
+        f"{name} {_three_digits(figure['value'])} tokens/s"
+        for name, figure in (
+            ("decodes", unit["rates"]["decode_tokens_per_second"]),
+            ("prefills", unit["rates"]["prefill_tokens_per_second"]),
+        )
+        if figure["value"] is not None
+    ]
+    if unit["role"] == "serves" and not rates and not unit["reason"]:
+        return ""
+    reason = f": {unit['reason']}" if unit["reason"] else ""
+    return ", ".join([_ROLES[unit["role"]], *rates]) + reason
+
+
+def _three_digits(rate: float) -> str:
+    """At least three, and no exponent."""
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def _devices(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -109,7 +137,9 @@ def stage_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
     if deployment["stages"]:
         yield from table(rows)
     for stage in deployment["stages"]:
-        yield f"stage {stage['stage']}: {_memory(stage['memory']).described()}"
+        memory = _memory(stage["memory"])
+        own = f"; {format_bytes(memory.device_bytes)} of it on the device"
+        yield f"stage {stage['stage']}: {memory.described()}{own if memory.is_on_device else ''}"
         if stage.get("read_bytes") is not None:
             yield (
                 f"stage {stage['stage']}: {format_bytes(stage['read_bytes'])} read "

@@ -22,9 +22,12 @@ from potluck.cli.addresses import (
     parse_size,
 )
 from potluck.cli.options import (
+    AllowSoftwareOption,
+    BackendOption,
     MemoryLimitOption,
     StateOption,
     ThreadsOption,
+    asked_backend,
     settings,
     state_directory,
 )
@@ -32,7 +35,8 @@ from potluck.cli.output import log_events, note
 from potluck.errors import UsageError
 
 if TYPE_CHECKING:
-    from potluck.cluster.agent.service import Agent, AgentConfig
+    from potluck.cluster.agent.config import AgentConfig
+    from potluck.cluster.agent.service import Agent
     from potluck.cluster.agent.state import StateDirectory
     from potluck.cluster.trust.secret import Secret
 
@@ -86,16 +90,20 @@ def up(
     ] = None,
     memory_limit: MemoryLimitOption = None,
     threads: ThreadsOption = None,
+    backend: BackendOption = None,
+    allow_software: AllowSoftwareOption = False,
     state: StateOption = None,
 ) -> None:
     """Start this node's agent; prints its HTTP address. Ctrl-C or potluck down ends it.
 
     After a second Ctrl-C it ends at once, without leaving in order.
     """
-    from potluck.cluster.agent.service import AgentConfig
+    from potluck.cluster.agent.config import AgentConfig
     from potluck.cluster.membership import parse_address
 
     chosen = settings()
+    asked = asked_backend(backend)
+    allow_software = allow_software or chosen.allow_software
     directory = state_directory(state)
     if lan and join:
         raise UsageError("--lan and --join exclude each other", hint="--join opens the node too")
@@ -105,6 +113,8 @@ def up(
     connect = tuple(parse_address(text, name="join") for text in join or ())
     is_open = lan or any(not address.is_loopback for address in connect)
     address = listen_address(listen, connect, is_open=is_open)
+    if asked is not None:
+        _check_works(asked, allow_software=allow_software)
     log_events(is_debugging=logging.getLogger().level <= logging.DEBUG)
     with directory.locked():
         secret, is_own = _secret(secret_file, directory, is_joining=bool(connect))
@@ -116,7 +126,11 @@ def up(
             memory_limit_bytes=None if memory_limit is None else parse_size(memory_limit),
             num_threads=threads if threads is not None else chosen.threads,
             isa=None if chosen.isa is None else _available_isa(chosen.isa),
+            backend=asked,
+            allow_software=allow_software,
             step_seconds=chosen.step_seconds,
+            unit_step_seconds=chosen.unit_step_seconds,
+            idle_test_seconds=chosen.idle_test_seconds,
             packed_cache_bytes=chosen.packed_cache_bytes,
         )
         invitation = secret.text if is_own else None
@@ -198,6 +212,18 @@ def _invite(address: str, secret: str | None, *, multicast: bool) -> None:
     if multicast:
         note("or, where multicast passes:")
         note(f"  {prefix}potluck up --lan")
+
+
+def _check_works(asked: str, *, allow_software: bool) -> None:
+    """Raise ``UsageError`` where a backend that was asked for works on nothing here.
+
+    What is found is kept, so that the agent does not try again what works.
+    """
+    from potluck.cli.probe import probed
+    from potluck.probe.choose import check_asked, choose_units
+
+    report = probed(asked=asked, allow_software=allow_software)
+    check_asked(choose_units(report, asked=asked, allow_software=allow_software), asked)
 
 
 def _available_isa(asked: str) -> str:

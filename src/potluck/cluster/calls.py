@@ -21,10 +21,11 @@ from potluck.cluster.worker.messages import Connect, Loaded, Progress, Stats
 from potluck.errors import CallError, EngineError, OverloadedError, PotluckError
 from potluck.probe.doctor.multicast import NUM_NONCE_BYTES
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
-from potluck.types.hardware import ProbeReport
+from potluck.types.hardware import ProbeReport, Rates
 from potluck.types.memory import MemoryPlan, MemoryPool
 from potluck.types.quantization import Quantization
 from potluck.types.sequence import CommittedToken, SequenceRequest
+from potluck.types.unit import Role
 
 _T = TypeVar("_T")
 
@@ -50,23 +51,27 @@ def decode(payload: bytes, kind: type[_T] | UnionType) -> _T:
 class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
     """A unit and what it may use. ``usable_bytes`` is what is free for stages that are not yet.
 
-    ``is_shared``: its memory is the host's. ``problem`` says why no stage can run on it, or is
-    empty.
+    ``is_shared``: its memory is the host's. ``reason`` says why it has its role: of one that is
+    out, why no stage can run on it. ``rates`` are what a small program reached on it.
     """
 
     unit_id: UnitId
+    backend: str
     description: str
     usable_bytes: int
     is_shared: bool
     num_threads: int
-    problem: str = ""
+    role: Role = Role.SERVES
+    reason: str = ""
+    rates: Rates = Rates()
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """A node as it is now.
 
     ``host_id`` is the same for agents on one machine. ``available_bytes`` may be taken here now,
-    ``available_reason`` says what sets the limit. ``pools`` are the memory that it draws on with
+    ``available_reason`` says what sets the limit; ``usable_bytes`` of it are for stages that are
+    not yet. ``pools`` are the memory that it draws on with
     others; ``untaken_bytes`` of all of them are promised to stages of this agent that have not
     taken them yet. ``memory_limit_bytes`` is what the user allows this agent. ``hardware`` is what
     the probe has found so far.
@@ -81,6 +86,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     available_bytes: int
     available_reason: str
     memory_limit_bytes: int | None
+    usable_bytes: int
     pools: tuple[MemoryPool, ...]
     untaken_bytes: int
     is_draining: bool
@@ -154,13 +160,14 @@ class StageStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageLost(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker ended by itself."""
+    """A worker ended by itself. ``fault``: see ``Failed``."""
 
     deployment: DeploymentId
     epoch: Epoch
     index: int
     node_id: NodeId
     message: str
+    fault: str = ""
 
 
 class DeploymentState(enum.Enum):

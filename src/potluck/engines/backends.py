@@ -1,15 +1,95 @@
-"""The backends that this build has. Adding one is a module of trials and a row here."""
+"""The backends that this build has. Adding one is two modules and a row here.
+
+Which modules a process imports for a backend is said by this table alone, or by another that
+the agent's own configuration names; never by another node, which names units and backends only.
+"""
 
 from __future__ import annotations
 
-from potluck.types.hardware import BackendSpec, DeviceKind
+from collections.abc import Sequence
+
+from potluck.errors import EngineError
+from potluck.types.hardware import BackendSpec, DeviceKind, Trial
+from potluck.types.unit import UnitAddress
+
+NATIVE = "native"
+"""The backend that every build has, and the one whose weights can be mapped."""
+
+_NATIVE = BackendSpec(
+    name=NATIVE,
+    module="potluck.engines.native_trial",
+    engine="potluck.engines.native_backend",
+    kinds=frozenset({DeviceKind.CPU}),
+    packages=("numpy",),  # its arrays are the core's
+)
+
+_TINYGRAD = "potluck.engines.tinygrad.trial"
+_TINYGRAD_ENGINE = "potluck.engines.tinygrad.backend"
+_TINYGRAD_PACKAGES = ("tinygrad", "numpy")
+_GPU = frozenset({DeviceKind.GPU})
 
 BACKENDS: tuple[BackendSpec, ...] = (
+    _NATIVE,
+    *(
+        BackendSpec(
+            name=name,
+            module=_TINYGRAD,
+            engine=_TINYGRAD_ENGINE,
+            kinds=_GPU,
+            api=api,
+            packages=_TINYGRAD_PACKAGES,
+            extra="tinygrad",
+        )
+        for name, api in (
+            ("tinygrad:CUDA", "cuda"),
+            ("tinygrad:AMD", "kfd"),
+            ("tinygrad:QCOM", "kgsl"),
+            ("tinygrad:CL", "opencl"),
+        )
+    ),
     BackendSpec(
-        name="native",
-        module="potluck.engines.native_trial",
+        name="tinygrad:CPU",
+        module=_TINYGRAD,
+        engine=_TINYGRAD_ENGINE,
         kinds=frozenset({DeviceKind.CPU}),
-        packages=("numpy",),  # its arrays are the core's
+        is_software=True,
+        packages=_TINYGRAD_PACKAGES,
+        extra="tinygrad",
     ),
 )
-"""In the order of preference among equals."""
+"""In the order in which they are tried: a maker's own interface before what all have."""
+
+
+def engine_module(backend: str, backends: Sequence[BackendSpec] = BACKENDS) -> str:
+    """The module that computes on units of a backend.
+
+    Raises ``EngineError`` for one that is not in the table, as a node of another version may have.
+    """
+    for spec in backends:
+        if spec.name == backend and spec.engine:
+            return spec.engine
+    raise EngineError(
+        f"this node knows no backend {backend}",
+        hint="install the same version of Potluck on every node",
+    )
+
+
+def unit_address(trial: Trial, backends: Sequence[BackendSpec] = BACKENDS) -> UnitAddress:
+    """How to reach the unit of a trial that works, with the fastest variant that passed.
+
+    Raises as ``engine_module``.
+    """
+    return UnitAddress(
+        unit_id=trial.unit_id,
+        backend=trial.backend,
+        engine=engine_module(trial.backend, backends),
+        interface=trial.interface,
+        variant=trial.variants[-1] if trial.variants else "",
+    )
+
+
+def native_unit(isa: str | None = None) -> UnitAddress:
+    """The CPU with the native backend; ``isa`` None is the fastest instruction set there is."""
+    return UnitAddress(
+        unit_id=f"cpu/{NATIVE}", backend=NATIVE, engine=_NATIVE.engine, variant=isa or ""
+    )

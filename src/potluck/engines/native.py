@@ -18,13 +18,13 @@ from potluck.engines.native_program import (
     core_opening,
     core_program,
     core_slice,
+    sampled_token,
 )
 from potluck.errors import EngineError, ParameterError
 from potluck.kernels import runner
 from potluck.probe.cores import default_num_threads
 from potluck.types.engine import StepResult
 from potluck.types.sampling import validate_sampling
-from potluck.types.step import SampledToken, SequenceId, TokenLogprob
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -157,6 +157,9 @@ class NativeEngine:
         """Takes matrices in every format, and vectors as F32, F16 or BF16."""
         return _NativeSink(self)
 
+    def warm_up(self) -> None:
+        """See ``LoadableEngine``: its kernels were compiled with the build."""
+
     def map_weight(self, info: TensorInfo, data: NDArray[np.uint8]) -> None:
         """Compute with ``data`` where it lies, from an address that is a multiple of 64.
 
@@ -185,7 +188,7 @@ class NativeEngine:
                 hidden=_as_core_takes_it(hidden),
                 out=out,
             )
-        return StepResult(hidden=out, sampled=tuple(_sampled_token(token) for token in sampled))
+        return StepResult(hidden=out, sampled=tuple(sampled_token(token) for token in sampled))
 
     def logits(self, step: Step, hidden: Floats | None) -> Floats:
         """As ``step`` without sampling, so that sequences need not have been opened."""
@@ -250,13 +253,3 @@ def _as_core_takes_it(hidden: Floats | None) -> Floats | None:
             hint="this is a defect in Potluck; please report it",
         )
     return np.ascontiguousarray(hidden)
-
-
-def _sampled_token(token: runner.SampledToken) -> SampledToken:
-    return SampledToken(
-        sequence_id=SequenceId(token.sequence_id),
-        position=token.position,
-        token=token.token,
-        logprob=token.logprob,
-        top=tuple(TokenLogprob(token=one.token, logprob=one.logprob) for one in token.top),
-    )

@@ -18,6 +18,7 @@ from potluck.types.program import (
     RmsNorm,
     Rope,
 )
+from potluck.types.step import SampledToken, SequenceId, TokenLogprob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,6 +91,17 @@ def core_opening(opening: SequenceOpening) -> runner.Opening:
         sampling=_sampling(opening.sampling),
         prompt_tokens=opening.prompt_tokens,
         output_tokens=opening.output_tokens,
+    )
+
+
+def sampled_token(token: runner.SampledToken) -> SampledToken:
+    """``token`` as the engines give it."""
+    return SampledToken(
+        sequence_id=SequenceId(token.sequence_id),
+        position=token.position,
+        token=token.token,
+        logprob=token.logprob,
+        top=tuple(TokenLogprob(token=one.token, logprob=one.logprob) for one in token.top),
     )
 
 

@@ -8,8 +8,20 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import TYPE_CHECKING
 
 from potluck.errors import PotluckError
+
+if TYPE_CHECKING:
+    from potluck.engines.native import NativeEngine
+    from potluck.types.engine import MakeEngine
+    from potluck.types.program import Program
+
+_TEST_THREADS = 2
+"""That work is divided is part of what is tested."""
+
+_RATE_TOKENS = 128
+"""A chunk of a prompt."""
 
 
 def main(arguments: list[str]) -> None:
@@ -30,16 +42,53 @@ def _document(arguments: list[str]) -> dict[str, object]:
 
             return {"variants": available_isas()}
         case ["self-test", _, _, *isas]:
-            from potluck.engines.native_self_test import self_test
             from potluck.kernels import available_isas
 
-            return {"results": {isa: self_test(isa) for isa in isas or available_isas()}}
+            return {"results": {isa: _self_test(isa) for isa in isas or available_isas()}}
         case ["measure", _, _, isa, num_threads, max_weights_bytes]:
-            from potluck.engines.native_measure import measure
-
-            figures = measure(isa, int(num_threads), int(max_weights_bytes), _print_progress)
-            return {"figures": figures}
+            return {**_measure(isa, int(num_threads), int(max_weights_bytes))}
     return {"refused": f"no such command: {' '.join(arguments)}"}
+
+
+def _self_test(isa: str) -> dict[str, object]:
+    from potluck.engines.self_test import self_test
+
+    return {**self_test(_maker(isa, _TEST_THREADS))}
+
+
+def _measure(
+    isa: str, num_threads: int, max_weights_bytes: int
+) -> dict[str, dict[str, dict[str, object]]]:
+    from potluck.engines.measure import Subject, measure
+    from potluck.probe.cpu_cache import last_level_cache_bytes
+    from potluck.types.tensor import TensorFormat
+
+    subject = Subject(
+        make_engine=_maker(isa, num_threads),
+        formats={
+            "f32_operations_per_second": TensorFormat.F32,
+            "f16_operations_per_second": TensorFormat.BF16,
+            "int8_operations_per_second": TensorFormat.Q8_0,
+        },
+        num_tokens=_RATE_TOKENS,
+        cache_bytes=last_level_cache_bytes(),
+        ending=f"{num_threads} {'thread' if num_threads == 1 else 'threads'}, {isa}",
+    )
+    return measure(subject, max_weights_bytes, _print_progress)
+
+
+def _maker(isa: str, num_threads: int) -> MakeEngine:
+    """Makes engines that share threads."""
+    from potluck.engines.native import NativeEngine, make_pool
+
+    pool = make_pool(num_threads)
+
+    def make_engine(program: Program, *, num_blocks: int, max_step_tokens: int) -> NativeEngine:
+        return NativeEngine(
+            program, num_blocks=num_blocks, max_step_tokens=max_step_tokens, pool=pool, isa=isa
+        )
+
+    return make_engine
 
 
 def _print_progress(fraction: float) -> None:

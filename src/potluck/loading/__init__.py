@@ -4,6 +4,7 @@ What needs the compiled core already when it is imported is in ``load`` and ``pa
 """
 
 from potluck.loading.budget import (
+    Room,
     combined,
     require_memory,
     smaller_contexts,
@@ -22,6 +23,7 @@ __all__ = [
     "NotPackedError",
     "PackedCache",
     "PackedWeights",
+    "Room",
     "StagePlan",
     "StageSize",
     "combined",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from potluck.errors import InsufficientMemoryError
 from potluck.loading.plan import StageSize
@@ -22,7 +22,7 @@ _NOTHING_FITS = (
 
 
 def combined(plans: Sequence[MemoryPlan]) -> MemoryPlan:
-    """What stages in one process take together; one of them loads at a time."""
+    """What stages on one unit in one process take together; one of them loads at a time."""
     return MemoryPlan(
         weights=_by_format(plan.weights for plan in plans),
         mapped=_by_format(plan.mapped for plan in plans),
@@ -31,6 +31,7 @@ def combined(plans: Sequence[MemoryPlan]) -> MemoryPlan:
         scratch_bytes=sum(plan.scratch_bytes for plan in plans),
         staging_bytes=max((plan.staging_bytes for plan in plans), default=0),
         process_bytes=max((plan.process_bytes for plan in plans), default=0),
+        is_on_device=any(plan.is_on_device for plan in plans),
     )
 
 
@@ -42,34 +43,46 @@ def _by_format(parts: Iterable[tuple[tuple[str, int], ...]]) -> tuple[tuple[str,
     return tuple(sums.items())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What may be used: of the machine's memory, and of the unit's own if it has any."""
+
+    host: MemoryLimit
+    device: MemoryLimit | None = None
+
+    def holds(self, memory: MemoryPlan) -> bool:
+        """Whether ``memory`` fits."""
+        has_device_room = self.device is None or memory.device_bytes <= self.device.bytes
+        return has_device_room and memory.host_bytes <= self.host.bytes
+
+
 def require_memory(
     memory: MemoryPlan,
-    available: MemoryLimit,
+    room: Room,
     size: StageSize,
     count: Callable[[StageSize], MemoryPlan],
     *,
     because: str = "",
 ) -> None:
-    """Raise ``InsufficientMemoryError`` unless ``memory`` fits into ``available``.
+    """Raise ``InsufficientMemoryError`` unless ``memory`` fits into ``room``.
 
     ``memory`` is ``count(size)``; other sizes are counted to say which would fit. The message
     begins with ``because``.
     """
-    if memory.total_bytes <= available.bytes:
+    if room.holds(memory):
         return
-
-    def fits(other: StageSize) -> bool:
-        return count(other).total_bytes <= available.bytes
-
+    needed, available, whose = memory.host_bytes, room.host, ""
+    if room.device is not None and needed <= available.bytes:
+        needed, available, whose = memory.device_bytes, room.device, " of the device"
     mapped = memory.mapped_bytes
     besides = f" besides {format_bytes(mapped)} of mapped weights" if mapped else ""
     raise InsufficientMemoryError(
-        memory.total_bytes,
+        needed,
         available.bytes,
-        f"{because}{format_bytes(memory.total_bytes)} of memory are needed{besides} "
+        f"{because}{format_bytes(needed)} of memory{whose} are needed{besides} "
         f"({memory.described()}), and "
         f"{format_bytes(available.bytes)} may be used ({available.reason})",
-        hint=what_fits(size, fits) or _NOTHING_FITS,
+        hint=what_fits(size, lambda other: room.holds(count(other))) or _NOTHING_FITS,
     )
 
 

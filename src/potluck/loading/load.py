@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from potluck.catalog import ModelDescription, canonical_source
 from potluck.engines.native import NativeEngine, convert_on
+from potluck.engines.opening import open_engine
 from potluck.formats.source import FileTensorSource
 from potluck.kernels.runner import ThreadPool
 from potluck.loading.packed_cache import PackedWeights
 from potluck.loading.plan import StagePlan, program_to_count
 from potluck.models.program import build_program
 from potluck.models.rope import rope_table
+from potluck.types.engine import LoadableEngine
 from potluck.types.program import Program
+from potluck.types.unit import UnitAddress
 from potluck.weights.load import Progress, load_weights
 from potluck.weights.report import LoadReport
 
@@ -29,7 +33,7 @@ class LoadedStage:
     those of the plan, and its ``read_bytes`` came from the model's files.
     """
 
-    engine: NativeEngine
+    engine: LoadableEngine
     program: Program
     packed: PackedWeights | None
     report: LoadReport
@@ -40,18 +44,25 @@ def load_stage(
     tensors: FileTensorSource,
     plan: StagePlan,
     *,
+    unit: UnitAddress,
     pool: ThreadPool,
-    isa: str,
     packed: PackedWeights | None = None,
     on_progress: Progress | None = None,
+    on_warm_up: Callable[[], None] | None = None,
+    make_engine: Callable[..., LoadableEngine] = open_engine,
 ) -> LoadedStage:
-    """Make the engine of a planned stage and fill it, in the memory that the plan counts.
+    """Make the engine of a planned stage on ``unit``, fill it, in the memory that the plan counts,
+    and warm it up.
 
-    A plan for mapped weights needs them ``packed``. ``on_progress`` is called with bytes read and
-    bytes in all, where something is read. Raises as ``load_weights``, and
+    ``pool`` quantizes, whatever computes. A plan for mapped weights needs them ``packed``.
+    ``on_progress`` is called with bytes read and bytes in all, where something is read,
+    ``on_warm_up`` when all weights are in. ``make_engine`` is ``open_engine``, or goes through it.
+    Raises as ``open_engine`` and ``load_weights``, and
     ``ModelFileError`` when a file changed since ``tensors`` was opened. After an error nothing
     stays open.
     """
+    if plan.size.backend != unit.backend:
+        raise ValueError(f"planned for {plan.size.backend}, and loaded on {unit.unit_id}")
     if plan.size.is_mapped != (packed is not None):
         raise ValueError("weights are packed if, and only if, they are planned to be mapped")
     size = plan.size
@@ -61,22 +72,18 @@ def load_stage(
         program = build_program(config, shard, context_tokens=size.context_tokens, rope=rope)
     else:
         program = program_to_count(config, shard, size.context_tokens)
-    engine = NativeEngine(
+    engine = make_engine(
+        unit,
         program,
         num_blocks=size.num_blocks,
         max_step_tokens=size.max_step_tokens,
+        num_threads=size.num_threads,
         pool=pool,
-        isa=isa,
     )
     read_before = tensors.num_bytes_read
     try:
         if packed is not None:
-            started = time.monotonic()
-            for tensor in packed.layout.tensors:
-                data = np.frombuffer(packed.bytes_of(tensor), dtype=np.uint8)
-                engine.map_weight(tensor.info, data)
-            seconds = time.monotonic() - started
-            report = LoadReport(read_bytes=0, seconds=seconds, weights=(), remarks=())
+            report = _map_weights(engine, packed)
         else:
             report = load_weights(
                 program,
@@ -88,6 +95,9 @@ def load_stage(
                 on_progress=on_progress,
             )
             tensors.check_unchanged()
+        if on_warm_up is not None:
+            on_warm_up()
+        engine.warm_up()
     except BaseException:
         engine.close()
         raise
@@ -95,3 +105,14 @@ def load_stage(
         report, read_bytes=tensors.num_bytes_read - read_before, weights=plan.memory.weights
     )
     return LoadedStage(engine=engine, program=program, packed=packed, report=report)
+
+
+def _map_weights(engine: LoadableEngine, packed: PackedWeights) -> LoadReport:
+    if not isinstance(engine, NativeEngine):
+        raise TypeError("only the native engine computes with weights where they lie")
+    started = time.monotonic()
+    for tensor in packed.layout.tensors:
+        data = np.frombuffer(packed.bytes_of(tensor), dtype=np.uint8)
+        engine.map_weight(tensor.info, data)
+    seconds = time.monotonic() - started
+    return LoadReport(read_bytes=0, seconds=seconds, weights=(), remarks=())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from potluck.catalog import ModelDescription, open_headers, open_weights
-from potluck.engines.native import choose_isa, make_pool
+from potluck.engines.native import make_pool
 from potluck.errors import ParameterError
 from potluck.formats.source import FileTensorSource
 from potluck.kernels.runner import ThreadPool
@@ -17,6 +17,7 @@ from potluck.loading import (
     NotPackedError,
     PackedCache,
     PackedWeights,
+    Room,
     StagePlan,
     StageSize,
     combined,
@@ -27,6 +28,7 @@ from potluck.loading import (
 from potluck.loading.load import LoadedStage, load_stage
 from potluck.loading.pack import packed_weights
 from potluck.local.stages import split_evenly
+from potluck.local.units import LocalUnit
 from potluck.probe.cores import default_num_threads
 from potluck.probe.memory import available_memory
 from potluck.scheduling import MAX_STEP_TOKENS
@@ -41,12 +43,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """The stages of a model in this process, and how they compute."""
+    """The stages of a model in this process, and the unit that computes them."""
 
     stages: tuple[StagePlan, ...]
     size: StageSize
     memory: MemoryPlan
-    isa: str
+    unit: LocalUnit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +66,11 @@ def plan_load(
     context_tokens: int,
     cache_tokens: int,
     num_threads: int | None,
-    isa: str | None,
+    unit: LocalUnit,
     quantization: Quantization | None = Quantization.NONE,
     is_mapped: bool = False,
 ) -> LoadPlan:
-    """Cut the model and count its bytes; nothing is loaded.
+    """Cut the model and count its bytes on ``unit``; nothing is loaded.
 
     ``quantization`` None takes the most precise one that fits. Weights that are mapped take no
     memory. Raises ``InsufficientMemoryError`` if it would not fit, and ``ParameterError``.
@@ -83,8 +85,10 @@ def plan_load(
         num_threads=num_threads or default_num_threads(),
         quantization=quantization or Quantization.NONE,
         is_mapped=is_mapped,
+        backend=unit.address.backend,
+        is_on_device=unit.memory is not None,
     )
-    available = available_memory()
+    room = Room(host=available_memory(), device=unit.memory)
     with closing(open_headers(description)) as tensors:
 
         def count(size: StageSize) -> MemoryPlan:
@@ -92,12 +96,12 @@ def plan_load(
 
         if quantization is None:
             sizes = [size, *stronger_quantizations(size)]
-            fitting = (each for each in sizes if count(each).total_bytes <= available.bytes)
+            fitting = (each for each in sizes if room.holds(count(each)))
             size = next(fitting, sizes[-1])
         stages = _plan(description, tensors, shards, size)
         memory = combined([stage.memory for stage in stages])
-        require_memory(memory, available, size, count)
-    return LoadPlan(stages=stages, size=size, memory=memory, isa=choose_isa(isa))
+        require_memory(memory, room, size, count)
+    return LoadPlan(stages=stages, size=size, memory=memory, unit=unit)
 
 
 def _in_memory(
@@ -111,7 +115,8 @@ def _in_memory(
         return combined([each.memory for each in _plan(description, tensors, shards, size)])
 
     memory = count(size)
-    require_memory(memory, available_memory(), size, count, because=because)
+    room = Room(host=available_memory(), device=plan.unit.memory)
+    require_memory(memory, room, size, count, because=because)
     stages = _plan(description, tensors, shards, size)
     return replace(plan, stages=stages, size=size, memory=memory)
 
@@ -132,12 +137,14 @@ def load_stages(
     cache: PackedCache,
     on_progress: Progress | None = None,
     on_fetch: Progress | None = None,
+    on_warm_up: Callable[[], None] | None = None,
 ) -> LoadedStages:
-    """Make every stage's engine and load its weights.
+    """Make every stage's engine, load its weights and warm it up.
 
     Weights that are to be mapped and that ``cache`` cannot keep are loaded after all, with a
     warning, if they fit into memory: the plan that comes back says so. ``on_fetch`` and then
-    ``on_progress`` are called with bytes done and bytes in all. After an error nothing stays open.
+    ``on_progress`` are called with bytes done and bytes in all, ``on_warm_up`` whenever a stage's
+    weights are in. After an error nothing stays open.
     """
     pool = make_pool(plan.size.num_threads)
     progress = _progress_of(plan, on_progress)
@@ -158,10 +165,11 @@ def load_stages(
                 description,
                 tensors,
                 stage,
+                unit=plan.unit.address,
                 pool=pool,
-                isa=plan.isa,
                 packed=weights,
                 on_progress=report,
+                on_warm_up=on_warm_up,
             )
             on_failure.callback(loaded.engine.close)
             stages.append(loaded)

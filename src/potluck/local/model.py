@@ -21,6 +21,7 @@ from potluck.loading import PackedCache, default_packed_folder
 from potluck.local.generation import Generation
 from potluck.local.loading import LoadPlan, load_stages, plan_load
 from potluck.local.pipeline import LocalPipeline
+from potluck.local.units import find_unit
 from potluck.scheduling import (
     DEFAULT_CONTEXT_TOKENS,
     MAX_STEP_SEQUENCES,
@@ -58,11 +59,15 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadProgress:
-    """How far loading is, in bytes of weights; or fetching their files, which comes before."""
+    """How far loading is, in bytes of weights; or fetching their files, which comes before.
+
+    With ``is_warming_up`` an engine has its weights and compiles what it will run.
+    """
 
     done_bytes: int
     total_bytes: int
     is_fetching: bool = False
+    is_warming_up: bool = False
 
 
 class Model:
@@ -101,6 +106,8 @@ class Model:
         cache_tokens: int | None = None,
         num_threads: int | None = None,
         isa: str | None = None,
+        backend: str | None = None,
+        allow_software: bool = False,
         quantization: Quantization | None = Quantization.NONE,
         mmap: bool = False,
         packed_cache_bytes: int | None = None,
@@ -114,6 +121,10 @@ class Model:
         ``cache_tokens``: positions that all sequences share; by default one full context.
         ``num_threads``: by default the cores that may be used.
         ``isa``: ``scalar``, ``avx2`` or ``avx512``; by default the best that works.
+        ``backend``: what computes it, such as ``tinygrad:CL``, on the first device where that
+        works, or a unit by its id; by default ``native``, which is the CPU. One process can use
+        one device through tinygrad.
+        ``allow_software``: also on software that plays a device on the CPU, such as PoCL.
         ``quantization``: what weights stored as floats become; None: as little as makes them fit.
         ``mmap``: keep the weights in a file of the user's cache, and map it
         (``docs/mapped-weights.md``).
@@ -130,7 +141,7 @@ class Model:
             context_tokens=context,
             cache_tokens=max(cache_tokens or 0, context),
             num_threads=num_threads,
-            isa=isa,
+            unit=find_unit(backend, isa=isa, allow_software=allow_software),
             quantization=quantization,
             is_mapped=mmap,
         )
@@ -144,6 +155,7 @@ class Model:
             cache=cache,
             on_progress=_reporting(on_progress, is_fetching=False),
             on_fetch=_reporting(on_progress, is_fetching=True),
+            on_warm_up=_warming_up(on_progress, plan),
         )
         engines = [stage.engine for stage in loaded.stages]
         plan = loaded.plan
@@ -300,6 +312,16 @@ def _reporting(
     return lambda done_bytes, total_bytes: callback(
         LoadProgress(done_bytes=done_bytes, total_bytes=total_bytes, is_fetching=is_fetching)
     )
+
+
+def _warming_up(
+    callback: Callable[[LoadProgress], None] | None, plan: LoadPlan
+) -> Callable[[], None] | None:
+    if callback is None:
+        return None
+    num_bytes = sum(stage.read_bytes for stage in plan.stages)
+    progress = LoadProgress(done_bytes=num_bytes, total_bytes=num_bytes, is_warming_up=True)
+    return lambda: callback(progress)
 
 
 def _context_tokens(description: ModelDescription, asked: int | None) -> int:

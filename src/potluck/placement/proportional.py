@@ -46,11 +46,11 @@ def _place(offers: Sequence[UnitOffer], cost: ModelCost, *, needs_layer: bool) -
     rejections = []
     candidates = []
     for offer in sorted(offers, key=lambda offer: (-offer.usable_bytes, offer.node_id)):
-        room = offer.usable_bytes - cost.scratch_bytes - cost.process_bytes
-        if offer.usable_bytes < smallest:
+        room = offer.usable_bytes - _stage_bytes(offer, cost)
+        if offer.usable_bytes < smallest - offer.spared_bytes:
             reason = (
                 f"{format_bytes(max(offer.usable_bytes, 0))} may be used, and {name} takes "
-                f"{format_bytes(smallest)}"
+                f"{format_bytes(smallest - offer.spared_bytes)}"
             )
             rejections.append(
                 Rejection(node_id=offer.node_id, unit_id=offer.unit_id, reason=reason)
@@ -129,11 +129,17 @@ class _Arrangement:
 
 def _used_bytes(share: _Share, index: int, num_stages: int, cost: ModelCost) -> int:
     """What a stage takes in all."""
+    offer = share.candidate.offer
     if share.num_layers == 0 and num_stages > 1:
-        return cost.lone_embedding_bytes if index == 0 else cost.lone_head_bytes
+        lone = cost.lone_embedding_bytes if index == 0 else cost.lone_head_bytes
+        return lone - offer.spared_bytes
     layers = sum(cost.layer_bytes[share.start_layer : share.end_layer])
-    extra = _extra_bytes(index, num_stages, cost)
-    return layers + extra + cost.scratch_bytes + cost.process_bytes
+    return layers + _extra_bytes(index, num_stages, cost) + _stage_bytes(offer, cost)
+
+
+def _stage_bytes(offer: UnitOffer, cost: ModelCost) -> int:
+    """What any stage takes on a unit besides its parts of the model."""
+    return cost.scratch_bytes + cost.process_bytes - offer.spared_bytes
 
 
 def _extra_bytes(index: int, num_stages: int, cost: ModelCost) -> int:
@@ -232,11 +238,12 @@ def _greedy_bounds(rooms: Sequence[int], layer_bytes: Sequence[int]) -> list[int
 
 
 def _does_not_fit(offers: Sequence[UnitOffer], cost: ModelCost) -> InsufficientMemoryError:
-    per_stage = cost.scratch_bytes + cost.process_bytes
     model = sum(cost.layer_bytes) + cost.embedding_bytes + cost.head_bytes - cost.shared_bytes
-    needed = model + per_stage * max(1, len(offers))
+    needed = model + sum(_stage_bytes(offer, cost) for offer in offers)
+    if not offers:
+        needed += cost.scratch_bytes + cost.process_bytes
     available = sum(max(offer.usable_bytes, 0) for offer in offers)
-    largest = max((offer.usable_bytes for offer in offers), default=0) - per_stage
+    largest = max((offer.usable_bytes - _stage_bytes(offer, cost) for offer in offers), default=0)
     more = -(-(needed - available) // largest) if largest > 0 and needed > available else 0
     hint = f"add {more} more {'node' if more == 1 else 'nodes'} like the largest" if more else ""
     return InsufficientMemoryError(

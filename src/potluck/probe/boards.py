@@ -38,6 +38,17 @@ def platform_devices(system: System, *words: str) -> Iterator[PlatformDevice]:
             )
 
 
+def board_model(system: System) -> str:
+    """The model that the device tree gives the machine; empty on machines without one."""
+    for path in (
+        system.proc / "device-tree/model",
+        system.sys / "firmware/devicetree/base/model",
+    ):
+        if model := system.text(path):
+            return " ".join(model.split())
+    return ""
+
+
 def resolve(path: Path) -> Path:
     """What a link in sysfs leads to; the path itself if it leads in circles."""
     try:

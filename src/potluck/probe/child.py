@@ -148,7 +148,7 @@ def _judge(status: int, stdout: Stdout, stderr: Tail, seconds: float) -> ChildOu
     last_words = f": {stderr.last_line}" if stderr.last_line else ""
     if status < 0:
         failure = Failure.EXITED if -status in _FROM_OUTSIDE else Failure.CRASHED
-        reason = f"was killed by {_signal_name(-status)}{last_words}"
+        reason = f"was killed by {signal_name(-status)}{last_words}"
         return ChildFailure(failure=failure, reason=reason, seconds=seconds)
     if status > 0:
         reason = f"ended with exit code {status}{last_words}"
@@ -264,7 +264,8 @@ def _with_this_package(environment: Mapping[str, str]) -> dict[str, str]:
     return result
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """``SIGSEGV`` of 11."""
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal

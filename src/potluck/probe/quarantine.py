@@ -14,6 +14,7 @@ DANGEROUS = frozenset({Failure.CRASHED, Failure.HUNG, Failure.TOO_BIG})
 """What must not be met twice. A refusal is cheap and may be cured at any time, by a library that
 is installed or a group that is joined, and so may an exception: those are tried again."""
 
+_IN_USE = "in use"
 
 _MUCH_LONGER = 2.0
 """A child that hung is tried again with this many times the time: it may only have been slow, where
@@ -57,6 +58,16 @@ def run_unless_quarantined(
     else:
         cache.remove(key)
     return outcome
+
+
+def quarantine(cache: ProbeCache, fingerprint: str, reason: str) -> None:
+    """Leave alone what failed outside of a child, in use, until it is retried."""
+    cache.put(_key(fingerprint), {"failure": _IN_USE, "reason": reason})
+
+
+def is_quarantined(cache: ProbeCache, fingerprint: str) -> bool:
+    """Whether it is left alone."""
+    return cache.get(_key(fingerprint)) is not None
 
 
 def _had_little_time(earlier: Mapping[str, object], deadline_seconds: float) -> bool:

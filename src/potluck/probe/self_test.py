@@ -12,15 +12,18 @@ float32 holds 24. So the product is exact in whatever order it is summed, and mu
 
 The softmax: causal attention of one head where token t's value is the unit vector t, so that the
 output is the shares themselves. Scores are multiples of 1/8, exact as well.
+
+And a whole program, to a tolerance: ``potluck.probe.program_case``.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 
+from potluck.probe import program_case
+from potluck.probe.self_test_draws import between, draws
 from potluck.types.tensor import TensorFormat
 
 FORMATS = (TensorFormat.Q8_0, TensorFormat.Q4_0)
@@ -58,12 +61,12 @@ class Weights:
 
 def activations() -> tuple[tuple[int, ...], ...]:
     """``[NUM_TOKENS][NUM_COLUMNS]``."""
-    draws = _draws(seed=1)
+    drawn = draws(seed=1)
     rows = []
     for token in range(NUM_TOKENS):
-        row = [_between(next(draws), -31, 31) for _ in range(NUM_COLUMNS)]
+        row = [between(next(drawn), -31, 31) for _ in range(NUM_COLUMNS)]
         for start in range(0, NUM_COLUMNS, _GROUP):
-            row[start + next(draws) % _GROUP] = 127 if (token + start // _GROUP) % 2 else -127
+            row[start + next(drawn) % _GROUP] = 127 if (token + start // _GROUP) % 2 else -127
         rows.append(tuple(row))
     return tuple(rows)
 
@@ -71,14 +74,14 @@ def activations() -> tuple[tuple[int, ...], ...]:
 def weights(fmt: TensorFormat) -> Weights:
     """All values of the format occur, its extremes among them."""
     low, high = {TensorFormat.Q8_0: (-127, 127), TensorFormat.Q4_0: (-8, 7)}[fmt]
-    draws = _draws(seed=2)
+    drawn = draws(seed=2)
     return Weights(
         quants=tuple(
-            tuple(_between(next(draws), low, high) for _ in range(NUM_COLUMNS))
+            tuple(between(next(drawn), low, high) for _ in range(NUM_COLUMNS))
             for _ in range(NUM_ROWS)
         ),
         exponents=tuple(
-            tuple(_between(next(draws), -4, -1) for _ in range(NUM_COLUMNS // _GROUP))
+            tuple(between(next(drawn), -4, -1) for _ in range(NUM_COLUMNS // _GROUP))
             for _ in range(NUM_ROWS)
         ),
     )
@@ -140,7 +143,8 @@ def deviation(results: object) -> str:
     """What is wrong with the results of one variant, in one line; empty if they are right.
 
     ``results`` is what a child printed: an object with ``q8_0`` and ``q4_0``, as
-    ``expected_products``, and ``softmax``, as ``expected_shares``.
+    ``expected_products``, ``softmax``, as ``expected_shares``, and ``program``, the logits of
+    ``program_case``.
     """
     if not isinstance(results, dict):
         return "its results are no object"
@@ -150,31 +154,47 @@ def deviation(results: object) -> str:
         )
         if problem:
             return problem
-    return _first_difference(
+    problem = _first_difference(
         "the softmax",
         results.get("softmax"),
         expected_shares(),
         SHARE_TOLERANCE,
         _LEAST_SHARE_TOLERANCE,
     )
+    return problem or _program_deviation(results.get("program"))
 
 
 def _first_difference(
     what: str, got: object, expected: list[list[float]], relative: float, absolute: float
 ) -> str:
-    if not isinstance(got, list) or len(got) != len(expected):
-        return f"{what} has not {len(expected)} rows"
-    for i, (got_row, row) in enumerate(zip(got, expected, strict=True)):
-        if not isinstance(got_row, list) or len(got_row) != len(row):
-            return f"row {i} of {what} has not {len(row)} numbers"
-        for j, (number, right) in enumerate(zip(got_row, row, strict=True)):
-            # A bool is an int to Python, and no number here.
-            if isinstance(number, bool) or not isinstance(number, int | float):
-                return f"{what}[{i}][{j}] is no number"
-            value = as_float(number)
+    rows = _matrix(what, got, len(expected), len(expected[0]))
+    if isinstance(rows, str):
+        return rows
+    for i, (got_row, row) in enumerate(zip(rows, expected, strict=True)):
+        for j, (value, right) in enumerate(zip(got_row, row, strict=True)):
             if not abs(value - right) <= absolute + relative * abs(right):
                 return f"{what}[{i}][{j}] is {value:.9g}, and {right:.9g} is right"
     return ""
+
+
+def _program_deviation(got: object) -> str:
+    expected = program_case.expected_logits()
+    logits = _matrix("the program's output", got, len(expected), len(expected[0]))
+    return logits if isinstance(logits, str) else program_case.deviation(logits)
+
+
+def _matrix(what: str, got: object, num_rows: int, num_columns: int) -> list[list[float]] | str:
+    """``got`` if it is a matrix of that size, else what it is not."""
+    if not isinstance(got, list) or len(got) != num_rows:
+        return f"{what} has not {num_rows} rows"
+    for i, row in enumerate(got):
+        if not isinstance(row, list) or len(row) != num_columns:
+            return f"row {i} of {what} has not {num_columns} numbers"
+        for j, number in enumerate(row):
+            # A bool is an int to Python, and no number here.
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                return f"{what}[{i}][{j}] is no number"
+    return [[as_float(number) for number in row] for row in got]
 
 
 def as_float(number: int | float) -> float:
@@ -186,21 +206,9 @@ def as_float(number: int | float) -> float:
 
 
 def _vectors(seed: int) -> tuple[tuple[int, ...], ...]:
-    draws = _draws(seed)
+    drawn = draws(seed)
     return tuple(
-        tuple(_between(next(draws), -3, 3) for _ in range(NUM_SCORE_COLUMNS))
+        tuple(between(next(drawn), -3, 3) for _ in range(NUM_SCORE_COLUMNS))
         + (0,) * (HEAD_DIM - NUM_SCORE_COLUMNS)
         for _ in range(NUM_POSITIONS)
     )
-
-
-def _draws(seed: int) -> Iterator[int]:
-    """Integers of 15 bits that look random: the linear congruential generator of POSIX ``rand``."""
-    state = seed
-    while True:
-        state = (state * 1103515245 + 12345) % 2**31
-        yield state >> 16
-
-
-def _between(draw: int, low: int, high: int) -> int:
-    return low + draw % (high - low + 1)

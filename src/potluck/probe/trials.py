@@ -11,7 +11,8 @@ JSON object (``potluck.probe.child``):
     ``{"variants": [VARIANT, …]}``, slowest first, found without running any of them. Asked only
     when a self-test has crashed, to find out which of them it was.
 ``measure DEVICE INTERFACE VARIANT NUM_THREADS MAX_WEIGHTS_BYTES``
-    ``{"figures": {NAME: {"value": …, "source": …}, …}}`` with the names of ``Figures``.
+    ``{"figures": {NAME: {"value": …, "source": …}, …}, "rates": {…}}`` with the names of
+    ``Figures`` and of ``Rates``; rates are those of ``potluck.engines.rate_program``.
 
 DEVICE is the device's id. INTERFACE is what it is to be reached by, ``api=address``, or ``-`` for a
 backend that needs none (``potluck.probe.interfaces``). A device with several of a kind is tried
@@ -29,7 +30,8 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from potluck.errors import PotluckError
 from potluck.probe import self_test
@@ -39,27 +41,46 @@ from potluck.probe.child_output import one_line
 from potluck.probe.fingerprint import fingerprint, installed_software
 from potluck.probe.interfaces import interface_argument, usable_interfaces
 from potluck.probe.memory import available_memory
-from potluck.probe.quarantine import run_unless_quarantined
+from potluck.probe.quarantine import (
+    is_quarantined,
+    quarantine,
+    run_unless_quarantined,
+)
 from potluck.types.hardware import (
     BackendSpec,
     Device,
+    DeviceKind,
     Figure,
     Figures,
     Interface,
     Origin,
+    Rates,
     Trial,
 )
+from potluck.types.unit import Fault
 
 _log = logging.getLogger(__name__)
+
+_FIGURES = tuple(field.name for field in dataclasses.fields(Figures))
+_RATES = tuple(field.name for field in dataclasses.fields(Rates))
 
 _MAX_RESIDENT_BYTES = 1 << 30
 """What a child may hold besides weights to measure with: a CUDA or OpenCL context takes some
 hundreds of MB, NumPy and the core 40."""
 
 _MEASURE_SECONDS = 20.0
-"""Ten times what it should take: a loaded machine is slow, and a driver may compile first."""
-_TURN_SECONDS = _MEASURE_SECONDS + 5
+"""Eight times what it should take on a CPU: a loaded machine is slow."""
+_MEASURE_SECONDS_WITH_COMPILER = 60.0
+"""For backends that compile for their device, as a cold driver does for tens of seconds."""
+_TURN_SECONDS = _MEASURE_SECONDS_WITH_COMPILER + 5
 """As long as another that hangs may hold it, so that what it met is known afterwards."""
+
+_FAULTS = {
+    Failure.CRASHED: Fault.DRIVER,
+    Failure.TOO_BIG: Fault.DRIVER,
+    Failure.HUNG: Fault.HUNG,
+}
+"""How a child's end is called where the unit has worked before."""
 
 
 def is_tried_on(
@@ -100,6 +121,8 @@ def try_backend(
     end = time.monotonic() + deadline_seconds
     if device.problem:
         return failed_trial(spec, device, device.problem)
+    if lack := _lack(spec):
+        return failed_trial(spec, device, lack)
     interfaces = usable_interfaces(spec, device)
     failed: list[Trial] = []
     for number, interface in enumerate(interfaces):
@@ -111,13 +134,23 @@ def try_backend(
             cache=cache,
             retry=retry,
             deadline_seconds=_seconds_until(end) / (len(interfaces) - number),
-        )
+        ).trial
         if trial.works:
             return dataclasses.replace(trial, reason=_reason([*failed, trial]))
         failed.append(trial)
     if not failed:
         return failed_trial(spec, device, f"the device has no interface of the kind {spec.api}")
     return dataclasses.replace(failed[0], reason=_reason(failed))
+
+
+def _lack(spec: BackendSpec) -> str:
+    """What a backend needs that is not installed; no child need be started to find that out."""
+    if not spec.extra:
+        return ""
+    for name, version in installed_software("", spec.packages).packages:
+        if not version:
+            return f"{name} is not installed: pip install 'potluck[{spec.extra}]'"
+    return ""
 
 
 def _reason(trials: list[Trial]) -> str:
@@ -132,6 +165,74 @@ def _reason(trials: list[Trial]) -> str:
     return one_line("; ".join(reasons))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retest:
+    """The self-test of a unit that worked, repeated: ``problem`` is empty if it passed.
+
+    ``fault`` is what that shows of the unit. None with a problem: it could not be tested, as its
+    memory may be taken by the very stage that runs on it.
+    """
+
+    problem: str
+    fault: Fault | None
+
+
+def retest(
+    spec: BackendSpec,
+    device: Device,
+    trial: Trial,
+    *,
+    kernel_release: str,
+    cache: ProbeCache,
+    deadline_seconds: float,
+) -> Retest:
+    """Run the self-test of a unit again, through the interface that ``trial`` has passed by.
+
+    The result takes the place of what was known.
+    """
+    tried = _try_through(
+        spec,
+        device,
+        trial.interface,
+        kernel_release=kernel_release,
+        cache=cache,
+        retry=True,
+        deadline_seconds=deadline_seconds,
+    )
+    problem = "" if tried.trial.works else tried.trial.reason
+    return Retest(problem=problem, fault=tried.fault)
+
+
+def condemn(
+    spec: BackendSpec,
+    device: Device,
+    trial: Trial,
+    reason: str,
+    *,
+    kernel_release: str,
+    cache: ProbeCache,
+) -> None:
+    """Quarantine a unit that failed in use: it is tried again only where somebody asks for it."""
+    key = _trial_key(spec, device, trial.interface, kernel_release)
+    cache.remove(key)
+    quarantine(cache, key, reason)
+
+
+def is_condemned(
+    spec: BackendSpec, device: Device, trial: Trial, *, kernel_release: str, cache: ProbeCache
+) -> bool:
+    """Whether a unit is still in quarantine."""
+    return is_quarantined(cache, _trial_key(spec, device, trial.interface, kernel_release))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tried:
+    """``fault``: what a trial that failed shows of the unit, if anything."""
+
+    trial: Trial
+    fault: Fault | None
+
+
 def _try_through(
     spec: BackendSpec,
     device: Device,
@@ -141,21 +242,16 @@ def _try_through(
     cache: ProbeCache,
     retry: bool,
     deadline_seconds: float,
-) -> Trial:
+) -> _Tried:
     """Try one interface.
 
     A variant that crashes is told from those that work by running each in a child of its own.
     """
     end = time.monotonic() + deadline_seconds
-    key = fingerprint(
-        f"trial/{spec.name}",
-        (device,),
-        installed_software(kernel_release, spec.packages),
-        details=_details(interface),
-    )
+    key = _trial_key(spec, device, interface, kernel_release)
     known = None if retry else _kept_trial(spec, device, interface, cache.get(key))
     if known is not None:
-        return known
+        return _Tried(trial=known, fault=None if known.works else Fault.WRONG)
     crashed: dict[str, str] = {}
     results: dict[str, object] = {}
     subject = (device.device_id, interface_argument(interface))
@@ -179,10 +275,20 @@ def _try_through(
     )
     if isinstance(outcome, ChildFailure):
         cache.remove(key)
-        return failed_trial(spec, device, outcome.reason, interface)
+        return _Tried(
+            trial=failed_trial(spec, device, outcome.reason, interface),
+            fault=_FAULTS.get(outcome.failure),
+        )
     trial = _judged(spec, device, interface, _results(outcome), crashed)
     cache.put(key, {"works": trial.works, "reason": trial.reason, "variants": list(trial.variants)})
-    return trial
+    return _Tried(trial=trial, fault=None if trial.works else Fault.WRONG)
+
+
+def _trial_key(
+    spec: BackendSpec, device: Device, interface: Interface | None, kernel_release: str
+) -> str:
+    software = installed_software(kernel_release, spec.packages)
+    return fingerprint(f"trial/{spec.name}", (device,), software, details=_details(interface))
 
 
 def cached_measurement(
@@ -194,12 +300,11 @@ def cached_measurement(
     num_threads: int,
     cache: ProbeCache,
 ) -> Trial | None:
-    """``trial`` with the figures that were measured with as many threads; None if none were."""
+    """``trial`` with what was measured with as many threads; None if nothing was."""
     if not trial.works:
         return None
     key = _measurement_key(spec, device, trial, kernel_release, num_threads)
-    figures = _kept_figures(cache.get(key))
-    return None if figures is None else dataclasses.replace(trial, figures=figures)
+    return _with_measured(trial, cache.get(key))
 
 
 def measure_backend(
@@ -213,37 +318,35 @@ def measure_backend(
     retry: bool = False,
     on_progress: Callable[[float], None] | None = None,
 ) -> Trial:
-    """``trial`` with figures measured through its fastest variant, from the cache or anew.
+    """``trial`` with figures and rates of its fastest variant, from the cache or measured anew.
 
     One process at a time measures: their figures would be wrong together. Who has waited takes
     what the other has found. ``retry`` measures again whatever is known. A trial that does not
     work is not measured. Where measuring fails, ``trial`` comes back with the reason as the source
-    of its unknown figures.
+    of its unknown figures and rates.
     """
     if not trial.works:
         return trial
     key = _measurement_key(spec, device, trial, kernel_release, num_threads)
     known = cache.get(key)
-    if known is not None and not retry and (figures := _kept_figures(known)) is not None:
-        return dataclasses.replace(trial, figures=figures)
+    if not retry and (measured := _with_measured(trial, known)) is not None:
+        return measured
     with cache.turn(_TURN_SECONDS):
         found = cache.get(key)
-        if found != known and (figures := _kept_figures(found)) is not None:
-            return dataclasses.replace(trial, figures=figures)
+        if found != known and (measured := _with_measured(trial, found)) is not None:
+            return measured
         outcome = run_unless_quarantined(
             cache,
             key,
             lambda: _measure(spec, device, trial, num_threads, on_progress),
             retry=retry,
-            deadline_seconds=_MEASURE_SECONDS,
+            deadline_seconds=_measure_seconds(spec, device),
         )
         if isinstance(outcome, ChildFailure):
             _log.warning("%s could not be measured: %s", trial.unit_id, outcome.reason)
-            return dataclasses.replace(
-                trial, figures=_unknown_figures(f"measuring failed: {outcome.reason}")
-            )
-        cache.put(key, {"figures": outcome.document["figures"]})
-    return dataclasses.replace(trial, figures=_kept_figures(outcome.document) or Figures())
+            return _unmeasured(trial, f"measuring failed: {outcome.reason}")
+        cache.put(key, {name: outcome.document[name] for name in ("figures", "rates")})
+    return _with_measured(trial, outcome.document) or trial
 
 
 def _measure(
@@ -264,11 +367,11 @@ def _measure(
             str(num_threads),
             str(max_weights_bytes),
         ),
-        deadline_seconds=_MEASURE_SECONDS,
+        deadline_seconds=_measure_seconds(spec, device),
         max_resident_bytes=_MAX_RESIDENT_BYTES + max_weights_bytes,
         on_progress=on_progress,
     )
-    if isinstance(outcome, ChildAnswer) and _kept_figures(outcome.document) is None:
+    if isinstance(outcome, ChildAnswer) and _with_measured(trial, outcome.document) is None:
         return ChildFailure(
             failure=Failure.RUBBISH,
             reason="its figures are not positive numbers with sources",
@@ -367,6 +470,11 @@ def _kept_trial(
     return None
 
 
+def _measure_seconds(spec: BackendSpec, device: Device) -> float:
+    has_compiler = spec.is_software or device.kind is not DeviceKind.CPU
+    return _MEASURE_SECONDS_WITH_COMPILER if has_compiler else _MEASURE_SECONDS
+
+
 def _measurement_key(
     spec: BackendSpec, device: Device, trial: Trial, kernel_release: str, num_threads: int
 ) -> str:
@@ -383,30 +491,43 @@ def _details(interface: Interface | None) -> tuple[str, ...]:
     return () if interface is None else (interface.api, interface.address, interface.description)
 
 
-def _kept_figures(document: dict[str, object] | None) -> Figures | None:
-    """The figures of a child's or the cache's document; None if anything about them is wrong.
+def _with_measured(trial: Trial, document: dict[str, object] | None) -> Trial | None:
+    """``trial`` with what a child's or the cache's document has; None if anything of it is wrong.
 
-    A figure that a backend does not give is unknown.
+    What a backend does not give is unknown.
     """
-    figures = None if document is None else document.get("figures")
-    if not isinstance(figures, dict):
+    if document is None:
         return None
-    known = {field.name for field in dataclasses.fields(Figures)}
+    figures = _found(document.get("figures"), _FIGURES)
+    rates = _found(document.get("rates"), _RATES)
+    if figures is None or rates is None:
+        return None
+    return dataclasses.replace(trial, figures=Figures(**figures), rates=Rates(**rates))
+
+
+def _unmeasured(trial: Trial, reason: str) -> Trial:
+    unknown = Figure(source=one_line(reason))
+    return dataclasses.replace(
+        trial,
+        figures=Figures(**dict.fromkeys(_FIGURES, unknown)),
+        rates=Rates(**dict.fromkeys(_RATES, unknown)),
+    )
+
+
+def _found(document: object, names: Sequence[str]) -> dict[str, Figure] | None:
+    """Measured figures by name; None unless all are positive, have a source and a known name."""
+    if not isinstance(document, dict):
+        return None
     found = {}
-    for name, figure in figures.items():
+    for name, figure in document.items():
         match figure:
             case {"value": int() | float() as value, "source": str(source)} if (
-                name in known and 0 < (number := self_test.as_float(value)) < math.inf
+                name in names and 0 < (number := self_test.as_float(value)) < math.inf
             ):
                 found[name] = Figure(value=number, origin=Origin.MEASURED, source=one_line(source))
             case _:
                 return None
-    return Figures(**found)
-
-
-def _unknown_figures(reason: str) -> Figures:
-    unknown = Figure(source=one_line(reason))
-    return Figures(**{field.name: unknown for field in dataclasses.fields(Figures)})
+    return found
 
 
 def _free_bytes(device: Device) -> int:

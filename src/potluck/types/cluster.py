@@ -37,16 +37,21 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitOffer:
-    """A unit that stages can be placed on, and the memory they may use there."""
+    """A unit that stages can be placed on, and the memory they may use there.
+
+    ``spared_bytes`` is by how much less a stage takes there than a model's cost says, which is
+    that of the most demanding unit.
+    """
 
     node_id: NodeId
     unit_id: UnitId
     usable_bytes: int
+    spared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCost:
-    """What a model's parts take, in bytes, wherever they are placed.
+    """What a model's parts take, in bytes, wherever they are placed: at most.
 
     ``layer_bytes``: weights and cache of each decoder layer. ``embedding_bytes`` on the first
     stage, ``head_bytes`` on the last, each with what is computed and loaded through for it alone;

@@ -51,6 +51,32 @@ class Engine(Protocol):
         ...
 
 
+class LoadableEngine(Engine, Protocol):
+    """An engine that a stage is loaded into."""
+
+    @property
+    def weights_bytes(self) -> int:
+        """What the weights taken so far occupy."""
+        ...
+
+    def warm_up(self) -> None:
+        """Compile what steps will run. Called once, with all weights and before the first step.
+
+        It may take minutes where a driver compiles. Raises ``EngineError``.
+        """
+        ...
+
+
+class MakeEngine(Protocol):
+    """Makes engines on one unit, for whoever tries or measures it."""
+
+    def __call__(
+        self, program: Program, *, num_blocks: int, max_step_tokens: int
+    ) -> LoadableEngine:
+        """An engine without its weights; the caller's to close."""
+        ...
+
+
 class EngineCost(Protocol):
     """What an engine of one backend takes, counted without it: no driver and no library is loaded.
 

@@ -126,18 +126,23 @@ class BackendSpec:
     """A backend, known by the module that tries it out (``python -m``; see ``probe.trials``).
 
     ``kinds`` and ``makes`` say which devices it is tried on; no makes means all.
+    ``engine`` names the module that computes on it (``engines.opening.EngineModule``); a backend
+    without one is tried, and no stage can run on it.
     ``packages`` are the distributions whose versions belong to the fingerprint of a trial.
     ``api`` is the interface that a device must have, or empty. ``is_software``: it is tried only
-    where software that plays a GPU is allowed.
+    where software that plays a GPU is allowed. ``extra`` of this distribution installs the
+    packages; empty where they are there with it.
     """
 
     name: str
     module: str
     kinds: frozenset[DeviceKind]
+    engine: str = ""
     makes: frozenset[str] = frozenset()
     packages: tuple[str, ...] = ()
     api: str = ""
     is_software: bool = False
+    extra: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,13 +33,15 @@ class ChosenUnit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitAddress:
-    """All that a worker must know to compute on a unit.
+    """All that a process must know to compute on a unit. Never from another node.
 
+    ``engine`` is the backend's module (``BackendSpec.engine``), by the word of this node alone.
     ``variant`` is the one to use of those that passed; empty is the fastest there is.
     """
 
     unit_id: str
     backend: str
+    engine: str
     interface: Interface | None = None
     variant: str = ""
 

@@ -15,7 +15,7 @@ from potluck.probe.child import ChildAnswer, ChildFailure, Failure, run_child
 from potluck.probe.trials import cached_measurement, is_tried_on, measure_backend, try_backend
 from potluck.types.hardware import Device, DeviceKind, DeviceMemory, Origin
 
-(NATIVE,) = BACKENDS
+NATIVE = BACKENDS[0]
 CPU = Device(
     device_id="cpu",
     kind=DeviceKind.CPU,
@@ -111,6 +111,17 @@ def test_measuring_this_cpu(cache: ProbeCache) -> None:
     assert "last-level cache" in read.source
     assert read.value is not None
     assert 1e8 < read.value < 1e12
+    for rate, tokens in (
+        (measured.rates.decode_tokens_per_second, "1 token"),
+        (measured.rates.prefill_tokens_per_second, "32 tokens"),
+    ):
+        assert rate.origin is Origin.MEASURED
+        assert rate.source == (
+            f"2 layers of 2048 in Q8_0 (89.3 MiB), {tokens} at a time, 2 threads, {isa}"
+        )
+        # 89 M multiply-adds a token: at least what the slowest figure of above allows.
+        assert rate.value is not None
+        assert 1 < rate.value < 1e5
     assert seen == sorted(seen)
     assert len(seen) > 5
     assert max(b - a for a, b in itertools.pairwise([0.0, *seen])) < 0.5
@@ -119,7 +130,10 @@ def test_measuring_this_cpu(cache: ProbeCache) -> None:
 
 
 def test_little_memory_is_not_exceeded(cache: ProbeCache) -> None:
-    """With 16 MiB for weights one matrix of 17 MiB is read, and the source says so."""
+    """With 16 MiB for weights one matrix of 17 MiB is read, and one layer computes.
+
+    The sources say so.
+    """
     outcome = run_child(
         NATIVE.module,
         ("measure", "cpu", "-", available_isas()[-1], "1", str(16 << 20)),
@@ -131,3 +145,9 @@ def test_little_memory_is_not_exceeded(cache: ProbeCache) -> None:
     assert isinstance(figures, dict)
     assert "17 MiB of weights" in figures["read_bytes_per_second"]["source"]
     assert "1 thread," in figures["read_bytes_per_second"]["source"]
+    rates = outcome.document["rates"]
+    assert isinstance(rates, dict)
+    assert (
+        ", counted from 1 for lack of memory (44.6 MiB), "
+        in (rates["decode_tokens_per_second"]["source"])
+    )

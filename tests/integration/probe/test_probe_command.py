@@ -20,7 +20,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from support.command import COMMAND, environment
+from support.command import COMMAND, environment, run_command
 from support.confinement import as_user, control_group, covered, inside, limited
 from support.kernel_build import require_tool
 from support.no_core import REASON, hide_core
@@ -80,9 +80,14 @@ def figures(document: Document) -> list[float | None]:
     return [cpu_trial(document)["figures"][name]["value"] for name in FIGURES]
 
 
+def works(document: Document) -> list[str]:
+    """The units that do."""
+    return [unit["unit_id"] for unit in document["units"] if unit["role"] != "out"]
+
+
 def is_sound(document: Document) -> bool:
     """Whether it is of a machine whose CPU works."""
-    return "cpu/native" in document["units"] and cpu_trial(document)["reason"] == ""
+    return "cpu/native" in works(document) and cpu_trial(document)["reason"] == ""
 
 
 def memory_line(table: str) -> str:
@@ -107,16 +112,23 @@ def test_the_table_names_the_machine_and_what_works() -> None:
     assert re.search(r"^cores   \d+ of \d+ usable", table, re.MULTILINE)
     assert re.search(r"^cpu: .+ \(CPU\)$", table, re.MULTILINE)
     assert re.search(r"^  native +works: scalar", table, re.MULTILINE)
+    assert re.search(r"^cpu/native +serves", table, re.MULTILINE)
 
 
 def test_what_is_measured_is_shown_now_and_later(measured: tuple[Path, list[Document]]) -> None:
     cache, (one, other) = measured
     assert is_sound(one)
     assert all(value is not None and value > 1e8 for value in figures(one))
+    assert cpu_trial(one)["rates"] == cpu_trial(other)["rates"]
     assert figures(one) == figures(other)  # one has measured, and the other waited for it
     origins = {cpu_trial(one)["figures"][name]["origin"] for name in FIGURES}
     assert origins == {"measured"}
     assert figures(probe(cache=cache)) == figures(one)
+    assert re.search(
+        r"^  native +works: scalar.*; [\d.e+]+ tokens/s decode; [\d.e+]+ tokens/s prefill$",
+        run_probe(cache=cache),
+        re.MULTILINE,
+    )
     shown = re.findall(
         r"^  (reads|f32|16 bit|int8) +([\d.]+) ([MGT])(?:B|FLOP|OP)/s +measured  \S",
         run_probe(cache=cache),
@@ -128,6 +140,31 @@ def test_what_is_measured_is_shown_now_and_later(measured: tuple[Path, list[Docu
         assert float(value) * scales[scale] == pytest.approx(figure, rel=0.01)
     # With other threads they would be others.
     assert figures(probe("--threads", "3", cache=cache)) == [None] * 4
+
+
+@pytest.mark.parametrize("command", ["probe", "up"])
+def test_a_backend_that_does_not_exist(command: str) -> None:
+    completed = run_command(command, "--backend", "tinygrad:ABACUS")
+    assert completed.returncode == 2
+    error, hint = completed.stderr.splitlines()
+    assert error.endswith("there is no backend tinygrad:ABACUS")
+    assert hint.startswith("hint: backends are native, tinygrad:CUDA, ")
+
+
+def test_a_backend_that_works_nowhere_here(tmp_path: Path) -> None:
+    """As what a GPU needs that is not here; shown by one command, refused by the other."""
+    env = {"POTLUCK_BACKEND": "tinygrad:QCOM", "XDG_CACHE_HOME": str(tmp_path)}
+    document = probe(env=environment(**env))
+    (unit,) = document["units"]
+    assert (unit["unit_id"], unit["role"]) == ("cpu/native", "idle")
+    assert unit["reason"] == "tinygrad:QCOM was asked for, and works nowhere here"
+    completed = run_command("up", "--state", str(tmp_path / "state"), env=env)
+    assert completed.returncode == 2
+    error, hint = completed.stderr.splitlines()
+    assert error.endswith(
+        "tinygrad:QCOM works on no device of this machine: there is none that it is tried on"
+    )
+    assert hint == "hint: works here: cpu/native; potluck probe says more"
 
 
 def test_retry_tests_again_and_keeps_the_figures(measured: tuple[Path, list[Document]]) -> None:
@@ -150,7 +187,7 @@ def test_a_quarantined_cpu_is_said_to_be_until_a_retry(
     kept["entries"][f"quarantine/{key}"] = entry
     file.write_text(json.dumps(kept))
     document = probe(cache=tmp_path)
-    assert document["units"] == []
+    assert works(document) == []
     assert cpu_trial(document)["reason"] == (
         "not tried again: was killed by SIGILL (potluck probe --retry tries)"
     )
@@ -231,7 +268,7 @@ def test_a_limit_of_the_address_space_is_in_the_table() -> None:
 
 def test_a_limit_that_is_too_low_for_the_self_test_costs_the_unit_only(tmp_path: Path) -> None:
     document = probe(prefix=limited("-v", 140_000), cache=tmp_path)
-    assert document["units"] == []
+    assert works(document) == []
     assert cpu_trial(document)["reason"]
 
 
@@ -239,7 +276,7 @@ def test_a_user_who_may_start_nothing(tmp_path: Path) -> None:
     """Neither threads nor children: the process itself is all that this user has."""
     prefix = (*as_user(54322), require_tool("prlimit"), "--nproc=1")
     document = probe(prefix=prefix, cache=tmp_path)
-    assert document["units"] == []
+    assert works(document) == []
     assert cpu_trial(document)["reason"].startswith("could not be started: ")
     for layer in document["layers"][1:]:
         assert layer["problems"] == ["was not looked at: can't start new thread"]
@@ -277,7 +314,7 @@ def test_without_the_core(tmp_path: Path) -> None:
     path = os.pathsep.join([site, *filter(None, [os.environ.get("PYTHONPATH")])])
     env = environment(PYTHONPATH=path, XDG_CACHE_HOME=str(tmp_path / "cache"))
     document = probe(env=env)
-    assert document["units"] == []
+    assert works(document) == []
     assert cpu_trial(document) == {**cpu_trial(document), "works": False, "reason": REASON}
     table = run_probe(env=env)
     assert re.search(rf"^  native +does not work: {re.escape(REASON)}$", table, re.MULTILINE)

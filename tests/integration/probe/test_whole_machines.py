@@ -289,7 +289,7 @@ def check_document(machine: Machine, document: Document) -> None:
         for layer, devices in machine.found.items()
     }
     assert found == {"cpu": [("cpu", "")], **expected}
-    assert document["units"] == ["cpu/native"]
+    assert [unit["unit_id"] for unit in document["units"]] == ["cpu/native"]
     assert [trial["device_id"] for trial in document["trials"]] == ["cpu"]
     assert (document["memory"]["total_bytes"] > 0) is machine.has_memory
 
@@ -314,7 +314,12 @@ def check_table(machine: Machine, lines: list[str]) -> None:
         named = sorted(name for row in rows for name in row.split(", "))
         assert set(FIGURES) <= set(named)
         assert len(named) == len(set(named))
-    assert "\n".join(blocks[2 + len(devices) :]) == "\n".join(machine.problems)
+    units, *problems = blocks[2 + len(devices) :]
+    assert [line.split() for line in units.splitlines()] == [
+        ["UNIT", "ROLE", "REASON"],
+        ["cpu/native", "serves", "not", "measured", "yet"],
+    ]
+    assert "\n".join(problems) == "\n".join(machine.problems)
     assert all(len(line) <= 200 and "://" not in line for line in lines)
 
 

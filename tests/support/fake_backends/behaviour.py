@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from potluck.probe import self_test
+from potluck.probe import program_case, self_test
 from potluck.types.hardware import BackendSpec, Device, DeviceKind, DeviceMemory, Interface
 
 CALLS = "FAKE_BACKEND_CALLS"
@@ -64,6 +64,7 @@ def right_results() -> dict[str, list[list[float]]]:
         "q8_0": self_test.expected_products(self_test.FORMATS[0]),
         "q4_0": self_test.expected_products(self_test.FORMATS[1]),
         "softmax": self_test.expected_shares(),
+        "program": program_case.expected_logits(),
     }
 
 

@@ -18,6 +18,7 @@ match note_call():
                 "figures": {
                     "read_bytes_per_second": {"value": 5e9, "source": source},
                     "int8_operations_per_second": {"value": 10**12, "source": source},
-                }
+                },
+                "rates": {"decode_tokens_per_second": {"value": 12.5, "source": source}},
             }
         )

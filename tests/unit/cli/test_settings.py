@@ -23,6 +23,13 @@ def test_the_environment_goes_before_the_file(tmp_path: Path) -> None:
     assert settings == Settings(threads=4, context=512, isa="scalar")
 
 
+def test_a_backend_from_the_environment(tmp_path: Path) -> None:
+    write_config(tmp_path, 'backend = "native"\nallow_software = true\n')
+    assert read_settings({}, tmp_path) == Settings(backend="native", allow_software=True)
+    environ = {"POTLUCK_BACKEND": "tinygrad:CL", "POTLUCK_ALLOW_SOFTWARE": "0"}
+    assert read_settings(environ, tmp_path) == Settings(backend="tinygrad:CL")
+
+
 def test_xdg_config_home_is_honoured(tmp_path: Path) -> None:
     (tmp_path / "potluck").mkdir()
     (tmp_path / "potluck" / "config.toml").write_text("threads = 3\n")

@@ -12,7 +12,15 @@ A, B, C = "a" * 16, "b" * 16, "c" * 16
 
 
 def node(node_id: str, version: str = "1.0.0", **changes: Any) -> dict[str, Any]:
-    unit = {"unit_id": "cpu/native", "usable_bytes": 3 * 2**30, "num_threads": 4}
+    unknown = {"value": None, "origin": "unknown", "source": "not measured"}
+    unit = {
+        "unit_id": "cpu/native",
+        "role": "serves",
+        "reason": "",
+        "usable_bytes": 3 * 2**30,
+        "num_threads": 4,
+        "rates": {"decode_tokens_per_second": unknown, "prefill_tokens_per_second": unknown},
+    }
     return {
         "node_id": node_id,
         "state": "ready",
@@ -38,6 +46,31 @@ def test_nodes_fit_in_80_columns_and_the_own_one_is_marked() -> None:
     assert lines[2].startswith(f"{B}    ready")
     assert lines[3:] == ["version: 1.0.0", f"clients: http://127.0.0.1:7334 at {A}"]
     assert max(map(len, lines)) <= 80
+
+
+def test_units_are_shown_with_their_role_their_speed_and_the_reason() -> None:
+    measured = {"value": 12.345, "origin": "measured", "source": "by hand"}
+    (native,) = node(A)["units"]
+    rates = native["rates"]
+    units = [
+        native | {"rates": dict.fromkeys(rates, measured)},
+        native | {"unit_id": "a/b", "role": "reserve", "reason": "not measured yet"},
+        native
+        | {
+            "unit_id": "a/c",
+            "role": "idle",
+            "reason": "slower",
+            "rates": rates | {"decode_tokens_per_second": measured | {"value": 1250.0}},
+        },
+        native | {"unit_id": "a/d", "role": "out", "reason": "it hung"},
+    ]
+    lines = list(node_lines(cluster(node(A, units=units))))
+    assert lines[5:-1] == [
+        f"{A} cpu/native: serves, decodes 12.3 tokens/s, prefills 12.3 tokens/s",
+        f"{A} a/b: in reserve: not measured yet",
+        f"{A} a/c: idle, decodes 1250 tokens/s: slower",
+        f"{A} a/d: out: it hung",
+    ]
 
 
 def test_versions_that_differ_are_told_apart() -> None:
@@ -68,6 +101,7 @@ def stage(index: int, node_id: str, start: int, end: int) -> dict[str, Any]:
             "scratch_bytes": 100 * 2**10,
             "staging_bytes": 0,
             "process_bytes": 0,
+            "is_on_device": False,
         },
         "read_bytes": None,
         "load_seconds": None,
@@ -100,6 +134,16 @@ def test_what_was_read_is_shown_once_it_is_loaded() -> None:
     loaded = stage(0, A, 0, 9) | {"read_bytes": 3 * 2**20, "load_seconds": 1.25}
     lines = list(stage_lines({"stages": [loaded], "rejections": []}))
     assert lines[-1] == "stage 0: 3 MiB read in 1.2 s"
+
+
+def test_a_stage_on_a_device_says_what_of_it_is_there() -> None:
+    there = stage(0, A, 0, 9)
+    there["memory"] |= {"is_on_device": True, "process_bytes": 2**20}
+    lines = list(stage_lines({"stages": [there], "rejections": []}))
+    assert lines[-1] == (
+        "stage 0: bf16 weights 900 KiB, f32 weights 24 KiB, scratch 100 KiB, process 1 MiB; "
+        "1 MiB of it on the device"
+    )
 
 
 def test_one_stage_has_both_ends() -> None:

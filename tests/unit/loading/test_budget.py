@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from potluck.errors import InsufficientMemoryError
-from potluck.loading import StageSize, combined, require_memory, what_fits
+from potluck.loading import Room, StageSize, combined, require_memory, what_fits
 from potluck.types.memory import MemoryLimit, MemoryPlan
 from potluck.types.quantization import Quantization
 
@@ -31,8 +31,8 @@ def plan_of(size: StageSize) -> MemoryPlan:
     )
 
 
-def limit(mebibytes: int) -> MemoryLimit:
-    return MemoryLimit(bytes=mebibytes * MIB, reason="memory available on this machine")
+def limit(mebibytes: int) -> Room:
+    return Room(host=MemoryLimit(bytes=mebibytes * MIB, reason="memory available on this machine"))
 
 
 def test_what_fits_exactly_is_allowed() -> None:

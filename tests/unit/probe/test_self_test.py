@@ -130,6 +130,15 @@ def test_a_token_that_sees_what_comes_after_it() -> None:
         ({"q8_0": [["1"] * 41] * 11}, "the q8_0 product[0][0] is no number"),
         ({"q8_0": [[10**400] * 41] * 11}, "the q8_0 product[0][0] is inf, and "),
         ({"q8_0": [[math.nan] * 41] * 11}, "the q8_0 product[0][0] is nan, and "),
+        ({"program": None}, "the program's output has not 5 rows"),
+        (
+            {"program": [[math.nan] * 32] * 5},
+            "row 0 of the program's output is off by nan of ",
+        ),
+        (
+            {"program": [[10**400] * 32] * 5},
+            "row 0 of the program's output is off by inf of ",
+        ),
     ],
 )
 def test_results_without_form(wrong: Any, reason: str) -> None:
@@ -139,7 +148,7 @@ def test_results_without_form(wrong: Any, reason: str) -> None:
 
 
 def test_results_that_are_cut_off() -> None:
-    for name in ("q8_0", "q4_0", "softmax"):
+    for name in ("q8_0", "q4_0", "softmax", "program"):
         results = copy.deepcopy(right_results())
         results[name][-1].pop()
         assert case.deviation(results).startswith(f"row {len(results[name]) - 1} of the ")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,20 @@ def test_a_device_with_a_problem_is_not_touched(
     assert calls() == []
 
 
+def test_a_backend_whose_package_is_not_installed_costs_no_process(
+    cache: ProbeCache, calls: Callable[[], list[str]]
+) -> None:
+    """And as soon as it is there the backend is tried."""
+    packages = ("pytest", "no-such-package")
+    lacking = replace(spec("works"), packages=packages, extra="gpu")
+    trial = try_backend(lacking, device(), kernel_release=KERNEL, cache=cache)
+    assert not trial.works
+    assert trial.reason == "no-such-package is not installed: pip install 'potluck[gpu]'"
+    assert calls() == []
+    there = replace(lacking, packages=("pytest",))
+    assert try_backend(there, device(), kernel_release=KERNEL, cache=cache).works
+
+
 def test_without_a_cache(calls: Callable[[], list[str]]) -> None:
     cache = ProbeCache(None)
     assert trial_of("works", cache).works
@@ -326,6 +341,10 @@ def test_measuring(cache: ProbeCache, calls: Callable[[], list[str]]) -> None:
     )
     assert trial.figures.int8_operations_per_second.value == 1e12
     assert trial.figures.f32_operations_per_second == Figure()
+    assert trial.rates.decode_tokens_per_second == Figure(
+        value=12.5, origin=Origin.MEASURED, source=source
+    )
+    assert trial.rates.prefill_tokens_per_second == Figure()
     assert (trial.works, trial.variants) == (True, ("slow", "fast"))
     assert seen == [0.5]
     assert measured("works", cache) == trial
@@ -350,10 +369,8 @@ def test_figures_that_are_known(cache: ProbeCache) -> None:
         )
 
     assert known(3) is None
-    figures = measured("works", cache).figures
-    found = known(3)
-    assert found is not None
-    assert found.figures == figures
+    now = measured("works", cache)
+    assert known(3) == now
     assert known(2) is None
 
 
@@ -380,6 +397,7 @@ def test_figures_that_make_no_sense_are_not_taken(
         assert trial.figures.read_bytes_per_second == Figure(
             source="measuring failed: its figures are not positive numbers with sources"
         )
+        assert trial.rates.decode_tokens_per_second == trial.figures.read_bytes_per_second
         assert len(calls()) == 1 + num_measurements
 
 
@@ -437,3 +455,13 @@ print(trial.figures.read_bytes_per_second.value)
             process.stdin.flush()
         assert [process.communicate()[0] for process in processes] == ["5000000000.0\n"] * 3
     assert len([call for call in calls() if call.startswith("measure")]) == 1
+
+
+def test_figures_that_were_kept_without_rates_are_measured_anew(
+    tmp_path: Path, cache: ProbeCache, calls: Callable[[], list[str]]
+) -> None:
+    first = measured("works", cache)
+    path = tmp_path / "probe.json"
+    path.write_text(path.read_text().replace('"rates"', '"races"'))
+    assert measured("works", cache) == first
+    assert len(calls()) == 3

@@ -38,6 +38,7 @@ from potluck.cluster.coordinator.planning import placement_fields, size_of
 from potluck.cluster.coordinator.survey import plan_model
 from potluck.cluster.membership import Membership
 from potluck.cluster.trust.credentials import Credentials
+from potluck.engines.costs import CostOf
 from potluck.errors import CallError, EngineError, NodeLostError, ParameterError, PotluckError
 from potluck.scheduling import DEFAULT_CONTEXT_TOKENS
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
@@ -69,6 +70,7 @@ class Coordination:
         *,
         listen_host: str,
         step_seconds: float,
+        cost_of: CostOf,
         spawn: Spawn,
     ) -> None:
         self.registry = Registry()
@@ -80,6 +82,7 @@ class Coordination:
         self._stages = stages
         self._listen_host = listen_host
         self._step_seconds = step_seconds
+        self._cost_of = cost_of
         self._spawn = spawn
         self._awaiting_turn: set[DeploymentId] = set()
 
@@ -118,6 +121,7 @@ class Coordination:
             print_of,
             size,
             may_quantize=record.may_quantize,
+            cost_of=self._cost_of,
         )
         return msgspec.structs.replace(record, **placement_fields(planned))
 
@@ -267,6 +271,7 @@ class Coordination:
             credentials=self._credentials,
             listen_host=self._listen_host,
             step_seconds=self._step_seconds,
+            cost_of=self._cost_of,
             before_next_epoch=self._isolation.over,
             publish=self._publish,
         )

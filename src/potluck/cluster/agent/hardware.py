@@ -8,12 +8,11 @@ import logging
 import threading
 from collections.abc import Sequence
 
-from potluck.cluster.calls import CPU_UNIT
 from potluck.probe.cache import ProbeCache
 from potluck.probe.layer import Layer
 from potluck.probe.probe import ProbeOptions, probe_node
 from potluck.probe.system import THIS_MACHINE
-from potluck.types.hardware import ProbeReport, Trial
+from potluck.types.hardware import ProbeReport
 
 _log = logging.getLogger(__name__)
 
@@ -54,11 +53,6 @@ class Hardware:
         if self._report is None:
             raise RuntimeError("the report of a probe that was not started")
         return self._report
-
-    @property
-    def cpu_trial(self) -> Trial:
-        """How the native backend did on the CPU."""
-        return next(trial for trial in self.report.trials if trial.unit_id == CPU_UNIT)
 
     def close(self) -> None:
         """Hear no more reports; a measurement that runs ends by itself within seconds."""

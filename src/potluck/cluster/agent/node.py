@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from potluck.cluster.calls import CPU_UNIT, NodeReport, UnitReport
+from potluck.cluster.agent.units import NodeUnit
+from potluck.cluster.calls import NodeReport, UnitReport
 from potluck.probe.cores import default_num_threads
 from potluck.probe.memory import memory_facts, memory_pools
 from potluck.probe.system import THIS_MACHINE
 from potluck.types.cluster import NodeId, UnitId
-from potluck.types.hardware import Device, ProbeReport, Trial
+from potluck.types.hardware import ProbeReport
 from potluck.version import __version__
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -27,31 +29,35 @@ class NodeFacts:
     num_threads: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """What plans have counted for the stages that are here, in bytes.
+
+    ``planned_bytes`` are the machine's, ``untaken_bytes`` of it are still free to the eye.
+    ``device_bytes`` are by unit, of units with memory of their own.
+    """
+
+    planned_bytes: int = 0
+    untaken_bytes: int = 0
+    device_bytes: Mapping[UnitId, int] = field(default_factory=dict)
+
+
 def report(
     facts: NodeFacts,
     hardware: ProbeReport,
+    units: Sequence[NodeUnit],
     *,
     http_address: str | None,
     is_draining: bool,
-    planned_bytes: int,
-    untaken_bytes: int,
+    stages: StageMemory,
 ) -> NodeReport:
-    """The node as it is now.
-
-    ``planned_bytes`` is what plans have counted for the stages here, ``untaken_bytes`` what of it
-    is still free to the eye.
-    """
+    """The node as it is now."""
     memory = memory_facts(THIS_MACHINE)
     limit = facts.memory_limit_bytes
-    usable = memory.usable.bytes - untaken_bytes
+    usable = memory.usable.bytes - stages.untaken_bytes
     if limit is not None:
-        usable = min(usable, limit - planned_bytes)
-    devices = {device.device_id: device for device in hardware.devices}
-    units = tuple(
-        _unit(trial, devices[trial.device_id], max(0, usable), facts)
-        for trial in hardware.trials
-        if trial.works or trial.unit_id == CPU_UNIT
-    )
+        usable = min(usable, limit - stages.planned_bytes)
+    usable = max(0, usable)
     host_id = _host_id()
     return NodeReport(
         node_id=facts.node_id,
@@ -63,25 +69,33 @@ def report(
         available_bytes=memory.usable.bytes,
         available_reason=memory.usable.reason,
         memory_limit_bytes=limit,
+        usable_bytes=usable,
         pools=memory_pools(host_id),
-        untaken_bytes=untaken_bytes,
+        untaken_bytes=stages.untaken_bytes,
         is_draining=is_draining,
-        units=units,
+        units=tuple(_unit(unit, usable, stages.device_bytes, facts) for unit in units),
         hardware=replace(hardware, memory=memory),
     )
 
 
-def _unit(trial: Trial, device: Device, host_bytes: int, facts: NodeFacts) -> UnitReport:
+def _unit(
+    unit: NodeUnit, host_bytes: int, planned: Mapping[UnitId, int], facts: NodeFacts
+) -> UnitReport:
     """A unit with what it may use: of the host's memory, or of its own as the probe saw it."""
-    memory = device.memory
-    own_bytes = memory.free_bytes if memory.free_bytes is not None else memory.total_bytes
+    unit_id = UnitId(unit.chosen.unit_id)
+    own_bytes = unit.own_bytes
     return UnitReport(
-        unit_id=UnitId(trial.unit_id),
-        description=device.name,
-        usable_bytes=host_bytes if memory.is_shared else own_bytes or 0,
-        is_shared=memory.is_shared,
+        unit_id=unit_id,
+        backend=unit.chosen.backend,
+        description=unit.device.name,
+        usable_bytes=(
+            host_bytes if own_bytes is None else max(0, own_bytes - planned.get(unit_id, 0))
+        ),
+        is_shared=own_bytes is None,
         num_threads=facts.num_threads or default_num_threads(),
-        problem="" if trial.works else trial.reason,
+        role=unit.chosen.role,
+        reason=unit.chosen.reason,
+        rates=unit.trial.rates,
     )
 
 

@@ -13,10 +13,12 @@ import os
 import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from potluck.catalog import describe_model
+from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.diagnosis import be_heard, diagnose, reach_back
 from potluck.cluster.agent.hardware import Hardware
@@ -24,6 +26,8 @@ from potluck.cluster.agent.model_files import fingerprint
 from potluck.cluster.agent.node import NodeFacts, report
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.state import StateDirectory
+from potluck.cluster.agent.unit_care import UnitCare
+from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.calls import (
     CheckModel,
     Clock,
@@ -44,7 +48,6 @@ from potluck.cluster.calls import (
     encode,
 )
 from potluck.cluster.membership import (
-    Address,
     Membership,
     MembershipConfig,
     MethodTable,
@@ -54,19 +57,15 @@ from potluck.cluster.membership import (
 from potluck.cluster.trust.authority import cluster_id, derive_authority, issue_credentials
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.trust.pem_files import write_pem_files
-from potluck.cluster.trust.secret import Secret
 from potluck.cluster.worker.messages import StageSpec
-from potluck.engines.backends import BACKENDS
+from potluck.engines.costs import cost_of
 from potluck.errors import CallError, EngineError, NodeLostError, OverloadedError, PotluckError
-from potluck.probe.all_layers import LAYERS
 from potluck.probe.cache import ProbeCache, default_cache_path
 from potluck.probe.cores import default_num_threads
 from potluck.probe.doctor.case import Cluster
-from potluck.probe.layer import Layer
 from potluck.probe.probe import Measuring, ProbeOptions
 from potluck.types.cluster import NodeId
 from potluck.types.gateway import ModelMetrics
-from potluck.types.hardware import BackendSpec
 from potluck.types.sequence import CommittedToken, SequenceRequest
 
 _log = logging.getLogger(__name__)
@@ -80,32 +79,6 @@ _MAX_REMOTE_SEQUENCES = 192
 _RETRY_AFTER_SECONDS = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentConfig:
-    """How one node takes part.
-
-    ``listen`` is for control (port 0: any free one); edges listen on the same host.
-    ``memory_limit_bytes`` bounds what stages may use here. ``isa`` is None for the fastest that
-    passes its test. ``backends`` are tried on what ``layers`` find on this node. ``step_seconds``
-    is the longest time for one step through all stages of a deployment that this node coordinates:
-    a stage that hangs counts as lost then. It is long, because a prefill on slow boards is.
-    ``packed_cache_bytes`` is the most that packed files may take (see ``PackedCache``).
-    """
-
-    secret: Secret
-    listen: Address
-    connect: tuple[Address, ...] = ()
-    multicast: bool = False
-    memory_limit_bytes: int | None = None
-    num_threads: int | None = None
-    isa: str | None = None
-    backends: tuple[BackendSpec, ...] = BACKENDS
-    layers: tuple[Layer, ...] = LAYERS
-    lease_milliseconds: int = 1000
-    step_seconds: float = 300.0
-    packed_cache_bytes: int | None = None
-
-
 class Agent:
     """Made by :meth:`open`. For use in the loop that opened it."""
 
@@ -116,6 +89,7 @@ class Agent:
         node_id: NodeId,
         credentials: Credentials,
         hardware: Hardware,
+        cache: ProbeCache,
     ) -> None:
         self.node_id = node_id
         self.hardware = hardware
@@ -129,13 +103,27 @@ class Agent:
             memory_limit_bytes=config.memory_limit_bytes,
             num_threads=config.num_threads,
         )
+        unit_step_seconds = min(config.unit_step_seconds, config.step_seconds / 2)
+        self._care = UnitCare(
+            config.backends,
+            cache,
+            units=lambda: self._units.all(),
+            workers_on=lambda unit_id: self._stages.workers_on(unit_id),
+            step_seconds=unit_step_seconds,
+            idle_seconds=config.idle_test_seconds,
+        )
+        self._units = NodeUnits(
+            lambda: hardware.report, config.unit_choice, lambda: self._care.reasons
+        )
         self._stages = StageHost(
             credentials,
             state,
+            self._units,
             listen_host=config.listen.host,
             num_threads=config.num_threads or default_num_threads(),
-            isa=config.isa or next(reversed(hardware.cpu_trial.variants), None),
             packed_cache_bytes=config.packed_cache_bytes,
+            unit_step_seconds=unit_step_seconds,
+            unit_failed=self._care.failed,
             report_lost=self._report_lost,
         )
         self._is_open = asyncio.Event()
@@ -157,12 +145,14 @@ class Agent:
             backends=config.backends,
             num_threads=config.num_threads or default_num_threads(),
             measuring=Measuring.IF_UNKNOWN,
+            allow_software=config.allow_software,
+            asked_backend=None if config.backend is None else config.backend.rpartition("/")[2],
         )
         async with AsyncExitStack() as opened:
             cache = ProbeCache(default_cache_path(os.environ))
             hardware = await Hardware.start(options, cache, layers=config.layers)
             opened.callback(hardware.close)
-            agent = cls(config, state, node_id, credentials, hardware)
+            agent = cls(config, state, node_id, credentials, hardware, cache)
             opened.push_async_callback(agent._stop)
             membership = await Membership.open(
                 MembershipConfig(
@@ -193,11 +183,13 @@ class Agent:
                 agent._stages,
                 listen_host=config.listen.host,
                 step_seconds=config.step_seconds,
+                cost_of=partial(cost_of, backends=config.backends),
                 spawn=agent._spawn,
             )
             opened.push_async_callback(agent.coordination.close)
             agent._facts = replace(agent._facts, address=str(membership.address))
             agent._is_open.set()
+            agent._spawn(agent._care.run())
             for node in membership.nodes():
                 agent._joined(node)
             yield agent
@@ -265,10 +257,10 @@ class Agent:
             report(
                 self._facts,
                 self.hardware.report,
+                self._units.all(),
                 http_address=self.http_address,
                 is_draining=self.coordination.is_draining,
-                planned_bytes=self._stages.planned_bytes,
-                untaken_bytes=self._stages.untaken_bytes,
+                stages=self._stages.memory,
             )
         )
 

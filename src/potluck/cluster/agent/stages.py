@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 import psutil
 
+from potluck.cluster.agent.node import StageMemory
 from potluck.cluster.agent.state import StateDirectory
+from potluck.cluster.agent.unit_health import UnitFailure, failure_of
+from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.agent.worker_process import WorkerProcess
-from potluck.cluster.calls import ConnectStage, StageLost, StageScope, StageStats
+from potluck.cluster.calls import CPU_UNIT, ConnectStage, StageLost, StageScope, StageStats
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.messages import Identity, Load, Loaded, Progress, StageSpec, Stats
-from potluck.errors import EngineError, PotluckError
-from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.errors import EngineError, PotluckError, UnitFaultError
+from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 
 _STATS_SECONDS = 1.0
 """What a worker may take to say what it did; it need not stop computing for it."""
@@ -26,31 +30,41 @@ _Key = tuple[DeploymentId, int]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Running:
     epoch: Epoch
+    unit_id: UnitId
     num_bytes: int
+    device_bytes: int
     is_mapped: bool
     worker: WorkerProcess
 
 
 class StageHost:
-    """Runs workers. ``report_lost`` tells the coordinator of a worker that ended by itself."""
+    """Runs workers on this node's ``units``.
+
+    ``report_lost`` tells the coordinator of a worker that ended by itself, ``unit_failed`` is told
+    before that what it says of its unit. ``unit_step_seconds``: see ``AgentConfig``.
+    """
 
     def __init__(
         self,
         credentials: Credentials,
         state: StateDirectory,
+        units: NodeUnits,
         *,
         listen_host: str,
         num_threads: int,
-        isa: str | None,
         packed_cache_bytes: int | None,
+        unit_step_seconds: float,
+        unit_failed: Callable[[UnitId, UnitFailure], None],
         report_lost: Callable[[StageLost], Awaitable[None]],
     ) -> None:
         self._credentials = credentials
         self._state = state
+        self._units = units
         self._listen_host = listen_host
         self._num_threads = num_threads
-        self._isa = isa
         self._packed_cache_bytes = packed_cache_bytes
+        self._unit_step_seconds = unit_step_seconds
+        self._unit_failed = unit_failed
         self._report_lost = report_lost
         self._stages: dict[_Key, _Running] = {}
         self._highest: dict[DeploymentId, Epoch] = {}
@@ -58,45 +72,60 @@ class StageHost:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def planned_bytes(self) -> int:
-        """What the plans have counted for the stages that are here."""
-        return sum(running.num_bytes for running in self._stages.values())
-
-    @property
-    def untaken_bytes(self) -> int:
-        """The part of it that the workers have not taken yet: caches fill up as they are used."""
-        untaken = 0
+    def memory(self) -> StageMemory:
+        """What the plans have counted for the stages that are here, and the workers have taken."""
+        untaken_bytes = 0
+        device_bytes: Counter[UnitId] = Counter()
         for running in self._stages.values():
+            device_bytes[running.unit_id] += running.device_bytes
             with suppress(psutil.Error):
                 memory = psutil.Process(running.worker.pid).memory_info()
                 # Pages of a mapped file are resident, and in no plan.
                 taken_bytes = memory.rss - memory.shared if running.is_mapped else memory.rss
-                untaken += max(0, running.num_bytes - taken_bytes)
-        return untaken
+                # Caches fill up as they are used.
+                untaken_bytes += max(0, running.num_bytes - taken_bytes)
+        return StageMemory(
+            planned_bytes=sum(running.num_bytes for running in self._stages.values()),
+            untaken_bytes=untaken_bytes,
+            device_bytes=device_bytes,
+        )
+
+    def workers_on(self, unit_id: UnitId) -> list[WorkerProcess]:
+        """The workers of the stages that are on a unit."""
+        return [each.worker for each in self._stages.values() if each.unit_id == unit_id]
 
     async def start(self, spec: StageSpec) -> AsyncGenerator[Progress | Loaded, None]:
         """Start a worker for a stage and load it; the last answer is ``Loaded``.
 
         Whatever this node has of the deployment at lower epochs is stopped first. Raises
-        ``EngineError`` for an epoch that is over, and what the worker met. If the caller goes away
-        before the stage is loaded, its worker is stopped.
+        ``EngineError`` for an epoch that is over and for a unit that is out or is none of this
+        node's, and what the worker met. If the caller goes away before the stage is loaded, its
+        worker is stopped.
         """
         self._check_in_force(spec)
         await self.supersede(spec.deployment, spec.epoch)
+        load = self._load(spec)
         key = (spec.deployment, spec.index)
-        worker = await WorkerProcess.start(lambda worker, error: self._ended(key, worker, error))
+        worker = await WorkerProcess.start(
+            lambda worker, error: self._ended(key, spec.unit_id, worker, error)
+        )
         try:
             self._check_in_force(spec)  # much may have been said meanwhile
         except EngineError:
             worker.kill()
             raise
         self._stages[key] = _Running(
-            epoch=spec.epoch, num_bytes=spec.num_bytes, is_mapped=spec.is_mapped, worker=worker
+            epoch=spec.epoch,
+            unit_id=spec.unit_id,
+            num_bytes=spec.num_bytes,
+            device_bytes=spec.device_bytes,
+            is_mapped=spec.is_mapped,
+            worker=worker,
         )
         is_loaded = False
         try:
             self._state.remember_worker(worker.pid)
-            async with aclosing(worker.load(self._load(spec))) as events:
+            async with aclosing(worker.load(load)) as events:
                 async for event in events:
                     is_loaded = isinstance(event, Loaded)
                     yield event
@@ -156,8 +185,12 @@ class StageHost:
             raise EngineError(f"stage {spec.index} of {spec.deployment} is here already")
 
     def _load(self, spec: StageSpec) -> Load:
+        unit = self._units.require(spec.unit_id)
+        device_bytes = self.memory.device_bytes.get(spec.unit_id, 0)
         return Load(
             spec=spec,
+            unit=self._units.address(unit),
+            device_free_bytes=None if unit.own_bytes is None else unit.own_bytes - device_bytes,
             identity=Identity(
                 node_id=self._credentials.node_id,
                 certificate_pem=self._credentials.certificate_pem,
@@ -166,8 +199,8 @@ class StageHost:
             ),
             listen_host=self._listen_host,
             num_threads=self._num_threads,
-            isa=self._isa,
             packed_cache_bytes=self._packed_cache_bytes,
+            step_seconds=None if spec.unit_id == CPU_UNIT else self._unit_step_seconds,
         )
 
     async def _stop(self, concerns: Callable[[_Key, Epoch], bool]) -> None:
@@ -183,8 +216,14 @@ class StageHost:
         for _, worker in stopping:
             await worker.wait()
 
-    def _ended(self, key: _Key, worker: WorkerProcess, error: PotluckError) -> None:
+    def _ended(
+        self, key: _Key, unit_id: UnitId, worker: WorkerProcess, error: PotluckError
+    ) -> None:
         self._state.forget_worker(worker.pid)
+        failure = None if worker.was_killed else failure_of(error, worker.status)
+        if failure is not None:
+            # Also of a stage that is being stopped, perhaps because its edges have closed already.
+            self._unit_failed(unit_id, failure)
         running = self._stages.get(key)
         if running is None or running.worker is not worker:
             return  # it was stopped
@@ -195,6 +234,7 @@ class StageHost:
             index=key[1],
             node_id=self._credentials.node_id,
             message=error.message,
+            fault=error.fault if isinstance(error, UnitFaultError) else "",
         )
         task = asyncio.ensure_future(self._report_lost(lost))
         self._tasks.add(task)

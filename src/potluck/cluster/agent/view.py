@@ -49,6 +49,7 @@ def _placed_view(index: int, stage: StageRecord) -> dict[str, object]:
             "scratch_bytes": memory.scratch_bytes,
             "staging_bytes": memory.staging_bytes,
             "process_bytes": memory.process_bytes,
+            "is_on_device": memory.is_on_device,
         },
     }
 
@@ -118,11 +119,14 @@ def _node(report: NodeReport) -> dict[str, object]:
         "units": [
             {
                 "unit_id": unit.unit_id,
+                "backend": unit.backend,
                 "description": unit.description,
+                "role": unit.role.value,
+                "reason": unit.reason,
                 "usable_bytes": unit.usable_bytes,
                 "is_shared": unit.is_shared,
                 "num_threads": unit.num_threads,
-                "problem": unit.problem,
+                "rates": msgspec.to_builtins(unit.rates),
             }
             for unit in report.units
         ],

@@ -31,14 +31,24 @@ from potluck.cluster.worker.messages import (
     decode_from_worker,
     encode,
 )
-from potluck.errors import EngineError, PotluckError
+from potluck.cluster.worker.watch import COMPILING_TIMES
+from potluck.errors import EngineError, PotluckError, UnitFaultError
+from potluck.probe.child import signal_name
+from potluck.quantities import format_seconds
+from potluck.types.unit import Fault
 
 WORKER_MODULE = "potluck.cluster.worker"
 _log = logging.getLogger(__name__)
 
 _EXIT_SECONDS = 3.0
-"""How long a process may take to end after it has closed its socket; then it is killed."""
+"""How long a process may take to end after it has closed its socket, or has said that it failed;
+then it is killed."""
 
+_KILL_SECONDS = 2.0
+"""How long a killed process may take to be gone, such as to give back gigabytes of memory. One that
+waits within a driver may not be killed until the driver lets go: nobody waits for it longer."""
+
+_FAULTS = frozenset(fault.value for fault in Fault)
 
 OnEnd = Callable[["WorkerProcess", PotluckError], None]
 
@@ -61,6 +71,7 @@ class WorkerProcess:
         self._writer = writer
         self._on_end = on_end
         self._failure: PotluckError | None = None
+        self._was_killed = False
         self._mapped_file: MappedFile | None = None
         loop = asyncio.get_running_loop()
         self._loading: asyncio.Queue[Progress | Loaded | PotluckError] = asyncio.Queue()
@@ -72,6 +83,16 @@ class WorkerProcess:
     def pid(self) -> int:
         """Of the process."""
         return self._process.pid
+
+    @property
+    def status(self) -> int | None:
+        """As ``subprocess`` has it; None while it runs, or where it cannot be ended."""
+        return self._process.returncode
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether it was :meth:`kill` that ended it, before it had ended or failed by itself."""
+        return self._was_killed
 
     @classmethod
     async def start(cls, on_end: OnEnd) -> WorkerProcess:
@@ -100,10 +121,21 @@ class WorkerProcess:
         return cls(process, reader, writer, on_end)
 
     async def load(self, message: Load) -> AsyncGenerator[Progress | Loaded, None]:
-        """Have it load a stage; the last event is ``Loaded``. Raises what the worker met."""
+        """Have it load a stage; the last event is ``Loaded``. Raises what the worker met.
+
+        One that says nothing for longer than any of its calls may take is ended.
+        """
         self._send(message)
+        silence = None
+        if message.step_seconds is not None:
+            silence = (COMPILING_TIMES + 1) * message.step_seconds
         while True:
-            event = await self._loading.get()
+            try:
+                async with asyncio.timeout(silence):
+                    event = await self._loading.get()
+            except TimeoutError:
+                self.fail(silent(silence))
+                continue
             if isinstance(event, PotluckError):
                 raise event
             yield event
@@ -128,12 +160,29 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End it now, whatever it is doing: all it holds goes with it. Idempotent."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        if self._listening.done():
+            return
+        if self._failure is None and not _has_ended(self.pid):
+            self._was_killed = True
+        self._kill()
+
+    def fail(self, error: PotluckError) -> None:
+        """End it as one that failed, and cannot say so itself."""
+        if not self._listening.done():
+            self._failure = self._failure or error
+            self._kill()
 
     async def wait(self) -> None:
         """Until it has ended and was taken note of."""
         await asyncio.wait({self._listening})
+
+    def _kill(self) -> None:
+        # Not by way of ``Popen``, which would take the status of one that has just ended from
+        # whoever waits for it.
+        if self._process.returncode is None and not _has_ended(self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        asyncio.get_running_loop().call_later(_KILL_SECONDS, self._writer.transport.abort)
 
     def _send(self, message: ToWorker) -> None:
         """The socket holds all that is ever on its way to a worker, so that nothing need wait."""
@@ -151,15 +200,19 @@ class WorkerProcess:
             pass  # it has ended, or is about to
         except (ValueError, msgspec.DecodeError) as error:
             self._failure = EngineError(f"the worker sent what makes no sense: {error}")
-            self.kill()
+            self._kill()
         self._writer.close()
-        try:
-            async with asyncio.timeout(_EXIT_SECONDS):
-                await self._process.wait()
-        except TimeoutError:
-            self.kill()
-            await self._process.wait()
+        if not await self._ends_within(_EXIT_SECONDS):
+            self._kill()
+            if not await self._ends_within(_KILL_SECONDS):
+                _log.warning("worker %d cannot be ended: it hangs in the kernel", self.pid)
         self._give_up(self._lost())
+
+    async def _ends_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._process.wait()
+        return self._process.returncode is not None
 
     def _give_up(self, error: PotluckError) -> None:
         """Nobody shall wait for an answer any more."""
@@ -185,7 +238,8 @@ class WorkerProcess:
                     self._stats.set_result(message)
                     self._stats = None
             case Failed():
-                self._failure = EngineError(message.message, hint=message.hint)
+                self._failure = _met(message)
+                asyncio.get_running_loop().call_later(_EXIT_SECONDS, self._kill)
 
     def _lost(self) -> PotluckError:
         if self._failure is not None:
@@ -196,9 +250,40 @@ class WorkerProcess:
             # The neighbours may have noticed first, and this stage be given up already.
             _log.warning("%s", error.message)
             return error
-        if status is not None and status < 0:
-            return EngineError(f"the worker was ended by signal {-status}")
+        if status is None:
+            return UnitFaultError(
+                Fault.HUNG.value, "the worker cannot be ended: it hangs in the kernel"
+            )
+        if status < 0:
+            name = signal_name(-status)
+            return UnitFaultError(Fault.KILLED.value, f"the worker was killed by {name}")
+        if status > 0:
+            return UnitFaultError(
+                Fault.DRIVER.value, f"the worker ended with exit code {status} and said nothing"
+            )
         return EngineError("the worker ended")
+
+
+def silent(seconds: float | None) -> UnitFaultError:
+    """A worker does not answer, and cannot tell why: its driver holds up all of its threads."""
+    return UnitFaultError(
+        Fault.HUNG.value, f"its worker has said nothing for {format_seconds(seconds or 0)}"
+    )
+
+
+def _met(failed: Failed) -> PotluckError:
+    """What a worker says that it met."""
+    if failed.fault in _FAULTS:
+        return UnitFaultError(failed.fault, failed.message, hint=failed.hint)
+    return EngineError(failed.message, hint=failed.hint)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child has ended by now, whoever was told of it."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # and was reaped
+        return True
 
 
 def _unreadable(file: MappedFile) -> EngineError:

@@ -29,6 +29,7 @@ from potluck.cluster.calls import (
     encode,
 )
 from potluck.cluster.coordinator.metrics import deployment_metrics
+from potluck.cluster.coordinator.outages import units_out
 from potluck.cluster.coordinator.pipeline import RemotePipeline
 from potluck.cluster.coordinator.planning import DeploymentSize, placement_fields, size_of
 from potluck.cluster.coordinator.starting import connect_stages, load_stages
@@ -37,6 +38,7 @@ from potluck.cluster.membership import Membership
 from potluck.cluster.steps import MAX_WAITING_SEQUENCES
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.messages import Loaded
+from potluck.engines.costs import CostOf
 from potluck.errors import EngineError, OverloadedError, ParameterError, PotluckError
 from potluck.scheduling import SchedulerLimits
 from potluck.serving.dispatcher import Dispatcher, Load, Update
@@ -63,7 +65,8 @@ class Deployment:
     """Made by the coordinator's agent; ``publish`` tells every agent of its record.
 
     ``step_seconds`` is the longest time for a step through all stages; a stage that has not
-    answered then counts as lost. ``before_next_epoch`` is awaited when an epoch is over: the agent
+    answered then counts as lost. ``cost_of`` knows what engines take. ``before_next_epoch`` is
+    awaited when an epoch is over: the agent
     may want to look around.
     """
 
@@ -77,6 +80,7 @@ class Deployment:
         credentials: Credentials,
         listen_host: str,
         step_seconds: float,
+        cost_of: CostOf,
         before_next_epoch: Callable[[], Awaitable[None]],
         publish: Callable[[DeploymentRecord], None],
     ) -> None:
@@ -87,12 +91,14 @@ class Deployment:
         self._credentials = credentials
         self._listen_host = listen_host
         self._step_seconds = step_seconds
+        self._cost_of = cost_of
         self._before_next_epoch = before_next_epoch
         self._publish = publish
         self._size: DeploymentSize = size_of(description, record)
         self._pipeline: RemotePipeline | None = None
         self._dispatcher: Dispatcher | None = None
         self._over: asyncio.Future[str] | None = None
+        self._outages: tuple[str, ...] = ()  # since it last served
         self._changed = asyncio.Event()
         self._last_published = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -240,7 +246,8 @@ class Deployment:
     async def _go_through_epochs(self, first: asyncio.Future[None] | None) -> None:
         """Deploy at one epoch after the other, as nodes come and go.
 
-        ``first`` is told how the first try ended; where that failed it was the last one.
+        ``first`` is told how the first try ended. Where that failed it was the last one, unless
+        units failed: then it goes on without them at once.
         """
         num_failures = 0
         while True:
@@ -248,18 +255,23 @@ class Deployment:
             self._over = asyncio.get_running_loop().create_future()
             started = time.monotonic()
             error = await self._one_epoch(self._over, first)
-            if first is not None and not first.done():
-                await self._tear_down(error)
-                first.set_exception(error)
-                return
-            self._say(state=DeploymentState.DEGRADED, reason=error.message)
+            is_first = first is not None and not first.done()
+            if not is_first:
+                self._say(state=DeploymentState.DEGRADED, reason=error.message)
             await self._tear_down(
                 EngineError(
                     f"the model was interrupted: {error.message}",
                     hint="send the request again: the model is being deployed anew",
                 )
             )
-            self._say(stages=())
+            outages = await units_out(self._membership, self.record.stages)
+            if first is not None and not first.done() and not outages:
+                first.set_exception(self._with_outages(error))
+                return
+            self._outages += outages
+            self._say(stages=(), reason=self._because(error.message))
+            if outages:
+                continue  # every plan without them is a new one, and they come to an end
             if time.monotonic() - started > _STABLE_SECONDS:
                 num_failures = 0
             pause = _PAUSE_SECONDS[min(num_failures, len(_PAUSE_SECONDS) - 1)]
@@ -268,6 +280,15 @@ class Deployment:
                 async with asyncio.timeout(pause):
                     await self._changed.wait()
             await self._before_next_epoch()
+
+    def _because(self, what: str) -> str:
+        """What goes on, and that it does because units are out, if so."""
+        return "; ".join((what, *self._outages))
+
+    def _with_outages(self, error: PotluckError) -> PotluckError:
+        if not self._outages:
+            return error
+        return EngineError(self._because(error.message), hint=error.hint)
 
     async def _one_epoch(
         self, over: asyncio.Future[str], first: asyncio.Future[None] | None
@@ -293,7 +314,12 @@ class Deployment:
 
     async def _deploy(self) -> None:
         """Plan, load, connect and serve the next epoch."""
-        self._say(state=DeploymentState.LOADING, reason="being placed", stages=(), done_bytes=0)
+        self._say(
+            state=DeploymentState.LOADING,
+            reason=self._because("being placed"),
+            stages=(),
+            done_bytes=0,
+        )
         planned = await plan_model(
             self._membership,
             self.record.model,
@@ -301,10 +327,11 @@ class Deployment:
             self._fingerprint,
             size_of(self._description, self.record),
             may_quantize=self.record.may_quantize,
+            cost_of=self._cost_of,
         )
         # Only now: a coordinator that is cut off and finds no plan must not outrun its successor.
         self._next_epoch()
-        self._say(reason="loading", **placement_fields(planned))
+        self._say(reason=self._because("loading"), **placement_fields(planned))
         self._size = replace(self._size, quantization=planned.quantization)
         stages = await load_stages(
             self._membership, self.record, self._size, self._say_progress, self._say_loaded
@@ -332,6 +359,7 @@ class Deployment:
             max_steps_in_flight=len(stages),
         )
         self._dispatcher = Dispatcher(limits, start_pipeline)
+        self._outages = ()
         self._say(state=DeploymentState.READY, reason="")
 
     def _next_epoch(self) -> None:
@@ -372,7 +400,7 @@ class Deployment:
 
     def _say_progress(self, reason: str, done_bytes: int, total_bytes: int) -> None:
         if time.monotonic() - self._last_published > _PUBLISH_SECONDS:
-            self._say(reason=reason, done_bytes=done_bytes, total_bytes=total_bytes)
+            self._say(reason=self._because(reason), done_bytes=done_bytes, total_bytes=total_bytes)
 
     def _say_loaded(self, index: int, loaded: Loaded) -> None:
         stages = list(self.record.stages)

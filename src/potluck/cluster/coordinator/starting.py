@@ -41,6 +41,7 @@ async def load_stages(
             epoch=record.epoch,
             index=index,
             num_stages=len(record.stages),
+            unit_id=stage.unit_id,
             model=record.model,
             start_layer=stage.start_layer,
             end_layer=stage.end_layer,
@@ -49,8 +50,9 @@ async def load_stages(
             max_step_tokens=size.max_step_tokens,
             max_step_sequences=size.max_step_sequences,
             quantization=size.quantization,
-            is_mapped=size.is_mapped,
-            num_bytes=stage.memory.total_bytes,
+            is_mapped=bool(stage.memory.mapped),
+            num_bytes=stage.memory.host_bytes,
+            device_bytes=stage.memory.device_bytes,
         )
         try:
             stream = membership.call_stream(stage.node_id, "stage.start", encode(spec))
@@ -124,14 +126,21 @@ async def connect_stages(
 
 
 def _together(stages: Sequence[Progress]) -> tuple[str, int, int]:
-    """Fetching is over when no stage is at it; what is fetched and loaded is not added up."""
+    """Fetching is over when no stage is at it; what is fetched and loaded is not added up.
+
+    It is called warming up when no stage loads any more.
+    """
     fetching = [stage for stage in stages if stage.is_fetching]
     counted = fetching or stages
-    return (
-        "fetching" if fetching else "loading",
-        sum(stage.done_bytes for stage in counted),
-        sum(stage.total_bytes for stage in counted),
-    )
+    done_bytes = sum(stage.done_bytes for stage in counted)
+    total_bytes = sum(stage.total_bytes for stage in counted)
+    if fetching:
+        doing = "fetching"
+    elif all(stage.is_warming_up for stage in stages):
+        doing = "warming up"
+    else:
+        doing = "loading"
+    return doing, done_bytes, total_bytes
 
 
 def _of_stage(index: int, node_id: NodeId, error: CallError) -> EngineError:

@@ -15,19 +15,12 @@ from potluck.cluster.calls import (
     decode,
     encode,
 )
-from potluck.cluster.coordinator.planning import (
-    DeploymentSize,
-    PlannedModel,
-    model_cost,
-    offers,
-    planned_model,
-)
+from potluck.cluster.coordinator.placing import Placement
+from potluck.cluster.coordinator.planning import DeploymentSize, PlannedModel, planned_model
 from potluck.cluster.membership import Membership
-from potluck.errors import InsufficientMemoryError, PotluckError
-from potluck.loading import StageSize, stronger_quantizations, what_fits
-from potluck.placement import place
-from potluck.types.cluster import NodeId, Plan, Rejection, UnitOffer
-from potluck.types.quantization import Quantization
+from potluck.engines.costs import CostOf, cost_of
+from potluck.errors import PotluckError
+from potluck.types.cluster import NodeId, Rejection
 
 _REPORT_SECONDS = 5.0
 _CHECK_SECONDS = 300.0
@@ -43,71 +36,31 @@ async def plan_model(
     size: DeploymentSize,
     *,
     may_quantize: bool,
+    cost_of: CostOf = cost_of,
 ) -> PlannedModel:
     """Place a model on the nodes that are there and can read the very same files.
 
     With ``may_quantize`` it is quantized as little as makes it fit, but not less than ``size``
-    says. Raises ``InsufficientMemoryError``, which says what would fit, and what makes the model
-    unreadable here.
+    says. ``cost_of`` knows what engines take. Raises ``InsufficientMemoryError``, which says what
+    would fit, what makes the model unreadable here, and ``EngineError`` where this node knows none
+    of the backends.
     """
     reports, silent = await gather_reports(membership)
     able, unable = await _nodes_with_model(membership, model, fingerprint, reports)
-    num_threads = max((unit.num_threads for each in able for unit in each.units), default=1)
-    stage_size = size.of_stage(num_threads)
-    offered = offers(reports, able)
-    plan, quantization = await asyncio.to_thread(
-        _place, description, stage_size, offered, may_quantize=may_quantize
-    )
-    return await asyncio.to_thread(
-        planned_model,
-        description,
-        plan,
-        replace(size, quantization=quantization),
-        able,
-        (*silent, *unable, *_broken(able)),
-    )
 
+    def plan() -> PlannedModel:
+        placement = Placement(description, reports, able, cost_of)
+        placed = placement.of(size.of_stage, may_quantize=may_quantize)
+        return planned_model(
+            description,
+            placed.plan,
+            replace(size, quantization=placed.quantization),
+            able,
+            (*silent, *unable, *placed.rejections),
+            cost_of,
+        )
 
-def _place(
-    description: ModelDescription,
-    size: StageSize,
-    offered: Sequence[UnitOffer],
-    *,
-    may_quantize: bool,
-) -> tuple[Plan, Quantization]:
-    def placed(other: StageSize) -> Plan | None:
-        try:
-            return place(offered, model_cost(description, other))
-        except InsufficientMemoryError:
-            return None
-
-    def fits(other: StageSize) -> bool:
-        return placed(other) is not None
-
-    try:
-        return place(offered, model_cost(description, size)), size.quantization
-    except InsufficientMemoryError as error:
-        failure = error
-    for other in stronger_quantizations(size) if may_quantize else ():
-        plan = placed(other)
-        if plan is not None:
-            return plan, other.quantization
-    raise InsufficientMemoryError(
-        failure.needed_bytes,
-        failure.available_bytes,
-        failure.message,
-        hint="; or ".join(part for part in (what_fits(size, fits), failure.hint) if part),
-    ) from failure
-
-
-def _broken(reports: Sequence[NodeReport]) -> list[Rejection]:
-    """Units that failed their test."""
-    return [
-        Rejection(node_id=report.node_id, unit_id=unit.unit_id, reason=unit.problem)
-        for report in reports
-        for unit in report.units
-        if unit.problem
-    ]
+    return await asyncio.to_thread(plan)
 
 
 async def gather_reports(membership: Membership) -> tuple[list[NodeReport], list[Rejection]]:

@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from potluck.catalog import describe_model, open_headers, open_weights
 from potluck.cluster.worker.messages import Load
 from potluck.cluster.worker.plan import plan_worker
-from potluck.engines.native import choose_isa, make_pool
+from potluck.engines.native import make_pool
+from potluck.engines.opening import module_named, open_engine
 from potluck.loading import (
     NotPackedError,
     PackedCache,
+    Room,
     StageSize,
     default_packed_folder,
     require_memory,
@@ -24,6 +26,7 @@ from potluck.loading.load import LoadedStage, load_stage
 from potluck.loading.pack import packed_weights
 from potluck.probe.memory import available_memory, held_bytes
 from potluck.quantities import format_bytes, format_seconds
+from potluck.types.engine import LoadableEngine
 from potluck.types.memory import MemoryLimit, MemoryPlan
 from potluck.types.program import Shard
 
@@ -44,6 +47,8 @@ def load_for(
     load: Load,
     on_progress: Callable[[int, int], None],
     on_fetch: Callable[[int, int], None],
+    on_warm_up: Callable[[], None],
+    make_engine: Callable[..., LoadableEngine] = open_engine,
 ) -> LoadedShare:
     """Make the engine of ``load`` and fill it, from files that are fetched if need be.
 
@@ -67,14 +72,17 @@ def load_for(
         num_threads=load.num_threads,
         quantization=spec.quantization,
         is_mapped=spec.is_mapped,
+        backend=load.unit.backend,
+        is_on_device=load.device_free_bytes is not None,
     )
+    cost = module_named(load.unit.engine).COST
     with closing(open_headers(description, [shard])) as headers:
 
         def count(size: StageSize) -> MemoryPlan:
-            return plan_worker(description, headers, shard, size).memory
+            return plan_worker(description, headers, shard, size, cost=cost).memory
 
-        plan = plan_worker(description, headers, shard, size)
-        require_memory(plan.memory, _available(), size, count)
+        plan = plan_worker(description, headers, shard, size, cost=cost)
+        require_memory(plan.memory, _room(load), size, count)
         with closing(open_weights(description, [shard], on_fetch)) as tensors:
             pool = make_pool(load.num_threads)
             packed = None
@@ -86,18 +94,20 @@ def load_for(
                     )
                 except NotPackedError as error:
                     size = replace(size, is_mapped=False)
-                    plan = plan_worker(description, headers, shard, size)
+                    plan = plan_worker(description, headers, shard, size, cost=cost)
                     because = f"weights cannot be mapped ({error}): "
-                    require_memory(plan.memory, _available(), size, count, because=because)
+                    require_memory(plan.memory, _room(load), size, count, because=because)
                     _log.warning("weights are loaded, not mapped: %s", error)
             stage = load_stage(
                 description,
                 tensors,
                 plan,
+                unit=load.unit,
                 pool=pool,
-                isa=choose_isa(load.isa),
                 packed=packed,
                 on_progress=on_progress,
+                on_warm_up=on_warm_up,
+                make_engine=make_engine,
             )
             read_bytes = tensors.num_bytes_read
     report = stage.report
@@ -112,7 +122,11 @@ def load_for(
     )
 
 
-def _available() -> MemoryLimit:
+def _room(load: Load) -> Room:
     """What this process may hold: what it may still take and what it has, which plans count too."""
     free = available_memory()
-    return MemoryLimit(bytes=free.bytes + held_bytes(), reason=free.reason)
+    own = load.device_free_bytes
+    return Room(
+        host=MemoryLimit(bytes=free.bytes + held_bytes(), reason=free.reason),
+        device=None if own is None else MemoryLimit(bytes=own, reason="what is free there"),
+    )

@@ -9,9 +9,10 @@ import struct
 
 import msgspec
 
-from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.memory import MemoryPlan
 from potluck.types.quantization import Quantization
+from potluck.types.unit import UnitAddress
 
 MAX_MESSAGE_BYTES = 2**20
 LENGTH = struct.Struct("<I")
@@ -37,14 +38,17 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One stage of a deployment: what a worker has to load.
 
-    ``index`` counts the stages from 0. ``model`` is MODEL as every node of the plan can read it.
-    ``num_bytes`` is what the plan has counted for it, without weights where they are to be mapped.
+    ``index`` counts the stages from 0. ``unit_id`` is a unit of the node that is asked. ``model``
+    is MODEL as every node of the plan can read it. ``num_bytes`` is what the plan has counted for
+    it of the machine's memory, without weights where they are to be mapped, ``device_bytes`` of
+    memory that is the unit's own.
     """
 
     deployment: DeploymentId
     epoch: Epoch
     index: int
     num_stages: int
+    unit_id: UnitId
     model: str
     start_layer: int
     end_layer: int
@@ -55,20 +59,25 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     quantization: Quantization
     is_mapped: bool
     num_bytes: int
+    device_bytes: int = 0
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Load the stage and listen for its incoming edge on ``listen_host``.
+    """Load the stage on ``unit`` and listen for its incoming edge on ``listen_host``.
 
-    ``packed_cache_bytes``: see ``AgentConfig``.
+    ``device_free_bytes`` are free on a unit with memory of its own, and None on one without.
+    ``packed_cache_bytes``: see ``AgentConfig``. ``step_seconds`` is the longest time for one call
+    into the unit's engine, such as a step; None sets no limit.
     """
 
     spec: StageSpec
+    unit: UnitAddress
+    device_free_bytes: int | None
     identity: Identity
     listen_host: str
     num_threads: int
-    isa: str | None
     packed_cache_bytes: int | None
+    step_seconds: float | None = None
 
 
 class Connect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -83,11 +92,15 @@ class Report(msgspec.Struct, frozen=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """How much of the weights is loaded, or, before that, fetched from the hub."""
+    """How much of the weights is loaded, or, before that, fetched from the hub.
+
+    With ``is_warming_up`` all of them are loaded, and the engine prepares for the first step.
+    """
 
     done_bytes: int
     total_bytes: int
     is_fetching: bool = False
+    is_warming_up: bool = False
 
 
 class MappedFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,14 +131,21 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The stage has ended and the worker ends now."""
+    """The stage has ended and the worker ends now.
+
+    ``fault`` is the value of a ``Fault`` if the unit is of no use any more, and empty otherwise.
+    """
 
     message: str
     hint: str
+    fault: str = ""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Totals since the start, and the memory that the process holds now."""
+    """Totals since the start, the memory that the process holds now, and what goes on.
+
+    ``busy_seconds`` is how long the present call into the engine has taken; 0 between two.
+    """
 
     num_steps: int
     num_tokens: int
@@ -133,6 +153,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     send_seconds: float
     num_sent_bytes: int
     resident_bytes: int
+    busy_seconds: float = 0.0
 
 
 ToWorker = Load | Connect | Report

@@ -5,10 +5,12 @@ from __future__ import annotations
 from potluck.catalog import ModelDescription
 from potluck.formats.source import FileTensorSource
 from potluck.loading import StagePlan, StageSize, plan_stage
+from potluck.types.engine import EngineCost
 from potluck.types.program import Shard
 
 PROCESS_BYTES = 48 * 2**20
-"""A worker without weights, cache, scratch and what it loads through (measured: 22 MiB of its own,
+"""A worker of the native backend without weights, cache, scratch and what it loads through; what
+another backend takes besides, its ``EngineCost`` says (measured: 22 MiB of its own,
 and 19 MiB of files that it maps and that the kernel can drop)."""
 
 _FRAMES_RECEIVED = 2
@@ -18,7 +20,12 @@ is sent also lies in the matrix that the engine has filled."""
 
 
 def plan_worker(
-    description: ModelDescription, tensors: FileTensorSource, shard: Shard, size: StageSize
+    description: ModelDescription,
+    tensors: FileTensorSource,
+    shard: Shard,
+    size: StageSize,
+    *,
+    cost: EngineCost | None = None,
 ) -> StagePlan:
     """``plan_stage`` for a worker: the numbers of ``potluck plan`` and of every refusal.
 
@@ -36,4 +43,5 @@ def plan_worker(
         shard,
         size,
         process_bytes=PROCESS_BYTES + num_payloads * payload_bytes,
+        cost=cost,
     )

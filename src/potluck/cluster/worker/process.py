@@ -14,7 +14,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
+import msgspec
 import psutil
 
 from potluck.cluster.edges.connect import connect_edge
@@ -37,8 +39,13 @@ from potluck.cluster.worker.messages import (
     Stats,
 )
 from potluck.cluster.worker.stage import Stage, StageTotals
-from potluck.errors import EdgeClosedError, PotluckError
+from potluck.cluster.worker.watch import CallWatch
+from potluck.cluster.worker.watched_engine import open_watched
+from potluck.engines.opening import open_engine
+from potluck.errors import EdgeClosedError, PotluckError, UnitFaultError
 from potluck.loading.load import LoadedStage
+from potluck.quantities import format_seconds
+from potluck.types.unit import Fault
 
 _log = logging.getLogger(__name__)
 
@@ -55,9 +62,9 @@ def run_worker(descriptor: int, agent_pid: int) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     channel = ControlChannel(socket.socket(fileno=descriptor))
     try:
-        _serve(channel)
+        return _serve(channel)
     except PotluckError as error:
-        channel.send(Failed(message=error.message, hint=error.hint))
+        channel.send(_failed(error))
         return 1
     except MemoryError:
         channel.send(Failed(message="the worker ran out of memory", hint="use a smaller --context"))
@@ -66,24 +73,27 @@ def run_worker(descriptor: int, agent_pid: int) -> int:
         _log.exception("the worker failed")
         channel.send(Failed(message=f"{type(error).__name__}: {error}", hint=""))
         return 1
-    return 0
 
 
-def _serve(channel: ControlChannel) -> None:
+def _failed(error: PotluckError) -> Failed:
+    fault = error.fault if isinstance(error, UnitFaultError) else ""
+    return Failed(message=error.message, hint=error.hint, fault=fault)
+
+
+def _serve(channel: ControlChannel) -> int:
+    """From loading to the end; returns the exit code, and raises what is not told yet."""
     load = channel.receive()
     if not isinstance(load, Load):
-        return
+        return 0
+    watch = CallWatch(load.step_seconds, partial(_end_hung, channel))
     credentials = Credentials(
         node_id=load.identity.node_id,
         certificate_pem=load.identity.certificate_pem,
         private_key_pem=load.identity.private_key_pem,
         authority_pem=load.identity.authority_pem,
     )
-    loaded = load_for(
-        load,
-        lambda done, total: channel.send(Progress(done_bytes=done, total_bytes=total)),
-        _fetching_told(channel),
-    )
+    make_engine = open_engine if load.step_seconds is None else partial(open_watched, watch)
+    loaded = load_for(load, *_progress_told(channel), make_engine)
     listener = EdgeListener(load.listen_host, credentials)
     try:
         host, port = listener.address
@@ -99,12 +109,19 @@ def _serve(channel: ControlChannel) -> None:
         )
         connect = channel.receive()
         if not isinstance(connect, Connect):
-            return
+            return 0
         stage = _connect(load, connect, loaded.stage, listener, credentials)
     finally:
         listener.close()
     channel.send(Ready())
-    _run(channel, stage)
+    return _run(channel, stage, watch)
+
+
+def _end_hung(channel: ControlChannel, what: str, limit_seconds: float) -> None:
+    """End the process while one of its threads is in a call that does not return."""
+    message = f"{what} took longer than {format_seconds(limit_seconds)}"
+    channel.send(Failed(message=message, hint="", fault=Fault.HUNG.value))
+    os._exit(1)
 
 
 def _mapped_file(loaded: LoadedStage) -> MappedFile | None:
@@ -113,18 +130,29 @@ def _mapped_file(loaded: LoadedStage) -> MappedFile | None:
     return MappedFile(path=str(loaded.packed.path), num_bytes=loaded.packed.layout.num_bytes)
 
 
-def _fetching_told(channel: ControlChannel) -> Callable[[int, int], None]:
-    """Tells of fetching, some times a second."""
+def _progress_told(
+    channel: ControlChannel,
+) -> tuple[Callable[[int, int], None], Callable[[int, int], None], Callable[[], None]]:
+    """Tell of loading, of fetching (some times a second), and of warming up."""
     last = 0.0
+    latest = Progress(done_bytes=0, total_bytes=0)
 
-    def tell(done_bytes: int, total_bytes: int) -> None:
+    def tell_loading(done_bytes: int, total_bytes: int) -> None:
+        nonlocal latest
+        latest = Progress(done_bytes=done_bytes, total_bytes=total_bytes)
+        channel.send(latest)
+
+    def tell_fetching(done_bytes: int, total_bytes: int) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last > _FETCHING_TOLD_SECONDS:
             last = now
             channel.send(Progress(done_bytes=done_bytes, total_bytes=total_bytes, is_fetching=True))
 
-    return tell
+    def tell_warming_up() -> None:
+        channel.send(msgspec.structs.replace(latest, is_warming_up=True))
+
+    return tell_loading, tell_fetching, tell_warming_up
 
 
 def _connect(
@@ -161,8 +189,8 @@ def _connect(
     return Stage(loaded.engine, program.shard, program.hidden_size, incoming, outgoing)
 
 
-def _run(channel: ControlChannel, stage: Stage) -> None:
-    """Compute on a thread, answer the agent on this one; returns when either ends."""
+def _run(channel: ControlChannel, stage: Stage, watch: CallWatch) -> int:
+    """Compute on a thread, answer the agent on this one; returns the exit code."""
     failures: list[PotluckError] = []
 
     def compute() -> None:
@@ -176,6 +204,9 @@ def _run(channel: ControlChannel, stage: Stage) -> None:
             _log.exception("the stage failed")
             failures.append(PotluckError(f"the stage failed: {type(error).__name__}: {error}"))
         finally:
+            # Before the edges close: who sees that plans anew, and the unit must be out by then.
+            for failure in failures:
+                channel.send(_failed(failure))
             stage.close()
             channel.stop_receiving()
 
@@ -183,14 +214,13 @@ def _run(channel: ControlChannel, stage: Stage) -> None:
     thread.start()
     process = psutil.Process()
     while isinstance(channel.receive(), Report):
-        channel.send(_stats(stage.totals, process.memory_info().rss))
+        channel.send(_stats(stage.totals, process.memory_info().rss, watch.busy_seconds))
     stage.close()
     thread.join()
-    if failures:
-        raise failures[0]
+    return 1 if failures else 0
 
 
-def _stats(totals: StageTotals, resident_bytes: int) -> Stats:
+def _stats(totals: StageTotals, resident_bytes: int, busy_seconds: float) -> Stats:
     return Stats(
         num_steps=totals.num_steps,
         num_tokens=totals.num_tokens,
@@ -198,6 +228,7 @@ def _stats(totals: StageTotals, resident_bytes: int) -> Stats:
         send_seconds=totals.send_seconds,
         num_sent_bytes=totals.num_sent_bytes,
         resident_bytes=resident_bytes,
+        busy_seconds=busy_seconds,
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import Frame, FrameKind
 from potluck.cluster.steps import decode_step, encode_failure, encode_sampled
-from potluck.errors import EdgeError, EngineError, PotluckError
+from potluck.errors import EdgeError, EngineError, PotluckError, UnitFaultError
 from potluck.types.engine import Engine
 from potluck.types.program import Shard
 
@@ -45,7 +45,9 @@ class Stage:
         self.totals = StageTotals()
 
     def run(self) -> None:
-        """Serve steps. Raises ``EdgeError`` when an edge ends (``EdgeClosedError`` if closed)."""
+        """Serve steps. Raises ``EdgeError`` when an edge ends (``EdgeClosedError`` if closed), and
+        ``UnitFaultError`` when the engine's unit fails.
+        """
         while True:
             frame = self._incoming.receive()
             if frame.kind is FrameKind.FAILURE:
@@ -73,6 +75,8 @@ class Stage:
                     raise EngineError(f"{step.num_tokens} tokens came with {flat.size} numbers")
                 hidden = flat.reshape(step.num_tokens, self._hidden_size)
             result = self._engine.step(step, hidden)
+        except UnitFaultError:
+            raise  # no later step would be right
         except PotluckError as error:
             self._outgoing.send(FrameKind.FAILURE, frame.step_id, encode_failure(error))
             return

@@ -17,18 +17,15 @@ def failed_trials(case: Case) -> Iterator[Finding]:
     """A unit whose self-test failed; not where a device's own problem, or a package that the
     backend lacks, explains that.
     """
-    lacking = {
-        backend.name
-        for backend in case.backends
-        if set(backend.packages) & set(case.missing_packages)
-    }
+    lacking = {backend.name for backend in case.lacking_backends}
     explained = {device.device_id for device in case.report.devices if device.problem}
+    working = {trial.device_id for trial in case.report.trials if trial.works}
     for trial in case.report.trials:
         if trial.works or trial.device_id in explained or trial.backend in lacking:
             continue
         yield Finding(
             check="self-test",
-            severity=Severity.PREVENTS,
+            severity=Severity.NOTE if trial.device_id in working else Severity.PREVENTS,
             message=f"{trial.unit_id} does not work: {trial.reason}",
             command=_RETRY,
             details="tries again, also what is in quarantine",

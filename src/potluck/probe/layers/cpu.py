@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 
+from potluck.probe.boards import board_model
 from potluck.probe.cores import present_cores, usable_cores
 from potluck.probe.cpuinfo import CpuDescription, describe_cpu
 from potluck.probe.layer import Layer
@@ -26,7 +27,7 @@ def cpu_facts(
     """
     architecture = architecture or platform.machine()
     name = _name(describe_cpu(system), architecture)
-    board = _board(system)
+    board = board_model(system)
     usable = usable_cores(system, num_affine_cores=num_affine_cores)
     return CpuFacts(
         name=f"{name} ({board})" if board else name,
@@ -55,7 +56,7 @@ def cpu_report(system: System, *, architecture: str) -> LayerReport:
         kind=DeviceKind.CPU,
         make=cpu.make,
         name=_name(cpu, architecture),
-        reported_name=cpu.reported_name or _board(system),
+        reported_name=cpu.reported_name or board_model(system),
         chip=cpu.chip,
         driver="",
         device_files=(),
@@ -95,17 +96,6 @@ def _family(architecture: str) -> str:
     for beginning, family in _FAMILIES.items():
         if architecture.startswith(beginning):
             return family
-    return ""
-
-
-def _board(system: System) -> str:
-    """The model that the device tree gives the machine; empty on machines without one."""
-    for path in (
-        system.proc / "device-tree/model",
-        system.sys / "firmware/devicetree/base/model",
-    ):
-        if model := system.text(path):
-            return " ".join(model.split())
     return ""
 
 

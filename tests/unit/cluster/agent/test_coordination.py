@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from support import hardware
 from support.cluster_calls import A, B, C, PlayedMembership, a_record
 from support.edges import credentials
 
@@ -18,7 +19,10 @@ from potluck.cluster.agent import isolation
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.state import StateDirectory
+from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, StageLost, decode
+from potluck.engines.backends import BACKENDS
+from potluck.engines.costs import cost_of
 from potluck.errors import ModelNotFoundError
 from potluck.types.cluster import NodeId
 
@@ -55,10 +59,12 @@ class Node:
         stages = StageHost(
             credentials(A),
             StateDirectory(tmp_path),
+            NodeUnits(hardware.report, UnitChoice(backends=BACKENDS)),
             listen_host="127.0.0.1",
             num_threads=1,
-            isa=None,
             packed_cache_bytes=None,
+            unit_step_seconds=30.0,
+            unit_failed=lambda *_: None,
             report_lost=nothing,
         )
         self.coordination = Coordination(
@@ -67,6 +73,7 @@ class Node:
             stages,
             listen_host="127.0.0.1",
             step_seconds=1.0,
+            cost_of=cost_of,
             spawn=self.spawn,
         )
         monkeypatch.setattr(module, "_read", self.read)

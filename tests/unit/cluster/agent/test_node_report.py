@@ -8,14 +8,33 @@ import pytest
 from support import hardware
 
 from potluck.cluster.agent import node
-from potluck.cluster.agent.node import NodeFacts, report
+from potluck.cluster.agent.node import NodeFacts, StageMemory, report
+from potluck.cluster.agent.units import NodeUnits, UnitChoice
+from potluck.cluster.calls import NodeReport
+from potluck.engines.backends import BACKENDS
 from potluck.probe.system import System
-from potluck.types.cluster import NodeId
-from potluck.types.hardware import DeviceMemory, LayerReport, MemoryFacts, Trial
+from potluck.types.cluster import NodeId, UnitId
+from potluck.types.hardware import DeviceMemory, LayerReport, MemoryFacts, ProbeReport, Trial
 from potluck.types.memory import MemoryLimit
+from potluck.types.unit import Role
 
 GIB = 2**30
 SHARED = DeviceMemory(total_bytes=8 * GIB, free_bytes=None, is_shared=True, source="by hand")
+
+
+FACTS = NodeFacts(node_id=NodeId("a" * 16), address="", memory_limit_bytes=None, num_threads=1)
+
+
+def said_of(facts: NodeFacts, probed: ProbeReport, stages: StageMemory | None = None) -> NodeReport:
+    units = NodeUnits(lambda: probed, UnitChoice(backends=BACKENDS))
+    return report(
+        facts,
+        probed,
+        units.all(),
+        http_address=None,
+        is_draining=False,
+        stages=stages or StageMemory(),
+    )
 
 
 def eight_free(_: System) -> MemoryFacts:
@@ -43,15 +62,11 @@ def test_usable_memory(
 ) -> None:
     monkeypatch.setattr(node, "memory_facts", eight_free)
     facts = NodeFacts(node_id=NodeId("a" * 16), address="", memory_limit_bytes=limit, num_threads=1)
-    said = report(
-        facts,
-        hardware.report(),
-        http_address=None,
-        is_draining=False,
-        planned_bytes=planned,
-        untaken_bytes=untaken,
+    said = said_of(
+        facts, hardware.report(), StageMemory(planned_bytes=planned, untaken_bytes=untaken)
     )
     assert said.units[0].usable_bytes == usable
+    assert said.usable_bytes == usable
     assert said.untaken_bytes == untaken
     assert said.hardware.memory.free_bytes == 9 * GIB
 
@@ -70,18 +85,33 @@ def test_units_are_what_works_and_the_cpu_whatever_it_is_like(
         Trial(device_id="one", backend="a", works=False, reason="it hung"),
         Trial(device_id="two", backend="b", works=True),
     )
-    facts = NodeFacts(node_id=NodeId("a" * 16), address="", memory_limit_bytes=None, num_threads=1)
-    said = report(
-        facts,
-        hardware.report(board, cards, trials=trials),
-        http_address=None,
-        is_draining=False,
-        planned_bytes=0,
-        untaken_bytes=0,
-    )
+    probed = hardware.report(board, cards, trials=trials)
+    said = said_of(FACTS, probed)
     assert [(unit.unit_id, unit.usable_bytes, unit.is_shared) for unit in said.units] == [
-        ("cpu/native", 8 * GIB, True),
         ("soc/b", 8 * GIB, True),
         ("two/b", 6 * GIB, False),
+        ("cpu/native", 8 * GIB, True),
     ]
-    assert [unit.problem for unit in said.units] == ["wrong numbers", "", ""]
+    assert [(unit.backend, unit.role) for unit in said.units] == [
+        ("b", Role.RESERVE),
+        ("b", Role.RESERVE),
+        ("native", Role.OUT),
+    ]
+    assert said.units[2].reason == "wrong numbers"
+
+
+def test_stages_on_a_card_take_of_its_memory_what_was_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(node, "memory_facts", eight_free)
+    cards = LayerReport(layer="pci", devices=(hardware.device("one"), hardware.device("two")))
+    trials = tuple(Trial(device_id=name, backend="b", works=True) for name in ("one", "two"))
+    stages = StageMemory(planned_bytes=GIB, device_bytes={UnitId("one/b"): 5 * GIB})
+    said = said_of(FACTS, hardware.report(cards, trials=trials), stages)
+    assert {unit.unit_id: unit.usable_bytes for unit in said.units} == {
+        "one/b": GIB,
+        "two/b": 6 * GIB,
+    }
+    taken = StageMemory(device_bytes={UnitId("one/b"): 7 * GIB})
+    (one, _) = said_of(FACTS, hardware.report(cards, trials=trials), taken).units
+    assert one.usable_bytes == 0

@@ -9,17 +9,21 @@ from typing import ClassVar
 
 import msgspec
 import pytest
+from support import hardware
 from support.cluster_calls import a_plan
 from support.edges import credentials
 
 from potluck.cluster.agent import stages
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.state import StateDirectory
+from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.cluster.calls import StageLost, StageScope
 from potluck.cluster.worker.messages import Load, Loaded, Progress, StageSpec, Stats
-from potluck.errors import EngineError, PotluckError
-from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.engines.backends import BACKENDS
+from potluck.errors import EngineError, PotluckError, UnitFaultError
+from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.quantization import Quantization
+from potluck.types.unit import Fault
 
 D = DeploymentId("d")
 A, B = NodeId("a" * 16), NodeId("b" * 16)
@@ -28,6 +32,7 @@ SPEC = StageSpec(
     epoch=Epoch(number=1, coordinator=A),
     index=0,
     num_stages=1,
+    unit_id=UnitId("cpu/native"),
     model="demo",
     start_layer=0,
     end_layer=1,
@@ -46,6 +51,10 @@ def at(number: int, coordinator: NodeId = A) -> StageSpec:
     return msgspec.structs.replace(SPEC, epoch=Epoch(number=number, coordinator=coordinator))
 
 
+failed: list[tuple[UnitId, Fault]] = []
+"""What the host has told of units."""
+
+
 class FakeWorker:
     """Loads when it is let."""
 
@@ -56,6 +65,8 @@ class FakeWorker:
         self.pid = 2**22 + len(FakeWorker.made)  # above the kernel's largest
         self.on_end = on_end
         self.is_killed = False
+        self.was_killed = False
+        self.status: int | None = 1
         self.may_load = asyncio.Event()
         FakeWorker.made.append(self)
 
@@ -84,6 +95,7 @@ def make_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], tuple[StageHost, list[StageLost]]]:
     monkeypatch.setattr(stages, "WorkerProcess", FakeWorker)
+    failed.clear()
 
     def make() -> tuple[StageHost, list[StageLost]]:
         FakeWorker.made = []
@@ -99,10 +111,12 @@ def make_host(
         host = StageHost(
             credentials(A),
             state,
+            NodeUnits(hardware.report, UnitChoice(backends=BACKENDS)),
             listen_host="127.0.0.1",
             num_threads=1,
-            isa=None,
             packed_cache_bytes=None,
+            unit_step_seconds=30.0,
+            unit_failed=lambda unit_id, failure: failed.append((unit_id, failure.fault)),
             report_lost=report_lost,
         )
         return host, lost
@@ -126,7 +140,7 @@ def test_the_highest_epoch_is_obeyed(make_host: MakeHost) -> None:
     async def run() -> None:
         host, lost = make_host()
         await start(host, at(1))
-        assert host.planned_bytes == 1000
+        assert host.memory.planned_bytes == 1000
         await start(host, at(2))
         assert alive() == [1]
         with pytest.raises(EngineError, match="is over"):
@@ -135,7 +149,7 @@ def test_the_highest_epoch_is_obeyed(make_host: MakeHost) -> None:
             await start(host, at(2))
         await host.supersede(D, Epoch(number=3, coordinator=B))
         assert alive() == []
-        assert host.planned_bytes == 0
+        assert host.memory.planned_bytes == 0
         with pytest.raises(EngineError, match="is over"):
             await start(host, at(2))
         assert lost == []
@@ -210,5 +224,52 @@ def test_a_worker_that_ends_by_itself_is_reported_once(make_host: MakeHost) -> N
         second.on_end(second, EngineError("signal 9"))
         await asyncio.sleep(0)
         assert len(lost) == 1
+
+    asyncio.run(run())
+
+
+FAULT = UnitFaultError(Fault.DRIVER.value, "the context is lost")
+
+
+def test_a_unit_that_failed_is_out_before_anybody_hears_of_the_stage(make_host: MakeHost) -> None:
+    async def run() -> None:
+        host, lost = make_host()
+        await start(host, at(1))
+        worker = FakeWorker.made[0]
+        assert [each.pid for each in host.workers_on(UnitId("cpu/native"))] == [worker.pid]
+        worker.on_end(worker, FAULT)
+        assert failed == [(UnitId("cpu/native"), Fault.DRIVER)]
+        assert lost == []
+        await asyncio.sleep(0)
+        assert [each.fault for each in lost] == ["driver error"]
+        assert host.workers_on(UnitId("cpu/native")) == []
+
+    asyncio.run(run())
+
+
+def test_a_fault_counts_while_its_stage_is_stopped_and_an_end_by_this_agent_does_not(
+    make_host: MakeHost,
+) -> None:
+    async def run() -> None:
+        host, lost = make_host()
+        await start(host, at(1))
+        await start(host, at(2))  # its predecessor is stopped
+        first, second = FakeWorker.made
+        first.on_end(first, FAULT)
+        assert failed == [(UnitId("cpu/native"), Fault.DRIVER)]
+        await host.stop_all()
+        second.was_killed, second.status = True, -9
+        second.on_end(second, UnitFaultError(Fault.KILLED.value, "killed"))
+        await asyncio.sleep(0)
+        assert len(failed) == 1
+        assert lost == []
+
+    asyncio.run(run())
+
+
+def test_only_units_that_may_hang_have_a_limit(make_host: MakeHost) -> None:
+    async def run() -> None:
+        host, _ = make_host()
+        assert host._load(at(1)).step_seconds is None
 
     asyncio.run(run())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import sys
 import time
@@ -10,8 +12,10 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from potluck.cluster.agent import worker_process as module
 from potluck.cluster.agent.worker_process import WorkerProcess
 from potluck.cluster.worker.messages import (
     Connect,
@@ -21,9 +25,11 @@ from potluck.cluster.worker.messages import (
     Peer,
     StageSpec,
 )
-from potluck.errors import EngineError, PotluckError
-from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.engines.backends import native_unit
+from potluck.errors import EngineError, PotluckError, UnitFaultError
+from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.quantization import Quantization
+from potluck.types.unit import Fault
 
 NODE = NodeId("a" * 16)
 LOAD = Load(
@@ -32,6 +38,7 @@ LOAD = Load(
         epoch=Epoch(number=1, coordinator=NODE),
         index=0,
         num_stages=1,
+        unit_id=UnitId("cpu/native"),
         model="demo",
         start_layer=0,
         end_layer=1,
@@ -43,10 +50,11 @@ LOAD = Load(
         is_mapped=False,
         num_bytes=1,
     ),
+    unit=native_unit(),
+    device_free_bytes=None,
     identity=Identity(node_id=NODE, certificate_pem=b"", private_key_pem=b"", authority_pem=b""),
     listen_host="127.0.0.1",
     num_threads=1,
-    isa=None,
     packed_cache_bytes=None,
 )
 CONNECT = Connect(preceding=Peer(node_id=NODE), following=Peer(node_id=NODE))
@@ -109,7 +117,7 @@ def test_one_that_loads_for_ever_is_killed_at_once() -> None:
             process.kill()
             await process.wait()
             assert time.monotonic() - started < 1
-            with pytest.raises(EngineError, match="signal 9"):
+            with pytest.raises(EngineError, match="SIGKILL"):
                 await loading
 
     asyncio.run(run())
@@ -232,4 +240,115 @@ def test_removing_a_mapped_file_does_no_harm(tmp_path: Path) -> None:
 
 def test_a_bus_error_without_a_mapped_file() -> None:
     script = SAY_LOADED + "import signal; os.kill(os.getpid(), signal.SIGBUS)"
-    assert asyncio.run(end_of(script)) == "the worker was ended by signal 7"
+    assert asyncio.run(end_of(script)) == "the worker was killed by SIGBUS"
+
+
+FAILED = """
+import msgspec
+say(msgspec.msgpack.encode(
+    {"type": "Failed", "message": "no memory", "hint": "", "fault": "out of memory"}
+))
+"""
+
+
+async def fault_of(script: str) -> tuple[UnitFaultError, int | None, bool]:
+    """What a worker that ends by itself tells of its unit, its status, and whether it was ended."""
+    async with worker(script) as (process, ends), asyncio.timeout(8):
+        async for _ in process.load(LOAD):
+            pass
+        await process.wait()
+        (error,) = ends
+        assert isinstance(error, UnitFaultError)
+        return error, process.status, process.was_killed
+
+
+@pytest.mark.parametrize(
+    ("script", "fault", "message", "status"),
+    [
+        ("os._exit(3)", Fault.DRIVER, "the worker ended with exit code 3 and said nothing", 3),
+        ("os.abort()", Fault.KILLED, "the worker was killed by SIGABRT", -6),
+        ("os.kill(os.getpid(), 9)", Fault.KILLED, "the worker was killed by SIGKILL", -9),
+        (FAILED + "os._exit(1)", Fault.OUT_OF_MEMORY, "no memory", 1),
+    ],
+)
+def test_ends_that_tell_of_a_unit(script: str, fault: Fault, message: str, status: int) -> None:
+    error, ended, was_killed = asyncio.run(fault_of(SAY_LOADED + script))
+    assert (Fault(error.fault), error.message) == (fault, message)
+    assert (ended, was_killed) == (status, False)
+
+
+def test_one_that_says_why_it_failed_and_does_not_end_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one of whose threads hangs in a driver."""
+    monkeypatch.setattr(module, "_EXIT_SECONDS", 0.2)
+    error, _, was_killed = asyncio.run(fault_of(SAY_LOADED + FAILED + "time.sleep(60)"))
+    assert (error.fault, error.message) == ("out of memory", "no memory")
+    assert not was_killed
+
+
+def test_one_that_died_before_it_was_killed_died_by_itself() -> None:
+    async def run() -> None:
+        async with worker("os.abort()") as (process, ends), asyncio.timeout(5):
+            loading = asyncio.create_task(load(process))
+            await asyncio.sleep(0)  # it is told to
+            # The loop hears of the end only after this.
+            while not module._has_ended(process.pid):
+                time.sleep(0.01)
+            process.kill()
+            with pytest.raises(UnitFaultError):
+                await loading
+            await process.wait()
+            assert not process.was_killed
+            assert ends[0].message == "the worker was killed by SIGABRT"
+        async with worker("time.sleep(60)") as (process, ends), asyncio.timeout(5):
+            process.kill()
+            await process.wait()
+            assert process.was_killed
+
+    asyncio.run(run())
+
+
+def test_one_that_says_nothing_while_it_loads_is_ended_where_calls_have_a_limit() -> None:
+    async def run() -> None:
+        async with worker("time.sleep(60)") as (process, ends), asyncio.timeout(5):
+            limited = msgspec.structs.replace(LOAD, step_seconds=0.01)
+            with pytest.raises(UnitFaultError, match="its worker has said nothing for 210 ms"):
+                async for _ in process.load(limited):
+                    pass
+            await process.wait()
+            assert isinstance(ends[0], UnitFaultError)
+            assert (ends[0].fault, process.was_killed) == ("hung", False)
+
+    asyncio.run(run())
+
+
+def test_one_can_be_ended_for_a_reason_that_it_cannot_tell() -> None:
+    async def run() -> None:
+        async with worker("time.sleep(60)") as (process, ends), asyncio.timeout(5):
+            process.fail(UnitFaultError(Fault.HUNG.value, "it does not answer"))
+            await process.wait()
+            assert ends[0].message == "it does not answer"
+            assert not process.was_killed
+
+    asyncio.run(run())
+
+
+def test_one_that_the_kernel_does_not_let_go_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that waits in a driver is played by one that nobody kills."""
+    monkeypatch.setattr(module, "_EXIT_SECONDS", 0.1)
+    monkeypatch.setattr(module, "_KILL_SECONDS", 0.1)
+
+    async def run() -> None:
+        async with worker("time.sleep(60)") as (process, ends), asyncio.timeout(5):
+            kill = os.kill
+            monkeypatch.setattr(os, "kill", lambda *_: None)
+            process.kill()
+            await process.wait()
+            assert process.status is None
+            assert isinstance(ends[0], UnitFaultError)
+            assert ends[0].message == "the worker cannot be ended: it hangs in the kernel"
+            kill(process.pid, signal.SIGKILL)
+            await process._process.wait()
+
+    asyncio.run(run())

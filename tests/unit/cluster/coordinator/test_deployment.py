@@ -13,6 +13,7 @@ from potluck.cluster.calls import DeploymentRecord, DeploymentState, ModelFinger
 from potluck.cluster.coordinator import deployment as module
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.planning import PlannedModel
+from potluck.engines.costs import CostOf, cost_of
 from potluck.errors import EngineError, ParameterError, PotluckError
 from potluck.types.quantization import Quantization
 from potluck.types.sequence import SequenceRequest
@@ -58,6 +59,7 @@ class Cluster:
             credentials=cast(Any, None),
             listen_host="127.0.0.1",
             step_seconds=1.0,
+            cost_of=cost_of,
             before_next_epoch=self._look_around,
             publish=self.said.append,
         )
@@ -65,7 +67,7 @@ class Cluster:
     async def _look_around(self) -> None:
         return
 
-    async def _plan(self, *_: object, may_quantize: bool) -> PlannedModel:
+    async def _plan(self, *_: object, may_quantize: bool, cost_of: CostOf) -> PlannedModel:
         await asyncio.sleep(0)
         if self.failures:
             raise self.failures.pop(0)
@@ -273,4 +275,65 @@ def test_what_no_stage_could_compute_is_refused(
         assert load.num_running == load.num_waiting == 0
         await cluster.deployment.close()
 
+    asyncio.run(run())
+
+
+def some_units_are_out(monkeypatch: pytest.MonkeyPatch, outages: list[tuple[str, ...]]) -> None:
+    """At the end of each epoch the next of ``outages``, and then none."""
+
+    async def units_out(*_: object) -> tuple[str, ...]:
+        return outages.pop(0) if outages else ()
+
+    monkeypatch.setattr(module, "units_out", units_out)
+
+
+def test_a_first_try_that_lost_a_unit_is_followed_by_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        cluster = Cluster(monkeypatch)
+        cluster.failures = [EngineError("no room on the first"), EngineError("nor on the second")]
+        await cluster.deployment.start()
+        assert cluster.deployment.record.state is DeploymentState.READY
+        assert cluster.deployment.record.reason == ""
+        said = [each.reason for each in cluster.said]
+        assert "no room on the first; gpu 0 is out" in said
+        assert "being placed; gpu 0 is out; gpu 1 is out" in said
+        assert {each.state for each in cluster.said} == {
+            DeploymentState.LOADING,
+            DeploymentState.READY,
+        }
+        await cluster.deployment.close()
+
+    some_units_are_out(monkeypatch, [("gpu 0 is out",), ("gpu 1 is out",)])
+    asyncio.run(run())
+
+
+def test_a_first_try_is_not_repeated_when_no_unit_was_lost_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        cluster = Cluster(monkeypatch)
+        cluster.failures = [EngineError("no room on the gpu"), EngineError("no room at all")]
+        with pytest.raises(EngineError, match="no room at all; gpu 0 is out"):
+            await cluster.deployment.start()
+        await asyncio.sleep(0.05)
+        assert cluster.deployment.record.state is DeploymentState.LOADING
+
+    some_units_are_out(monkeypatch, [("gpu 0 is out",)])
+    asyncio.run(run())
+
+
+def test_a_plan_without_a_lost_unit_is_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        cluster = Cluster(monkeypatch)
+        await cluster.deployment.start()
+        for epoch in (2, 3, 4):
+            cluster.deployment.node_left(B)
+            await cluster.reach(DeploymentState.READY, epoch=epoch)
+        assert any("gpu 2 is out" in each.reason for each in cluster.said)
+        await cluster.deployment.close()
+
+    monkeypatch.setattr(module, "_PAUSE_SECONDS", (60.0,))
+    some_units_are_out(monkeypatch, [(f"gpu {number} is out",) for number in range(3)])
     asyncio.run(run())

@@ -9,15 +9,16 @@ import pytest
 from support.sparse_models import SparseModel
 
 from potluck.catalog import ModelDescription, describe_model, open_headers
-from potluck.cluster.coordinator.planning import model_cost
+from potluck.cluster.coordinator.costs import model_cost
 from potluck.cluster.worker import loading
 from potluck.cluster.worker.loading import load_for
 from potluck.cluster.worker.messages import Identity, Load, StageSpec
 from potluck.cluster.worker.plan import plan_worker
+from potluck.engines.backends import native_unit
 from potluck.errors import InsufficientMemoryError
 from potluck.loading import StagePlan, StageSize
 from potluck.quantities import format_bytes
-from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.memory import MemoryLimit
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
@@ -111,6 +112,7 @@ def test_a_worker_refuses_with_the_numbers_of_the_plan(
         epoch=Epoch(number=1, coordinator=NODE),
         index=1,
         num_stages=3,
+        unit_id=UnitId("cpu/native"),
         model=str(tmp_path),
         start_layer=1,
         end_layer=2,
@@ -124,12 +126,13 @@ def test_a_worker_refuses_with_the_numbers_of_the_plan(
     )
     load = Load(
         spec=spec,
+        unit=native_unit(),
+        device_free_bytes=None,
         identity=Identity(
             node_id=NODE, certificate_pem=b"", private_key_pem=b"", authority_pem=b""
         ),
         listen_host="127.0.0.1",
         num_threads=size.num_threads,
-        isa=None,
         packed_cache_bytes=None,
     )
     progress: list[tuple[int, int]] = []
@@ -143,14 +146,18 @@ def test_a_worker_refuses_with_the_numbers_of_the_plan(
 
     may_take(memory.total_bytes - 1001)
     with pytest.raises(InsufficientMemoryError) as caught:
-        load_for(load, lambda done, total: progress.append((done, total)), lambda *_: None)
+        load_for(
+            load, lambda done, total: progress.append((done, total)), lambda *_: None, lambda: None
+        )
     assert caught.value.message.startswith(
         f"{format_bytes(memory.total_bytes)} of memory are needed ({memory.described()}), and "
     )
     assert progress == []
 
     may_take(memory.total_bytes - 1000)
-    loaded = load_for(load, lambda done, total: progress.append((done, total)), lambda *_: None)
+    loaded = load_for(
+        load, lambda done, total: progress.append((done, total)), lambda *_: None, lambda: None
+    )
     loaded.stage.engine.close()
     assert loaded.memory == memory
     assert progress[-1][0] == progress[-1][1] == planned(description, shard, size).read_bytes

@@ -298,6 +298,13 @@ def test_a_self_test_that_failed(tmp_path: Path) -> None:
     assert found.device_id == "cpu"
 
 
+def test_a_backend_that_failed_beside_one_that_works(tmp_path: Path) -> None:
+    works = Trial(device_id="cpu", backend="native", works=True, variants=("scalar",))
+    other = Trial(device_id="cpu", backend="other", works=False, reason="no clang")
+    found = the_finding(a_case(a_system(tmp_path), a_report(trials=(works, other))))
+    assert (found.check, found.severity) == ("self-test", Severity.NOTE)
+
+
 def test_a_trial_that_the_devices_own_problem_explains(tmp_path: Path) -> None:
     gpu = a_gpu("AMD", "Radeon RX 6800", "", problem="no kernel driver is bound to it")
     trial = Trial(device_id=gpu.device_id, backend="cl", works=False, reason="no platform")

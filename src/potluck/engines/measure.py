@@ -1,4 +1,4 @@
-"""How fast the native engine is on this machine: bytes read, and operations in matrix products.
+"""How fast an engine is on this machine: bytes read, operations in products, tokens.
 
 Everything is timed around whole steps of an engine, with the threads it will have. Of several
 rounds the best counts: whatever else runs on the machine can only make a round slower.
@@ -8,28 +8,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from potluck.engines.native import NativeEngine, ThreadPool, make_pool
-from potluck.probe.cpu_cache import last_level_cache_bytes
+from potluck.engines import rate_program
+from potluck.engines.synthetic_weights import random_rows
 from potluck.quantities import format_bytes
+from potluck.types.engine import LoadableEngine, MakeEngine
 from potluck.types.program import HIDDEN, Linear, Program, Register, Shard, WeightSpec
 from potluck.types.step import SequenceId, SequenceSlice, Step, StepId
 from potluck.types.tensor import TensorFormat, TensorInfo
 
-_RATES = (
-    ("f32_operations_per_second", TensorFormat.F32),
-    ("f16_operations_per_second", TensorFormat.BF16),
-    ("int8_operations_per_second", TensorFormat.Q8_0),
-)
 _RATE_WIDTH = 1024
-_RATE_TOKENS = 128
-"""A chunk of a prompt. With two matrices of 1024 × 1024 a step has 0.54 G operations: on a server's
-cores of 2.6 GHz 1.7 ms with AVX-512 on two, and 0.4 s without vectors on one. With twice the
-matrices the rate is the same to a percent."""
+"""With two matrices of 1024 × 1024 a step of 128 tokens has 0.54 G operations: on a server's cores
+of 2.6 GHz 1.7 ms with AVX-512 on two, and 0.4 s without vectors on one. With twice the matrices the
+rate is the same to a percent."""
 
 _READ_WIDTH = 4096
 """Rows and columns of the matrices that are read; 18 MB each in Q8_0."""
@@ -54,27 +49,54 @@ class _Work:
     """
 
     figure: str
-    engines: tuple[NativeEngine, ...]
+    engines: tuple[LoadableEngine, ...]
     num_tokens: int
     width: int
     amount: int
     source: str
 
 
-def measure(
-    isa: str, num_threads: int, max_weights_bytes: int, on_progress: Callable[[float], None]
-) -> dict[str, dict[str, object]]:
-    """Value and source by the name of a figure of ``potluck.types.hardware.Figures``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is measured.
 
-    No more than ``max_weights_bytes`` of weights are made to be read, but at least one matrix;
-    those of the rates take 15 MB. Under 2 s in all, unless a step takes more than a second.
+    ``make_engine`` makes engines of it. ``formats`` has the weights of the matrix products by the
+    name of their figure, and ``num_tokens`` how many tokens go through at once. ``cache_bytes``
+    is the size of the last-level cache before its memory, None if nobody says. ``ending`` of every
+    source says what it computes with: ``2 threads, avx2``.
     """
-    pool = make_pool(num_threads)
-    ending = f"{num_threads} {'thread' if num_threads == 1 else 'threads'}, {isa}"
-    works = [_rate(isa, pool, figure, fmt, ending) for figure, fmt in _RATES]
-    works.append(
-        _read(isa, pool, max_weights_bytes, ending, lambda done: on_progress(0.1 + 0.4 * done))
+
+    make_engine: MakeEngine
+    formats: Mapping[str, TensorFormat]
+    num_tokens: int
+    cache_bytes: int | None
+    ending: str
+
+
+def measure(
+    subject: Subject, max_weights_bytes: int, on_progress: Callable[[float], None]
+) -> dict[str, dict[str, dict[str, object]]]:
+    """Value and source of ``figures`` and ``rates``, by the names of ``Figures`` and ``Rates``.
+
+    No more than ``max_weights_bytes`` of weights are made at a time, but at least one matrix or
+    layer; those of the products take 15 MB. Under 2.5 s in all, besides what the engine compiles,
+    unless a step takes more than half a second.
+    """
+    figures = _figures(subject, max_weights_bytes, lambda done: on_progress(0.6 * done))
+    rates = rate_program.measure_rates(
+        subject.make_engine,
+        max_weights_bytes,
+        subject.ending,
+        lambda done: on_progress(0.6 + 0.4 * done),
     )
+    return {"figures": figures, "rates": rates}
+
+
+def _figures(
+    subject: Subject, max_weights_bytes: int, on_progress: Callable[[float], None]
+) -> dict[str, dict[str, object]]:
+    works = [_rate(subject, figure, fmt) for figure, fmt in subject.formats.items()]
+    works.append(_read(subject, max_weights_bytes, lambda done: on_progress(0.1 + 0.4 * done)))
     best = [math.inf] * len(works)
     end = time.perf_counter() + _MEASURE_SECONDS
     for number in range(_NUM_PASSES * len(works)):
@@ -83,45 +105,44 @@ def measure(
         index = number % len(works)
         best[index] = min(best[index], _best_seconds(works[index]))
         on_progress(0.5 + 0.5 * (number + 1) / (_NUM_PASSES * len(works)))
+    for work in works:
+        for engine in work.engines:
+            engine.close()
     return {
         work.figure: {"value": work.amount / seconds, "source": work.source}
         for work, seconds in zip(works, best, strict=True)
     }
 
 
-def _rate(isa: str, pool: ThreadPool, figure: str, fmt: TensorFormat, ending: str) -> _Work:
+def _rate(subject: Subject, figure: str, fmt: TensorFormat) -> _Work:
     """Matrix products with many tokens: the weights come from caches. A multiply-add is two."""
-    num_matrices = 2
+    num_matrices, num_tokens = 2, subject.num_tokens
+    rows = random_rows(fmt, _RATE_WIDTH, _RATE_WIDTH)
     return _Work(
         figure=figure,
-        engines=(
-            _chain(isa, pool, _random_rows(fmt, _RATE_WIDTH), fmt, _RATE_WIDTH, num_matrices),
-        ),
-        num_tokens=_RATE_TOKENS,
+        engines=(_chain(subject, rows, fmt, _RATE_WIDTH, num_matrices, num_tokens),),
+        num_tokens=num_tokens,
         width=_RATE_WIDTH,
-        amount=2 * _RATE_TOKENS * _RATE_WIDTH * _RATE_WIDTH * num_matrices,
-        source=f"{fmt.name} matrix product, {_RATE_TOKENS} tokens, {ending}",
+        amount=2 * num_tokens * _RATE_WIDTH * _RATE_WIDTH * num_matrices,
+        source=f"{fmt.name} matrix product, {num_tokens} tokens, {subject.ending}",
     )
 
 
-def _read(
-    isa: str,
-    pool: ThreadPool,
-    max_weights_bytes: int,
-    ending: str,
-    on_progress: Callable[[float], None],
-) -> _Work:
+def _read(subject: Subject, max_weights_bytes: int, on_progress: Callable[[float], None]) -> _Work:
     """Products with one token, as decoding has them: every weight is read once per round."""
     fmt = TensorFormat.Q8_0
-    rows = _random_rows(fmt, _READ_WIDTH)
-    cache_bytes = last_level_cache_bytes()
-    wanted = min(max(_LEAST_READ_BYTES, 2 * (cache_bytes or 0)), max_weights_bytes)
+    rows = random_rows(fmt, _READ_WIDTH, _READ_WIDTH)
+    wanted = min(max(_LEAST_READ_BYTES, 2 * (subject.cache_bytes or 0)), max_weights_bytes)
     num_matrices = max(1, wanted // len(rows))
-    engines: list[NativeEngine] = []
+    at_once = max(1, _LEAST_READ_BYTES // len(rows))
+    engines: list[LoadableEngine] = []
     end = time.perf_counter() + _FILL_SECONDS
-    while len(engines) < num_matrices and (not engines or time.perf_counter() < end):
-        engines.append(_chain(isa, pool, rows, fmt, _READ_WIDTH, 1))
-        on_progress(len(engines) / num_matrices)
+    for start in range(0, num_matrices, at_once):
+        if engines and time.perf_counter() >= end:
+            break
+        count = min(at_once, num_matrices - start)
+        engines.append(_chain(subject, rows, fmt, _READ_WIDTH, count, 1))
+        on_progress((start + count) / num_matrices)
     num_bytes = sum(engine.weights_bytes for engine in engines)
     return _Work(
         figure="read_bytes_per_second",
@@ -130,7 +151,7 @@ def _read(
         width=_READ_WIDTH,
         amount=num_bytes,
         source=f"{fmt.name} matrix product, 1 token, {format_bytes(num_bytes)} of weights "
-        f"({_against_cache(num_bytes, cache_bytes)}), {ending}",
+        f"({_against_cache(num_bytes, subject.cache_bytes)}), {subject.ending}",
     )
 
 
@@ -159,8 +180,8 @@ def _best_seconds(work: _Work) -> float:
 
 
 def _chain(
-    isa: str, pool: ThreadPool, rows: bytes, fmt: TensorFormat, width: int, num_matrices: int
-) -> NativeEngine:
+    subject: Subject, rows: bytes, fmt: TensorFormat, width: int, num_matrices: int, num_tokens: int
+) -> LoadableEngine:
     """An engine that multiplies by one square matrix after the other.
 
     All have the same values, ``rows``, in places of their own: the values do not matter.
@@ -179,30 +200,16 @@ def _chain(
         rope=None,
         hidden_size=width,
         vocab_size=1,
-        context_tokens=_RATE_TOKENS,
+        context_tokens=num_tokens,
     )
-    engine = NativeEngine(program, num_blocks=0, max_step_tokens=_RATE_TOKENS, pool=pool, isa=isa)
+    engine = subject.make_engine(program, num_blocks=0, max_step_tokens=num_tokens)
     sink = engine.sink()
     for name in names:
         sink.begin(TensorInfo(name=name, shape=(width, width), format=fmt))
         sink.write_rows(name, 0, width, memoryview(rows))
         sink.finish(name)
+    engine.warm_up()
     return engine
-
-
-def _random_rows(fmt: TensorFormat, width: int) -> bytes:
-    """A stored ``[width, width]`` matrix of values with the deviation ``width ** -0.5``."""
-    random = np.random.default_rng(0)
-    deviation = width**-0.5
-    if fmt is TensorFormat.Q8_0:
-        # An f16 scale and 32 int8, which are uniform: of deviation 74 (ggml-common.h).
-        blocks = random.integers(0, 256, (width, width // 32, 34), dtype=np.uint8)
-        blocks[:, :, :2] = np.array([deviation / 74], dtype="<f2").view(np.uint8)
-        return blocks.tobytes()
-    values = random.standard_normal((width, width), dtype=np.float32) * np.float32(deviation)
-    if fmt is TensorFormat.BF16:  # the upper halves of float32
-        return (values.view(np.uint32) >> 16).astype("<u2").tobytes()
-    return values.astype("<f4").tobytes()
 
 
 def _against_cache(num_bytes: int, cache_bytes: int | None) -> str:

@@ -1,0 +1,59 @@
+"""How an agent is set up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from potluck.cluster.agent.units import UnitChoice
+from potluck.cluster.membership import Address
+from potluck.cluster.trust.secret import Secret
+from potluck.engines.backends import BACKENDS
+from potluck.probe.all_layers import LAYERS
+from potluck.probe.layer import Layer
+from potluck.types.hardware import BackendSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """How one node takes part.
+
+    ``listen`` is for control (port 0: any free one); edges listen on the same host.
+    ``memory_limit_bytes`` bounds what stages may use of the machine's memory. ``isa`` is None for
+    the fastest that passes its test. ``backends`` are tried on what ``layers`` find on this node;
+    ``backend`` names the one, or the unit, that alone shall serve, and ``allow_software`` lets
+    software that plays a device serve. ``step_seconds``
+    is the longest time for one step through all stages of a deployment that this node coordinates:
+    a stage that hangs counts as lost then. It is long, because a prefill on slow boards is.
+    ``unit_step_seconds`` is the longest time for one step of one stage on a unit that is not the
+    CPU with the native backend (half of ``step_seconds`` if that is shorter): the unit hangs then,
+    and is out. Such a unit is tested again when it has computed nothing for
+    ``idle_test_seconds``.
+    ``packed_cache_bytes`` is the most that packed files may take (see ``PackedCache``).
+    """
+
+    secret: Secret
+    listen: Address
+    connect: tuple[Address, ...] = ()
+    multicast: bool = False
+    memory_limit_bytes: int | None = None
+    num_threads: int | None = None
+    isa: str | None = None
+    backend: str | None = None
+    allow_software: bool = False
+    backends: tuple[BackendSpec, ...] = BACKENDS
+    layers: tuple[Layer, ...] = LAYERS
+    lease_milliseconds: int = 1000
+    step_seconds: float = 300.0
+    unit_step_seconds: float = 30.0
+    idle_test_seconds: float = 600.0
+    packed_cache_bytes: int | None = None
+
+    @property
+    def unit_choice(self) -> UnitChoice:
+        """What it says of the node's units."""
+        return UnitChoice(
+            backends=self.backends,
+            asked=self.backend,
+            allow_software=self.allow_software,
+            isa=self.isa,
+        )

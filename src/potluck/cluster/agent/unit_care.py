@@ -1,0 +1,307 @@
+"""The agent's care for units that may fail: taken out when they do, tested, taken in again.
+
+Self-tests run in children of the probe's, which a driver may crash or hang as it likes. The CPU
+with the native backend is no such unit: it has no driver, and nothing to fall back to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from potluck.cluster.agent.unit_health import UnitFailure, UnitHealth
+from potluck.cluster.agent.units import NodeUnit
+from potluck.cluster.agent.worker_process import silent
+from potluck.cluster.calls import CPU_UNIT
+from potluck.cluster.worker.messages import Stats
+from potluck.errors import PotluckError, UnitFaultError
+from potluck.probe.cache import ProbeCache
+from potluck.probe.trials import Retest, condemn, is_condemned, retest
+from potluck.types.cluster import UnitId
+from potluck.types.hardware import BackendSpec, Device, Trial
+from potluck.types.unit import Fault, Role
+
+_log = logging.getLogger(__name__)
+
+_TEST_SECONDS = 60.0
+"""For a self-test: a cold driver compiles first."""
+
+_LOOK_SECONDS = 5.0
+"""Between two looks at stages on such units; how soon one that holds up its whole process is seen,
+besides the limit of a step."""
+_REST_SECONDS = 60.0
+"""Where there are none, for what a slow probe may find, and for a quarantine that was lifted."""
+
+
+class Hosted(Protocol):
+    """A stage's worker."""
+
+    async def stats(self) -> Stats | None:
+        """See ``WorkerProcess.stats``."""
+        ...
+
+    def fail(self, error: PotluckError) -> None:
+        """See ``WorkerProcess.fail``."""
+        ...
+
+
+WorkersOn = Callable[[UnitId], Sequence[Hosted]]
+
+_Found = tuple[BackendSpec, Device, Trial]
+
+
+class UnitCare:
+    """For use in the agent's loop; ``run`` is its task.
+
+    ``units`` are the node's as they are now, ``workers_on`` tells what runs on one. A step may
+    take ``step_seconds``; a unit that has computed none for ``idle_seconds`` is tested.
+    """
+
+    def __init__(
+        self,
+        backends: Sequence[BackendSpec],
+        cache: ProbeCache,
+        *,
+        units: Callable[[], Sequence[NodeUnit]],
+        workers_on: WorkersOn,
+        step_seconds: float,
+        idle_seconds: float,
+    ) -> None:
+        self._specs = {spec.name: spec for spec in backends}
+        self._cache = cache
+        self._units = units
+        self._workers_on = workers_on
+        self._step_seconds = step_seconds
+        self._idle_seconds = idle_seconds
+        self._health = UnitHealth()
+        self._seen: dict[UnitId, _Seen] = {}
+        self._asking: dict[Hosted, asyncio.Task[None]] = {}
+        self._testing: dict[UnitId, asyncio.Task[None]] = {}
+        self._quarantined: set[UnitId] = set()
+        self._news = asyncio.Event()
+
+    @property
+    def reasons(self) -> Mapping[str, str]:
+        """Why units are out, of those that are."""
+        return {str(unit_id): reason for unit_id, reason in self._health.reasons.items()}
+
+    def failed(self, unit_id: UnitId, failure: UnitFailure) -> None:
+        """A unit failed: from now on it is out. The CPU with the native backend never is."""
+        if unit_id == CPU_UNIT or unit_id in self._health.outages:
+            return
+        self._health = self._health.failed(unit_id, failure, time.monotonic())
+        _log.warning("%s is not used any more: %s", unit_id, self.reasons[unit_id])
+        self._news.set()
+
+    async def run(self) -> None:
+        """Test what is due, look after what runs, for ever."""
+        try:
+            while True:
+                await self._pause()
+                await self._keep_quarantine()
+                for unit_id in self._health.due(time.monotonic()):
+                    self._health = self._health.testing(unit_id)
+                    self._begin(unit_id, self._test_again(unit_id))
+                for unit_id in self._in_use():
+                    self._look_at(unit_id)
+                    if self._seen[unit_id].idle_seconds >= self._idle_seconds:
+                        self._begin(unit_id, self._test_idle(unit_id))
+        finally:
+            for task in (*self._asking.values(), *self._testing.values()):
+                task.cancel()
+
+    async def _pause(self) -> None:
+        seconds = min(_REST_SECONDS, self._idle_seconds)
+        if self._in_use():
+            seconds = min(seconds, _LOOK_SECONDS, self._step_seconds)
+        if (at := self._health.next_test_at) is not None:
+            seconds = min(seconds, max(0.0, at - time.monotonic()))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        self._news.clear()
+
+    def _in_use(self) -> list[UnitId]:
+        """Units that compute, or would at once, and may fail."""
+        found = []
+        for unit in self._units():
+            unit_id = UnitId(unit.chosen.unit_id)
+            if unit_id == CPU_UNIT or unit.chosen.role is Role.OUT:
+                continue
+            if unit.chosen.role is Role.SERVES or self._workers_on(unit_id):
+                found.append(unit_id)
+        return found
+
+    # Stages on such units.
+
+    def _look_at(self, unit_id: UnitId) -> None:
+        """Ask the unit's workers what they did, unless they still owe an answer."""
+        seen = self._seen.setdefault(unit_id, _Seen())
+        workers = set(self._workers_on(unit_id))
+        seen.keep(workers)
+        for worker in workers - self._asking.keys():
+            task = asyncio.ensure_future(self._ask(worker, seen))
+            self._asking[worker] = task
+            task.add_done_callback(lambda _, worker=worker: self._asking.pop(worker))  # type: ignore[misc]
+
+    async def _ask(self, worker: Hosted, seen: _Seen) -> None:
+        try:
+            async with asyncio.timeout(self._step_seconds):
+                seen.take(worker, await worker.stats())
+        except TimeoutError:
+            worker.fail(silent(self._step_seconds))
+        except PotluckError:
+            return  # it has ended, and was taken note of
+
+    # Self-tests.
+
+    def _begin(self, unit_id: UnitId, test: Coroutine[Any, Any, None]) -> None:
+        """One test of a unit at a time."""
+        if unit_id in self._testing:
+            test.close()
+            return
+        task = asyncio.ensure_future(test)
+        self._testing[unit_id] = task
+        task.add_done_callback(lambda _: self._tested(unit_id))
+
+    def _tested(self, unit_id: UnitId) -> None:
+        del self._testing[unit_id]
+        self._news.set()
+
+    async def _test_again(self, unit_id: UnitId) -> None:
+        """Test a unit that is out."""
+        result = await self._test(unit_id)
+        self._health = self._health.tested(unit_id, result.problem, time.monotonic())
+        reason = self.reasons.get(unit_id)
+        if reason is None:
+            _log.warning("%s works again, and may be used", unit_id)
+            self._seen.pop(unit_id, None)
+        else:
+            _log.warning("%s is still not used: %s", unit_id, reason)
+            self._quarantined.discard(unit_id)  # what the test has found took its place
+
+    async def _test_idle(self, unit_id: UnitId) -> None:
+        """Test a unit that has computed nothing for a while, so that nobody meets its fault."""
+        result = await self._test(unit_id)
+        self._seen[unit_id].was_tested()
+        workers = self._workers_on(unit_id)
+        if not result.problem or (result.fault is None and workers):
+            return
+        fault = result.fault or Fault.DRIVER
+        message = f"its self-test, repeated while it was idle, fails: {result.problem}"
+        is_dangerous = result.fault is not None
+        self.failed(unit_id, UnitFailure(fault=fault, message=message, is_dangerous=is_dangerous))
+        for worker in workers:
+            worker.fail(UnitFaultError(fault.value, message))
+
+    async def _test(self, unit_id: UnitId) -> Retest:
+        found = self._find(unit_id)
+        if found is None:
+            return Retest(problem="the probe does not find it any more", fault=None)
+        spec, device, trial = found
+
+        def test() -> Retest:
+            return retest(
+                spec,
+                device,
+                trial,
+                kernel_release=os.uname().release,
+                cache=self._cache,
+                deadline_seconds=_TEST_SECONDS,
+            )
+
+        return await _on_a_thread(test)
+
+    async def _keep_quarantine(self) -> None:
+        """Let the probe know what an agent that restarts must not meet again, and hear from it.
+
+        A unit that stays out comes back when its quarantine is lifted (``potluck probe --retry``).
+        """
+        out = self._health.outages
+        self._quarantined &= out.keys()
+        for unit_id in out.keys() - self._testing.keys():
+            found, outage = self._find(unit_id), out[unit_id]
+            if found is None or not (outage.failure.is_dangerous or outage.stays_out):
+                continue
+            if unit_id not in self._quarantined:
+                if await asyncio.to_thread(self._condemn, found, outage.reason):
+                    self._quarantined.add(unit_id)
+            elif outage.stays_out and not await asyncio.to_thread(self._is_condemned, found):
+                self._health = self._health.forgiven(unit_id)
+                _log.warning("%s was tried again and works, and may be used", unit_id)
+
+    def _condemn(self, found: _Found, reason: str) -> bool:
+        """Whether it could be kept."""
+        condemn(*found, reason, kernel_release=os.uname().release, cache=self._cache)
+        return self._is_condemned(found)
+
+    def _is_condemned(self, found: _Found) -> bool:
+        return is_condemned(*found, kernel_release=os.uname().release, cache=self._cache)
+
+    def _find(self, unit_id: UnitId) -> _Found | None:
+        """What it was tried with."""
+        for unit in self._units():
+            if unit.chosen.unit_id == unit_id:
+                return self._specs[unit.chosen.backend], unit.device, unit.trial
+        return None
+
+
+class _Seen:
+    """What a unit's workers have done so far."""
+
+    def __init__(self) -> None:
+        self._num_steps: dict[Hosted, int] = {}
+        self._active_at = time.monotonic()
+
+    @property
+    def idle_seconds(self) -> float:
+        return time.monotonic() - self._active_at
+
+    def keep(self, workers: set[Hosted]) -> None:
+        """These are there; one that is new, or gone, was active just now."""
+        if workers != self._num_steps.keys():
+            self._active_at = time.monotonic()
+        self._num_steps = {worker: self._num_steps.get(worker, 0) for worker in workers}
+
+    def take(self, worker: Hosted, stats: Stats | None) -> None:
+        """``stats`` is None while a worker loads."""
+        if worker not in self._num_steps:
+            return
+        if stats is None or stats.busy_seconds > 0 or stats.num_steps != self._num_steps[worker]:
+            self._active_at = time.monotonic()
+        if stats is not None:
+            self._num_steps[worker] = stats.num_steps
+
+    def was_tested(self) -> None:
+        self._active_at = time.monotonic()
+
+
+async def _on_a_thread(test: Callable[[], Retest]) -> Retest:
+    """Run a self-test without holding up the loop, nor the end of the agent."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Retest] = loop.create_future()
+
+    def tell(result: Retest | Exception) -> None:
+        if done.cancelled():
+            return
+        if isinstance(result, Exception):
+            done.set_exception(result)
+        else:
+            done.set_result(result)
+
+    def work() -> None:
+        try:
+            result: Retest | Exception = test()
+        except Exception as error:  # noqa: BLE001 - the boundary of the thread
+            result = error
+        with suppress(RuntimeError):  # the loop has ended: nobody is left to tell
+            loop.call_soon_threadsafe(tell, result)
+
+    threading.Thread(target=work, name="self-test", daemon=True).start()
+    return await done

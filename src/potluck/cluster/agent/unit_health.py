@@ -1,0 +1,179 @@
+"""Which of a node's units are out, why, and when each is tested again. Pure: callers have clocks.
+
+Any fault takes a unit out at once. It comes back when its self-test passes, a while after the
+fault: a driver that was reset needs seconds, and what is truly broken shall not be tried all day.
+Who fails a third time within an hour passes its self-test and fails in use: it stays out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from potluck.errors import PotluckError, UnitFaultError
+from potluck.quantities import format_seconds
+from potluck.types.cluster import UnitId
+from potluck.types.unit import Fault
+
+RETEST_SECONDS = (60.0, 300.0, 1800.0)
+"""From a fault or a failed test to the next test, by how many of both there were: a driver that is
+reset or a GPU that another program fills is usable again within a minute, if it is at all; half an
+hour is often enough to notice that somebody has mended the rest."""
+
+MAX_FAULTS = 3
+FORGET_SECONDS = 3600.0
+"""``MAX_FAULTS`` within this time keep a unit out."""
+
+SUSPICIOUS = frozenset({Fault.NOT_FINITE, Fault.WRONG})
+"""After these the self-test runs at once, to tell a broken unit from a strange model."""
+
+_DANGEROUS = frozenset({Fault.HUNG, Fault.WRONG})
+
+_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals that no driver dies of."""
+
+_STAYS_OUT = "it stays out until potluck probe --retry finds that it works"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitFailure:
+    """How a unit failed in use. ``is_dangerous``: not to be met again by an agent that restarts."""
+
+    fault: Fault
+    message: str
+    is_dangerous: bool
+
+
+def failure_of(error: PotluckError, status: int | None) -> UnitFailure | None:
+    """What the end of a worker that its agent has not killed says of its unit; None if nothing.
+
+    ``status`` is that of the process as ``subprocess`` has it; None if it could not be ended.
+    """
+    if not isinstance(error, UnitFaultError):
+        return None
+    fault = Fault(error.fault)
+    has_crashed = status is not None and status < 0 and -status not in _FROM_OUTSIDE
+    return UnitFailure(
+        fault=fault, message=error.message, is_dangerous=has_crashed or fault in _DANGEROUS
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """Why a unit is out. Times are the caller's, in seconds.
+
+    ``verdict`` is what its self-test said since. ``returns_at`` is when a passed test brings it
+    back at the earliest (None: it stays out), ``test_at`` when it is tested next.
+    """
+
+    failure: UnitFailure
+    num_faults: int
+    num_failed_tests: int = 0
+    returns_at: float | None
+    test_at: float | None
+    verdict: str = ""
+
+    @property
+    def stays_out(self) -> bool:
+        """Whether no test of this agent brings it back."""
+        return self.returns_at is None
+
+    @property
+    def reason(self) -> str:
+        """One line: what happened, what was seen since, and what will be done."""
+        happened = f"{self.failure.fault.value}: {self.failure.message}"
+        if self.verdict:
+            happened += f", and {self.verdict}"
+        if self.stays_out:
+            times = f"fault {self.num_faults} within an hour"
+            return f"{happened} ({times}: {_STAYS_OUT})"
+        pause = format_seconds(self._pause_seconds)
+        return f"{happened} (tested again after {pause}, and used again if it passes)"
+
+    @property
+    def _pause_seconds(self) -> float:
+        return _pause_seconds(self.num_faults + self.num_failed_tests)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitHealth:
+    """The units that are out, and when units failed within the last hour."""
+
+    outages: Mapping[UnitId, Outage] = field(default_factory=dict)
+    faults: Mapping[UnitId, tuple[float, ...]] = field(default_factory=dict)
+
+    @property
+    def reasons(self) -> dict[UnitId, str]:
+        """Of the units that are out."""
+        return {unit_id: outage.reason for unit_id, outage in self.outages.items()}
+
+    @property
+    def next_test_at(self) -> float | None:
+        """When the next test is due."""
+        times = [each.test_at for each in self.outages.values() if each.test_at is not None]
+        return min(times, default=None)
+
+    def failed(self, unit_id: UnitId, failure: UnitFailure, now: float) -> UnitHealth:
+        """A unit failed in use. Of one that is out already it is the same fault, met twice."""
+        if unit_id in self.outages:
+            return self
+        recent = (*(at for at in self.faults.get(unit_id, ()) if now - at < FORGET_SECONDS), now)
+        stays_out = len(recent) >= MAX_FAULTS
+        returns_at = None if stays_out else now + _pause_seconds(len(recent))
+        outage = Outage(
+            failure=failure,
+            num_faults=len(recent),
+            returns_at=returns_at,
+            test_at=now if failure.fault in SUSPICIOUS else returns_at,
+        )
+        return UnitHealth(
+            outages={**self.outages, unit_id: outage}, faults={**self.faults, unit_id: recent}
+        )
+
+    def testing(self, unit_id: UnitId) -> UnitHealth:
+        """A unit that is out is being tested: that is not due any more."""
+        outage = dataclasses.replace(self.outages[unit_id], test_at=None)
+        return dataclasses.replace(self, outages={**self.outages, unit_id: outage})
+
+    def tested(self, unit_id: UnitId, problem: str, now: float) -> UnitHealth:
+        """The self-test of a unit that is out has ended; ``problem`` is empty if it passed."""
+        outage = self.outages.get(unit_id)
+        if outage is None:
+            return self
+        if not problem and outage.returns_at is not None and now >= outage.returns_at:
+            rest = {other: each for other, each in self.outages.items() if other != unit_id}
+            return dataclasses.replace(self, outages=rest)
+        verdict = f"its self-test fails: {problem}" if problem else "its self-test passes"
+        num_failed = outage.num_failed_tests + bool(problem)
+        returns_at = outage.returns_at
+        if problem and returns_at is not None:
+            returns_at = now + _pause_seconds(outage.num_faults + num_failed)
+        outage = dataclasses.replace(
+            outage,
+            verdict=verdict,
+            num_failed_tests=num_failed,
+            returns_at=returns_at,
+            test_at=returns_at,
+        )
+        return dataclasses.replace(self, outages={**self.outages, unit_id: outage})
+
+    def forgiven(self, unit_id: UnitId) -> UnitHealth:
+        """Somebody has tried a unit that stays out, and it works: as if it had never failed."""
+        return UnitHealth(
+            outages={other: each for other, each in self.outages.items() if other != unit_id},
+            faults={other: times for other, times in self.faults.items() if other != unit_id},
+        )
+
+    def due(self, now: float) -> tuple[UnitId, ...]:
+        """The units to test now."""
+        return tuple(
+            unit_id
+            for unit_id, outage in self.outages.items()
+            if outage.test_at is not None and outage.test_at <= now
+        )
+
+
+def _pause_seconds(number: int) -> float:
+    return RETEST_SECONDS[min(number, len(RETEST_SECONDS)) - 1]

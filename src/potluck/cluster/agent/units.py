@@ -1,0 +1,95 @@
+"""The units of a node: which of them may compute, and how a worker reaches them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from potluck.engines.backends import NATIVE, unit_address
+from potluck.errors import EngineError
+from potluck.probe.choose import choose_units
+from potluck.types.hardware import BackendSpec, Device, ProbeReport, Trial
+from potluck.types.unit import ChosenUnit, Role, UnitAddress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitChoice:
+    """What the user of a node says of its units.
+
+    ``asked`` is a backend or a unit that alone shall serve. ``isa`` is the native backend's
+    instruction set, or None for the fastest that passed its test.
+    """
+
+    backends: Sequence[BackendSpec]
+    asked: str | None = None
+    allow_software: bool = False
+    isa: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUnit:
+    """A unit with its device and the trial that it has passed, or not."""
+
+    chosen: ChosenUnit
+    device: Device
+    trial: Trial
+
+    @property
+    def own_bytes(self) -> int | None:
+        """What the probe saw free in the unit's own memory; None if it shares the machine's."""
+        memory = self.device.memory
+        if memory.is_shared or self.device.is_software:
+            return None
+        return (memory.free_bytes if memory.free_bytes is not None else memory.total_bytes) or 0
+
+
+def _nothing_is_out() -> Mapping[str, str]:
+    return {}
+
+
+class NodeUnits:
+    """The units as they are at any moment, by the latest report.
+
+    ``out`` names those that failed while they were used, with the reasons.
+    """
+
+    def __init__(
+        self,
+        report: Callable[[], ProbeReport],
+        choice: UnitChoice,
+        out: Callable[[], Mapping[str, str]] = _nothing_is_out,
+    ) -> None:
+        self._report = report
+        self._choice = choice
+        self._out = out
+
+    def all(self) -> tuple[NodeUnit, ...]:
+        """Those that work or did, and the CPU whatever it is like: it says why there are none."""
+        report = self._report()
+        devices = {device.device_id: device for device in report.devices}
+        trials = {trial.unit_id: trial for trial in report.trials}
+        choice = self._choice
+        chosen = choose_units(
+            report, asked=choice.asked, allow_software=choice.allow_software, out=self._out()
+        )
+        units = [
+            NodeUnit(chosen=each, device=devices[each.device_id], trial=trials[each.unit_id])
+            for each in chosen
+        ]
+        return tuple(unit for unit in units if unit.trial.works or unit.trial.backend == NATIVE)
+
+    def require(self, unit_id: str) -> NodeUnit:
+        """A unit that a stage may be started on; raises ``EngineError`` if it is none."""
+        unit = next((each for each in self.all() if each.chosen.unit_id == unit_id), None)
+        if unit is None:
+            raise EngineError(f"this node has no unit {unit_id}", hint="potluck ps shows what is")
+        if unit.chosen.role is Role.OUT:
+            raise EngineError(f"the unit {unit_id} is out: {unit.chosen.reason}")
+        return unit
+
+    def address(self, unit: NodeUnit) -> UnitAddress:
+        """How a worker reaches a unit. Raises ``EngineError`` if no stage can run on it."""
+        address = unit_address(unit.trial, self._choice.backends)
+        if address.backend == NATIVE and self._choice.isa is not None:
+            return replace(address, variant=self._choice.isa)
+        return address

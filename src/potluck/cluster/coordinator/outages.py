@@ -1,0 +1,41 @@
+"""Whether a deployment's epoch ended because of a unit that is of no use any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from potluck.cluster.calls import NodeReport, StageRecord, decode
+from potluck.cluster.membership import Membership
+from potluck.errors import CallError
+from potluck.types.cluster import NodeId, UnitId
+from potluck.types.unit import Role
+
+_REPORT_SECONDS = 2.0
+"""A node that is slower says it when the next epoch is planned."""
+
+
+async def units_out(membership: Membership, stages: Iterable[StageRecord]) -> tuple[str, ...]:
+    """Why units of these stages are out by now, a line each; in the order of the stages.
+
+    For when the stages were stopped: their nodes have seen all of their workers' ends then.
+    """
+    units: dict[NodeId, list[UnitId]] = {}
+    for stage in stages:
+        units.setdefault(stage.node_id, []).append(stage.unit_id)
+    reports = await asyncio.gather(*(_report(membership, node_id) for node_id in units))
+    return tuple(
+        f"{unit.unit_id} on node {report.node_id} is out: {unit.reason}"
+        for report in reports
+        if report is not None
+        for unit in report.units
+        if unit.role is Role.OUT and unit.unit_id in units[report.node_id]
+    )
+
+
+async def _report(membership: Membership, node_id: NodeId) -> NodeReport | None:
+    try:
+        answer = await membership.call(node_id, "node.report", b"", timeout_seconds=_REPORT_SECONDS)
+        return decode(answer, NodeReport)
+    except CallError:
+        return None

@@ -1,0 +1,101 @@
+"""An engine on a unit that may fail: its calls are watched, and its numbers looked at."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from potluck.cluster.worker.watch import COMPILING_TIMES, CallWatch
+from potluck.engines.opening import open_engine
+from potluck.errors import UnitFaultError
+from potluck.types.engine import LoadableEngine, StepResult
+from potluck.types.tensor import TensorInfo, TensorSink
+from potluck.types.unit import Fault
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from potluck.types.program import Program
+    from potluck.types.step import Step
+    from potluck.types.unit import UnitAddress
+
+
+def open_watched(
+    watch: CallWatch, address: UnitAddress, program: Program, **options: Any
+) -> WatchedEngine:
+    """As ``open_engine``, watched from here on: a driver may hang when it is opened."""
+    with watch.call("opening the unit", times=COMPILING_TIMES):
+        return WatchedEngine(open_engine(address, program, **options), watch)
+
+
+class WatchedEngine:
+    """An ``Engine`` that owns another. A step whose numbers are not finite is a fault of the unit.
+
+    Calls that take longer than the watch allows end the process.
+    """
+
+    def __init__(self, engine: LoadableEngine, watch: CallWatch) -> None:
+        self._engine = engine
+        self._watch = watch
+
+    @property
+    def weights_bytes(self) -> int:
+        """That the engine holds."""
+        return self._engine.weights_bytes
+
+    def sink(self) -> TensorSink:
+        """Where the weights go; each call is watched."""
+        with self._watch.call("making room for the weights"):
+            return _WatchedSink(self._engine.sink(), self._watch)
+
+    def warm_up(self) -> None:
+        """As the engine's; compiling may take longer than a step."""
+        with self._watch.call("compiling for the unit", times=COMPILING_TIMES):
+            self._engine.warm_up()
+
+    def step(self, step: Step, hidden: NDArray[np.float32] | None) -> StepResult:
+        """As the engine's. Raises ``UnitFaultError`` for numbers that are not finite."""
+        with self._watch.call("a step"):
+            result = self._engine.step(step, hidden)
+        if _is_finite(result.hidden) or not _is_finite(hidden):
+            return result  # what came in wrong is another stage's fault
+        raise UnitFaultError(Fault.NOT_FINITE.value, "a step gave NaN or infinite numbers")
+
+    def logits(self, step: Step, hidden: NDArray[np.float32] | None) -> NDArray[np.float32]:
+        """As the engine's."""
+        with self._watch.call("a step"):
+            return self._engine.logits(step, hidden)
+
+    def close(self) -> None:
+        """As the engine's."""
+        with self._watch.call("giving back the unit's memory"):
+            self._engine.close()
+
+
+class _WatchedSink:
+    def __init__(self, sink: TensorSink, watch: CallWatch) -> None:
+        self._sink = sink
+        self._watch = watch
+
+    def begin(self, info: TensorInfo) -> None:
+        with self._watch.call(f"making room for {info.name}"):
+            self._sink.begin(info)
+
+    def write_rows(self, name: str, start_row: int, end_row: int, data: memoryview) -> None:
+        with self._watch.call(f"copying {name}"):
+            self._sink.write_rows(name, start_row, end_row, data)
+
+    def finish(self, name: str) -> None:
+        with self._watch.call(f"copying {name}"):
+            self._sink.finish(name)
+
+
+def _is_finite(hidden: NDArray[np.float32] | None) -> bool:
+    """Whether all are; the sum tells in one pass, unless it overflows."""
+    if hidden is None:
+        return True
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = float(np.add.reduce(hidden, axis=None))
+    return math.isfinite(total) or bool(np.isfinite(hidden).all())

@@ -1,0 +1,64 @@
+"""The native backend as loading and planning see it (``engines.opening.EngineModule``).
+
+Needs the compiled core when it is imported.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from potluck.engines import native
+from potluck.engines.native import NativeEngine, make_pool
+
+if TYPE_CHECKING:
+    from potluck.kernels.runner import ThreadPool
+    from potluck.types.program import Program
+    from potluck.types.tensor import TensorInfo
+    from potluck.types.unit import UnitAddress
+
+
+class NativeCost:
+    """See ``EngineCost``."""
+
+    @property
+    def process_bytes(self) -> int:
+        """Nothing besides what every worker loads."""
+        return 0
+
+    def loaded_bytes(self, info: TensorInfo) -> int:
+        """See ``native.loaded_bytes``."""
+        return native.loaded_bytes(info)
+
+    def cache_bytes(self, program: Program, num_blocks: int) -> int:
+        """See ``native.cache_bytes``."""
+        return native.cache_bytes(program, num_blocks)
+
+    def scratch_bytes(self, program: Program, max_step_tokens: int, *, num_threads: int) -> int:
+        """See ``native.scratch_bytes``."""
+        return native.scratch_bytes(program, max_step_tokens, num_threads=num_threads)
+
+    def staging_bytes(self, loaded: TensorInfo) -> int:
+        """Nothing: rows go from the loader's buffer to where they stay."""
+        return 0
+
+
+COST = NativeCost()
+
+
+def open_engine(
+    address: UnitAddress,
+    program: Program,
+    *,
+    num_blocks: int,
+    max_step_tokens: int,
+    num_threads: int,
+    pool: ThreadPool | None,
+) -> NativeEngine:
+    """See ``engines.opening.open_engine``; without a ``pool`` it has one of ``num_threads``."""
+    return NativeEngine(
+        program,
+        num_blocks=num_blocks,
+        max_step_tokens=max_step_tokens,
+        pool=pool or make_pool(num_threads),
+        isa=address.variant or None,
+    )

@@ -1,0 +1,72 @@
+"""The core's sampler for engines that compute logits elsewhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from potluck.engines.native import choose_isa
+from potluck.engines.native_program import core_errors, core_opening, sampled_token
+from potluck.engines.step_checks import check_openings, check_sampled
+from potluck.kernels import runner
+from potluck.types.sampling import validate_sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from potluck.types.program import Program
+    from potluck.types.step import SampledToken, SequenceId, SequenceOpening, Step
+
+
+class StepSampler:
+    """The sampling state of the sequences of a stage with the head.
+
+    It chooses as the native engine does from the same logits (``cpp/program/sampler.h``).
+    """
+
+    def __init__(self, program: Program, pool: runner.ThreadPool) -> None:
+        self._program = program
+        self._open: set[SequenceId] = set()
+        with core_errors():
+            self._sampler = runner.Sampler(
+                vocab_size=program.vocab_size, isa=choose_isa(None), pool=pool
+            )
+
+    def check(self, step: Step, *, samples: bool) -> None:
+        """Raise what ``open`` or ``sample`` would raise for the step, before it is computed.
+
+        ``ParameterError`` for sampling parameters that are not allowed, else ``EngineError``.
+        Without ``samples`` only logits are wanted, and sequences need not be open.
+        """
+        for opening in step.opened:
+            validate_sampling(opening.sampling, self._program.vocab_size)
+        check_openings(self._program, step, self._open)
+        if samples:
+            check_sampled(step, self._open)
+
+    def open(self, openings: Sequence[SequenceOpening]) -> None:
+        """Begin to sample for sequences."""
+        with core_errors():
+            self._sampler.open([core_opening(opening) for opening in openings])
+        self._open.update(opening.sequence_id for opening in openings)
+
+    def sample(self, step: Step, logits: NDArray[np.float32]) -> tuple[SampledToken, ...]:
+        """A token for every slice that is sampled; ``logits`` has finite rows in their order."""
+        wanted = [
+            (int(part.sequence_id), part.start_position + len(part.tokens))
+            for part in step.slices
+            if part.sample
+        ]
+        if not wanted:
+            return ()
+        with core_errors():
+            return tuple(sampled_token(token) for token in self._sampler.sample(wanted, logits))
+
+    def close(self, closed: Sequence[SequenceId]) -> None:
+        """Forget sequences; those that were never opened here, too."""
+        for sequence_id in closed:
+            self._sampler.close(sequence_id)
+        self._open.difference_update(closed)

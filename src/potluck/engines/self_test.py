@@ -1,0 +1,190 @@
+"""The case of ``potluck.probe.self_test`` on an engine of any backend."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from potluck.models.program import build_program
+from potluck.models.rope import rope_table
+from potluck.probe import program_case
+from potluck.probe import self_test as case
+from potluck.types.engine import LoadableEngine, MakeEngine
+from potluck.types.model import ModelConfig, RopeConfig
+from potluck.types.program import (
+    HIDDEN,
+    Attention,
+    CacheSpec,
+    Head,
+    Linear,
+    Program,
+    Register,
+    Shard,
+    WeightSpec,
+)
+from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, SequenceSlice, Step, StepId
+from potluck.types.tensor import TensorFormat, TensorInfo
+
+
+def self_test(make_engine: MakeEngine) -> dict[str, list[list[float]]]:
+    """What engines make of the case: products by format, ``softmax`` and ``program``.
+
+    Only the program's engine is warmed up, as when it serves: what compiles in advance would
+    compile for the others more than they use.
+    """
+    results = {fmt.label: _products(make_engine, fmt) for fmt in case.FORMATS}
+    return {
+        **results,
+        "softmax": _shares(make_engine),
+        "program": program_logits(make_engine),
+    }
+
+
+def program_logits(make_engine: MakeEngine) -> list[list[float]]:
+    """The logits of ``potluck.probe.program_case``, of all its steps."""
+    engine = make_engine(
+        two_layers(),
+        num_blocks=program_case.NUM_BLOCKS,
+        max_step_tokens=program_case.MAX_STEP_TOKENS,
+    )
+    for spec in two_layers().weights:
+        fmt = program_case.weight_format(spec.name, spec.shape)
+        info = TensorInfo(name=spec.name, shape=spec.shape, format=fmt)
+        _load(engine, info, program_case.stored_weight(spec.name, spec.shape))
+    engine.warm_up()
+    rows: list[list[float]] = []
+    for number, parts in enumerate(program_case.steps()):
+        slices = tuple(
+            SequenceSlice(
+                sequence_id=SequenceId(part.sequence),
+                tokens=part.tokens,
+                start_position=part.start_position,
+                block_table=part.block_table,
+                sample=True,
+            )
+            for part in parts
+        )
+        rows += engine.logits(Step(step_id=StepId(number), slices=slices), None).tolist()
+    engine.close()
+    return rows
+
+
+def two_layers() -> Program:
+    """The program of ``potluck.probe.program_case``."""
+    config = ModelConfig(
+        family="llama",
+        num_layers=program_case.NUM_LAYERS,
+        hidden_size=program_case.HIDDEN_SIZE,
+        intermediate_size=program_case.INTERMEDIATE_SIZE,
+        num_heads=program_case.NUM_HEADS,
+        num_kv_heads=program_case.NUM_KV_HEADS,
+        head_dim=program_case.HEAD_DIM,
+        vocab_size=program_case.VOCAB_SIZE,
+        max_context_tokens=program_case.CONTEXT_TOKENS,
+        rms_norm_epsilon=program_case.EPSILON,
+        rope=RopeConfig(theta=program_case.ROPE_THETA),
+        tied_head=False,
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        sliding_windows=(None,) * program_case.NUM_LAYERS,
+    )
+    return build_program(
+        config,
+        Shard.whole(program_case.NUM_LAYERS),
+        context_tokens=program_case.CONTEXT_TOKENS,
+        rope=rope_table(config, program_case.CONTEXT_TOKENS),
+    )
+
+
+def _products(make_engine: MakeEngine, fmt: TensorFormat) -> list[list[float]]:
+    """The case's activations as hidden states, its weights as a head: the logits."""
+    shape = (case.NUM_ROWS, case.NUM_COLUMNS)
+    program = Program(
+        shard=Shard(start_layer=1, end_layer=1, num_layers=1, has_embedding=False, has_head=True),
+        registers=(Register(name=HIDDEN, width=case.NUM_COLUMNS),),
+        ops=(Head(x=HIDDEN, weight="weight", vocab_size=case.NUM_ROWS),),
+        weights=(WeightSpec(name="weight", shape=shape),),
+        caches=(),
+        rope=None,
+        hidden_size=case.NUM_COLUMNS,
+        vocab_size=case.NUM_ROWS,
+        context_tokens=1,
+    )
+    engine = make_engine(program, num_blocks=0, max_step_tokens=case.NUM_TOKENS)
+    _load(engine, TensorInfo(name="weight", shape=shape, format=fmt), case.stored_weights(fmt))
+    slices = tuple(
+        SequenceSlice(
+            sequence_id=SequenceId(token),
+            tokens=(0,),
+            start_position=0,
+            block_table=(),
+            sample=True,
+        )
+        for token in range(case.NUM_TOKENS)
+    )
+    hidden = np.array(case.activations(), dtype=np.float32)
+    logits: list[list[float]] = engine.logits(
+        Step(step_id=StepId(0), slices=slices), hidden
+    ).tolist()
+    engine.close()
+    return logits
+
+
+def _shares(make_engine: MakeEngine) -> list[list[float]]:
+    """Hidden states are unit vectors, so that the columns of the weights are q, k and v."""
+    num_positions, width = case.NUM_POSITIONS, case.HEAD_DIM
+    columns = {
+        "q": np.array(case.queries(), dtype=np.float32),
+        "k": np.array(case.keys(), dtype=np.float32),
+        "v": np.eye(num_positions, width, dtype=np.float32),
+    }
+    program = Program(
+        shard=Shard(start_layer=0, end_layer=1, num_layers=1, has_embedding=False, has_head=False),
+        registers=tuple(Register(name=name, width=width) for name in (HIDDEN, *columns)),
+        ops=(
+            *(Linear(x=HIDDEN, weight=name, out=name) for name in columns),
+            Attention(
+                q="q",
+                k="k",
+                v="v",
+                out=HIDDEN,
+                cache_index=0,
+                num_heads=1,
+                num_kv_heads=1,
+                head_dim=width,
+                scale=case.SCORE_SCALE,
+            ),
+        ),
+        weights=tuple(WeightSpec(name=name, shape=(width, width)) for name in columns),
+        caches=(CacheSpec(num_kv_heads=1, head_dim=width),),
+        rope=None,
+        hidden_size=width,
+        vocab_size=1,
+        context_tokens=num_positions,
+    )
+    num_blocks = -(-num_positions // KV_BLOCK_TOKENS)
+    engine = make_engine(program, num_blocks=num_blocks, max_step_tokens=num_positions)
+    for name, vectors in columns.items():
+        weight = np.zeros((width, width), dtype="<f4")
+        weight[:, :num_positions] = vectors.T
+        info = TensorInfo(name=name, shape=weight.shape, format=TensorFormat.F32)
+        _load(engine, info, weight.tobytes())
+    part = SequenceSlice(
+        sequence_id=SequenceId(0),
+        tokens=(0,) * num_positions,
+        start_position=0,
+        block_table=tuple(range(num_blocks)),
+        sample=False,
+    )
+    hidden = np.eye(num_positions, width, dtype=np.float32)
+    out = engine.step(Step(step_id=StepId(0), slices=(part,)), hidden).hidden
+    engine.close()
+    return [] if out is None else out.tolist()
+
+
+def _load(engine: LoadableEngine, info: TensorInfo, stored: bytes) -> None:
+    sink = engine.sink()
+    sink.begin(info)
+    sink.write_rows(info.name, 0, info.num_rows, memoryview(stored))
+    sink.finish(info.name)

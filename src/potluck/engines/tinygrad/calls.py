@@ -1,0 +1,150 @@
+"""The calls of a program: compiled once for each bucket of rows, and run over and over.
+
+All that a call reads and writes has a place on the device that never changes: its inputs are copied
+there before, its outputs from there after.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from potluck.engines.tinygrad.adapter import TinyJit, UOp, dtypes, tinygrad_errors
+from potluck.engines.tinygrad.attention import CacheTensors, bound_num_blocks
+from potluck.engines.tinygrad.device import new_tensor, read, write
+from potluck.engines.tinygrad.graph import CallInputs, keep, pick, run_ops
+from potluck.engines.tinygrad.pieces import bucket_for
+from potluck.engines.tinygrad.sizes import BUCKETS, num_table_blocks
+from potluck.types.program import Head
+from potluck.types.step import KV_BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from potluck.engines.tinygrad.device import OpenDevice
+    from potluck.engines.tinygrad.pieces import Piece
+    from potluck.engines.tinygrad.weights import DeviceWeights
+    from potluck.types.program import Program
+
+    Floats = NDArray[np.float32]
+
+
+class Calls:
+    """A program with its caches on a device. Only one thread may use it."""
+
+    def __init__(
+        self,
+        program: Program,
+        weights: DeviceWeights,
+        device: OpenDevice,
+        *,
+        num_blocks: int,
+        max_rows: int,
+    ) -> None:
+        self._program = program
+        self._device = device
+        self._weights = weights
+        self._head = next((op for op in program.ops if isinstance(op, Head)), None)
+        self.buckets = tuple(size for size in BUCKETS if size == 1 or max_rows > 1)
+        cache_dtype = dtypes.half if device.has_f16 else dtypes.float
+        num_slots = (num_blocks + 1) * KV_BLOCK_TOKENS
+        self._caches = tuple(
+            CacheTensors(
+                **{
+                    name: new_tensor(
+                        device, cache_dtype, num_slots * spec.num_kv_heads * spec.head_dim
+                    )
+                    for name in ("keys", "values")
+                }
+            )
+            for spec in program.caches
+        )
+        most = self.buckets[-1]
+        widths = {register.name: register.width for register in program.registers}
+        width = program.hidden_size if self._head is None else widths[self._head.x]
+        self._rows = new_tensor(device, dtypes.float, most, width)
+        if self._head is not None:
+            self._logits = new_tensor(device, dtypes.float, most, self._head.vocab_size)
+        self._inputs = {bucket: self._new_inputs(bucket) for bucket in self.buckets}
+        self._wanted = {bucket: new_tensor(device, dtypes.int, bucket) for bucket in self.buckets}
+        self._run_ops = {bucket: self._compiled_ops(bucket) for bucket in self.buckets}
+        self._run_head = {bucket: self._compiled_head(bucket) for bucket in self.buckets}
+
+    def run(self, piece: Piece, hidden: Floats | None) -> None:
+        """Compute the piece, whose rows of the residual stream are ``hidden``."""
+        inputs = self._inputs[piece.bucket]
+        with tinygrad_errors():
+            write(inputs.tokens, piece.tokens)
+            write(inputs.positions, piece.positions)
+            write(inputs.slots, piece.slots)
+            write(inputs.tables, piece.tables)
+            if inputs.angles is not None:
+                table = self._program.rope
+                assert table is not None
+                angles = (table.cos[piece.positions], table.sin[piece.positions])
+                write(inputs.angles, np.stack(angles, axis=1))
+            if inputs.hidden is not None:
+                assert hidden is not None
+                write(inputs.hidden, hidden)
+            self._run_ops[piece.bucket](
+                bound_num_blocks(piece.num_blocks, num_table_blocks(self._program))
+            )
+
+    def read_hidden(self, out: Floats) -> None:
+        """Copy the last piece's rows of the residual stream to ``out`` ``[num_rows, hidden]``."""
+        with tinygrad_errors():
+            read(self._rows, out)
+
+    def read_logits(self, piece: Piece, out: Floats) -> None:
+        """Compute the logits of the last piece's wanted rows: ``out`` is ``[num_wanted, vocab]``."""
+        if not len(piece.wanted):
+            return
+        bucket = bucket_for(len(piece.wanted))
+        wanted = np.zeros(bucket, np.int32)
+        wanted[: len(piece.wanted)] = piece.wanted
+        with tinygrad_errors():
+            write(self._wanted[bucket], wanted)
+            self._run_head[bucket]()
+            read(self._logits, out)
+
+    def _new_inputs(self, bucket: int) -> CallInputs:
+        program = self._program
+        rope, num_table = program.rope, num_table_blocks(program)
+        tokens, positions, slots = (new_tensor(self._device, dtypes.int, bucket) for _ in range(3))
+        return CallInputs(
+            tokens=tokens,
+            positions=positions,
+            slots=slots,
+            tables=new_tensor(self._device, dtypes.int, bucket * num_table),
+            angles=None
+            if rope is None
+            else new_tensor(self._device, dtypes.float, bucket, 2, rope.cos.shape[1]),
+            hidden=None
+            if program.shard.has_embedding
+            else new_tensor(self._device, dtypes.float, bucket, program.hidden_size),
+        )
+
+    def _compiled_ops(self, bucket: int) -> TinyJit:
+        def ops(num_blocks: UOp) -> None:
+            out = run_ops(
+                self._program, self._weights, self._caches, self._inputs[bucket], num_blocks
+            )
+            keep(self._rows, out).realize()
+
+        return _compiled(ops)
+
+    def _compiled_head(self, bucket: int) -> TinyJit:
+        def head() -> None:
+            assert self._head is not None
+            picked = pick(self._rows, self._wanted[bucket])
+            logits = self._weights.matrix(self._head.weight).linear(picked)
+            keep(self._logits, logits).realize()
+
+        return _compiled(head)
+
+
+def _compiled(function: object) -> TinyJit:
+    jit = TinyJit(function)
+    jit.cnt = 1  # compile at the first call; tinygrad would run it uncompiled once
+    return jit

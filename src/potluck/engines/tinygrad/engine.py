@@ -1,0 +1,179 @@
+"""The tinygrad engine: programs on a GPU, or on whatever else tinygrad has a backend for.
+
+Results are deterministic, but not the same bits in every bucket, nor those of other engines
+(docs/adr/0013).
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from potluck.engines.native import make_pool
+from potluck.engines.sampler import StepSampler
+from potluck.engines.step_checks import check_step
+from potluck.engines.tinygrad.calls import Calls
+from potluck.engines.tinygrad.device import open_device
+from potluck.engines.tinygrad.pieces import padding_piece, pieces_of
+from potluck.engines.tinygrad.weights import DeviceWeights
+from potluck.errors import EngineError, UnitFaultError
+from potluck.types.engine import StepResult
+from potluck.types.unit import Fault
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from potluck.kernels import runner
+    from potluck.types.program import Program
+    from potluck.types.step import Step
+    from potluck.types.tensor import TensorSink
+
+    Floats = NDArray[np.float32]
+
+
+class TinygradEngine:
+    """One stage (see ``Engine``) on ``device``, or on the one that ``DEV`` names.
+
+    Caches of ``num_blocks`` blocks, and what calls read and write, are allocated here, weights as
+    they come. ``pool`` is for sampling; None is this thread alone. A step must come from one thread,
+    that which made the engine. Driver and device failures raise ``UnitFaultError``: the engine is of
+    no use after one.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        num_blocks: int,
+        max_step_tokens: int,
+        device: str | None = None,
+        pool: runner.ThreadPool | None = None,
+    ) -> None:
+        self._program = program
+        self._num_blocks = num_blocks
+        self._max_step_tokens = max_step_tokens
+        self._device = open_device(device)
+        self._weights = DeviceWeights(program, self._device.name, self._device.has_f16)
+        self._calls: Calls | None = Calls(
+            program, self._weights, self._device, num_blocks=num_blocks, max_rows=max_step_tokens
+        )
+        self._sampler = StepSampler(program, pool or make_pool(1))
+
+    @property
+    def weights_bytes(self) -> int:
+        """What the weights taken so far occupy on the device."""
+        return self._weights.num_bytes
+
+    def sink(self) -> TensorSink:
+        """Takes every format."""
+        return self._weights
+
+    def warm_up(self) -> None:
+        """Compile all that steps can need, once the weights are in. Leaves the caches as they are.
+
+        Without it the first steps compile, and take seconds.
+        """
+        calls = self._ready_calls()
+        for bucket in calls.buckets:
+            piece = padding_piece(bucket, self._num_blocks)
+            shape = (bucket, self._program.hidden_size)
+            calls.run(piece, None if self._has_embedding else np.zeros(shape, np.float32))
+            if self._has_head:
+                calls.read_logits(piece, self._new_logits(bucket))
+            else:
+                calls.read_hidden(np.empty(shape, np.float32))
+
+    def step(self, step: Step, hidden: Floats | None) -> StepResult:
+        """Run the program once (see ``Engine``).
+
+        Raises ``ParameterError`` for sampling parameters that are not allowed, and
+        ``UnitFaultError``, with the step's tokens in the cache, when what comes out is not finite.
+        """
+        calls = self._check(step, hidden)
+        if not self._has_head:
+            return StepResult(hidden=self._run(calls, step, hidden), sampled=())
+        self._sampler.check(step, samples=True)
+        self._sampler.open(step.opened)
+        sampled = self._sampler.sample(step, self._run(calls, step, hidden))
+        self._sampler.close(step.closed)
+        return StepResult(hidden=None, sampled=sampled)
+
+    def logits(self, step: Step, hidden: Floats | None) -> Floats:
+        """As ``step`` without sampling, so that sequences need not have been opened."""
+        calls = self._check(step, hidden)
+        if not self._has_head:
+            raise EngineError(
+                "this stage has no head, and so no logits", hint="ask the last stage for logits"
+            )
+        self._sampler.check(step, samples=False)
+        self._sampler.open(step.opened)
+        logits = self._run(calls, step, hidden)
+        self._sampler.close(step.closed)
+        return logits
+
+    def close(self) -> None:
+        """Free weights and cache."""
+        if self._calls is None:
+            return
+        self._calls = None
+        gc.collect()  # the calls' graphs refer to one another
+        self._weights.clear()
+
+    @property
+    def _has_embedding(self) -> bool:
+        return self._program.shard.has_embedding
+
+    @property
+    def _has_head(self) -> bool:
+        return self._program.shard.has_head
+
+    def _ready_calls(self) -> Calls:
+        if self._calls is None:
+            raise EngineError("the engine is closed", hint="make another one")
+        if missing := self._weights.missing():
+            raise EngineError(
+                f"{len(missing)} weights are not loaded, among them {missing[0]}",
+                hint="load the weights before the first step",
+            )
+        return self._calls
+
+    def _check(self, step: Step, hidden: Floats | None) -> Calls:
+        calls = self._ready_calls()
+        check_step(self._program, self._num_blocks, step, hidden)
+        if step.num_tokens > self._max_step_tokens:
+            raise EngineError(
+                f"a step of {step.num_tokens} tokens is more than the {self._max_step_tokens} "
+                "that the stage was made for",
+                hint="this is a defect in Potluck; please report it",
+            )
+        return calls
+
+    def _run(self, calls: Calls, step: Step, hidden: Floats | None) -> Floats:
+        """The residual stream, or with the head the logits of the tokens that are sampled."""
+        if self._has_head:
+            out = self._new_logits(sum(part.sample for part in step.slices))
+        else:
+            out = np.empty((step.num_tokens, self._program.hidden_size), np.float32)
+        first_logits = 0
+        pieces = pieces_of(step, trash_block=self._num_blocks, has_cache=bool(self._program.caches))
+        for piece in pieces:
+            rows = slice(piece.first_row, piece.first_row + piece.num_rows)
+            calls.run(piece, None if hidden is None else hidden[rows])
+            if self._has_head:
+                end_logits = first_logits + len(piece.wanted)
+                calls.read_logits(piece, out[first_logits:end_logits])
+                first_logits = end_logits
+            else:
+                calls.read_hidden(out[rows])
+        if not np.isfinite(out).all():
+            raise UnitFaultError(
+                Fault.NOT_FINITE.value,
+                "the device computed something that is not finite (NaN or infinity)",
+                hint="the device or its driver is at fault, or the weights are damaged",
+            )
+        return out
+
+    def _new_logits(self, num_rows: int) -> Floats:
+        return np.empty((num_rows, self._program.vocab_size), np.float32)

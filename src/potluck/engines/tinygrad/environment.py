@@ -1,0 +1,142 @@
+"""The environment of a process that computes with tinygrad. Imports no tinygrad.
+
+tinygrad reads its environment once, while it is imported. Left alone it opens every backend it has
+in turn, and as root its AMD and NVIDIA backends may take a GPU from its driver: so ``DEV`` is always
+explicit, and for AMD it names the kernel's compute driver (``KFD``) as the only way to the device.
+Names are those of tinygrad 0.14.0 (``helpers.Target``, ``runtime/ops_*.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from potluck.errors import EngineError
+from potluck.probe.icds import icd_environment
+
+if TYPE_CHECKING:
+    from potluck.types.hardware import Interface
+
+CUDA = "tinygrad:CUDA"
+AMD = "tinygrad:AMD"
+QCOM = "tinygrad:QCOM"
+CL = "tinygrad:CL"
+CPU = "tinygrad:CPU"
+
+VARIANTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        # Compilers, by tinygrad's names for them. PTX needs nothing but the driver.
+        CUDA: MappingProxyType({"ptx": "PTX", "nvrtc": "CUDA"}),
+        AMD: MappingProxyType({"llvm": "LLVM", "hip": "HIP"}),
+        QCOM: MappingProxyType({"cl": "CL"}),
+        CL: MappingProxyType({"opencl": "OPENCL"}),
+        CPU: MappingProxyType({"clang": "CLANG"}),
+    }
+)
+"""Of every backend, the compilers that it may use: our names, and what ``DEV`` calls them.
+
+The one that needs least is first; an address without a variant uses it.
+"""
+
+
+def tinygrad_environment(
+    backend: str,
+    interface: Interface | None,
+    variant: str,
+    *,
+    compiled_kernels: Path | None = None,
+) -> Mapping[str, str]:
+    """What ``os.environ`` must be updated with before ``adapter`` is imported.
+
+    ``interface`` says which device, None the only one. ``variant`` is one of ``VARIANTS`` or empty.
+    ``compiled_kernels`` is a file, or will be, in a folder that can be written to, where processes
+    keep kernels for one another; without it nothing is kept, and nothing outside the process is
+    read or written. Raises ``EngineError`` for a device that cannot be chosen this way.
+    """
+    compilers = VARIANTS.get(backend)
+    if compilers is None:
+        raise EngineError(
+            f"tinygrad has no backend {backend}", hint=f"there are {', '.join(VARIANTS)}"
+        )
+    if variant and variant not in compilers:
+        raise EngineError(
+            f"{backend} has no variant {variant}", hint=f"it has {', '.join(compilers)}"
+        )
+    compiler = compilers[variant or next(iter(compilers))]
+    address = "" if interface is None else interface.address
+    cache = (
+        {"CACHELEVEL": "0"}
+        if compiled_kernels is None
+        else {"CACHELEVEL": "2", "CACHEDB": str(compiled_kernels)}
+    )
+    # Compilers in this process only: helpers of helpers would outlive a child that is killed.
+    common = {"PARALLEL": "0", **cache}
+    match backend:
+        case "tinygrad:CUDA":
+            return {**common, "DEV": f"CUDA:{compiler}", **_cuda_choice(address)}
+        case "tinygrad:AMD":
+            return {**common, "DEV": f"KFD:{_rank(address)}+AMD:{compiler}"}
+        case "tinygrad:CL":
+            return {**common, "DEV": f"CL:{compiler}", **_opencl_choice(address)}
+        case _:
+            return {**common, "DEV": f"{backend.partition(':')[2]}:{compiler}"}
+
+
+def tinygrad_device(backend: str, interface: Interface | None) -> str:
+    """What tinygrad calls the device in a process with that environment: ``CL``, ``CL:1``.
+
+    All but OpenCL's are chosen by the environment, so that they are the only ones.
+    """
+    name = backend.partition(":")[2]
+    if backend != CL or interface is None or not interface.address:
+        return name
+    _, _, device = _opencl_place(interface.address)
+    return f"{name}:{device}" if device else name
+
+
+def _cuda_choice(address: str) -> dict[str, str]:
+    """A UUID (``GPU-…``, ``MIG-…``) chooses; nothing is said of the only device."""
+    if not address:
+        return {}
+    if not address.startswith(("GPU-", "MIG-")):
+        raise EngineError(
+            f"the CUDA device at {address} cannot be told from others without its UUID",
+            hint="see why NVML does not tell it: potluck doctor",
+        )
+    return {"CUDA_VISIBLE_DEVICES": address, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def _rank(address: str) -> int:
+    if address and not address.isdecimal():
+        raise EngineError(
+            f"{address!r} is no place among the nodes of KFD",
+            hint="this is a defect in Potluck; please report it",
+        )
+    return int(address or "0")
+
+
+def _opencl_choice(address: str) -> dict[str, str]:
+    if not address:
+        return {}
+    file, platform, _ = _opencl_place(address)
+    if platform:
+        raise EngineError(
+            f"tinygrad only uses the first OpenCL platform of {file}, and this is number "
+            f"{platform} (from 0)",
+            hint="use another backend for this device",
+        )
+    return dict(icd_environment(address))
+
+
+def _opencl_place(address: str) -> tuple[str, int, int]:
+    """File, platform and device of ``/etc/OpenCL/vendors/pocl.icd#0:0``."""
+    file, _, place = address.rpartition("#")
+    platform, _, device = place.partition(":")
+    if not (file and platform.isdecimal() and device.isdecimal()):
+        raise EngineError(
+            f"{address!r} is no address of an OpenCL device",
+            hint="this is a defect in Potluck; please report it",
+        )
+    return file, int(platform), int(device)

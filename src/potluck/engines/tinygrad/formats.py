@@ -1,0 +1,253 @@
+"""What the words of a block mean, as expressions of tinygrad.
+
+Block layouts are those of llama.cpp's ``ggml-common.h``, as in ``engines/dequantize``; where the
+words are, ``layout`` says. A block is gone through in *units*, each the few values that a word or
+two of numbers hold, by one or more loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from potluck.engines.tinygrad.adapter import UOp, dtypes
+from potluck.types.tensor import TensorFormat
+
+Read = Callable[[UOp | int], UOp]
+"""A number of the block by its index: a uint32 word, or a uint16."""
+
+ToFloat = Callable[[UOp], UOp]
+"""The bits of an f16, uint16 or uint32, as float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """Values of a unit that share a scale: each is ``scale * number + minimum``."""
+
+    numbers: tuple[UOp, ...]
+    """Float32."""
+    places: tuple[UOp | int, ...]
+    """Where in the block each is."""
+    scale: UOp | None = None
+    """Float32, and the same throughout the last loop; None is 1. So is ``minimum``; None is 0."""
+    minimum: UOp | None = None
+
+
+Unit = Callable[[Read, Read, ToFloat, tuple[UOp, ...]], tuple[Values, ...]]
+"""Reads words and halves and gives the values of the unit at these indices of the loops."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoder:
+    """How a block is gone through: ``loops`` are sizes, the outermost first."""
+
+    loops: tuple[int, ...]
+    unit: Unit
+
+
+def f16_bits_to_float(bits: UOp) -> UOp:
+    """By integer arithmetic alone, for devices without f16, and exact for every f16.
+
+    Subnormals become floats by conversion, as a device may take float32 subnormals for zeros.
+    """
+    bits = bits.cast(dtypes.uint32)
+    exponent, mantissa = (bits >> 10) & 31, bits & 1023
+    small = mantissa.cast(dtypes.int32).cast(dtypes.float32) * 2.0**-24
+    # The exponent's bias is 15 in the one and 127 in the other; of infinities and NaNs it is 31
+    # and 255.
+    shifted = ((bits & 0x7FFF) << 13) + (112 << 23)
+    shifted = exponent.eq(31).where(shifted + (112 << 23), shifted)
+    magnitude = exponent.eq(0).where(small, shifted.bitcast(dtypes.float32))
+    return (bits & 0x8000).ne(0).where(-magnitude, magnitude)
+
+
+def f16_to_float(bits: UOp) -> UOp:
+    """On a device that has f16."""
+    return bits.cast(dtypes.uint16).bitcast(dtypes.float16).cast(dtypes.float32)
+
+
+def _f32(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
+    numbers = tuple(word(i).bitcast(dtypes.float32) for i in range(4))
+    return (Values(numbers=numbers, places=tuple(range(4))),)
+
+
+def _f16(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
+    words = [word(i) for i in range(4)]
+    numbers = tuple(to_float(bits) for w in words for bits in (w & 0xFFFF, w >> 16))
+    return (Values(numbers=numbers, places=tuple(range(8))),)
+
+
+def _bf16(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
+    words = [word(i) for i in range(4)]
+    numbers = tuple(
+        bits.bitcast(dtypes.float32) for w in words for bits in (w << 16, w & 0xFFFF0000)
+    )
+    return (Values(numbers=numbers, places=tuple(range(8))),)
+
+
+def _q8_0(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
+    (j,) = at
+    w = word(j)
+    numbers = tuple(_signed(w, 8 * i, 8) for i in range(4))
+    return (Values(numbers=numbers, places=_four(4 * j), scale=to_float(half(0))),)
+
+
+def _q4_0(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
+    """Nibbles in two's complement (see ``layout``)."""
+    (j,) = at
+    w = word(j)
+    numbers = tuple(_signed(w, 8 * i + s, 4) for s in (0, 4) for i in range(4))
+    places = (*_four(4 * j), *_four(4 * j + 16))
+    return (Values(numbers=numbers, places=places, scale=to_float(half(0))),)
+
+
+def _q4_1(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
+    (j,) = at
+    w = word(j + 1)
+    numbers = tuple(_unsigned(w, 8 * i + s, 4) for s in (0, 4) for i in range(4))
+    scale, minimum = _pair(word(0), to_float)
+    places = (*_four(4 * j), *_four(4 * j + 16))
+    return (Values(numbers=numbers, places=places, scale=scale, minimum=minimum),)
+
+
+def _q5_0(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
+    (j,) = at
+    numbers = tuple(_number(q - 16) for q in _fives(word(j + 1), word(0), j))
+    places = (*_four(4 * j), *_four(4 * j + 16))
+    return (Values(numbers=numbers, places=places, scale=to_float(half(0))),)
+
+
+def _q5_1(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
+    (j,) = at
+    numbers = tuple(_number(q) for q in _fives(word(j + 2), word(1), j))
+    scale, minimum = _pair(word(0), to_float)
+    places = (*_four(4 * j), *_four(4 * j + 16))
+    return (Values(numbers=numbers, places=places, scale=scale, minimum=minimum),)
+
+
+def _q4_k(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
+    pair, j = at
+    w = word(pair * 8 + j + 4)
+    return tuple(
+        Values(
+            numbers=tuple(_unsigned(w, 8 * i + 4 * side, 4) for i in range(4)),
+            places=_four(pair * 64 + 32 * side + 4 * j),
+            scale=scale,
+            minimum=minimum,
+        )
+        for side, (scale, minimum) in enumerate(_k_scales(word, to_float, pair))
+    )
+
+
+def _q5_k(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
+    pair, j = at
+    w = word(pair * 8 + j + 12)
+    high = word(j + 4) >> (pair * 2).cast(dtypes.uint32)
+    return tuple(
+        Values(
+            numbers=tuple(
+                _number(((w >> (8 * i + 4 * side)) & 15) | (((high >> (8 * i + side)) & 1) << 4))
+                for i in range(4)
+            ),
+            places=_four(pair * 64 + 32 * side + 4 * j),
+            scale=scale,
+            minimum=minimum,
+        )
+        for side, (scale, minimum) in enumerate(_k_scales(word, to_float, pair))
+    )
+
+
+def _q6_k(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
+    """Loops over the halves of the block, the halves of their quarters, and words."""
+    side, sixteen, j = at
+    j = sixteen * 4 + j
+    low = (word(side * 16 + j), word(side * 16 + 8 + j))
+    pairs = word(side * 8 + j + 32)
+    scales = [word(side * 2 + i + 48) for i in range(2)]
+    values = []
+    for quarter in range(4):
+        w, shift = low[quarter % 2], 4 * (quarter // 2)
+        numbers = tuple(
+            _number(
+                (((w >> (8 * i + shift)) & 15) | (((pairs >> (8 * i + 2 * quarter)) & 3) << 4)) - 32
+            )
+            for i in range(4)
+        )
+        byte = (sixteen + 2 * (quarter % 2)) * 8
+        scale = _number((scales[quarter // 2] << (24 - byte).cast(dtypes.uint32)), 24)
+        values.append(
+            Values(
+                numbers=numbers,
+                places=_four(side * 128 + 32 * quarter + 4 * j),
+                scale=to_float(half(0)) * scale,
+            )
+        )
+    return tuple(values)
+
+
+DECODERS: Mapping[TensorFormat, Decoder] = {
+    TensorFormat.F32: Decoder(loops=(), unit=_f32),
+    TensorFormat.F16: Decoder(loops=(), unit=_f16),
+    TensorFormat.BF16: Decoder(loops=(), unit=_bf16),
+    TensorFormat.Q8_0: Decoder(loops=(8,), unit=_q8_0),
+    TensorFormat.Q4_0: Decoder(loops=(4,), unit=_q4_0),
+    TensorFormat.Q4_1: Decoder(loops=(4,), unit=_q4_1),
+    TensorFormat.Q5_0: Decoder(loops=(4,), unit=_q5_0),
+    TensorFormat.Q5_1: Decoder(loops=(4,), unit=_q5_1),
+    TensorFormat.Q4_K: Decoder(loops=(4, 8), unit=_q4_k),
+    TensorFormat.Q5_K: Decoder(loops=(4, 8), unit=_q5_k),
+    TensorFormat.Q6_K: Decoder(loops=(2, 2, 4), unit=_q6_k),
+}
+
+
+def _four(first: UOp) -> tuple[UOp, ...]:
+    return tuple(first + i for i in range(4))
+
+
+def _number(bits: UOp, shift: int = 0) -> UOp:
+    """A two's complement uint32, shifted right, as float32."""
+    signed = bits.bitcast(dtypes.int32)
+    return (signed >> shift if shift else signed).cast(dtypes.float32)
+
+
+def _unsigned(word: UOp, first_bit: int, num_bits: int) -> UOp:
+    return _number((word >> first_bit) & ((1 << num_bits) - 1))
+
+
+def _signed(word: UOp, first_bit: int, num_bits: int) -> UOp:
+    """By an arithmetic shift."""
+    unused = 32 - num_bits - first_bit
+    return _number(word << unused if unused else word, 32 - num_bits)
+
+
+def _pair(word: UOp, to_float: ToFloat) -> tuple[UOp, UOp]:
+    """Two f16 numbers, the one in the low bits first."""
+    return to_float(word & 0xFFFF), to_float(word >> 16)
+
+
+def _fives(w: UOp, high: UOp, j: UOp) -> list[UOp]:
+    """Eight numbers of five bits: four from low nibbles, four from high ones."""
+    high = high >> (j * 4).cast(dtypes.uint32)
+    return [
+        ((w >> (8 * i + 4 * side)) & 15) | (((high >> (i + 16 * side)) & 1) << 4)
+        for side in (0, 1)
+        for i in range(4)
+    ]
+
+
+def _k_scales(word: Read, to_float: ToFloat, pair: UOp) -> list[tuple[UOp, UOp]]:
+    """Scale and minimum, to be added, of the groups ``2 * pair`` and ``2 * pair + 1``.
+
+    Words 1, 2 and 3 have 12 bytes; see ``engines/dequantize._with_group_scales``.
+    """
+    block_scale, block_minimum = _pair(word(0), to_float)
+    first, second, third = (word(i) for i in (1, 2, 3))
+    is_first = pair < 2
+    found = []
+    for side in (0, 1):
+        byte = ((pair % 2) * 16 + 8 * side).cast(dtypes.uint32)
+        a, b, c = first >> byte, second >> byte, third >> byte
+        scale = is_first.where(a & 63, (c & 15) | (((a >> 6) & 3) << 4))
+        minimum = is_first.where(b & 63, ((c >> 4) & 15) | (((b >> 6) & 3) << 4))
+        found.append((block_scale * _number(scale), -block_minimum * _number(minimum)))
+    return found

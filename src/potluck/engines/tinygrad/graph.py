@@ -1,0 +1,137 @@
+"""Programs as tinygrad computes them: the ops of a call of a fixed number of rows.
+
+Registers are lazy tensors; where one must exist in memory, rather than be computed again in every
+kernel that reads it, it is made contiguous.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, assert_never
+
+from potluck.engines.tinygrad.adapter import Tensor, UOp, dtypes, own_kernel
+from potluck.engines.tinygrad.attention import CacheTensors, append, attend
+from potluck.types.program import (
+    HIDDEN,
+    Activation,
+    Add,
+    Attention,
+    Embed,
+    GatedActivation,
+    Head,
+    Linear,
+    RmsNorm,
+    Rope,
+)
+
+if TYPE_CHECKING:
+    from potluck.engines.tinygrad.weights import DeviceWeights
+    from potluck.types.program import Program
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallInputs:
+    """What a call of ``T`` rows is given: int32 ``[T]``, but float32 for ``angles`` and ``hidden``.
+
+    ``tables``: see ``attention.attend``. ``angles`` ``[T, 2, head_dim / 2]`` are cosines and sines,
+    None without rope; ``hidden`` ``[T, hidden_size]`` is None on the stage with the embedding.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    tables: Tensor
+    angles: Tensor | None
+    hidden: Tensor | None
+
+
+def run_ops(
+    program: Program,
+    weights: DeviceWeights,
+    caches: tuple[CacheTensors, ...],
+    inputs: CallInputs,
+    num_blocks: UOp,
+) -> Tensor:
+    """What the program's ops but ``Head`` compute: the register that the head or the stage gives.
+
+    Float32 ``[T, width]``, not yet realized. The caches are written as it is.
+    """
+    registers: dict[str, Tensor] = {} if inputs.hidden is None else {HIDDEN: inputs.hidden}
+    for op in program.ops:
+        match op:
+            case Embed():
+                registers[op.out] = weights.matrix(op.weight).rows(inputs.tokens).contiguous()
+            case RmsNorm():
+                registers[op.out] = rms_norm(registers[op.x], weights.vector(op.weight), op)
+            case Linear():
+                out = weights.matrix(op.weight).linear(registers[op.x])
+                registers[op.out] = out if op.bias is None else out + weights.vector(op.bias)
+            case Rope():
+                assert inputs.angles is not None
+                registers[op.x] = rope(registers[op.x], inputs.angles, op)
+            case Attention():
+                cache = append(
+                    caches[op.cache_index],
+                    program.caches[op.cache_index],
+                    registers[op.k],
+                    registers[op.v],
+                    inputs.slots,
+                )
+                registers[op.out] = attend(
+                    op,
+                    registers[op.q],
+                    cache,
+                    tables=inputs.tables,
+                    positions=inputs.positions,
+                    num_blocks=num_blocks,
+                )
+            case GatedActivation(activation=Activation.SILU):
+                registers[op.out] = registers[op.gate].silu() * registers[op.up]
+            case Add():
+                # Or every op to come would add up all branches again.
+                registers[op.x] = (registers[op.x] + registers[op.y]).contiguous()
+            case Head():
+                return registers[op.x]
+            case _:
+                assert_never(op)
+    return registers[HIDDEN]
+
+
+def rms_norm(x: Tensor, weight: Tensor, op: RmsNorm) -> Tensor:
+    """See ``RmsNorm``."""
+    groups = x.reshape(x.shape[0], x.shape[1] // op.group, op.group)
+    mean_square = groups.square().mean(-1, keepdim=True)
+    return (groups * (mean_square + op.epsilon).rsqrt() * weight).reshape(x.shape)
+
+
+def rope(x: Tensor, angles: Tensor, op: Rope) -> Tensor:
+    """See ``Rope``."""
+    halves = x.reshape(x.shape[0], op.num_heads, 2, op.head_dim // 2)
+    first, second = halves[:, :, 0], halves[:, :, 1]
+    cos, sin = angles[:, 0].unsqueeze(1), angles[:, 1].unsqueeze(1)
+    turned = Tensor.stack(first * cos - second * sin, second * cos + first * sin, dim=2)
+    return turned.reshape(x.shape)
+
+
+def keep(place: Tensor, x: Tensor) -> Tensor:
+    """``place`` ``[at least T, width]`` with its first rows replaced by ``x`` ``[T, width]``."""
+
+    def kernel(place: UOp, x: UOp) -> UOp:
+        row, column = UOp.range(x.shape[0], 0), UOp.range(x.shape[1], 1)
+        store = place[row, column].store(x[row, column].load())
+        return own_kernel("keep_rows", x.device, store.end(row, column))
+
+    return place.custom_kernel(x, fxn=kernel)[0]
+
+
+def pick(x: Tensor, rows: Tensor) -> Tensor:
+    """The rows ``rows`` ``[W]`` of ``x`` ``[T, width]``."""
+
+    def kernel(out: UOp, x: UOp, rows: UOp) -> UOp:
+        row, column = UOp.range(out.shape[0], 0), UOp.range(out.shape[1], 1)
+        source = rows[row].load().cast(dtypes.weakint)
+        store = out[row, column].store(x[source, column].load())
+        return own_kernel("pick_rows", x.device, store.end(row, column))
+
+    out = Tensor.empty(rows.shape[0], x.shape[1], dtype=x.dtype, device=x.device)
+    return out.custom_kernel(x, rows, fxn=kernel)[0]

@@ -1,0 +1,121 @@
+"""Steps as the calls that compute them: pieces of at most 32 tokens, padded. Imports no tinygrad."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from potluck.engines.tinygrad.sizes import BUCKETS
+from potluck.types.step import KV_BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from potluck.types.step import SequenceSlice, Step
+
+    Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Rows ``[first_row, first_row + num_rows)`` of a step, in a call for ``bucket`` rows.
+
+    All arrays are int32 with one row per row of the call. ``slots`` is where each token's key and
+    value go: cache block × 16 + offset. ``tables`` ``[bucket, num_blocks]`` are the sequences'
+    block tables as far as any of them is needed. ``wanted`` are the rows, within the piece, whose
+    logits are wanted.
+    """
+
+    bucket: int
+    first_row: int
+    num_rows: int
+    tokens: Ints
+    positions: Ints
+    slots: Ints
+    tables: Ints
+    wanted: Ints
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that attention must look at."""
+        return self.tables.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    token: int
+    position: int
+    part: SequenceSlice
+    is_wanted: bool
+
+
+def pieces_of(step: Step, *, trash_block: int, has_cache: bool) -> Iterator[Piece]:
+    """The pieces of a step that has been checked, to be computed in order.
+
+    Padding is token 0 at position 0, which goes to ``trash_block`` and sees nothing else. Without
+    a cache (a stage of no layers) block tables are not looked at.
+    """
+    rows = list(_rows(step))
+    first = 0
+    while first < len(rows):
+        bucket = bucket_for(len(rows) - first)
+        piece = rows[first : first + bucket]
+        yield _piece(piece, first, bucket, trash_block, has_cache=has_cache)
+        first += len(piece)
+
+
+def padding_piece(bucket: int, trash_block: int) -> Piece:
+    """A piece of nothing but padding, of which all logits are wanted."""
+    return Piece(
+        bucket=bucket,
+        first_row=0,
+        num_rows=bucket,
+        tokens=np.zeros(bucket, np.int32),
+        positions=np.zeros(bucket, np.int32),
+        slots=np.full(bucket, trash_block * KV_BLOCK_TOKENS, np.int32),
+        tables=np.full((bucket, 1), trash_block, np.int32),
+        wanted=np.arange(bucket, dtype=np.int32),
+    )
+
+
+def bucket_for(num_rows: int) -> int:
+    """The smallest bucket that holds ``num_rows``, or the largest there is."""
+    return next((bucket for bucket in BUCKETS if bucket >= num_rows), BUCKETS[-1])
+
+
+def _rows(step: Step) -> Iterator[_Row]:
+    for part in step.slices:
+        last = len(part.tokens) - 1
+        for index, token in enumerate(part.tokens):
+            yield _Row(token, part.start_position + index, part, part.sample and index == last)
+
+
+def _piece(
+    rows: list[_Row], first_row: int, bucket: int, trash_block: int, *, has_cache: bool
+) -> Piece:
+    num_blocks = max(row.position for row in rows) // KV_BLOCK_TOKENS + 1 if has_cache else 1
+    tokens, positions = np.zeros(bucket, np.int32), np.zeros(bucket, np.int32)
+    slots = np.full(bucket, trash_block * KV_BLOCK_TOKENS, np.int32)
+    tables = np.full((bucket, num_blocks), trash_block, np.int32)
+    for index, row in enumerate(rows):
+        tokens[index] = row.token
+        positions[index] = row.position
+        if not has_cache:
+            continue
+        block, offset = divmod(row.position, KV_BLOCK_TOKENS)
+        slots[index] = row.part.block_table[block] * KV_BLOCK_TOKENS + offset
+        tables[index, : block + 1] = row.part.block_table[: block + 1]
+    wanted = np.array([i for i, row in enumerate(rows) if row.is_wanted], np.int32)
+    return Piece(
+        bucket=bucket,
+        first_row=first_row,
+        num_rows=len(rows),
+        tokens=tokens,
+        positions=positions,
+        slots=slots,
+        tables=tables,
+        wanted=wanted,
+    )

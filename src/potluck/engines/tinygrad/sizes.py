@@ -1,0 +1,52 @@
+"""How much memory a program takes on tinygrad besides its weights. Imports no tinygrad."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from potluck.types.program import Attention, Head
+from potluck.types.step import KV_BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from potluck.types.program import Program
+
+BUCKETS = (1, 32)
+"""Tokens that one call computes; what is fewer is padded.
+
+1 is decoding, where every product reads its weights for one row. At 32 a product reads them once
+for 32 rows, and a desktop GPU begins to be limited by arithmetic; more would leave more padding.
+"""
+
+_F32_BYTES = 4
+_F16_BYTES = 2
+
+
+def cache_bytes(program: Program, num_blocks: int, *, has_f16: bool) -> int:
+    """The key-value caches of ``num_blocks`` blocks, and of one more that padding is written to."""
+    row = sum(2 * cache.num_kv_heads * cache.head_dim for cache in program.caches)
+    return (num_blocks + 1) * KV_BLOCK_TOKENS * row * (_F16_BYTES if has_f16 else _F32_BYTES)
+
+
+def scratch_bytes(program: Program, max_step_tokens: int) -> int:
+    """What the calls of all buckets need at most.
+
+    Every bucket keeps what it is given and gives back. Between, at most the registers, twice (with
+    the copies that products and norms make), and one attention's scores are alive at a time; no
+    register shares its memory with another in this count, though tinygrad's do.
+    """
+    context = num_table_blocks(program) * KV_BLOCK_TOKENS
+    widths = sum(register.width for register in program.registers)
+    scores = max(
+        (op.num_heads * context for op in program.ops if isinstance(op, Attention)), default=0
+    )
+    logits = max((op.vocab_size for op in program.ops if isinstance(op, Head)), default=0)
+    given = 4 + num_table_blocks(program) + 2 * program.hidden_size
+    given += 0 if program.rope is None else 2 * program.rope.cos.shape[1]
+    per_token = 2 * widths + scores + logits + given
+    buckets = [size for size in BUCKETS if size == 1 or max_step_tokens > 1]
+    return _F32_BYTES * per_token * sum(buckets)
+
+
+def num_table_blocks(program: Program) -> int:
+    """Cache blocks that a sequence can have: what a block table must hold."""
+    return -(-program.context_tokens // KV_BLOCK_TOKENS)

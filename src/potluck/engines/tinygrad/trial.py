@@ -1,0 +1,157 @@
+"""tinygrad's backends, tried out and measured: what ``potluck.probe.trials`` runs in a child.
+
+The interface says which of them it is: ``cuda``, ``kfd``, ``kgsl``, ``opencl``, or none for the
+CPU. Everything goes through ``TinygradEngine``, as when models are served. Prints what it computed,
+and judges nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from potluck.engines.tinygrad.environment import (
+    AMD,
+    CL,
+    CPU,
+    CUDA,
+    QCOM,
+    VARIANTS,
+    tinygrad_device,
+    tinygrad_environment,
+)
+from potluck.errors import EngineError, PotluckError
+from potluck.probe.interfaces import read_interface
+
+if TYPE_CHECKING:
+    from potluck.engines.tinygrad.engine import TinygradEngine
+    from potluck.types.engine import MakeEngine
+    from potluck.types.hardware import Interface
+    from potluck.types.program import Program
+
+_BACKENDS = {"cuda": CUDA, "kfd": AMD, "kgsl": QCOM, "opencl": CL}
+"""By the interface that they open a device through."""
+
+_RATE_TOKENS = 32
+"""What the engine computes at once."""
+
+
+def main(arguments: list[str]) -> None:
+    """Carry out one of the commands of ``potluck.probe.trials``, and print its document."""
+    try:
+        document = _document(arguments)
+    except (ImportError, ValueError) as error:
+        document = {"refused": f"{error}"}
+    except PotluckError as error:
+        document = {"refused": f"{error.message}{': ' + error.hint if error.hint else ''}"}
+    print(json.dumps(document))  # noqa: T201 - the answer of a child process
+
+
+def _document(arguments: list[str]) -> dict[str, object]:
+    match arguments:
+        case ["variants", _, interface]:
+            return {"variants": list(VARIANTS[_backend(read_interface(interface))])}
+        case ["self-test", _, interface, variant]:
+            from potluck.engines.self_test import self_test
+
+            make_engine = _maker(read_interface(interface), variant)
+            return {"results": {variant: self_test(make_engine)}}
+        case ["self-test", device_id, interface, *variants]:
+            variants = variants or list(VARIANTS[_backend(read_interface(interface))])
+            if len(variants) == 1:
+                return _document(["self-test", device_id, interface, *variants])
+            return {"results": _results_of_each(device_id, interface, variants)}
+        case ["measure", _, interface, variant, _, max_weights_bytes]:
+            return {**_measure(read_interface(interface), variant, int(max_weights_bytes))}
+    return {"refused": f"no such command: {' '.join(arguments)}"}
+
+
+def _backend(interface: Interface | None) -> str:
+    if interface is None:
+        return CPU
+    if interface.api not in _BACKENDS:
+        raise EngineError(f"tinygrad has no backend for {interface.api}")
+    return _BACKENDS[interface.api]
+
+
+def _results_of_each(device_id: str, interface: str, variants: list[str]) -> dict[str, object]:
+    """The results of those that do not refuse, each from a process of its own.
+
+    tinygrad reads its environment, and so the variant, once. Dies of the signal that one of them
+    died of. Raises ``EngineError`` where all refuse.
+    """
+    results: dict[str, object] = {}
+    refusals: list[str] = []
+    for variant in variants:
+        command = (sys.executable, "-P", "-m", __spec__.name)
+        child = subprocess.run(
+            [*command, "self-test", device_id, interface, variant],
+            stdout=subprocess.PIPE,
+            check=False,
+        )
+        if child.returncode < 0:
+            os.kill(os.getpid(), -child.returncode)
+        document = json.loads(child.stdout) if child.returncode == 0 else {}
+        if "results" in document:
+            results.update(document["results"])
+        else:
+            refusals.append(f"{variant}: {document.get('refused', 'failed')}")
+    if not results:
+        raise EngineError("; ".join(refusals))
+    return results
+
+
+def _measure(
+    interface: Interface | None, variant: str, max_weights_bytes: int
+) -> dict[str, dict[str, dict[str, object]]]:
+    """What the device has no f16 for is not measured in f16, and nothing in int8.
+
+    The engine multiplies by 8-bit weights as floats.
+    """
+    make_engine = _maker(interface, variant)
+    from potluck.engines.measure import Subject, measure
+    from potluck.engines.tinygrad.device import open_device
+    from potluck.probe.cpu_cache import last_level_cache_bytes
+    from potluck.types.tensor import TensorFormat
+
+    backend = _backend(interface)
+    device = open_device(tinygrad_device(backend, interface))
+    formats = {"f32_operations_per_second": TensorFormat.F32}
+    if device.has_f16:
+        formats["f16_operations_per_second"] = TensorFormat.F16
+    arithmetic = "f16" if device.has_f16 else "f32: the device has no f16"
+    subject = Subject(
+        make_engine=make_engine,
+        formats=formats,
+        num_tokens=_RATE_TOKENS,
+        cache_bytes=last_level_cache_bytes() if backend == CPU else None,
+        ending=f"{backend} ({variant}, {arithmetic})",
+    )
+    return measure(subject, max_weights_bytes, _print_progress)
+
+
+def _maker(interface: Interface | None, variant: str) -> MakeEngine:
+    """Set this process up for the device, before tinygrad is imported."""
+    backend = _backend(interface)
+    os.environ.update(tinygrad_environment(backend, interface, variant))
+    from potluck.engines.tinygrad.engine import TinygradEngine
+
+    device = tinygrad_device(backend, interface)
+
+    def make_engine(program: Program, *, num_blocks: int, max_step_tokens: int) -> TinygradEngine:
+        return TinygradEngine(
+            program, num_blocks=num_blocks, max_step_tokens=max_step_tokens, device=device
+        )
+
+    return make_engine
+
+
+def _print_progress(fraction: float) -> None:
+    print(json.dumps({"progress": round(fraction, 3)}), flush=True)  # noqa: T201 - see main
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,216 @@
+"""Weights on a device: matrices packed as they are stored, vectors as float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from potluck.engines.dequantize import dequantize
+from potluck.engines.tinygrad.adapter import Tensor, dtypes
+from potluck.engines.tinygrad.formats import f16_bits_to_float, f16_to_float
+from potluck.engines.tinygrad.kernels import Launch, linear_kernel, rows_kernel
+from potluck.engines.tinygrad.layout import PANEL_ROWS, MatrixLayout, arrange
+from potluck.engines.tinygrad.memory import Plane, launch_for, release_memory
+from potluck.errors import EngineError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from potluck.engines.tinygrad.formats import ToFloat
+    from potluck.types.program import Program
+    from potluck.types.tensor import TensorInfo
+
+
+class DeviceMatrix:
+    """A packed matrix ``[rows, columns]``."""
+
+    def __init__(
+        self, device: str, layout: MatrixLayout, launch: Launch, to_float: ToFloat
+    ) -> None:
+        self._device = device
+        self._layout = layout
+        self._launch = launch
+        self._to_float = to_float
+        self._words = Plane(device, dtypes.uint32, *layout.words_shape)
+        halves = layout.halves_shape
+        self._halves = None if halves is None else Plane(device, dtypes.uint16, *halves)
+
+    @property
+    def num_bytes(self) -> int:
+        """On the device."""
+        return self._words.num_bytes + (self._halves.num_bytes if self._halves else 0)
+
+    def append(self, stored: NDArray[np.uint8]) -> None:
+        """Take the rows after those there are: whole panels, or the last.
+
+        ``stored`` is uint8 ``[rows, row_bytes]``, and not kept.
+        """
+        words, halves = arrange(stored, self._layout)
+        self._words.append(words)
+        if self._halves:
+            self._halves.append(halves)
+
+    def linear(self, x: Tensor) -> Tensor:
+        """``x @ weight.T``: float32 ``[T, rows]`` for float32 ``[T, columns]``."""
+        num_tokens, layout = x.shape[0], self._layout
+        if layout.padded_columns > layout.num_columns:
+            x = x.pad(((0, 0), (0, layout.padded_columns - layout.num_columns)))
+        out = Tensor.empty(
+            num_tokens, layout.num_panels, PANEL_ROWS, dtype=dtypes.float32, device=self._device
+        )
+        kernel = linear_kernel(layout, num_tokens, self._launch, self._to_float)
+        out = out.custom_kernel(*self._tensors(), x.T.contiguous(), fxn=kernel)[0]
+        return out.reshape(num_tokens, -1)[:, : layout.num_rows]
+
+    def rows(self, tokens: Tensor) -> Tensor:
+        """``weight[tokens]``: float32 ``[T, columns]`` for int32 ``[T]``, all of them rows."""
+        num_tokens, layout = tokens.shape[0], self._layout
+        out = Tensor.empty(
+            num_tokens, layout.padded_columns, dtype=dtypes.float32, device=self._device
+        )
+        kernel = rows_kernel(layout, num_tokens, self._launch, self._to_float)
+        out = out.custom_kernel(*self._tensors(), tokens.contiguous(), fxn=kernel)[0]
+        return out[:, : layout.num_columns]
+
+    def _tensors(self) -> list[Tensor]:
+        return [self._words.tensor, *([self._halves.tensor] if self._halves else [])]
+
+
+class DeviceWeights:
+    """A ``TensorSink`` that takes the tensors of ``program`` and nothing else.
+
+    ``device`` is tinygrad's name of it, ``has_f16`` whether it computes with f16. Rows go to the
+    device as they come: what is held besides is said by ``layout.staging_bytes``. A device without
+    memory or a driver that fails raises ``UnitFaultError``. ``launch`` is chosen by the device.
+    """
+
+    def __init__(
+        self, program: Program, device: str, has_f16: bool, *, launch: Launch | None = None
+    ) -> None:
+        self._device = device
+        self._launch = launch_for(device) if launch is None else launch
+        self._to_float = f16_to_float if has_f16 else f16_bits_to_float
+        self._shapes = {weight.name: weight.shape for weight in program.weights}
+        self._loading: dict[str, _LoadingMatrix | _LoadingVector] = {}
+        self._matrices: dict[str, DeviceMatrix] = {}
+        self._vectors: dict[str, Plane] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """On the device, of the tensors that are there."""
+        matrices = sum(matrix.num_bytes for matrix in self._matrices.values())
+        return matrices + sum(vector.num_bytes for vector in self._vectors.values())
+
+    def matrix(self, name: str) -> DeviceMatrix:
+        """The matrix of that name, which was finished."""
+        return self._matrices[name]
+
+    def vector(self, name: str) -> Tensor:
+        """Float32 ``[n]``."""
+        return self._vectors[name].tensor
+
+    def missing(self) -> tuple[str, ...]:
+        """Names that have not been loaded."""
+        return tuple(
+            name
+            for name in self._shapes
+            if name not in self._matrices and name not in self._vectors
+        )
+
+    def clear(self) -> None:
+        """Free everything."""
+        self._loading.clear()
+        self._matrices.clear()
+        self._vectors.clear()
+        release_memory(self._device)
+
+    def begin(self, info: TensorInfo) -> None:
+        """Make room on the device; the name and the shape must be the program's."""
+        if info.name not in self._shapes:
+            raise _refused(f"the program reads no tensor {info.name}")
+        if info.shape != self._shapes[info.name]:
+            raise _refused(f"{info.name} is {info.shape}, and must be {self._shapes[info.name]}")
+        if info.name in self._loading or info.name not in self.missing():
+            raise _refused(f"{info.name} is written twice")
+        if info.num_columns % info.format.block_elements:
+            raise _refused(f"rows of {info.name} are not whole {info.format.label} blocks")
+        if len(info.shape) == 1:
+            plane = Plane(self._device, dtypes.float32, info.num_columns)
+            self._loading[info.name] = _LoadingVector(info=info, plane=plane)
+            return
+        layout = MatrixLayout.of(info)
+        matrix = DeviceMatrix(self._device, layout, self._launch, self._to_float)
+        rows = np.empty((layout.group_panels * PANEL_ROWS, layout.row_bytes), np.uint8)
+        self._loading[info.name] = _LoadingMatrix(info=info, matrix=matrix, rows=rows)
+
+    def write_rows(self, name: str, start_row: int, end_row: int, data: memoryview) -> None:
+        """Copy the rows after those written so far to the device, as panels are full."""
+        loading = self._get(name)
+        info = loading.info
+        if start_row != loading.num_written or not start_row <= end_row <= info.num_rows:
+            raise _refused(
+                f"rows {start_row} to {end_row} of {name} after row {loading.num_written}"
+            )
+        if data.nbytes != (end_row - start_row) * info.row_bytes:
+            raise _refused(f"{data.nbytes} bytes for {end_row - start_row} rows of {name}")
+        loading.write(data)
+
+    def finish(self, name: str) -> None:
+        """The tensor is whole, and can be used from now on."""
+        loading = self._get(name)
+        if loading.num_written < loading.info.num_rows:
+            raise _refused(f"{name} ends after row {loading.num_written}")
+        if isinstance(loading, _LoadingVector):
+            self._vectors[name] = loading.plane
+        else:
+            self._matrices[name] = loading.matrix
+        del self._loading[name]
+
+    def _get(self, name: str) -> _LoadingMatrix | _LoadingVector:
+        if name not in self._loading:
+            raise _refused(f"{name} was not begun")
+        return self._loading[name]
+
+
+@dataclass(slots=True, kw_only=True)
+class _LoadingVector:
+    info: TensorInfo
+    plane: Plane
+    num_written: int = 0
+
+    def write(self, data: memoryview) -> None:
+        """The one row."""
+        self.plane.append(dequantize(data, self.info.format, self.info.num_columns))
+        self.num_written = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class _LoadingMatrix:
+    """Rows ``[0, num_written)`` were taken, the last ``num_waiting`` of them into ``rows``."""
+
+    info: TensorInfo
+    matrix: DeviceMatrix
+    rows: NDArray[np.uint8]
+    num_written: int = 0
+    num_waiting: int = 0
+
+    def write(self, data: memoryview) -> None:
+        """Rows after those written, of which groups of panels go to the device as they are full."""
+        stored = np.frombuffer(data, np.uint8).reshape(-1, self.info.row_bytes)
+        while len(stored):
+            count = min(len(stored), len(self.rows) - self.num_waiting)
+            self.rows[self.num_waiting : self.num_waiting + count] = stored[:count]
+            stored = stored[count:]
+            self.num_waiting += count
+            self.num_written += count
+            if self.num_waiting == len(self.rows) or self.num_written == self.info.num_rows:
+                self.matrix.append(self.rows[: self.num_waiting])
+                self.num_waiting = 0
+
+
+def _refused(problem: str) -> EngineError:
+    return EngineError(
+        f"cannot take the weights: {problem}", hint="this is a defect in Potluck; please report it"
+    )

@@ -1,0 +1,271 @@
+"""Units that fail in use: the node stays up, answers from its CPU, and says why.
+
+Agents and workers are real, on a machine that plays a GPU: an engine that computes as the native
+one does, and fails when it is told to (``support.faulty_unit``).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+from support import faulty_unit
+from support.agents import AgentProcess, Document, Fleet, await_ready, eventually, no_end
+from support.faulty_unit import UNIT, Misbehaviour
+
+from potluck import Model
+
+ROOT = Path(__file__).parents[2]
+COMMAND = (sys.executable, "-m", "support.faulty_unit.agent")
+PROMPT = "Once upon a time"
+STEP_SECONDS = 1.0
+BACK_SECONDS = 5.0
+"""From the fault to an answer of the CPU, besides loading."""
+
+
+class Machine:
+    """One agent and its GPU."""
+
+    def __init__(self, directory: Path, **environ: str) -> None:
+        self._file = directory / "misbehaviour"
+        self.behave()
+        self.fleet = Fleet(directory)
+        self._environ = {
+            "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT / 'src'}",
+            "XDG_CACHE_HOME": str(directory / "cache"),
+            faulty_unit.FILE: str(self._file),
+            "POTLUCK_UNIT_STEP_SECONDS": str(STEP_SECONDS),
+            **environ,
+        }
+        self.agent: AgentProcess
+
+    def start(self) -> None:
+        self.agent = self.fleet.start(0, command=COMMAND, environ=self._environ).await_up()
+
+    def misbehave(self, how: Misbehaviour) -> None:
+        self._file.write_text(how.value, encoding="ascii")
+
+    def behave(self) -> None:
+        self._file.write_text("", encoding="ascii")
+
+    def unit(self) -> Document:
+        """The GPU, as the agent reports it."""
+        (node,) = self.agent.cluster()["nodes"]
+        found: dict[str, Document] = {unit["unit_id"]: unit for unit in node["units"]}
+        return found.get(UNIT, {"role": "none", "reason": ""})
+
+    def trial(self) -> Document:
+        """How the probe's trial of it went; nothing if it was not tried yet."""
+        (node,) = self.agent.cluster()["nodes"]
+        trials: dict[str, Document]
+        trials = {trial["backend"]: trial for trial in node["hardware"]["trials"]}
+        return trials.get(faulty_unit.BACKEND, {})
+
+    def await_gpu(self) -> None:
+        eventually(lambda: self.unit()["role"] == "serves", within=40, what="the GPU serves")
+
+    def deploy(self) -> Document:
+        return self.agent.deploy(context=256, cache=256)
+
+    def ask(self, max_tokens: int = 8) -> str:
+        with self.agent.client(timeout=20) as client:
+            answer = client.completions.create(
+                model="demo",
+                prompt=PROMPT,
+                max_tokens=max_tokens,
+                temperature=0,
+                logit_bias=no_end(),
+            )
+        return answer.choices[0].text
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    machine = Machine(tmp_path_factory.mktemp("faulty"))
+    with machine.fleet:
+        machine.start()
+        machine.await_gpu()
+        yield machine
+
+
+@pytest.fixture
+def machine(started: Machine) -> Iterator[Machine]:
+    """The machine with its GPU, and nothing deployed; afterwards the same agent is there."""
+    started.await_gpu()
+    pid = started.agent.pid
+    yield started
+    started.behave()
+    if started.agent.deployment("demo") is not None:
+        started.agent.ask("undeploy", name="demo")
+    assert started.agent.pid == pid
+    assert started.agent.process.poll() is None
+
+
+@functools.cache
+def expected_text() -> str:
+    """What the model says without a cluster."""
+    with Model.open("demo", context_tokens=256, num_threads=1) as alone:
+        bias = {int(token): value for token, value in no_end().items()}
+        generation = alone.generate(PROMPT, max_tokens=8, temperature=0, logit_bias=bias)
+        return generation.result().text
+
+
+def units_of(deployment: Document) -> list[str]:
+    return [stage["unit_id"] for stage in deployment["stages"]]
+
+
+def check_left(machine: Machine, reason: str, since: float) -> None:
+    """The unit is out for ``reason``; the CPU answers in time."""
+    deployment = await_ready(machine.agent, "demo")
+    assert units_of(deployment) == ["cpu/native"]
+    loading = deployment["stages"][0]["load_seconds"]
+    assert machine.ask() == expected_text()
+    assert time.monotonic() - since < BACK_SECONDS + loading
+    unit = machine.unit()
+    assert (unit["role"], unit["reason"][: len(reason)]) == ("out", reason)
+    assert f"{UNIT} is not used any more: {reason}" in machine.agent.log
+    eventually(lambda: len(machine.agent.workers()) == 1, within=5, what="one worker is left")
+
+
+IN_A_STEP = [
+    (Misbehaviour.DRIVER, "driver error: the context is lost"),
+    (Misbehaviour.CRASH, "killed: the worker was killed by SIGSEGV"),
+    (Misbehaviour.EXIT, "driver error: the worker ended with exit code 77 and said nothing"),
+    (Misbehaviour.HANG, "hung: a step took longer than 1 s"),
+    (Misbehaviour.HOG, "hung: its worker has said nothing for 1 s"),
+    (Misbehaviour.NAN, "not finite: its logits are not finite"),
+]
+
+
+@pytest.mark.parametrize(("how", "reason"), IN_A_STEP, ids=lambda value: getattr(value, "name", ""))
+def test_a_unit_that_fails_in_a_step(machine: Machine, how: Misbehaviour, reason: str) -> None:
+    deployed = machine.deploy()
+    assert units_of(deployed) == [UNIT]
+    assert machine.ask() == expected_text()
+    (worker,) = machine.agent.workers()
+    machine.misbehave(how)
+    started = time.monotonic()
+    with pytest.raises(openai.APIStatusError, match="send the request again") as refused:
+        machine.ask()
+    assert refused.value.status_code == 503
+    noticed = time.monotonic()
+    assert noticed - started < 3 * STEP_SECONDS + 1
+    check_left(machine, reason, noticed)
+    if how is Misbehaviour.NAN:
+        eventually(
+            lambda: "and its self-test passes" in machine.unit()["reason"],
+            within=5,
+            what="the suspicion is looked into",
+        )
+    assert not psutil.pid_exists(worker)
+
+
+def test_a_worker_that_is_killed_while_it_serves(machine: Machine) -> None:
+    machine.deploy()
+    (worker,) = machine.agent.workers()
+    with (
+        machine.agent.client(timeout=20) as client,
+        client.completions.create(
+            model="demo",
+            prompt=PROMPT,
+            max_tokens=200,
+            temperature=0,
+            logit_bias=no_end(),
+            stream=True,
+        ) as chunks,
+    ):
+        next(iter(chunks))
+        psutil.Process(worker).kill()
+        killed = time.monotonic()
+        with pytest.raises(openai.APIError, match="send the request again"):
+            list(chunks)
+    check_left(machine, "killed: the worker was killed by SIGKILL", killed)
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        (Misbehaviour.NO_MEMORY, "out of memory: no room for "),
+        (Misbehaviour.HANG_LOADING, "hung: copying "),
+    ],
+    ids=["out of memory", "hang"],
+)
+def test_a_unit_that_fails_while_it_is_loaded(
+    machine: Machine, how: Misbehaviour, reason: str
+) -> None:
+    """Who deploys gets what was asked for, and sees why it is elsewhere."""
+    machine.misbehave(how)
+    started = time.monotonic()
+    deployed = machine.agent.command_line("deploy", "demo", "--context", "256", "--json")
+    assert deployed.returncode == 0, deployed.stderr
+    document = json.loads(deployed.stdout)
+    assert units_of(document) == ["cpu/native"]
+    (rejection,) = document["rejections"]
+    assert rejection["unit_id"] == UNIT
+    assert rejection["reason"].startswith(reason)
+    check_left(machine, reason, started + 2 * STEP_SECONDS)
+
+
+def test_what_is_shown_of_a_unit_that_is_out_and_that_nothing_is_left_running(
+    machine: Machine,
+) -> None:
+    machine.deploy()
+    machine.misbehave(Misbehaviour.DRIVER)
+    with pytest.raises(openai.APIStatusError):
+        machine.ask()
+    await_ready(machine.agent, "demo")
+    reason = "driver error: the context is lost"
+    shown = machine.agent.command_line("ps", "--json")
+    with urllib.request.urlopen(f"{machine.agent.url}/cluster", timeout=20) as answer:
+        documents = [json.loads(shown.stdout), json.load(answer)]
+    for document in documents:
+        (node,) = document["nodes"]
+        (unit,) = (unit for unit in node["units"] if unit["unit_id"] == UNIT)
+        assert unit["role"] == "out"
+        assert unit["reason"].startswith(reason)
+    lines = machine.agent.command_line("ps").stdout.splitlines()
+    (line,) = (line for line in lines if f"{UNIT}: out" in line)
+    assert reason in line
+
+    processes = [psutil.Process(machine.agent.pid)]
+    processes += processes[0].children(recursive=True)
+    used = [sum(process.cpu_times()[:2]) for process in processes]
+    time.sleep(1)  # the length of the measurement
+    burnt = sum(sum(process.cpu_times()[:2]) for process in processes) - sum(used)
+    assert burnt < 0.4, "a thread spins"
+
+
+def test_a_unit_that_lies_while_idle_is_not_met_again_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    machine = Machine(tmp_path, POTLUCK_IDLE_TEST_SECONDS="1")
+    with machine.fleet:
+        machine.start()
+        machine.await_gpu()
+        assert units_of(machine.deploy()) == [UNIT]
+        machine.misbehave(Misbehaviour.LIE)
+        eventually(
+            lambda: machine.unit()["role"] == "out", within=10, what="the idle unit is found out"
+        )
+        check_left(
+            machine,
+            "wrong numbers: its self-test, repeated while it was idle, fails: "
+            "only: wrong numbers: the q8_0 product[0][0]",
+            time.monotonic(),
+        )
+        machine.behave()
+        machine.agent.end()
+        machine.start()
+        eventually(machine.trial, within=20, what="the GPU was looked at")
+        trial = machine.trial()
+        assert not trial["works"]
+        assert trial["reason"].startswith("not tried again: wrong numbers: its self-test, repeated")
+        assert machine.unit()["role"] != "serves"

@@ -1,0 +1,155 @@
+"""One model on units of different backends, through real agents, workers and edges."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import reference_backend
+from support.parity import MIN_DECIDED_SHARE, decided_share, native_error_limit, rms
+from support.stages import Stages
+
+from potluck.catalog import describe_model, load_tokenizer, open_headers
+from potluck.cluster.agent.config import AgentConfig
+from potluck.cluster.agent.service import Agent
+from potluck.cluster.agent.state import StateDirectory
+from potluck.cluster.calls import Deploy, DeploymentRecord
+from potluck.cluster.coordinator.costs import mixed_cost, model_cost
+from potluck.cluster.membership import Address
+from potluck.cluster.trust.secret import Secret, generate_secret, parse_secret
+from potluck.engines.backends import BACKENDS, NATIVE
+from potluck.engines.costs import cost_of
+from potluck.loading import StageSize
+from potluck.types.hardware import BackendSpec
+from potluck.types.sequence import CommittedToken, SequenceRequest
+from potluck.types.step import SamplingParams
+
+ROOT = Path(__file__).parents[2]
+CONTEXT = 256
+NUM_NEW = 40
+PROMPT = "A small light went on in the old house, and"
+NATIVE_SPEC = next(spec for spec in BACKENDS if spec.name == NATIVE)
+TABLE = (NATIVE_SPEC, reference_backend.SPEC)
+
+
+@pytest.fixture(autouse=True)
+def _other_backends_can_be_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT / 'tests'}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@asynccontextmanager
+async def agents(
+    directory: Path, units: Sequence[str], *, limits: Sequence[int], table: Sequence[BackendSpec]
+) -> AsyncIterator[list[Agent]]:
+    """One agent for each of ``units``, which alone serves there, in one cluster."""
+    secret = parse_secret(generate_secret())
+    async with AsyncExitStack() as opened:
+        running: list[Agent] = []
+        for number, (unit, limit) in enumerate(zip(units, limits, strict=True)):
+            state = StateDirectory(directory / str(number))
+            opened.enter_context(state.locked())
+            config = a_config(secret, unit, limit, table, running)
+            running.append(await opened.enter_async_context(Agent.open(config, state)))
+        async with asyncio.timeout(20):
+            while any(len(each.membership.nodes()) < len(running) - 1 for each in running):
+                await asyncio.sleep(0.02)
+            while not all(each.hardware.report.is_complete for each in running):
+                await asyncio.sleep(0.02)
+        yield running
+
+
+def a_config(
+    secret: Secret, unit: str, limit: int, table: Sequence[BackendSpec], running: Sequence[Agent]
+) -> AgentConfig:
+    return AgentConfig(
+        secret=secret,
+        listen=Address(host="127.0.0.1", port=0),
+        connect=tuple(each.membership.address for each in running[:1]),
+        memory_limit_bytes=limit,
+        num_threads=1,
+        backends=tuple(table),
+        backend=unit,
+        layers=(),
+    )
+
+
+def limits_for(table: Sequence[BackendSpec], units: Sequence[str]) -> list[int]:
+    """What each agent may use, so that the model needs all of them."""
+    description = describe_model("demo")
+    sizes = [
+        StageSize(
+            context_tokens=CONTEXT,
+            num_blocks=CONTEXT // 16,
+            max_step_tokens=CONTEXT,
+            num_threads=1,
+            backend=spec.name,
+        )
+        for spec in table
+    ]
+    costs = [model_cost(description, each, cost_of(each.backend, table)) for each in sizes]
+    mixed = mixed_cost(costs)
+    held = sum(mixed.cost.layer_bytes) + mixed.cost.embedding_bytes + mixed.cost.head_bytes
+    own = {
+        spec.name: cost.scratch_bytes + cost.process_bytes
+        for spec, cost in zip(table, costs, strict=True)
+    }
+    share = held * (len(units) + 1) // len(units) ** 2
+    return [own[unit.partition("/")[2]] + share for unit in units]
+
+
+async def text_of(agent: Agent, record: DeploymentRecord, prompt: Sequence[int]) -> list[int]:
+    request = SequenceRequest(
+        prompt_tokens=tuple(prompt),
+        sampling=SamplingParams(temperature=0.0, logprobs=True),
+        max_new_tokens=NUM_NEW,
+    )
+    tokens: list[CommittedToken] = [token async for token in agent.generate(record, request)]
+    assert len(tokens) == NUM_NEW
+    return [token.token for token in tokens]
+
+
+def assert_greedy(prompt: Sequence[int], tokens: Sequence[int]) -> None:
+    """``tokens`` are what the reference would take, wherever its margin decides."""
+    description = describe_model("demo")
+    config = description.config
+    with closing(open_headers(description)) as tensors, Stages(config, tensors) as stages:
+        logits = stages.logits_at_all_positions([*prompt, *tokens[:-1]])[-len(tokens) :]
+    limit = native_error_limit(num_layers=config.num_layers, is_quantized=False)
+    tolerance = 3 * limit * rms(logits)  # six standard deviations, as in the tests of parity
+    assert decided_share(logits, tolerance) >= MIN_DECIDED_SHARE
+    for row, token in zip(logits, tokens, strict=True):
+        assert token == int(np.argmax(row)) or decided_share(row[None], tolerance) == 0
+    assert len(set(tokens)) >= 10, "a text that repeats itself decides little"
+
+
+@pytest.mark.parametrize(
+    "units",
+    [("cpu/native", "cpu/reference"), ("cpu/reference", "cpu/native", "cpu/reference")],
+    ids=lambda units: "+".join(unit.partition("/")[2] for unit in units),
+)
+def test_stages_of_two_backends_are_one_model(tmp_path: Path, units: tuple[str, ...]) -> None:
+    prompt = load_tokenizer(describe_model("demo").files).encode(PROMPT)
+
+    async def run() -> tuple[DeploymentRecord, list[int]]:
+        limits = limits_for(TABLE, units)
+        async with agents(tmp_path, units, limits=limits, table=TABLE) as running:
+            record = await running[0].coordination.deploy(
+                Deploy(model="demo", context_tokens=CONTEXT, cache_tokens=CONTEXT)
+            )
+            return record, await text_of(running[-1], record, prompt)
+
+    record, tokens = asyncio.run(run())
+    assert sorted(stage.unit_id for stage in record.stages) == sorted(units)
+    for stage in record.stages:
+        formats = {label for label, _ in stage.memory.weights}
+        assert stage.load_seconds is not None
+        assert formats  # what its worker has planned with
+    # The other backend of each node is idle, and the plan says why.
+    idle = {each.unit_id for each in record.rejections if "was asked for" in each.reason}
+    assert idle == {"cpu/native", "cpu/reference"}
+    assert_greedy(prompt, tokens)

@@ -1,0 +1,20 @@
+"""``potluck`` on a machine that has the played GPU and no other. Its unit comes back soon."""
+
+from __future__ import annotations
+
+from support.faulty_unit import LAYER_REPORT, SPEC
+
+from potluck.cluster.agent import unit_health
+from potluck.engines import backends
+from potluck.probe import all_layers
+from potluck.probe.layer import Layer
+
+backends.BACKENDS = (*backends.BACKENDS[:1], SPEC)
+all_layers.LAYERS = (Layer(name="faulty", find=lambda _: LAYER_REPORT),)
+unit_health.RETEST_SECONDS = (2.0, 2.0, 2.0)
+unit_health.MAX_FAULTS = 100
+
+if __name__ == "__main__":
+    from potluck.cli.main import main  # what it imports keeps the tables from above
+
+    main()

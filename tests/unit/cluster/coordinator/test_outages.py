@@ -1,0 +1,79 @@
+"""Which units of a plan are out, by the word of their nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+from support import hardware
+from support.cluster_calls import A, B, C, PlayedMembership, stage_on
+
+from potluck.cluster.calls import CPU_UNIT, NodeReport, UnitReport, encode
+from potluck.cluster.coordinator.outages import units_out
+from potluck.types.cluster import NodeId, UnitId
+from potluck.types.unit import Role
+
+
+def a_report(node_id: NodeId) -> NodeReport:
+    def unit(unit_id: UnitId, role: Role, reason: str) -> UnitReport:
+        return UnitReport(
+            unit_id=unit_id,
+            backend="",
+            description="",
+            usable_bytes=0,
+            is_shared=True,
+            num_threads=1,
+            role=role,
+            reason=reason,
+        )
+
+    return NodeReport(
+        node_id=node_id,
+        name="",
+        host_id="",
+        version="",
+        address="",
+        http_address=None,
+        available_bytes=0,
+        available_reason="",
+        memory_limit_bytes=None,
+        usable_bytes=0,
+        pools=(),
+        untaken_bytes=0,
+        is_draining=False,
+        units=(
+            unit(CPU_UNIT, Role.SERVES, ""),
+            unit(UnitId("gpu/played"), Role.OUT, "hung: a step took long"),
+        ),
+        hardware=hardware.report(),
+    )
+
+
+@dataclass(slots=True)
+class Reports(PlayedMembership):
+    """Every node that is there reports two units, and that the GPU is out."""
+
+    async def call(
+        self, node_id: NodeId, method: str, payload: bytes, *, timeout_seconds: float = 5.0
+    ) -> bytes:
+        await PlayedMembership.call(self, node_id, method, payload, timeout_seconds=timeout_seconds)
+        if node_id == C:
+            return b"no report"
+        return encode(a_report(node_id))
+
+
+def test_units_of_the_plan_that_are_out_by_now() -> None:
+    membership = Reports(others={B, C})
+    gpu = msgspec.structs.replace(stage_on(B), unit_id=UnitId("gpu/played"))
+    lost = stage_on(NodeId("d" * 16))  # not there any more
+    stages = (stage_on(A), gpu, stage_on(C), lost)
+    found = asyncio.run(units_out(cast(Any, membership), stages))
+    assert found == (f"gpu/played on node {B} is out: hung: a step took long",)
+    assert membership.called("node.report") == [A, B, C]
+
+
+def test_who_has_no_stage_on_it_does_not_mind() -> None:
+    membership = Reports(others={B})
+    assert asyncio.run(units_out(cast(Any, membership), (stage_on(B),))) == ()

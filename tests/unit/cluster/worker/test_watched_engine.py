@@ -1,0 +1,102 @@
+"""What is looked at between a stage and an engine whose unit may fail."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from potluck.cluster.worker.watch import CallWatch
+from potluck.cluster.worker.watched_engine import WatchedEngine
+from potluck.errors import UnitFaultError
+from potluck.types.engine import StepResult
+
+STEP = cast(Any, None)
+
+
+class Engine:
+    """Gives ``hidden``, when it is let."""
+
+    def __init__(self, hidden: NDArray[np.float32] | None) -> None:
+        self.hidden = hidden
+        self.may_end = threading.Event()
+        self.may_end.set()
+
+    def step(self, *_: object) -> StepResult:
+        self.may_end.wait(5)
+        return StepResult(hidden=self.hidden, sampled=())
+
+    warm_up = begin = write_rows = step
+
+    def sink(self) -> Engine:
+        return self
+
+
+def a_watch(told: list[str], limit_seconds: float | None = None) -> CallWatch:
+    return CallWatch(limit_seconds, lambda what, _: told.append(what))
+
+
+def matrix(*values: float) -> NDArray[np.float32]:
+    return np.array([values], np.float32)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_step_that_is_not_finite_is_a_fault(bad: float) -> None:
+    engine = WatchedEngine(cast(Any, Engine(matrix(1, bad, 2))), a_watch([]))
+    for hidden in (None, matrix(3, 4)):
+        with pytest.raises(UnitFaultError) as raised:
+            engine.step(STEP, hidden)
+        assert raised.value.fault == "not finite"
+
+
+def test_what_came_in_wrong_is_not_this_unit_s_fault() -> None:
+    result = matrix(1, np.nan)
+    engine = WatchedEngine(cast(Any, Engine(result)), a_watch([]))
+    assert engine.step(STEP, matrix(np.nan, 1)).hidden is result
+
+
+def test_large_numbers_are_finite_though_their_sum_is_not() -> None:
+    result = np.full((4, 4), 3e38, np.float32)
+    engine = WatchedEngine(cast(Any, Engine(result)), a_watch([]))
+    assert engine.step(STEP, None).hidden is result
+    last = WatchedEngine(cast(Any, Engine(None)), a_watch([]))
+    assert last.step(STEP, None).hidden is None
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "what"),
+    [
+        ("step", (STEP, None), "a step"),
+        ("sink", ("name", 0, 1, memoryview(b"")), "copying name"),
+    ],
+)
+def test_calls_that_do_not_return_are_told(
+    method: str, arguments: tuple[object, ...], what: str
+) -> None:
+    inner = Engine(None)
+    told: list[str] = []
+
+    def end(what: str, _: float) -> None:
+        told.append(what)
+        inner.may_end.set()
+
+    engine: Any = WatchedEngine(cast(Any, inner), CallWatch(0.05, end))
+    inner.may_end.clear()
+    if method == "sink":
+        engine.sink().write_rows(*arguments)
+    else:
+        engine.step(*arguments)
+    assert told == [what]
+
+
+def test_compiling_may_take_longer() -> None:
+    inner = Engine(None)
+    told: list[str] = []
+    engine = WatchedEngine(cast(Any, inner), a_watch(told, 0.05))
+    inner.may_end.clear()
+    threading.Timer(0.3, inner.may_end.set).start()
+    engine.warm_up()
+    assert told == []

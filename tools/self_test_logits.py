@@ -1,0 +1,35 @@
+"""Prints src/potluck/probe/program_case_logits.json: what the reference engine makes of the case.
+
+python tools/self_test_logits.py > src/potluck/probe/program_case_logits.json
+"""
+
+from __future__ import annotations
+
+import json
+
+from potluck.engines.reference import ReferenceEngine
+from potluck.engines.self_test import program_logits
+from potluck.types.program import Program
+
+
+class _Reference(ReferenceEngine):
+    """With what an engine that is loaded has besides."""
+
+    weights_bytes = 0
+
+    def warm_up(self) -> None:
+        """Nothing is compiled."""
+
+
+def reference_logits() -> list[list[float]]:
+    """Rounded to six digits, a millionth of what a backend may be off by."""
+
+    def make_engine(program: Program, *, num_blocks: int, max_step_tokens: int) -> _Reference:
+        return _Reference(program, num_blocks=num_blocks)
+
+    return [[float(f"{value:.6g}") for value in row] for row in program_logits(make_engine)]
+
+
+if __name__ == "__main__":
+    rows = (json.dumps(row) for row in reference_logits())
+    print("[" + ",\n ".join(rows) + "]")
