@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from potluck.errors import EngineError
+from potluck.probe.icds import icd_environment
 
 if TYPE_CHECKING:
     from potluck.types.hardware import Interface
@@ -127,7 +128,7 @@ def _opencl_choice(address: str) -> dict[str, str]:
             f"{platform} (from 0)",
             hint="use another backend for this device",
         )
-    return {"OCL_ICD_VENDORS": file}
+    return dict(icd_environment(address))
 
 
 def _opencl_place(address: str) -> tuple[str, int, int]:
