@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import reference_backend
+from support.kernel_build import not_shown
 from support.parity import MIN_DECIDED_SHARE, decided_share, native_error_limit, rms
 from support.stages import Stages
 
@@ -32,14 +35,21 @@ ROOT = Path(__file__).parents[2]
 CONTEXT = 256
 NUM_NEW = 40
 PROMPT = "A small light went on in the old house, and"
-NATIVE_SPEC = next(spec for spec in BACKENDS if spec.name == NATIVE)
-TABLE = (NATIVE_SPEC, reference_backend.SPEC)
+TINYGRAD = "tinygrad:CPU"
+NATIVE_SPEC, TINYGRAD_SPEC = (
+    next(spec for spec in BACKENDS if spec.name == name) for name in (NATIVE, TINYGRAD)
+)
+TABLE = (
+    NATIVE_SPEC,
+    # Its trial is tested elsewhere, and takes longer than all of this.
+    dataclasses.replace(TINYGRAD_SPEC, module="support.fake_backends.works_with_clang"),
+    reference_backend.SPEC,
+)
 
 
 @pytest.fixture(autouse=True)
-def _other_backends_can_be_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _other_backends_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT / 'tests'}")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @asynccontextmanager
@@ -58,6 +68,7 @@ async def agents(
         async with asyncio.timeout(20):
             while any(len(each.membership.nodes()) < len(running) - 1 for each in running):
                 await asyncio.sleep(0.02)
+        async with asyncio.timeout(60):
             while not all(each.hardware.report.is_complete for each in running):
                 await asyncio.sleep(0.02)
         yield running
@@ -78,8 +89,10 @@ def a_config(
     )
 
 
-def limits_for(table: Sequence[BackendSpec], units: Sequence[str]) -> list[int]:
-    """What each agent may use, so that the model needs all of them."""
+def limits_for(
+    table: Sequence[BackendSpec], units: Sequence[str], shares: Sequence[float]
+) -> list[int]:
+    """What each agent may use, so that it has this share of the model or somewhat less."""
     description = describe_model("demo")
     sizes = [
         StageSize(
@@ -98,8 +111,10 @@ def limits_for(table: Sequence[BackendSpec], units: Sequence[str]) -> list[int]:
         spec.name: cost.scratch_bytes + cost.process_bytes
         for spec, cost in zip(table, costs, strict=True)
     }
-    share = held * (len(units) + 1) // len(units) ** 2
-    return [own[unit.partition("/")[2]] + share for unit in units]
+    return [
+        own[unit.partition("/")[2]] + int(held * share)
+        for unit, share in zip(units, shares, strict=True)
+    ]
 
 
 async def text_of(agent: Agent, record: DeploymentRecord, prompt: Sequence[int]) -> list[int]:
@@ -128,15 +143,23 @@ def assert_greedy(prompt: Sequence[int], tokens: Sequence[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "units",
-    [("cpu/native", "cpu/reference"), ("cpu/reference", "cpu/native", "cpu/reference")],
-    ids=lambda units: "+".join(unit.partition("/")[2] for unit in units),
+    ("units", "shares"),
+    [
+        (("cpu/reference", "cpu/native", "cpu/reference"), (0.45, 0.45, 0.45)),
+        # It compiles for seconds, and for longer the more layers it has.
+        (("cpu/native", f"cpu/{TINYGRAD}"), (0.85, 0.3)),
+    ],
+    ids=["reference+native+reference", "native+tinygrad"],
 )
-def test_stages_of_two_backends_are_one_model(tmp_path: Path, units: tuple[str, ...]) -> None:
+def test_stages_of_two_backends_are_one_model(
+    tmp_path: Path, units: tuple[str, ...], shares: tuple[float, ...]
+) -> None:
+    if f"cpu/{TINYGRAD}" in units and shutil.which("clang") is None:
+        not_shown("tinygrad's CPU backend needs clang")
     prompt = load_tokenizer(describe_model("demo").files).encode(PROMPT)
 
     async def run() -> tuple[DeploymentRecord, list[int]]:
-        limits = limits_for(TABLE, units)
+        limits = limits_for(TABLE, units, shares)
         async with agents(tmp_path, units, limits=limits, table=TABLE) as running:
             record = await running[0].coordination.deploy(
                 Deploy(model="demo", context_tokens=CONTEXT, cache_tokens=CONTEXT)
@@ -149,7 +172,7 @@ def test_stages_of_two_backends_are_one_model(tmp_path: Path, units: tuple[str, 
         formats = {label for label, _ in stage.memory.weights}
         assert stage.load_seconds is not None
         assert formats  # what its worker has planned with
-    # The other backend of each node is idle, and the plan says why.
+    # The other backends of each node are idle, and the plan says why.
     idle = {each.unit_id for each in record.rejections if "was asked for" in each.reason}
-    assert idle == {"cpu/native", "cpu/reference"}
+    assert idle >= {"cpu/native", "cpu/reference"}
     assert_greedy(prompt, tokens)

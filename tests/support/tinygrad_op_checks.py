@@ -1,0 +1,233 @@
+"""Checks of single ops on tinygrad against the reference engine; see ``tinygrad_child``."""
+
+from __future__ import annotations
+
+import numpy as np
+from support.parity import native_error_limit, rms
+from support.random_weights import load_random_weights
+
+from potluck.engines import reference_ops
+from potluck.engines.reference import ReferenceEngine
+from potluck.engines.tinygrad.adapter import Tensor, dtypes
+from potluck.engines.tinygrad.attention import CacheTensors, append, attend, bound_num_blocks
+from potluck.engines.tinygrad.device import open_device
+from potluck.engines.tinygrad.engine import TinygradEngine
+from potluck.types.engine import Engine
+from potluck.types.program import (
+    HIDDEN,
+    Add,
+    Attention,
+    CacheSpec,
+    Embed,
+    GatedActivation,
+    Head,
+    Linear,
+    Op,
+    Program,
+    Register,
+    RmsNorm,
+    Rope,
+    RopeTable,
+    Shard,
+    WeightSpec,
+)
+from potluck.types.step import SequenceId, SequenceSlice, Step, StepId
+from potluck.types.tensor import TensorFormat
+
+# No power of two, so that padding would show.
+WIDTH, BRANCH, VOCAB, CONTEXT = 96, 80, 50, 128
+# Sums of at most 96 products of float32 and one exp: an error of a few of their last bits.
+F32_LIMIT = 2e-6
+
+
+def check_embed() -> None:
+    _compare(Embed(weight="w", out=HIDDEN), w=(VOCAB, WIDTH), has_embedding=True)
+
+
+def check_rms_norm() -> None:
+    _compare(RmsNorm(x=HIDDEN, weight="n", out=HIDDEN, group=WIDTH, epsilon=1e-5), n=(WIDTH,))
+
+
+def check_rms_norm_of_heads() -> None:
+    _compare(RmsNorm(x=HIDDEN, weight="n", out=HIDDEN, group=24, epsilon=1e-5), n=(24,))
+
+
+def check_linear() -> None:
+    _compare(
+        Linear(x=HIDDEN, weight="a", out="branch"),
+        Linear(x="branch", weight="b", out=HIDDEN),
+        a=(BRANCH, WIDTH),
+        b=(WIDTH, BRANCH),
+    )
+
+
+def check_linear_with_bias() -> None:
+    _compare(
+        Linear(x=HIDDEN, weight="a", out=HIDDEN, bias="a.bias"),
+        **{"a": (WIDTH, WIDTH), "a.bias": (WIDTH,)},
+    )
+
+
+def check_rope() -> None:
+    _compare(Rope(x=HIDDEN, num_heads=4, head_dim=24))
+
+
+def check_gated_activation_and_add() -> None:
+    _compare(
+        Linear(x=HIDDEN, weight="g", out="gate"),
+        GatedActivation(gate="gate", up=HIDDEN, out="gate"),
+        Add(x=HIDDEN, y="gate"),
+        g=(WIDTH, WIDTH),
+    )
+
+
+def check_head() -> None:
+    _compare(Head(x=HIDDEN, weight="w", vocab_size=VOCAB), w=(VOCAB, WIDTH), has_head=True)
+
+
+def check_attention() -> None:
+    _compare_attention(window=None)
+
+
+def check_attention_with_a_window() -> None:
+    _compare_attention(window=5)
+
+
+def check_what_is_not_seen_may_be_no_number() -> None:
+    """Of 21 positions in two blocks of 16 out of order; the cache has NaN everywhere else."""
+    device = open_device()
+    op = _attention(window=None)
+    dtype = np.float16 if device.has_f16 else np.float32
+    rng = np.random.default_rng(4)
+    q, k, v = (
+        rng.standard_normal((21, width)).astype(dtype).astype(np.float32) for width in (96, 48, 48)
+    )
+    positions = np.arange(21, dtype=np.int32)
+    table = np.array([3, 1], np.int32)
+    cache = CacheTensors(
+        keys=Tensor(np.full(5 * 16 * 48, np.nan, dtype)).realize(),
+        values=Tensor(np.full(5 * 16 * 48, np.nan, dtype)).realize(),
+    )
+    written = append(
+        cache,
+        CacheSpec(num_kv_heads=2, head_dim=24),
+        Tensor(k),
+        Tensor(v),
+        Tensor((table[positions // 16] * 16 + positions % 16).astype(np.int32)),
+    )
+    out = attend(
+        op,
+        Tensor(q),
+        written,
+        tables=Tensor(np.tile(table, 21)),
+        positions=Tensor(positions),
+        num_blocks=bound_num_blocks(2, 2),
+    )
+    assert out.dtype == dtypes.float
+    wanted = reference_ops.attention(
+        q.reshape(21, 4, 24),
+        k.reshape(21, 2, 24),
+        v.reshape(21, 2, 24),
+        positions.astype(np.int64),
+        op.scale,
+        None,
+    ).reshape(21, 96)
+    np.testing.assert_allclose(out.numpy(), wanted, atol=F32_LIMIT * 4)
+
+
+def _compare_attention(window: int | None) -> None:
+    """With 4 heads over 2, and products to make keys and values."""
+    _compare(
+        Linear(x=HIDDEN, weight="k", out="k"),
+        Linear(x=HIDDEN, weight="v", out="v"),
+        _attention(window=window),
+        k=(48, WIDTH),
+        v=(48, WIDTH),
+    )
+
+
+def _attention(window: int | None) -> Attention:
+    return Attention(
+        q=HIDDEN,
+        k="k",
+        v="v",
+        out=HIDDEN,
+        cache_index=0,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=24,
+        scale=24**-0.5,
+        window=window,
+    )
+
+
+def _compare(
+    *ops: Op, has_embedding: bool = False, has_head: bool = False, **weights: tuple[int, ...]
+) -> None:
+    """A program of these ops over 37 tokens of two sequences: two calls of 32, one of them padded.
+
+    Calls of 1 token are for whole programs to check.
+    """
+    angles = np.random.default_rng(6).uniform(-3, 3, (CONTEXT, 12))
+    program = Program(
+        shard=Shard(
+            start_layer=0, end_layer=0, num_layers=0, has_embedding=has_embedding, has_head=has_head
+        ),
+        registers=tuple(
+            Register(name=name, width=width)
+            for name, width in (
+                (HIDDEN, WIDTH),
+                ("branch", BRANCH),
+                ("gate", WIDTH),
+                ("k", 48),
+                ("v", 48),
+            )
+        ),
+        ops=ops,
+        weights=tuple(WeightSpec(name=name, shape=shape) for name, shape in weights.items()),
+        caches=tuple(
+            CacheSpec(num_kv_heads=op.num_kv_heads, head_dim=op.head_dim)
+            for op in ops
+            if isinstance(op, Attention)
+        ),
+        rope=RopeTable(
+            cos=np.cos(angles).astype(np.float32), sin=np.sin(angles).astype(np.float32)
+        ),
+        hidden_size=WIDTH,
+        vocab_size=VOCAB,
+        context_tokens=CONTEXT,
+    )
+    rng = np.random.default_rng(7)
+    actual = TinygradEngine(program, num_blocks=9, max_step_tokens=64)
+    expected = ReferenceEngine(program, num_blocks=9)
+    for engine in (actual, expected):
+        load_random_weights(engine, program, TensorFormat.F32)
+    is_exact = not (program.caches and open_device().has_f16)
+    limit = F32_LIMIT if is_exact else native_error_limit(num_layers=1, is_quantized=False)
+    slices = tuple(
+        SequenceSlice(
+            sequence_id=SequenceId(sequence),
+            tokens=tuple(rng.integers(0, VOCAB, count).tolist()),
+            start_position=0,
+            block_table=table,
+            sample=True,
+        )
+        for sequence, count, table in ((0, 29, (4, 2)), (1, 8, (7, 0)))
+    )
+    step = Step(step_id=StepId(0), slices=slices)
+    hidden = None
+    if not has_embedding:
+        hidden = rng.standard_normal((step.num_tokens, WIDTH)).astype(np.float32)
+    wanted = _output(expected, step, hidden, has_head=has_head)
+    error = _output(actual, step, hidden, has_head=has_head) - wanted
+    assert rms(wanted) > 0.1
+    assert rms(error) < limit * rms(wanted), rms(error) / rms(wanted)
+    actual.close()
+
+
+def _output(engine: Engine, step: Step, hidden: np.ndarray | None, *, has_head: bool) -> np.ndarray:
+    if has_head:
+        return engine.logits(step, hidden)
+    result = engine.step(step, hidden).hidden
+    assert result is not None
+    return result

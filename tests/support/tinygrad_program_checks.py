@@ -1,0 +1,298 @@
+"""Checks of whole programs on tinygrad against the reference engine; see ``tinygrad_child``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+from support.configs import make_config
+from support.parity import native_error_limit, rms
+from support.random_weights import load_random_weights
+from support.stages import cut
+
+from potluck.engines.reference import ReferenceEngine
+from potluck.engines.reference_sampling import sample
+from potluck.engines.tinygrad.device import open_device
+from potluck.engines.tinygrad.engine import TinygradEngine
+from potluck.errors import EngineError, ParameterError, UnitFaultError
+from potluck.models.program import build_program
+from potluck.models.rope import rope_table
+from potluck.types.engine import Engine, StepResult
+from potluck.types.model import ModelConfig
+from potluck.types.program import Program, Shard
+from potluck.types.step import (
+    SamplingParams,
+    SequenceId,
+    SequenceOpening,
+    SequenceSlice,
+    Step,
+    StepId,
+)
+from potluck.types.tensor import TensorFormat
+from potluck.types.unit import Fault
+
+Logits = NDArray[np.float32]
+
+CONTEXT, NUM_BLOCKS, VOCAB = 128, 40, 90
+TINY = make_config(hidden_size=64, intermediate_size=96, head_dim=16, vocab_size=VOCAB, num_heads=4)
+# What families differ in, all at once.
+QWEN3 = replace(TINY, qk_norm=True, tied_head=True)
+QWEN2 = replace(TINY, qkv_bias=True)
+MISTRAL = replace(TINY, sliding_windows=(5, None))
+TOKENS = tuple(np.random.default_rng(5).integers(0, VOCAB, 100).tolist())
+
+
+def check_llama() -> None:
+    _compare(TINY, TensorFormat.F32)
+
+
+def check_mistral() -> None:
+    _compare(MISTRAL, TensorFormat.F32)
+
+
+def check_qwen2() -> None:
+    _compare(QWEN2, TensorFormat.F32)
+
+
+def check_qwen3() -> None:
+    _compare(QWEN3, TensorFormat.F32)
+
+
+def check_quantized() -> None:
+    """Formats of a file's own mixture; every format by itself is checked with the weights."""
+    _compare(TINY, TensorFormat.Q4_0)
+
+
+def check_chunks_and_replay() -> None:
+    """A prompt in pieces gives what it gives whole, and the same pieces give the same bits."""
+    engine = _engine()
+    whole = _logits(engine, _slice(0, TOKENS[:60]))
+    runs = []
+    for sequence in (1, 2):
+        for start, end in ((0, 7), (7, 40), (40, 41), (41, 60)):
+            last = _logits(engine, _slice(sequence, TOKENS[start:end], start))
+        runs.append(last)
+    np.testing.assert_array_equal(runs[0], runs[1])
+    _assert_close(runs[0], whole)
+
+
+def check_a_batch_gives_what_each_gives_alone() -> None:
+    engine = _engine()
+    prompts = [TOKENS[:1], TOKENS[1:18], TOKENS[5:45], TOKENS[20:23]]
+    alone = [_logits(engine, _slice(i, prompt)) for i, prompt in enumerate(prompts)]
+    _logits(engine, _slice(6, prompts[2][:9]))
+    together = _logits(
+        engine,
+        _slice(4, prompts[0]),
+        _slice(5, prompts[1]),
+        _slice(6, prompts[2][9:], 9),
+        _slice(3, prompts[3]),
+    )
+    _assert_close(together, np.concatenate(alone))
+
+
+def check_only_sampled_slices_have_logits() -> None:
+    engine = _engine()
+    alone = _logits(engine, _slice(0, TOKENS[:9]))
+    slices = (
+        _slice(1, TOKENS[9:50], is_sampled=False),
+        _slice(2, TOKENS[:9]),
+        _slice(3, TOKENS[:4], is_sampled=False),
+    )
+    _assert_close(_logits(engine, *slices), alone)
+    unsampled = Step(step_id=StepId(0), slices=slices[:1])
+    assert engine.logits(unsampled, None).shape == (0, VOCAB)
+
+
+def check_stages() -> None:
+    """Cut in the middle, with a stage that has no layers, the model computes the same."""
+    whole = _logits(_engine(), _slice(0, TOKENS[:40]), _slice(1, TOKENS[:3]))
+    step = Step(step_id=StepId(0), slices=(_slice(0, TOKENS[:40]), _slice(1, TOKENS[:3])))
+    hidden = None
+    *first, last = [_new(_program(TINY, shard)) for shard in cut(TINY.num_layers, [0, 1])]
+    for engine in first:
+        hidden = engine.step(step, hidden).hidden
+        assert hidden is not None
+        assert hidden.shape == (43, TINY.hidden_size)
+    _assert_close(last.logits(step, hidden), whole)
+
+
+def check_warming_up_changes_nothing() -> None:
+    engine = _engine()
+    _logits(engine, _slice(0, TOKENS[:20]))
+    expected = _logits(engine, _slice(0, TOKENS[20:21], 20))
+    engine.warm_up()
+    again = _logits(engine, _slice(0, TOKENS[20:21], 20))
+    np.testing.assert_array_equal(again, expected)
+
+
+def check_sampling() -> None:
+    """What is chosen is what the reference chooses from the same logits; penalties count."""
+    engine = _engine()
+    params = [
+        SamplingParams(temperature=0.0, repetition_penalty=5.0, logprobs=True, top_logprobs=2),
+        SamplingParams(temperature=1.5, top_k=20, top_p=0.95, seed=3, frequency_penalty=2.0),
+    ]
+    outputs: list[list[int]] = [[], []]
+    openings = tuple(
+        SequenceOpening(sequence_id=SequenceId(i), sampling=each, prompt_tokens=TOKENS[:9])
+        for i, each in enumerate(params)
+    )
+    fed, start = [TOKENS[:9], TOKENS[:9]], 0
+    for turn in range(4):
+        parts = [_slice(i, fed[i], start) for i in range(2)]
+        # The same tokens in the same places, so that the same bits are in the cache after.
+        logits = engine.logits(Step(step_id=StepId(0), slices=tuple(parts)), None)
+        step = Step(step_id=StepId(0), slices=tuple(parts), opened=() if turn else openings)
+        result = engine.step(step, None)
+        start += len(fed[0])
+        for i, (chosen, row) in enumerate(zip(result.sampled, logits, strict=True)):
+            wanted = sample(
+                row,
+                params[i],
+                prompt_tokens=TOKENS[:9],
+                output_tokens=outputs[i],
+                position=start,
+            )
+            assert (chosen.sequence_id, chosen.position) == (i, start)
+            assert chosen.token == wanted.token
+            assert [one.token for one in chosen.top] == [one.token for one in wanted.top]
+            outputs[i].append(chosen.token)
+            fed[i] = (chosen.token,)
+    closing = Step(step_id=StepId(0), slices=(), closed=(SequenceId(0), SequenceId(1)), opened=())
+    assert engine.step(closing, None) == StepResult(hidden=None, sampled=())
+    assert len(set(outputs[0])) == 4, "a penalty of 5 forbids a token to be repeated"
+
+
+def check_errors_leave_the_cache_unchanged() -> None:
+    engine = _engine()
+    _logits(engine, _slice(0, TOKENS[:20]))
+    expected = _logits(engine, _slice(0, TOKENS[20:21], 20))
+    good = _slice(0, TOKENS[30:40], 10)
+    opening = SequenceOpening(
+        sequence_id=SequenceId(0), sampling=SamplingParams(top_p=7.0), prompt_tokens=(1,)
+    )
+    bad = (
+        ("not in a vocabulary", Step(step_id=StepId(0), slices=(replace(good, tokens=(VOCAB,)),))),
+        ("is not one of", Step(step_id=StepId(0), slices=(replace(good, block_table=(99,) * 8),))),
+        ("never opened", Step(step_id=StepId(0), slices=(good,))),
+        ("top_p", Step(step_id=StepId(0), slices=(good,), opened=(opening,))),
+        (
+            "more than the 64",
+            Step(step_id=StepId(0), slices=(_slice(0, TOKENS[:60]), _slice(1, TOKENS[:9]))),
+        ),
+    )
+    for message, step in bad:
+        _refused(message, lambda step=step: engine.step(step, None))
+    _refused("no hidden", lambda: engine.step(Step(step_id=StepId(0), slices=(good,)), _hidden(10)))
+    again = _logits(engine, _slice(0, TOKENS[20:21], 20))
+    np.testing.assert_array_equal(again, expected)
+
+
+def check_what_is_not_finite_is_a_fault() -> None:
+    """On the last stage and on one whose numbers go on to the next."""
+    _, middle, last = (_new(_program(TINY, shard)) for shard in cut(TINY.num_layers, [0, 1]))
+    step = Step(step_id=StepId(0), slices=(_slice(0, TOKENS[:3]),))
+    hidden = _hidden(3)
+    hidden[1, 5] = np.nan
+    for run in (middle.step, last.logits):
+        try:
+            run(step, hidden)
+        except UnitFaultError as error:
+            assert error.fault == Fault.NOT_FINITE.value
+        else:
+            raise AssertionError("NaN went through")
+        hidden[1, 5], hidden[2, 5] = 0, np.inf
+
+
+def check_an_engine_without_weights_or_closed_computes_nothing() -> None:
+    step = Step(step_id=StepId(0), slices=(_slice(0, TOKENS[:3]),))
+    engine = TinygradEngine(_program(TINY, Shard.whole(2)), num_blocks=4, max_step_tokens=8)
+    _refused("not loaded", lambda: engine.logits(step, None))
+    _refused("not loaded", engine.warm_up)
+    engine.close()
+    engine.close()
+    _refused("closed", lambda: engine.logits(step, None))
+
+
+def _compare(config: ModelConfig, fmt: TensorFormat) -> None:
+    """Ragged steps of three sequences, whose tokens are cut into calls at odd places."""
+    program = _program(config, Shard.whole(config.num_layers))
+    actual = _new(program, fmt)
+    expected = ReferenceEngine(program, num_blocks=NUM_BLOCKS)
+    load_random_weights(expected, program, fmt)
+    lengths = dict.fromkeys(range(3), 0)
+    found, wanted = [], []
+    for lots in (((0, 37), (1, 5)), ((1, 1), (0, 1), (2, 50)), ((0, 1),), ((2, 3), (1, 17))):
+        slices = []
+        for sequence, count in lots:
+            start = lengths[sequence]
+            slices.append(_slice(sequence, TOKENS[start : start + count], start))
+            lengths[sequence] += count
+        found.append(_logits(actual, *slices))
+        wanted.append(_logits(expected, *slices))
+    _assert_close(np.concatenate(found), np.concatenate(wanted))
+    assert np.std(np.concatenate(wanted)) > 0.1
+    assert actual.weights_bytes > 0
+    actual.close()
+
+
+def _assert_close(actual: Logits, expected: Logits) -> None:
+    """Within rounding: of a few float32 sums, and of keys and values where they are f16."""
+    has_f16 = open_device().has_f16
+    limit = native_error_limit(num_layers=2, is_quantized=False) if has_f16 else 5e-6
+    assert actual.shape == expected.shape
+    assert rms(actual - expected) < limit * rms(expected), rms(actual - expected) / rms(expected)
+
+
+@cache
+def _engine() -> TinygradEngine:
+    """Shared by checks that need no model of their own."""
+    return _new(_program(TINY, Shard.whole(TINY.num_layers)))
+
+
+def _new(program: Program, fmt: TensorFormat = TensorFormat.F32) -> TinygradEngine:
+    engine = TinygradEngine(program, num_blocks=NUM_BLOCKS, max_step_tokens=64)
+    load_random_weights(engine, program, fmt)
+    return engine
+
+
+def _program(config: ModelConfig, shard: Shard) -> Program:
+    rope = rope_table(config, CONTEXT)
+    return build_program(config, shard, context_tokens=CONTEXT, rope=rope)
+
+
+_ORDER = np.random.default_rng(7).permutation(NUM_BLOCKS).tolist()
+
+
+def _slice(
+    sequence: int, tokens: Sequence[int], start: int = 0, *, is_sampled: bool = True
+) -> SequenceSlice:
+    """In five blocks of the sequence's own, out of order."""
+    return SequenceSlice(
+        sequence_id=SequenceId(sequence),
+        tokens=tuple(tokens),
+        start_position=start,
+        block_table=tuple(_ORDER[5 * sequence : 5 * sequence + 5]),
+        sample=is_sampled,
+    )
+
+
+def _logits(engine: Engine, *slices: SequenceSlice) -> Logits:
+    return engine.logits(Step(step_id=StepId(0), slices=slices), None)
+
+
+def _hidden(num_tokens: int) -> NDArray[np.float32]:
+    return np.zeros((num_tokens, TINY.hidden_size), np.float32)
+
+
+def _refused(message: str, call: Callable[[], object]) -> None:
+    try:
+        call()
+    except (EngineError, ParameterError) as error:
+        assert message in str(error), str(error)
+    else:
+        raise AssertionError(f"nothing was refused where {message!r} was to be")
