@@ -5,7 +5,8 @@ A file ``/etc/OpenCL/vendors/NAME.icd`` has the name or path of a library on its
 loaders, which heed different variables: ocl-icd (its manual libOpenCL(7)) takes a directory, a file
 or a library from ``OCL_ICD_VENDORS``; Khronos's (``loader/linux/icd_linux.c``,
 ``loader/icd_envvars.c``) a directory from ``OCL_ICD_VENDORS``, and libraries, separated by colons,
-from ``OCL_ICD_FILENAMES``.
+from ``OCL_ICD_FILENAMES``. What has one driver loaded alone therefore sets both: Khronos's shows
+nothing with a file in ``OCL_ICD_VENDORS``.
 """
 
 from __future__ import annotations
@@ -138,6 +139,8 @@ def _in_folder(system: System, folder: Path) -> list[Path]:
 
 def _library(system: System, file: Path) -> str:
     """What stands on the first line of an ICD file; empty if that can be no library's name."""
+    if not file.is_file():  # a pipe would be waited for
+        return ""
     data = (system.bytes(file) or b"")[: _MAX_NAME_BYTES + 1]
     try:
         line = data.decode().splitlines()[0].strip()

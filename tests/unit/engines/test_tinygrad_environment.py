@@ -14,18 +14,29 @@ from potluck.engines.tinygrad.environment import (
 from potluck.errors import EngineError
 from potluck.types.hardware import Interface
 
-POCL = Interface(api="opencl", address="/etc/OpenCL/vendors/pocl.icd#0:0")
 COMMON = {"PARALLEL": "0", "CACHELEVEL": "0"}
 
 
-def test_an_opencl_device_is_seen_alone_with_its_driver() -> None:
-    environment = tinygrad_environment("tinygrad:CL", POCL, "")
-    assert environment == {
+def test_an_opencl_device_is_seen_alone_by_both_loaders(tmp_path: Path) -> None:
+    file = tmp_path / "mali.icd"
+    file.write_text("/usr/lib/libmali.so.1\n")
+    mali = Interface(api="opencl", address=f"{file}#0:0")
+    assert tinygrad_environment("tinygrad:CL", mali, "") == {
         **COMMON,
         "DEV": "CL:OPENCL",
-        "OCL_ICD_VENDORS": "/etc/OpenCL/vendors/pocl.icd",
+        "OCL_ICD_VENDORS": str(file),
+        "OCL_ICD_FILENAMES": "/usr/lib/libmali.so.1",
     }
-    assert tinygrad_device("tinygrad:CL", POCL) == "CL"
+    assert tinygrad_device("tinygrad:CL", mali) == "CL"
+
+
+def test_a_driver_whose_file_is_gone_is_named_all_the_same() -> None:
+    gone = Interface(api="opencl", address="/nowhere/mali.icd#0:0")
+    assert tinygrad_environment("tinygrad:CL", gone, "") == {
+        **COMMON,
+        "DEV": "CL:OPENCL",
+        "OCL_ICD_VENDORS": "/nowhere/mali.icd",
+    }
 
 
 def test_the_second_device_of_a_platform() -> None:

@@ -55,10 +55,13 @@ def test_rubbish_is_one_line_each(tmp_path: Path) -> None:
         f"{VENDORS}/{name}": content for name, content in rubbish.items()
     }
     system = machine_tree(tmp_path, files | {f"{VENDORS}/good.icd": "libgood.so"})
+    folder = system.files / "etc/OpenCL/vendors"
+    os.mkfifo(folder / "h.icd")
+    (folder / "i.icd").mkdir()
     found = installed_icds(system, {})
     assert [icd.library for icd in found.icds] == ["libgood.so"]
-    folder = system.files / "etc/OpenCL/vendors"
-    assert list(found.problems) == [f"{folder}/{name} names no library" for name in rubbish]
+    names = (*rubbish, "h.icd", "i.icd")
+    assert list(found.problems) == [f"{folder}/{name} names no library" for name in names]
 
 
 def test_too_many_are_cut(tmp_path: Path) -> None:

@@ -118,7 +118,8 @@ def _rank(address: str) -> int:
     return int(address or "0")
 
 
-def _opencl_choice(address: str) -> dict[str, str]:
+def _opencl_choice(address: str) -> Mapping[str, str]:
+    """The driver's file is read, for its library: one of the two loaders wants to be told that."""
     if not address:
         return {}
     file, platform, _ = _opencl_place(address)
@@ -128,7 +129,7 @@ def _opencl_choice(address: str) -> dict[str, str]:
             f"{platform} (from 0)",
             hint="use another backend for this device",
         )
-    return dict(icd_environment(address))
+    return icd_environment(address)
 
 
 def _opencl_place(address: str) -> tuple[str, int, int]:

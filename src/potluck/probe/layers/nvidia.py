@@ -9,6 +9,7 @@ README on ``/proc/driver/nvidia`` and the device files; Microsoft's documentatio
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from potluck.probe.boards import shared_memory
@@ -51,7 +52,17 @@ def _find(system: System) -> LayerReport:
     # Tegra has files of these names too: its display's.
     if not any(device.driver in _NVML_DRIVERS for device in devices):
         devices += [*_files_without_bus(system), *_wsl(system)]
-    return LayerReport(layer=LAYER.name, devices=tuple(devices))
+    return LayerReport(layer=LAYER.name, devices=_with_plain_address(devices))
+
+
+def _with_plain_address(devices: list[Device]) -> tuple[Device, ...]:
+    """Where CUDA has one device, it need not be told which: places on the bus it does not take."""
+    if sum(bool(device.interfaces) for device in devices) != 1:
+        return tuple(devices)
+    return tuple(
+        replace(device, interfaces=(cuda(""),)) if device.interfaces else device
+        for device in devices
+    )
 
 
 def _pci_device(system: System, found: PciDevice) -> Device:

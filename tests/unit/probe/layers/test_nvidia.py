@@ -10,7 +10,7 @@ from support.machine_tree import machine_tree
 
 from potluck.probe.layers.nvidia import LAYER
 from potluck.probe.system import System
-from potluck.types.hardware import LayerReport
+from potluck.types.hardware import Interface, LayerReport
 
 MEMINFO = "MemTotal:       65536 kB\nMemAvailable:   32768 kB"
 INFORMATION = "proc/driver/nvidia/gpus/0000:01:00.0/information"
@@ -221,3 +221,14 @@ def test_says_why_a_jetson_cannot_compute(tmp_path: Path, driver: str, problem: 
 def test_other_boards_have_no_gpu_of_nvidia(tmp_path: Path) -> None:
     files = jetson("fb000000.gpu", "panthor", "rockchip,rk3588-mali", "arm,mali-valhall-csf")
     assert find(tmp_path, files).devices == ()
+
+
+def test_one_card_needs_no_address(tmp_path: Path) -> None:
+    one: dict[str, str | bytes | Path] = {**card()}
+    (device,) = find(tmp_path / "one", one).devices
+    assert device.interfaces == (Interface(api="cuda", address=""),)
+    reserved = card("0000:02:00.0", uevent="DRIVER=vfio-pci")
+    first, second = find(tmp_path / "reserved", one | reserved).devices
+    assert (first.interfaces, second.interfaces) == (device.interfaces, ())
+    both = find(tmp_path / "two", one | card("0000:02:00.0", "0x2684")).devices
+    assert [each.interfaces[0].address for each in both] == ["0000:01:00.0", "0000:02:00.0"]
