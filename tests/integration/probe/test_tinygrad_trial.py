@@ -156,6 +156,14 @@ def test_what_it_cannot_do_it_refuses(arguments: tuple[str, ...], reason: str) -
     assert reason in outcome.reason
 
 
+def test_a_variant_that_crashes_is_told_by_the_same_signal(tmp_path: Path) -> None:
+    """Each variant of CUDA has a process of its own: here one whose library kills it."""
+    (tmp_path / "tinygrad.py").write_text("import os; os.kill(os.getpid(), 11)")
+    outcome = run("self-test", "x", "cuda=", environment={"PYTHONPATH": str(tmp_path)})
+    assert isinstance(outcome, ChildFailure)
+    assert (outcome.failure, outcome.reason) == (Failure.CRASHED, "was killed by SIGSEGV")
+
+
 def test_without_clang_the_cpu_is_refused(tmp_path: Path) -> None:
     outcome = run("self-test", "cpu", "-", environment={"PATH": str(tmp_path)})
     assert isinstance(outcome, ChildFailure)
