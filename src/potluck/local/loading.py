@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 
 from potluck.catalog import ModelDescription, open_headers, open_weights
 from potluck.engines.native import make_pool
+from potluck.engines.opening import module_named
 from potluck.errors import ParameterError
 from potluck.formats.source import FileTensorSource
 from potluck.kernels.runner import ThreadPool
@@ -92,13 +94,15 @@ def plan_load(
     with closing(open_headers(description)) as tensors:
 
         def count(size: StageSize) -> MemoryPlan:
-            return combined([each.memory for each in _plan(description, tensors, shards, size)])
+            return combined(
+                [each.memory for each in _plan(description, tensors, shards, size, unit)]
+            )
 
         if quantization is None:
             sizes = [size, *stronger_quantizations(size)]
             fitting = (each for each in sizes if room.holds(count(each)))
             size = next(fitting, sizes[-1])
-        stages = _plan(description, tensors, shards, size)
+        stages = _plan(description, tensors, shards, size, unit)
         memory = combined([stage.memory for stage in stages])
         require_memory(memory, room, size, count)
     return LoadPlan(stages=stages, size=size, memory=memory, unit=unit)
@@ -112,12 +116,14 @@ def _in_memory(
     size = replace(plan.size, is_mapped=False)
 
     def count(size: StageSize) -> MemoryPlan:
-        return combined([each.memory for each in _plan(description, tensors, shards, size)])
+        return combined(
+            [each.memory for each in _plan(description, tensors, shards, size, plan.unit)]
+        )
 
     memory = count(size)
     room = Room(host=available_memory(), device=plan.unit.memory)
     require_memory(memory, room, size, count, because=because)
-    stages = _plan(description, tensors, shards, size)
+    stages = _plan(description, tensors, shards, size, plan.unit)
     return replace(plan, stages=stages, size=size, memory=memory)
 
 
@@ -126,8 +132,10 @@ def _plan(
     tensors: FileTensorSource,
     shards: Sequence[Shard],
     size: StageSize,
+    unit: LocalUnit,
 ) -> tuple[StagePlan, ...]:
-    return tuple(plan_stage(description, tensors, shard, size) for shard in shards)
+    cost = module_named(unit.address.engine).COST
+    return tuple(plan_stage(description, tensors, shard, size, cost=cost) for shard in shards)
 
 
 def load_stages(
@@ -137,14 +145,14 @@ def load_stages(
     cache: PackedCache,
     on_progress: Progress | None = None,
     on_fetch: Progress | None = None,
-    on_warm_up: Callable[[], None] | None = None,
+    on_warm_up: Progress | None = None,
 ) -> LoadedStages:
     """Make every stage's engine, load its weights and warm it up.
 
     Weights that are to be mapped and that ``cache`` cannot keep are loaded after all, with a
     warning, if they fit into memory: the plan that comes back says so. ``on_fetch`` and then
-    ``on_progress`` are called with bytes done and bytes in all, ``on_warm_up`` whenever a stage's
-    weights are in. After an error nothing stays open.
+    ``on_progress`` are called with bytes done and bytes in all, ``on_warm_up`` so whenever a
+    stage's weights are in. After an error nothing stays open.
     """
     pool = make_pool(plan.size.num_threads)
     progress = _progress_of(plan, on_progress)
@@ -160,7 +168,10 @@ def load_stages(
                 plan = _in_memory(description, tensors, plan, because)
                 _log.warning("weights are loaded, not mapped: %s", error)
         stages = []
-        for stage, weights, report in zip(plan.stages, packed, progress, strict=True):
+        warming_up = _progress_of(plan, on_warm_up)
+        for stage, weights, report, warm in zip(
+            plan.stages, packed, progress, warming_up, strict=True
+        ):
             loaded = load_stage(
                 description,
                 tensors,
@@ -169,7 +180,7 @@ def load_stages(
                 pool=pool,
                 packed=weights,
                 on_progress=report,
-                on_warm_up=on_warm_up,
+                on_warm_up=None if warm is None else partial(warm, stage.read_bytes, 0),
             )
             on_failure.callback(loaded.engine.close)
             stages.append(loaded)

@@ -153,9 +153,9 @@ class Model:
             description,
             plan,
             cache=cache,
-            on_progress=_reporting(on_progress, is_fetching=False),
+            on_progress=_reporting(on_progress),
             on_fetch=_reporting(on_progress, is_fetching=True),
-            on_warm_up=_warming_up(on_progress, plan),
+            on_warm_up=_reporting(on_progress, is_warming_up=True),
         )
         engines = [stage.engine for stage in loaded.stages]
         plan = loaded.plan
@@ -305,23 +305,21 @@ class Model:
 
 
 def _reporting(
-    callback: Callable[[LoadProgress], None] | None, *, is_fetching: bool
+    callback: Callable[[LoadProgress], None] | None,
+    *,
+    is_fetching: bool = False,
+    is_warming_up: bool = False,
 ) -> Callable[[int, int], None] | None:
     if callback is None:
         return None
     return lambda done_bytes, total_bytes: callback(
-        LoadProgress(done_bytes=done_bytes, total_bytes=total_bytes, is_fetching=is_fetching)
+        LoadProgress(
+            done_bytes=done_bytes,
+            total_bytes=total_bytes,
+            is_fetching=is_fetching,
+            is_warming_up=is_warming_up,
+        )
     )
-
-
-def _warming_up(
-    callback: Callable[[LoadProgress], None] | None, plan: LoadPlan
-) -> Callable[[], None] | None:
-    if callback is None:
-        return None
-    num_bytes = sum(stage.read_bytes for stage in plan.stages)
-    progress = LoadProgress(done_bytes=num_bytes, total_bytes=num_bytes, is_warming_up=True)
-    return lambda: callback(progress)
 
 
 def _context_tokens(description: ModelDescription, asked: int | None) -> int:

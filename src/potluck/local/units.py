@@ -62,12 +62,11 @@ def find_unit(backend: str | None, *, isa: str | None, allow_software: bool = Fa
     chosen = next(unit for unit in units if unit.role is Role.SERVES)
     trial = next(trial for trial in report.trials if trial.unit_id == chosen.unit_id)
     device = next(device for device in report.devices if device.device_id == chosen.device_id)
-    return LocalUnit(address=unit_address(trial), memory=_own_memory(device))
+    return LocalUnit(address=unit_address(trial, BACKENDS), memory=_own_memory(device))
 
 
 def _own_memory(device: Device) -> MemoryLimit | None:
-    memory = device.memory
-    if memory.is_shared or device.is_software:
+    num_bytes = device.own_free_bytes
+    if num_bytes is None:
         return None
-    free = memory.free_bytes if memory.free_bytes is not None else memory.total_bytes
-    return MemoryLimit(bytes=free or 0, reason=f"free on {device.name}, by {memory.source}")
+    return MemoryLimit(bytes=num_bytes, reason=f"free on {device.name}, by {device.memory.source}")

@@ -111,6 +111,14 @@ class Device:
     interfaces: tuple[Interface, ...] = ()
     is_software: bool = False
 
+    @property
+    def own_free_bytes(self) -> int | None:
+        """What is free of its own memory, 0 where nobody says; None if it has the machine's."""
+        memory = self.memory
+        if memory.is_shared or self.is_software:
+            return None
+        return (memory.free_bytes if memory.free_bytes is not None else memory.total_bytes) or 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerReport:

@@ -52,6 +52,26 @@ def test_the_message_says_what_is_needed_for_what_and_what_would_fit() -> None:
     assert (caught.value.needed_bytes, caught.value.available_bytes) == (900 * MIB, 800 * MIB)
 
 
+def test_a_device_and_its_machine_hold_a_part_each() -> None:
+    def on_device(size: StageSize) -> MemoryPlan:
+        return dataclasses.replace(plan_of(size), is_on_device=True, process_bytes=8 * MIB)
+
+    def room(host: int, device: int) -> Room:
+        own = MemoryLimit(bytes=device * MIB, reason="what is free there")
+        return dataclasses.replace(limit(host), device=own)
+
+    # Weights, cache and scratch there; staging and the process here.
+    require_memory(on_device(SIZE), room(40, 868), SIZE, on_device)
+    with pytest.raises(InsufficientMemoryError, match="40 MiB of memory are needed") as caught:
+        require_memory(on_device(SIZE), room(39, 868), SIZE, on_device)
+    assert (caught.value.needed_bytes, caught.value.available_bytes) == (40 * MIB, 39 * MIB)
+    with pytest.raises(InsufficientMemoryError) as caught:
+        require_memory(on_device(SIZE), room(40, 867), SIZE, on_device)
+    assert caught.value.message.startswith("868 MiB of memory of the device are needed (bf16")
+    assert caught.value.message.endswith("and 867 MiB may be used (what is free there)")
+    assert caught.value.hint == "--context 2048 or --quant q8_0 would fit"
+
+
 @pytest.mark.parametrize(
     ("mebibytes", "hint"),
     [

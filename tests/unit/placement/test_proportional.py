@@ -1,3 +1,4 @@
+import dataclasses
 from typing import Any
 
 import pytest
@@ -96,6 +97,27 @@ def test_what_does_not_fit_says_how_many_more_nodes_would_help() -> None:
     assert "2 units may use" in caught.value.message
     assert "add 1 more node like the largest" in caught.value.hint
     place([offer("a", 530), offer("b", 530), offer("c", 530)], cost())
+
+
+def test_a_unit_on_which_a_stage_takes_less_can_hold_more() -> None:
+    # Of the 30 that a stage takes besides its parts, 25 are spared on one of them.
+    frugal = dataclasses.replace(offer("a", 1205), spared_bytes=25)
+    twelve = cost(embedding_bytes=0, head_bytes=0)
+    (stage,) = place([frugal], twelve).stages
+    assert stage.num_bytes == 1205
+    with pytest.raises(InsufficientMemoryError) as caught:
+        place([dataclasses.replace(frugal, usable_bytes=1204)], twelve)
+    assert (caught.value.needed_bytes, caught.value.available_bytes) == (1205, 1204)
+    with pytest.raises(InsufficientMemoryError):
+        place([offer("a", 1205)], twelve)
+    # Where one layer takes 105 and may use 104, the reason has these numbers.
+    tiny = dataclasses.replace(offer("b", 104), spared_bytes=25)
+    (rejection,) = place([frugal, tiny], twelve).rejections
+    assert rejection.reason == "104 B may be used, and one layer takes 105 B"
+    # An end that stands alone takes 580 elsewhere.
+    ends = [dataclasses.replace(offer(name, 555), spared_bytes=25) for name in "abc"]
+    heavy = cost(num_layers=5, embedding_bytes=550, head_bytes=550)
+    assert [stage.num_bytes for stage in place(ends, heavy).stages] == [555, 505, 555]
 
 
 def test_an_end_stands_alone_only_where_the_model_does_not_fit_otherwise() -> None:

@@ -83,7 +83,7 @@ def _unit(
 ) -> UnitReport:
     """A unit with what it may use: of the host's memory, or of its own as the probe saw it."""
     unit_id = UnitId(unit.chosen.unit_id)
-    own_bytes = unit.own_bytes
+    own_bytes = unit.device.own_free_bytes
     return UnitReport(
         unit_id=unit_id,
         backend=unit.chosen.backend,

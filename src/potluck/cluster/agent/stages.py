@@ -186,11 +186,12 @@ class StageHost:
 
     def _load(self, spec: StageSpec) -> Load:
         unit = self._units.require(spec.unit_id)
-        device_bytes = self.memory.device_bytes.get(spec.unit_id, 0)
+        own_bytes = unit.device.own_free_bytes
+        taken_bytes = self.memory.device_bytes.get(spec.unit_id, 0)
         return Load(
             spec=spec,
             unit=self._units.address(unit),
-            device_free_bytes=None if unit.own_bytes is None else unit.own_bytes - device_bytes,
+            device_free_bytes=None if own_bytes is None else own_bytes - taken_bytes,
             identity=Identity(
                 node_id=self._credentials.node_id,
                 certificate_pem=self._credentials.certificate_pem,

@@ -34,14 +34,6 @@ class NodeUnit:
     device: Device
     trial: Trial
 
-    @property
-    def own_bytes(self) -> int | None:
-        """What the probe saw free in the unit's own memory; None if it shares the machine's."""
-        memory = self.device.memory
-        if memory.is_shared or self.device.is_software:
-            return None
-        return (memory.free_bytes if memory.free_bytes is not None else memory.total_bytes) or 0
-
 
 def _nothing_is_out() -> Mapping[str, str]:
     return {}

@@ -329,6 +329,10 @@ class Deployment:
             may_quantize=self.record.may_quantize,
             cost_of=self._cost_of,
         )
+        unmapped = [each.unit_id for each in planned.stages if not each.plan.size.is_mapped]
+        if self._size.is_mapped and unmapped:
+            units = ", ".join(unmapped)
+            _log.warning("weights are loaded, not mapped, where %s computes", units)
         # Only now: a coordinator that is cut off and finds no plan must not outrun its successor.
         self._next_epoch()
         self._say(reason=self._because("loading"), **placement_fields(planned))

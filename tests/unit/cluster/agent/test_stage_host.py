@@ -22,9 +22,11 @@ from potluck.cluster.worker.messages import Load, Loaded, Progress, StageSpec, S
 from potluck.engines.backends import BACKENDS
 from potluck.errors import EngineError, PotluckError, UnitFaultError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.hardware import BackendSpec, DeviceKind, Interface, LayerReport, Trial
 from potluck.types.quantization import Quantization
-from potluck.types.unit import Fault
+from potluck.types.unit import Fault, UnitAddress
 
+GIB = 2**30
 D = DeploymentId("d")
 A, B = NodeId("a" * 16), NodeId("b" * 16)
 SPEC = StageSpec(
@@ -47,6 +49,22 @@ SPEC = StageSpec(
 LOADED = Loaded(host="h", port=1, memory=a_plan(), read_bytes=1, seconds=0.5, mapped_file=None)
 
 
+CARD_SPEC = BackendSpec(
+    name="b", module="m", engine="engine.of.b", kinds=frozenset({DeviceKind.GPU})
+)
+THERE = Interface(api="opencl", address="some.icd#0:1")
+PROBED = hardware.report(
+    LayerReport(layer="pci", devices=(hardware.device("one"), hardware.device("two"))),
+    trials=(
+        Trial(device_id="cpu", backend="native", works=True, variants=("scalar", "avx2")),
+        Trial(device_id="one", backend="b", works=True, variants=("slow", "fast"), interface=THERE),
+        Trial(device_id="one", backend="a", works=False, reason="wrong numbers"),
+        Trial(device_id="two", backend="b", works=True),
+    ),
+)
+OUT = {"two/b": "it hung"}
+
+
 def at(number: int, coordinator: NodeId = A) -> StageSpec:
     return msgspec.structs.replace(SPEC, epoch=Epoch(number=number, coordinator=coordinator))
 
@@ -59,6 +77,7 @@ class FakeWorker:
     """Loads when it is let."""
 
     made: ClassVar[list[FakeWorker]] = []
+    loads: ClassVar[list[Load]] = []
     starting: asyncio.Event
 
     def __init__(self, on_end: Callable[[FakeWorker, PotluckError], None]) -> None:
@@ -76,6 +95,7 @@ class FakeWorker:
         return cls(on_end)
 
     async def load(self, message: Load) -> AsyncGenerator[Progress | Loaded, None]:
+        FakeWorker.loads.append(message)
         yield Progress(done_bytes=0, total_bytes=1)
         await self.may_load.wait()
         yield LOADED
@@ -99,6 +119,7 @@ def make_host(
 
     def make() -> tuple[StageHost, list[StageLost]]:
         FakeWorker.made = []
+        FakeWorker.loads = []
         FakeWorker.starting = asyncio.Event()
         FakeWorker.starting.set()
         lost: list[StageLost] = []
@@ -111,7 +132,7 @@ def make_host(
         host = StageHost(
             credentials(A),
             state,
-            NodeUnits(hardware.report, UnitChoice(backends=BACKENDS)),
+            NodeUnits(lambda: PROBED, UnitChoice(backends=(*BACKENDS, CARD_SPEC)), lambda: OUT),
             listen_host="127.0.0.1",
             num_threads=1,
             packed_cache_bytes=None,
@@ -224,6 +245,56 @@ def test_a_worker_that_ends_by_itself_is_reported_once(make_host: MakeHost) -> N
         second.on_end(second, EngineError("signal 9"))
         await asyncio.sleep(0)
         assert len(lost) == 1
+
+    asyncio.run(run())
+
+
+def test_a_worker_is_told_how_to_reach_its_unit_by_its_own_node(make_host: MakeHost) -> None:
+    async def run() -> None:
+        host, _ = make_host()
+        await start(host, SPEC)
+        card = msgspec.structs.replace(
+            SPEC, unit_id=UnitId("one/b"), num_bytes=10, device_bytes=GIB
+        )
+        for name in ("e", "f"):
+            await start(host, msgspec.structs.replace(card, deployment=DeploymentId(name)))
+        cpu, first, second = FakeWorker.loads
+        assert cpu.unit == UnitAddress(
+            unit_id="cpu/native",
+            backend="native",
+            engine="potluck.engines.native_backend",
+            variant="avx2",
+        )
+        assert cpu.device_free_bytes is None
+        assert first.unit == UnitAddress(
+            unit_id="one/b", backend="b", engine="engine.of.b", interface=THERE, variant="fast"
+        )
+        # Of the 6 GiB that are free there, the first stage has one.
+        assert (first.device_free_bytes, second.device_free_bytes) == (6 * GIB, 5 * GIB)
+        assert host.memory.planned_bytes == 1000 + 2 * 10
+        assert host.memory.device_bytes == {"cpu/native": 0, "one/b": 2 * GIB}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("unit_id", "reason"),
+    [
+        ("three/b", "this node has no unit three/b"),
+        ("one/a", "this node has no unit one/a"),
+        ("two/b", "the unit two/b is out: it hung"),
+        ("one/native", "this node has no unit one/native"),
+    ],
+)
+def test_no_worker_is_started_for_a_unit_that_is_none(
+    make_host: MakeHost, unit_id: str, reason: str
+) -> None:
+    async def run() -> None:
+        host, _ = make_host()
+        with pytest.raises(EngineError) as caught:
+            await start(host, msgspec.structs.replace(SPEC, unit_id=UnitId(unit_id)))
+        assert caught.value.message == reason
+        assert FakeWorker.made == []
 
     asyncio.run(run())
 

@@ -187,6 +187,27 @@ say(msgspec.msgpack.encode({"type": "Failed", "message": "no such file", "hint":
     asyncio.run(run())
 
 
+def test_a_unit_that_failed_is_told_from_a_stage_that_did() -> None:
+    failed = """
+import msgspec
+say(msgspec.msgpack.encode({"type": "Failed", "message": "m", "hint": "h", "fault": "hung"}))
+"""
+
+    async def run() -> None:
+        async with worker(failed) as (process, ends), asyncio.timeout(5):
+            with pytest.raises(UnitFaultError) as raised:
+                await load(process)
+            assert (raised.value.fault, raised.value.message, raised.value.hint) == (
+                Fault.HUNG.value,
+                "m",
+                "h",
+            )
+            await process.wait()
+            assert isinstance(ends[0], UnitFaultError)
+
+    asyncio.run(run())
+
+
 SAY_LOADED_AND_MAPPED = """
 import signal
 path = {path!r}
@@ -309,7 +330,11 @@ def test_one_that_died_before_it_was_killed_died_by_itself() -> None:
     asyncio.run(run())
 
 
-def test_one_that_says_nothing_while_it_loads_is_ended_where_calls_have_a_limit() -> None:
+def test_one_that_says_nothing_while_it_loads_is_ended_where_calls_have_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_SILENCE_SECONDS", 0.01)
+
     async def run() -> None:
         async with worker("time.sleep(60)") as (process, ends), asyncio.timeout(5):
             limited = msgspec.structs.replace(LOAD, step_seconds=0.01)

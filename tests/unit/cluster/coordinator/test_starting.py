@@ -1,0 +1,25 @@
+"""What is said of several stages that load at the same time."""
+
+from __future__ import annotations
+
+import pytest
+
+from potluck.cluster.coordinator.starting import _together
+from potluck.cluster.worker.messages import Progress
+
+FETCHING = Progress(done_bytes=3, total_bytes=30, is_fetching=True)
+LOADING = Progress(done_bytes=10, total_bytes=100)
+WARMING_UP = Progress(done_bytes=200, total_bytes=200, is_warming_up=True)
+
+
+@pytest.mark.parametrize(
+    ("stages", "said"),
+    [
+        ([LOADING, LOADING], ("loading", 20, 200)),
+        ([LOADING, FETCHING, WARMING_UP], ("fetching", 3, 30)),
+        ([LOADING, WARMING_UP], ("loading", 210, 300)),
+        ([WARMING_UP, WARMING_UP], ("warming up", 400, 400)),
+    ],
+)
+def test_what_the_slowest_does_is_said(stages: list[Progress], said: tuple[str, int, int]) -> None:
+    assert _together(stages) == said

@@ -1,0 +1,119 @@
+"""Which modules compute for which backend, and what they say of themselves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from unittest.mock import patch
+
+import pytest
+from support import reference_backend
+from support.native_pipeline import small_config
+
+from potluck.engines import native
+from potluck.engines.backends import BACKENDS, native_unit, unit_address
+from potluck.engines.costs import cost_of
+from potluck.engines.opening import open_engine
+from potluck.engines.tinygrad.backend import _enter
+from potluck.errors import EngineError
+from potluck.models.program import build_program
+from potluck.models.rope import rope_table
+from potluck.types.hardware import Interface, Trial
+from potluck.types.program import Program, Shard
+from potluck.types.tensor import TensorFormat, TensorInfo
+from potluck.types.unit import UnitAddress
+
+
+def a_program() -> Program:
+    config = small_config(2)
+    rope = rope_table(config, 64)
+    return build_program(config, Shard.whole(2), context_tokens=64, rope=rope)
+
+
+def test_costs_need_neither_tinygrad_nor_the_compiled_core() -> None:
+    """A coordinator counts for units of others: what they run on need not be there."""
+    script = """
+import sys
+sys.modules["tinygrad"] = None
+sys.modules["potluck.kernels"] = None
+from potluck.engines.backends import BACKENDS
+from potluck.engines.costs import cost_of
+for spec in BACKENDS[1:]:
+    assert cost_of(spec.name).process_bytes > 0
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=20)
+
+
+def test_the_native_engine_takes_what_its_cost_says() -> None:
+    cost, program = cost_of("native"), a_program()
+    matrix = TensorInfo(name="w", shape=(40, 64), format=TensorFormat.BF16)
+    assert cost.loaded_bytes(matrix) == native.loaded_bytes(matrix) == 48 * 64 * 2
+    assert cost.cache_bytes(program, 5) == native.cache_bytes(program, 5)
+    assert cost.scratch_bytes(program, 32, num_threads=2) == native.scratch_bytes(
+        program, 32, num_threads=2
+    )
+    assert (cost.process_bytes, cost.staging_bytes(matrix)) == (0, 0)
+
+
+def test_a_backend_of_another_version_is_named() -> None:
+    with pytest.raises(EngineError, match="this node knows no backend tinygrad:METAL") as caught:
+        cost_of("tinygrad:METAL")
+    assert caught.value.hint == "install the same version of Potluck on every node"
+    with pytest.raises(EngineError):
+        cost_of("reference")
+    assert cost_of("reference", [reference_backend.SPEC]) is reference_backend.COST
+
+
+def test_a_unit_is_reached_as_its_trial_was_and_with_the_fastest_variant() -> None:
+    there = Interface(api="opencl", address="some.icd#0:0")
+    trial = Trial(
+        device_id="pci-1",
+        backend="tinygrad:CL",
+        works=True,
+        variants=("slow", "fast"),
+        interface=there,
+    )
+    assert unit_address(trial) == UnitAddress(
+        unit_id="pci-1/tinygrad:CL",
+        backend="tinygrad:CL",
+        engine="potluck.engines.tinygrad.backend",
+        interface=there,
+        variant="fast",
+    )
+
+
+@pytest.mark.parametrize("variant", ["", "scalar"])
+def test_an_engine_is_opened_by_the_module_of_its_backend(variant: str) -> None:
+    program = a_program()
+    opened = open_engine(
+        native_unit(variant or None), program, num_blocks=4, max_step_tokens=8, num_threads=1
+    )
+    assert isinstance(opened, native.NativeEngine)
+    opened.warm_up()
+    assert opened.weights_bytes == 0
+    opened.close()
+    address = UnitAddress(
+        unit_id="cpu/reference", backend="reference", engine=reference_backend.SPEC.engine
+    )
+    other = open_engine(address, program, num_blocks=4, max_step_tokens=8, num_threads=1)
+    assert not isinstance(other, native.NativeEngine)
+    other.close()
+
+
+def test_every_backend_of_the_table_can_be_opened_by_its_module() -> None:
+    for spec in BACKENDS:
+        assert spec.engine, spec.name
+
+
+def test_a_process_uses_one_device_through_tinygrad() -> None:
+    one, other = {"DEV": "CL", "PARALLEL": "0"}, {"DEV": "CPU", "PARALLEL": "0"}
+    with patch.dict(os.environ):
+        _enter(one, is_imported=False)
+        assert os.environ["DEV"] == "CL"
+        _enter(one, is_imported=True)
+        with pytest.raises(EngineError, match="computes with tinygrad on CL"):
+            _enter(other, is_imported=True)
+        assert os.environ["DEV"] == "CL"
+        _enter(other, is_imported=False)
+        _enter(other, is_imported=True)
