@@ -80,7 +80,7 @@ def test_a_driver_that_computes_passes(trials: Mapping[str, Trial]) -> None:
     [
         ("wrong-numbers", "wrong numbers: the q8_0 product["),
         ("crashes", "was killed by SIGABRT"),
-        ("hangs", "gave no answer within 10 s"),
+        ("hangs", "gave no answer within "),
     ],
 )
 def test_a_driver_that_fails_costs_one_line(
