@@ -41,11 +41,7 @@ from potluck.probe.child_output import one_line
 from potluck.probe.fingerprint import fingerprint, installed_software
 from potluck.probe.interfaces import interface_argument, usable_interfaces
 from potluck.probe.memory import available_memory
-from potluck.probe.quarantine import (
-    is_quarantined,
-    quarantine,
-    run_unless_quarantined,
-)
+from potluck.probe.quarantine import run_unless_quarantined
 from potluck.types.hardware import (
     BackendSpec,
     Device,
@@ -127,7 +123,7 @@ def try_backend(
     interfaces = usable_interfaces(spec, device)
     failed: list[Trial] = []
     for number, interface in enumerate(interfaces):
-        trial = _try_through(
+        trial = try_through(
             spec,
             device,
             interface,
@@ -167,74 +163,14 @@ def _reason(trials: list[Trial]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retest:
-    """The self-test of a unit that worked, repeated: ``problem`` is empty if it passed.
-
-    ``fault`` is what that shows of the unit. None with a problem: it could not be tested, as its
-    memory may be taken by the very stage that runs on it.
-    """
-
-    problem: str
-    fault: Fault | None
-
-
-def retest(
-    spec: BackendSpec,
-    device: Device,
-    trial: Trial,
-    *,
-    kernel_release: str,
-    cache: ProbeCache,
-    deadline_seconds: float,
-) -> Retest:
-    """Run the self-test of a unit again, through the interface that ``trial`` has passed by.
-
-    The result takes the place of what was known.
-    """
-    tried = _try_through(
-        spec,
-        device,
-        trial.interface,
-        kernel_release=kernel_release,
-        cache=cache,
-        retry=True,
-        deadline_seconds=deadline_seconds,
-    )
-    problem = "" if tried.trial.works else tried.trial.reason
-    return Retest(problem=problem, fault=tried.fault)
-
-
-def condemn(
-    spec: BackendSpec,
-    device: Device,
-    trial: Trial,
-    reason: str,
-    *,
-    kernel_release: str,
-    cache: ProbeCache,
-) -> None:
-    """Quarantine a unit that failed in use: it is tried again only where somebody asks for it."""
-    key = _trial_key(spec, device, trial.interface, kernel_release)
-    cache.remove(key)
-    quarantine(cache, key, reason)
-
-
-def is_condemned(
-    spec: BackendSpec, device: Device, trial: Trial, *, kernel_release: str, cache: ProbeCache
-) -> bool:
-    """Whether a unit is still in quarantine."""
-    return is_quarantined(cache, _trial_key(spec, device, trial.interface, kernel_release))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tried:
-    """``fault``: what a trial that failed shows of the unit, if anything."""
+class Tried:
+    """A trial. ``fault`` is what one that failed shows of a unit that worked, if anything."""
 
     trial: Trial
     fault: Fault | None
 
 
-def _try_through(
+def try_through(
     spec: BackendSpec,
     device: Device,
     interface: Interface | None,
@@ -243,16 +179,16 @@ def _try_through(
     cache: ProbeCache,
     retry: bool,
     deadline_seconds: float,
-) -> _Tried:
-    """Try one interface.
+) -> Tried:
+    """Try one interface, as ``try_backend`` tries all.
 
     A variant that crashes is told from those that work by running each in a child of its own.
     """
     end = time.monotonic() + deadline_seconds
-    key = _trial_key(spec, device, interface, kernel_release)
+    key = trial_key(spec, device, interface, kernel_release)
     known = None if retry else _kept_trial(spec, device, interface, cache.get(key))
     if known is not None:
-        return _Tried(trial=known, fault=None if known.works else Fault.WRONG)
+        return Tried(trial=known, fault=None if known.works else Fault.WRONG)
     crashed: dict[str, str] = {}
     results: dict[str, object] = {}
     subject = (device.device_id, interface_argument(interface))
@@ -278,18 +214,19 @@ def _try_through(
     )
     if isinstance(outcome, ChildFailure):
         cache.remove(key)
-        return _Tried(
+        return Tried(
             trial=failed_trial(spec, device, outcome.reason, interface),
             fault=_FAULTS.get(outcome.failure),
         )
     trial = _judged(spec, device, interface, _results(outcome), crashed)
     cache.put(key, {"works": trial.works, "reason": trial.reason, "variants": list(trial.variants)})
-    return _Tried(trial=trial, fault=None if trial.works else Fault.WRONG)
+    return Tried(trial=trial, fault=None if trial.works else Fault.WRONG)
 
 
-def _trial_key(
+def trial_key(
     spec: BackendSpec, device: Device, interface: Interface | None, kernel_release: str
 ) -> str:
+    """What the result of a trial is kept under."""
     software = installed_software(kernel_release, spec.packages)
     return fingerprint(f"trial/{spec.name}", (device,), software, details=_details(interface))
 
