@@ -15,7 +15,8 @@ from support.icds import build_icd
 from potluck.engines.backends import BACKENDS
 from potluck.probe.cache import ProbeCache
 from potluck.probe.child import ChildAnswer, ChildFailure, ChildOutcome, Failure, run_child
-from potluck.probe.trials import is_tried_on, measure_backend, try_backend
+from potluck.probe.measuring import measure_backend
+from potluck.probe.trials import is_tried_on, try_backend
 from potluck.types.hardware import Device, Figure, Interface, Origin, Trial
 
 SPECS = {spec.name: spec for spec in BACKENDS}
