@@ -33,3 +33,10 @@ def read_interface(argument: str) -> Interface | None:
     if not api or not separator:
         raise ValueError(f"{argument!r} is no interface: api=address, or {_NONE}")
     return Interface(api=api, address=address)
+
+
+def interface_details(interface: Interface | None) -> tuple[str, ...]:
+    """What of an interface makes a result old when it changes: all of it, as its driver's version
+    stands in its description.
+    """
+    return () if interface is None else (interface.api, interface.address, interface.description)

@@ -26,16 +26,11 @@ from potluck.probe.layer import Layer
 from potluck.probe.layers.cpu import LAYER as CPU_LAYER
 from potluck.probe.layers.cpu import cpu_facts
 from potluck.probe.looking import Looker, with_problem
+from potluck.probe.measuring import cached_measurement, measure_backend
 from potluck.probe.memory import memory_facts
 from potluck.probe.opencl_match import match_opencl
 from potluck.probe.system import System
-from potluck.probe.trials import (
-    cached_measurement,
-    failed_trial,
-    is_tried_on,
-    measure_backend,
-    try_backend,
-)
+from potluck.probe.trials import failed_trial, is_tried_on, try_backend
 from potluck.types.hardware import BackendSpec, Device, LayerReport, ProbeReport, Trial
 
 DEADLINE_SECONDS = 20.0

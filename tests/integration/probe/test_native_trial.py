@@ -12,7 +12,8 @@ from potluck.engines.backends import BACKENDS
 from potluck.engines.native import available_isas
 from potluck.probe.cache import ProbeCache
 from potluck.probe.child import ChildAnswer, ChildFailure, Failure, run_child
-from potluck.probe.trials import cached_measurement, is_tried_on, measure_backend, try_backend
+from potluck.probe.measuring import cached_measurement, measure_backend
+from potluck.probe.trials import is_tried_on, try_backend
 from potluck.types.hardware import Device, DeviceKind, DeviceMemory, Origin
 
 NATIVE = BACKENDS[0]

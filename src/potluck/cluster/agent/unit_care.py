@@ -22,15 +22,16 @@ from potluck.cluster.calls import CPU_UNIT
 from potluck.cluster.worker.messages import Stats
 from potluck.errors import PotluckError, UnitFaultError
 from potluck.probe.cache import ProbeCache
-from potluck.probe.trials import Retest, condemn, is_condemned, retest
+from potluck.probe.retest import Retest, condemn, is_condemned, retest
 from potluck.types.cluster import UnitId
 from potluck.types.hardware import BackendSpec, Device, Trial
 from potluck.types.unit import Fault, Role
 
 _log = logging.getLogger(__name__)
 
-_TEST_SECONDS = 60.0
-"""For a self-test: a cold driver compiles first."""
+_TEST_SECONDS = 120.0
+"""For a self-test: a cold driver compiles first. Twice what the probe gives one at most: who passed
+there, and is slower now because the machine is busy, does not hang."""
 
 _LOOK_SECONDS = 5.0
 """Between two looks at stages on such units; how soon one that holds up its whole process is seen,
@@ -106,7 +107,6 @@ class UnitCare:
                 await self._pause()
                 await self._keep_quarantine()
                 for unit_id in self._health.due(time.monotonic()):
-                    self._health = self._health.testing(unit_id)
                     self._begin(unit_id, self._test_again(unit_id))
                 for unit_id in self._in_use():
                     self._look_at(unit_id)
@@ -120,7 +120,7 @@ class UnitCare:
         seconds = min(_REST_SECONDS, self._idle_seconds)
         if self._in_use():
             seconds = min(seconds, _LOOK_SECONDS, self._step_seconds)
-        if (at := self._health.next_test_at) is not None:
+        if (at := self._health.next_test_at(besides=self._testing)) is not None:
             seconds = min(seconds, max(0.0, at - time.monotonic()))
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -191,7 +191,8 @@ class UnitCare:
         result = await self._test(unit_id)
         self._seen[unit_id].was_tested()
         workers = self._workers_on(unit_id)
-        if not result.problem or (result.fault is None and workers):
+        is_out = unit_id in self._health.outages  # it failed in use meanwhile, and has its own test
+        if is_out or not result.problem or (result.fault is None and workers):
             return
         fault = result.fault or Fault.DRIVER
         message = f"its self-test, repeated while it was idle, fails: {result.problem}"
@@ -230,7 +231,7 @@ class UnitCare:
             if found is None or not (outage.failure.is_dangerous or outage.stays_out):
                 continue
             if unit_id not in self._quarantined:
-                if await asyncio.to_thread(self._condemn, found, outage.reason):
+                if await asyncio.to_thread(self._condemn, found, outage.findings):
                     self._quarantined.add(unit_id)
             elif outage.stays_out and not await asyncio.to_thread(self._is_condemned, found):
                 self._health = self._health.forgiven(unit_id)
@@ -287,19 +288,16 @@ async def _on_a_thread(test: Callable[[], Retest]) -> Retest:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Retest] = loop.create_future()
 
-    def tell(result: Retest | Exception) -> None:
-        if done.cancelled():
-            return
-        if isinstance(result, Exception):
-            done.set_exception(result)
-        else:
+    def tell(result: Retest) -> None:
+        if not done.done():
             done.set_result(result)
 
     def work() -> None:
         try:
-            result: Retest | Exception = test()
+            result = test()
         except Exception as error:  # noqa: BLE001 - the boundary of the thread
-            result = error
+            _log.exception("a self-test could not be run")
+            result = Retest(problem=f"{type(error).__name__}: {error}", fault=None)
         with suppress(RuntimeError):  # the loop has ended: nobody is left to tell
             loop.call_soon_threadsafe(tell, result)
 

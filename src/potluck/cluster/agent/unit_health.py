@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from potluck.errors import PotluckError, UnitFaultError
@@ -81,16 +81,19 @@ class Outage:
         return self.returns_at is None
 
     @property
-    def reason(self) -> str:
-        """One line: what happened, what was seen since, and what will be done."""
+    def findings(self) -> str:
+        """What happened, and what was seen since."""
         happened = f"{self.failure.fault.value}: {self.failure.message}"
-        if self.verdict:
-            happened += f", and {self.verdict}"
+        return f"{happened}, and {self.verdict}" if self.verdict else happened
+
+    @property
+    def reason(self) -> str:
+        """One line: the findings, and what will be done."""
         if self.stays_out:
             times = f"fault {self.num_faults} within an hour"
-            return f"{happened} ({times}: {_STAYS_OUT})"
+            return f"{self.findings} ({times}: {_STAYS_OUT})"
         pause = format_seconds(self._pause_seconds)
-        return f"{happened} (tested again after {pause}, and used again if it passes)"
+        return f"{self.findings} (tested again after {pause}, and used again if it passes)"
 
     @property
     def _pause_seconds(self) -> float:
@@ -109,10 +112,13 @@ class UnitHealth:
         """Of the units that are out."""
         return {unit_id: outage.reason for unit_id, outage in self.outages.items()}
 
-    @property
-    def next_test_at(self) -> float | None:
-        """When the next test is due."""
-        times = [each.test_at for each in self.outages.values() if each.test_at is not None]
+    def next_test_at(self, *, besides: Container[UnitId] = ()) -> float | None:
+        """When the next test is due, ``besides`` those of some units."""
+        times = [
+            outage.test_at
+            for unit_id, outage in self.outages.items()
+            if outage.test_at is not None and unit_id not in besides
+        ]
         return min(times, default=None)
 
     def failed(self, unit_id: UnitId, failure: UnitFailure, now: float) -> UnitHealth:
@@ -131,11 +137,6 @@ class UnitHealth:
         return UnitHealth(
             outages={**self.outages, unit_id: outage}, faults={**self.faults, unit_id: recent}
         )
-
-    def testing(self, unit_id: UnitId) -> UnitHealth:
-        """A unit that is out is being tested: that is not due any more."""
-        outage = dataclasses.replace(self.outages[unit_id], test_at=None)
-        return dataclasses.replace(self, outages={**self.outages, unit_id: outage})
 
     def tested(self, unit_id: UnitId, problem: str, now: float) -> UnitHealth:
         """The self-test of a unit that is out has ended; ``problem`` is empty if it passed."""

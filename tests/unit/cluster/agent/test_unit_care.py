@@ -21,7 +21,8 @@ from potluck.cluster.calls import CPU_UNIT
 from potluck.cluster.worker.messages import Stats
 from potluck.errors import PotluckError, UnitFaultError
 from potluck.probe.cache import ProbeCache
-from potluck.probe.trials import Retest, try_backend
+from potluck.probe.retest import Retest
+from potluck.probe.trials import try_backend
 from potluck.types.cluster import UnitId
 from potluck.types.hardware import Trial
 from potluck.types.unit import ChosenUnit, Fault, Role
@@ -154,6 +155,19 @@ def test_suspicion_is_looked_into_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     asyncio.run(run())
 
 
+def test_a_test_that_cannot_be_run_is_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> Retest:
+        raise OSError("no more processes")
+
+    async def run() -> None:
+        async with a_node(monkeypatch) as node:
+            monkeypatch.setattr(module, "retest", fails)
+            node.care.failed(GPU, NAN)
+            await node.reach(lambda: "fails: OSError: no more processes" in node.care.reasons[GPU])
+
+    asyncio.run(run())
+
+
 def test_the_native_cpu_is_never_out(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with a_node(monkeypatch) as node:
@@ -269,8 +283,7 @@ def test_what_is_dangerous_is_not_met_again_by_an_agent_that_restarts(
     assert trial(cache).works
     asyncio.run(run())
     after = trial(cache)
-    assert after.reason.startswith("not tried again: hung: a step took long")
-    assert after.reason.endswith("(potluck probe --retry tries)")
+    assert after.reason == ("not tried again: hung: a step took long (potluck probe --retry tries)")
     assert trial(cache, retry=True).works
     assert trial(cache).works
 

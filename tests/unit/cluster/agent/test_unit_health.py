@@ -23,23 +23,24 @@ def test_a_fault_takes_a_unit_out_until_its_test_passes_a_minute_later() -> None
         "(tested again after 1 min 0 s, and used again if it passes)"
     }
     assert (health.due(159.9), health.due(160.0)) == ((), (GPU,))
-    assert health.next_test_at == 160.0
+    assert health.next_test_at() == 160.0
     back = health.tested(GPU, "", 161.0)
-    assert (back.reasons, back.next_test_at) == ({}, None)
+    assert (back.reasons, back.next_test_at()) == ({}, None)
     assert health.reasons  # values do not change
 
 
-def test_what_is_being_tested_is_not_due() -> None:
-    health = UnitHealth().failed(GPU, HUNG, 0.0).testing(GPU)
-    assert (health.due(61.0), health.next_test_at) == ((), None)
-    assert health.tested(GPU, "no", 61.0).next_test_at == 361.0
+def test_when_the_next_test_is_due() -> None:
+    health = UnitHealth().failed(GPU, HUNG, 0.0).failed(OTHER, HUNG, 10.0)
+    assert health.next_test_at() == 60.0
+    assert health.next_test_at(besides=(GPU,)) == 70.0
+    assert health.next_test_at(besides=(GPU, OTHER)) is None
 
 
 def test_tests_that_fail_come_at_longer_and_longer_times() -> None:
     health = UnitHealth().failed(GPU, HUNG, 0.0)
     due = []
     for _ in range(4):
-        at = health.next_test_at
+        at = health.next_test_at()
         assert at is not None
         due.append(at)
         health = health.tested(GPU, "wrong numbers", at)
@@ -58,7 +59,7 @@ def test_the_third_fault_within_an_hour_keeps_it_out() -> None:
         health = health.tested(GPU, "", back_at)
         assert not health.reasons
     third = health.failed(GPU, HUNG, 3599.0)
-    assert third.next_test_at is None
+    assert third.next_test_at() is None
     assert third.outages[GPU].stays_out
     assert third.reasons[GPU].endswith(
         "(fault 3 within an hour: it stays out until potluck probe --retry finds that it works)"
@@ -74,11 +75,11 @@ def test_suspicion_is_tested_at_once_and_does_not_bring_it_back() -> None:
     assert health.due(10.0) == (GPU,)
     passed = health.tested(GPU, "", 12.0)
     assert passed.reasons[GPU].startswith("not finite: NaN, and its self-test passes (")
-    assert passed.next_test_at == 70.0
+    assert passed.next_test_at() == 70.0
     assert not passed.tested(GPU, "", 70.0).reasons
     failed = health.tested(GPU, "off by one", 12.0)
     assert "and its self-test fails: off by one (tested again after 5 min" in failed.reasons[GPU]
-    assert failed.next_test_at == 312.0
+    assert failed.next_test_at() == 312.0
 
 
 def test_suspicion_of_one_that_stays_out_is_tested_once() -> None:
@@ -88,7 +89,7 @@ def test_suspicion_of_one_that_stays_out_is_tested_once() -> None:
         if at < 800:
             health = health.tested(GPU, "", at + 300)
     assert health.outages[GPU].stays_out
-    assert health.next_test_at is None
+    assert health.next_test_at() is None
     assert "its self-test passes (fault 3" in health.reasons[GPU]
 
 
