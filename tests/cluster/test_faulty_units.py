@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 import sys
 import time
 import urllib.request
@@ -19,9 +20,12 @@ import psutil
 import pytest
 from support import faulty_unit
 from support.agents import AgentProcess, Document, Fleet, await_ready, eventually, no_end
-from support.faulty_unit import UNIT, Misbehaviour
+from support.faulty_unit import CL_UNIT, UNIT, Misbehaviour
+from support.icds import build_icd, change_icd
+from support.safetensors_bytes import safetensors_bytes
 
 from potluck import Model
+from potluck.catalog.locate import DEMO_DIRECTORY
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-m", "support.faulty_unit.agent")
@@ -34,7 +38,11 @@ BACK_SECONDS = 5.0
 class Machine:
     """One agent and its GPU."""
 
-    def __init__(self, directory: Path, **environ: str) -> None:
+    def __init__(
+        self, directory: Path, *, unit_id: str = UNIT, model: str = "demo", **environ: str
+    ) -> None:
+        self.unit_id = unit_id
+        self.model = model
         self._file = directory / "misbehaviour"
         self.behave()
         self.fleet = Fleet(directory)
@@ -60,20 +68,20 @@ class Machine:
         """The GPU, as the agent reports it."""
         (node,) = self.agent.cluster()["nodes"]
         found: dict[str, Document] = {unit["unit_id"]: unit for unit in node["units"]}
-        return found.get(UNIT, {"role": "none", "reason": ""})
+        return found.get(self.unit_id, {"role": "none", "reason": ""})
 
     def trial(self) -> Document:
         """How the probe's trial of it went; nothing if it was not tried yet."""
         (node,) = self.agent.cluster()["nodes"]
         trials: dict[str, Document]
-        trials = {trial["backend"]: trial for trial in node["hardware"]["trials"]}
-        return trials.get(faulty_unit.BACKEND, {})
+        trials = {trial["device_id"]: trial for trial in node["hardware"]["trials"]}
+        return trials.get(faulty_unit.DEVICE_ID, {})
 
     def await_gpu(self) -> None:
         eventually(lambda: self.unit()["role"] == "serves", within=40, what="the GPU serves")
 
     def deploy(self) -> Document:
-        return self.agent.deploy(context=256, cache=256)
+        return self.agent.deploy(self.model, name="demo", context=256, cache=256)
 
     def ask(self, max_tokens: int = 8) -> str:
         with self.agent.client(timeout=20) as client:
@@ -110,9 +118,9 @@ def machine(started: Machine) -> Iterator[Machine]:
 
 
 @functools.cache
-def expected_text() -> str:
+def expected_text(model: str = "demo") -> str:
     """What the model says without a cluster."""
-    with Model.open("demo", context_tokens=256, num_threads=1) as alone:
+    with Model.open(model, context_tokens=256, num_threads=1) as alone:
         bias = {int(token): value for token, value in no_end().items()}
         generation = alone.generate(PROMPT, max_tokens=8, temperature=0, logit_bias=bias)
         return generation.result().text
@@ -127,16 +135,15 @@ def check_left(machine: Machine, reason: str, since: float) -> None:
     deployment = await_ready(machine.agent, "demo")
     assert units_of(deployment) == ["cpu/native"]
     loading = deployment["stages"][0]["load_seconds"]
-    assert machine.ask() == expected_text()
+    assert machine.ask() == expected_text(machine.model)
     assert time.monotonic() - since < BACK_SECONDS + loading
     unit = machine.unit()
     assert (unit["role"], unit["reason"][: len(reason)]) == ("out", reason)
-    assert f"{UNIT} is not used any more: {reason}" in machine.agent.log
+    assert f"{machine.unit_id} is not used any more: {reason}" in machine.agent.log
     eventually(lambda: len(machine.agent.workers()) == 1, within=5, what="one worker is left")
 
 
 IN_A_STEP = [
-    (Misbehaviour.DRIVER, "driver error: the context is lost"),
     (Misbehaviour.CRASH, "killed: the worker was killed by SIGSEGV"),
     (Misbehaviour.EXIT, "driver error: the worker ended with exit code 77 and said nothing"),
     (Misbehaviour.HANG, "hung: a step took longer than 1 s"),
@@ -221,8 +228,8 @@ def test_what_is_shown_of_a_unit_that_is_out_and_that_nothing_is_left_running(
     machine.misbehave(Misbehaviour.DRIVER)
     with pytest.raises(openai.APIStatusError):
         machine.ask()
-    await_ready(machine.agent, "demo")
     reason = "driver error: the context is lost"
+    check_left(machine, reason, time.monotonic())
     shown = machine.agent.command_line("ps", "--json")
     with urllib.request.urlopen(f"{machine.agent.url}/cluster", timeout=20) as answer:
         documents = [json.loads(shown.stdout), json.load(answer)]
@@ -258,7 +265,7 @@ def test_a_unit_that_lies_while_idle_is_not_met_again_after_a_restart(
         check_left(
             machine,
             "wrong numbers: its self-test, repeated while it was idle, fails: "
-            "only: wrong numbers: the q8_0 product[0][0]",
+            "opencl: wrong numbers: the q8_0 product[0][0]",
             time.monotonic(),
         )
         machine.behave()
@@ -269,3 +276,62 @@ def test_a_unit_that_lies_while_idle_is_not_met_again_after_a_restart(
         assert not trial["works"]
         assert trial["reason"].startswith("not tried again: wrong numbers: its self-test, repeated")
         assert machine.unit()["role"] != "serves"
+
+
+# tinygrad on a real OpenCL driver, PoCL, through a library that spoils some calls
+# (``support.icds``): PoCL computes on the CPU, and passes for a GPU here.
+
+
+@pytest.fixture(scope="module")
+def icd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_icd("computing-gpu", tmp_path_factory.mktemp("icd"))
+
+
+@pytest.fixture(scope="module")
+def started_opencl(tmp_path_factory: pytest.TempPathFactory, icd: Path) -> Iterator[Machine]:
+    """A machine whose GPU is PoCL's."""
+    folder = tmp_path_factory.mktemp("opencl")
+    environ = {faulty_unit.ICD: str(icd), "POTLUCK_UNIT_STEP_SECONDS": "0.2"}
+    model = first_layer_of_demo(folder / "model")
+    machine = Machine(folder, unit_id=CL_UNIT, model=str(model), **environ)
+    with machine.fleet:
+        machine.start()
+        yield machine
+
+
+def first_layer_of_demo(folder: Path) -> Path:
+    shutil.copytree(DEMO_DIRECTORY, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    weights = folder / "model.safetensors"
+    stored = weights.read_bytes()
+    num_header_bytes = int.from_bytes(stored[:8], "little")
+    header, data = json.loads(stored[8 : 8 + num_header_bytes]), stored[8 + num_header_bytes :]
+    kept, entries = b"", {}
+    for name, entry in header.items():
+        if name != "__metadata__" and (".layers." not in name or ".layers.0." in name):
+            begin, end = entry["data_offsets"]
+            entries[name] = entry | {"data_offsets": [len(kept), len(kept) + end - begin]}
+            kept += data[begin:end]
+    weights.write_bytes(safetensors_bytes(entries, kept))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("allocation-failure", "out of memory: the device has no memory left: "),
+        ("out-of-resources", "out of memory: the device has no memory left: "),
+        ("hang", "hung: "),
+    ],
+)
+def test_an_opencl_driver_that_fails_while_a_model_is_loaded(
+    started_opencl: Machine, icd: Path, fault: str, reason: str
+) -> None:
+    """Before the first step: to compile all of it for PoCL takes a minute where others compute."""
+    machine = started_opencl
+    machine.await_gpu()
+    change_icd(icd, fault=fault)
+    assert units_of(machine.deploy()) == ["cpu/native"]
+    check_left(machine, reason, time.monotonic())
+    machine.agent.ask("undeploy", name="demo")

@@ -6,49 +6,64 @@ the workers alike: one word of ``Misbehaviour``, or nothing.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import os
 from pathlib import Path
 
+from potluck.engines.backends import BACKENDS
 from potluck.types.hardware import (
     BackendSpec,
     Device,
     DeviceKind,
     DeviceMemory,
+    Interface,
     LayerReport,
 )
 
 FILE = "FAULTY_UNIT"
 
-DEVICE_ID = "of-faulty"
-BACKEND = "played"
-UNIT = f"{DEVICE_ID}/{BACKEND}"
+ICD = "FAULTY_UNIT_ICD"
+"""Names an OpenCL driver's file: the GPU is then tinygrad's, on that driver (``support.icds``)."""
 
-SPEC = BackendSpec(
-    name=BACKEND,
+DEVICE_ID = "of-faulty"
+UNIT = f"{DEVICE_ID}/played"
+CL_UNIT = f"{DEVICE_ID}/tinygrad:CL"
+
+_PLAYED = BackendSpec(
+    name="played",
     module="support.faulty_unit.trial",
     engine="support.faulty_unit.engine",
     kinds=frozenset({DeviceKind.GPU}),
 )
 
-LAYER_REPORT = LayerReport(
-    layer="faulty",
-    devices=(
-        Device(
-            device_id=DEVICE_ID,
-            kind=DeviceKind.GPU,
-            make="a test",
-            name="Played GPU",
-            reported_name="Played GPU",
-            chip="played",
-            driver="",
-            device_files=(),
-            memory=DeviceMemory(
-                total_bytes=4 << 30, free_bytes=4 << 30, is_shared=False, source="a test"
-            ),
-        ),
-    ),
-)
+
+def spec() -> BackendSpec:
+    """The backend of the GPU. Its trial is always the played one: tinygrad's takes a minute."""
+    if ICD not in os.environ:
+        return _PLAYED
+    (real,) = (each for each in BACKENDS if each.name == "tinygrad:CL")
+    return dataclasses.replace(real, module=_PLAYED.module)
+
+
+def layer_report() -> LayerReport:
+    """The GPU."""
+    icd = os.environ.get(ICD)
+    interfaces = () if icd is None else (Interface(api="opencl", address=f"{icd}#0:0"),)
+    memory = DeviceMemory(total_bytes=4 << 30, free_bytes=4 << 30, is_shared=False, source="a test")
+    device = Device(
+        device_id=DEVICE_ID,
+        kind=DeviceKind.GPU,
+        make="a test",
+        name="Played GPU",
+        reported_name="Played GPU",
+        chip="played",
+        driver="",
+        device_files=(),
+        memory=memory,
+        interfaces=interfaces,
+    )
+    return LayerReport(layer="faulty", devices=(device,))
 
 
 class Misbehaviour(enum.Enum):

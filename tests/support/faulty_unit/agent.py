@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from support.faulty_unit import LAYER_REPORT, SPEC
+from support.faulty_unit import layer_report, spec
 
 from potluck.cluster.agent import unit_health
 from potluck.engines import backends
 from potluck.probe import all_layers
 from potluck.probe.layer import Layer
 
-backends.BACKENDS = (*backends.BACKENDS[:1], SPEC)
-all_layers.LAYERS = (Layer(name="faulty", find=lambda _: LAYER_REPORT),)
+backends.BACKENDS = (backends.BACKENDS[0], spec())
+all_layers.LAYERS = (Layer(name="faulty", find=lambda _: layer_report()),)
 unit_health.RETEST_SECONDS = (2.0, 2.0, 2.0)
 unit_health.MAX_FAULTS = 100
 

@@ -44,6 +44,9 @@ _EXIT_SECONDS = 3.0
 """How long a process may take to end after it has closed its socket, or has said that it failed;
 then it is killed."""
 
+_SILENCE_SECONDS = 10.0
+"""Beyond the longest that a call may take: a worker of which one thread hangs says so itself."""
+
 _KILL_SECONDS = 2.0
 """How long a killed process may take to be gone, such as to give back gigabytes of memory. One that
 waits within a driver may not be killed until the driver lets go: nobody waits for it longer."""
@@ -128,7 +131,7 @@ class WorkerProcess:
         self._send(message)
         silence = None
         if message.step_seconds is not None:
-            silence = (COMPILING_TIMES + 1) * message.step_seconds
+            silence = COMPILING_TIMES * message.step_seconds + _SILENCE_SECONDS
         while True:
             try:
                 async with asyncio.timeout(silence):

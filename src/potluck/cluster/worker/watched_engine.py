@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from potluck.cluster.worker.watch import COMPILING_TIMES, CallWatch
 from potluck.engines.opening import open_engine
-from potluck.errors import UnitFaultError
+from potluck.errors import EngineError, UnitFaultError
 from potluck.types.engine import LoadableEngine, StepResult
 from potluck.types.tensor import TensorInfo, TensorSink
 from potluck.types.unit import Fault
@@ -25,8 +27,11 @@ if TYPE_CHECKING:
 def open_watched(
     watch: CallWatch, address: UnitAddress, program: Program, **options: Any
 ) -> WatchedEngine:
-    """As ``open_engine``, watched from here on: a driver may hang when it is opened."""
-    with watch.call("opening the unit", times=COMPILING_TIMES):
+    """As ``open_engine``, watched from here on: a driver may hang when it is opened.
+
+    A unit that cannot be opened for a program failed: it has passed its trial.
+    """
+    with watch.call("opening the unit", times=COMPILING_TIMES), _refusals_are_faults():
         return WatchedEngine(open_engine(address, program, **options), watch)
 
 
@@ -51,8 +56,12 @@ class WatchedEngine:
             return _WatchedSink(self._engine.sink(), self._watch)
 
     def warm_up(self) -> None:
-        """As the engine's; compiling may take longer than a step."""
-        with self._watch.call("compiling for the unit", times=COMPILING_TIMES):
+        """As the engine's; compiling may take longer than a step.
+
+        What a unit does not compile, after a trial that it has passed, is its fault.
+        """
+        what = "compiling for the unit"
+        with self._watch.call(what, times=COMPILING_TIMES), _refusals_are_faults():
             self._engine.warm_up()
 
     def step(self, step: Step, hidden: NDArray[np.float32] | None) -> StepResult:
@@ -72,6 +81,17 @@ class WatchedEngine:
         """As the engine's."""
         with self._watch.call("giving back the unit's memory"):
             self._engine.close()
+
+
+@contextmanager
+def _refusals_are_faults() -> Iterator[None]:
+    """What an engine refuses before its first step would be refused again on the same unit."""
+    try:
+        yield
+    except UnitFaultError:
+        raise
+    except EngineError as error:
+        raise UnitFaultError(Fault.DRIVER.value, error.message, hint=error.hint) from error
 
 
 class _WatchedSink:

@@ -330,7 +330,11 @@ def test_one_that_died_before_it_was_killed_died_by_itself() -> None:
     asyncio.run(run())
 
 
-def test_one_that_says_nothing_while_it_loads_is_ended_where_calls_have_a_limit() -> None:
+def test_one_that_says_nothing_while_it_loads_is_ended_where_calls_have_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_SILENCE_SECONDS", 0.01)
+
     async def run() -> None:
         async with worker("time.sleep(60)") as (process, ends), asyncio.timeout(5):
             limited = msgspec.structs.replace(LOAD, step_seconds=0.01)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from potluck.cluster.worker.watch import CallWatch
 from potluck.cluster.worker.watched_engine import WatchedEngine
-from potluck.errors import UnitFaultError
+from potluck.errors import EngineError, UnitFaultError
 from potluck.types.engine import StepResult
 
 STEP = cast(Any, None)
@@ -29,7 +29,10 @@ class Engine:
         self.may_end.wait(5)
         return StepResult(hidden=self.hidden, sampled=())
 
-    warm_up = begin = write_rows = step
+    begin = write_rows = step
+
+    def warm_up(self) -> StepResult:
+        return self.step()
 
     def sink(self) -> Engine:
         return self
@@ -100,3 +103,17 @@ def test_compiling_may_take_longer() -> None:
     threading.Timer(0.3, inner.may_end.set).start()
     engine.warm_up()
     assert told == []
+
+
+@pytest.mark.parametrize("fault", ["", "out of memory"])
+def test_what_a_unit_does_not_compile_is_its_fault(fault: str) -> None:
+    error = UnitFaultError(fault, "no") if fault else EngineError("no such op")
+
+    class Refuses(Engine):
+        def warm_up(self) -> StepResult:
+            raise error
+
+    engine = WatchedEngine(cast(Any, Refuses(None)), a_watch([]))
+    with pytest.raises(UnitFaultError, match="no") as raised:
+        engine.warm_up()
+    assert raised.value.fault == (fault or "driver error")
