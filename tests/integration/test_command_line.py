@@ -231,3 +231,13 @@ def test_importing_potluck_is_light() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
     )
     assert completed.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("command", ["run", "bench"])
+def test_a_backend_that_works_nowhere_here_is_refused(command: str) -> None:
+    completed = run_command(command, "demo", "--backend", "tinygrad:QCOM")
+    said = "tinygrad:QCOM works on no device of this machine"
+    assert_refused(completed, 2, said, "without --backend the CPU computes")
+    unknown = run_command(command, "demo", "--backend", "tinygrad:METAL")
+    said = "there is no backend tinygrad:METAL"
+    assert_refused(unknown, 2, said, "native, tinygrad:CUDA")

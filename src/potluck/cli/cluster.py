@@ -21,7 +21,7 @@ from potluck.cli.options import (
     state_directory,
 )
 from potluck.cli.output import emit_json, note
-from potluck.cli.tables import deployment_lines, node_lines, stage_lines
+from potluck.cli.tables import deployment_lines, mapped_text, node_lines, stage_lines
 from potluck.cluster.agent.control import ask
 from potluck.cluster.agent.state import StateDirectory
 from potluck.errors import ParameterError
@@ -101,10 +101,9 @@ def plan(
         emit_json({"schema": "potluck.plan/1", **result})
         return
     _print_lines(stage_lines(result))
-    mapped = "; weights are mapped, and take no memory" if result["is_mapped"] else ""
     print(
         f"{result['num_layers']} layers in proportion to what each unit may use (potluck ps);\n"
-        f"the cache is for {result['cache_tokens']} tokens{mapped}"
+        f"the cache is for {result['cache_tokens']} tokens{mapped_text(result)}"
     )
 
 

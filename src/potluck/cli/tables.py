@@ -149,6 +149,15 @@ def stage_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
         yield f"not used: {rejection['node_id']} {rejection['unit_id']}: {rejection['reason']}"
 
 
+def mapped_text(plan: Mapping[str, Any]) -> str:
+    """What becomes of the weights of a plan that maps them; empty of one that does not."""
+    if not plan["is_mapped"]:
+        return ""
+    loaded = [str(stage["stage"]) for stage in plan["stages"] if stage["memory"]["weights"]]
+    but = f" but in {'stage' if len(loaded) == 1 else 'stages'} {', '.join(loaded)}"
+    return f"; weights are mapped, and take no memory{but if loaded else ''}"
+
+
 def _memory(document: Mapping[str, Any]) -> MemoryPlan:
     return MemoryPlan(**{**document, "weights": tuple(document["weights"].items())})
 

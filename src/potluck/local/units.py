@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from potluck.engines.backends import BACKENDS, NATIVE, native_unit, unit_address
 from potluck.engines.native import choose_isa
-from potluck.errors import ParameterError
+from potluck.errors import ParameterError, UsageError
 from potluck.probe.all_layers import LAYERS
 from potluck.probe.cache import ProbeCache, default_cache_path
 from potluck.probe.choose import check_asked, choose_units
@@ -58,7 +58,11 @@ def find_unit(backend: str | None, *, isa: str | None, allow_software: bool = Fa
         layers=LAYERS,
     )
     units = choose_units(report, asked=backend, allow_software=allow_software)
-    check_asked(units, backend)
+    try:
+        check_asked(units, backend)
+    except UsageError as error:  # whose hint speaks of what was tried: this backend alone
+        hint = "without --backend the CPU computes; potluck probe says what works here"
+        raise UsageError(error.message, hint=hint) from error
     chosen = next(unit for unit in units if unit.role is Role.SERVES)
     trial = next(trial for trial in report.trials if trial.unit_id == chosen.unit_id)
     device = next(device for device in report.devices if device.device_id == chosen.device_id)

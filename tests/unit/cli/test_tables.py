@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from support import hardware
 
-from potluck.cli.tables import deployment_lines, node_lines, stage_lines, table
+from potluck.cli.tables import deployment_lines, mapped_text, node_lines, stage_lines, table
 from potluck.types.hardware import Figure, Figures, LayerReport, Origin, Trial
 
 A, B, C = "a" * 16, "b" * 16, "c" * 16
@@ -149,6 +149,18 @@ def test_a_stage_on_a_device_says_what_of_it_is_there() -> None:
 def test_one_stage_has_both_ends() -> None:
     lines = list(stage_lines({"stages": [stage(0, A, 0, 9)], "rejections": []}))
     assert lines[1] == f"0      {A}  cpu/native  embedding + [0, 9) + head  1 MiB"
+
+
+def test_weights_that_cannot_be_mapped_are_named_by_their_stages() -> None:
+    stages = [stage(index, A, index, index + 1) for index in range(3)]
+    plan = {"is_mapped": True, "stages": stages}
+    stages[1]["memory"]["weights"] = {}
+    assert mapped_text(plan) == "; weights are mapped, and take no memory but in stages 0, 2"
+    stages[0]["memory"]["weights"] = {}
+    assert mapped_text(plan) == "; weights are mapped, and take no memory but in stage 2"
+    stages[2]["memory"]["weights"] = {}
+    assert mapped_text(plan) == "; weights are mapped, and take no memory"
+    assert mapped_text({**plan, "is_mapped": False}) == ""
 
 
 def test_without_stages_there_is_no_table() -> None:

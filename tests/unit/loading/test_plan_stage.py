@@ -1,0 +1,82 @@
+"""What a stage is counted with: the cost of its backend, on whichever memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import closing
+
+import pytest
+from support import reference_backend
+
+from potluck.catalog import describe_model, open_headers
+from potluck.engines.backends import NATIVE
+from potluck.errors import EngineError, ParameterError
+from potluck.loading import StagePlan, StageSize, plan_stage
+from potluck.types.engine import EngineCost
+from potluck.types.program import Program, Shard
+from potluck.types.tensor import TensorInfo
+
+SIZE = StageSize(
+    context_tokens=64, num_blocks=4, max_step_tokens=8, num_threads=1, backend="by hand"
+)
+DEMO = describe_model("demo")
+
+
+class ByHand:
+    """A cost with which every part of a plan can be told from the others."""
+
+    process_bytes = 7
+
+    def loaded_bytes(self, info: TensorInfo) -> int:
+        return 1000
+
+    def cache_bytes(self, program: Program, num_blocks: int) -> int:
+        return 10 * num_blocks
+
+    def scratch_bytes(self, program: Program, max_step_tokens: int, *, num_threads: int) -> int:
+        return 100 * max_step_tokens
+
+    def staging_bytes(self, loaded: TensorInfo) -> int:
+        return 10**9 if len(loaded.shape) == 1 else 5
+
+
+def planned(size: StageSize, cost: EngineCost | None, process_bytes: int = 0) -> StagePlan:
+    whole = Shard.whole(DEMO.config.num_layers)
+    with closing(open_headers(DEMO)) as tensors:
+        return plan_stage(DEMO, tensors, whole, size, process_bytes=process_bytes, cost=cost)
+
+
+def test_every_part_is_what_the_cost_says() -> None:
+    native = planned(dataclasses.replace(SIZE, backend=NATIVE), None).memory
+    memory = planned(SIZE, ByHand(), process_bytes=50).memory
+    assert memory.weights_bytes % 1000 == 0
+    assert memory.cache_bytes == 40
+    assert memory.scratch_bytes == 800
+    # The loader's own buffers, and the most that the sink holds of any one weight.
+    assert memory.staging_bytes == native.staging_bytes + 10**9
+    assert memory.process_bytes == 57
+    assert memory.rope_bytes == native.rope_bytes
+    assert not memory.is_on_device
+
+
+def test_on_a_device_the_sum_is_split_and_no_part_changes() -> None:
+    here = planned(SIZE, ByHand()).memory
+    there = planned(dataclasses.replace(SIZE, is_on_device=True), ByHand()).memory
+    assert there == dataclasses.replace(here, is_on_device=True)
+    assert there.host_bytes == there.staging_bytes + 7
+    assert there.device_bytes + there.host_bytes == here.total_bytes == here.host_bytes
+
+
+def test_only_native_weights_are_mapped() -> None:
+    mapped = dataclasses.replace(SIZE, is_mapped=True)
+    with pytest.raises(ParameterError, match="cannot be mapped for the backend by hand") as caught:
+        planned(mapped, ByHand())
+    assert "--mmap" in caught.value.hint
+    assert planned(dataclasses.replace(mapped, backend=NATIVE), None).memory.mapped_bytes > 0
+
+
+def test_a_backend_that_is_not_known_needs_its_cost_given() -> None:
+    size = dataclasses.replace(SIZE, backend="reference")
+    with pytest.raises(EngineError, match="knows no backend reference"):
+        planned(size, None)
+    assert planned(size, reference_backend.COST).memory.weights_bytes > 0
