@@ -127,7 +127,8 @@ def _q5_1(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tup
 
 
 def _q4_k(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
-    pair, j = at
+    first, second, j = at  # halves of the block, and of those
+    pair = first * 2 + second
     w = word(pair * 8 + j + 4)
     return tuple(
         Values(
@@ -136,12 +137,13 @@ def _q4_k(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tup
             scale=scale,
             minimum=minimum,
         )
-        for side, (scale, minimum) in enumerate(_k_scales(word, to_float, pair))
+        for side, (scale, minimum) in enumerate(_k_scales(word, to_float, *at[:2]))
     )
 
 
 def _q5_k(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
-    pair, j = at
+    first, second, j = at  # halves of the block, and of those
+    pair = first * 2 + second
     w = word(pair * 8 + j + 12)
     high = word(j + 4) >> (pair * 2).cast(dtypes.uint32)
     return tuple(
@@ -154,7 +156,7 @@ def _q5_k(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tup
             scale=scale,
             minimum=minimum,
         )
-        for side, (scale, minimum) in enumerate(_k_scales(word, to_float, pair))
+        for side, (scale, minimum) in enumerate(_k_scales(word, to_float, *at[:2]))
     )
 
 
@@ -186,6 +188,8 @@ def _q6_k(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tup
     return tuple(values)
 
 
+# Quarters of a block of 256 are two loops, as tinygrad 0.14.0 makes two of one whose index is taken
+# modulo 2, and, where threads share it, then forgets to add up what one of the two found.
 DECODERS: Mapping[TensorFormat, Decoder] = {
     TensorFormat.F32: Decoder(loops=(), unit=_f32),
     TensorFormat.F16: Decoder(loops=(), unit=_f16),
@@ -195,8 +199,8 @@ DECODERS: Mapping[TensorFormat, Decoder] = {
     TensorFormat.Q4_1: Decoder(loops=(4,), unit=_q4_1),
     TensorFormat.Q5_0: Decoder(loops=(4,), unit=_q5_0),
     TensorFormat.Q5_1: Decoder(loops=(4,), unit=_q5_1),
-    TensorFormat.Q4_K: Decoder(loops=(4, 8), unit=_q4_k),
-    TensorFormat.Q5_K: Decoder(loops=(4, 8), unit=_q5_k),
+    TensorFormat.Q4_K: Decoder(loops=(2, 2, 8), unit=_q4_k),
+    TensorFormat.Q5_K: Decoder(loops=(2, 2, 8), unit=_q5_k),
     TensorFormat.Q6_K: Decoder(loops=(2, 2, 4), unit=_q6_k),
 }
 
@@ -234,17 +238,17 @@ def _fives(w: UOp, high: UOp, j: UOp) -> list[UOp]:
     ]
 
 
-def _k_scales(word: Read, to_float: ToFloat, pair: UOp) -> list[tuple[UOp, UOp]]:
-    """Scale and minimum, to be added, of the groups ``2 * pair`` and ``2 * pair + 1``.
+def _k_scales(word: Read, to_float: ToFloat, half: UOp, quarter: UOp) -> list[tuple[UOp, UOp]]:
+    """Scale and minimum, to be added, of the two groups of a quarter of a half of a block.
 
     Words 1, 2 and 3 have 12 bytes; see ``engines/dequantize._with_group_scales``.
     """
     block_scale, block_minimum = _pair(word(0), to_float)
     first, second, third = (word(i) for i in (1, 2, 3))
-    is_first = pair < 2
+    is_first = half < 1
     found = []
     for side in (0, 1):
-        byte = ((pair % 2) * 16 + 8 * side).cast(dtypes.uint32)
+        byte = (quarter * 16 + 8 * side).cast(dtypes.uint32)
         a, b, c = first >> byte, second >> byte, third >> byte
         scale = is_first.where(a & 63, (c & 15) | (((a >> 6) & 3) << 4))
         minimum = is_first.where(b & 63, ((c >> 4) & 15) | (((b >> 6) & 3) << 4))

@@ -87,11 +87,20 @@ def linear_kernel(
         within = UOp.range(tile, next(ids), AxisType.UPCAST)
         token = tiles * tile + within
         parts = launch.num_parts if num_tokens == 1 else launch.num_token_parts
+        num_shared = 0
+        for size in decoder.loops[:-1]:
+            # Threads share blocks of 256 first, of which a row may have an odd number.
+            if parts >= size:
+                parts //= size
+                num_shared += 1
         parts = _largest_divisor(layout.num_blocks, parts)
         outer = _loop(layout.num_blocks // parts, next(ids), AxisType.REDUCE)
         part = _loop(parts, next(ids), AxisType.GROUP_REDUCE)
         block = outer * parts + part
-        loops = tuple(_loop(size, next(ids), AxisType.REDUCE) for size in decoder.loops)
+        loops = tuple(
+            _loop(size, next(ids), AxisType.GROUP_REDUCE if i < num_shared else AxisType.REDUCE)
+            for i, size in enumerate(decoder.loops)
+        )
         values = _unit(layout, decoder, words, others[:-1], panel, row, block, loops, to_float)
         first = block * layout.block.num_elements
 
