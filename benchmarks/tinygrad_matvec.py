@@ -98,8 +98,8 @@ def measure_format(format: TensorFormat, num_rows: int, repeats: int) -> dict[st
     several = Tensor(np.ones((PREFILL_TOKENS, COLUMNS), np.float32), device=device).realize()
     calls = {
         "read": synchronized(lambda x: read_words(matrix, x).realize(), one),
-        "decode": synchronized(lambda x: matrix.linear(x).contiguous().realize(), one),
-        "prefill": synchronized(lambda x: matrix.linear(x).contiguous().realize(), several),
+        "decode": synchronized(lambda x: matrix.linear(x).realize(), one),
+        "prefill": synchronized(lambda x: matrix.linear(x).realize(), several),
     }
     sizes = dict.fromkeys(calls, info.num_bytes)
     if format is TensorFormat.Q4_0:
@@ -152,7 +152,7 @@ def timed(call: Callable[[], None]) -> dict[str, float]:
 
 
 def read_words(matrix: Any, x: Any) -> Any:
-    """The sums of the words of each row: all that a product reads but scales, and no arithmetic."""
+    """The sums of the words of each row, as floats: what a product reads but for x and scales."""
     from potluck.engines.tinygrad.adapter import AxisType, KernelInfo, Ops, Tensor, UOp, dtypes
     from potluck.engines.tinygrad.memory import launch_for
 
@@ -166,14 +166,14 @@ def read_words(matrix: Any, x: Any) -> Any:
         outer = UOp.range(num_words // (4 * parts), 2, AxisType.REDUCE)
         part = UOp.range(parts, 3, AxisType.GROUP_REDUCE) if parts > 1 else UOp.const(0)
         first = (outer * parts + part) * 4
-        some = [words[panel, first + i, row] for i in range(4)]
-        total = (some[0] ^ some[1]) + (some[2] ^ some[3])
+        some = [words[panel, first + i, row].bitcast(dtypes.float32) for i in range(4)]
+        total = (some[0] + some[1]) + (some[2] + some[3])
         total = total.reduce(outer, *([part] if parts > 1 else []), arg=Ops.ADD)
-        total = total + x[0, 0].cast(dtypes.uint32)  # a jitted call takes something
+        total = total + x[0, 0]  # a jitted call takes something
         store = out[panel, row].store(total)
         return store.end(panel, row).sink(arg=KernelInfo(name="read", opts_to_apply=()))
 
-    out = Tensor.empty(panels, panel_rows, dtype=dtypes.uint32, device=x.device)
+    out = Tensor.empty(panels, panel_rows, dtype=dtypes.float32, device=x.device)
     return out.custom_kernel(matrix.planes[0], x, fxn=kernel)[0]
 
 

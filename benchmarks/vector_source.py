@@ -53,14 +53,14 @@ for (int block = 0; block < BLOCKS; block++) {
   for (int j = 0; j < 4; j++) {
     const uint16 w = LOAD_WORDS(words + ((long)panel * BLOCKS * 4 + block * 4 + j) * 16);
     const ALL float *low = x + block * 32 + j * 4, *high = low + 16;
-    sums[0] += TO_FLOAT16(SIGNED(w << 28) >> 28) * low[0];
-    sums[1] += TO_FLOAT16(SIGNED(w << 20) >> 28) * low[1];
-    sums[2] += TO_FLOAT16(SIGNED(w << 12) >> 28) * low[2];
-    sums[3] += TO_FLOAT16(SIGNED(w << 4) >> 28) * low[3];
-    sums[0] += TO_FLOAT16(SIGNED(w << 24) >> 28) * high[0];
-    sums[1] += TO_FLOAT16(SIGNED(w << 16) >> 28) * high[1];
-    sums[2] += TO_FLOAT16(SIGNED(w << 8) >> 28) * high[2];
-    sums[3] += TO_FLOAT16(SIGNED(w) >> 28) * high[3];
+    sums[0] += TO_FLOAT16(SIGNED((w & 15)) - 8) * low[0];
+    sums[1] += TO_FLOAT16(SIGNED(((w >> 8) & 15)) - 8) * low[1];
+    sums[2] += TO_FLOAT16(SIGNED(((w >> 16) & 15)) - 8) * low[2];
+    sums[3] += TO_FLOAT16(SIGNED(((w >> 24) & 15)) - 8) * low[3];
+    sums[0] += TO_FLOAT16(SIGNED(((w >> 4) & 15)) - 8) * high[0];
+    sums[1] += TO_FLOAT16(SIGNED(((w >> 12) & 15)) - 8) * high[1];
+    sums[2] += TO_FLOAT16(SIGNED(((w >> 20) & 15)) - 8) * high[2];
+    sums[3] += TO_FLOAT16(SIGNED(w >> 28) - 8) * high[3];
   }
   total += (sums[0] + sums[1] + sums[2] + sums[3])
            * SCALE(halves + ((long)panel * BLOCKS + block) * 16);

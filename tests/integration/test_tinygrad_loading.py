@@ -47,6 +47,9 @@ def test_the_peak_is_the_weights_and_a_little(device: str) -> None:
             child.stdin.write(b"\n")
             whole_peak = peak_until_output(status, child.stdout)
             assert child.stdout.readline() == b"done\n"
+            child.stdin.write(b"\n")
+            assert child.stdout.readline() == b"freed\n"
+            freed = whole_peak - held_bytes(status)
         finally:
             os.close(status)
         child.stdin.close()
@@ -55,3 +58,4 @@ def test_the_peak_is_the_weights_and_a_little(device: str) -> None:
     assert staging <= 16 * MIB
     assert weights <= loading_peak <= weights + staging + MARGIN_BYTES
     assert whole_peak - weights <= TinygradCost().process_bytes
+    assert freed >= weights

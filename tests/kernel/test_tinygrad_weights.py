@@ -75,7 +75,8 @@ def other_cases(device: str) -> list[dict[str, Any]]:
 
 CASES = {
     ("CPU", "products"): products_on_a_cpu(),
-    ("CL", "products"): products_on_opencl(),
+    ("CL", "products"): products_on_opencl()[::2],
+    ("CL", "more products"): products_on_opencl()[1::2],  # two cores compile faster than one
     ("CPU", "others"): other_cases("CPU"),
     ("CL", "others"): other_cases("CL"),
 }
@@ -123,10 +124,12 @@ def children() -> Iterator[Children]:
         yield Children(stack)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_products_and_rows_are_as_exact_as_float32(children: Children, device: str) -> None:
-    found = children.results(device, "products")
-    for case, errors in zip(CASES[device, "products"], found, strict=True):
+@pytest.mark.parametrize(("device", "what"), [key for key in CASES if "products" in key[1]])
+def test_products_and_rows_are_as_exact_as_float32(
+    children: Children, device: str, what: str
+) -> None:
+    found = children.results(device, what)
+    for case, errors in zip(CASES[device, what], found, strict=True):
         assert set(errors) == {*map(str, case["tokens"]), "rows"}
         assert max(errors.values()) <= 1, (case, errors)
 
@@ -154,7 +157,7 @@ def test_numbers_of_16_bits_are_exact_and_large_ones_stay(children: Children, de
         "written twice": begin + "w is written twice",
         "vector": "",
         "missing at the end": "",
-        "vector is": "[1.5, -2.0, 9.969209968386869e+29]",
+        "vector is": "[1.5, -2.0, 1.2676506002282294e+30]",
         "bytes held": str(2 * 16 * 34 + 3 * 4),
         "missing when cleared": "w v",
         "bytes held when cleared": "0",

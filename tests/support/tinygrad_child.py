@@ -1,8 +1,8 @@
 """Runs checks of the tinygrad engine in a process of their own, as tinygrad has one device each.
 
-``python -m support.tinygrad_child BACKEND MODULE``: every function of ``MODULE`` whose name begins
-with ``check_`` is called, in the order written, and a line of JSON says ``[name, error]``, where no
-error is empty. All of a module's checks share what was compiled for one of them.
+``python -m support.tinygrad_child BACKEND MODULE…``: every function of these modules whose name
+begins with ``check_`` is called, in the order written, and a line of JSON says ``[name, error]``,
+where no error is empty. All checks share what was compiled for one of them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -32,34 +33,46 @@ def check_names(module: str) -> tuple[str, ...]:
 
 
 @cache
-def outcomes(backend: str, module: str) -> Mapping[str, str]:
-    """The errors of all checks, by name; run once. Fails with what the child wrote if it died."""
-    command = [sys.executable, "-m", "support.tinygrad_child", backend, f"support.{module}"]
+def outcomes(
+    backends: tuple[str, ...], modules: tuple[str, ...]
+) -> Mapping[str, Mapping[str, str]]:
+    """The errors of all checks by name, by backend; run once, all backends at the same time."""
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(backends, pool.map(lambda one: _run(one, modules), backends), strict=True))
+
+
+def main(backend: str, modules: Sequence[str]) -> None:
+    """Run all checks of the modules on the backend's first device."""
+    os.environ.update(tinygrad_environment(backend, None, ""))
+    for name in modules:
+        module = importlib.import_module(f"support.{name}")
+        for check in check_names(name):
+            print(json.dumps([check, _error_of(getattr(module, check))]), flush=True)
+
+
+def _run(backend: str, modules: Sequence[str]) -> Mapping[str, str]:
+    """Fails with what the child wrote if it died."""
     done = subprocess.run(
-        command,
+        [sys.executable, "-m", "support.tinygrad_child", backend, *modules],
         capture_output=True,
         text=True,
         check=False,
         timeout=_DEADLINE_SECONDS,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
     )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    return dict(json.loads(line) for line in lines)
+    return dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
 
 
-def main(backend: str, module_name: str) -> None:
-    """Run all checks of the module on the backend's first device."""
-    os.environ.update(tinygrad_environment(backend, None, ""))
-    module = importlib.import_module(module_name)
-    for name in check_names(module_name.rpartition(".")[2]):
-        try:
-            getattr(module, name)()
-            error = ""
-        except Exception:  # told to the parent, where the test of that name fails
-            error = traceback.format_exc()
-        print(json.dumps([name, error]), flush=True)
+def _error_of(check: object) -> str:
+    """Empty if it passes. Told to the parent, where the test of the check's name fails."""
+    assert callable(check)
+    try:
+        check()
+    except Exception:  # noqa: BLE001  the boundary of the process
+        return traceback.format_exc()
+    return ""
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1], sys.argv[2:])

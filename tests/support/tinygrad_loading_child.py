@@ -2,7 +2,8 @@
 
 ``python -m support.tinygrad_loading_child MIB``: when the device is open, ``ready`` goes out; an
 empty line comes in, and a line with the bytes on the device and of staging goes out; an empty line
-comes in, one product is computed by each matrix, and ``done`` goes out; it ends with its input.
+comes in, one product is computed by each matrix, and ``done`` goes out; an empty line comes in, all
+is freed, and ``freed`` goes out; it ends with its input.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ def main() -> None:
     for info in infos:
         assert np.isfinite(sink.matrix(info.name).linear(x).numpy()).all()
     print("done", flush=True)
+    sys.stdin.readline()
+    sink.clear()
+    print("freed", flush=True)
     sys.stdin.readline()
 
 

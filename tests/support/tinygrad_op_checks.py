@@ -63,8 +63,9 @@ def check_linear() -> None:
 
 def check_linear_with_bias() -> None:
     _compare(
-        Linear(x=HIDDEN, weight="a", out=HIDDEN, bias="a.bias"),
-        **{"a": (WIDTH, WIDTH), "a.bias": (WIDTH,)},
+        Linear(x=HIDDEN, weight="a", out=HIDDEN, bias="a_bias"),
+        a=(WIDTH, WIDTH),
+        a_bias=(WIDTH,),
     )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from support.configs import make_config
 from support.parity import native_error_limit, rms
@@ -186,7 +187,7 @@ def check_errors_leave_the_cache_unchanged() -> None:
         ),
     )
     for message, step in bad:
-        _refused(message, lambda step=step: engine.step(step, None))
+        _refused(message, partial(engine.step, step, None))
     _refused("no hidden", lambda: engine.step(Step(step_id=StepId(0), slices=(good,)), _hidden(10)))
     again = _logits(engine, _slice(0, TOKENS[20:21], 20))
     np.testing.assert_array_equal(again, expected)
@@ -199,12 +200,9 @@ def check_what_is_not_finite_is_a_fault() -> None:
     hidden = _hidden(3)
     hidden[1, 5] = np.nan
     for run in (middle.step, last.logits):
-        try:
+        with pytest.raises(UnitFaultError) as raised:
             run(step, hidden)
-        except UnitFaultError as error:
-            assert error.fault == Fault.NOT_FINITE.value
-        else:
-            raise AssertionError("NaN went through")
+        assert raised.value.fault == Fault.NOT_FINITE.value
         hidden[1, 5], hidden[2, 5] = 0, np.inf
 
 
@@ -290,9 +288,5 @@ def _hidden(num_tokens: int) -> NDArray[np.float32]:
 
 
 def _refused(message: str, call: Callable[[], object]) -> None:
-    try:
+    with pytest.raises((EngineError, ParameterError), match=message):
         call()
-    except (EngineError, ParameterError) as error:
-        assert message in str(error), str(error)
-    else:
-        raise AssertionError(f"nothing was refused where {message!r} was to be")

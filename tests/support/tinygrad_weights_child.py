@@ -132,7 +132,7 @@ def refusals() -> dict[str, str]:
     refuse("good", (sink.write_rows, "w", 10, 20, half), (sink.finish, "w"))
     refuse("written twice", (sink.begin, good))
     vector = TensorInfo(name="v", shape=(3,), format=TensorFormat.BF16)
-    numbers = (np.array([1.5, -2, 1e30], np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    numbers = (np.array([1.5, -2, 2.0**100], np.float32).view(np.uint32) >> 16).astype(np.uint16)
     refuse(
         "vector",
         (sink.begin, vector),

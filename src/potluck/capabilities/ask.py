@@ -25,8 +25,8 @@ DEFAULT_TIMEOUT_SECONDS = 10.0
 _LEAST_SECONDS = 1.0
 """To import the probe and to read files, on a board that is busy."""
 
-_PROBE_SHARE = 0.9
-"""Of the time, for the probe: so that it can still say what was too slow, and why."""
+_FIND_SHARE = 0.5
+"""Of the time, for finding devices; the rest is for trying them."""
 
 _Tell = Callable[[DeviceCapabilities], None]
 
@@ -49,7 +49,8 @@ def device_capabilities(
     """What this node can do: the unit that serves, and all devices in the same way.
 
     Never raises because of the machine, and returns after ``timeout_seconds`` (1 at least) with
-    what is known by then: what is not known is None, and its source says why.
+    what is known by then: what is not known is None, and its source says why. What has begun goes
+    on in the background, so that a later call knows it.
 
     Files are read in threads of this process. No library of a driver is loaded into it: what
     touches one runs in a child process with a deadline and a limit of memory. Backends are tried as
@@ -112,23 +113,31 @@ def _probe(question: _Question, tell: _Tell) -> None:
     from potluck.probe.choose import choose_units
     from potluck.probe.cores import default_num_threads
     from potluck.probe.machine_name import machine_name
-    from potluck.probe.probe import Measuring, ProbeOptions, probe_node
+    from potluck.probe.probe import (
+        Measuring,
+        ProbeOptions,
+        files_report,
+        probe_node,
+        waiting_devices,
+    )
     from potluck.probe.system import THIS_MACHINE
 
-    def tell_of(report: ProbeReport) -> None:
-        units = choose_units(report, asked=question.backend, allow_software=question.allow_software)
-        tell(describe_node(report, model, units))
-
     model = machine_name(THIS_MACHINE) or unnamed_machine()
-    backend = question.backend
+    asked = question.backend
     options = ProbeOptions(
         backends=BACKENDS,
         num_threads=default_num_threads(),
         measuring=Measuring.IF_UNKNOWN if question.measure else Measuring.NEVER,
-        deadline_seconds=_PROBE_SHARE * (question.end - time.monotonic()),
+        deadline_seconds=_FIND_SHARE * (question.end - time.monotonic()),
         allow_software=question.allow_software,
-        asked_backend=None if backend is None else backend.rpartition("/")[2],
+        asked_backend=None if asked is None else asked.rpartition("/")[2],
     )
+
+    def tell_of(report: ProbeReport) -> None:
+        units = choose_units(report, asked=asked, allow_software=question.allow_software)
+        tell(describe_node(report, model, units, waiting_devices(report, options)))
+
+    tell_of(files_report(THIS_MACHINE))
     probe_node(
         THIS_MACHINE,
         options,

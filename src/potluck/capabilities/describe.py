@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from potluck.engines.arithmetic import f16_support, int8_support
 from potluck.probe.derive import merge_figures
@@ -29,41 +29,70 @@ _MIB = 1 << 20
 _TERA = 1e12
 _ROLES = tuple(Role)
 _NO_BACKEND = "no backend of this build runs on it"
+_NOT_YET = "not tried yet"
+_SOFTWARE = "software on the CPU: allow_software uses it"
 
 
 def describe_node(
-    report: ProbeReport, model: str, units: Sequence[ChosenUnit]
+    report: ProbeReport,
+    model: str,
+    units: Sequence[ChosenUnit],
+    waiting: Collection[str] = (),
 ) -> DeviceCapabilities:
     """The unit that serves on a node called ``model``, with all devices of it.
 
     ``report`` has a CPU at least; ``units`` are what ``choose_units`` makes of it. Of several that
-    serve the one that decodes fastest stands for the node, and the CPU where none does.
+    serve the one that decodes fastest stands for the node, and the CPU where none does. On devices
+    whose ids are in ``waiting`` a backend is still to be tried.
     """
     trials = {trial.unit_id: trial for trial in report.trials}
-    devices = []
+    best = []
     for device in report.devices:
         own = [unit for unit in units if unit.device_id == device.device_id]
-        first = min(own, key=lambda unit: _ROLES.index(unit.role), default=None)
-        trial = None if first is None else trials[first.unit_id]
-        devices.append((_described(device, first, trial, report.memory, model), trial))
-    serving = [pair for pair in devices if pair[0].role is Role.SERVES]
-    node, _ = max(serving, key=lambda pair: _decode_rate(pair[1]), default=devices[0])
-    return replace(node, devices=tuple(device for device, _ in devices))
+        if own:
+            unit = min(own, key=lambda unit: _ROLES.index(unit.role))
+            reason = device.problem or unit.reason
+            best.append(_Best(role=unit.role, reason=reason, trial=trials[unit.unit_id]))
+        else:
+            reason = _untried(device, is_waiting=device.device_id in waiting)
+            best.append(_Best(role=Role.OUT, reason=reason))
+    devices = tuple(
+        _described(device, one, report.memory, model)
+        for device, one in zip(report.devices, best, strict=True)
+    )
+    serving = [index for index, one in enumerate(best) if one.role is Role.SERVES]
+    fastest = max(serving, key=lambda index: best[index].decode_rate, default=0)
+    return replace(devices[fastest], devices=devices)
 
 
-def _decode_rate(trial: Trial | None) -> float:
-    return 0.0 if trial is None else trial.rates.decode_tokens_per_second.value or 0.0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Best:
+    """What became of a device: its first unit by role, or why there is none."""
+
+    role: Role
+    reason: str
+    trial: Trial | None = None
+
+    @property
+    def decode_rate(self) -> float:
+        if self.trial is None:
+            return 0.0
+        return self.trial.rates.decode_tokens_per_second.value or 0.0
 
 
-def _described(
-    device: Device, unit: ChosenUnit | None, trial: Trial | None, memory: MemoryFacts, model: str
-) -> DeviceCapabilities:
-    """``unit`` is the first by role of the device's, and ``trial`` its trial."""
-    is_run = trial is not None and trial.works
+def _untried(device: Device, *, is_waiting: bool) -> str:
+    if device.problem:
+        return device.problem
+    if is_waiting:
+        return _NOT_YET
+    return _SOFTWARE if device.is_software else _NO_BACKEND
+
+
+def _described(device: Device, best: _Best, memory: MemoryFacts, model: str) -> DeviceCapabilities:
+    trial = best.trial
     figures = merge_figures(*([trial.figures] if trial else []), device.figures)
-    reason = device.problem or (unit.reason if unit else _NO_BACKEND)
-    not_run = Support(is_supported=False, reason=reason)
-    backend = trial.backend if trial and is_run else ""
+    backend = trial.backend if trial and trial.works else ""
+    not_run = Support(is_supported=False, reason=best.reason)
     usable, total = _memory(device, memory)
     return DeviceCapabilities(
         model=model,
@@ -81,9 +110,10 @@ def _described(
         sources=_sources(figures, usable, total),
         device_id=device.device_id,
         kind=device.kind,
+        is_software=device.is_software,
         backend=backend,
-        role=unit.role if unit else Role.OUT,
-        reason=reason,
+        role=best.role,
+        reason=best.reason,
     )
 
 

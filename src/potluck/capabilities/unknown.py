@@ -38,6 +38,7 @@ def unknown_node(reason: str) -> DeviceCapabilities:
         ),
         device_id="cpu",
         kind=DeviceKind.CPU,
+        is_software=False,
         backend="",
         role=Role.OUT,
         reason=reason,

@@ -56,7 +56,8 @@ class Icd:
     @property
     def environment(self) -> Mapping[str, str]:
         """What has either loader load this driver and no other."""
-        return {"OCL_ICD_VENDORS": self.file, "OCL_ICD_FILENAMES": self.library}
+        library = {"OCL_ICD_FILENAMES": self.library} if self.library else {}
+        return {"OCL_ICD_VENDORS": self.file, **library}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,6 +125,51 @@ def probe_node(
     return report
 
 
+def files_report(system: System) -> ProbeReport:
+    """What files tell at once: the node, its memory and its CPU; nothing was asked or tried."""
+    return replace(_nothing(system), layers=(CPU_LAYER.find(system),))
+
+
+def _nothing(system: System) -> ProbeReport:
+    """A report without devices."""
+    return ProbeReport(
+        host_name=socket.gethostname(),
+        kernel=os.uname().release,
+        container=container(system),
+        cpu=cpu_facts(system, num_affine_cores=len(os.sched_getaffinity(0))),
+        memory=memory_facts(system),
+        layers=(),
+        trials=(),
+        is_complete=False,
+    )
+
+
+def waiting_devices(report: ProbeReport, options: ProbeOptions) -> frozenset[str]:
+    """The ids of devices in ``report`` on which a backend is still to be tried. Pure."""
+    tried = {trial.unit_id for trial in report.trials}
+    return frozenset(
+        device.device_id
+        for unit_id, _, device in _wanted_trials(options, report.layers)
+        if unit_id not in tried
+    )
+
+
+def _wanted_trials(
+    options: ProbeOptions, reports: Sequence[LayerReport]
+) -> Iterator[tuple[str, BackendSpec, Device]]:
+    """The trials that are to be made on the devices of ``reports``, with the units' ids."""
+    for report in reports:
+        for device in report.devices:
+            for spec in options.backends:
+                if is_tried_on(
+                    spec,
+                    device,
+                    allow_software=options.allow_software,
+                    asked_backend=options.asked_backend,
+                ):
+                    yield f"{device.device_id}/{spec.name}", spec, device
+
+
 class _Probe:
     """A probe under way. Belongs to one thread; others only bring news."""
 
@@ -159,16 +204,7 @@ class _Probe:
         self._joined: tuple[LayerReport, ...] | None = None
         self._trials: dict[str, Trial] = {}
         self._trials_end = 0.0
-        self._nothing = ProbeReport(
-            host_name=socket.gethostname(),
-            kernel=self._kernel_release,
-            container=container(system),
-            cpu=cpu_facts(system, num_affine_cores=len(os.sched_getaffinity(0))),
-            memory=memory_facts(system),
-            layers=(),
-            trials=(),
-            is_complete=False,
-        )
+        self._nothing = _nothing(system)
         self._start_trials([self._cpu])
 
     @property
@@ -300,17 +336,7 @@ class _Probe:
         return (self._cpu, *done)
 
     def _wanted(self, reports: Sequence[LayerReport]) -> Iterator[tuple[str, BackendSpec, Device]]:
-        """The trials that are to be made on the devices of ``reports``, with the units' ids."""
-        for report in reports:
-            for device in report.devices:
-                for spec in self._options.backends:
-                    if is_tried_on(
-                        spec,
-                        device,
-                        allow_software=self._options.allow_software,
-                        asked_backend=self._options.asked_backend,
-                    ):
-                        yield f"{device.device_id}/{spec.name}", spec, device
+        return _wanted_trials(self._options, reports)
 
     def _is_cpu_tried(self) -> bool:
         cpu = [unit_id for unit_id, _, _ in self._wanted([self._cpu])]

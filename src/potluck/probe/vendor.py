@@ -40,7 +40,7 @@ def ask_vendor(
         )
 
     key = fingerprint(
-        "/".join(("query", query.module, *query.arguments)),
+        " ".join((f"query/{query.module}", *query.arguments)),
         report.devices,
         installed_software(kernel_release, ()),
         details=query.details,

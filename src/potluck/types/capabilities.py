@@ -64,6 +64,8 @@ class DeviceCapabilities:
     that shares the machine's memory they are the machine's, so entries of ``devices`` do not add
     up. ``read_bytes_per_second`` is what bounds decoding. None is not known.
 
+    ``is_software``: it only plays a GPU on the CPU, such as PoCL.
+
     ``f16`` and ``int8`` say whether the device runs models whose weights are in that format, and
     what it computes in. ``backend`` is what executes, empty where nothing does; ``role`` says
     whether the node uses it, and ``reason`` why not. ``devices`` are all of the node in the same
@@ -81,6 +83,7 @@ class DeviceCapabilities:
     sources: Sources
     device_id: str
     kind: DeviceKind
+    is_software: bool
     backend: str
     role: Role
     reason: str = ""
@@ -110,6 +113,7 @@ class DeviceCapabilities:
             },
             "device_id": self.device_id,
             "kind": self.kind.value,
+            "is_software": self.is_software,
             "backend": self.backend,
             "role": self.role.value,
             "reason": self.reason,

@@ -19,6 +19,7 @@ import pytest
 from support.command import environment
 from support.confinement import as_user, covered, limited
 from support.fake_nvml import build
+from support.icds import build_icd, icd_environment
 from support.no_core import REASON, hide_core
 from support.umockdev import call_on_machine
 
@@ -176,7 +177,7 @@ except RuntimeError:
     document = ask(script, prefix=as_user(), env=env)
     assert document["backend"] == ""
     assert document["memory"] > 0
-    assert "could not be started" in document["reason"]
+    assert "start" in document["reason"]  # a thread, or a process
 
 
 def test_in_a_loop_in_threads_and_in_forks() -> None:
@@ -204,6 +205,26 @@ atexit.register(lambda: print(json.dumps(potluck.device_capabilities().to_dict()
     assert ask(script)["backend"] == "native"
 
 
+def test_drivers_that_crash_and_hang(tmp_path: Path) -> None:
+    """In children; what another driver shows is there all the same."""
+    for kind in ("crashes-at-load", "hangs-in-devices", "gpu"):
+        build_icd(kind, tmp_path / "vendors")
+    script = """
+import json, logging, sys, time, potluck
+logging.disable()
+started = time.monotonic()
+capabilities = potluck.device_capabilities(timeout_seconds=4)
+assert time.monotonic() - started < 4.5
+with open("/proc/self/maps") as maps:
+    assert "OpenCL" not in maps.read()
+print(json.dumps(capabilities.to_dict()))
+"""
+    env = icd_environment(tmp_path / "vendors") | {"XDG_CACHE_HOME": str(tmp_path)}
+    document = ask(script, env=env)
+    assert (document["device_id"], document["backend"]) == ("cpu", "native")
+    assert [each["chip"] for each in document["devices"][1:]] == ["Mali-G610 r0p0"]
+
+
 def test_a_machine_that_hangs() -> None:
     """Where even a file does not answer, it returns when it said, with what is known."""
     script = """
@@ -221,13 +242,17 @@ print(json.dumps(capabilities.to_dict()))
 
 
 def test_a_probe_that_fails() -> None:
-    """Said on standard error as any warning, and in the answer."""
+    """A warning of the log, and what is known all the same; here that is what files tell."""
     script = """
 import json, logging, potluck, potluck.probe.probe as probe
-def probe_node(*arguments, **options):
+def fail(*arguments, **options):
     raise RuntimeError("no such machine")
-probe.probe_node = probe_node
 logging.disable()
+probe.probe_node = fail
+capabilities = potluck.device_capabilities()
+assert capabilities.memory > 0
+assert capabilities.reason == "not tried yet"
+probe.files_report = fail
 print(json.dumps(potluck.device_capabilities().to_dict()))
 """
     assert ask(script)["reason"] == "the probe failed with RuntimeError: no such machine"

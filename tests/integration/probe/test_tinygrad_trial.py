@@ -24,7 +24,7 @@ TRIAL = OPENCL.module
 
 SECONDS = 100.0
 """Ten times what it takes where nothing else runs: tests share two cores."""
-HANG_SECONDS = 12.0
+HANG_SECONDS = 10.0
 """Enough to come to what hangs, on such a machine too."""
 
 
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trials(cache: ProbeCache, folder: Path) -> Mapping[str, Trial]:
-    """Of a driver that works, and then of four that do not, at once.
+    """Of a driver that works, and then of three that do not, at once.
 
     Not all at once: PoCL's own cache of kernels does not bear several processes that fill it.
     """
@@ -60,7 +60,7 @@ def trials(cache: ProbeCache, folder: Path) -> Mapping[str, Trial]:
         )
 
     found = {"computing-gpu": tried("computing-gpu")}
-    kinds = ("wrong-numbers", "nan", "crashes", "hangs")
+    kinds = ("wrong-numbers", "crashes", "hangs")
     with ThreadPoolExecutor(len(kinds)) as pool:
         return found | dict(zip(kinds, pool.map(tried, kinds), strict=True))
 
@@ -79,9 +79,8 @@ def test_a_driver_that_computes_passes(trials: Mapping[str, Trial]) -> None:
     ("kind", "reason"),
     [
         ("wrong-numbers", "wrong numbers: the q8_0 product["),
-        ("nan", "the device computed something that is not finite (NaN or infinity)"),
-        ("crashes", "was killed by SIGSEGV"),
-        ("hangs", "gave no answer within 12 s"),
+        ("crashes", "was killed by SIGABRT"),
+        ("hangs", "gave no answer within 10 s"),
     ],
 )
 def test_a_driver_that_fails_costs_one_line(

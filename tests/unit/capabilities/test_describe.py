@@ -143,6 +143,24 @@ def test_nothing_works() -> None:
     assert (mali.memory, mali.total_memory) == (5 * 1024, 8 * 1024)
 
 
+def test_software_that_plays_a_card() -> None:
+    played = replace(MALI, is_software=True)
+    card = described(node(devices=(played,))).devices[1]
+    assert card.is_software
+    assert (card.role, card.reason) == (Role.OUT, "software on the CPU: allow_software uses it")
+    card = described(node(devices=(CARD,))).devices[1]
+    assert not card.is_software
+    assert card.reason == "no backend of this build runs on it"
+
+
+def test_a_card_that_was_not_tried_in_time() -> None:
+    found = node(trial("cpu", "native", 12.0))
+    units = choose_units(found, asked=None, allow_software=False)
+    cpu = describe_node(found, "Acme Board", units, {CARD.device_id})
+    assert cpu.role is Role.SERVES
+    assert (cpu.devices[1].role, cpu.devices[1].reason) == (Role.OUT, "not tried yet")
+
+
 def test_memory_that_nobody_tells() -> None:
     memory = replace(CARD.memory, total_bytes=24 * GIB, free_bytes=None, source="the bus")
     card = described(node(devices=(replace(CARD, memory=memory),))).devices[1]

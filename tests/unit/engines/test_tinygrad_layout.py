@@ -39,6 +39,7 @@ def test_a_scale_goes_to_the_plane_of_halves_and_the_rest_to_the_words() -> None
     words, halves = arrange(blocks.reshape(16, -1), layout(TensorFormat.Q8_0, 16, 64))
     assert halves.shape == (1, 2, 16)
     assert halves[0, 1, 4] == 0x0201
+    words ^= 0x80808080  # an int8 is kept as 128 more
     assert words[0, 8, 4] == 0x40302010
     assert np.count_nonzero(words) == np.count_nonzero(halves) == 1
 
@@ -51,11 +52,11 @@ def test_the_scale_of_a_q6_k_block_lies_at_its_end() -> None:
     assert words[0, 51, 2] == 0x04030201
 
 
-def test_nibbles_of_q4_0_become_twos_complement() -> None:
-    blocks = np.full((16, 18), 0x8F, np.uint8)  # 8 stands for 0, and 15 for 7
-    words, halves = arrange(blocks, layout(TensorFormat.Q4_0, 16, 32))
-    assert np.unique(words).tolist() == [0x07070707]
-    assert np.unique(halves).tolist() == [0x8F8F]  # the scale is what it was
+def test_an_int8_of_q8_0_becomes_a_uint8_that_is_128_more() -> None:
+    blocks = np.full((16, 34), 0xFE, np.uint8)  # -2
+    words, halves = arrange(blocks, layout(TensorFormat.Q8_0, 16, 32))
+    assert np.unique(words.view(np.uint8)).tolist() == [126]
+    assert np.unique(halves).tolist() == [0xFEFE]  # the scale is what it was
 
 
 @pytest.mark.parametrize("format", list(TensorFormat))

@@ -38,7 +38,7 @@ class CacheTensors:
 def append(
     cache: CacheTensors, spec: CacheSpec, k: Tensor, v: Tensor, slots: Tensor
 ) -> CacheTensors:
-    """The cache after ``k`` and ``v`` ``[T, num_kv_heads * head_dim]`` went to ``slots`` ``[T]``."""
+    """The cache after ``k`` and ``v`` ``[T, num_kv_heads * head_dim]`` went to ``slots``."""
     width = spec.num_kv_heads * spec.head_dim
 
     def kernel(keys: UOp, values: UOp, k: UOp, v: UOp, slots: UOp) -> UOp:

@@ -97,7 +97,7 @@ class Calls:
             read(self._rows, out)
 
     def read_logits(self, piece: Piece, out: Floats) -> None:
-        """Compute the logits of the last piece's wanted rows: ``out`` is ``[num_wanted, vocab]``."""
+        """Compute the logits of the last piece's wanted rows: ``[num_wanted, vocab]``."""
         if not len(piece.wanted):
             return
         bucket = bucket_for(len(piece.wanted))

@@ -44,10 +44,10 @@ def write(tensor: Tensor, values: NDArray[Any]) -> None:
     It may be done after this returns: ``values`` is kept alive and must not be changed.
     """
     buffer = tensor.uop.base.realized
-    buffer.allocator._copyin(buffer._buf, memoryview(np.ascontiguousarray(values)).cast("B"))
+    buffer.allocator._copyin(buffer._buf, np.ascontiguousarray(values).data.cast("B"))
 
 
 def read(tensor: Tensor, out: NDArray[Any]) -> None:
     """Copy the beginning of a realized tensor's buffer to ``out``, when all before it is done."""
     buffer = tensor.uop.base.realized
-    buffer.allocator._copyout(memoryview(out).cast("B"), buffer._buf)
+    buffer.allocator._copyout(out.data.cast("B"), buffer._buf)

@@ -1,8 +1,9 @@
 """The environment of a process that computes with tinygrad. Imports no tinygrad.
 
 tinygrad reads its environment once, while it is imported. Left alone it opens every backend it has
-in turn, and as root its AMD and NVIDIA backends may take a GPU from its driver: so ``DEV`` is always
-explicit, and for AMD it names the kernel's compute driver (``KFD``) as the only way to the device.
+in turn, and as root its AMD and NVIDIA backends may take a GPU from its driver: so ``DEV`` is
+always explicit, and for AMD it names the kernel's compute driver (``KFD``) as the only way to the
+device.
 Names are those of tinygrad 0.14.0 (``helpers.Target``, ``runtime/ops_*.py``).
 """
 
@@ -14,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from potluck.errors import EngineError
+from potluck.probe.icds import icd_environment
 
 if TYPE_CHECKING:
     from potluck.types.hardware import Interface
@@ -126,7 +128,7 @@ def _opencl_choice(address: str) -> dict[str, str]:
             f"{platform} (from 0)",
             hint="use another backend for this device",
         )
-    return {"OCL_ICD_VENDORS": file}
+    return dict(icd_environment(address))
 
 
 def _opencl_place(address: str) -> tuple[str, int, int]:

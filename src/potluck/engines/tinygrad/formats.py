@@ -33,6 +33,9 @@ class Values:
     minimum: UOp | None = None
 
 
+_TWO_TO_23_BITS = 0x4B000000
+"""The bits of the float32 2^23, whose last bit stands for 1."""
+
 Unit = Callable[[Read, Read, ToFloat, tuple[UOp, ...]], tuple[Values, ...]]
 """Reads words and halves and gives the values of the unit at these indices of the loops."""
 
@@ -86,25 +89,23 @@ def _bf16(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tup
 
 
 def _q8_0(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
+    """Two's complement with its upper bit flipped (see ``layout``), which is 128 more."""
     (j,) = at
     w = word(j)
-    numbers = tuple(_signed(w, 8 * i, 8) for i in range(4))
+    numbers = tuple(_number((w >> 8 * i) & 255, 128) for i in range(4))
     return (Values(numbers=numbers, places=_four(4 * j), scale=to_float(half(0))),)
 
 
 def _q4_0(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
-    """Nibbles in two's complement (see ``layout``)."""
     (j,) = at
-    w = word(j)
-    numbers = tuple(_signed(w, 8 * i + s, 4) for s in (0, 4) for i in range(4))
+    numbers = _nibbles(word(j), (0, 4), 8)
     places = (*_four(4 * j), *_four(4 * j + 16))
     return (Values(numbers=numbers, places=places, scale=to_float(half(0))),)
 
 
 def _q4_1(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
     (j,) = at
-    w = word(j + 1)
-    numbers = tuple(_unsigned(w, 8 * i + s, 4) for s in (0, 4) for i in range(4))
+    numbers = _nibbles(word(j + 1), (0, 4))
     scale, minimum = _pair(word(0), to_float)
     places = (*_four(4 * j), *_four(4 * j + 16))
     return (Values(numbers=numbers, places=places, scale=scale, minimum=minimum),)
@@ -112,7 +113,7 @@ def _q4_1(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tup
 
 def _q5_0(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
     (j,) = at
-    numbers = tuple(_number(q - 16) for q in _fives(word(j + 1), word(0), j))
+    numbers = tuple(_number(q, 16) for q in _fives(word(j + 1), word(0), j))
     places = (*_four(4 * j), *_four(4 * j + 16))
     return (Values(numbers=numbers, places=places, scale=to_float(half(0))),)
 
@@ -130,7 +131,7 @@ def _q4_k(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tup
     w = word(pair * 8 + j + 4)
     return tuple(
         Values(
-            numbers=tuple(_unsigned(w, 8 * i + 4 * side, 4) for i in range(4)),
+            numbers=_nibbles(w, (4 * side,)),
             places=_four(pair * 64 + 32 * side + 4 * j),
             scale=scale,
             minimum=minimum,
@@ -169,12 +170,12 @@ def _q6_k(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tup
         w, shift = low[quarter % 2], 4 * (quarter // 2)
         numbers = tuple(
             _number(
-                (((w >> (8 * i + shift)) & 15) | (((pairs >> (8 * i + 2 * quarter)) & 3) << 4)) - 32
+                ((w >> (8 * i + shift)) & 15) | (((pairs >> (8 * i + 2 * quarter)) & 3) << 4), 32
             )
             for i in range(4)
         )
-        byte = (sixteen + 2 * (quarter % 2)) * 8
-        scale = _number((scales[quarter // 2] << (24 - byte).cast(dtypes.uint32)), 24)
+        byte = ((sixteen + 2 * (quarter % 2)) * 8).cast(dtypes.uint32)
+        scale = _number(((scales[quarter // 2] >> byte) & 255) ^ 128, 128)  # an int8
         values.append(
             Values(
                 numbers=numbers,
@@ -204,20 +205,18 @@ def _four(first: UOp) -> tuple[UOp, ...]:
     return tuple(first + i for i in range(4))
 
 
-def _number(bits: UOp, shift: int = 0) -> UOp:
-    """A two's complement uint32, shifted right, as float32."""
-    signed = bits.bitcast(dtypes.int32)
-    return (signed >> shift if shift else signed).cast(dtypes.float32)
+def _number(bits: UOp, offset: int = 0) -> UOp:
+    """An integer below 2^23, less ``offset``, as float32.
+
+    As the low bits of the float 2^23 + integer: to some GPUs a conversion costs as much as eight
+    other operations, and here the offset costs none.
+    """
+    return (bits | _TWO_TO_23_BITS).bitcast(dtypes.float32) - float(2**23 + offset)
 
 
-def _unsigned(word: UOp, first_bit: int, num_bits: int) -> UOp:
-    return _number((word >> first_bit) & ((1 << num_bits) - 1))
-
-
-def _signed(word: UOp, first_bit: int, num_bits: int) -> UOp:
-    """By an arithmetic shift."""
-    unused = 32 - num_bits - first_bit
-    return _number(word << unused if unused else word, 32 - num_bits)
+def _nibbles(word: UOp, shifts: tuple[int, ...], offset: int = 0) -> tuple[UOp, ...]:
+    """Four bytes' low nibbles for each shift of 0, high ones for 4."""
+    return tuple(_number((word >> (8 * i + s)) & 15, offset) for s in shifts for i in range(4))
 
 
 def _pair(word: UOp, to_float: ToFloat) -> tuple[UOp, UOp]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,6 +71,7 @@ def launch_for(device: str) -> Launch:
 
 def release_memory(device: str) -> None:
     """Give back what freed buffers have left with tinygrad for buffers to come."""
+    gc.collect()  # tinygrad's expressions refer to one another
     free_cache = getattr(Device[device].allocator, "free_cache", None)
     if free_cache is not None:
         free_cache()

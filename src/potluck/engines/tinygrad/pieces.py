@@ -1,4 +1,4 @@
-"""Steps as the calls that compute them: pieces of at most 32 tokens, padded. Imports no tinygrad."""
+"""Steps as the calls that compute them: pieces of a bucket's tokens. Imports no tinygrad."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Piece:
     @property
     def num_blocks(self) -> int:
         """Blocks that attention must look at."""
-        return self.tables.shape[1]
+        return int(self.tables.shape[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,8 +65,10 @@ class DeviceMatrix:
         out = Tensor.empty(
             num_tokens, layout.num_panels, PANEL_ROWS, dtype=dtypes.float32, device=self._device
         )
+        # One token's column is its row: no kernel is needed to turn it.
+        columns = x.reshape(-1, 1) if num_tokens == 1 else x.T
         kernel = linear_kernel(layout, num_tokens, self._launch, self._to_float)
-        out = out.custom_kernel(*self.planes, x.T.contiguous(), fxn=kernel)[0]
+        out = out.custom_kernel(*self.planes, columns, fxn=kernel)[0]
         return out.reshape(num_tokens, -1)[:, : layout.num_rows]
 
     def rows(self, tokens: Tensor) -> Tensor:

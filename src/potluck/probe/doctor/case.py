@@ -11,7 +11,6 @@ from pathlib import Path, PurePosixPath
 from potluck.probe.doctor.distribution import Distribution
 from potluck.probe.doctor.finding import Severity
 from potluck.probe.system import System
-from potluck.probe.trials import is_tried_on
 from potluck.types.hardware import BackendSpec, Device, DeviceKind, ProbeReport
 
 KERNEL_LOG = "sudo dmesg --level err,warn | tail -n 50"
@@ -164,9 +163,11 @@ class Case:
         """Of what keeps ``device`` from work: a device that no backend is for is no loss yet."""
         return Severity.PREVENTS if self._is_wanted(device) else Severity.NOTE
 
-    def lacks(self, package: str, backend: BackendSpec, device: Device) -> bool:
-        """Whether ``backend`` could use ``device`` as it is, if it had ``package``."""
-        return package in backend.packages and is_tried_on(backend, device)
+    @property
+    def lacking_backends(self) -> tuple[BackendSpec, ...]:
+        """Those that cannot run before an extra of Potluck is installed."""
+        missing = set(self.missing_packages)
+        return tuple(each for each in self.backends if each.extra and missing & set(each.packages))
 
     def _is_wanted(self, device: Device) -> bool:
         """Whether a backend is for it, or would be with the right drivers."""

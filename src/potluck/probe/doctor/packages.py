@@ -6,26 +6,26 @@ from collections.abc import Iterator
 
 from potluck.probe.doctor.case import Case, title
 from potluck.probe.doctor.finding import Finding
+from potluck.probe.trials import is_tried_on
 
 
 def missing_packages(case: Case) -> Iterator[Finding]:
-    """GPUs that could be used, were the extra of Potluck installed that brings a backend.
-
-    Extras are called like the packages that they bring.
-    """
-    for package in case.missing_packages:
+    """GPUs that could be used as they are, were an extra of Potluck installed."""
+    for extra in dict.fromkeys(backend.extra for backend in case.lacking_backends):
+        backends = [each for each in case.lacking_backends if each.extra == extra]
         devices = [
             device
             for device in case.accelerators
-            if not device.problem
-            and any(case.lacks(package, backend, device) for backend in case.backends)
+            if not device.problem and any(is_tried_on(each, device) for each in backends)
         ]
+        packages = {name for each in backends for name in each.packages}
+        missing = [name for name in case.missing_packages if name in packages]
         if devices:
             yield Finding(
                 check="package",
                 severity=case.severity(devices[0]),
-                message=f"{', '.join(map(title, devices))} could be used, and the package "
-                f"{package} is not installed",
-                command=f"pip install 'potluck[{package}]'",
+                message=f"{', '.join(map(title, devices))} could be used, and "
+                f"{', '.join(missing)} is not installed",
+                command=f"pip install 'potluck[{extra}]'",
                 device_id=devices[0].device_id,
             )

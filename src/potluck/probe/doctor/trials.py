@@ -9,33 +9,26 @@ from potluck.probe.doctor.finding import Finding, Severity
 
 _RETRY = "potluck probe --retry"
 _NOT_TRIED = "not tried again"
-_INSTALL = "pip install "
 _LATE = "before the deadline"
-"""How the probe says that something is in quarantine, what would install a backend's package, and
-that it waited in vain."""
+"""How the probe says that something is in quarantine, and that it waited in vain."""
 
 
 def failed_trials(case: Case) -> Iterator[Finding]:
     """A unit whose self-test failed; not where a device's own problem, or a package that the
     backend lacks, explains that.
     """
-    lacking = {
-        backend.name
-        for backend in case.backends
-        if set(backend.packages) & set(case.missing_packages)
-    }
+    lacking = {backend.name for backend in case.lacking_backends}
     explained = {device.device_id for device in case.report.devices if device.problem}
     working = {trial.device_id for trial in case.report.trials if trial.works}
     for trial in case.report.trials:
         if trial.works or trial.device_id in explained or trial.backend in lacking:
             continue
-        _, install, what = trial.reason.partition(_INSTALL)
         yield Finding(
             check="self-test",
             severity=Severity.NOTE if trial.device_id in working else Severity.PREVENTS,
             message=f"{trial.unit_id} does not work: {trial.reason}",
-            command=install + what if install else _RETRY,
-            details="" if install else "tries again, also what is in quarantine",
+            command=_RETRY,
+            details="tries again, also what is in quarantine",
             device_id=trial.device_id,
         )
 

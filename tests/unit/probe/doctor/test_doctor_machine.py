@@ -298,15 +298,6 @@ def test_a_self_test_that_failed(tmp_path: Path) -> None:
     assert found.device_id == "cpu"
 
 
-def test_a_backend_that_is_not_installed(tmp_path: Path) -> None:
-    reason = "tinygrad is not installed: pip install 'potluck[tinygrad]'"
-    trial = Trial(device_id="cpu", backend="cl", works=False, reason=reason)
-    found = the_finding(a_case(a_system(tmp_path), a_report(trials=(trial,))))
-    assert found.severity is Severity.PREVENTS
-    assert found.message == f"cpu/cl does not work: {reason}"
-    assert (found.command, found.details) == ("pip install 'potluck[tinygrad]'", "")
-
-
 def test_a_backend_that_failed_beside_one_that_works(tmp_path: Path) -> None:
     works = Trial(device_id="cpu", backend="native", works=True, variants=("scalar",))
     other = Trial(device_id="cpu", backend="other", works=False, reason="no clang")

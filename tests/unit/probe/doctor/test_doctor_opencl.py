@@ -36,6 +36,7 @@ CL = BackendSpec(
     kinds=frozenset({DeviceKind.GPU}),
     packages=("numpy", "tinygrad"),
     api="opencl",
+    extra="tinygrad",
 )
 OPENCL = Interface(api="opencl", address="/etc/OpenCL/vendors/x.icd#0:0")
 FEDORA = Distribution(name="fedora", manager="dnf")
@@ -195,7 +196,7 @@ def test_a_package_that_is_missing(tmp_path: Path) -> None:
     )
     found = the_finding(case)
     assert (found.check, found.severity) == ("package", Severity.PREVENTS)
-    assert found.message == "Intel GPU could be used, and the package tinygrad is not installed"
+    assert found.message == "Intel GPU could be used, and tinygrad is not installed"
     assert found.command == "pip install 'potluck[tinygrad]'"
     assert found.device_id == gpu.device_id
 
