@@ -403,8 +403,10 @@ class Deployment:
         self._publish(self.record)
 
     def _say_progress(self, reason: str, done_bytes: int, total_bytes: int) -> None:
-        if time.monotonic() - self._last_published > _PUBLISH_SECONDS:
-            self._say(reason=self._because(reason), done_bytes=done_bytes, total_bytes=total_bytes)
+        said = self._because(reason)
+        is_due = time.monotonic() - self._last_published > _PUBLISH_SECONDS
+        if is_due or said != self.record.reason:
+            self._say(reason=said, done_bytes=done_bytes, total_bytes=total_bytes)
 
     def _say_loaded(self, index: int, loaded: Loaded) -> None:
         stages = list(self.record.stages)

@@ -14,7 +14,16 @@ from potluck.cluster.calls import NodeReport
 from potluck.engines.backends import BACKENDS
 from potluck.probe.system import System
 from potluck.types.cluster import NodeId, UnitId
-from potluck.types.hardware import DeviceMemory, LayerReport, MemoryFacts, ProbeReport, Trial
+from potluck.types.hardware import (
+    DeviceMemory,
+    Figure,
+    LayerReport,
+    MemoryFacts,
+    Origin,
+    ProbeReport,
+    Rates,
+    Trial,
+)
 from potluck.types.memory import MemoryLimit
 from potluck.types.unit import Role
 
@@ -115,3 +124,24 @@ def test_stages_on_a_card_take_of_its_memory_what_was_planned(
     taken = StageMemory(device_bytes={UnitId("one/b"): 7 * GIB})
     (one, _) = said_of(FACTS, hardware.report(cards, trials=trials), taken).units
     assert one.usable_bytes == 0
+
+
+def test_a_node_whose_cpu_fails_serves_with_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "memory_facts", eight_free)
+    card = LayerReport(layer="pci", devices=(hardware.device("one"),))
+    measured = Figure(value=40.0, origin=Origin.MEASURED, source="by hand")
+    trials = (
+        Trial(device_id="cpu", backend="native", works=False, reason="wrong numbers"),
+        Trial(
+            device_id="one",
+            backend="b",
+            works=True,
+            rates=Rates(decode_tokens_per_second=measured),
+        ),
+    )
+    said = said_of(FACTS, hardware.report(card, trials=trials))
+    assert [(unit.unit_id, unit.role) for unit in said.units] == [
+        ("one/b", Role.SERVES),
+        ("cpu/native", Role.OUT),
+    ]
+    assert said.units[0].rates.decode_tokens_per_second == measured

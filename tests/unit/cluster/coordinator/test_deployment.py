@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -337,3 +338,26 @@ def test_a_plan_without_a_lost_unit_is_made_at_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "_PAUSE_SECONDS", (60.0,))
     some_units_are_out(monkeypatch, [(f"gpu {number} is out",) for number in range(3)])
     asyncio.run(run())
+
+
+def test_what_goes_on_is_told_at_once_and_how_far_it_is_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def load(*arguments: object) -> list[object]:
+        on_progress = cast(Callable[[str, int, int], None], arguments[3])
+        for done in range(5):
+            on_progress("loading", done, 4)
+        on_progress("warming up", 4, 4)
+        on_progress("warming up", 4, 4)
+        return [object()]
+
+    async def run() -> list[tuple[str, int]]:
+        cluster = Cluster(monkeypatch)
+        monkeypatch.setattr(module, "load_stages", load)
+        await cluster.deployment.start()
+        await cluster.deployment.close()
+        return [(each.reason, each.done_bytes) for each in cluster.said]
+
+    told = asyncio.run(run())
+    # "loading" was said with the plan, a moment before.
+    assert told[:4] == [("being placed", 0), ("loading", 0), ("warming up", 4), ("", 4)]
