@@ -122,11 +122,11 @@ def _choose(
     has_asked, has_worked = False, False
     for unit in sorted(units, key=lambda unit: unit.unit_id):
         is_allowed = allow_software or not unit.device.is_software or asked == unit.unit_id
-        if not unit.trial.works:
-            found.append(unit.chosen(Role.OUT, unit.trial.reason))
-        elif unit.unit_id in out:
+        if unit.unit_id in out:
             has_worked = has_worked or unit.is_asked(asked)
             found.append(unit.chosen(Role.OUT, out[unit.unit_id]))
+        elif not unit.trial.works:
+            found.append(unit.chosen(Role.OUT, unit.trial.reason))
         elif not is_allowed:
             found.append(unit.chosen(Role.IDLE, "software on the CPU: --allow-software uses it"))
         else:

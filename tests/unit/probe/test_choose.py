@@ -267,8 +267,11 @@ def test_what_was_asked_for_and_never_worked_leaves_nothing_to_serve() -> None:
         check_asked(units, "tinygrad:AMD")
 
 
-def test_the_cpu_takes_over_from_what_was_asked_for_and_failed() -> None:
-    trials = (native(12.0), trial(DISCRETE, decode=90.0), trial(DISCRETE, "tinygrad:CUDA", 50.0))
+@pytest.mark.parametrize("problem", ["", "not tried again: hung"])
+def test_the_cpu_takes_over_from_what_was_asked_for_and_failed(problem: str) -> None:
+    """Also where it was tried again since, in vain."""
+    asked_for = trial(DISCRETE, decode=90.0, problem=problem)
+    trials = (native(12.0), asked_for, trial(DISCRETE, "tinygrad:CUDA", 50.0))
     roles = chosen(
         DISCRETE,
         trials=trials,

@@ -80,15 +80,15 @@ def _backend(interface: Interface | None) -> str:
 def _results_of_each(device_id: str, interface: str, variants: list[str]) -> dict[str, object]:
     """The results of those that do not refuse, each from a process of its own.
 
-    tinygrad reads its environment, and so the variant, once. Dies of the signal that one of them
-    died of. Raises ``EngineError`` where all refuse.
+    tinygrad reads its environment, and so the variant, once. The processes end with this one, which
+    dies of the signal that one of them died of. Raises ``EngineError`` where all refuse.
     """
     results: dict[str, object] = {}
     refusals: list[str] = []
     for variant in variants:
-        command = (sys.executable, "-P", "-m", __spec__.name)
+        start = (sys.executable, "-P", "-m", "potluck.probe.child_start", str(os.getpid()))
         child = subprocess.run(
-            [*command, "self-test", device_id, interface, variant],
+            [*start, __spec__.name, "self-test", device_id, interface, variant],
             stdout=subprocess.PIPE,
             check=False,
         )
