@@ -135,7 +135,7 @@ def check_left(machine: Machine, reason: str, since: float) -> None:
 
     def is_out() -> bool:
         unit = machine.unit()
-        return unit["role"] == "out" and unit["reason"].startswith(reason)
+        return unit["role"] == "out" and str(unit["reason"]).startswith(reason)
 
     eventually(is_out, within=1, what=f"{machine.unit()} is out: {reason}")
     deployment = await_ready(machine.agent, "demo")
