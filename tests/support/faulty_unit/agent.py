@@ -11,7 +11,7 @@ from potluck.probe.layer import Layer
 
 backends.BACKENDS = (backends.BACKENDS[0], spec())
 all_layers.LAYERS = (Layer(name="faulty", find=lambda _: layer_report()),)
-unit_health.RETEST_SECONDS = (2.0, 2.0, 2.0)
+unit_health.RETEST_SECONDS = (1.0, 1.0, 1.0)
 unit_health.MAX_FAULTS = 100
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from potluck.cluster.agent.units import UnitChoice
 from potluck.cluster.membership import Address
 from potluck.cluster.trust.secret import Secret
+from potluck.cluster.worker.watch import LONGEST_STEP_TIMES
 from potluck.engines.backends import BACKENDS
 from potluck.probe.all_layers import LAYERS
 from potluck.probe.layer import Layer
@@ -24,11 +25,9 @@ class AgentConfig:
     software that plays a device serve. ``step_seconds``
     is the longest time for one step through all stages of a deployment that this node coordinates:
     a stage that hangs counts as lost then. It is long, because a prefill on slow boards is.
-    ``unit_step_seconds`` is the longest time for one step of one stage on a unit that is not the
-    CPU with the native backend (half of ``step_seconds`` if that is shorter): the unit hangs then,
-    and is out. Such a unit is tested again when it has computed nothing for
-    ``idle_test_seconds``.
-    ``packed_cache_bytes`` is the most that packed files may take (see ``PackedCache``).
+    ``unit_step_seconds`` is the longest time for each 32 tokens of a step of one stage, on a unit
+    that is not the CPU with the native backend: the unit hangs then, and is out. Such a unit is
+    tested again when it has computed nothing for ``idle_test_seconds``. ``packed_cache_bytes`` is the most that packed files may take (see ``PackedCache``).
     """
 
     secret: Secret
@@ -47,6 +46,14 @@ class AgentConfig:
     unit_step_seconds: float = 30.0
     idle_test_seconds: float = 600.0
     packed_cache_bytes: int | None = None
+
+    @property
+    def stage_step_seconds(self) -> float:
+        """``unit_step_seconds``, or less, so that a unit that hangs is told before its step's end.
+
+        Otherwise the coordinator gives up the stage, and nobody learns what was wrong with it.
+        """
+        return min(self.unit_step_seconds, self.step_seconds / (LONGEST_STEP_TIMES + 1))
 
     @property
     def unit_choice(self) -> UnitChoice:

@@ -103,7 +103,7 @@ class Agent:
             memory_limit_bytes=config.memory_limit_bytes,
             num_threads=config.num_threads,
         )
-        unit_step_seconds = min(config.unit_step_seconds, config.step_seconds / 2)
+        unit_step_seconds = config.stage_step_seconds
         self._care = UnitCare(
             config.backends,
             cache,

@@ -20,6 +20,11 @@ COMPILING_TIMES = 20.0
 """Of the limit of a step, for what comes before the first: a cold driver compiles some dozen
 kernels, on a slow board for minutes."""
 
+STEP_TOKENS = 32
+"""A step may take the limit once for as many tokens: a prefill is that much longer."""
+LONGEST_STEP_TIMES = 8.0
+"""And as many times at most."""
+
 OnHung = Callable[[str, float], None]
 """Called with what was being done and the seconds that it should have taken at most."""
 

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from potluck.cluster.worker.watch import COMPILING_TIMES, CallWatch
+from potluck.cluster.worker.watch import (
+    COMPILING_TIMES,
+    LONGEST_STEP_TIMES,
+    STEP_TOKENS,
+    CallWatch,
+)
 from potluck.engines.opening import open_engine
 from potluck.errors import EngineError, UnitFaultError
 from potluck.types.engine import LoadableEngine, StepResult
@@ -66,7 +71,7 @@ class WatchedEngine:
 
     def step(self, step: Step, hidden: NDArray[np.float32] | None) -> StepResult:
         """As the engine's. Raises ``UnitFaultError`` for numbers that are not finite."""
-        with self._watch.call("a step"):
+        with self._watch.call("a step", times=_times(step)):
             result = self._engine.step(step, hidden)
         if _is_finite(result.hidden) or not _is_finite(hidden):
             return result  # what came in wrong is another stage's fault
@@ -74,7 +79,7 @@ class WatchedEngine:
 
     def logits(self, step: Step, hidden: NDArray[np.float32] | None) -> NDArray[np.float32]:
         """As the engine's."""
-        with self._watch.call("a step"):
+        with self._watch.call("a step", times=_times(step)):
             return self._engine.logits(step, hidden)
 
     def close(self) -> None:
@@ -110,6 +115,10 @@ class _WatchedSink:
     def finish(self, name: str) -> None:
         with self._watch.call(f"copying {name}"):
             self._sink.finish(name)
+
+
+def _times(step: Step) -> float:
+    return min(LONGEST_STEP_TIMES, max(1.0, step.num_tokens / STEP_TOKENS))
 
 
 def _is_finite(hidden: NDArray[np.float32] | None) -> bool:

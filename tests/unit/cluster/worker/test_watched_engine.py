@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -14,7 +15,12 @@ from potluck.cluster.worker.watched_engine import WatchedEngine
 from potluck.errors import EngineError, UnitFaultError
 from potluck.types.engine import StepResult
 
-STEP = cast(Any, None)
+
+def a_step(num_tokens: int) -> Any:
+    return SimpleNamespace(num_tokens=num_tokens)
+
+
+STEP = a_step(1)
 
 
 class Engine:
@@ -93,6 +99,17 @@ def test_calls_that_do_not_return_are_told(
     else:
         engine.step(*arguments)
     assert told == [what]
+
+
+@pytest.mark.parametrize(("num_tokens", "is_late"), [(32, True), (320, False), (3200, False)])
+def test_a_step_of_many_tokens_may_take_longer(num_tokens: int, is_late: bool) -> None:
+    inner = Engine(None)
+    told: list[str] = []
+    engine = WatchedEngine(cast(Any, inner), a_watch(told, 0.1))
+    inner.may_end.clear()
+    threading.Timer(0.4, inner.may_end.set).start()
+    engine.step(a_step(num_tokens), None)
+    assert told == (["a step"] if is_late else [])
 
 
 def test_compiling_may_take_longer() -> None:
