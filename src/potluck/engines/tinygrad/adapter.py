@@ -42,7 +42,7 @@ _check()
 from tinygrad import Device, Tensor, TinyJit, dtypes  # noqa: E402
 from tinygrad.device import Buffer, CompileError  # noqa: E402
 from tinygrad.runtime.autogen import opencl  # noqa: E402
-from tinygrad.uop.ops import AxisType, KernelInfo, Ops, UOp  # noqa: E402
+from tinygrad.uop.ops import AxisType, KernelInfo, Ops, UOp, buffers  # noqa: E402
 
 __all__ = [
     "AxisType",
@@ -54,6 +54,7 @@ __all__ = [
     "Tensor",
     "TinyJit",
     "UOp",
+    "buffers",
     "dtypes",
     "opencl",
     "own_kernel",
