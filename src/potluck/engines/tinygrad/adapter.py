@@ -66,6 +66,9 @@ __all__ = [
 # error 2, "out of memory".
 _MEMORY_WORDS = ("ALLOCATION_FAILURE", "OUT_OF_RESOURCES", "OUT_OF_HOST_MEMORY", "out of memory")
 
+_NO_LIBRARY = "failed to load library"
+"""What tinygrad says, as an ``AttributeError``, when a driver's library is used and not there."""
+
 
 def own_kernel(name: str, device: str, body: UOp) -> UOp:
     """A kernel of ours for ``Tensor.custom_kernel``: what it stores, with all ranges ended.
@@ -101,7 +104,9 @@ def tinygrad_errors() -> Iterator[None]:
         ) from error
     except MemoryError as error:
         raise _out_of_memory(error) from error
-    except (RuntimeError, OSError, AssertionError, ExceptionGroup) as error:
+    except (RuntimeError, OSError, AssertionError, AttributeError, ExceptionGroup) as error:
+        if isinstance(error, AttributeError) and _NO_LIBRARY not in str(error):
+            raise  # a defect of ours
         if any(word in str(error) for word in _MEMORY_WORDS):
             raise _out_of_memory(error) from error
         raise UnitFaultError(

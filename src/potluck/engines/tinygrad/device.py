@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class OpenDevice:
     """A device by tinygrad's name for it.
 
-    ``has_f16``: it computes in, and stores, float16. ``has_parts``: tinygrad can give kernels a part
-    of a buffer.
+    ``has_f16``: it computes in, and stores, float16. ``has_parts``: tinygrad can give kernels a
+    part of a buffer.
     """
 
     name: str

@@ -24,7 +24,7 @@ class _Use:
 
 
 def shared_scratch(linear: UOp) -> UOp:
-    """The kernels of ``linear``, in which later intermediate buffers take the place of earlier ones.
+    """The kernels of ``linear``, where later intermediate buffers take the place of earlier ones.
 
     Intermediate are those that nothing was allocated for. A buffer may get the place of a larger
     one of its type.
