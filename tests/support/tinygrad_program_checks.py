@@ -13,9 +13,11 @@ from support.configs import make_config
 from support.parity import native_error_limit, rms
 from support.random_weights import load_random_weights
 from support.stages import cut
+from tinygrad.helpers import GlobalCounters
 
 from potluck.engines.reference import ReferenceEngine
 from potluck.engines.reference_sampling import sample
+from potluck.engines.tinygrad import sizes
 from potluck.engines.tinygrad.device import open_device
 from potluck.engines.tinygrad.engine import TinygradEngine
 from potluck.errors import EngineError, ParameterError, UnitFaultError
@@ -214,6 +216,22 @@ def check_an_engine_without_weights_or_closed_computes_nothing() -> None:
     engine.close()
     engine.close()
     _refused("closed", lambda: engine.logits(step, None))
+
+
+def check_memory_is_no_more_than_counted() -> None:
+    """For any number of layers, and all of it is given back."""
+    for num_layers in (1, 4):
+        config = replace(TINY, num_layers=num_layers, sliding_windows=(None,) * num_layers)
+        program = _program(config, Shard.whole(num_layers))
+        before = GlobalCounters.mem_used
+        engine = _new(program)
+        engine.warm_up()
+        cache_bytes = sizes.cache_bytes(program, NUM_BLOCKS, has_f16=open_device().has_f16)
+        counted = engine.weights_bytes + cache_bytes + sizes.scratch_bytes(program, 64)
+        taken = GlobalCounters.mem_used - before
+        assert 0.5 * counted < taken <= counted, (taken, counted)
+        engine.close()
+        assert GlobalCounters.mem_used - before < 100
 
 
 def _compare(config: ModelConfig, fmt: TensorFormat) -> None:

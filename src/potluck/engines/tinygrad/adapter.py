@@ -42,7 +42,7 @@ _check()
 from tinygrad import Device, Tensor, TinyJit, dtypes  # noqa: E402
 from tinygrad.device import Buffer, CompileError  # noqa: E402
 from tinygrad.runtime.autogen import opencl  # noqa: E402
-from tinygrad.uop.ops import AxisType, KernelInfo, Ops, UOp  # noqa: E402
+from tinygrad.uop.ops import AxisType, KernelInfo, Ops, UOp, buffers  # noqa: E402
 
 __all__ = [
     "AxisType",
@@ -54,6 +54,7 @@ __all__ = [
     "Tensor",
     "TinyJit",
     "UOp",
+    "buffers",
     "dtypes",
     "opencl",
     "own_kernel",
@@ -64,6 +65,9 @@ __all__ = [
 # CL_OUT_OF_HOST_MEMORY -6, with which OpenCL drivers put off an allocation until it is used; CUDA's
 # error 2, "out of memory".
 _MEMORY_WORDS = ("ALLOCATION_FAILURE", "OUT_OF_RESOURCES", "OUT_OF_HOST_MEMORY", "out of memory")
+
+_NO_LIBRARY = "failed to load library"
+"""What tinygrad says, as an ``AttributeError``, when a driver's library is used and not there."""
 
 
 def own_kernel(name: str, device: str, body: UOp) -> UOp:
@@ -100,7 +104,9 @@ def tinygrad_errors() -> Iterator[None]:
         ) from error
     except MemoryError as error:
         raise _out_of_memory(error) from error
-    except (RuntimeError, OSError, AssertionError, ExceptionGroup) as error:
+    except (RuntimeError, OSError, AssertionError, AttributeError, ExceptionGroup) as error:
+        if isinstance(error, AttributeError) and _NO_LIBRARY not in str(error):
+            raise  # a defect of ours
         if any(word in str(error) for word in _MEMORY_WORDS):
             raise _out_of_memory(error) from error
         raise UnitFaultError(

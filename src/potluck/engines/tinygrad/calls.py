@@ -15,11 +15,14 @@ from potluck.engines.tinygrad.attention import CacheTensors, bound_num_blocks
 from potluck.engines.tinygrad.device import new_tensor, read, write
 from potluck.engines.tinygrad.graph import CallInputs, keep, pick, run_ops
 from potluck.engines.tinygrad.pieces import bucket_for
+from potluck.engines.tinygrad.scratch import shared_scratch
 from potluck.engines.tinygrad.sizes import BUCKETS, num_table_blocks
 from potluck.types.program import Head
 from potluck.types.step import KV_BLOCK_TOKENS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from potluck.engines.tinygrad.device import OpenDevice
@@ -132,7 +135,7 @@ class Calls:
             )
             keep(self._rows, out).realize()
 
-        return _compiled(ops)
+        return _compiled(ops, self._device)
 
     def _compiled_head(self, bucket: int) -> TinyJit:
         def head() -> None:
@@ -141,10 +144,14 @@ class Calls:
             logits = self._weights.matrix(self._head.weight).linear(picked)
             keep(self._logits, logits).realize()
 
-        return _compiled(head)
+        return _compiled(head, self._device)
 
 
-def _compiled(function: object) -> TinyJit:
+def _compiled(function: Callable[..., None], device: OpenDevice) -> TinyJit:
+    """Compiled at its first call, of which all kernels come at once, by one ``realize``."""
     jit = TinyJit(function)
-    jit.cnt = 1  # compile at the first call; tinygrad would run it uncompiled once
+    jit.cnt = 1  # or the first call would run what the second compiles
+    if not device.has_parts:
+        add_linear = jit.add_linear
+        jit.add_linear = lambda linear, values: add_linear(shared_scratch(linear), values)
     return jit

@@ -15,10 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenDevice:
-    """A device by tinygrad's name for it. ``has_f16``: it computes in, and stores, float16."""
+    """A device by tinygrad's name for it.
+
+    ``has_f16``: it computes in, and stores, float16. ``has_parts``: tinygrad can give kernels a
+    part of a buffer.
+    """
 
     name: str
     has_f16: bool
+    has_parts: bool
 
 
 def open_device(name: str | None = None) -> OpenDevice:
@@ -29,7 +34,11 @@ def open_device(name: str | None = None) -> OpenDevice:
     with tinygrad_errors():
         name = Device.canonicalize(name)
         renderer = Device[name].renderer
-        return OpenDevice(name=name, has_f16=dtypes.half in renderer.supported_dtypes())
+        return OpenDevice(
+            name=name,
+            has_f16=dtypes.half in renderer.supported_dtypes(),
+            has_parts=not name.startswith("CL"),
+        )
 
 
 def new_tensor(device: OpenDevice, dtype: Any, *shape: int) -> Tensor:

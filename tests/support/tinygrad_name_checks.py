@@ -1,0 +1,123 @@
+"""Checks that tinygrad has what is used of it, as it is used; see ``tinygrad_child``.
+
+When one fails after a change of version, the adapter and what it names here must be read again.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import numpy as np
+
+from potluck.engines.tinygrad import adapter
+from potluck.engines.tinygrad.adapter import (
+    AxisType,
+    Buffer,
+    CompileError,
+    Device,
+    KernelInfo,
+    Ops,
+    Tensor,
+    TinyJit,
+    UOp,
+    buffers,
+    dtypes,
+    opencl,
+)
+
+
+def check_every_name_is_checked_here() -> None:
+    ours = {"own_kernel", "tinygrad_errors"}
+    assert set(adapter.__all__) - ours <= set(globals())
+
+
+def check_parameters() -> None:
+    """Positions and names that are passed."""
+    takes: dict[Callable[..., object], tuple[str, ...]] = {
+        Tensor.empty: ("dtype", "device"),
+        Tensor.zeros: ("dtype", "device"),
+        Tensor.custom_kernel: ("fxn",),
+        Tensor.max: ("axis", "keepdim"),
+        Tensor.mean: ("axis", "keepdim"),
+        Tensor.sum: ("axis",),
+        Tensor.stack: ("dim",),
+        Buffer.__init__: ("device", "size", "dtype", "opaque", "preallocate"),
+        UOp.variable: ("name", "min_val", "max_val", "param"),
+        UOp.range: ("end", "axis_id", "axis_type"),
+        UOp.substitute: ("walk",),
+        KernelInfo: ("name", "opts_to_apply"),
+    }
+    for function, names in takes.items():
+        parameters = inspect.signature(function).parameters
+        missing = [name for name in names if name not in parameters]
+        has_more = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        assert has_more or not missing, (function, missing)
+
+
+def check_members() -> None:
+    members = {
+        Tensor: "contiguous realize reshape cast square rsqrt silu exp unsqueeze pad uop dtype",
+        UOp: (
+            "after bind bitcast cast const_like end eq exp from_buffer group load ne reduce sink "
+            "store where base realized max_numel is_variable toposort src op vmax"
+        ),
+        Buffer: "nbytes view ensure_allocated copy_from allocator",
+        AxisType: "GLOBAL LOCAL GROUP_REDUCE REDUCE UPCAST WEAK",
+        Ops: "ADD BUFFER",
+        dtypes: "float half int int32 uint8 uint16 uint32 float16 float32 weakint",
+        opencl: "clEnqueueWriteBuffer clGetDeviceInfo CL_DEVICE_TYPE CL_DEVICE_MAX_WORK_GROUP_SIZE",
+    }
+    buffer = Buffer(Device.canonicalize(None), 4, dtypes.float, preallocate=True)
+    missing = [
+        (owner, name)
+        for owner, names in members.items()
+        for name in names.split()
+        if not hasattr(buffer if owner is Buffer else owner, name)
+    ]
+    assert not missing
+    assert issubclass(CompileError, Exception)
+
+
+def check_bytes_go_to_the_beginning_of_a_buffer_and_back() -> None:
+    tensor = Tensor.zeros(8, dtype=dtypes.float).contiguous().realize()
+    buffer = tensor.uop.base.realized
+    assert buffers[tensor.uop.base] is buffer
+    values = np.arange(3, dtype=np.float32)
+    buffer.allocator._copyin(buffer._buf, values.data.cast("B"))
+    found = np.empty(5, np.float32)
+    buffer.allocator._copyout(found.data.cast("B"), buffer._buf)
+    assert found.tolist() == [0, 1, 2, 0, 0]
+
+
+def check_a_jit_that_begins_at_its_second_call_compiles_at_the_first() -> None:
+    """And hands all kernels to ``add_linear``, once."""
+    place = Tensor.zeros(4, dtype=dtypes.float).contiguous().realize()
+    calls, linears = [], []
+
+    def function() -> None:
+        calls.append(1)
+        place.assign(place + 1).realize()
+
+    jit = TinyJit(function)
+    jit.cnt = 1
+    add_linear = jit.add_linear
+
+    def add(linear: UOp, values: dict[str, int]) -> None:
+        linears.append(linear)
+        add_linear(linear, values)
+
+    jit.add_linear = add
+    for _ in range(3):
+        jit()
+    assert (len(calls), len(linears)) == (1, 1)
+    assert linears[0].src
+    assert place.numpy().tolist() == [3, 3, 3, 3]
+
+
+def check_the_device_says_what_it_can() -> None:
+    name = Device.canonicalize(None)
+    renderer = Device[name].renderer
+    assert dtypes.float in renderer.supported_dtypes()
+    assert isinstance(renderer.has_local, bool)
+    assert callable(getattr(Device[name], "synchronize", None))
