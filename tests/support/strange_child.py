@@ -56,6 +56,17 @@ def close_stdout_and_hang() -> None:
     time.sleep(60)
 
 
+def answer_after_queueing() -> None:
+    """1.2 s of work, on a CPU that a process of its own wants as much."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    rival = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    while time.process_time() < 1.2:
+        pass
+    rival.kill()
+    rival.wait()
+    answer()
+
+
 def stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 

@@ -28,6 +28,9 @@ _POLL_SECONDS = 0.02
 """How often memory is looked at: at 10 GB/s, which is fast for page faults, 200 MB are taken in
 between."""
 
+_MOST_QUEUED = 3.0
+"""Of a deadline, by which the time that a child waits for a CPU may put it off."""
+
 _KILL_SECONDS = 2.0
 """How long a killed process may take to be gone, such as to give back gigabytes of memory."""
 
@@ -84,7 +87,8 @@ def run_child(
 ) -> ChildOutcome:
     """Run ``python -m module`` in a session of its own, and wait until it has ended.
 
-    It is killed, with what it started, after ``deadline_seconds``, or when it and its children
+    It is killed, with what it started, after ``deadline_seconds``, in which the time that it waited
+    for a CPU to run on does not count (at most three times as much), or when it and its children
     hold more than ``max_resident_bytes`` of memory that is not a file's. ``environment`` is its
     whole environment, that of this process if None; what finds this package is added.
     ``on_progress`` gets fractions from 0 to 1; what it raises comes out of here, when the child
@@ -110,7 +114,7 @@ def run_child(
         )
     stdout, stderr = Stdout(on_progress), Tail()
     try:
-        killed = _watch(process, stdout, stderr, started + deadline_seconds, max_resident_bytes)
+        killed = _watch(process, stdout, stderr, started, deadline_seconds, max_resident_bytes)
     finally:
         status = _end(process)
     seconds = time.monotonic() - started
@@ -166,7 +170,8 @@ def _watch(
     process: subprocess.Popen[bytes],
     stdout: Stdout,
     stderr: Tail,
-    deadline: float,
+    started: float,
+    deadline_seconds: float,
     max_resident_bytes: int,
 ) -> Failure | None:
     """Take what the child prints until it ends (None) or must be ended (why). Does not reap it.
@@ -174,6 +179,7 @@ def _watch(
     The end is that of the process and not of its pipes: it may close them early, and leave them
     to processes of its own.
     """
+    deadline = started + deadline_seconds
     with selectors.DefaultSelector() as selector:
         for pipe, taker in ((process.stdout, stdout), (process.stderr, stderr)):
             if pipe is not None:
@@ -193,7 +199,9 @@ def _watch(
                 return None
             now = time.monotonic()
             if now >= deadline:
-                return Failure.HUNG
+                queued = min(_queued_seconds(process.pid), _MOST_QUEUED * deadline_seconds)
+                if now >= deadline + queued:
+                    return Failure.HUNG
             if now >= next_look:
                 if _resident_bytes(process.pid) > max_resident_bytes:
                     return Failure.TOO_BIG
@@ -241,6 +249,16 @@ def _resident_bytes(pid: int) -> int:
         num_bytes += sum(int(fields[name].split()[0]) * 1024 for name in counted if name in fields)
         waiting.extend(int(child) for child in _bytes(f"/proc/{pid}/task/{pid}/children").split())
     return num_bytes
+
+
+def _queued_seconds(pid: int) -> float:
+    """How long a process's main thread could have run and others ran instead; 0 if nobody counts.
+
+    On a loaded machine a compiler takes several times as long, which is no fault of the device.
+    ``Documentation/scheduler/sched-stats.rst``: time on the CPU, time in the queue, in nanoseconds.
+    """
+    fields = _bytes(f"/proc/{pid}/schedstat").split()
+    return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
 
 
 def _bytes(path: str) -> bytes:

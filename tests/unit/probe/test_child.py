@@ -119,6 +119,13 @@ def test_a_child_that_hangs(behaviour: str) -> None:
     assert time.monotonic() - started < 5
 
 
+def test_waiting_for_a_cpu_is_not_hanging() -> None:
+    started = time.monotonic()
+    outcome = run("answer_after_queueing", deadline_seconds=1.8)
+    assert isinstance(outcome, ChildAnswer), outcome
+    assert time.monotonic() - started > 1.8, "there was no need to wait"
+
+
 def test_its_own_children_are_killed_with_it() -> None:
     started = time.monotonic()
     assert failure_of(run("hang_with_a_child", deadline_seconds=1))[0] is Failure.HUNG
