@@ -22,12 +22,14 @@ class AgentConfig:
     ``memory_limit_bytes`` bounds what stages may use of the machine's memory. ``isa`` is None for
     the fastest that passes its test. ``backends`` are tried on what ``layers`` find on this node;
     ``backend`` names the one, or the unit, that alone shall serve, and ``allow_software`` lets
-    software that plays a device serve. ``step_seconds``
-    is the longest time for one step through all stages of a deployment that this node coordinates:
-    a stage that hangs counts as lost then. It is long, because a prefill on slow boards is.
+    software that plays a device serve.
+    ``step_seconds`` is the longest time for one step through all stages of a deployment that this
+    node coordinates: a stage that hangs counts as lost then. It is long, because a prefill on slow
+    boards is.
     ``unit_step_seconds`` is the longest time for each 32 tokens of a step of one stage, on a unit
     that is not the CPU with the native backend: the unit hangs then, and is out. Such a unit is
-    tested again when it has computed nothing for ``idle_test_seconds``. ``packed_cache_bytes`` is the most that packed files may take (see ``PackedCache``).
+    tested again when it has computed nothing for ``idle_test_seconds``.
+    ``packed_cache_bytes`` is the most that packed files may take (see ``PackedCache``).
     """
 
     secret: Secret
