@@ -61,7 +61,9 @@ class DeviceMatrix:
             num_tokens, layout.num_panels, PANEL_ROWS, dtype=dtypes.float32, device=self._device
         )
         kernel = linear_kernel(layout, num_tokens, self._launch, self._to_float)
-        out = out.custom_kernel(*self._tensors(), x.T.contiguous(), fxn=kernel)[0]
+        # One token is its own transpose, and then nothing is copied.
+        columns = x.reshape(-1, 1) if num_tokens == 1 else x.T.contiguous()
+        out = out.custom_kernel(*self._tensors(), columns, fxn=kernel)[0]
         return out.reshape(num_tokens, -1)[:, : layout.num_rows]
 
     def rows(self, tokens: Tensor) -> Tensor:
