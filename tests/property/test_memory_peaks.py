@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
-import select
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.held_memory import held_bytes, peak_until_output
 from support.sparse_models import SparseModel
 
 MIB = 2**20
@@ -20,7 +20,6 @@ MARGIN_BYTES = 12 * MIB
 the stacks of threads, and 6 MiB while a long rope table is made."""
 
 KINDS = ("whole", "first", "middle", "last", "embedding", "head")
-_SAMPLE_SECONDS = 0.01
 
 
 def random_case(seed: int) -> dict[str, Any]:
@@ -105,11 +104,9 @@ def load_in_child(case: dict[str, Any]) -> tuple[dict[str, Any], int]:
         assert child.stdout.readline() == b"ready\n"
         status = os.open(f"/proc/{child.pid}/status", os.O_RDONLY)
         try:
-            baseline = peak = held_bytes(status)
+            baseline = held_bytes(status)
             child.stdin.write(b"\n")
-            while not select.select([child.stdout], [], [], _SAMPLE_SECONDS)[0]:
-                peak = max(peak, held_bytes(status))
-            peak = max(peak, held_bytes(status))
+            peak = peak_until_output(status, child.stdout)
         finally:
             os.close(status)
         line = child.stdout.readline()
@@ -117,12 +114,3 @@ def load_in_child(case: dict[str, Any]) -> tuple[dict[str, Any], int]:
     assert child.returncode == 0
     result: dict[str, Any] = json.loads(line)
     return result, peak - baseline
-
-
-def held_bytes(status: int) -> int:
-    """RssAnon + RssShmem, from an open ``/proc/PID/status``."""
-    total = 0
-    for line in os.pread(status, 8192, 0).decode("ascii", errors="replace").splitlines():
-        if line.startswith(("RssAnon:", "RssShmem:")):
-            total += int(line.split()[1]) * 1024
-    return total

@@ -33,6 +33,9 @@ class Values:
     minimum: UOp | None = None
 
 
+_TWO_TO_23_BITS = 0x4B000000
+"""The bits of the float32 2^23, whose last bit stands for 1."""
+
 Unit = Callable[[Read, Read, ToFloat, tuple[UOp, ...]], tuple[Values, ...]]
 """Reads words and halves and gives the values of the unit at these indices of the loops."""
 
@@ -86,25 +89,23 @@ def _bf16(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tup
 
 
 def _q8_0(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
+    """Two's complement with its upper bit flipped (see ``layout``), which is 128 more."""
     (j,) = at
     w = word(j)
-    numbers = tuple(_signed(w, 8 * i, 8) for i in range(4))
+    numbers = tuple(_number((w >> 8 * i) & 255, 128) for i in range(4))
     return (Values(numbers=numbers, places=_four(4 * j), scale=to_float(half(0))),)
 
 
 def _q4_0(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
-    """Nibbles in two's complement (see ``layout``)."""
     (j,) = at
-    w = word(j)
-    numbers = tuple(_signed(w, 8 * i + s, 4) for s in (0, 4) for i in range(4))
+    numbers = _nibbles(word(j), (0, 4), 8)
     places = (*_four(4 * j), *_four(4 * j + 16))
     return (Values(numbers=numbers, places=places, scale=to_float(half(0))),)
 
 
 def _q4_1(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
     (j,) = at
-    w = word(j + 1)
-    numbers = tuple(_unsigned(w, 8 * i + s, 4) for s in (0, 4) for i in range(4))
+    numbers = _nibbles(word(j + 1), (0, 4))
     scale, minimum = _pair(word(0), to_float)
     places = (*_four(4 * j), *_four(4 * j + 16))
     return (Values(numbers=numbers, places=places, scale=scale, minimum=minimum),)
@@ -112,7 +113,7 @@ def _q4_1(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tup
 
 def _q5_0(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
     (j,) = at
-    numbers = tuple(_number(q - 16) for q in _fives(word(j + 1), word(0), j))
+    numbers = tuple(_number(q, 16) for q in _fives(word(j + 1), word(0), j))
     places = (*_four(4 * j), *_four(4 * j + 16))
     return (Values(numbers=numbers, places=places, scale=to_float(half(0))),)
 
@@ -126,21 +127,23 @@ def _q5_1(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tup
 
 
 def _q4_k(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
-    pair, j = at
+    first, second, j = at  # halves of the block, and of those
+    pair = first * 2 + second
     w = word(pair * 8 + j + 4)
     return tuple(
         Values(
-            numbers=tuple(_unsigned(w, 8 * i + 4 * side, 4) for i in range(4)),
+            numbers=_nibbles(w, (4 * side,)),
             places=_four(pair * 64 + 32 * side + 4 * j),
             scale=scale,
             minimum=minimum,
         )
-        for side, (scale, minimum) in enumerate(_k_scales(word, to_float, pair))
+        for side, (scale, minimum) in enumerate(_k_scales(word, to_float, *at[:2]))
     )
 
 
 def _q5_k(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
-    pair, j = at
+    first, second, j = at  # halves of the block, and of those
+    pair = first * 2 + second
     w = word(pair * 8 + j + 12)
     high = word(j + 4) >> (pair * 2).cast(dtypes.uint32)
     return tuple(
@@ -153,7 +156,7 @@ def _q5_k(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tup
             scale=scale,
             minimum=minimum,
         )
-        for side, (scale, minimum) in enumerate(_k_scales(word, to_float, pair))
+        for side, (scale, minimum) in enumerate(_k_scales(word, to_float, *at[:2]))
     )
 
 
@@ -169,12 +172,12 @@ def _q6_k(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tup
         w, shift = low[quarter % 2], 4 * (quarter // 2)
         numbers = tuple(
             _number(
-                (((w >> (8 * i + shift)) & 15) | (((pairs >> (8 * i + 2 * quarter)) & 3) << 4)) - 32
+                ((w >> (8 * i + shift)) & 15) | (((pairs >> (8 * i + 2 * quarter)) & 3) << 4), 32
             )
             for i in range(4)
         )
-        byte = (sixteen + 2 * (quarter % 2)) * 8
-        scale = _number((scales[quarter // 2] << (24 - byte).cast(dtypes.uint32)), 24)
+        byte = ((sixteen + 2 * (quarter % 2)) * 8).cast(dtypes.uint32)
+        scale = _number(((scales[quarter // 2] >> byte) & 255) ^ 128, 128)  # an int8
         values.append(
             Values(
                 numbers=numbers,
@@ -185,6 +188,8 @@ def _q6_k(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tup
     return tuple(values)
 
 
+# Quarters of a block of 256 are two loops, as tinygrad 0.14.0 makes two of one whose index is taken
+# modulo 2, and, where threads share it, then forgets to add up what one of the two found.
 DECODERS: Mapping[TensorFormat, Decoder] = {
     TensorFormat.F32: Decoder(loops=(), unit=_f32),
     TensorFormat.F16: Decoder(loops=(), unit=_f16),
@@ -194,8 +199,8 @@ DECODERS: Mapping[TensorFormat, Decoder] = {
     TensorFormat.Q4_1: Decoder(loops=(4,), unit=_q4_1),
     TensorFormat.Q5_0: Decoder(loops=(4,), unit=_q5_0),
     TensorFormat.Q5_1: Decoder(loops=(4,), unit=_q5_1),
-    TensorFormat.Q4_K: Decoder(loops=(4, 8), unit=_q4_k),
-    TensorFormat.Q5_K: Decoder(loops=(4, 8), unit=_q5_k),
+    TensorFormat.Q4_K: Decoder(loops=(2, 2, 8), unit=_q4_k),
+    TensorFormat.Q5_K: Decoder(loops=(2, 2, 8), unit=_q5_k),
     TensorFormat.Q6_K: Decoder(loops=(2, 2, 4), unit=_q6_k),
 }
 
@@ -204,20 +209,18 @@ def _four(first: UOp) -> tuple[UOp, ...]:
     return tuple(first + i for i in range(4))
 
 
-def _number(bits: UOp, shift: int = 0) -> UOp:
-    """A two's complement uint32, shifted right, as float32."""
-    signed = bits.bitcast(dtypes.int32)
-    return (signed >> shift if shift else signed).cast(dtypes.float32)
+def _number(bits: UOp, offset: int = 0) -> UOp:
+    """An integer below 2^23, less ``offset``, as float32.
+
+    As the low bits of the float 2^23 + integer: to some GPUs a conversion costs as much as eight
+    other operations, and here the offset costs none.
+    """
+    return (bits | _TWO_TO_23_BITS).bitcast(dtypes.float32) - float(2**23 + offset)
 
 
-def _unsigned(word: UOp, first_bit: int, num_bits: int) -> UOp:
-    return _number((word >> first_bit) & ((1 << num_bits) - 1))
-
-
-def _signed(word: UOp, first_bit: int, num_bits: int) -> UOp:
-    """By an arithmetic shift."""
-    unused = 32 - num_bits - first_bit
-    return _number(word << unused if unused else word, 32 - num_bits)
+def _nibbles(word: UOp, shifts: tuple[int, ...], offset: int = 0) -> tuple[UOp, ...]:
+    """Four bytes' low nibbles for each shift of 0, high ones for 4."""
+    return tuple(_number((word >> (8 * i + s)) & 15, offset) for s in shifts for i in range(4))
 
 
 def _pair(word: UOp, to_float: ToFloat) -> tuple[UOp, UOp]:
@@ -235,17 +238,17 @@ def _fives(w: UOp, high: UOp, j: UOp) -> list[UOp]:
     ]
 
 
-def _k_scales(word: Read, to_float: ToFloat, pair: UOp) -> list[tuple[UOp, UOp]]:
-    """Scale and minimum, to be added, of the groups ``2 * pair`` and ``2 * pair + 1``.
+def _k_scales(word: Read, to_float: ToFloat, half: UOp, quarter: UOp) -> list[tuple[UOp, UOp]]:
+    """Scale and minimum, to be added, of the two groups of a quarter of a half of a block.
 
     Words 1, 2 and 3 have 12 bytes; see ``engines/dequantize._with_group_scales``.
     """
     block_scale, block_minimum = _pair(word(0), to_float)
     first, second, third = (word(i) for i in (1, 2, 3))
-    is_first = pair < 2
+    is_first = half < 1
     found = []
     for side in (0, 1):
-        byte = ((pair % 2) * 16 + 8 * side).cast(dtypes.uint32)
+        byte = (quarter * 16 + 8 * side).cast(dtypes.uint32)
         a, b, c = first >> byte, second >> byte, third >> byte
         scale = is_first.where(a & 63, (c & 15) | (((a >> 6) & 3) << 4))
         minimum = is_first.where(b & 63, ((c >> 4) & 15) | (((b >> 6) & 3) << 4))

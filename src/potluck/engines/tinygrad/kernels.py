@@ -87,28 +87,36 @@ def linear_kernel(
         within = UOp.range(tile, next(ids), AxisType.UPCAST)
         token = tiles * tile + within
         parts = launch.num_parts if num_tokens == 1 else launch.num_token_parts
+        num_shared = 0
+        for size in decoder.loops[:-1]:
+            # Threads share blocks of 256 first, of which a row may have an odd number.
+            if parts >= size:
+                parts //= size
+                num_shared += 1
         parts = _largest_divisor(layout.num_blocks, parts)
-        outer = UOp.range(layout.num_blocks // parts, next(ids), AxisType.REDUCE)
-        part = UOp.range(parts, next(ids), AxisType.GROUP_REDUCE)
-        block = outer * parts + part if parts > 1 else outer
-        loops = tuple(UOp.range(size, next(ids), AxisType.REDUCE) for size in decoder.loops)
+        outer = _loop(layout.num_blocks // parts, next(ids), AxisType.REDUCE)
+        part = _loop(parts, next(ids), AxisType.GROUP_REDUCE)
+        block = outer * parts + part
+        loops = tuple(
+            _loop(size, next(ids), AxisType.GROUP_REDUCE if i < num_shared else AxisType.REDUCE)
+            for i, size in enumerate(decoder.loops)
+        )
         values = _unit(layout, decoder, words, others[:-1], panel, row, block, loops, to_float)
         first = block * layout.block.num_elements
 
         def x_at(place: UOp | int) -> UOp:
             return x[first + place, token]
 
-        by_block = (outer, part) if parts > 1 else (outer,)
         if num_tokens == 1:
             total = _sum([_scaled_sum(each, x_at, loops[-1:]) for each in values])
-            total = total.reduce(*by_block, *loops[:-1], arg=Ops.ADD)
+            total = _reduced(total, outer, part, *loops[:-1])
         else:
             products = [
                 value * x_at(place)
                 for each in values
                 for value, place in zip(_decoded(each), each.places, strict=True)
             ]
-            total = _sum(products).reduce(*by_block, *loops, arg=Ops.ADD)
+            total = _reduced(_sum(products), outer, part, *loops)
         store = out[token, panel, row].store(total)
         name = f"linear_{layout.format.label}_{num_tokens}"
         return store.end(panel, row, tiles, within).sink(
@@ -184,14 +192,23 @@ def _scaled_sum(values: Values, x_at: Callable[[UOp | int], UOp], loop: tuple[UO
     """The products of the last loop, summed before they are scaled."""
     xs = [x_at(place) for place in values.places]
     total = _sum([number * x for number, x in zip(values.numbers, xs, strict=True)])
-    if loop:
-        total = total.reduce(*loop, arg=Ops.ADD)
+    total = _reduced(total, *loop)
     if values.scale is not None:
         total = total * values.scale
     if values.minimum is not None:
-        x_sum = _sum(xs).reduce(*loop, arg=Ops.ADD) if loop else _sum(xs)
-        total = total + values.minimum * x_sum
+        total = total + values.minimum * _reduced(_sum(xs), *loop)
     return total
+
+
+def _loop(size: int, number: int, axis: AxisType) -> UOp:
+    """A loop to sum over; one of a single round is none."""
+    return UOp.range(size, number, axis) if size > 1 else UOp.const(0)
+
+
+def _reduced(term: UOp, *loops: UOp) -> UOp:
+    """The sum over loops."""
+    several = [loop for loop in loops if loop.op is Ops.RANGE]
+    return term.reduce(*several, arg=Ops.ADD) if several else term
 
 
 def _sum(terms: list[UOp]) -> UOp:

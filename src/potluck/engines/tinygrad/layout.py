@@ -4,7 +4,7 @@ A panel holds 16 rows. Its words, of 32 bits, are ordered first by their place i
 by row: neighbouring threads, each with a row of its own, read neighbouring words, whatever the
 format, and a vector processor has 16 rows in a register. What of a block is not whole words, one
 f16 scale, is in a plane of 16-bit numbers of the same order. Nothing is decoded: a block keeps its
-stored bytes, but for Q4_0, whose nibbles become two's complement (a flipped upper bit each).
+stored bytes, but for Q8_0, whose int8 become uint8 that are 128 more (a flipped upper bit each).
 
 The last panel is filled up with rows of zeros, and rows of floats with zeros to whole blocks.
 No tinygrad here: what a matrix takes is counted without it.
@@ -60,10 +60,10 @@ BLOCKS: Mapping[TensorFormat, BlockLayout] = {
     TensorFormat.F32: BlockLayout(num_elements=4, num_bytes=16),
     TensorFormat.F16: BlockLayout(num_elements=8, num_bytes=16),
     TensorFormat.BF16: BlockLayout(num_elements=8, num_bytes=16),
-    TensorFormat.Q8_0: BlockLayout(num_elements=32, num_bytes=34, half_offset=0),
-    TensorFormat.Q4_0: BlockLayout(
-        num_elements=32, num_bytes=18, half_offset=0, flipped_bits=0x88888888
+    TensorFormat.Q8_0: BlockLayout(
+        num_elements=32, num_bytes=34, half_offset=0, flipped_bits=0x80808080
     ),
+    TensorFormat.Q4_0: BlockLayout(num_elements=32, num_bytes=18, half_offset=0),
     TensorFormat.Q4_1: BlockLayout(num_elements=32, num_bytes=20),
     TensorFormat.Q5_0: BlockLayout(num_elements=32, num_bytes=22, half_offset=0),
     TensorFormat.Q5_1: BlockLayout(num_elements=32, num_bytes=24),

@@ -42,6 +42,11 @@ class DeviceMatrix:
         """On the device."""
         return self._words.num_bytes + (self._halves.num_bytes if self._halves else 0)
 
+    @property
+    def planes(self) -> tuple[Tensor, ...]:
+        """Words, uint32 ``[panels, words, 16]``, and halves, uint16, where the format has them."""
+        return self._words.tensor, *([self._halves.tensor] if self._halves else [])
+
     def append(self, stored: NDArray[np.uint8]) -> None:
         """Take the rows after those there are: whole panels, or the last.
 
@@ -60,10 +65,10 @@ class DeviceMatrix:
         out = Tensor.empty(
             num_tokens, layout.num_panels, PANEL_ROWS, dtype=dtypes.float32, device=self._device
         )
+        # One token's column is its row: no kernel is needed to turn it.
+        columns = x.reshape(-1, 1) if num_tokens == 1 else x.T
         kernel = linear_kernel(layout, num_tokens, self._launch, self._to_float)
-        # One token is its own transpose, and then nothing is copied.
-        columns = x.reshape(-1, 1) if num_tokens == 1 else x.T.contiguous()
-        out = out.custom_kernel(*self._tensors(), columns, fxn=kernel)[0]
+        out = out.custom_kernel(*self.planes, columns, fxn=kernel)[0]
         return out.reshape(num_tokens, -1)[:, : layout.num_rows]
 
     def rows(self, tokens: Tensor) -> Tensor:
@@ -73,11 +78,8 @@ class DeviceMatrix:
             num_tokens, layout.padded_columns, dtype=dtypes.float32, device=self._device
         )
         kernel = rows_kernel(layout, num_tokens, self._launch, self._to_float)
-        out = out.custom_kernel(*self._tensors(), tokens.contiguous(), fxn=kernel)[0]
+        out = out.custom_kernel(*self.planes, tokens.contiguous(), fxn=kernel)[0]
         return out[:, : layout.num_columns]
-
-    def _tensors(self) -> list[Tensor]:
-        return [self._words.tensor, *([self._halves.tensor] if self._halves else [])]
 
 
 class DeviceWeights:

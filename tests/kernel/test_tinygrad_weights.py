@@ -1,0 +1,164 @@
+"""Packed matrices on tinygrad's devices, against the ``gguf`` package's reading of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from support.kernel_build import not_shown
+from support.tinygrad_needs import what_is_missing
+
+from potluck.types.tensor import TensorFormat
+
+DEVICES = ("CPU", "CL")
+EXTREME = ("Q4_0", "Q5_1", "Q4_K", "Q6_K")
+"""Formats whose scales are tried at their ends: of each way that a scale is read one."""
+CPU_PREFILL = ("BF16", "Q8_0", "Q4_1", "Q4_K")
+"""Formats of which a CPU's kernels for 32 tokens, which take long to compile, are tried as well."""
+
+
+def products_on_opencl() -> list[dict[str, Any]]:
+    """All formats as a GPU computes them, with as many blocks as threads share, and some more."""
+    columns = {1: 134, 32: 256, 256: 512}
+    return [
+        {
+            "kind": "products",
+            "format": format.name,
+            "num_rows": 37,
+            "num_columns": columns[format.block_elements],
+            "launch": "threads",
+            "has_f16": False,
+            "tokens": [1, 32],
+            "has_extreme_scales": format.name in EXTREME,
+        }
+        for format in TensorFormat
+    ]
+
+
+def products_on_a_cpu() -> list[dict[str, Any]]:
+    """All formats as tinygrad's CPU backend computes them, with numbers of columns that are odd."""
+    columns = {1: 67, 32: 96, 256: 256}
+    return [
+        {
+            "kind": "products",
+            "format": format.name,
+            "num_rows": 21,
+            "num_columns": columns[format.block_elements],
+            "launch": "device",
+            "has_f16": format.name == "F16",
+            "tokens": [1, 32] if format.name in CPU_PREFILL else [1],
+            "has_extreme_scales": format.name in EXTREME,
+        }
+        for format in TensorFormat
+    ]
+
+
+def other_cases(device: str) -> list[dict[str, Any]]:
+    """What is the same for all formats, and vectors on OpenCL."""
+    product = {"kind": "products", "num_rows": 16, "num_columns": 64, "launch": "device"}
+    return [
+        {**product, "format": "Q4_0", "has_f16": device == "CPU", "tokens": [1]},
+        {"kind": "all_bits", "format": "F16", "has_f16": False},
+        {"kind": "all_bits", "format": "F16", "has_f16": device == "CPU"},
+        {"kind": "all_bits", "format": "BF16", "has_f16": False},
+        {"kind": "large", "format": "BF16"},
+        {"kind": "large", "format": "F32"},
+        {"kind": "refusals"},
+    ]
+
+
+CASES = {
+    ("CPU", "products"): products_on_a_cpu(),
+    ("CL", "products"): products_on_opencl()[::2],
+    ("CL", "more products"): products_on_opencl()[1::2],  # two cores compile faster than one
+    ("CPU", "others"): other_cases("CPU"),
+    ("CL", "others"): other_cases("CL"),
+}
+
+
+class Children:
+    """All at once, as compilers take most of the time."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._started = {
+            key: stack.enter_context(self._start(key[0]))
+            for key in CASES
+            if not what_is_missing(key[0])
+        }
+        for key, child in self._started.items():
+            assert child.stdin is not None
+            child.stdin.write(json.dumps(CASES[key]) + "\n")
+            child.stdin.flush()
+
+    def results(self, device: str, what: str) -> list[Any]:
+        """Of each case, in order."""
+        missing = what_is_missing(device)
+        if missing:
+            not_shown(missing)
+        out, problem = self._started[device, what].communicate(timeout=200)
+        assert out, problem[-3000:]
+        results: list[Any] = json.loads(out)
+        return results
+
+    def _start(self, device: str) -> subprocess.Popen[str]:
+        path = os.pathsep.join(sys.path)
+        return subprocess.Popen(
+            [sys.executable, "-m", "support.tinygrad_weights_child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path, "DEV": device, "PARALLEL": "0"},
+        )
+
+
+@pytest.fixture(scope="module")
+def children() -> Iterator[Children]:
+    with ExitStack() as stack:
+        yield Children(stack)
+
+
+@pytest.mark.parametrize(("device", "what"), [key for key in CASES if "products" in key[1]])
+def test_products_and_rows_are_as_exact_as_float32(
+    children: Children, device: str, what: str
+) -> None:
+    found = children.results(device, what)
+    for case, errors in zip(CASES[device, what], found, strict=True):
+        assert set(errors) == {*map(str, case["tokens"]), "rows"}
+        assert max(errors.values()) <= 1, (case, errors)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_numbers_of_16_bits_are_exact_and_large_ones_stay(children: Children, device: str) -> None:
+    product, f16, f16_again, bf16, large_bf16, large_f32, said = children.results(device, "others")
+    assert max(product.values()) <= 1
+    assert (f16, f16_again, bf16) == (0, 0, 0)
+    assert large_bf16 == pytest.approx([1e5, 1e-8, -3e35, 1e35], rel=2**-7)
+    assert large_f32 == pytest.approx([1e5, 1e-8, -3e35, 1e35], rel=2**-22)
+    begin = "cannot take the weights: "
+    assert said == {
+        "unknown": begin + "the program reads no tensor x",
+        "shape": begin + "w is (32, 20), and must be (20, 32)",
+        "blocks": begin + "rows of w are not whole q4_k blocks",
+        "not begun": begin + "w was not begun",
+        "begun twice": begin + "w is written twice",
+        "gap": begin + "rows 1 to 11 of w after row 0",
+        "bytes": begin + "680 bytes for 10 rows of w",
+        "too many": begin + "rows 10 to 21 of w after row 10",
+        "ends early": begin + "w ends after row 10",
+        "missing": "w v",
+        "good": "",
+        "written twice": begin + "w is written twice",
+        "vector": "",
+        "missing at the end": "",
+        "vector is": "[1.5, -2.0, 1.2676506002282294e+30]",
+        "bytes held": str(2 * 16 * 34 + 3 * 4),
+        "missing when cleared": "w v",
+        "bytes held when cleared": "0",
+    }
