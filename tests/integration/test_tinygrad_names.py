@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -19,6 +20,16 @@ MODULES = ("tinygrad_name_checks",)
 def test_check(backend: str, check: str) -> None:
     error = outcomes(BACKENDS, MODULES)[backend][check]
     assert not error, error
+
+
+def test_nothing_but_the_adapter_imports_tinygrad() -> None:
+    source = Path(__file__).parents[2] / "src"
+    importing = [
+        path.name
+        for path in source.rglob("*.py")
+        if re.search(r"^\s*(import|from) tinygrad\b", path.read_text(), re.MULTILINE)
+    ]
+    assert importing == ["adapter.py"]
 
 
 def run(code: str, environment: Mapping[str, str]) -> str:

@@ -23,6 +23,8 @@ from potluck.engines.tinygrad.adapter import (
     UOp,
     buffers,
     dtypes,
+    get_call_arg_uops,
+    get_runtime,
     opencl,
 )
 
@@ -64,7 +66,7 @@ def check_members() -> None:
         ),
         Buffer: "nbytes view ensure_allocated copy_from allocator",
         AxisType: "GLOBAL LOCAL GROUP_REDUCE REDUCE UPCAST WEAK",
-        Ops: "ADD BUFFER",
+        Ops: "ADD BUFFER MAX PROGRAM",
         dtypes: "float half int int32 uint8 uint16 uint32 float16 float32 weakint",
         opencl: "clEnqueueWriteBuffer clGetDeviceInfo CL_DEVICE_TYPE CL_DEVICE_MAX_WORK_GROUP_SIZE",
     }
@@ -88,6 +90,26 @@ def check_bytes_go_to_the_beginning_of_a_buffer_and_back() -> None:
     found = np.empty(5, np.float32)
     buffer.allocator._copyout(found.data.cast("B"), buffer._buf)
     assert found.tolist() == [0, 1, 2, 0, 0]
+
+
+def check_a_compiled_call_can_be_launched_by_hand() -> None:
+    place = Tensor.zeros(4, dtype=dtypes.float).contiguous().realize()
+
+    def function() -> None:
+        place.assign(place + 1).realize()
+
+    jit = TinyJit(function)
+    jit.cnt = 1
+    jit()
+    (call,) = jit.captured.linear.src
+    assert call.src[0].op is Ops.PROGRAM
+    info, device = call.src[0].arg, call.src[1].device
+    used = [get_call_arg_uops(call)[i].buffer.get_buf(device) for i in info.globals]
+    global_size, local_size = info.launch_dims({})
+    assert info.vals({}) == info.vars == ()
+    run = get_runtime(device, call.src[0])
+    run(*used, global_size=global_size, local_size=local_size, vals=())
+    assert place.numpy().tolist() == [2, 2, 2, 2]
 
 
 def check_a_jit_that_begins_at_its_second_call_compiles_at_the_first() -> None:

@@ -41,6 +41,7 @@ _check()
 
 from tinygrad import Device, Tensor, TinyJit, dtypes  # noqa: E402
 from tinygrad.device import Buffer, CompileError  # noqa: E402
+from tinygrad.engine.realize import get_call_arg_uops, get_runtime  # noqa: E402
 from tinygrad.runtime.autogen import opencl  # noqa: E402
 from tinygrad.uop.ops import AxisType, KernelInfo, Ops, UOp, buffers  # noqa: E402
 
@@ -56,6 +57,8 @@ __all__ = [
     "UOp",
     "buffers",
     "dtypes",
+    "get_call_arg_uops",
+    "get_runtime",
     "opencl",
     "own_kernel",
     "tinygrad_errors",

@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from potluck.engines.tinygrad.adapter import TinyJit, UOp, dtypes, tinygrad_errors
+from potluck.engines.tinygrad.adapter import UOp, dtypes, tinygrad_errors
 from potluck.engines.tinygrad.attention import CacheTensors, bound_num_blocks
+from potluck.engines.tinygrad.compiled import Compiled
 from potluck.engines.tinygrad.device import new_tensor, read, write
 from potluck.engines.tinygrad.graph import CallInputs, keep, pick, run_ops
 from potluck.engines.tinygrad.pieces import bucket_for
-from potluck.engines.tinygrad.scratch import shared_scratch
 from potluck.engines.tinygrad.sizes import BUCKETS, num_table_blocks
 from potluck.types.program import Head
 from potluck.types.step import KV_BLOCK_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from potluck.engines.tinygrad.device import OpenDevice
@@ -128,30 +126,20 @@ class Calls:
             else new_tensor(self._device, dtypes.float, bucket, program.hidden_size),
         )
 
-    def _compiled_ops(self, bucket: int) -> TinyJit:
+    def _compiled_ops(self, bucket: int) -> Compiled:
         def ops(num_blocks: UOp) -> None:
             out = run_ops(
                 self._program, self._weights, self._caches, self._inputs[bucket], num_blocks
             )
             keep(self._rows, out).realize()
 
-        return _compiled(ops, self._device)
+        return Compiled(ops, self._device)
 
-    def _compiled_head(self, bucket: int) -> TinyJit:
+    def _compiled_head(self, bucket: int) -> Compiled:
         def head() -> None:
             assert self._head is not None
             picked = pick(self._rows, self._wanted[bucket])
             logits = self._weights.matrix(self._head.weight).linear(picked)
             keep(self._logits, logits).realize()
 
-        return _compiled(head, self._device)
-
-
-def _compiled(function: Callable[..., None], device: OpenDevice) -> TinyJit:
-    """Compiled at its first call, of which all kernels come at once, by one ``realize``."""
-    jit = TinyJit(function)
-    jit.cnt = 1  # or the first call would run what the second compiles
-    if not device.has_parts:
-        add_linear = jit.add_linear
-        jit.add_linear = lambda linear, values: add_linear(shared_scratch(linear), values)
-    return jit
+        return Compiled(head, self._device)

@@ -1,0 +1,88 @@
+"""Calls as tinygrad compiles them, run again with little of Python between two kernels.
+
+tinygrad looks everything about a kernel up each time that it is launched, which on small devices
+takes longer than the kernel. Where it has nothing better (a graph of kernels that the driver
+launches at once), the launches are kept here as they are: all buffers of a call have their places.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from potluck.engines.tinygrad.adapter import Ops, TinyJit, UOp, get_call_arg_uops, get_runtime
+from potluck.engines.tinygrad.scratch import shared_scratch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from potluck.engines.tinygrad.device import OpenDevice
+
+
+class Compiled:
+    """``function`` of some variables, compiled when it is called first.
+
+    It computes in one ``realize``, between tensors that stay where they are, and returns nothing.
+    """
+
+    def __init__(self, function: Callable[..., None], device: OpenDevice) -> None:
+        self._jit = TinyJit(function)
+        self._jit.cnt = 1  # or the first call would run what the second compiles
+        self._launches: tuple[_Launch, ...] | None = None
+        if not device.has_parts:
+            add_linear = self._jit.add_linear
+            self._jit.add_linear = lambda linear, values: add_linear(shared_scratch(linear), values)
+
+    @property
+    def num_kernels(self) -> int:
+        """That a call launches by itself; 0 before the first, and where the driver does it."""
+        return len(self._launches or ())
+
+    def __call__(self, *variables: UOp) -> None:
+        """Launch the kernels with these bound variables; they may run on after it returns."""
+        if self._launches is None:
+            self._jit(*variables)
+            self._launches = _launches(self._jit.captured.linear)
+        elif self._launches:
+            values = {name.expr: value for name, value in (one.unbind() for one in variables)}
+            for launch in self._launches:
+                launch(values)
+        else:
+            self._jit(*variables)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """A kernel with its buffers. ``info`` says what depends on variables; None if nothing does."""
+
+    run: Callable[..., Any]
+    buffers: tuple[Any, ...]
+    sizes: tuple[Any, Any]
+    info: Any | None
+
+    def __call__(self, values: Mapping[str, int]) -> None:
+        sizes, given = self.sizes, ()
+        if self.info is not None:
+            sizes, given = self.info.launch_dims(values), self.info.vals(values)
+        self.run(*self.buffers, global_size=sizes[0], local_size=sizes[1], vals=given)
+
+
+def _launches(linear: UOp) -> tuple[_Launch, ...]:
+    """Of all kernels; none if one of them is launched in another way."""
+    if any(call.src[0].op is not Ops.PROGRAM for call in linear.src):
+        return ()
+    return tuple(_launch(call) for call in linear.src)
+
+
+def _launch(call: UOp) -> _Launch:
+    program = call.src[0]
+    arguments = get_call_arg_uops(call)
+    device = call.src[1].device
+    return _Launch(
+        run=get_runtime(device, program),
+        buffers=tuple(
+            arguments[i].buffer.ensure_allocated().get_buf(device) for i in program.arg.globals
+        ),
+        sizes=((), ()) if program.arg.vars else program.arg.launch_dims({}),
+        info=program.arg if program.arg.vars else None,
+    )
