@@ -23,7 +23,7 @@ from potluck.cli.options import (
     settings,
 )
 from potluck.cli.output import emit_json
-from potluck.cli.tables import table
+from potluck.cli.tables import table, why_untried
 from potluck.probe.choose import choose_units
 from potluck.quantities import format_bytes, format_rate
 from potluck.types.hardware import (
@@ -178,17 +178,11 @@ def _device_lines(device: Device, trials: Sequence[Trial]) -> Iterator[str]:
     for trial in trials:
         rows.append((trial.backend, _trial_text(trial)))
     if not trials and not device.problem:
-        rows.append(("backend", f"unused: {_why_untried(device)}"))
+        rows.append(("backend", f"unused: {why_untried(is_software=device.is_software)}"))
     for line in table(rows):
         yield f"  {line}"
     for line in table([*_figure_rows(device.figures, [trial.figures for trial in trials])]):
         yield f"  {line}"
-
-
-def _why_untried(device: Device) -> str:
-    if device.is_software:
-        return "--allow-software tries what only plays a GPU"
-    return "no backend of this build runs on it"
 
 
 def _memory_text(memory: DeviceMemory) -> str:

@@ -85,12 +85,19 @@ def _device_text(node: Mapping[str, Any], device: Mapping[str, Any]) -> str:
     if not working:
         reasons = [device["problem"], *(f"{each['backend']}: {each['reason']}" for each in trials)]
         known = "; ".join(reason for reason in reasons if reason)
-        return f"{name}, unused: {known or 'no backend of this build runs on it'}"
+        return f"{name}, unused: {known or why_untried(is_software=device['is_software'])}"
     figures = [trial["figures"]["read_bytes_per_second"] for trial in working]
     rates = [figure["value"] for figure in figures if figure["value"] is not None]
     if not rates:
         return f"{name}, not measured yet"
     return f"{name}, reads {format_rate(max(rates), 'B/s')}"
+
+
+def why_untried(*, is_software: bool) -> str:
+    """Why no backend was tried on a device."""
+    if is_software:
+        return "--allow-software tries what only plays a GPU"
+    return "no backend of this build runs on it"
 
 
 def _version_lines(cluster: Mapping[str, Any]) -> Iterator[str]:

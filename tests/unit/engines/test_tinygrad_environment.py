@@ -78,14 +78,6 @@ def test_the_only_ones_of_their_kind(backend: str, device: str) -> None:
     assert tinygrad_device(name, None) == backend
 
 
-def test_kernels_may_be_kept_in_a_file() -> None:
-    environment = tinygrad_environment(
-        "tinygrad:CPU", None, "", compiled_kernels=Path("/var/cache/kernels.db")
-    )
-    assert environment["CACHEDB"] == "/var/cache/kernels.db"
-    assert environment["CACHELEVEL"] != "0"
-
-
 @pytest.mark.parametrize(
     ("backend", "address", "variant", "message"),
     [

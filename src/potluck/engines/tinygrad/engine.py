@@ -37,9 +37,9 @@ class TinygradEngine:
     """One stage (see ``Engine``) on ``device``, or on the one that ``DEV`` names.
 
     Caches of ``num_blocks`` blocks, and what calls read and write, are allocated here, weights as
-    they come. ``pool`` is for sampling; None is this thread alone. All calls come from the thread
-    that made the engine. Driver and device failures raise ``UnitFaultError``: the engine is of no
-    use after one.
+    they come. ``pool`` is for sampling; None is this thread alone. Calls come from one thread at a
+    time, whichever: a driver's context is made current in every call. Driver and device failures
+    raise ``UnitFaultError``: the engine is of no use after one.
     """
 
     def __init__(

@@ -10,7 +10,6 @@ Names are those of tinygrad 0.14.0 (``helpers.Target``, ``runtime/ops_*.py``).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -43,18 +42,14 @@ The one that needs least is first; an address without a variant uses it.
 
 
 def tinygrad_environment(
-    backend: str,
-    interface: Interface | None,
-    variant: str,
-    *,
-    compiled_kernels: Path | None = None,
+    backend: str, interface: Interface | None, variant: str
 ) -> Mapping[str, str]:
     """What ``os.environ`` must be updated with before ``adapter`` is imported.
 
     ``interface`` says which device, None the only one. ``variant`` is one of ``VARIANTS`` or empty.
-    ``compiled_kernels`` is a file, or will be, in a folder that can be written to, where processes
-    keep kernels for one another; without it nothing is kept, and nothing outside the process is
-    read or written. Raises ``EngineError`` for a device that cannot be chosen this way.
+    No compiled kernels are kept for other processes: what takes long is making their source, which
+    tinygrad does not keep, and a home may be read-only. Raises ``EngineError`` for a device that
+    cannot be chosen this way.
     """
     compilers = VARIANTS.get(backend)
     if compilers is None:
@@ -67,13 +62,8 @@ def tinygrad_environment(
         )
     compiler = compilers[variant or next(iter(compilers))]
     address = "" if interface is None else interface.address
-    cache = (
-        {"CACHELEVEL": "0"}
-        if compiled_kernels is None
-        else {"CACHELEVEL": "2", "CACHEDB": str(compiled_kernels)}
-    )
     # Compilers in this process only: helpers of helpers would outlive a child that is killed.
-    common = {"PARALLEL": "0", **cache}
+    common = {"PARALLEL": "0", "CACHELEVEL": "0"}
     match backend:
         case "tinygrad:CUDA":
             return {**common, "DEV": f"CUDA:{compiler}", **_cuda_choice(address)}
