@@ -71,8 +71,10 @@ def offers(
     for report, unit in [each for each in taking if not each[1].is_shared]:
         needed = (host_bytes or {}).get(unit.backend, 0)
         room = min(
-            report.usable_bytes - set_aside[report.node_id],
-            *(left[pool_id] for pool_id in report.pool_ids),
+            [
+                report.usable_bytes - set_aside[report.node_id],
+                *(left[pool_id] for pool_id in report.pool_ids),
+            ]
         )
         if room < needed:
             reason = (
