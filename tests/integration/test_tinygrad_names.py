@@ -66,6 +66,26 @@ def test_without_clang_the_cpu_backend_says_so(tmp_path: Path) -> None:
     assert "EngineError: tinygrad lacks a program or file" in written, written
 
 
+@pytest.mark.parametrize(
+    ("backend", "address"),
+    [("tinygrad:CPU", ""), ("tinygrad:CL", "/etc/OpenCL/vendors/pocl.icd#0:0")],
+)
+def test_a_home_that_cannot_be_written(backend: str, address: str, tmp_path: Path) -> None:
+    """Nobody can write to /proc, root included. PoCL itself needs a folder of its own."""
+    code = f"""
+from potluck.engines.tinygrad.environment import tinygrad_environment
+from potluck.types.hardware import Interface
+import os, sys
+interface = Interface(api="opencl", address={address!r}) if {address!r} else None
+os.environ.update(tinygrad_environment({backend!r}, interface, ""))
+from potluck.engines.tinygrad.device import open_device
+from potluck.engines.tinygrad.adapter import Tensor
+print((Tensor([1.5, 2.0], device=open_device().name) * 2).tolist(), file=sys.stderr)
+"""
+    homes = {"HOME": "/proc", "XDG_CACHE_HOME": "/proc", "POCL_CACHE_DIR": str(tmp_path)}
+    assert run(code, homes).splitlines()[-1] == "[3.0, 4.0]"
+
+
 def test_an_opencl_without_drivers_is_a_fault_of_the_unit(tmp_path: Path) -> None:
     code = "from potluck.engines.tinygrad.device import open_device; open_device()"
     written = run(code, {"DEV": "CL", "CACHELEVEL": "0", "OCL_ICD_VENDORS": str(tmp_path)})
