@@ -35,9 +35,9 @@ NUM_BLOCKS = 3
 """For the prefill and what is decoded after it."""
 
 _FORMAT = TensorFormat.Q8_0
-_ROUND_SECONDS = 0.1
+_ROUND_SECONDS = 0.08
 _NUM_ROUNDS = 3
-"""Decode and prefill take turns, so that what disturbs one turn spoils neither. In all 0.6 s, and
+"""Decode and prefill take turns, so that what disturbs one turn spoils neither. In all 0.5 s, and
 one step of each where steps are slower than that."""
 
 
