@@ -70,4 +70,4 @@ def test_with_both_ends_on_every_board_something_is_killed(work: Path) -> None:
     document = drill(work, "--naive")
     assert document["num_kills"] >= 1
     assert document["num_tokens"] == 0
-    assert "signal 9" in document["failure"]
+    assert "SIGKILL" in document["failure"]

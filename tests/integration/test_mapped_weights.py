@@ -100,7 +100,7 @@ def test_the_second_start_reads_headers_only(
     assert seconds[1] < 0.5 * seconds[0]
     assert told[0][0].done_bytes == 0
     assert told[0][-1] == told[1][-1]
-    assert len(told[1]) == 1
+    assert len([each for each in told[1] if not each.is_warming_up]) == 1
 
 
 RSS = """

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,11 +84,15 @@ CASES = {
 
 
 class Children:
-    """All at once, as compilers take most of the time."""
+    """All at once, as compilers take most of the time.
 
-    def __init__(self, stack: ExitStack) -> None:
+    PoCL's cache of kernels does not bear several processes that fill it with the same: each child
+    has its own, in ``folder``.
+    """
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
         self._started = {
-            key: stack.enter_context(self._start(key[0]))
+            key: stack.enter_context(self._start(key[0], folder / "-".join(key)))
             for key in CASES
             if not what_is_missing(key[0])
         }
@@ -106,22 +111,23 @@ class Children:
         results: list[Any] = json.loads(out)
         return results
 
-    def _start(self, device: str) -> subprocess.Popen[str]:
+    def _start(self, device: str, pocl_cache: Path) -> subprocess.Popen[str]:
         path = os.pathsep.join(sys.path)
+        variables = {"PYTHONPATH": path, "DEV": device, "PARALLEL": "0"}
         return subprocess.Popen(
             [sys.executable, "-m", "support.tinygrad_weights_child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": path, "DEV": device, "PARALLEL": "0"},
+            env={**os.environ, **variables, "POCL_CACHE_DIR": str(pocl_cache)},
         )
 
 
 @pytest.fixture(scope="module")
-def children() -> Iterator[Children]:
+def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
     with ExitStack() as stack:
-        yield Children(stack)
+        yield Children(stack, tmp_path_factory.mktemp("pocl"))
 
 
 @pytest.mark.parametrize(("device", "what"), [key for key in CASES if "products" in key[1]])
