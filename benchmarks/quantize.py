@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from potluck.engines.dequantize import dequantize
 from potluck.formats.safetensors import open_safetensors
-from potluck.kernels import available_isas, convert_rows, f16_range
+from potluck.kernels import available_isas, convert_rows
 from potluck.kernels.runner import ThreadPool
 from potluck.types.tensor import TensorFormat
 
@@ -163,8 +163,6 @@ def measure_speeds(num_bytes: int, repeats: int, ggml: Ggml | None) -> list[dict
             out = np.empty(num_rows * target.row_bytes(COLUMNS), np.uint8)
             run = partial(convert_rows, flat, "bf16", target.label, num_rows, COLUMNS, out, pool)
             measure({"what": target.label, "num_threads": num_threads}, run)
-        find_range = partial(f16_range, flat, "bf16", num_rows, COLUMNS, pool)
-        measure({"what": "f16_range", "num_threads": num_threads}, find_range)
     if ggml is not None:
         for target in TARGETS:
             what: dict[str, object] = {"what": f"{target.label} by ggml", "num_threads": 1}

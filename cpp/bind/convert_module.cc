@@ -18,11 +18,6 @@ namespace {
 using InBytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using OutBytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-StoredRows stored_rows(const InBytes& source, const std::string& format, int64_t num_rows,
-                       int64_t num_columns) {
-  return {find_format(format), num_rows, num_columns, source.data(), source.size()};
-}
-
 }  // namespace
 
 void bind_convert(nb::module_& m) {
@@ -31,22 +26,14 @@ void bind_convert(nb::module_& m) {
       [](const InBytes& source, const std::string& source_format,
          const std::string& target_format, int64_t num_rows, int64_t num_columns,
          const OutBytes& out, ThreadPool* pool) {
-        const StoredRows rows = stored_rows(source, source_format, num_rows, num_columns);
+        const StoredRows rows = {find_format(source_format), num_rows, num_columns, source.data(),
+                                 source.size()};
         const Format target = find_format(target_format);
         nb::gil_scoped_release released;
         convert_rows(*best_kernels(), rows, target, out.data(), out.size(), pool);
       },
       "source"_a, "source_format"_a, "target_format"_a, "num_rows"_a, "num_columns"_a, "out"_a,
       "pool"_a.none());
-  m.def(
-      "f16_range",
-      [](const InBytes& source, const std::string& source_format, int64_t num_rows,
-         int64_t num_columns, ThreadPool* pool) {
-        const StoredRows rows = stored_rows(source, source_format, num_rows, num_columns);
-        nb::gil_scoped_release released;
-        return f16_range(*best_kernels(), rows, pool);
-      },
-      "source"_a, "source_format"_a, "num_rows"_a, "num_columns"_a, "pool"_a.none());
 }
 
 }  // namespace potluck

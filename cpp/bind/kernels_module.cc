@@ -178,11 +178,6 @@ bool encode(const Kernels& kernels, const std::string& format, Vector<const floa
   return kernels.encode[target - kTargets](x.data(), count, out.data());
 }
 
-F16Range range_for_f16(const Kernels& kernels, Vector<const float> x) {
-  nb::gil_scoped_release release;
-  return kernels.f16_range(x.data(), x.shape(0));
-}
-
 void rms_norm(const Kernels& kernels, Rows<const float> x, Vector<const float> weight,
               Rows<float> out, float epsilon) {
   const int64_t group = weight.shape(0);
@@ -289,11 +284,6 @@ void bind_kernels(nb::module_& m, KernelLookup lookup) {
   m.def("pack_rows", &pack, "format"_a, "columns"_a, "rows"_a.noconvert(), "start_row"_a,
         "num_rows"_a, "panels"_a.noconvert());
 
-  nb::class_<F16Range>(m, "F16Range")
-      .def_ro("largest", &F16Range::largest)
-      .def_ro("smallest", &F16Range::smallest)
-      .def_ro("num_overflowing", &F16Range::num_overflowing)
-      .def_ro("num_underflowing", &F16Range::num_underflowing);
   nb::class_<Kernels>(m, "Kernels")
       .def_prop_ro("isa", [](const Kernels& kernels) { return std::string(kernels.isa); })
       .def("quantize", &quantize, "x"_a.noconvert(), "q"_a.noconvert(), "scales"_a.noconvert(),
@@ -307,7 +297,6 @@ void bind_kernels(nb::module_& m, KernelLookup lookup) {
            "out"_a.noconvert())
       .def("widen", &widen, "format"_a, "stored"_a.noconvert(), "out"_a.noconvert())
       .def("encode", &encode, "format"_a, "x"_a.noconvert(), "out"_a.noconvert())
-      .def("f16_range", &range_for_f16, "x"_a.noconvert())
       .def("rms_norm", &rms_norm, "x"_a.noconvert(), "weight"_a.noconvert(), "out"_a.noconvert(),
            "epsilon"_a)
       .def("rope", &rope, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert())

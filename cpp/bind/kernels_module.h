@@ -10,8 +10,8 @@ namespace potluck {
 // Finds kernels by the name of their instruction set; null where there are none.
 using KernelLookup = const Kernels* (*)(const char* isa);
 
-// Adds the classes Kernels and F16Range, and the functions kernels_for, available_isas,
-// format_info, panel_bytes and pack_rows, to `m`.
+// Adds the class Kernels, and the functions kernels_for, available_isas, format_info, panel_bytes
+// and pack_rows, to `m`.
 void bind_kernels(nanobind::module_& m, KernelLookup lookup);
 
 }  // namespace potluck

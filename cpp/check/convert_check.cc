@@ -55,31 +55,6 @@ void check_encode(const Kernels& kernels, int target, Random& random, Report& re
   report.line(std::string("encode.") + info.name, sum, ok);
 }
 
-void check_f16_range(const Kernels& kernels, Random& random, Report& report) {
-  std::vector<float> x = random.numbers(1003);
-  for (float& v : x) v = ldexpf(v, static_cast<int>(random.bits() % 64) - 36);
-  x[17] = 0.0f;
-  double largest = 0, smallest = HUGE_VAL;
-  int64_t overflowing = 0, underflowing = 0;
-  for (const float v : x) {
-    const double magnitude = fabs(static_cast<double>(v));
-    largest = fmax(largest, magnitude);
-    if (magnitude > 0) smallest = fmin(smallest, magnitude);
-    overflowing += magnitude >= 65520;
-    underflowing += magnitude > 0 && magnitude <= 0x1p-25;
-  }
-  const F16Range range = kernels.f16_range(x.data(), static_cast<int64_t>(x.size()));
-  Checksum sum;
-  sum.add_bytes(&range.largest, sizeof range.largest);
-  sum.add_bytes(&range.smallest, sizeof range.smallest);
-  sum.add_bytes(&range.num_overflowing, sizeof range.num_overflowing);
-  sum.add_bytes(&range.num_underflowing, sizeof range.num_underflowing);
-  report.line("f16_range", sum,
-              range.largest == largest && range.smallest == smallest && overflowing > 0 &&
-                  range.num_overflowing == overflowing && underflowing > 0 &&
-                  range.num_underflowing == underflowing);
-}
-
 }  // namespace
 
 void check_convert(const Kernels& kernels, check::Random& random, check::Report& report) {
@@ -87,7 +62,6 @@ void check_convert(const Kernels& kernels, check::Random& random, check::Report&
     check_widen(kernels, static_cast<Format>(f), random, report);
   for (int target = 0; target < kNumTargets; ++target)
     check_encode(kernels, target, random, report);
-  check_f16_range(kernels, random, report);
 }
 
 }  // namespace potluck

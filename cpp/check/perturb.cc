@@ -12,7 +12,7 @@ namespace {
 constexpr int kMaxIsas = 3;
 constexpr const char* kPlainKernels[] = {"rms_norm", "rope",      "silu_gate", "add",
                                          "append_kv", "attention", "exp_sum"};
-constexpr int kNumIds = 2 + 2 * kNumFormats + kNumFloatFormats + kNumTargets + 7;
+constexpr int kNumIds = 1 + 2 * kNumFormats + kNumFloatFormats + kNumTargets + 7;
 static_assert(sizeof(Kernels) == sizeof(const char*) + kNumIds * sizeof(void (*)()),
               "every entry of the table needs an id and a wrapper");
 
@@ -98,12 +98,6 @@ struct Perturbed {
     return is_finite;
   }
 
-  static F16Range f16_range(const float* x, int64_t count) {
-    F16Range range = real().f16_range(x, count);
-    if (is_active("f16_range")) --range.num_underflowing;
-    return range;
-  }
-
   static void rms_norm(const float* x, const float* weight, float* out, int64_t num_tokens,
                        int64_t columns, int64_t group, float epsilon) {
     const std::vector<float> last(x + num_tokens * columns - group, x + num_tokens * columns);
@@ -182,7 +176,6 @@ struct Perturbed {
                                     {POTLUCK_FORMATS(POTLUCK_EMBED)},
                                     {POTLUCK_FLOAT_FORMATS(POTLUCK_WIDEN)},
                                     {encode<0>, encode<1>, encode<2>, encode<3>},
-                                    f16_range,
                                     rms_norm,
                                     rope,
                                     silu_gate,
@@ -213,7 +206,6 @@ std::vector<std::string> perturbation_ids() {
     for (int f = 0; f < kNumFloatFormats; ++f)
       ids.push_back(isa + ".widen." + format_info(static_cast<Format>(f)).name);
     for (const Format target : kTargets) ids.push_back(isa + ".encode." + format_info(target).name);
-    ids.push_back(isa + ".f16_range");
     for (const char* kernel : kPlainKernels) ids.push_back(isa + "." + kernel);
   }
   return ids;

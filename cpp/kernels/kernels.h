@@ -65,21 +65,6 @@ constexpr Format kTargets[kNumTargets] = {Format::Q8_0, Format::Q4_0, Format::Q4
 // a minimum.
 void dequantize(Format format, const uint8_t* stored, int64_t count, float* out);
 
-// What of finite numbers f16 can hold.
-struct F16Range {
-  float largest = 0.0f;          // max |x|
-  float smallest = 0.0f;         // min |x| over what is not zero; 0 where all is
-  int64_t num_overflowing = 0;   // |x| >= 65520, which rounds to infinity
-  int64_t num_underflowing = 0;  // 0 < |x| <= 2^-25, which rounds to zero
-};
-static inline void merge(F16Range& range, const F16Range& other) {
-  if (other.largest > range.largest) range.largest = other.largest;
-  if (range.smallest == 0.0f || (other.smallest > 0.0f && other.smallest < range.smallest))
-    range.smallest = other.smallest;
-  range.num_overflowing += other.num_overflowing;
-  range.num_underflowing += other.num_underflowing;
-}
-
 // Activations as integer products take them: q = round(x * 127 / max|x|) per group of 32 columns.
 struct Activations {
   const float* x;        // [tokens][columns], for float formats
@@ -141,9 +126,6 @@ struct Kernels {
   // error by a search (convert/q4_k.h, convert/q6_k.h). Returns false where a scale is beyond f16:
   // such a block of Q8_0 or Q4_0 has an infinite scale, one of a K format only zero bytes.
   bool (*encode[kNumTargets])(const float* x, int64_t count, uint8_t* out);
-
-  // The range of `count` finite numbers.
-  F16Range (*f16_range)(const float* x, int64_t count);
 
   // out = x / sqrt(mean(x^2) + epsilon) * weight per group of columns; weight has `group` entries.
   void (*rms_norm)(const float* x, const float* weight, float* out, int64_t num_tokens,

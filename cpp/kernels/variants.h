@@ -27,7 +27,6 @@
   POTLUCK_FORMATS(POTLUCK_DECLARE_FORMAT)                                                         \
   POTLUCK_FLOAT_FORMATS(POTLUCK_DECLARE_WIDEN)                                                    \
   POTLUCK_TARGETS(POTLUCK_DECLARE_ENCODE)                                                         \
-  F16Range f16_range(const float* x, int64_t count);                                              \
   void quantize(const float* x, int64_t num_tokens, int64_t columns, int8_t* q, float* scales,    \
                 int32_t* sums);                                                                   \
   void rms_norm(const float* x, const float* weight, float* out, int64_t num_tokens,              \

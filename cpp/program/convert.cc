@@ -5,7 +5,6 @@
 #include <cstring>
 #include <limits>
 #include <string>
-#include <vector>
 
 #include "program/error.h"
 
@@ -155,31 +154,6 @@ void convert_rows(const Kernels& kernels, const StoredRows& rows, Format target,
              });
   not_finite.check("has a value that is not finite");
   too_large.check(std::string("has a value that is too large for ") + info.name);
-}
-
-F16Range f16_range(const Kernels& kernels, const StoredRows& rows, ThreadPool* pool) {
-  if (is_quantized(rows.format))
-    throw Error(std::string("there is no range to find of ") + format_info(rows.format).name);
-  check_rows(rows);
-  const Pieces pieces(rows);
-  FirstRow not_finite;
-  std::vector<F16Range> ranges(
-      static_cast<size_t>(pool == nullptr ? 1 : pool->num_threads()));
-  for_pieces(pieces, kPlainWork, pool, [&](int64_t first, int64_t end, int worker) {
-    float x[kPieceColumns];
-    F16Range range;
-    for (int64_t i = first; i < end; ++i) {
-      const Piece piece = pieces.at(i);
-      if (std::isfinite(load_piece(kernels, rows, piece, x)))
-        merge(range, kernels.f16_range(x, piece.num_columns));
-      else
-        not_finite.note(piece.row);
-    }
-    merge(ranges[static_cast<size_t>(worker)], range);
-  });
-  not_finite.check("has a value that is not finite");
-  for (size_t i = 1; i < ranges.size(); ++i) merge(ranges[0], ranges[i]);
-  return ranges[0];
 }
 
 }  // namespace potluck

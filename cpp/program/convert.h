@@ -31,8 +31,4 @@ bool is_target(Format format);
 void convert_rows(const Kernels& kernels, const StoredRows& rows, Format target, uint8_t* out,
                   size_t out_bytes, ThreadPool* pool);
 
-// The range of all values of `rows`, which are F32, F16 or BF16. Throws Error for other formats,
-// for sizes that do not match, and for a value that is not finite, naming the first such row.
-F16Range f16_range(const Kernels& kernels, const StoredRows& rows, ThreadPool* pool);
-
 }  // namespace potluck

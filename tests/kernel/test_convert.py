@@ -19,8 +19,7 @@ from support.kernel_inputs import (
     same_bits,
 )
 
-from potluck.engines.dequantize import dequantize
-from potluck.kernels import convert_rows, f16_range, kernels_for
+from potluck.kernels import convert_rows, kernels_for
 from potluck.kernels.runner import Error, ThreadPool
 from potluck.types.tensor import TensorFormat
 
@@ -199,41 +198,3 @@ def test_overlapping_buffers_are_refused() -> None:
         convert_rows(both[:128], "f32", "q8_0", 1, 32, both[100:134], None)
     with pytest.raises(Error, match="overlap"):
         convert_rows(both[8:], "f32", "q8_0", 1, 32, both[:34], None)
-
-
-@float_sources
-@pytest.mark.parametrize("num_columns", [1, 17, 2049])
-def test_f16_range(source: TensorFormat, num_columns: int) -> None:
-    rng = np.random.default_rng(7)
-    x = rng.standard_normal((13, num_columns)) * 2.0 ** rng.integers(-40, 24, (13, num_columns))
-    if source is TensorFormat.F16:
-        x = x.clip(-65504, 65504)
-    stored = stored_bytes(x.astype(np.float32), source)
-    values = dequantize(stored.reshape(-1).data, source, num_columns)
-    magnitudes = np.abs(values)
-    with np.errstate(over="ignore"):
-        halves = magnitudes.astype(np.float16)
-    for pool in (None, ThreadPool(2)):
-        made = f16_range(guarded(stored).reshape(-1), source.label, 13, num_columns, pool)
-        assert made.largest == magnitudes.max()
-        assert made.smallest == magnitudes[magnitudes > 0].min()
-        assert made.num_overflowing == np.isinf(halves).sum()
-        assert made.num_underflowing == ((halves == 0) & (magnitudes > 0)).sum()
-
-
-def test_f16_range_of_zeros_and_of_nothing() -> None:
-    for num_rows in (0, 3):
-        made = f16_range(np.zeros(num_rows * 8, np.uint8), "bf16", num_rows, 4, None)
-        assert (made.largest, made.smallest) == (0, 0)
-        assert (made.num_overflowing, made.num_underflowing) == (0, 0)
-
-
-def test_f16_range_refuses() -> None:
-    x = np.ones((3, 5), np.float32)
-    with pytest.raises(Error, match="source has 60 bytes"):
-        f16_range(x.view(np.uint8).reshape(-1), "f32", 2, 5, None)
-    with pytest.raises(Error, match="no range to find of q8_0"):
-        f16_range(np.zeros(34, np.uint8), "q8_0", 1, 32, None)
-    x[1, 4] = x[2, 0] = np.nan
-    with pytest.raises(Error, match="row 1 has a value that is not finite"):
-        f16_range(x.view(np.uint8).reshape(-1), "f32", 3, 5, None)

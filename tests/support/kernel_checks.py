@@ -12,12 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 from support.attention_case import AttentionCase
-from support.convert_checks import (
-    TARGET_FORMATS,
-    check_encode,
-    check_f16_range,
-    check_widen,
-)
+from support.convert_checks import TARGET_FORMATS, check_encode, check_widen
 from support.kernel_inputs import (
     F32,
     F64,
@@ -234,7 +229,6 @@ _PLAIN_CHECKS: dict[str, Callable[[Kernels, Kernels], None]] = {
     "append_kv": check_append_kv,
     "attention": check_attention,
     "exp_sum": check_exp_sum,
-    "f16_range": check_f16_range,
 }
 _FORMAT_CHECKS: dict[str, Callable[[Kernels, Kernels, TensorFormat], None]] = {
     "linear": check_linear,

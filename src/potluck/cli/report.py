@@ -105,10 +105,7 @@ def load_document(report: LoadReport) -> dict[str, object]:
         "read_bytes": report.read_bytes,
         "seconds": report.seconds,
         "weights_bytes": dict(report.weights),
-        "remarks": [
-            {"tensor": each.name, "remark": each.remark, "relative_error": each.relative_error}
-            for each in report.remarks
-        ],
+        "remarks": [{"tensor": each.name, "remark": each.remark} for each in report.remarks],
     }
 
 

@@ -11,11 +11,9 @@ from potluck.errors import EngineError
 try:
     from potluck.kernels._core import (
         PANEL_LAYOUT,
-        F16Range,
         Kernels,
         available_isas,
         convert_rows,
-        f16_range,
         format_info,
         kernels_for,
         pack_rows,
@@ -29,11 +27,9 @@ except ImportError as error:
 
 __all__ = [
     "PANEL_LAYOUT",
-    "F16Range",
     "Kernels",
     "available_isas",
     "convert_rows",
-    "f16_range",
     "format_info",
     "kernels_for",
     "pack_rows",

@@ -35,25 +35,6 @@ def pack_rows(
 ) -> None:
     """Write stored rows into panels (see cpp/kernels/kernels.h)."""
 
-class F16Range:
-    """What of finite numbers float16 can hold."""
-
-    @property
-    def largest(self) -> float:
-        """``max |x|``; 0 of no numbers."""
-
-    @property
-    def smallest(self) -> float:
-        """``min |x|`` over what is not zero; 0 where all is."""
-
-    @property
-    def num_overflowing(self) -> int:
-        """How many would round to infinity: ``|x| >= 65520``."""
-
-    @property
-    def num_underflowing(self) -> int:
-        """How many would round to zero: ``0 < |x| <= 2**-25``."""
-
 class Kernels:
     """One instruction set's kernels; cpp/kernels/kernels.h says what each promises."""
 
@@ -98,9 +79,6 @@ class Kernels:
 
     def encode(self, format: str, x: F32, out: U8) -> bool:
         """Finite numbers to blocks of ``format``; whether all scales are finite as float16."""
-
-    def f16_range(self, x: F32) -> F16Range:
-        """The range of finite numbers."""
 
     def rms_norm(self, x: F32, weight: F32, out: F32, epsilon: float) -> None:
         """``x, out [tokens, columns]``; groups are as long as ``weight``."""
@@ -156,18 +134,6 @@ def convert_rows(
     Raises ``Error`` if sizes do not match, columns are not whole blocks of both formats, or there
     is no such target; and, naming the first row (from 0), if it has a value that is not finite or
     too large for the target (a scale beyond float16): ``out`` is then not to be used.
-    """
-
-def f16_range(
-    source: U8 | memoryview,
-    source_format: str,
-    num_rows: int,
-    num_columns: int,
-    pool: ThreadPool | None,
-) -> F16Range:
-    """What of stored rows of ``f32``, ``f16`` or ``bf16`` float16 can hold.
-
-    Raises ``Error`` as ``convert_rows`` does, also for a value that is not finite.
     """
 
 # Programs (cpp/bind/program_module.cc)

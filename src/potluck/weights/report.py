@@ -9,16 +9,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRemark:
-    """A tensor that was not loaded as it was asked for, and why.
-
-    ``relative_error`` is the largest of any value, ``|loaded - stored| / |stored|``; None where it
-    was not measured (an error that was asked for by ``--quant`` never is: to find it takes longer
-    than to quantize).
-    """
+    """A tensor that was not loaded as it was asked for, and why."""
 
     name: str
     remark: str
-    relative_error: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +25,9 @@ class LoadReport:
     remarks: tuple[TensorRemark, ...] = ()
 
     def remark_lines(self) -> Iterator[str]:
-        """For messages: each remark once, with how many tensors it is about and their error."""
+        """For messages: each remark once, with how many tensors it is about."""
         count = Counter(each.remark for each in self.remarks)
         for remark, num_tensors in count.items():
-            concerned = [each for each in self.remarks if each.remark == remark]
-            errors = [each.relative_error for each in concerned if each.relative_error is not None]
+            first = next(each for each in self.remarks if each.remark == remark)
             others = f" and {num_tensors - 1} more" if num_tensors > 1 else ""
-            error = f" (relative error at most {max(errors):.2g})" if errors else ""
-            yield f"{concerned[0].name}{others}: {remark}{error}"
+            yield f"{first.name}{others}: {remark}"
