@@ -13,14 +13,17 @@ from potluck.cluster.worker.watch import CallWatch
 
 def test_a_call_that_outlasts_its_limit_is_told_once() -> None:
     told: queue.SimpleQueue[tuple[str, float]] = queue.SimpleQueue()
+    others = set(threading.enumerate())
     watch = CallWatch(0.05, lambda what, limit: told.put((what, limit)))
     started = time.monotonic()
     with watch.call("a step"):
         assert told.get(timeout=5) == ("a step", 0.05)
         assert 0.05 < time.monotonic() - started < 2
         time.sleep(0.1)
+    for thread in set(threading.enumerate()) - others:
+        thread.join(timeout=5)
+        assert not thread.is_alive()
     assert told.empty()
-    assert "watch" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_calls_within_their_limits_are_none_of_its_business() -> None:
