@@ -34,7 +34,7 @@ _MOST_QUEUED = 3.0
 _KILL_SECONDS = 2.0
 """How long a killed process may take to be gone, such as to give back gigabytes of memory."""
 
-_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+SIGNALS_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """Signals that no driver dies of: somebody sent them, such as the kernel when memory ran out."""
 
 
@@ -151,7 +151,7 @@ def _judge(status: int, stdout: Stdout, stderr: Tail, seconds: float) -> ChildOu
     """The outcome of a child that ended before anything had to be done about it."""
     last_words = f": {stderr.last_line}" if stderr.last_line else ""
     if status < 0:
-        failure = Failure.EXITED if -status in _FROM_OUTSIDE else Failure.CRASHED
+        failure = Failure.EXITED if -status in SIGNALS_FROM_OUTSIDE else Failure.CRASHED
         reason = f"was killed by {signal_name(-status)}{last_words}"
         return ChildFailure(failure=failure, reason=reason, seconds=seconds)
     if status > 0:

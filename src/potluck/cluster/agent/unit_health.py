@@ -8,11 +8,11 @@ Who fails a third time within an hour passes its self-test and fails in use: it 
 from __future__ import annotations
 
 import dataclasses
-import signal
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from potluck.errors import PotluckError, UnitFaultError
+from potluck.probe.child import SIGNALS_FROM_OUTSIDE
 from potluck.quantities import format_seconds
 from potluck.types.cluster import UnitId
 from potluck.types.unit import Fault
@@ -30,9 +30,6 @@ SUSPICIOUS = frozenset({Fault.NOT_FINITE, Fault.WRONG})
 """After these the self-test runs at once, to tell a broken unit from a strange model."""
 
 _DANGEROUS = frozenset({Fault.HUNG, Fault.WRONG})
-
-_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-"""Signals that no driver dies of."""
 
 _STAYS_OUT = "it stays out until potluck probe --retry finds that it works"
 
@@ -54,7 +51,7 @@ def failure_of(error: PotluckError, status: int | None) -> UnitFailure | None:
     if not isinstance(error, UnitFaultError):
         return None
     fault = Fault(error.fault)
-    has_crashed = status is not None and status < 0 and -status not in _FROM_OUTSIDE
+    has_crashed = status is not None and status < 0 and -status not in SIGNALS_FROM_OUTSIDE
     return UnitFailure(
         fault=fault, message=error.message, is_dangerous=has_crashed or fault in _DANGEROUS
     )

@@ -20,9 +20,9 @@ def model_cost(
     """What each part of the model takes on units of one sort. Reads the headers of its files.
 
     Where ``size`` is that of a unit with memory of its own, it is of that memory, and
-    ``most_host_bytes`` of the machine's. ``cost`` as for ``plan_stage``. Raises
-    ``ModelFileError`` or ``UnsupportedModelError`` if the
-    files do not fit the model, and ``EngineError`` as ``cost_of``.
+    ``most_host_bytes`` of the machine's. ``cost`` as for ``plan_stage``. Raises ``ModelFileError``
+    or ``UnsupportedModelError`` if the files do not fit the model, and ``EngineError`` as
+    ``cost_of``.
     """
     last = description.config.num_layers
     with closing(open_headers(description)) as tensors:
