@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from potluck.engines.dequantize import dequantize
-from potluck.errors import EngineError
+from potluck.engines.sink_checks import check_begin, check_rows, check_whole, weights_refused
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,12 +44,7 @@ class ReferenceWeights:
 
     def begin(self, info: TensorInfo) -> None:
         """Make room; the name and the shape must be the program's."""
-        if info.name not in self._shapes:
-            raise _refused(f"the program reads no tensor {info.name}")
-        if info.shape != self._shapes[info.name]:
-            raise _refused(f"{info.name} is {info.shape}, and must be {self._shapes[info.name]}")
-        if info.name in self._loading or info.name in self._tensors:
-            raise _refused(f"{info.name} is written twice")
+        check_begin(self._shapes, info, set(self.missing()) - self._loading.keys())
         values = np.empty((info.num_rows, info.num_columns), dtype=np.float32)
         self._loading[info.name] = _Loading(info=info, values=values)
 
@@ -57,20 +52,14 @@ class ReferenceWeights:
         """Dequantize the rows after those written so far."""
         loading = self._get(name)
         info = loading.info
-        if start_row != loading.num_written or not start_row <= end_row <= info.num_rows:
-            raise _refused(
-                f"rows {start_row} to {end_row} of {name} after row {loading.num_written}"
-            )
-        if data.nbytes != (end_row - start_row) * info.row_bytes:
-            raise _refused(f"{data.nbytes} bytes for {end_row - start_row} rows of {name}")
+        check_rows(info, loading.num_written, start_row, end_row, data)
         loading.values[start_row:end_row] = dequantize(data, info.format, info.num_columns)
         loading.num_written = end_row
 
     def finish(self, name: str) -> None:
         """The tensor is whole, and can be read from now on."""
         loading = self._get(name)
-        if loading.num_written < loading.info.num_rows:
-            raise _refused(f"{name} ends after row {loading.num_written}")
+        check_whole(loading.info, loading.num_written)
         self._tensors[name] = loading.values.reshape(loading.info.shape)
         del self._loading[name]
 
@@ -81,11 +70,5 @@ class ReferenceWeights:
 
     def _get(self, name: str) -> _Loading:
         if name not in self._loading:
-            raise _refused(f"{name} was not begun")
+            raise weights_refused(f"{name} was not begun")
         return self._loading[name]
-
-
-def _refused(problem: str) -> EngineError:
-    return EngineError(
-        f"cannot take the weights: {problem}", hint="this is a defect in Potluck; please report it"
-    )

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from potluck.engines.dequantize import dequantize
+from potluck.engines.sink_checks import check_begin, check_rows, check_whole, weights_refused
 from potluck.engines.tinygrad.adapter import Tensor, dtypes
 from potluck.engines.tinygrad.formats import f16_bits_to_float, f16_to_float
 from potluck.engines.tinygrad.kernels import Launch, linear_kernel, rows_kernel
 from potluck.engines.tinygrad.layout import PANEL_ROWS, MatrixLayout, arrange
 from potluck.engines.tinygrad.memory import Plane, launch_for, release_memory
-from potluck.errors import EngineError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -132,14 +132,9 @@ class DeviceWeights:
 
     def begin(self, info: TensorInfo) -> None:
         """Make room on the device; the name and the shape must be the program's."""
-        if info.name not in self._shapes:
-            raise _refused(f"the program reads no tensor {info.name}")
-        if info.shape != self._shapes[info.name]:
-            raise _refused(f"{info.name} is {info.shape}, and must be {self._shapes[info.name]}")
-        if info.name in self._loading or info.name not in self.missing():
-            raise _refused(f"{info.name} is written twice")
+        check_begin(self._shapes, info, set(self.missing()) - self._loading.keys())
         if info.num_columns % info.format.block_elements:
-            raise _refused(f"rows of {info.name} are not whole {info.format.label} blocks")
+            raise weights_refused(f"rows of {info.name} are not whole {info.format.label} blocks")
         if len(info.shape) == 1:
             plane = Plane(self._device, dtypes.float32, info.num_columns)
             self._loading[info.name] = _LoadingVector(info=info, plane=plane)
@@ -153,19 +148,13 @@ class DeviceWeights:
         """Copy the rows after those written so far to the device, as panels are full."""
         loading = self._get(name)
         info = loading.info
-        if start_row != loading.num_written or not start_row <= end_row <= info.num_rows:
-            raise _refused(
-                f"rows {start_row} to {end_row} of {name} after row {loading.num_written}"
-            )
-        if data.nbytes != (end_row - start_row) * info.row_bytes:
-            raise _refused(f"{data.nbytes} bytes for {end_row - start_row} rows of {name}")
+        check_rows(info, loading.num_written, start_row, end_row, data)
         loading.write(data)
 
     def finish(self, name: str) -> None:
         """The tensor is whole, and can be used from now on."""
         loading = self._get(name)
-        if loading.num_written < loading.info.num_rows:
-            raise _refused(f"{name} ends after row {loading.num_written}")
+        check_whole(loading.info, loading.num_written)
         if isinstance(loading, _LoadingVector):
             self._vectors[name] = loading.plane
         else:
@@ -174,7 +163,7 @@ class DeviceWeights:
 
     def _get(self, name: str) -> _LoadingMatrix | _LoadingVector:
         if name not in self._loading:
-            raise _refused(f"{name} was not begun")
+            raise weights_refused(f"{name} was not begun")
         return self._loading[name]
 
 
@@ -212,9 +201,3 @@ class _LoadingMatrix:
             if self.num_waiting == len(self.rows) or self.num_written == self.info.num_rows:
                 self.matrix.append(self.rows[: self.num_waiting])
                 self.num_waiting = 0
-
-
-def _refused(problem: str) -> EngineError:
-    return EngineError(
-        f"cannot take the weights: {problem}", hint="this is a defect in Potluck; please report it"
-    )
