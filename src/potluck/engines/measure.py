@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from potluck.engines import rate_program
 from potluck.engines.synthetic_weights import random_rows
+from potluck.engines.timing import best_seconds
 from potluck.quantities import format_bytes
 from potluck.types.engine import LoadableEngine, MakeEngine
 from potluck.types.program import HIDDEN, Linear, Program, Register, Shard, WeightSpec
@@ -103,7 +102,9 @@ def _figures(
         if number >= len(works) and time.perf_counter() >= end:
             break
         index = number % len(works)
-        best[index] = min(best[index], _best_seconds(works[index]))
+        work = works[index]
+        seconds = best_seconds(work.engines, _step(work.num_tokens), work.width, _SLOT_SECONDS)
+        best[index] = min(best[index], seconds)
         on_progress(0.5 + 0.5 * (number + 1) / (_NUM_PASSES * len(works)))
     for work in works:
         for engine in work.engines:
@@ -155,28 +156,15 @@ def _read(subject: Subject, max_weights_bytes: int, on_progress: Callable[[float
     )
 
 
-def _best_seconds(work: _Work) -> float:
-    """Of the rounds that fit in a turn; one at least."""
+def _step(num_tokens: int) -> Step:
     part = SequenceSlice(
         sequence_id=SequenceId(0),
-        tokens=(0,) * work.num_tokens,
+        tokens=(0,) * num_tokens,
         start_position=0,
         block_table=(),
         sample=False,
     )
-    step = Step(step_id=StepId(0), slices=(part,))
-    random = np.random.default_rng(0)
-    hidden = random.standard_normal((work.num_tokens, work.width), dtype=np.float32)
-    best = math.inf
-    end = time.perf_counter() + _SLOT_SECONDS
-    while True:
-        started = time.perf_counter()
-        for engine in work.engines:
-            engine.step(step, hidden)
-        now = time.perf_counter()
-        best = min(best, now - started)
-        if now >= end:
-            return best
+    return Step(step_id=StepId(0), slices=(part,))
 
 
 def _chain(

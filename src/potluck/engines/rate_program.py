@@ -16,13 +16,12 @@ import math
 import time
 from collections.abc import Callable
 
-import numpy as np
-
 from potluck.engines.synthetic_weights import load_random
+from potluck.engines.timing import best_seconds
 from potluck.models.program import build_program
 from potluck.models.rope import rope_table
 from potluck.quantities import format_bytes
-from potluck.types.engine import LoadableEngine, MakeEngine
+from potluck.types.engine import MakeEngine
 from potluck.types.model import ModelConfig, RopeConfig
 from potluck.types.program import Program, Shard
 from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, SequenceSlice, Step, StepId
@@ -81,7 +80,8 @@ def measure_rates(
             if number and time.perf_counter() >= end:
                 break
             for name, step in steps.items():
-                best[name] = min(best[name], _best_seconds(engine, program, step))
+                seconds = best_seconds([engine], step, program.hidden_size, _ROUND_SECONDS)
+                best[name] = min(best[name], seconds)
             on_progress(0.6 + 0.4 * (number + 1) / _NUM_ROUNDS)
     finally:
         engine.close()
@@ -151,21 +151,6 @@ def _step(num_tokens: int, *, after: int) -> Step:
         sample=False,
     )
     return Step(step_id=StepId(0), slices=(part,))
-
-
-def _best_seconds(engine: LoadableEngine, program: Program, step: Step) -> float:
-    """Of the steps that fit in a round; one at least."""
-    random = np.random.default_rng(0)
-    hidden = random.standard_normal((step.num_tokens, program.hidden_size), dtype=np.float32)
-    best = math.inf
-    end = time.perf_counter() + _ROUND_SECONDS
-    while True:
-        started = time.perf_counter()
-        engine.step(step, hidden)
-        now = time.perf_counter()
-        best = min(best, now - started)
-        if now >= end:
-            return best
 
 
 def _tokens(step: Step) -> str:
