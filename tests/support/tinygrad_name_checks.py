@@ -22,6 +22,7 @@ from potluck.engines.tinygrad.adapter import (
     TinyJit,
     UOp,
     buffers,
+    check_opencl,
     dtypes,
     get_call_arg_uops,
     get_runtime,
@@ -49,6 +50,7 @@ def check_parameters() -> None:
         UOp.range: ("end", "axis_id", "axis_type"),
         UOp.substitute: ("walk",),
         KernelInfo: ("name", "opts_to_apply"),
+        check_opencl: ("status",),
     }
     for function, names in takes.items():
         parameters = inspect.signature(function).parameters

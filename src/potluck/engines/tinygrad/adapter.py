@@ -43,6 +43,7 @@ from tinygrad import Device, Tensor, TinyJit, dtypes  # noqa: E402
 from tinygrad.device import Buffer, CompileError  # noqa: E402
 from tinygrad.engine.realize import get_call_arg_uops, get_runtime  # noqa: E402
 from tinygrad.runtime.autogen import opencl  # noqa: E402
+from tinygrad.runtime.ops_cl import check as check_opencl  # noqa: E402
 from tinygrad.uop.ops import AxisType, KernelInfo, Ops, UOp, buffers  # noqa: E402
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "TinyJit",
     "UOp",
     "buffers",
+    "check_opencl",
     "dtypes",
     "get_call_arg_uops",
     "get_runtime",

@@ -13,13 +13,12 @@ from potluck.engines.tinygrad.adapter import (
     Device,
     Tensor,
     UOp,
+    check_opencl,
     dtypes,
     opencl,
     tinygrad_errors,
 )
 from potluck.engines.tinygrad.kernels import LOOPS, THREADS, VECTORS, Launch, narrowed
-from potluck.errors import UnitFaultError
-from potluck.types.unit import Fault
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -83,13 +82,11 @@ def _copy(buffer: Buffer, offset_bytes: int, data: NDArray[np.uint8]) -> None:
         # tinygrad cannot name a part of an OpenCL buffer; OpenCL can.
         queue = Device[buffer.device].queue
         address = ctypes.c_void_p(data.ctypes.data)
-        status = opencl.clEnqueueWriteBuffer(
-            queue, buffer._buf, True, offset_bytes, data.nbytes, address, 0, None, None
-        )
-        if status:
-            raise UnitFaultError(
-                Fault.DRIVER.value, f"the OpenCL driver refused a copy to the device: {status}"
+        check_opencl(
+            opencl.clEnqueueWriteBuffer(
+                queue, buffer._buf, True, offset_bytes, data.nbytes, address, 0, None, None
             )
+        )
         return
     part = buffer.view(data.nbytes, dtypes.uint8, offset_bytes).ensure_allocated()
     part.copy_from(Buffer("PYTHON", data.nbytes, dtypes.uint8, opaque=data.data))
@@ -103,9 +100,5 @@ def _is_opencl(device: str) -> bool:
 def _opencl_info(device: Any, what: int) -> int:
     """A number that an OpenCL device says about itself; all that are asked for have 64 bits."""
     value = ctypes.c_uint64()
-    status = opencl.clGetDeviceInfo(device.cl_dev, what, 8, ctypes.byref(value), None)
-    if status:
-        raise UnitFaultError(
-            Fault.DRIVER.value, f"the OpenCL driver does not answer about its device: {status}"
-        )
+    check_opencl(opencl.clGetDeviceInfo(device.cl_dev, what, 8, ctypes.byref(value), None))
     return value.value
