@@ -121,6 +121,7 @@ def _probe(question: _Question, tell: _Tell) -> None:
         waiting_devices,
     )
     from potluck.probe.system import THIS_MACHINE
+    from potluck.types.unit import backend_of
 
     model = machine_name(THIS_MACHINE) or unnamed_machine()
     asked = question.backend
@@ -130,7 +131,7 @@ def _probe(question: _Question, tell: _Tell) -> None:
         measuring=Measuring.IF_UNKNOWN if question.measure else Measuring.NEVER,
         deadline_seconds=_FIND_SHARE * (question.end - time.monotonic()),
         allow_software=question.allow_software,
-        asked_backend=None if asked is None else asked.rpartition("/")[2],
+        asked_backend=None if asked is None else backend_of(asked),
     )
 
     def tell_of(report: ProbeReport) -> None:

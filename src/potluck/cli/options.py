@@ -124,10 +124,11 @@ def asked_backend(option: str | None) -> str | None:
     Raises ``UsageError`` for a backend that this build does not have.
     """
     from potluck.engines.backends import BACKENDS
+    from potluck.types.unit import backend_of
 
     asked = settings().backend if option is None else option
     names = [spec.name for spec in BACKENDS]
-    if asked is not None and asked.rpartition("/")[2] not in names:
+    if asked is not None and backend_of(asked) not in names:
         raise UsageError(
             f"there is no backend {asked}",
             hint=f"backends are {', '.join(names)}; potluck probe shows what works here",

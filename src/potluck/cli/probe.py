@@ -36,7 +36,7 @@ from potluck.types.hardware import (
     Trial,
 )
 from potluck.types.memory import MemoryLimit
-from potluck.types.unit import ChosenUnit
+from potluck.types.unit import ChosenUnit, backend_of
 
 if TYPE_CHECKING:
     from potluck.probe.probe import OnProgress
@@ -101,7 +101,7 @@ def probed(
         measuring=Measuring.ALWAYS if is_measured else Measuring.NEVER,
         retry=retry,
         allow_software=allow_software,
-        asked_backend=None if asked is None else asked.rpartition("/")[2],
+        asked_backend=None if asked is None else backend_of(asked),
     )
     with _bar(is_shown=is_measured) as on_progress:
         cache = ProbeCache(default_cache_path(os.environ))

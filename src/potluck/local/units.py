@@ -16,7 +16,7 @@ from potluck.probe.probe import ProbeOptions, probe_node
 from potluck.probe.system import THIS_MACHINE
 from potluck.types.hardware import Device
 from potluck.types.memory import MemoryLimit
-from potluck.types.unit import Role, UnitAddress
+from potluck.types.unit import Role, UnitAddress, backend_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ def find_unit(backend: str | None, *, isa: str | None, allow_software: bool = Fa
     unit. Raises ``ParameterError`` for a backend that this build does not have, and ``UsageError``
     with the reasons where it works on nothing here.
     """
-    name = (backend or NATIVE).rpartition("/")[2]
+    name = backend_of(backend or NATIVE)
     if name == NATIVE:
         return LocalUnit(address=native_unit(choose_isa(isa)))
     spec = next((spec for spec in BACKENDS if spec.name == name), None)

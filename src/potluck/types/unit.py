@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from potluck.types.hardware import Interface
 
 
+def backend_of(asked: str) -> str:
+    """The backend of what a user asks for: a backend, or a unit (``cpu/native``)."""
+    return asked.rpartition("/")[2]
+
+
 class Role(enum.Enum):
     """What a unit is there for."""
 

@@ -67,6 +67,7 @@ from potluck.probe.probe import Measuring, ProbeOptions
 from potluck.types.cluster import NodeId
 from potluck.types.gateway import ModelMetrics
 from potluck.types.sequence import CommittedToken, SequenceRequest
+from potluck.types.unit import backend_of
 
 _log = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ class Agent:
             num_threads=config.num_threads or default_num_threads(),
             measuring=Measuring.IF_UNKNOWN,
             allow_software=config.allow_software,
-            asked_backend=None if config.backend is None else config.backend.rpartition("/")[2],
+            asked_backend=None if config.backend is None else backend_of(config.backend),
         )
         async with AsyncExitStack() as opened:
             cache = ProbeCache(default_cache_path(os.environ))
