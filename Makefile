@@ -8,14 +8,27 @@ VENV := .venv
 BIN := $(VENV)/bin
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(shell find cpp -type f)
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-core test-integration test-cluster lint clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
 	@$(BIN)/python tools/demo.py
 
+# Two groups of tiers at a time, each printing when it is done; then the cluster's, which go by the
+# clock, alone.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	@echo 'Running all tests; the first results come after some minutes.'
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-core test-integration
+	@$(MAKE) --no-print-directory test-cluster
+
+test-core: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -p no:cacheprovider tests/unit tests/property tests/kernel tests/parity
+
+test-integration: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -p no:cacheprovider tests/integration
+
+test-cluster: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest tests/cluster
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
