@@ -62,7 +62,8 @@ Executor::Executor(const Program& program, const Kernels& kernels, const WeightS
     : program_(program),
       kernels_(kernels),
       weights_(weights),
-      read_ahead_(program, weights) {
+      read_ahead_(program, weights),
+      timer_(program.ops().size()) {
   Layout layout(program, max_step_tokens, num_threads);
   scratch_ = Buffer(layout.num_bytes, Pages::Normal, "scratch");
   register_offsets_ = std::move(layout.registers);
@@ -92,14 +93,17 @@ void Executor::run(const Batch& batch, ThreadPool::Session& session) {
   quantized_ = nullptr;
   if (batch.num_tokens() == 0) return;
   read_ahead_.begin_step();
+  timer_.start();
   for (size_t i = 0; i < program_.ops().size(); ++i) {
     read_ahead_.before_op(i);
     std::visit([&](const auto& o) { run_op(o, batch, session); }, program_.ops()[i]);
+    timer_.add_to(i);
   }
 }
 
 void Executor::head(const WantedRow* rows, int64_t num_rows, float* logits,
                     ThreadPool::Session& session) {
+  timer_.start();
   const auto& o = std::get<op::Head<int>>(program_.ops().back());
   const int64_t columns = program_.width(o.x);
   float* input = floats(head_input_offset_);
@@ -108,6 +112,7 @@ void Executor::head(const WantedRow* rows, int64_t num_rows, float* logits,
   }
   quantized_ = nullptr;
   linear(weights_.matrix(o.weight), nullptr, input, num_rows, logits, session);
+  timer_.add_to(program_.ops().size() - 1);
 }
 
 void Executor::run_op(const op::Embed<int>& o, const Batch& batch, ThreadPool::Session& session) {

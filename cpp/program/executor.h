@@ -10,6 +10,7 @@
 #include "program/batch.h"
 #include "program/kv_cache.h"
 #include "program/memory.h"
+#include "program/op_timer.h"
 #include "program/program.h"
 #include "program/read_ahead.h"
 #include "program/thread_pool.h"
@@ -38,6 +39,9 @@ class Executor {
   // As many rows at a time as the head takes.
   static constexpr int64_t kMaxHeadRows = 32;
 
+  // Of the program's ops, the head included.
+  OpTimer& timer() { return timer_; }
+
  private:
   struct Layout;
 
@@ -62,6 +66,7 @@ class Executor {
   const Kernels& kernels_;
   const WeightStore& weights_;
   ReadAhead read_ahead_;
+  OpTimer timer_;
   std::vector<KvCache> caches_;
   Buffer scratch_;
   std::vector<uint64_t> register_offsets_;
