@@ -61,6 +61,8 @@ class Executor {
   void linear(const Matrix& weight, const float* bias, const float* x, int64_t num_tokens,
               float* out, ThreadPool::Session& session);
   void quantize(const float* x, int64_t num_tokens, int64_t columns, ThreadPool::Session& session);
+  void round_bf16(const float* x, int64_t num_tokens, int64_t columns,
+                  ThreadPool::Session& session);
 
   const Program& program_;
   const Kernels& kernels_;
@@ -73,12 +75,15 @@ class Executor {
   uint64_t q_offset_;
   uint64_t q_scales_offset_;
   uint64_t q_sums_offset_;
+  uint64_t bf16_offset_;
   uint64_t attention_offset_;
   uint64_t attention_floats_;
   uint64_t head_input_offset_;
   // The matrix whose quantized form the scratch holds, or null: inputs that several ops share
   // (q, k and v; gate and up) are quantized once.
   const float* quantized_ = nullptr;
+  // Whether that form is bf16, for kernels that take it, and not integers.
+  bool quantized_to_bf16_ = false;
 };
 
 }  // namespace potluck

@@ -42,8 +42,15 @@ class Kernels:
     def isa(self) -> str:
         """The name of the instruction set."""
 
+    @property
+    def bf16_activations(self) -> bool:
+        """Whether BF16 weights take activations rounded to bf16: ``linear_bf16``."""
+
     def quantize(self, x: F32, q: I8, scales: F32, sums: I32) -> None:
         """``x, q [tokens, columns]``; ``scales, sums [tokens, columns / 32]``."""
+
+    def round_bf16(self, x: F32, out: U16) -> None:
+        """The bits of the bf16 nearest to each number; ``x`` and ``out`` are as long."""
 
     def linear_float(
         self,
@@ -56,6 +63,17 @@ class Kernels:
         end_panel: int,
     ) -> None:
         """``x [tokens, columns]``, ``out [tokens, rows]``; rows of ``out`` may lie apart."""
+
+    def linear_bf16(
+        self,
+        panels: U8,
+        x: U16,
+        bias: F32 | None,
+        out: F32,
+        first_panel: int,
+        end_panel: int,
+    ) -> None:
+        """As ``linear_float`` for BF16 weights and what ``round_bf16`` made."""
 
     def linear_quantized(
         self,

@@ -121,7 +121,7 @@ class Model:
         ``context_tokens``: the longest sequence; by default what the model allows, at most 4096.
         ``cache_tokens``: positions that all sequences share; by default one full context.
         ``num_threads``: by default the cores that may be used.
-        ``isa``: ``scalar``, ``avx2`` or ``avx512``; by default the best that works.
+        ``isa``: an instruction set such as ``avx2``; by default the best that works.
         ``backend``: what computes it, such as ``tinygrad:CL``, on the first device where that
         works, or a unit by its id; by default ``native``, which is the CPU. One process can use
         one device through tinygrad.
