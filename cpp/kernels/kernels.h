@@ -73,7 +73,8 @@ struct Activations {
   const int8_t* q;       // [tokens][columns], for quantized formats
   const float* scales;   // [tokens][columns / 32]: max|x| / 127
   const int32_t* sums;   // [tokens][columns / 32]: sum of q
-  const uint16_t* bf16;  // [tokens][columns], for BF16 where bf16_activations says so
+  const uint16_t* bf16;  // [tokens][columns], for BF16 where bf16_activations says so, and
+                         // for linear_fast
 };
 
 struct LinearArgs {
@@ -123,6 +124,11 @@ struct Kernels {
   // exact integer sum (and one of the minimum's term where the format has one); float formats one
   // fma per column, ascending. bias is added last.
   void (*linear[kNumFormats])(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
+
+  // The same in less time and precision, for rows of prompts where that was asked for: takes
+  // Activations::bf16 and expands the weights to bf16. Its results are its own, and may depend on
+  // num_tokens. Null where the instruction set has nothing faster than `linear`.
+  void (*linear_fast[kNumFormats])(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
 
   // One row of a matrix as float32.
   void (*embed[kNumFormats])(const Matrix& weight, int64_t row, float* out);
