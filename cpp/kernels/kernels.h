@@ -73,8 +73,7 @@ struct Activations {
   const int8_t* q;       // [tokens][columns], for quantized formats
   const float* scales;   // [tokens][columns / 32]: max|x| / 127
   const int32_t* sums;   // [tokens][columns / 32]: sum of q
-  const uint16_t* bf16;  // [tokens][columns], for BF16 where bf16_activations says so, and
-                         // for linear_fast
+  const uint16_t* bf16;  // [tokens][columns], for BF16 where bf16_activations says so, and linear_fast
 };
 
 struct LinearArgs {
@@ -125,11 +124,6 @@ struct Kernels {
   // fma per column, ascending. bias is added last.
   void (*linear[kNumFormats])(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
 
-  // The same in less time and precision, for rows of prompts where that was asked for: takes
-  // Activations::bf16 and expands the weights to bf16. Its results are its own, and may depend on
-  // num_tokens. Null where the instruction set has nothing faster than `linear`.
-  void (*linear_fast[kNumFormats])(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
-
   // One row of a matrix as float32.
   void (*embed[kNumFormats])(const Matrix& weight, int64_t row, float* out);
 
@@ -164,6 +158,11 @@ struct Kernels {
 
   // out[i] = exp(x[i] - max); returns the sum over 16 lanes and one tree. For sampling.
   float (*exp_sum)(const float* x, int64_t count, float max, float* out);
+
+  // As `linear` for quantized weights, faster and not exact: weights are rounded to bf16 and
+  // multiplied with Activations::bf16. An output element still depends on its token alone. Null
+  // where the instruction set has no such product, and for float formats.
+  void (*linear_fast[kNumFormats])(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
 };
 
 }  // namespace potluck
