@@ -84,6 +84,10 @@ void bind_values(nb::module_& m) {
 }
 
 void bind_stage(nb::module_& m) {
+  nb::class_<TimedOps>(m, "TimedOps")
+      .def_ro("first_op", &TimedOps::first_op)
+      .def_ro("end_op", &TimedOps::end_op)
+      .def_ro("seconds", &TimedOps::seconds);
   nb::class_<Stage>(m, "Stage")
       .def(nb::new_([](std::shared_ptr<const Program> program, const std::string& isa,
                        std::shared_ptr<ThreadPool> pool, int64_t num_blocks,
@@ -146,11 +150,11 @@ void bind_stage(nb::module_& m) {
             stage.logits(step, view(hidden), view(out));
           },
           nb::kw_only(), "slices"_a, "opened"_a, "closed"_a, "hidden"_a.none(), "out"_a)
-      .def("time_ops", &Stage::time_ops, "on"_a)
+      .def("time_ops", &Stage::time_ops)
       .def("times",
            [](Stage& stage) {
              Stage::Times times = stage.times();
-             return std::make_pair(std::move(times.op_seconds), times.sampling_seconds);
+             return std::make_pair(std::move(times.ops), times.sampling_seconds);
            })
       .def_prop_ro("weights_bytes", &Stage::weights_bytes)
       .def_prop_ro("mapped_bytes", &Stage::mapped_bytes);

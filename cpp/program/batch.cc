@@ -95,10 +95,12 @@ Batch::Batch(const std::vector<Slice>& slices, const BatchLimits& limits) {
       }
     }
     int64_t position = slice.start_position;
+    const bool is_prefill = slice.tokens.size() > 1;
     const auto begin = static_cast<int64_t>(rows_.size());
-    for (const int64_t token : slice.tokens) rows_.push_back({token, position++, table});
+    for (const int64_t token : slice.tokens) {
+      rows_.push_back({token, position++, table, is_prefill});
+    }
     const auto end = static_cast<int64_t>(rows_.size());
-    const bool is_prefill = end - begin > 1;
     if (!ranges_.empty() && ranges_.back().is_prefill == is_prefill) {
       ranges_.back().end = end;
     } else {

@@ -30,6 +30,7 @@ struct BatchRow {
   int64_t token;
   int64_t position;
   const int32_t* block_table;  // of the sequence
+  bool is_prefill;             // see RowRange
 };
 
 // Rows [begin, end) that are computed alike. A slice of one token is a decode, and so is the last

@@ -68,6 +68,7 @@ Stage::Stage(std::shared_ptr<const Program> program, const Kernels& kernels,
       executor_(*program_, kernels, weights_, num_blocks, max_step_tokens, pool_->num_threads(),
                 prefill),
       logits_(logits_bytes(*program_, max_step_tokens), Pages::Normal, "logits") {
+  sampling_timer_.add_part(program_->ops().size(), program_->ops().size());
   if (program_->spec().has_head) {
     sampler_.emplace(program_->spec().vocab_size, kernels, pool_->num_threads());
   }
@@ -111,15 +112,15 @@ void Stage::map_weight(const std::string& name, const std::vector<int64_t>& shap
   weights_.map(name, shape, format, data, num_bytes, std::move(owner));
 }
 
-void Stage::time_ops(bool on) {
+void Stage::time_ops() {
   const Call call(*this);
-  executor_.timer().turn(on);
-  sampling_timer_.turn(on);
+  executor_.timer().turn_on();
+  sampling_timer_.turn_on();
 }
 
 Stage::Times Stage::times() {
   const Call call(*this);
-  return {executor_.timer().seconds(), sampling_timer_.seconds().front()};
+  return {executor_.timer().parts(), sampling_timer_.parts().front().seconds};
 }
 
 Batch Stage::check(const Step& step, const std::optional<MatrixView>& hidden_in) const {

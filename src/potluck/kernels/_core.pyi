@@ -307,6 +307,16 @@ class SampledToken:
     @property
     def top(self) -> list[TokenLogprob]: ...
 
+class TimedOps:
+    """Ops ``[first_op, end_op)`` of a program, which run together (cpp/program/op_timer.h)."""
+
+    @property
+    def first_op(self) -> int: ...
+    @property
+    def end_op(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+
 class Stage:
     def __init__(
         self,
@@ -348,9 +358,9 @@ class Stage:
         hidden: F32 | None,
         out: F32,
     ) -> None: ...
-    def time_ops(self, on: bool) -> None: ...
-    def times(self) -> tuple[list[float], float]:
-        """Seconds by op of the program, and of sampling, while ``time_ops`` was on."""
+    def time_ops(self) -> None: ...
+    def times(self) -> tuple[list[TimedOps], float]:
+        """By ops of the program, and seconds of sampling; since ``time_ops``."""
 
     @property
     def weights_bytes(self) -> int: ...
