@@ -41,7 +41,10 @@ class Sample:
 @contextmanager
 def busy_process(core: int | None) -> Iterator[None]:
     """Something that computes without end on ``core``, or wherever the system puts it."""
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    # In a session of its own, as another user's: the system shares its cores out among sessions
+    # first, where it groups them (sched_autogroup).
+    command = [sys.executable, "-c", "while True: pass"]
+    process = subprocess.Popen(command, start_new_session=True)
     try:
         if core is not None:
             os.sched_setaffinity(process.pid, {core})
@@ -64,10 +67,13 @@ def measure(model: Model, prompt_tokens: int, decode_tokens: int) -> Sample:
     )
 
 
-def ratio(samples: list[Sample], base: list[Sample], figure: str) -> float:
-    """The median over rounds of ``figure`` in ``samples`` divided by that in ``base``."""
-    pairs = zip(samples, base, strict=True)
-    return statistics.median(getattr(a, figure) / getattr(b, figure) for a, b in pairs)
+def ratios_of(samples: list[Sample], base: list[Sample]) -> Sample:
+    """The medians over rounds of ``samples`` divided by ``base``."""
+    pairs = list(zip(samples, base, strict=True))
+    return Sample(
+        prefill=statistics.median(a.prefill / b.prefill for a, b in pairs),
+        decode=statistics.median(a.decode / b.decode for a, b in pairs),
+    )
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -101,14 +107,11 @@ def main() -> None:
                 if round_index > 0:  # the first warms up
                     samples[name].append(sample)
     ratios = {
-        f"{name}_over_one_thread": {
-            figure: ratio(samples[name], samples["one_thread"], figure)
-            for figure in ("prefill", "decode")
-        }
+        f"{name}_over_one_thread": ratios_of(samples[name], samples["one_thread"])
         for name in ("alone", "busy")
     }
-    for name, figures in ratios.items():
-        print(f"{name:22} prefill {figures['prefill']:.2f}  decode {figures['decode']:.2f}")
+    for name, each in ratios.items():
+        print(f"{name:22} prefill {each.prefill:.2f}  decode {each.decode:.2f}")
     document = {
         **record,
         "model": Path(arguments.model).name,
@@ -119,7 +122,7 @@ def main() -> None:
         "tokens_per_second": {
             name: [asdict(sample) for sample in each] for name, each in samples.items()
         },
-        "ratios": ratios,
+        "ratios": {name: asdict(each) for name, each in ratios.items()},
     }
     arguments.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 

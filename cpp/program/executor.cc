@@ -69,7 +69,7 @@ Executor::Executor(const Program& program, const Kernels& kernels, const WeightS
       phases_(schedule(program.ops())),
       read_ahead_(program, weights) {
   Layout layout(program, max_step_tokens, num_threads, prefill);
-  scratch_ = Buffer(layout.num_bytes, Pages::Normal, "scratch");
+  scratch_ = Buffer(layout.num_bytes, Pages::Huge, "scratch");
   register_offsets_ = std::move(layout.registers);
   q_offset_ = layout.q;
   q_scales_offset_ = layout.q_scales;

@@ -54,7 +54,7 @@ class ThreadPool {
     // when all are done. Worker w of n has the chunks [num_chunks * w / n, num_chunks * (w + 1) / n)
     // and takes them in ascending order; one that has done its own takes the last ones of others.
     // `worker` is in [0, num_threads), and no two concurrent calls have the same. Not to be nested.
-    // num_chunks is less than 2^32.
+    // Throws Error for 2^32 chunks or more.
     void parallel_for(int64_t num_chunks, const ChunkFunction& function);
 
    private:
