@@ -32,6 +32,13 @@ struct BatchRow {
   const int32_t* block_table;  // of the sequence
 };
 
+// Rows [first_row, first_row + num_tokens), of one sequence, at positions from `position` on.
+struct BatchSlice {
+  int64_t first_row;
+  int64_t num_tokens;
+  int64_t position;
+};
+
 // A row whose logits are wanted: the last one of a slice with `sample`.
 struct WantedRow {
   int64_t row;
@@ -47,11 +54,13 @@ class Batch {
   Batch(const std::vector<Slice>& slices, const BatchLimits& limits);
 
   const std::vector<BatchRow>& rows() const { return rows_; }
+  const std::vector<BatchSlice>& slices() const { return slices_; }
   const std::vector<WantedRow>& wanted() const { return wanted_; }
   int64_t num_tokens() const { return static_cast<int64_t>(rows_.size()); }
 
  private:
   std::vector<BatchRow> rows_;
+  std::vector<BatchSlice> slices_;
   std::vector<WantedRow> wanted_;
   std::vector<int32_t> blocks_;
 };

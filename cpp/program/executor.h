@@ -1,12 +1,14 @@
 // Runs the ops of a program on a batch: owns the registers and the key-value caches, and divides
-// every op among the threads. Each output element is computed whole by one thread, so the result
-// does not depend on how many there are.
+// every op among the threads. Each output element has an order of operations of its own, so the
+// result does not depend on how many there are.
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "program/attention_division.h"
 #include "program/batch.h"
 #include "program/kv_cache.h"
 #include "program/memory.h"
@@ -53,6 +55,8 @@ class Executor {
   void run_op(const op::Add<int>& o, const Batch& batch, ThreadPool::Session& session);
   void run_op(const op::Head<int>&, const Batch&, ThreadPool::Session&) {}
 
+  // How the batch of this step is divided, remembered from one layer to the next.
+  const AttentionDivision& division_for(const AttentionShape& shape, const Batch& batch);
   void append_kv(const op::Attention<int>& o, const Batch& batch, ThreadPool::Session& session);
   void linear(const Matrix& weight, const float* bias, const float* x, int64_t num_tokens,
               float* out, ThreadPool::Session& session);
@@ -70,10 +74,13 @@ class Executor {
   uint64_t q_sums_offset_;
   uint64_t attention_offset_;
   uint64_t attention_floats_;
+  uint64_t partials_offset_;
   uint64_t head_input_offset_;
   // The matrix whose quantized form the scratch holds, or null: inputs that several ops share
   // (q, k and v; gate and up) are quantized once.
   const float* quantized_ = nullptr;
+  const AttentionLimits attention_limits_;
+  std::vector<std::pair<AttentionShape, AttentionDivision>> divisions_;
 };
 
 }  // namespace potluck
