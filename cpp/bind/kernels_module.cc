@@ -274,17 +274,14 @@ AttentionArgs attention_args(HeadsIn q, CacheIn keys, CacheIn values,
   args.num_heads = num_heads;
   args.num_kv_heads = num_kv_heads;
   args.head_dim = head_dim;
+  args.end_kv_head = num_kv_heads;
   args.scale = scale;
   return args;
 }
 
-int64_t num_rows(const AttentionArgs& args) {
-  return args.num_tokens * (args.num_heads / args.num_kv_heads);
-}
-
 std::vector<float> attention_scratch(const AttentionArgs& args) {
   return std::vector<float>(
-      static_cast<size_t>(attention_scratch_floats(num_rows(args), args.head_dim)));
+      static_cast<size_t>(attention_scratch_floats(attention_rows(args), args.head_dim)));
 }
 
 void attention(const Kernels& kernels, HeadsIn q, CacheIn keys, CacheIn values,
@@ -294,7 +291,7 @@ void attention(const Kernels& kernels, HeadsIn q, CacheIn keys, CacheIn values,
   std::vector<float> scratch = attention_scratch(args);
   args.scratch = scratch.data();
   nb::gil_scoped_release release;
-  for (int64_t kv_head = 0; kv_head < args.num_kv_heads; ++kv_head) kernels.attention(args, kv_head);
+  kernels.attention(args);
 }
 
 void attention_in_parts(const Kernels& kernels, HeadsIn q, CacheIn keys, CacheIn values,
@@ -303,16 +300,16 @@ void attention_in_parts(const Kernels& kernels, HeadsIn q, CacheIn keys, CacheIn
   AttentionArgs args = attention_args(q, keys, values, block_table, position, window, scale, out);
   std::vector<float> scratch = attention_scratch(args);
   args.scratch = scratch.data();
-  const int64_t span_floats = attention_partial_floats(num_rows(args), args.head_dim);
-  const int64_t num_spans = end_span(args) - first_span(args);
-  std::vector<float> partials(static_cast<size_t>(num_spans * span_floats));
   nb::gil_scoped_release release;
   for (int64_t kv_head = 0; kv_head < args.num_kv_heads; ++kv_head) {
-    for (int64_t i = num_spans; i-- > 0;) {
-      kernels.attention_span(args, kv_head, first_span(args) + i,
-                             partials.data() + i * span_floats);
-    }
-    kernels.attention_merge(args, kv_head, partials.data());
+    args.first_kv_head = kv_head;
+    args.end_kv_head = kv_head + 1;
+    const int64_t span_floats = attention_partial_floats(attention_rows(args), args.head_dim);
+    const int64_t num_spans = end_span(args) - first_span(args);
+    std::vector<float> partials(static_cast<size_t>(num_spans * span_floats));
+    for (int64_t i = num_spans; i-- > 0;)
+      kernels.attention_span(args, first_span(args) + i, partials.data() + i * span_floats);
+    kernels.attention_merge(args, partials.data());
   }
 }
 

@@ -212,12 +212,12 @@ void check_attention(const Kernels& kernels, Random& random, Report& report) {
 
   const std::vector<float> q = random.numbers(kTokens * kHeads * kHeadDim);
   std::vector<float> out(q.size());
-  constexpr int64_t kNumRows = kTokens * kHeads / kKvHeads;
+  constexpr int64_t kNumRows = kTokens * kHeads;
   std::vector<float> scratch(at(attention_scratch_floats(kNumRows, kHeadDim)));
-  const AttentionArgs args{q.data(),    out.data(),    kTokens, kPosition, kWindow,  keys.data(),
-                           values.data(), block_table, kHeads,  kKvHeads,  kHeadDim, 0.2f,
-                           scratch.data()};
-  for (int64_t head = 0; head < kKvHeads; ++head) kernels.attention(args, head);
+  const AttentionArgs args{q.data(),    out.data(),    kTokens,     kPosition, kWindow,
+                           keys.data(), values.data(), block_table, kHeads,    kKvHeads,
+                           kHeadDim,    0,             kKvHeads,    0.2f,      scratch.data()};
+  kernels.attention(args);
   ok = true;
   for (int64_t row = 0; row < kTokens * kHeads; ++row) {
     const int64_t last = kPosition + row / kHeads;
@@ -243,13 +243,11 @@ void check_attention(const Kernels& kernels, Random& random, Report& report) {
   out.assign(out.size(), NAN);
   const int64_t span_floats = attention_partial_floats(kNumRows, kHeadDim);
   std::vector<float> partials(at(2 * span_floats));
+  kernels.attention_span(args, 1, partials.data() + span_floats);
+  kernels.attention_span(args, 0, partials.data());
+  kernels.attention_merge(args, partials.data());
   Checksum spans;
-  for (int64_t head = 0; head < kKvHeads; ++head) {
-    kernels.attention_span(args, head, 1, partials.data() + span_floats);
-    kernels.attention_span(args, head, 0, partials.data());
-    spans.add(partials);
-    kernels.attention_merge(args, head, partials.data());
-  }
+  spans.add(partials);
   Checksum merged;
   merged.add(out);
   report.line("attention_span", spans, out == whole);

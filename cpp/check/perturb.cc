@@ -158,25 +158,23 @@ struct Perturbed {
     return changed;
   }
 
-  static void attention(const AttentionArgs& args, int64_t kv_head) {
-    if (!is_active("attention")) return real().attention(args, kv_head);
-    real().attention(spoil_position(args), kv_head);
-    if (!kIsScalar) nudge(last_output(args, kv_head));
+  static void attention(const AttentionArgs& args) {
+    if (!is_active("attention")) return real().attention(args);
+    real().attention(spoil_position(args));
+    if (!kIsScalar) nudge(last_output(args));
   }
 
-  static void attention_span(const AttentionArgs& args, int64_t kv_head, int64_t span,
-                             float* partial) {
-    const bool spoil = is_active("attention_span") && span == end_span(args) - 1;
-    real().attention_span(args, kv_head, span, partial);
-    if (!spoil) return;
-    const int64_t rows = args.num_tokens * (args.num_heads / args.num_kv_heads);
+  static void attention_span(const AttentionArgs& args, int64_t span, float* partial) {
+    real().attention_span(args, span, partial);
+    if (!is_active("attention_span") || span != end_span(args) - 1) return;
+    const int64_t rows = attention_rows(args);
     if (kIsScalar)  // the last row's sum is forgotten
       partial[attention_partial_floats(rows, args.head_dim) - 1] = 0.0f;
     else
       nudge(partial + (rows - 1) * padded_head_dim(args.head_dim) + args.head_dim - 1);
   }
 
-  static void attention_merge(const AttentionArgs& args, int64_t kv_head, float* partials) {
+  static void attention_merge(const AttentionArgs& args, float* partials) {
     const bool spoil = is_active("attention_merge");
     AttentionArgs changed = args;
     // The last span is forgotten, where the token sees another.
@@ -185,13 +183,13 @@ struct Perturbed {
       if (args.window != kNoWindow) changed.window -= args.position + 1 - end;
       changed.position = end - 1;
     }
-    real().attention_merge(changed, kv_head, partials);
-    if (spoil && !kIsScalar) nudge(last_output(args, kv_head));
+    real().attention_merge(changed, partials);
+    if (spoil && !kIsScalar) nudge(last_output(args));
   }
 
-  static float* last_output(const AttentionArgs& args, int64_t kv_head) {
-    const int64_t group_heads = args.num_heads / args.num_kv_heads;
-    const int64_t end_head = (args.num_tokens - 1) * args.num_heads + (kv_head + 1) * group_heads;
+  static float* last_output(const AttentionArgs& args) {
+    const int64_t end_head = (args.num_tokens - 1) * args.num_heads +
+                             args.end_kv_head * (args.num_heads / args.num_kv_heads);
     return args.out + end_head * args.head_dim - 1;
   }
 

@@ -96,6 +96,8 @@ struct AttentionArgs {
   int64_t num_heads;
   int64_t num_kv_heads;
   int64_t head_dim;             // a multiple of 8
+  int64_t first_kv_head;        // computed are the query heads that share key-value heads
+  int64_t end_kv_head;          // [first_kv_head, end_kv_head)
   float scale;
   float* scratch;               // attention_scratch_floats(...) floats
 };
@@ -117,8 +119,13 @@ static inline int64_t first_span(const AttentionArgs& args) {
 static inline int64_t end_span(const AttentionArgs& args) {
   return (args.position + args.num_tokens - 1) / kSpanTokens + 1;
 }
-// A row is a token and one of the query heads that share a key-value head. Its scores in a span lie
-// a line farther apart than they are long, so that neighbours do not fall into the same cache set.
+// A row is a token and a query head.
+static inline int64_t attention_rows(const AttentionArgs& args) {
+  return args.num_tokens * (args.end_kv_head - args.first_kv_head) *
+         (args.num_heads / args.num_kv_heads);
+}
+// The scores of a row in a span lie a line farther apart than they are long, so that neighbours do
+// not fall into the same cache set.
 constexpr int64_t kScoreStride = kSpanTokens + 16;
 int64_t attention_partial_floats(int64_t num_rows, int64_t head_dim);
 int64_t attention_scratch_floats(int64_t num_rows, int64_t head_dim);
@@ -166,14 +173,14 @@ struct Kernels {
   void (*append_kv)(const float* k, const float* v, uint16_t* keys, uint16_t* values,
                     int64_t block, int64_t offset, int64_t num_kv_heads, int64_t head_dim);
 
-  // Attention for the query heads that share key-value head `kv_head`.
-  void (*attention)(const AttentionArgs& args, int64_t kv_head);
+  // softmax(scale * q . keys) . values, over the positions that each token sees.
+  void (*attention)(const AttentionArgs& args);
 
   // The same in parts, with the same bits: the partial of one span, and what comes of those of all
   // the spans [first_span(args), end_span(args)), which lie one after another, each of
   // attention_partial_floats(...) floats.
-  void (*attention_span)(const AttentionArgs& args, int64_t kv_head, int64_t span, float* partial);
-  void (*attention_merge)(const AttentionArgs& args, int64_t kv_head, float* partials);
+  void (*attention_span)(const AttentionArgs& args, int64_t span, float* partial);
+  void (*attention_merge)(const AttentionArgs& args, float* partials);
 
   // out[i] = exp(x[i] - max); returns the sum over 16 lanes and one tree. For sampling.
   float (*exp_sum)(const float* x, int64_t count, float max, float* out);

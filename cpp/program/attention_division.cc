@@ -8,9 +8,9 @@
 namespace potluck {
 namespace {
 
-// Rows that share what they read: with fewer, a thread waits for keys and values; with more, their
-// queries and scores leave the second cache (64 rows are 200 KB at 128 columns).
-constexpr int64_t kTileRows = 64;
+// Rows of one part: with fewer that share what they read, a thread waits for keys and values; with
+// more, their queries and scores leave the second cache (64 rows are 200 KB at 128 columns).
+constexpr int64_t kPartRows = 64;
 // What reading a position costs, as rows that are computed: 32 bytes a nanosecond come from memory
 // per core, or less, while 32 multiply-adds are done.
 constexpr int64_t kReadRows = 4;
@@ -18,6 +18,17 @@ constexpr int64_t kReadRows = 4;
 int64_t group_heads(const AttentionShape& shape) { return shape.num_heads / shape.num_kv_heads; }
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t most_tokens(const AttentionShape& shape, const AttentionLimits& limits) {
+  const int64_t tokens = std::max<int64_t>(1, kPartRows / group_heads(shape));
+  return std::min(tokens, limits.max_step_tokens);
+}
+
+// Key-value heads of one part.
+int64_t most_heads(const AttentionShape& shape, int64_t num_tokens) {
+  const int64_t heads = kPartRows / (num_tokens * group_heads(shape));
+  return std::clamp<int64_t>(heads, 1, shape.num_kv_heads);
+}
 
 // The args of a tile, as far as spans follow from them.
 AttentionArgs args_of(const AttentionTile& tile, const AttentionShape& shape) {
@@ -43,7 +54,7 @@ class Divider {
   Divider(const AttentionShape& shape, const AttentionLimits& limits)
       : shape_(shape),
         num_threads_(limits.num_threads),
-        tile_tokens_(attention_tile_rows(shape, limits) / group_heads(shape)),
+        tile_tokens_(most_tokens(shape, limits)),
         free_floats_(attention_cut_floats(shape, limits)) {}
 
   AttentionDivision divide(const std::vector<BatchSlice>& slices) {
@@ -75,33 +86,45 @@ class Divider {
       add_tile({slice.first_row + i, std::min(most, end - i), slice.position + i});
   }
 
+  // As many heads at once as fit, if need be cut by spans, then by heads.
   void add_tile(const AttentionTile& tile) {
     const AttentionArgs args = args_of(tile, shape_);
-    const int64_t first = first_span(args), end = end_span(args);
-    const int64_t work = work_of(tile, shape_);
-    const int64_t index = static_cast<int64_t>(division_.tiles.size());
-    const int64_t span_floats =
-        attention_partial_floats(tile.num_tokens * group_heads(shape_), shape_.head_dim);
-    const int64_t floats = (end - first) * span_floats;
-    const int64_t num_parts = std::min(end - first, work / fair_work_);
-    const bool is_cut = num_parts > 1 && floats * shape_.num_kv_heads <= free_floats_;
+    const int64_t num_spans = end_span(args) - first_span(args);
+    const int64_t head_work = work_of(tile, shape_);
+    const int64_t head_rows = tile.num_tokens * group_heads(shape_);
+    const int64_t head_floats = num_spans * attention_partial_floats(head_rows, shape_.head_dim);
+    const bool can_cut = head_floats * shape_.num_kv_heads <= free_floats_;
+    int64_t heads = most_heads(shape_, tile.num_tokens);
+    const int64_t num_wanted = std::max<int64_t>(1, heads * head_work / fair_work_);
+    const int64_t num_cuts = can_cut ? std::min(num_spans, num_wanted) : 1;
+    heads = std::max<int64_t>(1, heads * num_cuts / num_wanted);
+    const auto index = static_cast<int64_t>(division_.tiles.size());
     division_.tiles.push_back(tile);
-    for (int64_t kv_head = 0; kv_head < shape_.num_kv_heads; ++kv_head) {
-      if (!is_cut) {
-        division_.parts.push_back({index, kv_head, first, end, kNoPartials, work});
-        continue;
-      }
-      division_.cuts.push_back({index, kv_head, used_floats_});
-      for (int64_t i = 0; i < num_parts; ++i) {
-        const int64_t part_first = first + (end - first) * i / num_parts;
-        const int64_t part_end = first + (end - first) * (i + 1) / num_parts;
-        division_.parts.push_back({index, kv_head, part_first, part_end,
-                                   used_floats_ + (part_first - first) * span_floats,
-                                   work * (part_end - part_first) / (end - first)});
-      }
-      used_floats_ += floats;
-      free_floats_ -= floats;
+    for (int64_t head = 0; head < shape_.num_kv_heads; head += heads) {
+      const int64_t end_head = std::min(head + heads, shape_.num_kv_heads);
+      const AttentionPart part{index, head, end_head, first_span(args), end_span(args),
+                               kNoPartials, (end_head - head) * head_work};
+      if (num_cuts == 1)
+        division_.parts.push_back(part);
+      else
+        cut(part, num_cuts, (end_head - head) * head_floats);
     }
+  }
+
+  void cut(const AttentionPart& whole, int64_t num_cuts, int64_t floats) {
+    const int64_t num_spans = whole.end_span - whole.first_span;
+    division_.cuts.push_back({whole.tile, whole.first_kv_head, whole.end_kv_head, used_floats_});
+    for (int64_t i = 0; i < num_cuts; ++i) {
+      const int64_t begin = num_spans * i / num_cuts, end = num_spans * (i + 1) / num_cuts;
+      AttentionPart part = whole;
+      part.first_span = whole.first_span + begin;
+      part.end_span = whole.first_span + end;
+      part.partials = used_floats_ + floats / num_spans * begin;
+      part.work = whole.work * (end - begin) / num_spans;
+      division_.parts.push_back(part);
+    }
+    used_floats_ += floats;
+    free_floats_ -= floats;
   }
 
   void add_chunks() {
@@ -132,9 +155,11 @@ bool operator==(const AttentionShape& a, const AttentionShape& b) {
          a.head_dim == b.head_dim && a.window == b.window;
 }
 
-int64_t attention_tile_rows(const AttentionShape& shape, const AttentionLimits& limits) {
-  const int64_t tokens = std::max<int64_t>(1, kTileRows / group_heads(shape));
-  return std::min(tokens, limits.max_step_tokens) * group_heads(shape);
+int64_t attention_part_rows(const AttentionShape& shape, const AttentionLimits& limits) {
+  int64_t rows = 0;
+  for (int64_t tokens = 1; tokens <= most_tokens(shape, limits); ++tokens)
+    rows = std::max(rows, tokens * group_heads(shape) * most_heads(shape, tokens));
+  return rows;
 }
 
 int64_t attention_cut_floats(const AttentionShape& shape, const AttentionLimits& limits) {

@@ -1,9 +1,10 @@
 // How attention over a batch is divided among threads.
 //
 // What is divided is tiles of neighbouring tokens, which share the keys and values that they read,
-// times key-value heads. Where these are too few to keep all threads busy, as in the decoding of one
-// long sequence, some are cut further into ranges of spans, whose partials are kept and merged when
-// all are there. No result depends on any of this (see AttentionArgs in kernels.h).
+// times key-value heads: one at a time for many tokens, and several for few, as their keys and
+// values lie side by side. Where that is too little to keep all threads busy, as in the decoding of
+// one long sequence, parts are cut into ranges of spans, whose partials are kept and merged when all
+// are there. No result depends on any of this (see AttentionArgs in kernels.h).
 #pragma once
 
 #include <cstdint>
@@ -34,10 +35,12 @@ struct AttentionTile {
   int64_t position;  // of the first
 };
 
-// Spans [first_span, end_span) of a tile and a key-value head: all of them, or some of a cut.
+// Spans [first_span, end_span) of a tile and its key-value heads [first_kv_head, end_kv_head): all of
+// them, or some of a cut.
 struct AttentionPart {
   int64_t tile;
-  int64_t kv_head;
+  int64_t first_kv_head;
+  int64_t end_kv_head;
   int64_t first_span;
   int64_t end_span;
   int64_t partials;  // where those of its spans go, in floats; kNoPartials if it has all spans
@@ -45,10 +48,11 @@ struct AttentionPart {
 };
 constexpr int64_t kNoPartials = -1;
 
-// A tile and a key-value head whose partials have to be merged.
+// A tile and key-value heads whose partials have to be merged.
 struct AttentionCut {
   int64_t tile;
-  int64_t kv_head;
+  int64_t first_kv_head;
+  int64_t end_kv_head;
   int64_t partials;
 };
 
@@ -62,8 +66,8 @@ struct AttentionDivision {
   int64_t num_chunks() const { return static_cast<int64_t>(chunks.size()) - 1; }
 };
 
-// The most rows of one tile: tokens times the heads that share a key-value head.
-int64_t attention_tile_rows(const AttentionShape& shape, const AttentionLimits& limits);
+// The most rows of one part: tokens times query heads.
+int64_t attention_part_rows(const AttentionShape& shape, const AttentionLimits& limits);
 // The memory for partials that cuts may take, in floats; 0 with one thread.
 int64_t attention_cut_floats(const AttentionShape& shape, const AttentionLimits& limits);
 

@@ -43,7 +43,7 @@ struct Executor::Layout {
     for (const op::Resolved& any : program.ops()) {
       if (const auto* o = std::get_if<op::Attention<int>>(&any)) {
         const AttentionShape shape = shape_of(*o);
-        const int64_t num_rows = attention_tile_rows(shape, limits);
+        const int64_t num_rows = attention_part_rows(shape, limits);
         thread_floats = std::max(thread_floats, attention_scratch_floats(num_rows, o->head_dim));
         cut_floats = std::max(cut_floats, attention_cut_floats(shape, limits));
       }
@@ -205,8 +205,8 @@ void Executor::run_op(const op::Attention<int>& o, const Batch& batch,
 
   const AttentionDivision& division = division_for(shape_of(o), batch);
   float* partials = floats(partials_offset_);
-  const auto args_of = [&](int64_t tile, int worker) {
-    const AttentionTile& t = division.tiles[static_cast<size_t>(tile)];
+  const auto args_of = [&](const auto& part, int worker) {
+    const AttentionTile& t = division.tiles[static_cast<size_t>(part.tile)];
     AttentionArgs args{};
     args.q = q + t.first_row * columns;
     args.out = out + t.first_row * columns;
@@ -219,6 +219,8 @@ void Executor::run_op(const op::Attention<int>& o, const Batch& batch,
     args.num_heads = o.num_heads;
     args.num_kv_heads = o.num_kv_heads;
     args.head_dim = o.head_dim;
+    args.first_kv_head = part.first_kv_head;
+    args.end_kv_head = part.end_kv_head;
     args.scale = o.scale;
     args.scratch = floats(attention_offset_) + attention_floats_ * static_cast<uint64_t>(worker);
     return args;
@@ -228,22 +230,21 @@ void Executor::run_op(const op::Attention<int>& o, const Batch& batch,
     const auto end = static_cast<size_t>(division.chunks[static_cast<size_t>(chunk) + 1]);
     for (size_t i = begin; i < end; ++i) {
       const AttentionPart& part = division.parts[i];
-      const AttentionArgs args = args_of(part.tile, worker);
+      const AttentionArgs args = args_of(part, worker);
       if (part.partials == kNoPartials) {
-        kernels_.attention(args, part.kv_head);
+        kernels_.attention(args);
         continue;
       }
       float* partial = partials + part.partials;
       for (int64_t span = part.first_span; span < part.end_span; ++span) {
-        kernels_.attention_span(args, part.kv_head, span, partial);
-        partial += attention_partial_floats(
-            args.num_tokens * (args.num_heads / args.num_kv_heads), args.head_dim);
+        kernels_.attention_span(args, span, partial);
+        partial += attention_partial_floats(attention_rows(args), args.head_dim);
       }
     }
   });
   session.parallel_for(static_cast<int64_t>(division.cuts.size()), [&](int64_t i, int worker) {
     const AttentionCut& cut = division.cuts[static_cast<size_t>(i)];
-    kernels_.attention_merge(args_of(cut.tile, worker), cut.kv_head, partials + cut.partials);
+    kernels_.attention_merge(args_of(cut, worker), partials + cut.partials);
   });
 }
 

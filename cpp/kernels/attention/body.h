@@ -19,13 +19,12 @@ namespace POTLUCK_ISA {
 namespace {
 
 // A span's partial. `q` is packed (pack_queries), `scores` is [rows][kScoreStride] of scratch.
-inline void attend_span(const AttentionArgs& args, int64_t kv_head, int64_t span, const float* q,
-                        float* scores, const Partial& partial) {
-  const Span blocks = find_span(args, kv_head, span);
-  const int64_t group = group_heads(args);
+inline void attend_span(const AttentionArgs& args, int64_t span, const float* q, float* scores,
+                        const Partial& partial) {
+  const Span blocks = find_span(args, span);
   score_span(args, blocks, span, q, scores);
-  for (int64_t row = 0; row < num_rows(args); ++row) {
-    const Range range = visible(args, row / group, span);
+  for (int64_t row = 0; row < attention_rows(args); ++row) {
+    const Range range = visible(args, token_of(args, row), span);
     if (range.begin >= range.end) continue;
     const Softmax softmax = softmax_terms(scores + row * kScoreStride, range);
     partial.largest[row] = softmax.largest;
@@ -52,34 +51,33 @@ void append_kv(const float* k, const float* v, uint16_t* keys, uint16_t* values,
   }
 }
 
-void attention(const AttentionArgs& args, int64_t kv_head) {
+void attention(const AttentionArgs& args) {
   float* q = args.scratch;
-  float* scores = q + num_rows(args) * args.head_dim;
-  const Partial of_span = partial_at(args, scores + num_rows(args) * kScoreStride);
+  float* scores = q + attention_rows(args) * args.head_dim;
+  const Partial of_span = partial_at(args, scores + attention_rows(args) * kScoreStride);
   const Partial merged = partial_at(args, of_span.end);
-  pack_queries(args, kv_head, q);
+  pack_queries(args, q);
   for (int64_t span = first_span(args); span < end_span(args); ++span) {
-    attend_span(args, kv_head, span, q, scores, of_span);
+    attend_span(args, span, q, scores, of_span);
     merge_span(args, span, of_span, merged);
   }
-  divide_by_total(args, kv_head, merged);
+  divide_by_total(args, merged);
 }
 
-void attention_span(const AttentionArgs& args, int64_t kv_head, int64_t span, float* partial) {
+void attention_span(const AttentionArgs& args, int64_t span, float* partial) {
   float* q = args.scratch;
-  pack_queries(args, kv_head, q);
-  attend_span(args, kv_head, span, q, q + num_rows(args) * args.head_dim,
-              partial_at(args, partial));
+  pack_queries(args, q);
+  attend_span(args, span, q, q + attention_rows(args) * args.head_dim, partial_at(args, partial));
 }
 
-void attention_merge(const AttentionArgs& args, int64_t kv_head, float* partials) {
+void attention_merge(const AttentionArgs& args, float* partials) {
   const Partial merged = partial_at(args, args.scratch);
   for (int64_t span = first_span(args); span < end_span(args); ++span) {
     const Partial of_span = partial_at(args, partials);
     merge_span(args, span, of_span, merged);
     partials = of_span.end;
   }
-  divide_by_total(args, kv_head, merged);
+  divide_by_total(args, merged);
 }
 
 }  // namespace POTLUCK_ISA

@@ -15,9 +15,9 @@ struct Partial {
   float* end;
 };
 POTLUCK_LANES Partial partial_at(const AttentionArgs& args, float* floats) {
-  float* largest = floats + num_rows(args) * padded_head_dim(args.head_dim);
-  float* total = largest + num_rows(args);
-  return {floats, largest, total, total + num_rows(args)};
+  float* largest = floats + attention_rows(args) * padded_head_dim(args.head_dim);
+  float* total = largest + attention_rows(args);
+  return {floats, largest, total, total + attention_rows(args)};
 }
 
 // One row of a span after those before it; the first that the row sees is taken as it is.
@@ -46,9 +46,8 @@ inline void merge_row(const Partial& next, int64_t row, int64_t stride, bool is_
 // Spans are merged in ascending order; each row only those that it sees.
 inline void merge_span(const AttentionArgs& args, int64_t span, const Partial& next,
                        const Partial& merged) {
-  const int64_t group = group_heads(args);
-  for (int64_t row = 0; row < num_rows(args); ++row) {
-    const int64_t token = row / group;
+  for (int64_t row = 0; row < attention_rows(args); ++row) {
+    const int64_t token = token_of(args, row);
     const Range range = visible(args, token, span);
     if (range.begin >= range.end) continue;
     const bool is_first = span == first_position(args, token) / kSpanTokens;
@@ -56,11 +55,9 @@ inline void merge_span(const AttentionArgs& args, int64_t span, const Partial& n
   }
 }
 
-inline void divide_by_total(const AttentionArgs& args, int64_t kv_head, const Partial& merged) {
-  const int64_t group = group_heads(args);
-  for (int64_t row = 0; row < num_rows(args); ++row) {
-    const int64_t head = kv_head * group + row % group;
-    float* out = args.out + (row / group * args.num_heads + head) * args.head_dim;
+inline void divide_by_total(const AttentionArgs& args, const Partial& merged) {
+  for (int64_t row = 0; row < attention_rows(args); ++row) {
+    float* out = args.out + query_offset(args, row);
     const float* sums = merged.weighted + row * padded_head_dim(args.head_dim);
     for (int64_t d = 0; d < args.head_dim; d += kNumLanes)
       store_partial(out + d, div(load(sums + d), splat(merged.total[row])),

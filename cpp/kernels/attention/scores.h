@@ -12,16 +12,16 @@ namespace {
 constexpr int kScoreRows = kNumRegisters >= 32 ? 12 : 6;
 constexpr int kScoreBlocks = kNumRegisters >= 32 ? 2 : 1;
 constexpr int kScoreUnroll = kUnroll == 1 ? 1 : kScoreRows;
+// How many steps before they are read keys are asked for; a step is one head of kScoreBlocks blocks.
+constexpr int64_t kStepsAhead = kMaxBlocksAhead / kScoreBlocks;
 
-// The queries of a tile of rows, column by column: [head_dim][rows of the tile].
-inline void pack_queries(const AttentionArgs& args, int64_t kv_head, float* packed) {
-  const int64_t group = group_heads(args);
-  const int64_t end_row = num_rows(args);
-  for (int64_t row = 0; row < end_row;) {
-    const int64_t tile = next_tile(end_row - row, kScoreRows);
+// The queries, in tiles of rows of one key-value head: [head_dim][rows of the tile].
+inline void pack_queries(const AttentionArgs& args, float* packed) {
+  const int64_t per_head = rows_per_head(args);
+  for (int64_t row = 0; row < attention_rows(args);) {
+    const int64_t tile = next_tile(per_head - row % per_head, kScoreRows);
     for (int64_t i = 0; i < tile; ++i, ++row) {
-      const int64_t head = kv_head * group + row % group;
-      const float* q = args.q + (row / group * args.num_heads + head) * args.head_dim;
+      const float* q = args.q + query_offset(args, row);
       for (int64_t d = 0; d < args.head_dim; ++d) packed[d * tile + i] = q[d];
     }
     packed += tile * args.head_dim;
@@ -40,7 +40,7 @@ inline void score_tile(const AttentionArgs& args, const float* q, const uint16_t
     for (int b = 0; b < kBlocks; ++b) acc[r][b] = splat(0.0f);
   for (int64_t column = 0; column < args.head_dim; column += kColumns) {
 #pragma GCC unroll kScoreUnroll
-    for (int b = 0; b < kBlocks; ++b) __builtin_prefetch(ahead[b] + column * kBlockTokens);
+    for (int b = 0; b < kBlocks; ++b) __builtin_prefetch(ahead[b] + column * kBlockTokens, 0, 2);
 #pragma GCC unroll kScoreUnroll
     for (int c = 0; c < kColumns; ++c) {
       F32x16 key[kBlocks];
@@ -71,24 +71,30 @@ inline void score_rows(int64_t rows, const AttentionArgs& args, const float* q,
   score_tile<kRows, kBlocks>(args, q, keys, ahead, scores);
 }
 
-// The scores of blocks [i, i + kBlocks), of the rows that see any of them; those of the others are
-// not read.
+// The scores of blocks [i, i + kBlocks) for key-value head `h` of the tile, of the rows that see any
+// of them; those of the others are not used.
 template <int kBlocks>
 inline void score_blocks(const AttentionArgs& args, const Span& blocks, int64_t span, int64_t i,
-                         const float* q, float* scores) {
-  const int64_t group = group_heads(args);
-  const int64_t end_row = num_rows(args);
+                         int64_t h, const float* q, float* scores) {
+  const int64_t per_head = rows_per_head(args);
   const int64_t begin = (blocks.first_block + i) * kBlockTokens;
   const int64_t end = begin + kBlocks * kBlockTokens;
-  for (int64_t row = 0; row < end_row;) {
-    const int64_t tile = next_tile(end_row - row, kScoreRows);
-    const bool is_seen = visible(args, row / group, span).begin < end &&
-                         visible(args, (row + tile - 1) / group, span).end > begin;
-    if (is_seen)
-      score_rows<kScoreRows, kBlocks>(tile, args, q, blocks.keys + i,
-                                      blocks.reads + i + kBlocksAhead,
-                                      scores + row * kScoreStride + begin);
+  const int64_t next = h + kStepsAhead;
+  const int64_t next_i = i + next / tile_kv_heads(args) * kBlocks;
+  const uint16_t *keys[kBlocks], *ahead[kBlocks];
+  for (int b = 0; b < kBlocks; ++b) {
+    keys[b] = blocks.reads[i + b] + h * keys_size(args);
+    ahead[b] = blocks.reads[next_i + b] + next % tile_kv_heads(args) * keys_size(args);
+  }
+  q += h * per_head * args.head_dim;
+  scores += h * per_head * kScoreStride + begin;
+  for (int64_t row = 0; row < per_head;) {
+    const int64_t tile = next_tile(per_head - row, kScoreRows);
+    const bool is_seen = visible(args, token_of(args, row), span).begin < end &&
+                         visible(args, token_of(args, row + tile - 1), span).end > begin;
+    if (is_seen) score_rows<kScoreRows, kBlocks>(tile, args, q, keys, ahead, scores);
     q += tile * args.head_dim;
+    scores += tile * kScoreStride;
     row += tile;
   }
 }
@@ -98,8 +104,11 @@ inline void score_span(const AttentionArgs& args, const Span& blocks, int64_t sp
                        float* scores) {
   int64_t i = 0;
   for (; i + kScoreBlocks <= blocks.num_blocks; i += kScoreBlocks)
-    score_blocks<kScoreBlocks>(args, blocks, span, i, q, scores);
-  for (; i < blocks.num_blocks; ++i) score_blocks<1>(args, blocks, span, i, q, scores);
+    for (int64_t h = 0; h < tile_kv_heads(args); ++h)
+      score_blocks<kScoreBlocks>(args, blocks, span, i, h, q, scores);
+  for (; i < blocks.num_blocks; ++i)
+    for (int64_t h = 0; h < tile_kv_heads(args); ++h)
+      score_blocks<1>(args, blocks, span, i, h, q, scores);
 }
 
 // Of 16 scores, those outside of the range become -inf.

@@ -121,7 +121,9 @@ class Kernels:
         scale: float,
         out: F32,
     ) -> None:
-        """``attention`` by ``attention_span``, the last span first, and ``attention_merge``."""
+        """The same head by head, by ``attention_span``, the last span first, and
+        ``attention_merge``.
+        """
 
     def exp_sum(self, x: F32, max: float, out: F32) -> float:
         """``out = exp(x - max)``; returns its sum."""
