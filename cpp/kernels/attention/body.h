@@ -19,18 +19,19 @@ namespace POTLUCK_ISA {
 namespace {
 
 // A span's partial. `q` is packed (pack_queries), `scores` is [rows][kScoreStride] of scratch.
-inline void attend_span(const AttentionArgs& args, int64_t span, const float* q, float* scores,
+inline void attend_span(const Tile& tile, int64_t span, const float* q, float* scores,
                         const Partial& partial) {
-  const Span blocks = find_span(args, span);
-  score_span(args, blocks, span, q, scores);
-  for (int64_t row = 0; row < attention_rows(args); ++row) {
-    const Range range = visible(args, token_of(args, row), span);
-    if (range.begin >= range.end) continue;
-    const Softmax softmax = softmax_terms(scores + row * kScoreStride, range);
-    partial.largest[row] = softmax.largest;
-    partial.total[row] = softmax.total;
-  }
-  weigh_span(args, blocks, span, scores, partial.weighted);
+  const Span blocks = find_span(tile, span);
+  score_span(tile, blocks, span, q, scores);
+  for (int64_t h = 0, row = 0; h < tile.num_kv_heads; ++h)
+    for (int64_t i = 0; i < tile.rows_per_head; ++i, ++row) {
+      const Range range = tile.visible(tile.token(i), span);
+      if (range.begin >= range.end) continue;
+      const Softmax softmax = softmax_terms(scores + row * kScoreStride, range);
+      partial.largest[row] = softmax.largest;
+      partial.total[row] = softmax.total;
+    }
+  weigh_span(tile, blocks, span, scores, partial.weighted);
 }
 
 }  // namespace
@@ -52,32 +53,35 @@ void append_kv(const float* k, const float* v, uint16_t* keys, uint16_t* values,
 }
 
 void attention(const AttentionArgs& args) {
+  const Tile tile(args);
   float* q = args.scratch;
-  float* scores = q + attention_rows(args) * args.head_dim;
-  const Partial of_span = partial_at(args, scores + attention_rows(args) * kScoreStride);
-  const Partial merged = partial_at(args, of_span.end);
-  pack_queries(args, q);
+  float* scores = q + tile.num_rows * args.head_dim;
+  const Partial of_span = partial_at(tile, scores + tile.num_rows * kScoreStride);
+  const Partial merged = partial_at(tile, of_span.end);
+  pack_queries(tile, q);
   for (int64_t span = first_span(args); span < end_span(args); ++span) {
-    attend_span(args, span, q, scores, of_span);
-    merge_span(args, span, of_span, merged);
+    attend_span(tile, span, q, scores, of_span);
+    merge_span(tile, span, of_span, merged);
   }
-  divide_by_total(args, merged);
+  divide_by_total(tile, merged);
 }
 
 void attention_span(const AttentionArgs& args, int64_t span, float* partial) {
+  const Tile tile(args);
   float* q = args.scratch;
-  pack_queries(args, q);
-  attend_span(args, span, q, q + attention_rows(args) * args.head_dim, partial_at(args, partial));
+  pack_queries(tile, q);
+  attend_span(tile, span, q, q + tile.num_rows * args.head_dim, partial_at(tile, partial));
 }
 
 void attention_merge(const AttentionArgs& args, float* partials) {
-  const Partial merged = partial_at(args, args.scratch);
+  const Tile tile(args);
+  const Partial merged = partial_at(tile, args.scratch);
   for (int64_t span = first_span(args); span < end_span(args); ++span) {
-    const Partial of_span = partial_at(args, partials);
-    merge_span(args, span, of_span, merged);
+    const Partial of_span = partial_at(tile, partials);
+    merge_span(tile, span, of_span, merged);
     partials = of_span.end;
   }
-  divide_by_total(args, merged);
+  divide_by_total(tile, merged);
 }
 
 }  // namespace POTLUCK_ISA

@@ -14,10 +14,10 @@ struct Partial {
   float* total;     // [rows]: sum of exp(score - largest)
   float* end;
 };
-POTLUCK_LANES Partial partial_at(const AttentionArgs& args, float* floats) {
-  float* largest = floats + attention_rows(args) * padded_head_dim(args.head_dim);
-  float* total = largest + attention_rows(args);
-  return {floats, largest, total, total + attention_rows(args)};
+POTLUCK_LANES Partial partial_at(const Tile& tile, float* floats) {
+  float* largest = floats + tile.num_rows * tile.stride;
+  float* total = largest + tile.num_rows;
+  return {floats, largest, total, total + tile.num_rows};
 }
 
 // One row of a span after those before it; the first that the row sees is taken as it is.
@@ -44,25 +44,28 @@ inline void merge_row(const Partial& next, int64_t row, int64_t stride, bool is_
 }
 
 // Spans are merged in ascending order; each row only those that it sees.
-inline void merge_span(const AttentionArgs& args, int64_t span, const Partial& next,
+inline void merge_span(const Tile& tile, int64_t span, const Partial& next,
                        const Partial& merged) {
-  for (int64_t row = 0; row < attention_rows(args); ++row) {
-    const int64_t token = token_of(args, row);
-    const Range range = visible(args, token, span);
-    if (range.begin >= range.end) continue;
-    const bool is_first = span == first_position(args, token) / kSpanTokens;
-    merge_row(next, row, padded_head_dim(args.head_dim), is_first, merged);
-  }
+  for (int64_t h = 0, row = 0; h < tile.num_kv_heads; ++h)
+    for (int64_t i = 0; i < tile.rows_per_head; ++i, ++row) {
+      const int64_t token = tile.token(i);
+      const Range range = tile.visible(token, span);
+      if (range.begin >= range.end) continue;
+      const bool is_first = span == first_position(tile.args, token) / kSpanTokens;
+      merge_row(next, row, tile.stride, is_first, merged);
+    }
 }
 
-inline void divide_by_total(const AttentionArgs& args, const Partial& merged) {
-  for (int64_t row = 0; row < attention_rows(args); ++row) {
-    float* out = args.out + query_offset(args, row);
-    const float* sums = merged.weighted + row * padded_head_dim(args.head_dim);
-    for (int64_t d = 0; d < args.head_dim; d += kNumLanes)
-      store_partial(out + d, div(load(sums + d), splat(merged.total[row])),
-                    smaller(args.head_dim - d, kNumLanes));
-  }
+inline void divide_by_total(const Tile& tile, const Partial& merged) {
+  const int64_t head_dim = tile.args.head_dim;
+  for (int64_t h = 0, row = 0; h < tile.num_kv_heads; ++h)
+    for (int64_t i = 0; i < tile.rows_per_head; ++i, ++row) {
+      float* out = tile.args.out + tile.query_offset(h, i);
+      const float* sums = merged.weighted + row * tile.stride;
+      for (int64_t d = 0; d < head_dim; d += kNumLanes)
+        store_partial(out + d, div(load(sums + d), splat(merged.total[row])),
+                      smaller(head_dim - d, kNumLanes));
+    }
 }
 
 }  // namespace

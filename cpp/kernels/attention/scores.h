@@ -15,17 +15,19 @@ constexpr int kScoreUnroll = kUnroll == 1 ? 1 : kScoreRows;
 // How many steps before they are read keys are asked for; a step is one head of kScoreBlocks blocks.
 constexpr int64_t kStepsAhead = kMaxBlocksAhead / kScoreBlocks;
 
-// The queries, in tiles of rows of one key-value head: [head_dim][rows of the tile].
-inline void pack_queries(const AttentionArgs& args, float* packed) {
-  const int64_t per_head = rows_per_head(args);
-  for (int64_t row = 0; row < attention_rows(args);) {
-    const int64_t tile = next_tile(per_head - row % per_head, kScoreRows);
-    for (int64_t i = 0; i < tile; ++i, ++row) {
-      const float* q = args.q + query_offset(args, row);
-      for (int64_t d = 0; d < args.head_dim; ++d) packed[d * tile + i] = q[d];
+// The queries, step by step of a head's rows: [head_dim][rows of the step].
+inline void pack_queries(const Tile& tile, float* packed) {
+  const RowSteps steps(tile, kScoreRows);
+  const int64_t head_dim = tile.args.head_dim;
+  for (int64_t h = 0; h < tile.num_kv_heads; ++h)
+    for (int64_t step = 0, i = 0; step < steps.count; ++step) {
+      const int64_t rows = steps.rows(step);
+      for (int64_t r = 0; r < rows; ++r, ++i) {
+        const float* q = tile.args.q + tile.query_offset(h, i);
+        for (int64_t d = 0; d < head_dim; ++d) packed[d * rows + r] = q[d];
+      }
+      packed += rows * head_dim;
     }
-    packed += tile * args.head_dim;
-  }
 }
 
 // Of kBlocks blocks: lanes are positions, one fma per column of the head, ascending.
@@ -71,44 +73,43 @@ inline void score_rows(int64_t rows, const AttentionArgs& args, const float* q,
   score_tile<kRows, kBlocks>(args, q, keys, ahead, scores);
 }
 
-// The scores of blocks [i, i + kBlocks) for key-value head `h` of the tile, of the rows that see any
-// of them; those of the others are not used.
+// The scores of blocks [i, i + kBlocks) for head `h` of the tile, of the rows that see any of them;
+// those of the others are not used.
 template <int kBlocks>
-inline void score_blocks(const AttentionArgs& args, const Span& blocks, int64_t span, int64_t i,
-                         int64_t h, const float* q, float* scores) {
-  const int64_t per_head = rows_per_head(args);
+inline void score_blocks(const Tile& tile, const Span& blocks, int64_t span, int64_t i, int64_t h,
+                         const RowSteps& steps, const float* q, float* scores) {
   const int64_t begin = (blocks.first_block + i) * kBlockTokens;
   const int64_t end = begin + kBlocks * kBlockTokens;
-  const int64_t next = h + kStepsAhead;
-  const int64_t next_i = i + next / tile_kv_heads(args) * kBlocks;
+  const Ahead next(tile, h, kStepsAhead);
   const uint16_t *keys[kBlocks], *ahead[kBlocks];
   for (int b = 0; b < kBlocks; ++b) {
-    keys[b] = blocks.reads[i + b] + h * keys_size(args);
-    ahead[b] = blocks.reads[next_i + b] + next % tile_kv_heads(args) * keys_size(args);
+    keys[b] = blocks.reads[i + b] + h * tile.keys_size;
+    ahead[b] = blocks.reads[i + next.blocks * kBlocks + b] + next.h * tile.keys_size;
   }
-  q += h * per_head * args.head_dim;
-  scores += h * per_head * kScoreStride + begin;
-  for (int64_t row = 0; row < per_head;) {
-    const int64_t tile = next_tile(per_head - row, kScoreRows);
-    const bool is_seen = visible(args, token_of(args, row), span).begin < end &&
-                         visible(args, token_of(args, row + tile - 1), span).end > begin;
-    if (is_seen) score_rows<kScoreRows, kBlocks>(tile, args, q, keys, ahead, scores);
-    q += tile * args.head_dim;
-    scores += tile * kScoreStride;
-    row += tile;
+  q += h * tile.rows_per_head * tile.args.head_dim;
+  scores += h * tile.rows_per_head * kScoreStride + begin;
+  for (int64_t step = 0, row = 0; step < steps.count; ++step) {
+    const int64_t rows = steps.rows(step);
+    const bool is_seen = tile.visible(tile.token(row), span).begin < end &&
+                         tile.visible(tile.token(row + rows - 1), span).end > begin;
+    if (is_seen) score_rows<kScoreRows, kBlocks>(rows, tile.args, q, keys, ahead, scores);
+    q += rows * tile.args.head_dim;
+    scores += rows * kScoreStride;
+    row += rows;
   }
 }
 
 // scores[row * kScoreStride + position - the span's first].
-inline void score_span(const AttentionArgs& args, const Span& blocks, int64_t span, const float* q,
+inline void score_span(const Tile& tile, const Span& blocks, int64_t span, const float* q,
                        float* scores) {
+  const RowSteps steps(tile, kScoreRows);
   int64_t i = 0;
   for (; i + kScoreBlocks <= blocks.num_blocks; i += kScoreBlocks)
-    for (int64_t h = 0; h < tile_kv_heads(args); ++h)
-      score_blocks<kScoreBlocks>(args, blocks, span, i, h, q, scores);
+    for (int64_t h = 0; h < tile.num_kv_heads; ++h)
+      score_blocks<kScoreBlocks>(tile, blocks, span, i, h, steps, q, scores);
   for (; i < blocks.num_blocks; ++i)
-    for (int64_t h = 0; h < tile_kv_heads(args); ++h)
-      score_blocks<1>(args, blocks, span, i, h, q, scores);
+    for (int64_t h = 0; h < tile.num_kv_heads; ++h)
+      score_blocks<1>(tile, blocks, span, i, h, steps, q, scores);
 }
 
 // Of 16 scores, those outside of the range become -inf.

@@ -1,7 +1,7 @@
-// One span of the cache as a tile of rows sees it. Included by body.h, after the lanes.
+// The rows of a tile, and one span of the cache as they see it. Included by body.h, after the lanes.
 //
 // The rows of a tile lie head after head: row r is one of key-value head r / rows_per_head, and
-// within it of token i / group_heads, query head i % group_heads, with i = r % rows_per_head.
+// within it of token i / group_heads and query head i % group_heads, with i = r % rows_per_head.
 #pragma once
 
 #include "kernels/kernels.h"
@@ -21,38 +21,52 @@ struct Range {
 POTLUCK_LANES int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 POTLUCK_LANES int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-POTLUCK_LANES int64_t group_heads(const AttentionArgs& args) {
-  return args.num_heads / args.num_kv_heads;
-}
-POTLUCK_LANES int64_t tile_kv_heads(const AttentionArgs& args) {
-  return args.end_kv_head - args.first_kv_head;
-}
-POTLUCK_LANES int64_t rows_per_head(const AttentionArgs& args) {
-  return args.num_tokens * group_heads(args);
-}
-POTLUCK_LANES int64_t token_of(const AttentionArgs& args, int64_t row) {
-  return row % rows_per_head(args) / group_heads(args);
-}
-// Where a row's query and result lie, in floats.
-POTLUCK_LANES int64_t query_offset(const AttentionArgs& args, int64_t row) {
-  const int64_t group = group_heads(args);
-  const int64_t kv_head = args.first_kv_head + row / rows_per_head(args);
-  const int64_t head = kv_head * group + row % group;
-  return (token_of(args, row) * args.num_heads + head) * args.head_dim;
-}
+// What follows from the args, found once: a division takes as long as a row does for a block.
+struct Tile {
+  const AttentionArgs& args;
+  int64_t group_heads;    // query heads that share a key-value head
+  int64_t rows_per_head;  // of one key-value head
+  int64_t num_kv_heads;
+  int64_t num_rows;
+  int64_t stride;       // halves of a position's values, and floats of a row's weighted values
+  int64_t keys_size;    // halves of a block and key-value head
+  int64_t values_size;
 
-// What a token sees of a span.
-POTLUCK_LANES Range visible(const AttentionArgs& args, int64_t token, int64_t span) {
-  const int64_t start = span * kSpanTokens;
-  return {larger(first_position(args, token) - start, 0),
-          smaller(args.position + token + 1 - start, kSpanTokens)};
-}
+  explicit Tile(const AttentionArgs& a)
+      : args(a),
+        group_heads(a.num_heads / a.num_kv_heads),
+        rows_per_head(a.num_tokens * group_heads),
+        num_kv_heads(a.end_kv_head - a.first_kv_head),
+        num_rows(rows_per_head * num_kv_heads),
+        stride(padded_head_dim(a.head_dim)),
+        keys_size(a.head_dim * kBlockTokens),
+        values_size(stride * kBlockTokens) {}
 
-// Keys or values of one block and key-value head, in halves.
-POTLUCK_LANES int64_t keys_size(const AttentionArgs& args) { return args.head_dim * kBlockTokens; }
-POTLUCK_LANES int64_t values_size(const AttentionArgs& args) {
-  return padded_head_dim(args.head_dim) * kBlockTokens;
-}
+  // The token of row `i` of any head.
+  int64_t token(int64_t i) const { return args.num_tokens == 1 ? 0 : i / group_heads; }
+  // Where the query and the result of row `i` of head `h` lie, in floats.
+  int64_t query_offset(int64_t h, int64_t i) const {
+    const int64_t head = (args.first_kv_head + h) * group_heads + i % group_heads;
+    return (token(i) * args.num_heads + head) * args.head_dim;
+  }
+  // What a token sees of a span.
+  Range visible(int64_t token, int64_t span) const {
+    const int64_t start = span * kSpanTokens;
+    return {larger(first_position(args, token) - start, 0),
+            smaller(args.position + token + 1 - start, kSpanTokens)};
+  }
+};
+
+// The rows of a head in as few steps as can be of at most `most` rows, and these of even size.
+struct RowSteps {
+  int64_t count, size, num_larger;
+
+  RowSteps(const Tile& tile, int64_t most)
+      : count((tile.rows_per_head + most - 1) / most),
+        size(tile.rows_per_head / count),
+        num_larger(tile.rows_per_head - size * count) {}
+  int64_t rows(int64_t i) const { return size + (i < num_larger); }
+};
 
 // Where the blocks [first_block, first_block + num_blocks) of a span lie, those that any row sees:
 // of the tile's first key-value head; those of its other heads follow.
@@ -66,10 +80,11 @@ struct Span {
   const uint16_t* const* values() const { return reads + num_blocks; }
 };
 
-inline Span find_span(const AttentionArgs& args, int64_t span) {
+inline Span find_span(const Tile& tile, int64_t span) {
+  const AttentionArgs& args = tile.args;
   const int64_t last_token = args.num_tokens - 1;
-  const int64_t begin = visible(args, 0, span).begin;
-  const int64_t end = visible(args, last_token, span).end;
+  const int64_t begin = tile.visible(0, span).begin;
+  const int64_t end = tile.visible(last_token, span).end;
   Span r;
   r.first_block = begin / kBlockTokens;
   r.num_blocks = (end - 1) / kBlockTokens + 1 - r.first_block;
@@ -78,22 +93,25 @@ inline Span find_span(const AttentionArgs& args, int64_t span) {
   const int32_t* table = args.block_table;
   for (int64_t i = 0; i < r.num_blocks; ++i) {
     const int64_t part = table[first + i] * args.num_kv_heads + args.first_kv_head;
-    r.reads[i] = args.keys + part * keys_size(args);
-    r.reads[r.num_blocks + i] = args.values + part * values_size(args);
+    r.reads[i] = args.keys + part * tile.keys_size;
+    r.reads[r.num_blocks + i] = args.values + part * tile.values_size;
   }
   for (int64_t i = 0; i < kMaxBlocksAhead; ++i) {
     const int64_t next = smaller(first + r.num_blocks + i, last);
     const int64_t part = table[next] * args.num_kv_heads + args.first_kv_head;
-    r.reads[2 * r.num_blocks + i] = args.keys + part * keys_size(args);
+    r.reads[2 * r.num_blocks + i] = args.keys + part * tile.keys_size;
   }
   return r;
 }
 
-// `left` rows go into as few tiles as can be, and these are of even size: how many the next one has.
-POTLUCK_LANES int64_t next_tile(int64_t left, int64_t most) {
-  const int64_t num_tiles = (left + most - 1) / most;
-  return (left + num_tiles - 1) / num_tiles;
-}
+// What is read `steps` heads later, going on to the next blocks after the last head.
+struct Ahead {
+  int64_t blocks, h;
+
+  Ahead(const Tile& tile, int64_t h_now, int64_t steps) : blocks(0), h(h_now + steps) {
+    for (; h >= tile.num_kv_heads; h -= tile.num_kv_heads) ++blocks;
+  }
+};
 
 }  // namespace
 }  // namespace POTLUCK_ISA

@@ -17,13 +17,13 @@ constexpr int kValueUnroll = kUnroll == 1 ? 1 : kValueRows;
 // Positions whose values stay in the first cache (8 KiB at 64 columns) while all rows pass.
 constexpr int64_t kValueTokens = 4 * kBlockTokens;
 
-// The values of key-value head `h` of the tile.
+// Where the values of one head of the tile lie, and those that are asked for meanwhile.
 struct HeadValues {
-  const Span& blocks;
-  int64_t stride;     // halves of a position
-  int64_t offset;     // where the head's values begin in each block, in halves
-  int64_t ahead;      // how many blocks before they are read they are asked for,
-  int64_t ahead_offset;  // and where in these, in halves
+  int64_t first_block;  // of the span, which the pointers begin with
+  const uint16_t* const* blocks;
+  const uint16_t* const* ahead_blocks;
+  int64_t offset, ahead_offset;         // of the head in a block, in halves
+  int64_t stride;                       // halves of a position
 };
 
 // Adds to kRows rows of kLanes x 16 columns, from column `start`: one fma per position of the range,
@@ -39,12 +39,12 @@ inline void weigh_tile(const HeadValues& head, Range range, int64_t start, const
     for (int i = 0; i < kLanes; ++i)
       acc[r][i] = load(weighted + r * stride + start + i * kNumLanes);
   for (int64_t position = range.begin; position < range.end;) {
-    const int64_t block = position / kBlockTokens - head.blocks.first_block;
+    const int64_t block = position / kBlockTokens - head.first_block;
     const int64_t offset = position % kBlockTokens;
     const int64_t end = smaller(position - offset + kBlockTokens, range.end);
     const int64_t column = offset * stride + start;
-    const uint16_t* values = head.blocks.values()[block] + head.offset + column;
-    const uint16_t* ahead = head.blocks.values()[block + head.ahead] + head.ahead_offset + column;
+    const uint16_t* values = head.blocks[block] + head.offset + column;
+    const uint16_t* ahead = head.ahead_blocks[block] + head.ahead_offset + column;
     for (; position < end; ++position, values += stride, ahead += stride) {
 #pragma GCC unroll kValueUnroll
       for (int i = 0; i < kLanes; i += 2) __builtin_prefetch(ahead + i * kNumLanes);
@@ -84,20 +84,19 @@ POTLUCK_LANES Range common_part(Range a, Range b) {
   return {larger(a.begin, b.begin), smaller(a.end, b.end)};
 }
 
-// A tile of rows of one head over a part of the span: together where all of them see, one by one
-// before and after.
-inline void weigh_part(const AttentionArgs& args, const HeadValues& head, int64_t span, Range part,
-                       int64_t first_row, int64_t rows, const float* terms, float* weighted) {
-  const int64_t first_token = token_of(args, first_row);
-  const int64_t last_token = token_of(args, first_row + rows - 1);
+// Rows [first, first + rows) of a head over a part of the span: together where all of them see, one
+// by one before and after. `terms` and `weighted` are those of the first.
+inline void weigh_part(const Tile& tile, const HeadValues& head, int64_t span, Range part,
+                       int64_t first, int64_t rows, const float* terms, float* weighted) {
+  const int64_t first_token = tile.token(first), last_token = tile.token(first + rows - 1);
   Range common;
-  common.begin = smaller(larger(visible(args, last_token, span).begin, part.begin), part.end);
-  common.end = larger(smaller(visible(args, first_token, span).end, part.end), common.begin);
+  common.begin = smaller(larger(tile.visible(last_token, span).begin, part.begin), part.end);
+  common.end = larger(smaller(tile.visible(first_token, span).end, part.end), common.begin);
   const auto weigh_alone = [&](Range where) {
     for (int64_t i = 0; i < rows; ++i) {
-      const Range own = common_part(visible(args, token_of(args, first_row + i), span), where);
+      const Range own = common_part(tile.visible(tile.token(first + i), span), where);
       if (own.begin < own.end)
-        weigh_rows<1>(1, head, own, terms + i * kScoreStride, weighted + i * head.stride);
+        weigh_rows<1>(1, head, own, terms + i * kScoreStride, weighted + i * tile.stride);
     }
   };
   if (first_token < last_token) weigh_alone({part.begin, common.begin});
@@ -106,26 +105,26 @@ inline void weigh_part(const AttentionArgs& args, const HeadValues& head, int64_
 }
 
 // weighted [rows][padded head_dim].
-inline void weigh_span(const AttentionArgs& args, const Span& blocks, int64_t span,
-                       const float* terms, float* weighted) {
-  const int64_t per_head = rows_per_head(args);
-  const int64_t num_kv_heads = tile_kv_heads(args);
-  const int64_t stride = padded_head_dim(args.head_dim);
-  const int64_t num_floats = attention_rows(args) * stride;
-  for (int64_t i = 0; i < num_floats; i += kNumLanes) store(weighted + i, splat(0.0f));
+inline void weigh_span(const Tile& tile, const Span& blocks, int64_t span, const float* terms,
+                       float* weighted) {
+  for (int64_t i = 0; i < tile.num_rows * tile.stride; i += kNumLanes)
+    store(weighted + i, splat(0.0f));
+  const RowSteps steps(tile, kValueRows);
   const int64_t begin = blocks.first_block * kBlockTokens;
   const int64_t end = begin + blocks.num_blocks * kBlockTokens;
-  const int64_t step = num_kv_heads > 1 ? kBlockTokens : kValueTokens;
-  for (int64_t position = begin; position < end; position += step) {
-    const Range part = {position, smaller(position + step, end)};
-    for (int64_t h = 0; h < num_kv_heads; ++h) {
-      const int64_t next = h + kMaxBlocksAhead;
-      const HeadValues head = {blocks, stride, h * values_size(args), next / num_kv_heads,
-                               next % num_kv_heads * values_size(args)};
-      for (int64_t row = h * per_head; row < (h + 1) * per_head;) {
-        const int64_t rows = next_tile((h + 1) * per_head - row, kValueRows);
-        weigh_part(args, head, span, part, row, rows, terms + row * kScoreStride,
-                   weighted + row * stride);
+  const int64_t num_together = tile.num_kv_heads > 1 ? kBlockTokens : kValueTokens;
+  for (int64_t position = begin; position < end; position += num_together) {
+    const Range part = {position, smaller(position + num_together, end)};
+    for (int64_t h = 0, row = 0; h < tile.num_kv_heads; ++h) {
+      const Ahead next(tile, h, kMaxBlocksAhead);
+      const HeadValues head = {blocks.first_block,    blocks.values(),
+                               blocks.values() + next.blocks, h * tile.values_size,
+                               next.h * tile.values_size,     tile.stride};
+      for (int64_t step = 0, i = 0; step < steps.count; ++step) {
+        const int64_t rows = steps.rows(step);
+        weigh_part(tile, head, span, part, i, rows, terms + row * kScoreStride,
+                   weighted + row * tile.stride);
+        i += rows;
         row += rows;
       }
     }
