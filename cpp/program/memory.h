@@ -6,8 +6,9 @@
 
 namespace potluck {
 
-// Whether to ask for 2 MB pages. Weights are read whole in every step, where large pages save page
-// walks; caches and scratch are often touched in part, where they would waste memory.
+// Whether to ask for 2 MB pages. Weights are read whole in every step, and of the key-value cache a
+// block here and there, where large pages save page walks; scratch is often touched in part, where
+// they would waste memory.
 enum class Pages { Normal, Huge };
 
 // Zeroed bytes, aligned to 64 bytes at least, and to 2 MB with huge pages from that size on. The

@@ -11,8 +11,10 @@ namespace POTLUCK_ISA {
 namespace {
 
 constexpr int64_t kSpanBlocks = kSpanTokens / kBlockTokens;
-// The most steps of reading (see Span) that are asked for in advance.
-constexpr int64_t kMaxBlocksAhead = 4;
+// How many blocks of one head before they are read they are asked for, as blocks lie apart, where no
+// prefetcher of the hardware looks for the next: 8 KiB at 64 columns. 2 blocks read 19 GB/s, 4 and 8
+// 23 (one core of a Zen 5).
+constexpr int64_t kBlocksAhead = 4;
 
 // A range of positions, counted from the beginning of the span; empty where end <= begin.
 struct Range {
@@ -74,7 +76,7 @@ struct Span {
   int64_t first_block, num_blocks;
   // First the keys and then the values, each block after block, and of a block head after head;
   // at last what the next span begins with.
-  const uint16_t* reads[2 * kSpanBlocks + kMaxBlocksAhead];
+  const uint16_t* reads[2 * kSpanBlocks + kBlocksAhead];
 
   const uint16_t* const* keys() const { return reads; }
   const uint16_t* const* values() const { return reads + num_blocks; }
@@ -96,7 +98,7 @@ inline Span find_span(const Tile& tile, int64_t span) {
     r.reads[i] = args.keys + part * tile.keys_size;
     r.reads[r.num_blocks + i] = args.values + part * tile.values_size;
   }
-  for (int64_t i = 0; i < kMaxBlocksAhead; ++i) {
+  for (int64_t i = 0; i < kBlocksAhead; ++i) {
     const int64_t next = smaller(first + r.num_blocks + i, last);
     const int64_t part = table[next] * args.num_kv_heads + args.first_kv_head;
     r.reads[2 * r.num_blocks + i] = args.keys + part * tile.keys_size;

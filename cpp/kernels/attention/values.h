@@ -14,8 +14,13 @@ namespace {
 constexpr int kValueRows = 6;
 constexpr int kValueLanes = kNumRegisters >= 32 ? 4 : 1;
 constexpr int kValueUnroll = kUnroll == 1 ? 1 : kValueRows;
-// Positions whose values stay in the first cache (8 KiB at 64 columns) while all rows pass.
+// Positions whose values stay in the first cache (8 KiB at 64 columns) while all rows of a head
+// pass. With several heads, whose values lie side by side, it is better to read along: 27 GB/s
+// instead of 24 (one core of a Zen 5, 8 heads of 64 columns; with one block it is as much, but of
+// what comes from a cache 34 GB/s instead of 39).
 constexpr int64_t kValueTokens = 4 * kBlockTokens;
+constexpr int64_t kManyHeadsTokens = 2 * kBlockTokens;
+static_assert(kBlocksAhead * kBlockTokens >= kValueTokens, "what is asked for is yet to come");
 
 // Where the values of one head of the tile lie, and those that are asked for meanwhile.
 struct HeadValues {
@@ -112,13 +117,15 @@ inline void weigh_span(const Tile& tile, const Span& blocks, int64_t span, const
   const RowSteps steps(tile, kValueRows);
   const int64_t begin = blocks.first_block * kBlockTokens;
   const int64_t end = begin + blocks.num_blocks * kBlockTokens;
-  const int64_t num_together = tile.num_kv_heads > 1 ? kBlockTokens : kValueTokens;
+  const int64_t num_together = tile.num_kv_heads > 1 ? kManyHeadsTokens : kValueTokens;
+  const int64_t step_blocks = num_together / kBlockTokens;
+  const int64_t steps_ahead = kBlocksAhead / step_blocks;
   for (int64_t position = begin; position < end; position += num_together) {
     const Range part = {position, smaller(position + num_together, end)};
     for (int64_t h = 0, row = 0; h < tile.num_kv_heads; ++h) {
-      const Ahead next(tile, h, kMaxBlocksAhead);
+      const Ahead next(tile, h, steps_ahead);
       const HeadValues head = {blocks.first_block,    blocks.values(),
-                               blocks.values() + next.blocks, h * tile.values_size,
+                               blocks.values() + next.blocks * step_blocks, h * tile.values_size,
                                next.h * tile.values_size,     tile.stride};
       for (int64_t step = 0, i = 0; step < steps.count; ++step) {
         const int64_t rows = steps.rows(step);
