@@ -52,13 +52,12 @@ AttentionDivision divide(const std::vector<std::pair<int64_t, int64_t>>& slices,
   expect(static_cast<int64_t>(positions.size()) == num_rows, "every row");
 
   std::set<std::tuple<int64_t, int64_t, int64_t>> done;  // tile, head, span
-  std::set<int64_t> places;
+  std::map<int64_t, int64_t> places;  // of partials: where they begin, and how long they are
   size_t num_wanted = 0;
   for (const AttentionTile& tile : division.tiles) {
     const AttentionArgs args = args_of(tile, shape);
     num_wanted += static_cast<size_t>((end_span(args) - first_span(args)) * shape.num_kv_heads);
   }
-  int64_t end_of_partials = 0;
   for (const AttentionPart& part : division.parts) {
     const AttentionTile& tile = division.tiles.at(static_cast<size_t>(part.tile));
     const AttentionArgs args = args_of(tile, shape);
@@ -73,12 +72,15 @@ AttentionDivision divide(const std::vector<std::pair<int64_t, int64_t>>& slices,
       if (is_whole) continue;
       const int64_t floats = attention_partial_floats(rows, shape.head_dim);
       const int64_t place = part.partials + (span - part.first_span) * floats;
-      for (int64_t i = 0; i < floats; ++i)
-        expect(places.insert(place + i).second, "a place for each partial");
-      end_of_partials = std::max(end_of_partials, place + floats);
+      expect(places.emplace(place, floats).second, "a place for each partial");
     }
   }
   expect(done.size() == num_wanted, "every span");
+  int64_t end_of_partials = 0;
+  for (const auto& [place, floats] : places) {
+    expect(place >= end_of_partials, "partials do not overlap");
+    end_of_partials = place + floats;
+  }
   expect(end_of_partials <= attention_cut_floats(shape, limits), "partials fit");
 
   // Those of a cut lie one after another from where it says.
