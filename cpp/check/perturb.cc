@@ -147,7 +147,7 @@ struct Perturbed {
       nudge(keys + ((block + 1) * num_kv_heads * head_dim - 1) * kBlockTokens + offset);
   }
 
-  // The scalar kernel forgets the last token's last position, where that sees more than one.
+  // The scalar kernel forgets the last position of a lone token that sees more than one.
   static AttentionArgs spoil_position(const AttentionArgs& args) {
     AttentionArgs changed = args;
     const int64_t last = args.position + args.num_tokens - 1;

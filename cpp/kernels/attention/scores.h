@@ -42,7 +42,7 @@ inline void score_tile(const AttentionArgs& args, const float* q, const uint16_t
     for (int b = 0; b < kBlocks; ++b) acc[r][b] = splat(0.0f);
   for (int64_t column = 0; column < args.head_dim; column += kColumns) {
 #pragma GCC unroll kScoreUnroll
-    for (int b = 0; b < kBlocks; ++b) __builtin_prefetch(ahead[b] + column * kBlockTokens, 0, 2);
+    for (int b = 0; b < kBlocks; ++b) __builtin_prefetch(ahead[b] + column * kBlockTokens);
 #pragma GCC unroll kScoreUnroll
     for (int c = 0; c < kColumns; ++c) {
       F32x16 key[kBlocks];
