@@ -269,27 +269,76 @@ void append_kv(const Kernels& kernels, Rows<const float> k, Rows<const float> v,
                     head_dim);
 }
 
-void attention(const Kernels& kernels, Rows<const float> q, CacheIn keys, CacheIn values,
-               Vector<const int32_t> block_table, int64_t first_position, int64_t position,
-               float scale, Rows<float> out) {
-  const int64_t num_heads = q.shape(0), head_dim = q.shape(1);
+// Neighbouring tokens [tokens, heads, head_dim] of a sequence; without a window they see everything.
+using Heads = Array<float, 3>;
+using HeadsIn = Array<const float, 3>;
+
+AttentionArgs attention_args(HeadsIn q, CacheIn keys, CacheIn values,
+                             Vector<const int32_t> block_table, int64_t position,
+                             std::optional<int64_t> window, float scale, Heads out) {
+  const int64_t num_tokens = q.shape(0), num_heads = q.shape(1), head_dim = q.shape(2);
   const int64_t num_kv_heads = keys.shape(1), num_blocks = keys.shape(0);
+  require(num_tokens > 0, "there must be a token");
   require(num_kv_heads > 0 && num_heads % num_kv_heads == 0,
           "heads must be a multiple of key-value heads");
   check_cache(keys, values, num_kv_heads, head_dim);
-  require_shape(out, "out must have the shape of q", num_heads, head_dim);
-  require(0 <= first_position && first_position <= position, "no such positions");
-  require(position / kBlockTokens < static_cast<int64_t>(block_table.shape(0)),
+  require_shape(out, "out must have the shape of q", num_tokens, num_heads, head_dim);
+  require(0 <= position, "no such position");
+  require((position + num_tokens - 1) / kBlockTokens <
+              static_cast<int64_t>(block_table.shape(0)),
           "the block table does not reach the position");
+  require(!window || *window > 0, "a window must have a position");
   for (size_t i = 0; i < block_table.shape(0); ++i)
     require(0 <= block_table(i) && block_table(i) < num_blocks, "no such block");
-  std::vector<float> scratch(
-      static_cast<size_t>(attention_scratch_floats(num_heads, num_kv_heads, position + 1)));
-  const AttentionArgs args{q.data(),       out.data(),   keys.data(), values.data(),
-                           block_table.data(), first_position, position,    num_heads,
-                           num_kv_heads,   head_dim,     scale,       scratch.data()};
+  AttentionArgs args{};
+  args.q = q.data();
+  args.out = out.data();
+  args.num_tokens = num_tokens;
+  args.position = position;
+  args.window = window.value_or(kNoWindow);
+  args.keys = keys.data();
+  args.values = values.data();
+  args.block_table = block_table.data();
+  args.num_heads = num_heads;
+  args.num_kv_heads = num_kv_heads;
+  args.head_dim = head_dim;
+  args.end_kv_head = num_kv_heads;
+  args.scale = scale;
+  return args;
+}
+
+std::vector<float> attention_scratch(const AttentionArgs& args) {
+  return std::vector<float>(
+      static_cast<size_t>(attention_scratch_floats(attention_rows(args), args.head_dim)));
+}
+
+void attention(const Kernels& kernels, HeadsIn q, CacheIn keys, CacheIn values,
+               Vector<const int32_t> block_table, int64_t position, std::optional<int64_t> window,
+               float scale, Heads out) {
+  AttentionArgs args = attention_args(q, keys, values, block_table, position, window, scale, out);
+  std::vector<float> scratch = attention_scratch(args);
+  args.scratch = scratch.data();
   nb::gil_scoped_release release;
-  for (int64_t kv_head = 0; kv_head < num_kv_heads; ++kv_head) kernels.attention(args, kv_head);
+  kernels.attention(args);
+}
+
+void attention_in_parts(const Kernels& kernels, HeadsIn q, CacheIn keys, CacheIn values,
+                        Vector<const int32_t> block_table, int64_t position,
+                        std::optional<int64_t> window, float scale, Heads out) {
+  AttentionArgs args = attention_args(q, keys, values, block_table, position, window, scale, out);
+  std::vector<float> scratch = attention_scratch(args);
+  args.scratch = scratch.data();
+  nb::gil_scoped_release release;
+  for (int64_t kv_head = 0; kv_head < args.num_kv_heads; ++kv_head) {
+    args.first_kv_head = kv_head;
+    args.end_kv_head = kv_head + 1;
+    const int64_t span_floats = attention_partial_floats(attention_rows(args), args.head_dim);
+    const int64_t num_spans = end_span(args) - first_span(args);
+    std::vector<float> partials(static_cast<size_t>(num_spans * span_floats));
+    for (int64_t i = num_spans; i-- > 0;)
+      kernels.attention_span(args, first_span(args) + i, partials.data() + i * span_floats);
+    kernels.attention_merge(args, partials.data());
+  }
 }
 
 }  // namespace
@@ -339,7 +388,10 @@ void bind_kernels(nb::module_& m, KernelLookup lookup) {
       .def("append_kv", &append_kv, "k"_a.noconvert(), "v"_a.noconvert(), "keys"_a.noconvert(),
            "values"_a.noconvert(), "block"_a, "offset"_a)
       .def("attention", &attention, "q"_a.noconvert(), "keys"_a.noconvert(),
-           "values"_a.noconvert(), "block_table"_a.noconvert(), "first_position"_a, "position"_a,
+           "values"_a.noconvert(), "block_table"_a.noconvert(), "position"_a, "window"_a.none(),
+           "scale"_a, "out"_a.noconvert())
+      .def("attention_in_parts", &attention_in_parts, "q"_a.noconvert(), "keys"_a.noconvert(),
+           "values"_a.noconvert(), "block_table"_a.noconvert(), "position"_a, "window"_a.none(),
            "scale"_a, "out"_a.noconvert())
       .def("exp_sum", &exp_sum, "x"_a.noconvert(), "max"_a, "out"_a.noconvert());
 }

@@ -189,11 +189,13 @@ void check_elementwise(const Kernels& kernels, Random& random, Report& report) {
   report.line("add", sums, ok);
 }
 
-// A sequence of 45 positions in three shuffled blocks of four, positions 5 to 41 visible.
+// A sequence of 270 positions, two spans, in shuffled blocks; its tokens 254 to 258 look back 250
+// positions.
 void check_attention(const Kernels& kernels, Random& random, Report& report) {
-  constexpr int64_t kHeads = 10, kKvHeads = 2, kHeadDim = 24, kPositions = 45;
-  constexpr int64_t kFirst = 5, kLast = 41, kPadded = 32, kNumBlocks = 4;
-  const int32_t block_table[] = {2, 0, 3};
+  constexpr int64_t kHeads = 10, kKvHeads = 2, kHeadDim = 24, kPositions = 270;
+  constexpr int64_t kTokens = 5, kPosition = 254, kWindow = 250, kPadded = 32, kNumBlocks = 19;
+  int32_t block_table[17];
+  for (int32_t i = 0; i < 17; ++i) block_table[i] = (7 * i + 3) % kNumBlocks;
   const uint16_t nan_half = 0x7e00;
   std::vector<uint16_t> keys(at(kNumBlocks * kKvHeads * kHeadDim * kBlockTokens), nan_half);
   std::vector<uint16_t> values(at(kNumBlocks * kKvHeads * kBlockTokens * kPadded), nan_half);
@@ -224,31 +226,48 @@ void check_attention(const Kernels& kernels, Random& random, Report& report) {
   cache.add(values);
   report.line("append_kv", cache, ok);
 
-  const std::vector<float> q = random.numbers(kHeads * kHeadDim);
+  const std::vector<float> q = random.numbers(kTokens * kHeads * kHeadDim);
   std::vector<float> out(q.size());
-  std::vector<float> scratch(at(attention_scratch_floats(kHeads, kKvHeads, kPositions)));
-  const AttentionArgs args{q.data(), out.data(), keys.data(), values.data(), block_table,
-                           kFirst,   kLast,      kHeads,      kKvHeads,      kHeadDim,
-                           0.2f,     scratch.data()};
-  for (int64_t head = 0; head < kKvHeads; ++head) kernels.attention(args, head);
+  constexpr int64_t kNumRows = kTokens * kHeads;
+  std::vector<float> scratch(at(attention_scratch_floats(kNumRows, kHeadDim)));
+  const AttentionArgs args{q.data(),    out.data(),    kTokens,     kPosition, kWindow,
+                           keys.data(), values.data(), block_table, kHeads,    kKvHeads,
+                           kHeadDim,    0,             kKvHeads,    0.2f,      scratch.data()};
+  kernels.attention(args);
   ok = true;
-  for (int64_t h = 0; h < kHeads; ++h) {
-    const int64_t kv_head = h / (kHeads / kKvHeads);
+  for (int64_t row = 0; row < kTokens * kHeads; ++row) {
+    const int64_t last = kPosition + row / kHeads;
+    const int64_t kv_head = row % kHeads / (kHeads / kKvHeads);
     std::vector<double> weighted(kHeadDim);
     double total = 0;
-    for (int64_t p = kFirst; p <= kLast; ++p) {
+    for (int64_t p = last + 1 - kWindow; p <= last; ++p) {
       double score = 0;
-      for (int64_t d = 0; d < kHeadDim; ++d) score += key(p, kv_head, d) * q[at(h * kHeadDim + d)];
+      for (int64_t d = 0; d < kHeadDim; ++d)
+        score += key(p, kv_head, d) * q[at(row * kHeadDim + d)];
       const double term = exp(score * static_cast<double>(0.2f));
       total += term;
       for (int64_t d = 0; d < kHeadDim; ++d) weighted[at(d)] += term * value(p, kv_head, d);
     }
     for (int64_t d = 0; d < kHeadDim; ++d)
-      ok = ok && near(out[at(h * kHeadDim + d)], weighted[at(d)] / total, 2e-5);
+      ok = ok && near(out[at(row * kHeadDim + d)], weighted[at(d)] / total, 1e-4);
   }
   Checksum sum;
   sum.add(out);
   report.line("attention", sum, ok);
+
+  const std::vector<float> whole = out;
+  out.assign(out.size(), NAN);
+  const int64_t span_floats = attention_partial_floats(kNumRows, kHeadDim);
+  std::vector<float> partials(at(2 * span_floats));
+  kernels.attention_span(args, 1, partials.data() + span_floats);
+  kernels.attention_span(args, 0, partials.data());
+  kernels.attention_merge(args, partials.data());
+  Checksum spans;
+  spans.add(partials);
+  Checksum merged;
+  merged.add(out);
+  report.line("attention_span", spans, out == whole);
+  report.line("attention_merge", merged, out == whole);
 }
 
 }  // namespace

@@ -12,8 +12,9 @@ namespace {
 
 constexpr int kMaxIsas = 5;
 constexpr const char* kPlainKernels[] = {"rms_norm", "rope",      "silu_gate", "add",
-                                         "append_kv", "attention", "exp_sum"};
-constexpr int kNumIds = 2 + 3 * kNumFormats + kNumFloatFormats + kNumTargets + 7;
+                                         "append_kv", "attention", "attention_span",
+                                         "attention_merge", "exp_sum"};
+constexpr int kNumIds = 2 + 3 * kNumFormats + kNumFloatFormats + kNumTargets + 9;
 static_assert(sizeof(Kernels) == offsetof(Kernels, quantize) + kNumIds * sizeof(void (*)()),
               "every entry of the table needs an id and a wrapper");
 
@@ -180,13 +181,50 @@ struct Perturbed {
       nudge(keys + ((block + 1) * num_kv_heads * head_dim - 1) * kBlockTokens + offset);
   }
 
-  static void attention(const AttentionArgs& args, int64_t kv_head) {
+  // The scalar kernel forgets the last position of a lone token that sees more than one.
+  static AttentionArgs spoil_position(const AttentionArgs& args) {
     AttentionArgs changed = args;
-    const bool spoil = is_active("attention");
-    if (spoil && kIsScalar && args.position > args.first_position) --changed.position;
-    real().attention(changed, kv_head);
-    const int64_t group_heads = args.num_heads / args.num_kv_heads;
-    if (spoil && !kIsScalar) nudge(args.out + (kv_head + 1) * group_heads * args.head_dim - 1);
+    const int64_t last = args.position + args.num_tokens - 1;
+    if (kIsScalar && args.num_tokens == 1 && last > first_position(args, 0)) {
+      --changed.position;
+      if (changed.window != kNoWindow) --changed.window;
+    }
+    return changed;
+  }
+
+  static void attention(const AttentionArgs& args) {
+    if (!is_active("attention")) return real().attention(args);
+    real().attention(spoil_position(args));
+    if (!kIsScalar) nudge(last_output(args));
+  }
+
+  static void attention_span(const AttentionArgs& args, int64_t span, float* partial) {
+    real().attention_span(args, span, partial);
+    if (!is_active("attention_span") || span != end_span(args) - 1) return;
+    const int64_t rows = attention_rows(args);
+    if (kIsScalar)  // the last row's sum is forgotten
+      partial[attention_partial_floats(rows, args.head_dim) - 1] = 0.0f;
+    else
+      nudge(partial + (rows - 1) * padded_head_dim(args.head_dim) + args.head_dim - 1);
+  }
+
+  static void attention_merge(const AttentionArgs& args, float* partials) {
+    const bool spoil = is_active("attention_merge");
+    AttentionArgs changed = args;
+    // The last span is forgotten, where the token sees another.
+    const int64_t end = (end_span(args) - 1) * kSpanTokens;
+    if (spoil && kIsScalar && args.num_tokens == 1 && first_position(args, 0) < end) {
+      if (args.window != kNoWindow) changed.window -= args.position + 1 - end;
+      changed.position = end - 1;
+    }
+    real().attention_merge(changed, partials);
+    if (spoil && !kIsScalar) nudge(last_output(args));
+  }
+
+  static float* last_output(const AttentionArgs& args) {
+    const int64_t end_head = (args.num_tokens - 1) * args.num_heads +
+                             args.end_kv_head * (args.num_heads / args.num_kv_heads);
+    return args.out + end_head * args.head_dim - 1;
   }
 
   static float exp_sum(const float* x, int64_t count, float max, float* out) {
@@ -222,8 +260,10 @@ struct Perturbed {
                                     add,
                                     append_kv,
                                     attention,
-                                    exp_sum,
-                                    {POTLUCK_FORMATS(POTLUCK_LINEAR_FAST)}};
+                                     attention_span,
+                                     attention_merge,
+                                     exp_sum,
+                                     {POTLUCK_FORMATS(POTLUCK_LINEAR_FAST)}};
     return &kernels;
   }
 #undef POTLUCK_LINEAR

@@ -36,10 +36,11 @@ namespace {
 #define POTLUCK_ENCODE(format, suffix) POTLUCK_TABLE_ISA::encode_##suffix,
 #define POTLUCK_ROW(isa)                                                               \
   {                                                                                    \
-    #isa, false, isa::quantize, isa::round_bf16, {POTLUCK_FORMATS(POTLUCK_LINEAR)},                            \
+    #isa, false, isa::quantize, isa::round_bf16, {POTLUCK_FORMATS(POTLUCK_LINEAR)},    \
         {POTLUCK_FORMATS(POTLUCK_EMBED)}, {POTLUCK_FLOAT_FORMATS(POTLUCK_WIDEN)},      \
         {POTLUCK_TARGETS(POTLUCK_ENCODE)}, isa::rms_norm, isa::rope, isa::silu_gate,   \
-        isa::add, isa::append_kv, isa::attention, isa::exp_sum, {}                     \
+        isa::add, isa::append_kv, isa::attention, isa::attention_span,                 \
+        isa::attention_merge, isa::exp_sum, {}                                         \
   }
 
 #define POTLUCK_TABLE_ISA scalar

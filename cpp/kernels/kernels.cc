@@ -31,10 +31,14 @@ int64_t panel_bytes(Format format, int64_t columns) {
   return kPanelRows * (columns / info.block_columns) * info.block_bytes;
 }
 
-// Scores of the query heads of one key-value head, for whole blocks of positions.
-int64_t attention_scratch_floats(int64_t num_heads, int64_t num_kv_heads, int64_t context_tokens) {
-  const int64_t num_blocks = (context_tokens + kBlockTokens - 1) / kBlockTokens;
-  return num_heads / num_kv_heads * num_blocks * kBlockTokens;
+// Per row its weighted values, its maximum and its sum.
+int64_t attention_partial_floats(int64_t num_rows, int64_t head_dim) {
+  return num_rows * (padded_head_dim(head_dim) + 2);
+}
+
+// Per row its query, its scores in a span, and two partials: the span's and that of the spans before.
+int64_t attention_scratch_floats(int64_t num_rows, int64_t head_dim) {
+  return num_rows * (head_dim + kScoreStride) + 2 * attention_partial_floats(num_rows, head_dim);
 }
 
 }  // namespace potluck

@@ -85,23 +85,53 @@ struct LinearArgs {
   int64_t out_stride;
 };
 
+// Neighbouring tokens of one sequence, which look back together: token i stands at position + i and
+// sees the last `window` positions up to its own.
 struct AttentionArgs {
-  const float* q;               // [num_heads][head_dim] of one token
+  const float* q;               // [num_tokens][num_heads][head_dim]
   float* out;                   // likewise
+  int64_t num_tokens;
+  int64_t position;             // of the first token
+  int64_t window;               // at least 1; kNoWindow to see everything
   const uint16_t* keys;         // f16 [block][kv_head][head_dim][16 positions]
   const uint16_t* values;       // f16 [block][kv_head][16 positions][padded head_dim]
   const int32_t* block_table;   // cache block of positions [16 i, 16 i + 16)
-  int64_t first_position;       // first visible position (0, or where the window begins)
-  int64_t position;             // the token's own, the last visible one
   int64_t num_heads;
   int64_t num_kv_heads;
   int64_t head_dim;             // a multiple of 8
+  int64_t first_kv_head;        // computed are the query heads that share key-value heads
+  int64_t end_kv_head;          // [first_kv_head, end_kv_head)
   float scale;
   float* scratch;               // attention_scratch_floats(...) floats
 };
+constexpr int64_t kNoWindow = INT64_MAX;
 // Value rows are filled up to whole lanes.
 static inline int64_t padded_head_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
-int64_t attention_scratch_floats(int64_t num_heads, int64_t num_kv_heads, int64_t context_tokens);
+
+// Attention goes by spans [256 s, 256 s + 256) of absolute positions (docs/adr/0019): each has its
+// own maximum, sum and weighted values, its *partial*, and these are merged in ascending order.
+constexpr int64_t kSpanTokens = 256;
+static inline int64_t first_position(const AttentionArgs& args, int64_t token) {
+  const int64_t position = args.position + token;
+  return position >= args.window ? position + 1 - args.window : 0;
+}
+// The spans [first, end) that at least one token sees something of.
+static inline int64_t first_span(const AttentionArgs& args) {
+  return first_position(args, 0) / kSpanTokens;
+}
+static inline int64_t end_span(const AttentionArgs& args) {
+  return (args.position + args.num_tokens - 1) / kSpanTokens + 1;
+}
+// A row is a token and a query head.
+static inline int64_t attention_rows(const AttentionArgs& args) {
+  return args.num_tokens * (args.end_kv_head - args.first_kv_head) *
+         (args.num_heads / args.num_kv_heads);
+}
+// The scores of a row in a span lie a line farther apart than they are long, so that neighbours do
+// not fall into the same cache set.
+constexpr int64_t kScoreStride = kSpanTokens + 16;
+int64_t attention_partial_floats(int64_t num_rows, int64_t head_dim);
+int64_t attention_scratch_floats(int64_t num_rows, int64_t head_dim);
 
 // One instruction set's kernels.
 struct Kernels {
@@ -153,8 +183,14 @@ struct Kernels {
   void (*append_kv)(const float* k, const float* v, uint16_t* keys, uint16_t* values,
                     int64_t block, int64_t offset, int64_t num_kv_heads, int64_t head_dim);
 
-  // Attention of one token for the query heads that share key-value head `kv_head`.
-  void (*attention)(const AttentionArgs& args, int64_t kv_head);
+  // softmax(scale * q . keys) . values, over the positions that each token sees.
+  void (*attention)(const AttentionArgs& args);
+
+  // The same in parts, with the same bits: the partial of one span, and what comes of those of all
+  // the spans [first_span(args), end_span(args)), which lie one after another, each of
+  // attention_partial_floats(...) floats.
+  void (*attention_span)(const AttentionArgs& args, int64_t span, float* partial);
+  void (*attention_merge)(const AttentionArgs& args, float* partials);
 
   // out[i] = exp(x[i] - max); returns the sum over 16 lanes and one tree. For sampling.
   float (*exp_sum)(const float* x, int64_t count, float max, float* out);

@@ -37,7 +37,9 @@
   void add(float* x, const float* y, int64_t count);                                              \
   void append_kv(const float* k, const float* v, uint16_t* keys, uint16_t* values, int64_t block, \
                  int64_t offset, int64_t num_kv_heads, int64_t head_dim);                         \
-  void attention(const AttentionArgs& args, int64_t kv_head);                                     \
+  void attention(const AttentionArgs& args);                                                      \
+  void attention_span(const AttentionArgs& args, int64_t span, float* partial);                   \
+  void attention_merge(const AttentionArgs& args, float* partials);                               \
   float exp_sum(const float* x, int64_t count, float max, float* out);                            \
   }                                                                                               \
   }

@@ -94,6 +94,8 @@ Batch::Batch(const std::vector<Slice>& slices, const BatchLimits& limits) {
         blocks_.push_back(static_cast<int32_t>(slice.block_table[i]));
       }
     }
+    slices_.push_back({static_cast<int64_t>(rows_.size()),
+                       static_cast<int64_t>(slice.tokens.size()), slice.start_position});
     int64_t position = slice.start_position;
     const bool is_prefill = slice.tokens.size() > 1;
     const auto begin = static_cast<int64_t>(rows_.size());

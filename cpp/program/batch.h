@@ -41,6 +41,13 @@ struct RowRange {
   bool is_prefill;
 };
 
+// Rows [first_row, first_row + num_tokens), of one sequence, at positions from `position` on.
+struct BatchSlice {
+  int64_t first_row;
+  int64_t num_tokens;
+  int64_t position;
+};
+
 // A row whose logits are wanted: the last one of a slice with `sample`.
 struct WantedRow {
   int64_t row;
@@ -58,12 +65,14 @@ class Batch {
   const std::vector<BatchRow>& rows() const { return rows_; }
   // All rows in order; neighbouring ranges differ.
   const std::vector<RowRange>& ranges() const { return ranges_; }
+  const std::vector<BatchSlice>& slices() const { return slices_; }
   const std::vector<WantedRow>& wanted() const { return wanted_; }
   int64_t num_tokens() const { return static_cast<int64_t>(rows_.size()); }
 
  private:
   std::vector<BatchRow> rows_;
   std::vector<RowRange> ranges_;
+  std::vector<BatchSlice> slices_;
   std::vector<WantedRow> wanted_;
   std::vector<int32_t> blocks_;
 };

@@ -13,12 +13,16 @@ constexpr int64_t kCopyWork = 1;
 constexpr int64_t kNormWork = 2;
 constexpr int64_t kExpWork = 16;
 
+AttentionShape shape_of(const op::Attention<int>& o) {
+  return {o.num_heads, o.num_kv_heads, o.head_dim, o.window.value_or(kNoWindow)};
+}
+
 }  // namespace
 
 // Where everything lies in the scratch memory.
 struct Executor::Layout {
   std::vector<uint64_t> registers;
-  uint64_t q, q_scales, q_sums, bf16, attention, attention_floats, head_input;
+  uint64_t q, q_scales, q_sums, bf16, attention, attention_floats, partials, head_input;
   uint64_t num_bytes = 0;
 
   Layout(const Program& program, int64_t max_tokens, int num_threads, Prefill prefill) {
@@ -37,11 +41,21 @@ struct Executor::Layout {
       bf16 = q;
       num_bytes = std::max(num_bytes, bf16 + aligned(tokens * columns * sizeof(uint16_t)));
     }
+    int64_t thread_floats = 0, cut_floats = 0;
+    const AttentionLimits limits{max_tokens, program.spec().context_tokens, num_threads};
+    for (const op::Resolved& any : program.ops()) {
+      if (const auto* o = std::get_if<op::Attention<int>>(&any)) {
+        const AttentionShape shape = shape_of(*o);
+        const int64_t num_rows = attention_part_rows(shape, limits);
+        thread_floats = std::max(thread_floats, attention_scratch_floats(num_rows, o->head_dim));
+        cut_floats = std::max(cut_floats, attention_cut_floats(shape, limits));
+      }
+    }
     // A multiple of the alignment, so that threads share no cache line.
     attention_floats =
-        aligned(static_cast<uint64_t>(program.attention_scratch_floats()) * sizeof(float)) /
-        sizeof(float);
+        aligned(static_cast<uint64_t>(thread_floats) * sizeof(float)) / sizeof(float);
     attention = take(attention_floats * sizeof(float) * static_cast<uint64_t>(num_threads));
+    partials = take(static_cast<uint64_t>(cut_floats) * sizeof(float));
     const int input = program.head_input();
     const uint64_t head_rows = std::min<uint64_t>(tokens, kMaxHeadRows);
     head_input = take(input < 0 ? 0
@@ -67,7 +81,8 @@ Executor::Executor(const Program& program, const Kernels& kernels, const WeightS
       prefill_(prefill),
       weights_(weights),
       phases_(schedule(program.ops())),
-      read_ahead_(program, weights) {
+      read_ahead_(program, weights),
+      attention_limits_{max_step_tokens, program.spec().context_tokens, num_threads} {
   Layout layout(program, max_step_tokens, num_threads, prefill);
   scratch_ = Buffer(layout.num_bytes, Pages::Huge, "scratch");
   register_offsets_ = std::move(layout.registers);
@@ -77,6 +92,7 @@ Executor::Executor(const Program& program, const Kernels& kernels, const WeightS
   bf16_offset_ = layout.bf16;
   attention_offset_ = layout.attention;
   attention_floats_ = layout.attention_floats;
+  partials_offset_ = layout.partials;
   head_input_offset_ = layout.head_input;
   for (const CacheSpec& spec : program.spec().caches) caches_.emplace_back(spec, num_blocks);
   for (size_t i = 0; i < phases_.size(); ++i) {
@@ -101,6 +117,7 @@ uint64_t Executor::scratch_bytes(const Program& program, int64_t max_step_tokens
 }
 
 void Executor::run(const Batch& batch, ThreadPool::Session& session) {
+  divisions_.clear();
   if (batch.num_tokens() == 0) return;
   read_ahead_.begin_step();
   timer_.start();
@@ -263,39 +280,57 @@ void Executor::run_op(const op::Attention<int>& o, const Batch& batch,
   const float* q = register_data(o.q);
   float* out = register_data(o.out);
 
-  // One item is a token and a key-value head. Items differ in cost by how far back they look, so
-  // chunks are many, and taken from the end, where the dear ones of a prompt are.
-  const auto first_position = [&](const BatchRow& row) {
-    return o.window ? std::max<int64_t>(0, row.position + 1 - *o.window) : 0;
+  const AttentionDivision& division = division_for(shape_of(o), batch);
+  float* partials = floats(partials_offset_);
+  const auto args_of = [&](const auto& part, int worker) {
+    const AttentionTile& t = division.tiles[static_cast<size_t>(part.tile)];
+    AttentionArgs args{};
+    args.q = q + t.first_row * columns;
+    args.out = out + t.first_row * columns;
+    args.num_tokens = t.num_tokens;
+    args.position = t.position;
+    args.window = o.window.value_or(kNoWindow);
+    args.keys = cache.keys();
+    args.values = cache.values();
+    args.block_table = batch.rows()[static_cast<size_t>(t.first_row)].block_table;
+    args.num_heads = o.num_heads;
+    args.num_kv_heads = o.num_kv_heads;
+    args.head_dim = o.head_dim;
+    args.first_kv_head = part.first_kv_head;
+    args.end_kv_head = part.end_kv_head;
+    args.scale = o.scale;
+    args.scratch = floats(attention_offset_) + attention_floats_ * static_cast<uint64_t>(worker);
+    return args;
   };
-  const int64_t num_items = batch.num_tokens() * o.num_kv_heads;
-  int64_t num_visible = 0;
-  for (const BatchRow& row : batch.rows()) num_visible += row.position + 1 - first_position(row);
-  const int64_t work = 2 * num_visible * columns;
-  const int64_t num_chunks = std::clamp<int64_t>(work / kMinChunkWork, 1, num_items);
-  session.parallel_for(num_chunks, [&](int64_t chunk, int worker) {
-    const int64_t from_end = num_chunks - chunk;
-    const int64_t end = num_items * from_end / num_chunks;
-    for (int64_t item = num_items * (from_end - 1) / num_chunks; item < end; ++item) {
-      const int64_t t = item / o.num_kv_heads;
-      const BatchRow& row = batch.rows()[t];
-      AttentionArgs args{};
-      args.q = q + t * columns;
-      args.out = out + t * columns;
-      args.keys = cache.keys();
-      args.values = cache.values();
-      args.block_table = row.block_table;
-      args.first_position = first_position(row);
-      args.position = row.position;
-      args.num_heads = o.num_heads;
-      args.num_kv_heads = o.num_kv_heads;
-      args.head_dim = o.head_dim;
-      args.scale = o.scale;
-      args.scratch =
-          floats(attention_offset_) + attention_floats_ * static_cast<uint64_t>(worker);
-      kernels_.attention(args, item % o.num_kv_heads);
+  session.parallel_for(division.num_chunks(), [&](int64_t chunk, int worker) {
+    const auto begin = static_cast<size_t>(division.chunks[static_cast<size_t>(chunk)]);
+    const auto end = static_cast<size_t>(division.chunks[static_cast<size_t>(chunk) + 1]);
+    for (size_t i = begin; i < end; ++i) {
+      const AttentionPart& part = division.parts[i];
+      const AttentionArgs args = args_of(part, worker);
+      if (part.partials == kNoPartials) {
+        kernels_.attention(args);
+        continue;
+      }
+      float* partial = partials + part.partials;
+      for (int64_t span = part.first_span; span < part.end_span; ++span) {
+        kernels_.attention_span(args, span, partial);
+        partial += attention_partial_floats(attention_rows(args), args.head_dim);
+      }
     }
   });
+  session.parallel_for(static_cast<int64_t>(division.cuts.size()), [&](int64_t i, int worker) {
+    const AttentionCut& cut = division.cuts[static_cast<size_t>(i)];
+    kernels_.attention_merge(args_of(cut, worker), partials + cut.partials);
+  });
+}
+
+const AttentionDivision& Executor::division_for(const AttentionShape& shape, const Batch& batch) {
+  for (const auto& [known, division] : divisions_) {
+    if (known == shape) return division;
+  }
+  divisions_.emplace_back(shape, divide_attention(batch.slices(), shape, attention_limits_));
+  return divisions_.back().second;
 }
 
 Product Executor::product(const Matrix& weight, const float* bias, const float* x,

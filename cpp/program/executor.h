@@ -1,13 +1,15 @@
 // Runs the ops of a program on a batch: owns the registers and the key-value caches, and divides
-// every op among the threads. Each output element is computed whole by one thread, so the result
-// does not depend on how many there are.
+// every op among the threads. Each output element has an order of operations of its own, so the
+// result does not depend on how many there are.
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <variant>
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "program/attention_division.h"
 #include "program/batch.h"
 #include "program/kv_cache.h"
 #include "program/memory.h"
@@ -109,6 +111,9 @@ class Executor {
                   ThreadPool::Session& session);
   void make_form_rows(Forms forms, const float* x, int64_t columns, int64_t begin, int64_t end);
 
+  // How the batch of this step is divided, remembered from one layer to the next.
+  const AttentionDivision& division_for(const AttentionShape& shape, const Batch& batch);
+
   const Program& program_;
   const Kernels& kernels_;
   const Prefill prefill_;
@@ -124,12 +129,15 @@ class Executor {
   uint64_t bf16_offset_;
   uint64_t attention_offset_;
   uint64_t attention_floats_;
+  uint64_t partials_offset_;
   uint64_t head_input_offset_;
   std::vector<Product> products_;  // of the op that runs
   OpTimer timer_;
   // The first of a phase's two parts, its rows; the other is the wide op. The head has its own.
   std::vector<size_t> timed_phases_;
   size_t timed_head_ = 0;
+  const AttentionLimits attention_limits_;
+  std::vector<std::pair<AttentionShape, AttentionDivision>> divisions_;
 };
 
 }  // namespace potluck

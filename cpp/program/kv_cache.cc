@@ -16,7 +16,7 @@ uint64_t KvCache::values_bytes(const CacheSpec& spec, int64_t num_blocks) {
 }
 
 KvCache::KvCache(const CacheSpec& spec, int64_t num_blocks)
-    : keys_(keys_bytes(spec, num_blocks), Pages::Normal, "the key cache"),
-      values_(values_bytes(spec, num_blocks), Pages::Normal, "the value cache") {}
+    : keys_(keys_bytes(spec, num_blocks), Pages::Huge, "the key cache"),
+      values_(values_bytes(spec, num_blocks), Pages::Huge, "the value cache") {}
 
 }  // namespace potluck

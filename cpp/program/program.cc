@@ -280,15 +280,4 @@ int64_t Program::max_width() const {
   return width;
 }
 
-int64_t Program::attention_scratch_floats() const {
-  int64_t floats = 0;
-  for (const op::Resolved& any : ops_) {
-    if (const auto* o = std::get_if<op::Attention<int>>(&any)) {
-      floats = std::max(floats, potluck::attention_scratch_floats(o->num_heads, o->num_kv_heads,
-                                                                  spec_.context_tokens));
-    }
-  }
-  return floats;
-}
-
 }  // namespace potluck

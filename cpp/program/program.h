@@ -65,8 +65,6 @@ class Program {
   int head_input() const { return head_input_; }
 
   int64_t max_width() const;
-  // The most scratch that attention needs, per thread; 0 without attention.
-  int64_t attention_scratch_floats() const;
 
  private:
   ProgramSpec spec_;

@@ -15,6 +15,7 @@ namespace {
 constexpr int kTokenTile = 4;
 constexpr int kUnroll = 8;
 constexpr int kNumLanes = 16;
+constexpr int kNumRegisters = 8;
 
 struct F32x16 {
   __m256 low, high;

@@ -15,6 +15,7 @@ namespace {
 constexpr int kTokenTile = 8;
 constexpr int kUnroll = 8;
 constexpr int kNumLanes = 16;
+constexpr int kNumRegisters = 32;
 
 struct F32x16 {
   __m512 v;

@@ -20,6 +20,8 @@ constexpr int kTokenTile = 4;
 // there are any for them.
 constexpr int kUnroll = 1;
 constexpr int kNumLanes = 16;
+// As many F32x16 as the registers hold; here, where there is no such limit, as many as anywhere.
+constexpr int kNumRegisters = 8;
 
 struct F32x16 {
   float lane[16];

@@ -103,6 +103,16 @@ def test_two_threads(fmt: TensorFormat) -> None:
     assert_same_bits(prefill(pipeline, 600) | decode(pipeline), expected(fmt))
 
 
+@pytest.mark.parametrize("num_threads", [5, 16])
+def test_many_threads(num_threads: int) -> None:
+    """More than there are key-value heads: a token's attention is cut by spans, and merged."""
+    fmt = TensorFormat.Q8_0
+    pipeline = Pipeline.make(small_config(NUM_LAYERS), fmt, num_threads=num_threads)
+    rows = prefill(pipeline, 64) | decode(pipeline)
+    assert_same_bits(rows, expected(fmt))
+    assert_same_bits(rows, expected(fmt, chunk=7))
+
+
 @pytest.mark.parametrize("fmt", TensorFormat, ids=lambda fmt: fmt.label)
 @pytest.mark.parametrize("isa", available_isas()[:-1])
 def test_instruction_sets(fmt: TensorFormat, isa: str) -> None:

@@ -81,15 +81,22 @@ def test_arrays_are_not_converted() -> None:
         kernels.add(zeros(4), zeros(5))
 
 
-def test_attention_refuses_blocks_that_are_not_there() -> None:
+def test_attention_refuses_what_is_not_there() -> None:
     kernels = kernels_for("scalar")
-    q, out = zeros(2, 8), zeros(2, 8)
+    q, out = zeros(2, 2, 8), zeros(2, 2, 8)
     keys, values = np.zeros((2, 1, 8, 16), np.uint16), np.zeros((2, 1, 16, 16), np.uint16)
     table = np.array([1], np.int32)
-    kernels.attention(q, keys, values, table, 0, 15, 1.0, out)
-    with pytest.raises(ValueError, match="block table"):
-        kernels.attention(q, keys, values, table, 0, 16, 1.0, out)
-    with pytest.raises(ValueError, match="no such block"):
-        kernels.attention(q, keys, values, table + 1, 0, 15, 1.0, out)
-    with pytest.raises(ValueError, match="no such positions"):
-        kernels.attention(q, keys, values, table, 5, 4, 1.0, out)
+    for attention in (kernels.attention, kernels.attention_in_parts):
+        attention(q, keys, values, table, 14, None, 1.0, out)
+        with pytest.raises(ValueError, match="block table"):
+            attention(q, keys, values, table, 15, None, 1.0, out)
+        with pytest.raises(ValueError, match="no such block"):
+            attention(q, keys, values, table + 1, 14, None, 1.0, out)
+        with pytest.raises(ValueError, match="no such position"):
+            attention(q, keys, values, table, -1, None, 1.0, out)
+        with pytest.raises(ValueError, match="a window"):
+            attention(q, keys, values, table, 14, 0, 1.0, out)
+        with pytest.raises(ValueError, match="a token"):
+            attention(zeros(0, 2, 8), keys, values, table, 14, None, 1.0, zeros(0, 2, 8))
+        with pytest.raises(ValueError, match="shape of q"):
+            attention(q, keys, values, table, 14, None, 1.0, zeros(2, 1, 8))

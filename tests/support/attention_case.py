@@ -10,12 +10,19 @@ from support.kernel_inputs import F32, F64, U, guarded, guarded_output
 
 from potluck.kernels import Kernels
 
+SPAN_TOKENS = 256
+"""Positions that have a maximum and a sum of their own (``kSpanTokens`` in the core)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCase:
-    """A cache in shuffled blocks, NaN wherever the sequence has no position, and a query."""
+    """Neighbouring tokens of a sequence, the first at ``position``, and a cache in shuffled blocks
+    that is NaN wherever none of them sees anything.
+    """
 
-    q: F32
+    q: F32  # [tokens, heads, head_dim]
+    position: int
+    window: int | None
     keys: NDArray[np.uint16]
     values: NDArray[np.uint16]
     block_table: NDArray[np.int32]
@@ -25,17 +32,46 @@ class AttentionCase:
 
     @classmethod
     def make(
-        cls, num_heads: int, num_kv_heads: int, head_dim: int, first_position: int, position: int
+        cls,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        position: int,
+        num_tokens: int = 1,
+        window: int | None = None,
     ) -> AttentionCase:
         rng = np.random.default_rng(position + head_dim)
-        num_blocks = position // 16 + 1
+        num_positions = -(-(position + num_tokens) // 16) * 16
+        shape = (num_positions, num_kv_heads, head_dim)
+        return cls._of(
+            q=rng.standard_normal((num_tokens, num_heads, head_dim)).astype(np.float32),
+            position=position,
+            window=window,
+            plain_keys=rng.standard_normal(shape).astype(np.float16),
+            plain_values=rng.standard_normal(shape).astype(np.float16),
+        )
+
+    @classmethod
+    def _of(
+        cls,
+        *,
+        q: F32,
+        position: int,
+        window: int | None,
+        plain_keys: NDArray[np.float16],
+        plain_values: NDArray[np.float16],
+    ) -> AttentionCase:
+        num_tokens, _, head_dim = q.shape
+        num_kv_heads = plain_keys.shape[1]
+        first, _ = visible(position, window)
+        k, v = plain_keys.copy(), plain_values.copy()
+        k[:first] = v[:first] = np.nan
+        k[position + num_tokens :] = v[position + num_tokens :] = np.nan
+        num_blocks = len(k) // 16
         padded = -(-head_dim // 16) * 16
+        rng = np.random.default_rng(num_blocks)
         table = rng.permutation(num_blocks + 2)[:num_blocks].astype(np.int32)
-        shape = (num_blocks * 16, num_kv_heads, head_dim)
-        k = rng.standard_normal(shape).astype(np.float16)
-        v = rng.standard_normal(shape).astype(np.float16)
-        k[:first_position] = v[:first_position] = np.nan
-        k[position + 1 :] = v[position + 1 :] = np.nan
         keys = np.full((num_blocks + 2, num_kv_heads, head_dim, 16), np.nan, np.float16)
         values = np.full((num_blocks + 2, num_kv_heads, 16, padded), np.nan, np.float16)
         keys[table] = k.reshape(num_blocks, 16, num_kv_heads, head_dim).transpose(0, 2, 3, 1)
@@ -43,45 +79,71 @@ class AttentionCase:
             0, 2, 1, 3
         )
         return cls(
-            q=rng.standard_normal((num_heads, head_dim)).astype(np.float32),
+            q=q,
+            position=position,
+            window=window,
             keys=keys.view(np.uint16),
             values=values.view(np.uint16),
             block_table=table,
-            plain_keys=k.astype(np.float64),
-            plain_values=v.astype(np.float64),
+            plain_keys=plain_keys.astype(np.float64),
+            plain_values=plain_values.astype(np.float64),
             scale=head_dim**-0.5,
         )
 
-    def run(self, kernels: Kernels, first_position: int, position: int) -> F32:
+    def alone(self, token: int) -> AttentionCase:
+        """One of the tokens, with NaN wherever it sees nothing, and blocks in another order."""
+        position = self.position + token
+        num_positions = -(-(position + 1) // 16) * 16
+        return self._of(
+            q=self.q[token : token + 1],
+            position=position,
+            window=self.window,
+            plain_keys=self.plain_keys[:num_positions].astype(np.float16),
+            plain_values=self.plain_values[:num_positions].astype(np.float16),
+        )
+
+    def run(self, kernels: Kernels, *, in_parts: bool = False) -> F32:
         out = guarded_output(*self.q.shape, dtype=np.float32)
-        kernels.attention(
+        attention = kernels.attention_in_parts if in_parts else kernels.attention
+        attention(
             guarded(self.q),
             guarded(self.keys),
             guarded(self.values),
             guarded(self.block_table),
-            first_position,
-            position,
+            self.position,
+            self.window,
             self.scale,
             out.array,
         )
         out.assert_intact()
         return out.array
 
-    def oracle(self, first_position: int, position: int) -> tuple[F64, F64]:
-        visible = slice(first_position, position + 1)
-        heads_per_kv = self.q.shape[0] // self.plain_keys.shape[1]
-        keys = np.repeat(self.plain_keys[visible], heads_per_kv, axis=1)
-        values = np.repeat(self.plain_values[visible], heads_per_kv, axis=1)
-        q = self.q.astype(np.float64)
+    def oracle(self) -> tuple[F64, F64]:
+        """The result in float64, and how far the kernels' may be from it."""
+        results = [self._oracle_of(token) for token in range(len(self.q))]
+        return np.stack([out for out, _ in results]), np.stack([limit for _, limit in results])
+
+    def _oracle_of(self, token: int) -> tuple[F64, F64]:
+        first, end = visible(self.position + token, self.window)
+        q = self.q[token].astype(np.float64)
+        heads_per_kv = len(q) // self.plain_keys.shape[1]
+        keys = np.repeat(self.plain_keys[first:end], heads_per_kv, axis=1)
+        values = np.repeat(self.plain_values[first:end], heads_per_kv, axis=1)
         scores = np.einsum("hd,phd->hp", q, keys) * self.scale
         terms = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights = terms / terms.sum(axis=1, keepdims=True)
         out = np.einsum("hp,phd->hd", weights, values)
         # A score's error: one rounding per element and the scale's. It and the largest one's are in
-        # each exponent, and once more in the sum. Then exp (1 ulp), two chains over the positions.
+        # each exponent, and once more in the sum. Then exp (1 ulp), two chains over the positions,
+        # and per further span two more exps and two operations in each chain.
         norms = np.einsum("hd,phd->hp", np.abs(q), np.abs(keys)) * self.scale
         score_error = (q.shape[1] + 2) * U * norms.max(axis=1)
-        num_positions = position + 1 - first_position
-        relative = 4 * score_error + (2 * num_positions + 8) * U
+        num_merges = (end - 1) // SPAN_TOKENS - first // SPAN_TOKENS
+        relative = 4 * score_error + (2 * (end - first) + 8 + 12 * num_merges) * U
         spread = np.einsum("hp,phd->hd", weights, np.abs(values))
         return out, relative[:, None] * spread
+
+
+def visible(position: int, window: int | None) -> tuple[int, int]:
+    """The half-open range of positions that a token sees."""
+    return max(0, position + 1 - (window or position + 1)), position + 1

@@ -9,7 +9,7 @@ ragged on purpose; inputs are misaligned and surrounded by NaN, outputs guarded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -216,15 +216,54 @@ def check_append_kv(kernels: Kernels, scalar: Kernels) -> None:
         assert same_bits(values.array, expected_values)
 
 
-def check_attention(kernels: Kernels, scalar: Kernels) -> None:
-    shapes = ((1, 1, 8), (4, 2, 24), (8, 2, 64), (7, 1, 40), (6, 6, 128))
-    ranges = ((0, 0), (0, 5), (0, 15), (0, 16), (0, 50), (3, 9), (17, 40), (31, 47), (30, 30))
+ATTENTION_SHAPES = ((1, 1, 8), (4, 2, 24), (8, 2, 64), (7, 1, 40), (6, 6, 128))
+# (position, tokens, window): within a span, at the borders of blocks and spans, over several spans.
+ATTENTION_PLACES = (
+    (0, 1, None),
+    (5, 1, None),
+    (15, 1, None),
+    (16, 1, None),
+    (40, 1, 24),
+    (30, 1, 1),
+    (255, 1, None),
+    (256, 1, None),
+    (257, 1, 2),
+    (600, 1, None),
+    (0, 33, None),
+    (14, 3, None),
+    (250, 14, None),
+    (254, 5, 250),
+    (500, 21, 9),
+)
+
+
+def attention_cases(shapes: Iterable[tuple[int, int, int]]) -> Iterator[AttentionCase]:
     for num_heads, num_kv_heads, head_dim in shapes:
-        for first_position, position in ranges:
-            case = AttentionCase.make(num_heads, num_kv_heads, head_dim, first_position, position)
-            made = case.run(kernels, first_position, position)
-            assert_close(made, *case.oracle(first_position, position))
-            assert same_bits(made, case.run(scalar, first_position, position))
+        for position, num_tokens, window in ATTENTION_PLACES:
+            yield AttentionCase.make(
+                num_heads,
+                num_kv_heads,
+                head_dim,
+                position=position,
+                num_tokens=num_tokens,
+                window=window,
+            )
+
+
+def check_attention(kernels: Kernels, scalar: Kernels) -> None:
+    for case in attention_cases(ATTENTION_SHAPES):
+        made = case.run(kernels)
+        if kernels.isa == "scalar":
+            assert_close(made, *case.oracle())
+        assert same_bits(made, case.run(scalar))
+        # What a token gets does not depend on its neighbours, nor on what it does not see.
+        for token in range(0, len(made) if len(made) > 1 else 0, 6):
+            assert same_bits(case.alone(token).run(kernels)[0], made[token])
+
+
+def check_attention_in_parts(kernels: Kernels, scalar: Kernels) -> None:
+    for case in attention_cases(ATTENTION_SHAPES[1:4:2]):
+        assert same_bits(case.run(kernels, in_parts=True), case.run(scalar))
 
 
 def check_exp_sum(kernels: Kernels, scalar: Kernels) -> None:
@@ -253,6 +292,8 @@ _PLAIN_CHECKS: dict[str, Callable[[Kernels, Kernels], None]] = {
     "add": check_add,
     "append_kv": check_append_kv,
     "attention": check_attention,
+    "attention_span": check_attention_in_parts,
+    "attention_merge": check_attention_in_parts,
     "exp_sum": check_exp_sum,
 }
 _FORMAT_CHECKS: dict[str, Callable[[Kernels, Kernels, TensorFormat], None]] = {

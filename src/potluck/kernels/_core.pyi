@@ -122,12 +122,29 @@ class Kernels:
         keys: U16,
         values: U16,
         block_table: I32,
-        first_position: int,
         position: int,
+        window: int | None,
         scale: float,
         out: F32,
     ) -> None:
-        """``q, out [heads, head_dim]`` of one token, over all key-value heads."""
+        """``q, out [tokens, heads, head_dim]`` of neighbouring tokens, the first at ``position``,
+        over all key-value heads.
+        """
+
+    def attention_in_parts(
+        self,
+        q: F32,
+        keys: U16,
+        values: U16,
+        block_table: I32,
+        position: int,
+        window: int | None,
+        scale: float,
+        out: F32,
+    ) -> None:
+        """The same head by head, by ``attention_span``, the last span first, and
+        ``attention_merge``.
+        """
 
     def exp_sum(self, x: F32, max: float, out: F32) -> float:
         """``out = exp(x - max)``; returns its sum."""

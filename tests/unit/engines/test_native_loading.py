@@ -25,6 +25,8 @@ from potluck.engines.native import (
     scratch_bytes,
 )
 from potluck.errors import EngineError, ParameterError
+from potluck.models.program import build_program
+from potluck.models.rope import rope_table
 from potluck.probe.cores import default_num_threads
 from potluck.types.program import (
     CacheSpec,
@@ -238,6 +240,22 @@ def test_scratch_bytes_cover_what_a_step_touches() -> None:
         scratch_bytes(program, 0, num_threads=1)
     with pytest.raises(EngineError, match="num_threads"):
         scratch_bytes(program, 1, num_threads=0)
+
+
+def test_scratch_hardly_grows_with_the_context() -> None:
+    """Attention needs as much per thread for any context, and partials of one per 256 positions
+    where threads are more than one: per row and span 64 weighted values, a maximum and a sum.
+    """
+    config = replace(CONFIG, max_context_tokens=1 << 16)
+
+    def scratch(context_tokens: int, num_threads: int) -> int:
+        rope = rope_table(config, context_tokens)
+        program = build_program(config, Shard.whole(2), context_tokens=context_tokens, rope=rope)
+        return scratch_bytes(program, 64, num_threads=num_threads)
+
+    assert scratch(1 << 16, 1) == scratch(1 << 10, 1)
+    span_bytes = config.num_heads * (config.head_dim + 2) * 4
+    assert scratch(1 << 16, 2) - scratch(1 << 10, 2) == (256 - 4) * span_bytes
 
 
 def test_memory_that_does_not_exist_is_one_clear_line() -> None:

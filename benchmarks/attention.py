@@ -1,0 +1,220 @@
+"""How fast the attention kernel is on one thread: decode over a long context, and prefill.
+
+    python benchmarks/attention.py OUT.json [--isa avx512 …] [--context 4096]
+
+- *Decode*: one token of each of several sequences, whose keys and values lie in shuffled blocks and
+  are larger together than the last cache (see ``lscpu``); bytes of these per second, and as a
+  fraction of the *memory read*: NumPy's sum over an array as large, on the same thread, in
+  alternation with the passes of decode.
+- *Prefill*: 512 tokens at three depths, for one key-value head and in tiles as the program runner
+  makes them; 4 x columns operations per token, query head and visible position.
+
+Seconds are wall-clock and thread CPU time of every pass after one that does not count; figures are
+those of the fastest by CPU time, so that what else runs on the machine disturbs them little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from circumstances import circumstances
+from numpy.typing import NDArray
+
+from potluck.kernels import Kernels, available_isas, kernels_for
+
+SCHEMA = "potluck.benchmark.attention/1"
+BLOCK_TOKENS = 16
+TILE_ROWS = 64
+PREFILL_TOKENS = 512
+PREFILL_STARTS = (0, 1536, 3584)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadShape:
+    """Heads of a model's attention."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+SHAPES = {
+    "llama-1b": HeadShape(num_heads=32, num_kv_heads=8, head_dim=64),
+    "llama-8b": HeadShape(num_heads=32, num_kv_heads=8, head_dim=128),
+    "qwen2-7b": HeadShape(num_heads=28, num_kv_heads=4, head_dim=128),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cache:
+    """Random keys and values as the engine keeps them."""
+
+    keys: NDArray[np.uint16]
+    values: NDArray[np.uint16]
+
+    @classmethod
+    def make(cls, num_blocks: int, num_kv_heads: int, head_dim: int) -> Cache:
+        """Made of one million drawn numbers, again and again."""
+        drawn = np.random.default_rng(0).standard_normal(1 << 20).astype(np.float16)
+        num_numbers = num_blocks * num_kv_heads * BLOCK_TOKENS * head_dim
+        numbers = np.resize(drawn, num_numbers).view(np.uint16)
+        return cls(
+            keys=numbers.reshape(num_blocks, num_kv_heads, head_dim, BLOCK_TOKENS),
+            values=numbers.copy().reshape(num_blocks, num_kv_heads, BLOCK_TOKENS, head_dim),
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Of keys and values."""
+        return self.keys.nbytes + self.values.nbytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What one pass took."""
+
+    cpu_seconds: float
+    wall_seconds: float
+
+
+def time_pass(run: Callable[[], object]) -> Pass:
+    """Run once."""
+    wall, cpu = time.perf_counter(), time.thread_time()
+    run()
+    return Pass(cpu_seconds=time.thread_time() - cpu, wall_seconds=time.perf_counter() - wall)
+
+
+def fastest(passes: list[Pass]) -> float:
+    """CPU seconds of the fastest."""
+    return min(one.cpu_seconds for one in passes)
+
+
+def measure_decode(
+    kernels: Kernels, shape: HeadShape, context_tokens: int, cache_bytes: int, repeats: int
+) -> dict[str, object]:
+    """Bytes of keys and values per second, beside a memory read."""
+    bytes_per_token = 4 * shape.num_kv_heads * shape.head_dim
+    blocks_per_sequence = context_tokens // BLOCK_TOKENS
+    num_sequences = max(1, cache_bytes // (context_tokens * bytes_per_token))
+    num_blocks = num_sequences * blocks_per_sequence
+    cache = Cache.make(num_blocks, shape.num_kv_heads, shape.head_dim)
+    order = np.random.default_rng(1).permutation(num_blocks).astype(np.int32)
+    tables = order.reshape(num_sequences, blocks_per_sequence)
+    rng = np.random.default_rng(2)
+    q = rng.standard_normal((1, shape.num_heads, shape.head_dim)).astype(np.float32)
+    out = np.empty_like(q)
+    scale = float(shape.head_dim**-0.5)
+
+    def decode() -> None:
+        for table in tables:
+            kernels.attention(
+                q, cache.keys, cache.values, table, context_tokens - 1, None, scale, out
+            )
+
+    read = np.ones(cache.num_bytes // 8, np.int64).sum
+    pairs = [(time_pass(decode), time_pass(read)) for _ in range(repeats + 1)][1:]
+    decodes, reads = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    return {
+        "context_tokens": context_tokens,
+        "cache_bytes": cache.num_bytes,
+        "decode_bytes_per_second": cache.num_bytes / fastest(decodes),
+        "memory_read_bytes_per_second": cache.num_bytes / fastest(reads),
+        "decode_fraction_of_memory_read": fastest(reads) / fastest(decodes),
+        "decode_passes": [asdict(one) for one in decodes],
+        "memory_read_passes": [asdict(one) for one in reads],
+    }
+
+
+def measure_prefill(
+    kernels: Kernels, shape: HeadShape, start: int, repeats: int
+) -> dict[str, object]:
+    """Operations per second of 512 tokens from position ``start`` on."""
+    group = shape.num_heads // shape.num_kv_heads
+    tile_tokens = max(1, TILE_ROWS // group)
+    num_blocks = -(-(start + PREFILL_TOKENS) // BLOCK_TOKENS)
+    cache = Cache.make(num_blocks, 1, shape.head_dim)
+    table = np.random.default_rng(1).permutation(num_blocks).astype(np.int32)
+    rng = np.random.default_rng(2)
+    q = rng.standard_normal((PREFILL_TOKENS, group, shape.head_dim)).astype(np.float32)
+    out = np.empty_like(q)
+    scale = float(shape.head_dim**-0.5)
+
+    def prefill() -> None:
+        for i in range(0, PREFILL_TOKENS, tile_tokens):
+            tile = slice(i, i + tile_tokens)
+            kernels.attention(
+                q[tile], cache.keys, cache.values, table, start + i, None, scale, out[tile]
+            )
+
+    passes = [time_pass(prefill) for _ in range(repeats + 1)][1:]
+    num_visible = sum(start + i + 1 for i in range(PREFILL_TOKENS))
+    operations = 4 * shape.head_dim * group * num_visible
+    return {
+        "start": start,
+        "operations": operations,
+        "operations_per_second": operations / fastest(passes),
+        "passes": [asdict(one) for one in passes],
+    }
+
+
+def parse_arguments() -> argparse.Namespace:
+    """What to measure, and where to write it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("out", type=Path, help="where the JSON goes")
+    parser.add_argument("--isa", nargs="+", default=available_isas(), choices=available_isas())
+    parser.add_argument("--shape", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--context", type=int, default=4096, help="a multiple of 16")
+    parser.add_argument("--cache-mb", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=7)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, print a line for each, write the file."""
+    arguments = parse_arguments()
+    results = []
+    for isa in arguments.isa:
+        kernels = kernels_for(isa)
+        for name in arguments.shape:
+            shape = SHAPES[name]
+            decode = measure_decode(
+                kernels, shape, arguments.context, arguments.cache_mb << 20, arguments.repeats
+            )
+            prefill = [
+                measure_prefill(kernels, shape, start, arguments.repeats)
+                for start in PREFILL_STARTS
+            ]
+            results.append(
+                {
+                    "isa": isa,
+                    "shape": name,
+                    **asdict(shape),
+                    "decode": decode,
+                    "prefill": prefill,
+                }
+            )
+            rates = " ".join(f"{row['operations_per_second']:.3g}" for row in prefill)
+            print(
+                f"{isa:7} {name:9} decode {decode['decode_bytes_per_second']:.3g} B/s,"
+                f" {decode['decode_fraction_of_memory_read']:.2f} of a memory read"
+                f"  prefill at {PREFILL_STARTS}: {rates} op/s",
+                flush=True,
+            )
+    record = {
+        "schema": SCHEMA,
+        **circumstances(),
+        "num_threads": 1,
+        "prefill_tokens": PREFILL_TOKENS,
+        "results": results,
+    }
+    arguments.out.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+// The rows of a tile, and one span of the cache as they see it. Included by body.h, after the lanes.
+//
+// The rows of a tile lie head after head: row r is one of key-value head r / rows_per_head, and
+// within it of token i / group_heads and query head i % group_heads, with i = r % rows_per_head.
+#pragma once
+
+#include "kernels/kernels.h"
+
+namespace potluck {
+namespace POTLUCK_ISA {
+namespace {
+
+constexpr int64_t kSpanBlocks = kSpanTokens / kBlockTokens;
+// How many blocks of one head before they are read they are asked for, as blocks lie apart, where no
+// prefetcher of the hardware looks for the next: 8 KiB at 64 columns. 2 blocks read 19 GB/s, 4 and 8
+// 23 (one core of a Zen 5).
+constexpr int64_t kBlocksAhead = 4;
+
+// A range of positions, counted from the beginning of the span; empty where end <= begin.
+struct Range {
+  int64_t begin, end;
+};
+POTLUCK_LANES int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+POTLUCK_LANES int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// What follows from the args, found once: a division takes as long as a row does for a block.
+struct Tile {
+  const AttentionArgs& args;
+  int64_t group_heads;    // query heads that share a key-value head
+  int64_t rows_per_head;  // of one key-value head
+  int64_t num_kv_heads;
+  int64_t num_rows;
+  int64_t stride;       // halves of a position's values, and floats of a row's weighted values
+  int64_t keys_size;    // halves of a block and key-value head
+  int64_t values_size;
+
+  explicit Tile(const AttentionArgs& a)
+      : args(a),
+        group_heads(a.num_heads / a.num_kv_heads),
+        rows_per_head(a.num_tokens * group_heads),
+        num_kv_heads(a.end_kv_head - a.first_kv_head),
+        num_rows(rows_per_head * num_kv_heads),
+        stride(padded_head_dim(a.head_dim)),
+        keys_size(a.head_dim * kBlockTokens),
+        values_size(stride * kBlockTokens) {}
+
+  // The token of row `i` of any head.
+  int64_t token(int64_t i) const { return args.num_tokens == 1 ? 0 : i / group_heads; }
+  // Where the query and the result of row `i` of head `h` lie, in floats.
+  int64_t query_offset(int64_t h, int64_t i) const {
+    const int64_t head = (args.first_kv_head + h) * group_heads + i % group_heads;
+    return (token(i) * args.num_heads + head) * args.head_dim;
+  }
+  // What a token sees of a span.
+  Range visible(int64_t token, int64_t span) const {
+    const int64_t start = span * kSpanTokens;
+    return {larger(first_position(args, token) - start, 0),
+            smaller(args.position + token + 1 - start, kSpanTokens)};
+  }
+};
+
+// The rows of a head in as few steps as can be of at most `most` rows, and these of even size.
+struct RowSteps {
+  int64_t count, size, num_larger;
+
+  RowSteps(const Tile& tile, int64_t most)
+      : count((tile.rows_per_head + most - 1) / most),
+        size(tile.rows_per_head / count),
+        num_larger(tile.rows_per_head - size * count) {}
+  int64_t rows(int64_t i) const { return size + (i < num_larger); }
+};
+
+// Where the blocks [first_block, first_block + num_blocks) of a span lie, those that any row sees:
+// of the tile's first key-value head; those of its other heads follow.
+struct Span {
+  int64_t first_block, num_blocks;
+  // First the keys and then the values, each block after block, and of a block head after head;
+  // at last what the next span begins with.
+  const uint16_t* reads[2 * kSpanBlocks + kBlocksAhead];
+
+  const uint16_t* const* keys() const { return reads; }
+  const uint16_t* const* values() const { return reads + num_blocks; }
+};
+
+inline Span find_span(const Tile& tile, int64_t span) {
+  const AttentionArgs& args = tile.args;
+  const int64_t last_token = args.num_tokens - 1;
+  const int64_t begin = tile.visible(0, span).begin;
+  const int64_t end = tile.visible(last_token, span).end;
+  Span r;
+  r.first_block = begin / kBlockTokens;
+  r.num_blocks = (end - 1) / kBlockTokens + 1 - r.first_block;
+  const int64_t first = span * kSpanBlocks + r.first_block;
+  const int64_t last = (args.position + last_token) / kBlockTokens;
+  const int32_t* table = args.block_table;
+  for (int64_t i = 0; i < r.num_blocks; ++i) {
+    const int64_t part = table[first + i] * args.num_kv_heads + args.first_kv_head;
+    r.reads[i] = args.keys + part * tile.keys_size;
+    r.reads[r.num_blocks + i] = args.values + part * tile.values_size;
+  }
+  for (int64_t i = 0; i < kBlocksAhead; ++i) {
+    const int64_t next = smaller(first + r.num_blocks + i, last);
+    const int64_t part = table[next] * args.num_kv_heads + args.first_kv_head;
+    r.reads[2 * r.num_blocks + i] = args.keys + part * tile.keys_size;
+  }
+  return r;
+}
+
+// What is read `steps` heads later, going on to the next blocks after the last head.
+struct Ahead {
+  int64_t blocks, h;
+
+  Ahead(const Tile& tile, int64_t h_now, int64_t steps) : blocks(0), h(h_now + steps) {
+    for (; h >= tile.num_kv_heads; h -= tile.num_kv_heads) ++blocks;
+  }
+};
+
+}  // namespace
+}  // namespace POTLUCK_ISA
+}  // namespace potluck

@@ -1,0 +1,78 @@
+// How attention over a batch is divided among threads.
+//
+// What is divided is tiles of neighbouring tokens, which share the keys and values that they read,
+// times key-value heads: one at a time for many tokens, and several for few, as their keys and
+// values lie side by side. Where that is too little to keep all threads busy, as in the decoding of
+// one long sequence, parts are cut into ranges of spans, whose partials are kept and merged when all
+// are there. No result depends on any of this (see AttentionArgs in kernels.h).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "program/batch.h"
+
+namespace potluck {
+
+struct AttentionShape {
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  int64_t window;  // kNoWindow for none
+};
+bool operator==(const AttentionShape& a, const AttentionShape& b);
+
+struct AttentionLimits {
+  int64_t max_step_tokens;
+  int64_t context_tokens;
+  int num_threads;
+};
+
+// Rows [first_row, first_row + num_tokens) of the batch: neighbours in one sequence.
+struct AttentionTile {
+  int64_t first_row;
+  int64_t num_tokens;
+  int64_t position;  // of the first
+};
+
+// Spans [first_span, end_span) of a tile and its key-value heads [first_kv_head, end_kv_head): all of
+// them, or some of a cut.
+struct AttentionPart {
+  int64_t tile;
+  int64_t first_kv_head;
+  int64_t end_kv_head;
+  int64_t first_span;
+  int64_t end_span;
+  int64_t partials;  // where those of its spans go, in floats; kNoPartials if it has all spans
+  int64_t work;      // in multiply-adds, or what takes as long
+};
+constexpr int64_t kNoPartials = -1;
+
+// A tile and key-value heads whose partials have to be merged.
+struct AttentionCut {
+  int64_t tile;
+  int64_t first_kv_head;
+  int64_t end_kv_head;
+  int64_t partials;
+};
+
+struct AttentionDivision {
+  std::vector<AttentionTile> tiles;
+  std::vector<AttentionPart> parts;  // the dearest first
+  std::vector<AttentionCut> cuts;
+  // Parts [chunks[i], chunks[i + 1]) are worth handing out together.
+  std::vector<int64_t> chunks;
+
+  int64_t num_chunks() const { return static_cast<int64_t>(chunks.size()) - 1; }
+};
+
+// The most rows of one part: tokens times query heads.
+int64_t attention_part_rows(const AttentionShape& shape, const AttentionLimits& limits);
+// The memory for partials that cuts may take, in floats; 0 with one thread.
+int64_t attention_cut_floats(const AttentionShape& shape, const AttentionLimits& limits);
+
+// `slices` are within `limits`.
+AttentionDivision divide_attention(const std::vector<BatchSlice>& slices,
+                                   const AttentionShape& shape, const AttentionLimits& limits);
+
+}  // namespace potluck
