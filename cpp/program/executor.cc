@@ -21,7 +21,7 @@ constexpr int64_t kElementGranularity = 1024;
 // Where everything lies in the scratch memory.
 struct Executor::Layout {
   std::vector<uint64_t> registers;
-  uint64_t q, q_scales, q_sums, attention, attention_floats, head_input;
+  uint64_t q, q_scales, q_sums, attention, attention_floats, moe, head_input;
   uint64_t num_bytes = 0;
 
   Layout(const Program& program, int64_t max_tokens, int num_threads) {
@@ -39,6 +39,7 @@ struct Executor::Layout {
         aligned(static_cast<uint64_t>(program.attention_scratch_floats()) * sizeof(float)) /
         sizeof(float);
     attention = take(attention_floats * sizeof(float) * static_cast<uint64_t>(num_threads));
+    moe = take(MoeRunner::scratch_bytes(program, max_tokens));
     const int input = program.head_input();
     const uint64_t head_rows = std::min<uint64_t>(tokens, kMaxHeadRows);
     head_input = take(input < 0 ? 0
@@ -72,6 +73,7 @@ Executor::Executor(const Program& program, const Kernels& kernels, const WeightS
   attention_offset_ = layout.attention;
   attention_floats_ = layout.attention_floats;
   head_input_offset_ = layout.head_input;
+  moe_.emplace(program, kernels, weights, max_step_tokens, scratch_.data() + layout.moe);
   for (const CacheSpec& spec : program.spec().caches) caches_.emplace_back(spec, num_blocks);
 }
 
@@ -233,6 +235,14 @@ void Executor::run_op(const op::GatedActivation<int>& o, const Batch& batch,
                   });
 }
 
+void Executor::run_op(const op::Moe<int>& o, const Batch& batch, ThreadPool::Session& session) {
+  const float* x = register_data(o.x);
+  float* out = register_data(o.out);
+  if (moe_->wants_quantized(o)) quantize(x, batch.num_tokens(), program_.width(o.x), session);
+  moe_->run(o, activations(x), register_data(o.logits), batch.num_tokens(), out, session);
+  if (quantized_ == out) quantized_ = nullptr;
+}
+
 void Executor::run_op(const op::Add<int>& o, const Batch& batch, ThreadPool::Session& session) {
   float* x = register_data(o.x);
   const float* y = register_data(o.y);
@@ -248,9 +258,7 @@ void Executor::linear(const Matrix& weight, const float* bias, const float* x, i
   if (is_quantized(weight.format)) quantize(x, num_tokens, weight.columns, session);
   LinearArgs args{};
   args.weight = weight;
-  args.input = {x, reinterpret_cast<const int8_t*>(scratch_.data() + q_offset_),
-                floats(q_scales_offset_),
-                reinterpret_cast<const int32_t*>(scratch_.data() + q_sums_offset_)};
+  args.input = activations(x);
   args.num_tokens = num_tokens;
   args.bias = bias;
   args.out = out;
@@ -258,6 +266,12 @@ void Executor::linear(const Matrix& weight, const float* bias, const float* x, i
   const auto kernel = kernels_.linear[static_cast<int>(weight.format)];
   parallel_ranges(session, num_panels(weight.rows), 1, kPanelRows * weight.columns * num_tokens,
                   [&](int64_t begin, int64_t end, int) { kernel(args, begin, end); });
+}
+
+Activations Executor::activations(const float* x) {
+  return {x, reinterpret_cast<const int8_t*>(scratch_.data() + q_offset_),
+          floats(q_scales_offset_),
+          reinterpret_cast<const int32_t*>(scratch_.data() + q_sums_offset_)};
 }
 
 void Executor::quantize(const float* x, int64_t num_tokens, int64_t columns,

@@ -4,12 +4,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "kernels/kernels.h"
 #include "program/batch.h"
 #include "program/kv_cache.h"
 #include "program/memory.h"
+#include "program/moe.h"
 #include "program/program.h"
 #include "program/read_ahead.h"
 #include "program/thread_pool.h"
@@ -50,6 +52,7 @@ class Executor {
   void run_op(const op::Rope<int>& o, const Batch& batch, ThreadPool::Session& session);
   void run_op(const op::Attention<int>& o, const Batch& batch, ThreadPool::Session& session);
   void run_op(const op::GatedActivation<int>& o, const Batch& batch, ThreadPool::Session& session);
+  void run_op(const op::Moe<int>& o, const Batch& batch, ThreadPool::Session& session);
   void run_op(const op::Add<int>& o, const Batch& batch, ThreadPool::Session& session);
   void run_op(const op::Head<int>&, const Batch&, ThreadPool::Session&) {}
 
@@ -57,6 +60,8 @@ class Executor {
   void linear(const Matrix& weight, const float* bias, const float* x, int64_t num_tokens,
               float* out, ThreadPool::Session& session);
   void quantize(const float* x, int64_t num_tokens, int64_t columns, ThreadPool::Session& session);
+  // `x` as linear kernels take it: what `quantize` has made of it, if it has.
+  Activations activations(const float* x);
 
   const Program& program_;
   const Kernels& kernels_;
@@ -71,6 +76,7 @@ class Executor {
   uint64_t attention_offset_;
   uint64_t attention_floats_;
   uint64_t head_input_offset_;
+  std::optional<MoeRunner> moe_;
   // The matrix whose quantized form the scratch holds, or null: inputs that several ops share
   // (q, k and v; gate and up) are quantized once.
   const float* quantized_ = nullptr;

@@ -82,7 +82,9 @@ def make_random_model(
             parameter.copy_(values.to(torch_dtype))
     model.save_pretrained(directory, max_shard_size=max_file_size)
     stored = {
-        name: parameter.detach().float().numpy() for name, parameter in model.named_parameters()
+        stored_name: values
+        for name, parameter in model.named_parameters()
+        for stored_name, values in _stored(name, parameter.detach().float().numpy())
     }
     return RandomModel(
         directory=directory,
@@ -99,7 +101,9 @@ def load_state(model: RandomModel, state: Mapping[str, NDArray[np.float32]]) -> 
     model.torch_model.float()
     with torch.no_grad():
         for name, parameter in model.torch_model.named_parameters():
-            parameter.copy_(torch.from_numpy(state[name]))
+            parts = [state[stored] for stored, _ in _stored(name, parameter.numpy())]
+            values = np.concatenate(parts).reshape(parameter.shape)
+            parameter.copy_(torch.from_numpy(values))
 
 
 def aim_embedding(model: RandomModel, head: NDArray[np.float32], *, strength: float = 4.0) -> None:
@@ -143,6 +147,23 @@ def random_tokens(num_tokens: int, vocab_size: int = 97, *, seed: int = 1) -> li
     return drawn
 
 
+def _stored(name: str, values: NDArray[Any]) -> list[tuple[str, NDArray[Any]]]:
+    """What a parameter is in files, in the order of its rows.
+
+    In memory a layer's experts are one parameter, ``[experts, rows, columns]``, and each one's gate
+    and up are one matrix.
+    """
+    stem, _, part = name.rpartition(".")
+    if not stem.endswith(".experts"):
+        return [(name, values)]
+    parts = part.removesuffix("_proj").split("_")
+    return [
+        (f"{stem}.{expert}.{each}_proj.weight", matrix)
+        for expert, matrices in enumerate(values)
+        for each, matrix in zip(parts, np.split(matrices, len(parts)), strict=True)
+    ]
+
+
 def _draw(generator: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     noise = generator.standard_normal(shape)
     if name.endswith(".bias"):
@@ -152,11 +173,11 @@ def _draw(generator: np.random.Generator, name: str, shape: tuple[int, ...]) -> 
     elif "embed_tokens" in name:
         values = 0.3 * noise
     elif "q_proj" in name or "k_proj" in name:
-        values = 1.2 * noise / np.sqrt(shape[1])  # attention that prefers some positions
+        values = 1.2 * noise / np.sqrt(shape[-1])  # attention that prefers some positions
     elif "o_proj" in name or "down_proj" in name:
-        values = 5 * noise / np.sqrt(shape[1])  # layers that outweigh the embedding
+        values = 5 * noise / np.sqrt(shape[-1])  # layers that outweigh the embedding
     elif "lm_head" in name:
-        values = 2 * noise / np.sqrt(shape[1])
+        values = 2 * noise / np.sqrt(shape[-1])
     else:
-        values = noise / np.sqrt(shape[1])
+        values = noise / np.sqrt(shape[-1])
     return values.astype(np.float32)

@@ -15,6 +15,7 @@ from potluck.kernels._core import (
     GatedActivation,
     Head,
     Linear,
+    Moe,
     NonFiniteError,
     Opening,
     OutOfMemoryError,
@@ -32,7 +33,7 @@ from potluck.kernels._core import (
     pack_rows_on,
 )
 
-Op = Embed | RmsNorm | Linear | Rope | Attention | GatedActivation | Add | Head
+Op = Embed | RmsNorm | Linear | Rope | Attention | GatedActivation | Moe | Add | Head
 
 __all__ = [
     "Add",
@@ -43,6 +44,7 @@ __all__ = [
     "GatedActivation",
     "Head",
     "Linear",
+    "Moe",
     "NonFiniteError",
     "Op",
     "Opening",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from potluck.types.model import ModelConfig
 from potluck.types.program import Program, RopeTable, Shard
 from potluck.types.quantization import Quantization
 from potluck.types.tensor import TensorInfo
-from potluck.weights.load import check_weights, staging_bytes
+from potluck.weights.load import check_weights, loaded_weights, staging_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +81,12 @@ def plan_stage(
         canonical_source(description, tensors, program),
         path=str(description.files.path),
     )
-    loaded = [dataclasses.replace(info, format=size.quantization.target(info)) for info in stored]
+    loaded = loaded_weights(program, stored, size.quantization)
     weights: Counter[str] = Counter()
     for info in loaded:
         weights[info.format.label] += engine.loaded_bytes(info)
     by_format = tuple(weights.most_common())
-    staging = staging_bytes(stored, size.quantization)
+    staging = staging_bytes(stored, loaded)
     if size.is_mapped:
         staging += _packing_bytes(loaded)
     else:

@@ -122,7 +122,8 @@ class TensorSink(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """Where a file keeps a canonical tensor.
+    """Where a file keeps a canonical tensor: under one name, or with ``is_stacked`` each matrix of a
+    stack ``[experts, rows, columns]`` under a name of its own, in their order.
 
     ``interleaved_heads``: the file interleaves the two halves of each of that many heads (GGUF
     files of the ``llama`` architecture do, for q and k): its row ``h·d + 2j + s`` is canonical row
@@ -131,5 +132,6 @@ class StoredTensor:
     """
 
     canonical_name: str
-    stored_name: str
+    stored_names: tuple[str, ...]
+    is_stacked: bool = False
     interleaved_heads: int | None = None

@@ -31,7 +31,7 @@ def interleaved(
     info = TensorInfo(name="blk.0.attn_q", shape=shape, format=format)
     raw = MemorySource({"blk.0.attn_q": (info, permute(rows, num_heads).tobytes())})
     stored = StoredTensor(
-        canonical_name="q", stored_name="blk.0.attn_q", interleaved_heads=num_heads
+        canonical_name="q", stored_names=("blk.0.attn_q",), interleaved_heads=num_heads
     )
     return raw, CanonicalSource(raw, [stored])
 
@@ -42,8 +42,8 @@ def test_names_are_canonical_and_rows_as_stored() -> None:
     source = CanonicalSource(
         raw,
         [
-            StoredTensor(canonical_name="absent", stored_name="absent.weight"),
-            StoredTensor(canonical_name="head", stored_name="output.weight"),
+            StoredTensor(canonical_name="absent", stored_names=("absent.weight",)),
+            StoredTensor(canonical_name="head", stored_names=("output.weight",)),
         ],
     )
     assert list(source.names()) == ["head"]
@@ -59,7 +59,7 @@ def test_names_are_canonical_and_rows_as_stored() -> None:
 
 
 def test_a_canonical_name_given_twice() -> None:
-    stored = StoredTensor(canonical_name="head", stored_name="output.weight")
+    stored = StoredTensor(canonical_name="head", stored_names=("output.weight",))
     with pytest.raises(ValueError, match="head is given twice"):
         CanonicalSource(MemorySource({}), [stored, stored])
 
@@ -124,7 +124,7 @@ def test_rows_that_cannot_be_those_of_the_heads(
 ) -> None:
     info = TensorInfo(name="stored", shape=shape, format=format)
     raw = MemorySource({"stored": (info, bytes(info.num_bytes))})
-    stored = StoredTensor(canonical_name="q", stored_name="stored", interleaved_heads=num_heads)
+    stored = StoredTensor(canonical_name="q", stored_names=("stored",), interleaved_heads=num_heads)
     source = CanonicalSource(raw, [stored], path="m.gguf")
     with pytest.raises(ModelFileError, match=rf"m.gguf: .*{num_heads} interleaved heads"):
         read_whole(source, "q")

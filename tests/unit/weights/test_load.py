@@ -338,7 +338,7 @@ class TestQuantizing:
         assert caught.value.hint == "get it again"
 
     def test_to_quantize_needs_something_that_converts(self) -> None:
-        with pytest.raises(ValueError, match="converts"):
+        with pytest.raises(ValueError, match="converted"):
             load_weights(
                 program_reading({"w": (7, 64)}),
                 source_of(w=((7, 64), TensorFormat.BF16)),
