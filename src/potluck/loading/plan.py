@@ -10,7 +10,7 @@ import numpy as np
 
 from potluck.catalog import ModelDescription, canonical_source
 from potluck.engines.backends import NATIVE
-from potluck.engines.costs import cost_of
+from potluck.engines.costs import check_backend, cost_of
 from potluck.errors import ParameterError
 from potluck.formats.source import FileTensorSource
 from potluck.models.program import build_program
@@ -66,7 +66,7 @@ def plan_stage(
     ``process_bytes`` are the process's own without its engine, ``cost`` is the engine's: that of
     ``size.backend``, unless this build does not have it. A head tied to the embedding is the same
     tensor and counts once. Raises ``ParameterError`` for a context the model was not made for and
-    for weights that cannot be mapped, as ``check_weights``, and as ``cost_of``.
+    for weights that cannot be mapped, and as ``check_backend``, ``check_weights`` and ``cost_of``.
     """
     if size.is_mapped and size.backend != NATIVE:
         raise ParameterError(
@@ -76,6 +76,7 @@ def plan_stage(
         )
     engine = cost or cost_of(size.backend)
     program = program_to_count(description.config, shard, size.context_tokens)
+    check_backend(size.backend, engine, program)
     stored = check_weights(
         program,
         canonical_source(description, tensors, program),

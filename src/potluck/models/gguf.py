@@ -63,6 +63,7 @@ _DESCRIPTIVE_KEYS = frozenset(
 _NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "attention.causal": (True,),
     "embedding_scale": (0, 1),
+    "expert_weights_scale": (0, 1),
     "logit_scale": (0, 1),
     "residual_scale": (0, 1),
     "rope.scaling.attn_factor": (0, 1),

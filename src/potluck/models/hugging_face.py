@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from potluck.errors import ModelFileError
+from potluck.formats.source import MAX_TENSORS
 from potluck.models.fields import (
     MAX_CONTEXT_TOKENS,
     MAX_EXPERTS,
@@ -153,6 +154,9 @@ EXPERT_KEYS = frozenset({"num_experts", "num_local_experts", "num_experts_per_to
 """What ``experts_by_step`` implements, of the keys that other families must not have."""
 
 
+_MATRICES_OF_EXPERT = 3
+
+
 def experts_by_step(fields: Fields) -> ExpertsConfig | None:
     """The experts of the Qwen families.
 
@@ -160,10 +164,15 @@ def experts_by_step(fields: Fields) -> ExpertsConfig | None:
     ``num_experts`` ``num_local_experts``.
     """
     num_layers = num_hidden_layers(fields)
-    count_key = "num_local_experts" if fields.get("num_experts") is None else "num_experts"
+    has_newer = fields.get("num_experts") is None and fields.get("num_local_experts") is not None
+    count_key = "num_local_experts" if has_newer else "num_experts"
     num_experts = fields.count(count_key, MAX_EXPERTS, minimum=0)
     step = fields.count("decoder_sparse_step", MAX_LAYERS, 1)
     dense = fields.counts("mlp_only_layers", MAX_LAYERS)
+    if num_layers * num_experts * _MATRICES_OF_EXPERT > MAX_TENSORS:
+        raise fields.error(
+            count_key, f"in {num_layers} layers means more than {MAX_TENSORS} tensors"
+        )
     return read_experts(
         fields,
         is_in_layer=tuple(

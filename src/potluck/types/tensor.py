@@ -122,8 +122,10 @@ class TensorSink(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """Where a file keeps a canonical tensor: under one name, or with ``is_stacked`` each matrix of a
-    stack ``[experts, rows, columns]`` under a name of its own, in their order.
+    """Where a file keeps a canonical tensor.
+
+    That is under one name, or with ``is_stacked`` each matrix of a stack ``[experts, rows,
+    columns]`` under a name of its own, in their order.
 
     ``interleaved_heads``: the file interleaves the two halves of each of that many heads (GGUF
     files of the ``llama`` architecture do, for q and k): its row ``h·d + 2j + s`` is canonical row
