@@ -13,9 +13,6 @@ constexpr int64_t kCopyWork = 1;
 constexpr int64_t kNormWork = 2;
 constexpr int64_t kExpWork = 16;
 
-// Elements of element-wise ops are cut at multiples of this many: whole cache lines.
-constexpr int64_t kElementGranularity = 1024;
-
 }  // namespace
 
 // Where everything lies in the scratch memory.
@@ -63,6 +60,7 @@ Executor::Executor(const Program& program, const Kernels& kernels, const WeightS
     : program_(program),
       kernels_(kernels),
       weights_(weights),
+      phases_(schedule(program.ops())),
       read_ahead_(program, weights) {
   Layout layout(program, max_step_tokens, num_threads);
   scratch_ = Buffer(layout.num_bytes, Pages::Normal, "scratch");
@@ -91,12 +89,12 @@ uint64_t Executor::scratch_bytes(const Program& program, int64_t max_step_tokens
 }
 
 void Executor::run(const Batch& batch, ThreadPool::Session& session) {
-  quantized_ = nullptr;
   if (batch.num_tokens() == 0) return;
   read_ahead_.begin_step();
-  for (size_t i = 0; i < program_.ops().size(); ++i) {
-    read_ahead_.before_op(i);
-    std::visit([&](const auto& o) { run_op(o, batch, session); }, program_.ops()[i]);
+  for (const Phase& phase : phases_) {
+    read_ahead_.before_op(phase.first_op);
+    run_rows(phase, batch, session);
+    std::visit([&](const auto& o) { run_op(o, batch, session); }, phase.wide);
   }
 }
 
@@ -108,85 +106,115 @@ void Executor::head(const WantedRow* rows, int64_t num_rows, float* logits,
   for (int64_t i = 0; i < num_rows; ++i) {
     std::copy_n(register_data(o.x) + rows[i].row * columns, columns, input + i * columns);
   }
-  quantized_ = nullptr;
-  linear(weights_.matrix(o.weight), nullptr, input, num_rows, logits, session);
-}
-
-void Executor::run_op(const op::Embed<int>& o, const Batch& batch, ThreadPool::Session& session) {
   const Matrix& weight = weights_.matrix(o.weight);
-  const auto embed = kernels_.embed[static_cast<int>(weight.format)];
-  float* out = register_data(o.out);
-  quantized_ = nullptr;
-  parallel_ranges(session, batch.num_tokens(), 1, kCopyWork * weight.columns,
-                  [&](int64_t begin, int64_t end, int) {
-                    for (int64_t t = begin; t < end; ++t) {
-                      embed(weight, batch.rows()[t].token, out + t * weight.columns);
-                    }
-                  });
+  if (is_quantized(weight.format)) quantize(input, num_rows, columns, session);
+  products_ = {product(weight, nullptr, input, num_rows, logits)};
+  multiply(products_, session);
 }
 
-void Executor::run_op(const op::RmsNorm<int>& o, const Batch& batch,
-                      ThreadPool::Session& session) {
-  const int64_t columns = program_.width(o.x);
-  const float* x = register_data(o.x);
-  const float* weight = weights_.vector(o.weight);
-  float* out = register_data(o.out);
-  if (quantized_ == out) quantized_ = nullptr;
-  parallel_ranges(session, batch.num_tokens(), 1, kNormWork * columns,
-                  [&](int64_t begin, int64_t end, int) {
-                    kernels_.rms_norm(x + begin * columns, weight, out + begin * columns,
-                                      end - begin, columns, o.group, o.epsilon);
-                  });
+void Executor::run_rows(const Phase& phase, const Batch& batch, ThreadPool::Session& session) {
+  int64_t work = std::visit([&](const auto& o) { return input_work(o); }, phase.wide);
+  for (const RowWise& any : phase.row_wise) {
+    work += std::visit([&](const auto& o) { return row_work(o); }, any);
+  }
+  if (work == 0) return;
+  parallel_ranges(session, batch.num_tokens(), 1, work, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) {
+      for (const RowWise& any : phase.row_wise) {
+        std::visit([&](const auto& o) { run_row(o, batch, t); }, any);
+      }
+      std::visit([&](const auto& o) { make_input(o, batch, t); }, phase.wide);
+    }
+  });
 }
 
-void Executor::run_op(const op::Linear<int>& o, const Batch& batch, ThreadPool::Session& session) {
-  const float* bias = o.bias ? weights_.vector(*o.bias) : nullptr;
-  float* out = register_data(o.out);
-  linear(weights_.matrix(o.weight), bias, register_data(o.x), batch.num_tokens(), out, session);
-  if (quantized_ == out) quantized_ = nullptr;
+int64_t Executor::row_work(const op::Embed<int>& o) const {
+  return kCopyWork * program_.width(o.out);
 }
 
-void Executor::run_op(const op::Rope<int>& o, const Batch& batch, ThreadPool::Session& session) {
+void Executor::run_row(const op::Embed<int>& o, const Batch& batch, int64_t t) {
+  const Matrix& weight = weights_.matrix(o.weight);
+  kernels_.embed[static_cast<int>(weight.format)](weight, batch.rows()[t].token,
+                                                  row(o.out, t));
+}
+
+int64_t Executor::row_work(const op::RmsNorm<int>& o) const {
+  return kNormWork * program_.width(o.x);
+}
+
+void Executor::run_row(const op::RmsNorm<int>& o, const Batch&, int64_t t) {
+  kernels_.rms_norm(row(o.x, t), weights_.vector(o.weight), row(o.out, t), 1,
+                    program_.width(o.x), o.group, o.epsilon);
+}
+
+int64_t Executor::row_work(const op::Rope<int>& o) const {
+  return kNormWork * o.num_heads * o.head_dim;
+}
+
+void Executor::run_row(const op::Rope<int>& o, const Batch& batch, int64_t t) {
   const RopeTable& rope = program_.spec().rope;
-  const int64_t columns = o.num_heads * o.head_dim;
-  float* x = register_data(o.x);
-  if (quantized_ == x) quantized_ = nullptr;
-  parallel_ranges(session, batch.num_tokens(), 1, kNormWork * columns,
-                  [&](int64_t begin, int64_t end, int) {
-                    for (int64_t t = begin; t < end; ++t) {
-                      const int64_t row = batch.rows()[t].position * rope.half_head_dim;
-                      kernels_.rope(x + t * columns, rope.cos + row,
-                                    rope.sin + row, o.num_heads, o.head_dim);
-                    }
-                  });
+  const int64_t angles = batch.rows()[t].position * rope.half_head_dim;
+  kernels_.rope(row(o.x, t), rope.cos + angles, rope.sin + angles, o.num_heads, o.head_dim);
 }
 
-void Executor::append_kv(const op::Attention<int>& o, const Batch& batch,
-                         ThreadPool::Session& session) {
+int64_t Executor::row_work(const op::GatedActivation<int>& o) const {
+  return kExpWork * program_.width(o.out);
+}
+
+void Executor::run_row(const op::GatedActivation<int>& o, const Batch&, int64_t t) {
+  kernels_.silu_gate(row(o.gate, t), row(o.up, t), row(o.out, t), program_.width(o.out));
+}
+
+int64_t Executor::row_work(const op::Add<int>& o) const { return kCopyWork * program_.width(o.x); }
+
+void Executor::run_row(const op::Add<int>& o, const Batch&, int64_t t) {
+  kernels_.add(row(o.x, t), row(o.y, t), program_.width(o.x));
+}
+
+bool Executor::any_quantized(const Linears& linears) const {
+  return std::any_of(linears.ops.begin(), linears.ops.end(), [&](const op::Linear<int>& o) {
+    return is_quantized(weights_.matrix(o.weight).format);
+  });
+}
+
+int64_t Executor::input_work(const Linears& linears) const {
+  return any_quantized(linears) ? kNormWork * program_.width(linears.x) : 0;
+}
+
+void Executor::make_input(const Linears& linears, const Batch&, int64_t t) {
+  if (!any_quantized(linears)) return;
+  quantize_rows(register_data(linears.x), program_.width(linears.x), t, t + 1);
+}
+
+void Executor::run_op(const Linears& linears, const Batch& batch, ThreadPool::Session& session) {
+  products_.clear();
+  for (const op::Linear<int>& o : linears.ops) {
+    products_.push_back(product(weights_.matrix(o.weight),
+                                o.bias ? weights_.vector(*o.bias) : nullptr,
+                                register_data(o.x), batch.num_tokens(), register_data(o.out)));
+  }
+  multiply(products_, session);
+}
+
+int64_t Executor::input_work(const op::Attention<int>& o) const {
+  return 2 * kNormWork * o.num_kv_heads * o.head_dim;
+}
+
+// The key and the value go to the cache of all tokens before any of them looks back.
+void Executor::make_input(const op::Attention<int>& o, const Batch& batch, int64_t t) {
   const KvCache& cache = caches_[o.cache_index];
-  const int64_t columns = o.num_kv_heads * o.head_dim;
-  const float* k = register_data(o.k);
-  const float* v = register_data(o.v);
-  parallel_ranges(session, batch.num_tokens(), 1, 2 * kNormWork * columns,
-                  [&](int64_t begin, int64_t end, int) {
-                    for (int64_t t = begin; t < end; ++t) {
-                      const BatchRow& row = batch.rows()[t];
-                      kernels_.append_kv(k + t * columns, v + t * columns, cache.keys(),
-                                         cache.values(),
-                                         row.block_table[row.position / kBlockTokens],
-                                         row.position % kBlockTokens, o.num_kv_heads, o.head_dim);
-                    }
-                  });
+  const BatchRow& token = batch.rows()[t];
+  kernels_.append_kv(row(o.k, t), row(o.v, t), cache.keys(), cache.values(),
+                     token.block_table[token.position / kBlockTokens],
+                     token.position % kBlockTokens, o.num_kv_heads, o.head_dim);
 }
 
 void Executor::run_op(const op::Attention<int>& o, const Batch& batch,
                       ThreadPool::Session& session) {
-  append_kv(o, batch, session);  // of all tokens, before any of them looks back
   const KvCache& cache = caches_[o.cache_index];
   const int64_t columns = o.num_heads * o.head_dim;
   const float* q = register_data(o.q);
   float* out = register_data(o.out);
-  if (quantized_ == out) quantized_ = nullptr;
 
   // One item is a token and a key-value head. Items differ in cost by how far back they look, so
   // chunks are many, and taken from the end, where the dear ones of a prompt are.
@@ -223,49 +251,20 @@ void Executor::run_op(const op::Attention<int>& o, const Batch& batch,
   });
 }
 
-void Executor::run_op(const op::GatedActivation<int>& o, const Batch& batch,
-                      ThreadPool::Session& session) {
-  const float* gate = register_data(o.gate);
-  const float* up = register_data(o.up);
-  float* out = register_data(o.out);
-  if (quantized_ == out) quantized_ = nullptr;
-  parallel_ranges(session, batch.num_tokens() * program_.width(o.out), kElementGranularity,
-                  kExpWork, [&](int64_t begin, int64_t end, int) {
-                    kernels_.silu_gate(gate + begin, up + begin, out + begin, end - begin);
-                  });
+int64_t Executor::input_work(const op::Moe<int>& o) const {
+  const int64_t quantizing = moe_->wants_quantized(o) ? kNormWork * program_.width(o.x) : 0;
+  return quantizing + kExpWork * o.num_experts;
+}
+
+void Executor::make_input(const op::Moe<int>& o, const Batch&, int64_t t) {
+  if (moe_->wants_quantized(o)) {
+    quantize_rows(register_data(o.x), program_.width(o.x), t, t + 1);
+  }
+  moe_->choose(o, row(o.logits, t), t);
 }
 
 void Executor::run_op(const op::Moe<int>& o, const Batch& batch, ThreadPool::Session& session) {
-  const float* x = register_data(o.x);
-  float* out = register_data(o.out);
-  if (moe_->wants_quantized(o)) quantize(x, batch.num_tokens(), program_.width(o.x), session);
-  moe_->run(o, activations(x), register_data(o.logits), batch.num_tokens(), out, session);
-  if (quantized_ == out) quantized_ = nullptr;
-}
-
-void Executor::run_op(const op::Add<int>& o, const Batch& batch, ThreadPool::Session& session) {
-  float* x = register_data(o.x);
-  const float* y = register_data(o.y);
-  if (quantized_ == x) quantized_ = nullptr;
-  parallel_ranges(session, batch.num_tokens() * program_.width(o.x), kElementGranularity, kCopyWork,
-                  [&](int64_t begin, int64_t end, int) {
-                    kernels_.add(x + begin, y + begin, end - begin);
-                  });
-}
-
-void Executor::linear(const Matrix& weight, const float* bias, const float* x, int64_t num_tokens,
-                      float* out, ThreadPool::Session& session) {
-  if (is_quantized(weight.format)) quantize(x, num_tokens, weight.columns, session);
-  LinearArgs args{};
-  args.weight = weight;
-  args.input = activations(x);
-  args.num_tokens = num_tokens;
-  args.bias = bias;
-  args.out = out;
-  args.out_stride = weight.rows;
-  const auto kernel = kernels_.linear[static_cast<int>(weight.format)];
-  parallel_ranges(session, num_panels(weight.rows), 1, kPanelRows * weight.columns * num_tokens,
-                  [&](int64_t begin, int64_t end, int) { kernel(args, begin, end); });
+  moe_->run(o, activations(register_data(o.x)), batch.num_tokens(), register_data(o.out), session);
 }
 
 Activations Executor::activations(const float* x) {
@@ -274,20 +273,30 @@ Activations Executor::activations(const float* x) {
           reinterpret_cast<const int32_t*>(scratch_.data() + q_sums_offset_)};
 }
 
+Product Executor::product(const Matrix& weight, const float* bias, const float* x,
+                          int64_t num_tokens, float* out) {
+  LinearArgs args{};
+  args.weight = weight;
+  args.input = activations(x);
+  args.num_tokens = num_tokens;
+  args.bias = bias;
+  args.out = out;
+  args.out_stride = weight.rows;
+  return {kernels_.linear[static_cast<int>(weight.format)], args};
+}
+
 void Executor::quantize(const float* x, int64_t num_tokens, int64_t columns,
                         ThreadPool::Session& session) {
-  if (quantized_ == x) return;
-  auto* q = reinterpret_cast<int8_t*>(scratch_.data() + q_offset_);
-  float* scales = floats(q_scales_offset_);
-  auto* sums = reinterpret_cast<int32_t*>(scratch_.data() + q_sums_offset_);
-  const int64_t groups = columns / kGroupColumns;
   parallel_ranges(session, num_tokens, 1, kNormWork * columns,
-                  [&](int64_t begin, int64_t end, int) {
-                    kernels_.quantize(x + begin * columns, end - begin, columns,
-                                      q + begin * columns, scales + begin * groups,
-                                      sums + begin * groups);
-                  });
-  quantized_ = x;
+                  [&](int64_t begin, int64_t end, int) { quantize_rows(x, columns, begin, end); });
+}
+
+void Executor::quantize_rows(const float* x, int64_t columns, int64_t begin, int64_t end) {
+  const int64_t groups = columns / kGroupColumns;
+  kernels_.quantize(x + begin * columns, end - begin, columns,
+                    reinterpret_cast<int8_t*>(scratch_.data() + q_offset_) + begin * columns,
+                    floats(q_scales_offset_) + begin * groups,
+                    reinterpret_cast<int32_t*>(scratch_.data() + q_sums_offset_) + begin * groups);
 }
 
 }  // namespace potluck

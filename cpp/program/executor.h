@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <variant>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -12,8 +13,10 @@
 #include "program/kv_cache.h"
 #include "program/memory.h"
 #include "program/moe.h"
+#include "program/products.h"
 #include "program/program.h"
 #include "program/read_ahead.h"
+#include "program/schedule.h"
 #include "program/thread_pool.h"
 #include "program/weights.h"
 
@@ -46,26 +49,55 @@ class Executor {
   float* register_data(int index) { return floats(register_offsets_[index]); }
   float* floats(uint64_t offset) { return reinterpret_cast<float*>(scratch_.data() + offset); }
 
-  void run_op(const op::Embed<int>& o, const Batch& batch, ThreadPool::Session& session);
-  void run_op(const op::RmsNorm<int>& o, const Batch& batch, ThreadPool::Session& session);
-  void run_op(const op::Linear<int>& o, const Batch& batch, ThreadPool::Session& session);
-  void run_op(const op::Rope<int>& o, const Batch& batch, ThreadPool::Session& session);
+  float* row(int index, int64_t token) {
+    return register_data(index) + token * program_.width(index);
+  }
+
+  // The row-wise ops of a phase, and the input of its wide op.
+  void run_rows(const Phase& phase, const Batch& batch, ThreadPool::Session& session);
+
+  // One token's row, and how much work that is (see kMinChunkWork).
+  void run_row(const op::Embed<int>& o, const Batch& batch, int64_t t);
+  void run_row(const op::RmsNorm<int>& o, const Batch& batch, int64_t t);
+  void run_row(const op::Rope<int>& o, const Batch& batch, int64_t t);
+  void run_row(const op::GatedActivation<int>& o, const Batch& batch, int64_t t);
+  void run_row(const op::Add<int>& o, const Batch& batch, int64_t t);
+  int64_t row_work(const op::Embed<int>& o) const;
+  int64_t row_work(const op::RmsNorm<int>& o) const;
+  int64_t row_work(const op::Rope<int>& o) const;
+  int64_t row_work(const op::GatedActivation<int>& o) const;
+  int64_t row_work(const op::Add<int>& o) const;
+
+  // What a wide op takes of one token's row that is not in a register, and how much work it is to
+  // make it; then the op itself, of all tokens.
+  void make_input(std::monostate, const Batch&, int64_t) {}
+  void make_input(const Linears& linears, const Batch& batch, int64_t t);
+  void make_input(const op::Attention<int>& o, const Batch& batch, int64_t t);
+  void make_input(const op::Moe<int>& o, const Batch& batch, int64_t t);
+  void make_input(const op::Head<int>&, const Batch&, int64_t) {}
+  int64_t input_work(std::monostate) const { return 0; }
+  int64_t input_work(const Linears& linears) const;
+  int64_t input_work(const op::Attention<int>& o) const;
+  int64_t input_work(const op::Moe<int>& o) const;
+  int64_t input_work(const op::Head<int>&) const { return 0; }
+  void run_op(std::monostate, const Batch&, ThreadPool::Session&) {}
+  void run_op(const Linears& linears, const Batch& batch, ThreadPool::Session& session);
   void run_op(const op::Attention<int>& o, const Batch& batch, ThreadPool::Session& session);
-  void run_op(const op::GatedActivation<int>& o, const Batch& batch, ThreadPool::Session& session);
   void run_op(const op::Moe<int>& o, const Batch& batch, ThreadPool::Session& session);
-  void run_op(const op::Add<int>& o, const Batch& batch, ThreadPool::Session& session);
   void run_op(const op::Head<int>&, const Batch&, ThreadPool::Session&) {}
 
-  void append_kv(const op::Attention<int>& o, const Batch& batch, ThreadPool::Session& session);
-  void linear(const Matrix& weight, const float* bias, const float* x, int64_t num_tokens,
-              float* out, ThreadPool::Session& session);
-  void quantize(const float* x, int64_t num_tokens, int64_t columns, ThreadPool::Session& session);
-  // `x` as linear kernels take it: what `quantize` has made of it, if it has.
+  bool any_quantized(const Linears& linears) const;
+  // `x` as linear kernels take it: with what `quantize` has made of it, if it has.
   Activations activations(const float* x);
+  Product product(const Matrix& weight, const float* bias, const float* x, int64_t num_tokens,
+                  float* out);
+  void quantize(const float* x, int64_t num_tokens, int64_t columns, ThreadPool::Session& session);
+  void quantize_rows(const float* x, int64_t columns, int64_t begin, int64_t end);
 
   const Program& program_;
   const Kernels& kernels_;
   const WeightStore& weights_;
+  const std::vector<Phase> phases_;
   ReadAhead read_ahead_;
   std::vector<KvCache> caches_;
   Buffer scratch_;
@@ -77,9 +109,7 @@ class Executor {
   uint64_t attention_floats_;
   uint64_t head_input_offset_;
   std::optional<MoeRunner> moe_;
-  // The matrix whose quantized form the scratch holds, or null: inputs that several ops share
-  // (q, k and v; gate and up) are quantized once.
-  const float* quantized_ = nullptr;
+  std::vector<Product> products_;  // of the op that runs
 };
 
 }  // namespace potluck

@@ -62,8 +62,6 @@ struct MoeRunner::Layout {
     take(scratch.q_scales, rows * q_groups);
     take(scratch.q_sums, rows * q_groups);
     take(scratch.first_rows, sizes.experts + 1);
-    take(scratch.used_experts, sizes.experts + 1);
-    take(scratch.first_chunks, sizes.experts + 1);
   }
 
  private:
@@ -90,59 +88,35 @@ bool MoeRunner::wants_quantized(const op::Moe<int>& o) const {
   return is_quantized(weights_.matrix(o.gate).format) || is_quantized(weights_.matrix(o.up).format);
 }
 
-void MoeRunner::run(const op::Moe<int>& o, const Activations& input, const float* logits,
-                    int64_t num_tokens, float* out, ThreadPool::Session& session) {
+void MoeRunner::run(const op::Moe<int>& o, const Activations& input, int64_t num_tokens,
+                    float* out, ThreadPool::Session& session) {
   const Matrix &gate = weights_.matrix(o.gate), &up = weights_.matrix(o.up),
                &down = weights_.matrix(o.down);
-  const int64_t columns = gate.columns, width = o.expert_width;
-  const int64_t out_columns = down.rows / o.num_experts;
-  parallel_ranges(session, num_tokens, 1, kExpWork * o.num_experts,
-                  [&](int64_t begin, int64_t end, int) {
-                    for (int64_t t = begin; t < end; ++t) choose(o, logits, t);
-                  });
-  const int64_t num_rows = group(o, num_tokens);
-  const bool quantized = wants_quantized(o);
-  const bool floats = !is_quantized(gate.format) || !is_quantized(up.format);
-  parallel_ranges(session, num_rows, 1, kCopyWork * columns, [&](int64_t begin, int64_t end, int) {
-    for (int64_t row = begin; row < end; ++row) gather(input, floats, quantized, columns, row);
-  });
-
   const Scratch& s = scratch_;
-  for_panels(o, width / kPanelRows, 2 * kPanelRows * columns, session,
-             [&](int64_t expert, int64_t first_panel, int64_t end_panel) {
-               multiply(gate, o, expert, s.x, s.gate, first_panel, end_panel);
-               multiply(up, o, expert, s.x, s.up, first_panel, end_panel);
-               const int64_t count = (end_panel - first_panel) * kPanelRows;
-               for (int64_t row = s.first_rows[expert]; row < s.first_rows[expert + 1]; ++row) {
-                 float* inner = s.gate + row * width + first_panel * kPanelRows;
-                 kernels_.silu_gate(inner, s.up + row * width + first_panel * kPanelRows, inner,
-                                    count);
-               }
-             });
-  if (is_quantized(down.format)) {
-    const int64_t groups = width / kGroupColumns;
-    parallel_ranges(session, num_rows, 1, kQuantizeWork * width,
-                    [&](int64_t begin, int64_t end, int) {
-                      kernels_.quantize(s.gate + begin * width, end - begin, width,
-                                        s.q + begin * width, s.q_scales + begin * groups,
-                                        s.q_sums + begin * groups);
-                    });
-  }
-  for_panels(o, out_columns / kPanelRows, kPanelRows * width, session,
-             [&](int64_t expert, int64_t first_panel, int64_t end_panel) {
-               multiply(down, o, expert, s.gate, s.x, first_panel, end_panel);
-             });
+  const int64_t num_rows = group(o, num_tokens);
+  parallel_ranges(session, num_rows, 1, kCopyWork * gate.columns,
+                  [&](int64_t begin, int64_t end, int) {
+                    for (int64_t row = begin; row < end; ++row) gather(o, input, row);
+                  });
+  products_.clear();
+  add_products(o, gate, s.x, s.gate);
+  add_products(o, up, s.x, s.up);
+  multiply(products_, session);
+  parallel_ranges(session, num_rows, 1, (kExpWork + kQuantizeWork) * o.expert_width,
+                  [&](int64_t begin, int64_t end, int) {
+                    for (int64_t row = begin; row < end; ++row) activate(o, row);
+                  });
+  products_.clear();
+  add_products(o, down, s.gate, s.x);
+  multiply(products_, session);
+  const int64_t out_columns = down.rows / o.num_experts;
   parallel_ranges(session, num_tokens, 1, kCopyWork * o.num_experts_per_token * out_columns,
                   [&](int64_t begin, int64_t end, int) {
-                    for (int64_t t = begin; t < end; ++t) {
-                      add_up(o, t, out_columns, out + t * out_columns);
-                    }
+                    for (int64_t t = begin; t < end; ++t) add_up(o, t, out + t * out_columns);
                   });
 }
 
-// The experts of one token and their shares.
-void MoeRunner::choose(const op::Moe<int>& o, const float* all_logits, int64_t token) {
-  const float* logits = all_logits + token * o.num_experts;
+void MoeRunner::choose(const op::Moe<int>& o, const float* logits, int64_t token) {
   const int64_t num_chosen = o.num_experts_per_token;
   int32_t* chosen = scratch_.experts + token * num_chosen;
   float max = -std::numeric_limits<float>::infinity();
@@ -204,65 +178,53 @@ int64_t MoeRunner::group(const op::Moe<int>& o, int64_t num_tokens) {
 }
 
 // Copies the input of one row.
-void MoeRunner::gather(const Activations& input, bool floats, bool quantized, int64_t columns,
-                       int64_t row) {
+void MoeRunner::gather(const op::Moe<int>& o, const Activations& input, int64_t row) {
   const Scratch& s = scratch_;
+  const Matrix &gate = weights_.matrix(o.gate), &up = weights_.matrix(o.up);
+  const int64_t columns = gate.columns, groups = columns / kGroupColumns;
   const int64_t token = s.tokens[row];
-  if (floats) std::copy_n(input.x + token * columns, columns, s.x + row * columns);
-  if (!quantized) return;
-  const int64_t groups = columns / kGroupColumns;
+  if (!is_quantized(gate.format) || !is_quantized(up.format)) {
+    std::copy_n(input.x + token * columns, columns, s.x + row * columns);
+  }
+  if (!wants_quantized(o)) return;
   std::copy_n(input.q + token * columns, columns, s.q + row * columns);
   std::copy_n(input.scales + token * groups, groups, s.q_scales + row * groups);
   std::copy_n(input.sums + token * groups, groups, s.q_sums + row * groups);
 }
 
-// The rows of `expert` times its matrix of `stack`; `x` and `out` are of all rows.
-void MoeRunner::multiply(const Matrix& stack, const op::Moe<int>& o, int64_t expert,
-                         const float* x, float* out, int64_t first_panel,
-                         int64_t end_panel) const {
+// Makes the input of `down` of one row.
+void MoeRunner::activate(const op::Moe<int>& o, int64_t row) {
   const Scratch& s = scratch_;
-  const int64_t rows = stack.rows / o.num_experts, first_row = s.first_rows[expert];
+  const int64_t width = o.expert_width, groups = width / kGroupColumns;
+  float* inner = s.gate + row * width;
+  kernels_.silu_gate(inner, s.up + row * width, inner, width);
+  if (!is_quantized(weights_.matrix(o.down).format)) return;
+  kernels_.quantize(inner, 1, width, s.q + row * width, s.q_scales + row * groups,
+                    s.q_sums + row * groups);
+}
+
+// Of every expert that has rows: these times its matrix of `stack`. `x` and `out` are of all rows.
+void MoeRunner::add_products(const op::Moe<int>& o, const Matrix& stack, const float* x,
+                             float* out) {
+  const Scratch& s = scratch_;
+  const int64_t rows = stack.rows / o.num_experts;
   const int64_t expert_bytes = num_panels(rows) * panel_bytes(stack.format, stack.columns);
-  LinearArgs args{};
-  args.weight = {stack.format, rows, stack.columns, stack.data + expert * expert_bytes};
-  args.input = rows_from({x, s.q, s.q_scales, s.q_sums}, first_row, stack.columns);
-  args.num_tokens = s.first_rows[expert + 1] - first_row;
-  args.out = out + first_row * rows;
-  args.out_stride = rows;
-  kernels_.linear[static_cast<int>(stack.format)](args, first_panel, end_panel);
-}
-
-// Calls function(expert, first_panel, end_panel) on ranges that cover the `panels` of every expert
-// that has rows; `panel_work` is that of one panel and one row.
-template <typename F>
-void MoeRunner::for_panels(const op::Moe<int>& o, int64_t panels, int64_t panel_work,
-                           ThreadPool::Session& session, const F& function) {
-  const Scratch& s = scratch_;
-  const int64_t num_rows = s.first_rows[o.num_experts];
-  const int64_t num_wanted =
-      session.num_threads() == 1 ? 1 : session.num_threads() * kChunksPerThread;
-  const int64_t chunk_work =
-      std::max(kMinChunkWork, num_rows * panels * panel_work / num_wanted);
-  int64_t num_used = 0, num_chunks = 0;
   for (int64_t e = 0; e < o.num_experts; ++e) {
-    const int64_t rows = s.first_rows[e + 1] - s.first_rows[e];
-    if (rows == 0) continue;
-    s.used_experts[num_used] = static_cast<int32_t>(e);
-    s.first_chunks[num_used++] = num_chunks;
-    num_chunks += std::clamp<int64_t>(rows * panels * panel_work / chunk_work, 1, panels);
+    const int64_t first_row = s.first_rows[e];
+    if (s.first_rows[e + 1] == first_row) continue;
+    LinearArgs args{};
+    args.weight = {stack.format, rows, stack.columns, stack.data + e * expert_bytes};
+    args.input = rows_from({x, s.q, s.q_scales, s.q_sums}, first_row, stack.columns);
+    args.num_tokens = s.first_rows[e + 1] - first_row;
+    args.out = out + first_row * rows;
+    args.out_stride = rows;
+    products_.push_back({kernels_.linear[static_cast<int>(stack.format)], args});
   }
-  s.first_chunks[num_used] = num_chunks;
-  session.parallel_for(num_chunks, [&](int64_t chunk, int) {
-    const int64_t* next = std::upper_bound(s.first_chunks, s.first_chunks + num_used, chunk);
-    const int64_t index = next - s.first_chunks - 1;
-    const int64_t place = chunk - s.first_chunks[index];
-    const int64_t of_expert = s.first_chunks[index + 1] - s.first_chunks[index];
-    function(s.used_experts[index], panels * place / of_expert, panels * (place + 1) / of_expert);
-  });
 }
 
-// The output of one token, `columns` wide.
-void MoeRunner::add_up(const op::Moe<int>& o, int64_t token, int64_t columns, float* out) const {
+// The output of one token.
+void MoeRunner::add_up(const op::Moe<int>& o, int64_t token, float* out) const {
+  const int64_t columns = weights_.matrix(o.down).rows / o.num_experts;
   const int64_t num_chosen = o.num_experts_per_token, first = token * num_chosen;
   if (scratch_.experts[first] == kNoExpert) {
     std::fill_n(out, columns, std::numeric_limits<float>::quiet_NaN());

@@ -7,9 +7,11 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/kernels.h"
 #include "program/op.h"
+#include "program/products.h"
 #include "program/program.h"
 #include "program/thread_pool.h"
 #include "program/weights.h"
@@ -29,9 +31,14 @@ class MoeRunner {
   // Whether `run` takes its input quantized too.
   bool wants_quantized(const op::Moe<int>& o) const;
 
-  // `logits` is [num_tokens][o.num_experts], `out` [num_tokens][rows of `down`], and may be input.x.
-  void run(const op::Moe<int>& o, const Activations& input, const float* logits,
-           int64_t num_tokens, float* out, ThreadPool::Session& session);
+  // Chooses the experts of one token by its logits [o.num_experts], for `run`. Tokens may be taken
+  // by different threads at once.
+  void choose(const op::Moe<int>& o, const float* logits, int64_t token);
+
+  // Computes what `choose` has chosen for tokens [0, num_tokens). `out` is [num_tokens][rows of
+  // `down`], and may be input.x.
+  void run(const op::Moe<int>& o, const Activations& input, int64_t num_tokens, float* out,
+           ThreadPool::Session& session);
 
  private:
   struct Layout;
@@ -52,25 +59,19 @@ class MoeRunner {
     int32_t* q_sums;
     // By expert, and one more: the first of its rows.
     int32_t* first_rows;
-    // By expert that has rows, and one more.
-    int32_t* used_experts;
-    int64_t* first_chunks;
   };
   static constexpr int32_t kNoExpert = -1;
 
-  void choose(const op::Moe<int>& o, const float* logits, int64_t token);
   int64_t group(const op::Moe<int>& o, int64_t num_tokens);
-  void gather(const Activations& input, bool floats, bool quantized, int64_t columns, int64_t row);
-  void add_up(const op::Moe<int>& o, int64_t token, int64_t columns, float* out) const;
-  template <typename F>
-  void for_panels(const op::Moe<int>& o, int64_t panels, int64_t panel_work,
-                  ThreadPool::Session& session, const F& function);
-  void multiply(const Matrix& stack, const op::Moe<int>& o, int64_t expert, const float* x,
-                float* out, int64_t first_panel, int64_t end_panel) const;
+  void gather(const op::Moe<int>& o, const Activations& input, int64_t row);
+  void activate(const op::Moe<int>& o, int64_t row);
+  void add_products(const op::Moe<int>& o, const Matrix& stack, const float* x, float* out);
+  void add_up(const op::Moe<int>& o, int64_t token, float* out) const;
 
   const Kernels& kernels_;
   const WeightStore& weights_;
   Scratch scratch_{};
+  std::vector<Product> products_;  // of the op that runs
 };
 
 }  // namespace potluck
