@@ -51,7 +51,7 @@ SIZES = {
     "num_hidden_layers": NUM_LAYERS,
     "head_dim": 64,
 }
-EXPERTS: Mapping[str, Any] = {
+EXPERTS: dict[str, Any] = {
     "num_experts": 6,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 256,
@@ -251,7 +251,11 @@ FILES: tuple[tuple[str, str, TensorFormat | Mapping[str, TensorFormat]], ...] = 
 def test_gguf(
     family: str, formats: TensorFormat | Mapping[str, TensorFormat], tmp_path: Path
 ) -> None:
-    settings = {"mistral": {"sliding_window": None}, "qwen3_moe": EXPERTS}.get(family, {})
+    of_family: dict[str, dict[str, Any]] = {
+        "mistral": {"sliding_window": None},
+        "qwen3_moe": EXPERTS,
+    }
+    settings = of_family.get(family, {})
     model = make_model(tmp_path / "hf", family, settings, "float32")
     tokenizer = GGUF_TOKENIZERS[family]()
     is_quantized = not isinstance(formats, TensorFormat) or formats.is_quantized

@@ -43,14 +43,14 @@ class Case:
 NO_WINDOWS = {"sliding_windows": (None,) * 3}
 PLAIN_ROPE = {"rope": RopeConfig(theta=500.0)}
 
-EXPERTS: Mapping[str, Any] = {
+EXPERTS: dict[str, Any] = {
     "head_dim": 24,
     "num_experts": 7,
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 48,
     "norm_topk_prob": True,
 }
-WANTED: Mapping[str, Any] = {
+WANTED: dict[str, Any] = {
     "num_experts": 7,
     "num_experts_per_token": 3,
     "width": 48,

@@ -60,8 +60,8 @@ def load_weights(
     last tensor of the sink may be begun and not finished, and nothing else refers to the buffers.
     """
     started = time.perf_counter()
-    stored = check_weights(program, source, path=path)
-    tensors = _tensors(stored, loaded_weights(program, stored, quantization))
+    infos = check_weights(program, source, path=path)
+    tensors = _tensors(infos, loaded_weights(program, infos, quantization))
     if convert is None and any(tensor.is_converted for tensor in tensors):
         raise ValueError("weights are to be converted, and there is no function for it")
     blocks = [block for tensor in tensors for block in tensor.blocks()]

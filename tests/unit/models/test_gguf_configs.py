@@ -248,7 +248,9 @@ ROUTERS = ("blk.0.ffn_gate_inp.weight", "blk.1.ffn_gate_inp.weight")
 
 
 def read_experts(changes: Mapping[str, Any], *routers: str) -> ExpertsConfig | None:
-    config = read(EXPERTS | changes, source("output.weight", *routers), architecture="qwen3moe")
+    config = read(
+        {**EXPERTS, **changes}, source("output.weight", *routers), architecture="qwen3moe"
+    )
     assert (config.family, config.qk_norm) == ("qwen3_moe", True)
     return config.experts
 
