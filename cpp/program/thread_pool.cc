@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "program/cores.h"
 #include "program/error.h"
 #include "program/leave.h"
 
@@ -26,10 +27,9 @@ constexpr std::chrono::microseconds kSpinTime{30};
 // Pauses between two looks at the clock (a pause is 40 to 140 cycles on x86).
 constexpr int kPausesPerLook = 16;
 
-// How long a worker may stay in a chunk when no other is left: several times what chunks of this
-// loop take, as cores and chunks may be unequal, and longer than interrupts take.
+// How many times as long as the caller's own chunks took a worker may be in the last one, as cores
+// and chunks are unequal; and kSpinTime at least.
 constexpr int kPatienceChunks = 8;
-constexpr std::chrono::microseconds kLeastPatience{250};
 
 constexpr int kMaxThreads = 1024;
 
@@ -104,10 +104,12 @@ class Share {
 // What a pool keeps of each worker, on a cache line of its own.
 struct alignas(64) WorkerState {
   Share share;
-  std::atomic<bool> is_inside{false};  // of the gate; for the caller to see who is late
-  // When a worker that is left out may come back, in nanoseconds; 0 for one that is not.
-  std::atomic<int64_t> left_out_until{0};
-  Leave leave;  // of the caller alone
+  // Where it was when it began to wait for jobs without sleeping; the caller, when it began a job.
+  std::atomic<int> core{kNoCore};
+  // The rest is of the worker alone.
+  std::optional<AllowedCores> allowed_cores;  // from when it begins
+  Leave leave;
+  bool is_late = false;  // has kept others waiting, and has not sat out for it yet
 };
 
 }  // namespace
@@ -122,6 +124,8 @@ struct ThreadPool::State {
   // The job. Written by the session's thread while nobody is inside the gate.
   std::atomic<uint64_t> gate{0};
   const ChunkFunction* function = nullptr;
+  // Set before the gate is closed: who leaves it later was late. In nanoseconds.
+  std::atomic<int64_t> late_after{0};
 
   // Sleeping. Each flag is set before its owner looks at the gate a last time under the mutex, and
   // read after the gate was changed: one of the two sides always sees the other.
@@ -166,7 +170,8 @@ struct ThreadPool::State {
     return num_run;
   }
 
-  void leave_gate() {
+  void leave_gate(WorkerState& self) {
+    if ((gate.load() & kOpen) == 0) self.is_late = nanoseconds(Clock::now()) > late_after.load();
     const uint64_t before = gate.fetch_sub(1);
     const bool was_last = (before & kOpen) == 0 && (before & kInsideMask) == 1;
     if (was_last && caller_sleeping.load()) {
@@ -175,37 +180,70 @@ struct ThreadPool::State {
     }
   }
 
-  // Sleeps for as long as the worker is left out.
+  // Sleeps until there is a job and a core for this worker.
+  template <typename Changed>
+  void sleep(WorkerState& self, const Changed& changed) {
+    self.core.store(kNoCore);
+    if (self.is_late) sit_out(self);
+    wait_for_job(changed);
+    while (!stop.load() && !has_core_to_itself(self)) {
+      self.core.store(kNoCore);
+      sit_out(self);
+      wait_for_job(changed);
+    }
+  }
+
   void sit_out(WorkerState& self) {
-    const int64_t until = self.left_out_until.load();
-    if (until == 0) return;
+    const int64_t until = self.leave.begin(nanoseconds(Clock::now()));
+    self.is_late = false;
     std::unique_lock<std::mutex> lock(mutex);
     come_back.wait_until(lock, Clock::time_point(std::chrono::nanoseconds(until)),
                          [&] { return stop.load(); });
-    self.left_out_until.store(0);
+  }
+
+  template <typename Changed>
+  void wait_for_job(const Changed& changed) {
+    std::unique_lock<std::mutex> lock(mutex);
+    num_sleeping.fetch_add(1);
+    wake.wait(lock, changed);
+    num_sleeping.fetch_sub(1);
+  }
+
+  // Two threads on one core stop each other again and again, as each spins while the other is to be
+  // waited for. The system may put a thread that wakes up beside the one that woke it, and then it
+  // goes elsewhere; where there is no other core, the others do without it.
+  bool has_core_to_itself(WorkerState& self) const {
+    self.core.store(current_core());
+    const std::vector<int> taken = cores_of_others(self);
+    if (std::find(taken.begin(), taken.end(), self.core.load()) == taken.end()) return true;
+    if (!self.allowed_cores->avoid(taken)) return false;
+    self.core.store(current_core());
+    return true;
+  }
+
+  std::vector<int> cores_of_others(const WorkerState& self) const {
+    std::vector<int> cores;
+    for (const WorkerState& other : workers) {
+      const int core = other.core.load();
+      if (&other != &self && core != kNoCore) cores.push_back(core);
+    }
+    return cores;
   }
 
   void work(int worker) {
     WorkerState& self = workers[worker];
+    self.allowed_cores.emplace();
     uint64_t seen = 0;
     const auto changed = [&] { return generation(gate.load()) != seen || stop.load(); };
     while (true) {
-      sit_out(self);
-      if (!spin_until(changed)) {
-        std::unique_lock<std::mutex> lock(mutex);
-        num_sleeping.fetch_add(1);
-        wake.wait(lock, changed);
-        num_sleeping.fetch_sub(1);
-      }
+      if (self.is_late || !spin_until(changed)) sleep(self, changed);
       if (stop.load()) return;
       uint64_t now = gate.load();
       seen = generation(now);
       while ((now & kOpen) != 0 && generation(now) == seen) {
         if (gate.compare_exchange_weak(now, now + 1)) {
-          self.is_inside.store(true);
           run_chunks(worker);
-          self.is_inside.store(false);
-          leave_gate();
+          leave_gate(self);
           break;
         }
       }
@@ -218,6 +256,7 @@ struct ThreadPool::State {
     for (int64_t i = 0; i < count; ++i) {
       workers[i].share.assign(num_chunks * i / count, num_chunks * (i + 1) / count);
     }
+    workers[0].core.store(current_core());
     const Clock::time_point start = Clock::now();
     gate.store(((generation(gate.load()) + 1) << kGenerationShift) | kOpen);
     if (num_sleeping.load() > 0) {
@@ -225,29 +264,25 @@ struct ThreadPool::State {
       wake.notify_all();
     }
     const int64_t num_run = run_chunks(0);
+    const Clock::time_point end = Clock::now();
+    late_after.store(nanoseconds(end + patience(end - start, num_run)));
     gate.fetch_and(~kOpen);
-    const Clock::duration run_time = Clock::now() - start;
     const auto empty = [&] { return (gate.load() & kInsideMask) == 0; };
     if (spin_until(empty)) return;
     caller_sleeping.store(true);
     {
       std::unique_lock<std::mutex> lock(mutex);
-      // A caller that has run no chunk does not know how long one takes.
-      if (num_run > 0) {
-        const Clock::duration patience =
-            std::max<Clock::duration>(kLeastPatience, kPatienceChunks * run_time / num_run);
-        if (!done.wait_for(lock, patience, empty)) leave_out_who_is_inside();
-      }
       done.wait(lock, empty);
     }
     caller_sleeping.store(false);
   }
 
-  void leave_out_who_is_inside() {
-    const int64_t now = nanoseconds(Clock::now());
-    for (WorkerState& worker : workers) {
-      if (worker.is_inside.load()) worker.left_out_until.store(worker.leave.begin(now));
-    }
+  // How long a worker may be in a chunk after the caller has done its last one, when that has run
+  // `num_run` of them in `run_time`.
+  static Clock::duration patience(Clock::duration run_time, int64_t num_run) {
+    // A caller that has run none does not know how long they take.
+    if (num_run == 0) return std::chrono::seconds(1);
+    return std::max<Clock::duration>(kSpinTime, kPatienceChunks * run_time / num_run);
   }
 };
 
