@@ -1,6 +1,7 @@
 #include "check/perturb.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "dispatch/table.h"
@@ -9,11 +10,11 @@
 namespace potluck {
 namespace {
 
-constexpr int kMaxIsas = 3;
+constexpr int kMaxIsas = 5;
 constexpr const char* kPlainKernels[] = {"rms_norm", "rope",      "silu_gate", "add",
                                          "append_kv", "attention", "exp_sum"};
-constexpr int kNumIds = 1 + 2 * kNumFormats + kNumFloatFormats + kNumTargets + 7;
-static_assert(sizeof(Kernels) == sizeof(const char*) + kNumIds * sizeof(void (*)()),
+constexpr int kNumIds = 2 + 3 * kNumFormats + kNumFloatFormats + kNumTargets + 7;
+static_assert(sizeof(Kernels) == offsetof(Kernels, quantize) + kNumIds * sizeof(void (*)()),
               "every entry of the table needs an id and a wrapper");
 
 std::string active;
@@ -46,6 +47,23 @@ struct Perturbed {
       nudge(q + num_tokens * columns - 1);
   }
 
+  static void round_bf16(const float* x, int64_t count, uint16_t* out) {
+    real().round_bf16(x, count, out);
+    if (is_active("round_bf16")) nudge(out + count - 1);
+  }
+
+  // Compared with a tolerance, not bit for bit.
+  static bool has_own_bits(Format format) {
+    return kIsScalar || (format == Format::BF16 && real().bf16_activations);
+  }
+
+  static std::vector<uint16_t> without_last_column(const LinearArgs& args) {
+    const int64_t columns = args.weight.columns;
+    std::vector<uint16_t> x(args.input.bf16, args.input.bf16 + args.num_tokens * columns);
+    for (int64_t t = 0; t < args.num_tokens; ++t) x[static_cast<size_t>((t + 1) * columns - 1)] = 0;
+    return x;
+  }
+
   template <int format>
   static void linear(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
     const auto run = real().linear[format];
@@ -53,7 +71,12 @@ struct Perturbed {
     if (!is_active(std::string("linear.") + info.name)) return run(args, first_panel, end_panel);
     LinearArgs changed = args;
     std::vector<float> factors;
-    if (kIsScalar) {  // the last group, or column, is forgotten
+    std::vector<uint16_t> rounded;
+    const bool own_bits = has_own_bits(static_cast<Format>(format));
+    if (own_bits && real().bf16_activations) {  // the last column is forgotten
+      rounded = without_last_column(args);
+      changed.input.bf16 = rounded.data();
+    } else if (own_bits) {  // the last group, or column, is forgotten
       const bool quantized = is_quantized(args.weight.format);
       const int64_t width = args.weight.columns / (quantized ? kGroupColumns : 1);
       const float* source = quantized ? args.input.scales : args.input.x;
@@ -63,11 +86,22 @@ struct Perturbed {
       (quantized ? changed.input.scales : changed.input.x) = factors.data();
     }
     run(changed, first_panel, end_panel);
-    if (!kIsScalar && first_panel < end_panel) {
+    if (!own_bits && first_panel < end_panel) {
       const int64_t end_row = end_panel * kPanelRows;
       const int64_t row = (end_row < args.weight.rows ? end_row : args.weight.rows) - 1;
       nudge(args.out + (args.num_tokens - 1) * args.out_stride + row);
     }
+  }
+
+  template <int format>
+  static void linear_fast(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
+    LinearArgs changed = args;
+    std::vector<uint16_t> rounded;
+    if (is_active(std::string("linear_fast.") + format_info(static_cast<Format>(format)).name)) {
+      rounded = without_last_column(args);
+      changed.input.bf16 = rounded.data();
+    }
+    real().linear_fast[format](changed, first_panel, end_panel);
   }
 
   template <int format>
@@ -167,11 +201,17 @@ struct Perturbed {
   }
 
 #define POTLUCK_LINEAR(format, suffix) linear<static_cast<int>(Format::format)>,
+#define POTLUCK_LINEAR_FAST(format, suffix)                      \
+  real().linear_fast[static_cast<int>(Format::format)]           \
+      ? linear_fast<static_cast<int>(Format::format)>            \
+      : nullptr,
 #define POTLUCK_EMBED(format, suffix) embed<static_cast<int>(Format::format)>,
 #define POTLUCK_WIDEN(format, suffix) widen<static_cast<int>(Format::format)>,
   static const Kernels* table() {
     static const Kernels kernels = {real().isa,
+                                    real().bf16_activations,
                                     quantize,
+                                    round_bf16,
                                     {POTLUCK_FORMATS(POTLUCK_LINEAR)},
                                     {POTLUCK_FORMATS(POTLUCK_EMBED)},
                                     {POTLUCK_FLOAT_FORMATS(POTLUCK_WIDEN)},
@@ -182,16 +222,19 @@ struct Perturbed {
                                     add,
                                     append_kv,
                                     attention,
-                                    exp_sum};
+                                    exp_sum,
+                                    {POTLUCK_FORMATS(POTLUCK_LINEAR_FAST)}};
     return &kernels;
   }
 #undef POTLUCK_LINEAR
+#undef POTLUCK_LINEAR_FAST
 #undef POTLUCK_EMBED
 #undef POTLUCK_WIDEN
 };
 
 using Table = const Kernels* (*)();
-constexpr Table kTables[kMaxIsas] = {Perturbed<0>::table, Perturbed<1>::table, Perturbed<2>::table};
+constexpr Table kTables[kMaxIsas] = {Perturbed<0>::table, Perturbed<1>::table, Perturbed<2>::table,
+                              Perturbed<3>::table, Perturbed<4>::table};
 
 }  // namespace
 
@@ -200,12 +243,16 @@ std::vector<std::string> perturbation_ids() {
   for (int i = 0; i < num_isas(); ++i) {
     const std::string isa = kernels_at(i)->isa;
     ids.push_back(isa + ".quantize");
+    ids.push_back(isa + ".round_bf16");
     for (const char* kernel : {".linear.", ".embed."})
       for (int f = 0; f < kNumFormats; ++f)
         ids.push_back(isa + kernel + format_info(static_cast<Format>(f)).name);
     for (int f = 0; f < kNumFloatFormats; ++f)
       ids.push_back(isa + ".widen." + format_info(static_cast<Format>(f)).name);
     for (const Format target : kTargets) ids.push_back(isa + ".encode." + format_info(target).name);
+    for (int f = 0; f < kNumFormats; ++f)
+      if (kernels_at(i)->linear_fast[f])
+        ids.push_back(isa + ".linear_fast." + format_info(static_cast<Format>(f)).name);
     for (const char* kernel : kPlainKernels) ids.push_back(isa + "." + kernel);
   }
   return ids;

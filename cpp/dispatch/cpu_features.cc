@@ -2,6 +2,8 @@
 // section 13.2 (XCR0).
 #include "dispatch/cpu_features.h"
 
+#include "dispatch/amx_support.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <stdint.h>
@@ -36,6 +38,9 @@ CpuFeatures cpu_features() {
   features.avx2 = saves_ymm && fma && f16c && has(ebx, 5);
   features.avx512 = features.avx2 && saves_zmm && has(ebx, 16) && has(ebx, 17) && has(ebx, 30) &&
                     has(ebx, 31) && has(ecx, 11);
+  if (!features.avx512 || !__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx)) return features;
+  features.avx512_bf16 = has(eax, 5);
+  features.amx = features.avx512_bf16 && cpu_has_amx() && may_use_tiles();
   return features;
 }
 #else

@@ -18,10 +18,10 @@ constexpr int64_t kExpWork = 16;
 // Where everything lies in the scratch memory.
 struct Executor::Layout {
   std::vector<uint64_t> registers;
-  uint64_t q, q_scales, q_sums, attention, attention_floats, moe, head_input;
+  uint64_t q, q_scales, q_sums, bf16, attention, attention_floats, moe, head_input;
   uint64_t num_bytes = 0;
 
-  Layout(const Program& program, int64_t max_tokens, int num_threads) {
+  Layout(const Program& program, int64_t max_tokens, int num_threads, Prefill prefill) {
     const auto tokens = static_cast<uint64_t>(max_tokens);
     for (const Register& reg : program.spec().registers) {
       registers.push_back(take(tokens * static_cast<uint64_t>(reg.width) * sizeof(float)));
@@ -31,6 +31,12 @@ struct Executor::Layout {
     q = take(tokens * columns);
     q_scales = take(tokens * groups * sizeof(float));
     q_sums = take(tokens * groups * sizeof(int32_t));
+    if (prefill == Prefill::Fast) {
+      bf16 = take(tokens * columns * sizeof(uint16_t));
+    } else {  // one form at a time
+      bf16 = q;
+      num_bytes = std::max(num_bytes, bf16 + aligned(tokens * columns * sizeof(uint16_t)));
+    }
     // A multiple of the alignment, so that threads share no cache line.
     attention_floats =
         aligned(static_cast<uint64_t>(program.attention_scratch_floats()) * sizeof(float)) /
@@ -56,23 +62,31 @@ struct Executor::Layout {
 };
 
 Executor::Executor(const Program& program, const Kernels& kernels, const WeightStore& weights,
-                   int64_t num_blocks, int64_t max_step_tokens, int num_threads)
+                   int64_t num_blocks, int64_t max_step_tokens, int num_threads, Prefill prefill)
     : program_(program),
       kernels_(kernels),
+      prefill_(prefill),
       weights_(weights),
       phases_(schedule(program.ops())),
       read_ahead_(program, weights) {
-  Layout layout(program, max_step_tokens, num_threads);
+  Layout layout(program, max_step_tokens, num_threads, prefill);
   scratch_ = Buffer(layout.num_bytes, Pages::Normal, "scratch");
   register_offsets_ = std::move(layout.registers);
   q_offset_ = layout.q;
   q_scales_offset_ = layout.q_scales;
   q_sums_offset_ = layout.q_sums;
+  bf16_offset_ = layout.bf16;
   attention_offset_ = layout.attention;
   attention_floats_ = layout.attention_floats;
   head_input_offset_ = layout.head_input;
   moe_.emplace(program, kernels, weights, max_step_tokens, scratch_.data() + layout.moe);
   for (const CacheSpec& spec : program.spec().caches) caches_.emplace_back(spec, num_blocks);
+  for (size_t i = 0; i < phases_.size(); ++i) {
+    const size_t wide = phases_[i].first_op + phases_[i].row_wise.size();
+    const size_t end = i + 1 < phases_.size() ? phases_[i + 1].first_op : program.ops().size();
+    timed_phases_.push_back(timer_.add_part(phases_[i].first_op, wide));
+    timed_head_ = timer_.add_part(wide, end);  // it ends the last phase, if there is one
+  }
 }
 
 uint64_t Executor::cache_bytes(const Program& program, int64_t num_blocks) {
@@ -84,22 +98,27 @@ uint64_t Executor::cache_bytes(const Program& program, int64_t num_blocks) {
 }
 
 uint64_t Executor::scratch_bytes(const Program& program, int64_t max_step_tokens,
-                                 int num_threads) {
-  return Layout(program, max_step_tokens, num_threads).num_bytes;
+                                 int num_threads, Prefill prefill) {
+  return Layout(program, max_step_tokens, num_threads, prefill).num_bytes;
 }
 
 void Executor::run(const Batch& batch, ThreadPool::Session& session) {
   if (batch.num_tokens() == 0) return;
   read_ahead_.begin_step();
-  for (const Phase& phase : phases_) {
+  timer_.start();
+  for (size_t i = 0; i < phases_.size(); ++i) {
+    const Phase& phase = phases_[i];
     read_ahead_.before_op(phase.first_op);
     run_rows(phase, batch, session);
+    timer_.add_to(timed_phases_[i]);
     std::visit([&](const auto& o) { run_op(o, batch, session); }, phase.wide);
+    timer_.add_to(timed_phases_[i] + 1);
   }
 }
 
 void Executor::head(const WantedRow* rows, int64_t num_rows, float* logits,
                     ThreadPool::Session& session) {
+  timer_.start();
   const auto& o = std::get<op::Head<int>>(program_.ops().back());
   const int64_t columns = program_.width(o.x);
   float* input = floats(head_input_offset_);
@@ -107,9 +126,10 @@ void Executor::head(const WantedRow* rows, int64_t num_rows, float* logits,
     std::copy_n(register_data(o.x) + rows[i].row * columns, columns, input + i * columns);
   }
   const Matrix& weight = weights_.matrix(o.weight);
-  if (is_quantized(weight.format)) quantize(input, num_rows, columns, session);
+  make_forms(forms(weight, false), input, num_rows, columns, session);
   products_ = {product(weight, nullptr, input, num_rows, logits)};
   multiply(products_, session);
+  timer_.add_to(timed_head_);
 }
 
 void Executor::run_rows(const Phase& phase, const Batch& batch, ThreadPool::Session& session) {
@@ -171,27 +191,56 @@ void Executor::run_row(const op::Add<int>& o, const Batch&, int64_t t) {
   kernels_.add(row(o.x, t), row(o.y, t), program_.width(o.x));
 }
 
-bool Executor::any_quantized(const Linears& linears) const {
-  return std::any_of(linears.ops.begin(), linears.ops.end(), [&](const op::Linear<int>& o) {
-    return is_quantized(weights_.matrix(o.weight).format);
-  });
+bool Executor::has_fast(const Matrix& weight) const {
+  return prefill_ == Prefill::Fast &&
+         kernels_.linear_fast[static_cast<int>(weight.format)] != nullptr;
+}
+
+Executor::Forms Executor::forms(const Matrix& weight, bool is_prefill) const {
+  if (is_prefill && has_fast(weight)) return {false, true};
+  return {is_quantized(weight.format),
+          weight.format == Format::BF16 && kernels_.bf16_activations};
+}
+
+Executor::Forms Executor::forms(const Linears& linears, bool is_prefill) const {
+  Forms all;
+  for (const op::Linear<int>& o : linears.ops) {
+    const Forms one = forms(weights_.matrix(o.weight), is_prefill);
+    all.integers = all.integers || one.integers;
+    all.bf16 = all.bf16 || one.bf16;
+  }
+  return all;
+}
+
+bool Executor::in_two_passes(const Linears& linears) const {
+  const Forms all = forms(linears, false);
+  return prefill_ == Prefill::Exact && all.integers && all.bf16;
 }
 
 int64_t Executor::input_work(const Linears& linears) const {
-  return any_quantized(linears) ? kNormWork * program_.width(linears.x) : 0;
+  const Forms all = forms(linears, false);
+  return all.integers || all.bf16 ? kNormWork * program_.width(linears.x) : 0;
 }
 
-void Executor::make_input(const Linears& linears, const Batch&, int64_t t) {
-  if (!any_quantized(linears)) return;
-  quantize_rows(register_data(linears.x), program_.width(linears.x), t, t + 1);
+void Executor::make_input(const Linears& linears, const Batch& batch, int64_t t) {
+  Forms all = forms(linears, batch.rows()[t].is_prefill);
+  if (in_two_passes(linears)) all.bf16 = false;
+  make_form_rows(all, register_data(linears.x), program_.width(linears.x), t, t + 1);
 }
 
 void Executor::run_op(const Linears& linears, const Batch& batch, ThreadPool::Session& session) {
+  const bool in_two = in_two_passes(linears);
   products_.clear();
   for (const op::Linear<int>& o : linears.ops) {
-    products_.push_back(product(weights_.matrix(o.weight),
-                                o.bias ? weights_.vector(*o.bias) : nullptr,
-                                register_data(o.x), batch.num_tokens(), register_data(o.out)));
+    if (!in_two || !forms(weights_.matrix(o.weight), false).bf16) add_products(o, batch);
+  }
+  multiply(products_, session);
+  if (!in_two) return;
+  make_forms({false, true}, register_data(linears.x), batch.num_tokens(),
+             program_.width(linears.x), session);
+  products_.clear();
+  for (const op::Linear<int>& o : linears.ops) {
+    if (forms(weights_.matrix(o.weight), false).bf16) add_products(o, batch);
   }
   multiply(products_, session);
 }
@@ -252,14 +301,14 @@ void Executor::run_op(const op::Attention<int>& o, const Batch& batch,
 }
 
 int64_t Executor::input_work(const op::Moe<int>& o) const {
-  const int64_t quantizing = moe_->wants_quantized(o) ? kNormWork * program_.width(o.x) : 0;
+  const int64_t quantizing = moe_->wants_integers(o) ? kNormWork * program_.width(o.x) : 0;
   return quantizing + kExpWork * o.num_experts;
 }
 
+// A row is quantized once for all of its experts.
 void Executor::make_input(const op::Moe<int>& o, const Batch&, int64_t t) {
-  if (moe_->wants_quantized(o)) {
-    quantize_rows(register_data(o.x), program_.width(o.x), t, t + 1);
-  }
+  make_form_rows({moe_->wants_integers(o), false}, register_data(o.x), program_.width(o.x), t,
+                 t + 1);
   moe_->choose(o, row(o.logits, t), t);
 }
 
@@ -270,7 +319,8 @@ void Executor::run_op(const op::Moe<int>& o, const Batch& batch, ThreadPool::Ses
 Activations Executor::activations(const float* x) {
   return {x, reinterpret_cast<const int8_t*>(scratch_.data() + q_offset_),
           floats(q_scales_offset_),
-          reinterpret_cast<const int32_t*>(scratch_.data() + q_sums_offset_)};
+          reinterpret_cast<const int32_t*>(scratch_.data() + q_sums_offset_),
+          reinterpret_cast<const uint16_t*>(scratch_.data() + bf16_offset_)};
 }
 
 Product Executor::product(const Matrix& weight, const float* bias, const float* x,
@@ -285,18 +335,54 @@ Product Executor::product(const Matrix& weight, const float* bias, const float* 
   return {kernels_.linear[static_cast<int>(weight.format)], args};
 }
 
-void Executor::quantize(const float* x, int64_t num_tokens, int64_t columns,
-                        ThreadPool::Session& session) {
-  parallel_ranges(session, num_tokens, 1, kNormWork * columns,
-                  [&](int64_t begin, int64_t end, int) { quantize_rows(x, columns, begin, end); });
+void Executor::add_products(const op::Linear<int>& o, const Batch& batch) {
+  const Matrix& weight = weights_.matrix(o.weight);
+  const Product whole = product(weight, o.bias ? weights_.vector(*o.bias) : nullptr,
+                                register_data(o.x), batch.num_tokens(), register_data(o.out));
+  if (!has_fast(weight)) {
+    products_.push_back(whole);
+    return;
+  }
+  const int64_t columns = weight.columns;
+  const int64_t groups = columns / kGroupColumns;
+  for (const RowRange& range : batch.ranges()) {
+    Product part = whole;
+    if (range.is_prefill) part.kernel = kernels_.linear_fast[static_cast<int>(weight.format)];
+    const Activations& input = whole.args.input;
+    part.args.input = {input.x + range.begin * columns, input.q + range.begin * columns,
+                       input.scales + range.begin * groups, input.sums + range.begin * groups,
+                       input.bf16 + range.begin * columns};
+    part.args.num_tokens = range.end - range.begin;
+    part.args.out = whole.args.out + range.begin * whole.args.out_stride;
+    products_.push_back(part);
+  }
 }
 
-void Executor::quantize_rows(const float* x, int64_t columns, int64_t begin, int64_t end) {
+void Executor::make_forms(Forms forms, const float* x, int64_t num_tokens, int64_t columns,
+                          ThreadPool::Session& session) {
+  if (!forms.integers && !forms.bf16) return;
+  parallel_ranges(session, num_tokens, 1, kNormWork * columns,
+                  [&](int64_t begin, int64_t end, int) {
+                    make_form_rows(forms, x, columns, begin, end);
+                  });
+}
+
+void Executor::make_form_rows(Forms forms, const float* x, int64_t columns, int64_t begin,
+                              int64_t end) {
+  const float* rows = x + begin * columns;
   const int64_t groups = columns / kGroupColumns;
-  kernels_.quantize(x + begin * columns, end - begin, columns,
-                    reinterpret_cast<int8_t*>(scratch_.data() + q_offset_) + begin * columns,
-                    floats(q_scales_offset_) + begin * groups,
-                    reinterpret_cast<int32_t*>(scratch_.data() + q_sums_offset_) + begin * groups);
+  if (forms.integers) {
+    kernels_.quantize(rows, end - begin, columns,
+                      reinterpret_cast<int8_t*>(scratch_.data() + q_offset_) + begin * columns,
+                      floats(q_scales_offset_) + begin * groups,
+                      reinterpret_cast<int32_t*>(scratch_.data() + q_sums_offset_) +
+                          begin * groups);
+  }
+  if (forms.bf16) {
+    kernels_.round_bf16(rows, (end - begin) * columns,
+                        reinterpret_cast<uint16_t*>(scratch_.data() + bf16_offset_) +
+                            begin * columns);
+  }
 }
 
 }  // namespace potluck

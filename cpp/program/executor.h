@@ -13,6 +13,7 @@
 #include "program/kv_cache.h"
 #include "program/memory.h"
 #include "program/moe.h"
+#include "program/op_timer.h"
 #include "program/products.h"
 #include "program/program.h"
 #include "program/read_ahead.h"
@@ -22,14 +23,19 @@
 
 namespace potluck {
 
+// Whether prompts are computed with the bits of decodes, or faster where there is a way.
+enum class Prefill : uint8_t { Exact, Fast };
+
 class Executor {
  public:
-  // Allocates all that any step needs. The references must outlive it. Throws OutOfMemoryError.
+  // Allocates all that any step needs. The references must outlive it. With `prefill` Fast, rows of
+  // prompts go through Kernels::linear_fast, of the formats that have it. Throws OutOfMemoryError.
   Executor(const Program& program, const Kernels& kernels, const WeightStore& weights,
-           int64_t num_blocks, int64_t max_step_tokens, int num_threads);
+           int64_t num_blocks, int64_t max_step_tokens, int num_threads, Prefill prefill);
 
   static uint64_t cache_bytes(const Program& program, int64_t num_blocks);
-  static uint64_t scratch_bytes(const Program& program, int64_t max_step_tokens, int num_threads);
+  static uint64_t scratch_bytes(const Program& program, int64_t max_step_tokens, int num_threads,
+                                Prefill prefill);
 
   // The register `hidden`, [tokens][hidden_size]: the input before `run` without an embedding, the
   // output after it without a head.
@@ -43,8 +49,15 @@ class Executor {
   // As many rows at a time as the head takes.
   static constexpr int64_t kMaxHeadRows = 32;
 
+  OpTimer& timer() { return timer_; }
+
  private:
   struct Layout;
+  // What kernels take of rows besides float32.
+  struct Forms {
+    bool integers = false;
+    bool bf16 = false;
+  };
 
   float* register_data(int index) { return floats(register_offsets_[index]); }
   float* floats(uint64_t offset) { return reinterpret_cast<float*>(scratch_.data() + offset); }
@@ -86,16 +99,26 @@ class Executor {
   void run_op(const op::Moe<int>& o, const Batch& batch, ThreadPool::Session& session);
   void run_op(const op::Head<int>&, const Batch&, ThreadPool::Session&) {}
 
-  bool any_quantized(const Linears& linears) const;
-  // `x` as linear kernels take it: with what `quantize` has made of it, if it has.
+  // Whether rows of prompts are multiplied with `weight` by its fast kernel.
+  bool has_fast(const Matrix& weight) const;
+  Forms forms(const Matrix& weight, bool is_prefill) const;
+  Forms forms(const Linears& linears, bool is_prefill) const;
+  // `linears` need both forms of a row, for which there is room only where prefill is fast.
+  bool in_two_passes(const Linears& linears) const;
+
+  // `x` as kernels take it, with what `make_forms` has made of it, if it has.
   Activations activations(const float* x);
   Product product(const Matrix& weight, const float* bias, const float* x, int64_t num_tokens,
                   float* out);
-  void quantize(const float* x, int64_t num_tokens, int64_t columns, ThreadPool::Session& session);
-  void quantize_rows(const float* x, int64_t columns, int64_t begin, int64_t end);
+  // Adds to products_: one product, or one for every range of rows where prompts are fast.
+  void add_products(const op::Linear<int>& o, const Batch& batch);
+  void make_forms(Forms forms, const float* x, int64_t num_tokens, int64_t columns,
+                  ThreadPool::Session& session);
+  void make_form_rows(Forms forms, const float* x, int64_t columns, int64_t begin, int64_t end);
 
   const Program& program_;
   const Kernels& kernels_;
+  const Prefill prefill_;
   const WeightStore& weights_;
   const std::vector<Phase> phases_;
   ReadAhead read_ahead_;
@@ -105,11 +128,16 @@ class Executor {
   uint64_t q_offset_;
   uint64_t q_scales_offset_;
   uint64_t q_sums_offset_;
+  uint64_t bf16_offset_;
   uint64_t attention_offset_;
   uint64_t attention_floats_;
   uint64_t head_input_offset_;
   std::optional<MoeRunner> moe_;
   std::vector<Product> products_;  // of the op that runs
+  OpTimer timer_;
+  // The first of a phase's two parts, its rows; the other is the wide op. The head has its own.
+  std::vector<size_t> timed_phases_;
+  size_t timed_head_ = 0;
 };
 
 }  // namespace potluck

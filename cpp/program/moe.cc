@@ -34,7 +34,7 @@ struct Sizes {
 Activations rows_from(const Activations& all, int64_t row, int64_t columns) {
   const int64_t groups = columns / kGroupColumns;
   return {all.x + row * columns, all.q + row * columns, all.scales + row * groups,
-          all.sums + row * groups};
+          all.sums + row * groups, all.bf16 + row * columns};
 }
 
 }  // namespace
@@ -61,6 +61,7 @@ struct MoeRunner::Layout {
     take(scratch.q, rows * q_columns);
     take(scratch.q_scales, rows * q_groups);
     take(scratch.q_sums, rows * q_groups);
+    take(scratch.bf16, rows * q_columns);
     take(scratch.first_rows, sizes.experts + 1);
   }
 
@@ -84,8 +85,12 @@ MoeRunner::MoeRunner(const Program& program, const Kernels& kernels, const Weigh
       weights_(weights),
       scratch_(Layout(program, max_tokens, scratch).scratch) {}
 
-bool MoeRunner::wants_quantized(const op::Moe<int>& o) const {
+bool MoeRunner::wants_integers(const op::Moe<int>& o) const {
   return is_quantized(weights_.matrix(o.gate).format) || is_quantized(weights_.matrix(o.up).format);
+}
+
+bool MoeRunner::takes_bf16(const Matrix& stack) const {
+  return stack.format == Format::BF16 && kernels_.bf16_activations;
 }
 
 void MoeRunner::run(const op::Moe<int>& o, const Activations& input, int64_t num_tokens,
@@ -177,16 +182,21 @@ int64_t MoeRunner::group(const op::Moe<int>& o, int64_t num_tokens) {
   return s.first_rows[o.num_experts];
 }
 
-// Copies the input of one row.
+// Copies the input of one row, in the forms that its products take.
 void MoeRunner::gather(const op::Moe<int>& o, const Activations& input, int64_t row) {
   const Scratch& s = scratch_;
   const Matrix &gate = weights_.matrix(o.gate), &up = weights_.matrix(o.up);
   const int64_t columns = gate.columns, groups = columns / kGroupColumns;
   const int64_t token = s.tokens[row];
-  if (!is_quantized(gate.format) || !is_quantized(up.format)) {
-    std::copy_n(input.x + token * columns, columns, s.x + row * columns);
+  const float* x = input.x + token * columns;
+  bool floats = false, bf16 = false;
+  for (const Matrix* stack : {&gate, &up}) {
+    bf16 = bf16 || takes_bf16(*stack);
+    floats = floats || (!is_quantized(stack->format) && !takes_bf16(*stack));
   }
-  if (!wants_quantized(o)) return;
+  if (floats) std::copy_n(x, columns, s.x + row * columns);
+  if (bf16) kernels_.round_bf16(x, columns, s.bf16 + row * columns);  // no dearer than a copy
+  if (!wants_integers(o)) return;
   std::copy_n(input.q + token * columns, columns, s.q + row * columns);
   std::copy_n(input.scales + token * groups, groups, s.q_scales + row * groups);
   std::copy_n(input.sums + token * groups, groups, s.q_sums + row * groups);
@@ -198,9 +208,13 @@ void MoeRunner::activate(const op::Moe<int>& o, int64_t row) {
   const int64_t width = o.expert_width, groups = width / kGroupColumns;
   float* inner = s.gate + row * width;
   kernels_.silu_gate(inner, s.up + row * width, inner, width);
-  if (!is_quantized(weights_.matrix(o.down).format)) return;
-  kernels_.quantize(inner, 1, width, s.q + row * width, s.q_scales + row * groups,
-                    s.q_sums + row * groups);
+  const Matrix& down = weights_.matrix(o.down);
+  if (is_quantized(down.format)) {
+    kernels_.quantize(inner, 1, width, s.q + row * width, s.q_scales + row * groups,
+                      s.q_sums + row * groups);
+  } else if (takes_bf16(down)) {
+    kernels_.round_bf16(inner, width, s.bf16 + row * width);
+  }
 }
 
 // Of every expert that has rows: these times its matrix of `stack`. `x` and `out` are of all rows.
@@ -214,7 +228,7 @@ void MoeRunner::add_products(const op::Moe<int>& o, const Matrix& stack, const f
     if (s.first_rows[e + 1] == first_row) continue;
     LinearArgs args{};
     args.weight = {stack.format, rows, stack.columns, stack.data + e * expert_bytes};
-    args.input = rows_from({x, s.q, s.q_scales, s.q_sums}, first_row, stack.columns);
+    args.input = rows_from({x, s.q, s.q_scales, s.q_sums, s.bf16}, first_row, stack.columns);
     args.num_tokens = s.first_rows[e + 1] - first_row;
     args.out = out + first_row * rows;
     args.out_stride = rows;

@@ -28,15 +28,15 @@ class MoeRunner {
   MoeRunner(const Program& program, const Kernels& kernels, const WeightStore& weights,
             int64_t max_tokens, uint8_t* scratch);
 
-  // Whether `run` takes its input quantized too.
-  bool wants_quantized(const op::Moe<int>& o) const;
+  // Whether `run` takes its input as integers too.
+  bool wants_integers(const op::Moe<int>& o) const;
 
   // Chooses the experts of one token by its logits [o.num_experts], for `run`. Tokens may be taken
   // by different threads at once.
   void choose(const op::Moe<int>& o, const float* logits, int64_t token);
 
-  // Computes what `choose` has chosen for tokens [0, num_tokens). `out` is [num_tokens][rows of
-  // `down`], and may be input.x.
+  // Computes what `choose` has chosen for tokens [0, num_tokens). Of `input`, x is read and, where
+  // they are wanted, the integers. `out` is [num_tokens][rows of `down`], and may be input.x.
   void run(const op::Moe<int>& o, const Activations& input, int64_t num_tokens, float* out,
            ThreadPool::Session& session);
 
@@ -57,11 +57,13 @@ class MoeRunner {
     int8_t* q;  // of inputs, and then of the experts' inner activations
     float* q_scales;
     int32_t* q_sums;
+    uint16_t* bf16;  // likewise
     // By expert, and one more: the first of its rows.
     int32_t* first_rows;
   };
   static constexpr int32_t kNoExpert = -1;
 
+  bool takes_bf16(const Matrix& stack) const;
   int64_t group(const op::Moe<int>& o, int64_t num_tokens);
   void gather(const op::Moe<int>& o, const Activations& input, int64_t row);
   void activate(const op::Moe<int>& o, int64_t row);

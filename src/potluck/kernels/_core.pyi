@@ -18,6 +18,9 @@ I32 = NDArray[np.int32]
 def available_isas() -> list[str]:
     """Names of the instruction sets whose kernels can run here, slowest first."""
 
+def fast_formats(isa: str) -> list[str]:
+    """Labels of the formats that ``fast_prefill`` computes faster. ``ValueError`` as below."""
+
 def kernels_for(isa: str) -> Kernels:
     """The kernels of one instruction set. ``ValueError`` if they cannot run here."""
 
@@ -42,8 +45,15 @@ class Kernels:
     def isa(self) -> str:
         """The name of the instruction set."""
 
+    @property
+    def bf16_activations(self) -> bool:
+        """Whether BF16 weights take activations rounded to bf16: ``linear_bf16``."""
+
     def quantize(self, x: F32, q: I8, scales: F32, sums: I32) -> None:
         """``x, q [tokens, columns]``; ``scales, sums [tokens, columns / 32]``."""
+
+    def round_bf16(self, x: F32, out: U16) -> None:
+        """The bits of the bf16 nearest to each number; ``x`` and ``out`` are as long."""
 
     def linear_float(
         self,
@@ -56,6 +66,17 @@ class Kernels:
         end_panel: int,
     ) -> None:
         """``x [tokens, columns]``, ``out [tokens, rows]``; rows of ``out`` may lie apart."""
+
+    def linear_bf16(
+        self,
+        panels: U8,
+        x: U16,
+        bias: F32 | None,
+        out: F32,
+        first_panel: int,
+        end_panel: int,
+    ) -> None:
+        """As ``linear_float`` for BF16 weights and what ``round_bf16`` made."""
 
     def linear_quantized(
         self,
@@ -302,6 +323,16 @@ class SampledToken:
     @property
     def top(self) -> list[TokenLogprob]: ...
 
+class TimedOps:
+    """Ops ``[first_op, end_op)`` of a program, which run together (cpp/program/op_timer.h)."""
+
+    @property
+    def first_op(self) -> int: ...
+    @property
+    def end_op(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+
 class Stage:
     def __init__(
         self,
@@ -311,11 +342,14 @@ class Stage:
         pool: ThreadPool,
         num_blocks: int,
         max_step_tokens: int,
+        fast_prefill: bool,
     ) -> None: ...
     @staticmethod
     def cache_bytes(*, program: Program, num_blocks: int) -> int: ...
     @staticmethod
-    def scratch_bytes(*, program: Program, max_step_tokens: int, num_threads: int) -> int: ...
+    def scratch_bytes(
+        *, program: Program, max_step_tokens: int, num_threads: int, fast_prefill: bool
+    ) -> int: ...
     def begin_weight(self, name: str, shape: Sequence[int], format: str) -> None: ...
     def write_rows(self, name: str, start_row: int, end_row: int, data: U8) -> None: ...
     def finish_weight(self, name: str) -> None: ...
@@ -340,6 +374,10 @@ class Stage:
         hidden: F32 | None,
         out: F32,
     ) -> None: ...
+    def time_ops(self) -> None: ...
+    def times(self) -> tuple[list[TimedOps], float]:
+        """By ops of the program, and seconds of sampling; since ``time_ops``."""
+
     @property
     def weights_bytes(self) -> int: ...
     @property
@@ -350,3 +388,25 @@ class Sampler:
     def open(self, openings: Sequence[Opening]) -> None: ...
     def close(self, sequence_id: int) -> None: ...
     def sample(self, wanted: Sequence[tuple[int, int]], logits: F32) -> list[SampledToken]: ...
+
+# What the machine can do at best (cpp/bind/measure_module.cc)
+
+class MemoryReader:
+    """Touches ``num_bytes``, in whole chunks of 4 MiB; raises ``OutOfMemoryError``."""
+
+    def __init__(self, *, num_bytes: int, pool: ThreadPool) -> None: ...
+    @property
+    def num_bytes(self) -> int: ...
+    def read(self) -> float:
+        """Seconds in which all threads of the pool read all of it once."""
+
+def peak_instruction(isa: str, arithmetic: str) -> str | None:
+    """What ``measure_peak`` repeats; None where ``isa`` has none. ``int8``, ``bf16`` or ``f32``."""
+
+def measure_peak(
+    *, pool: ThreadPool, isa: str, arithmetic: str, num_chunks: int, num_rounds: int
+) -> float:
+    """Multiply-adds per second of all threads of ``pool``, in ``num_chunks`` times ``num_rounds``.
+
+    Raises ``Error`` where ``peak_instruction`` is None.
+    """
