@@ -100,8 +100,9 @@ def store_state(model: RandomModel, *, max_file_size: str) -> None:
 
     with torch.no_grad():
         for name, parameter in model.torch_model.named_parameters():
-            parameter.copy_(torch.from_numpy(model.state[name]))
-            model.state[name][...] = parameter.float().numpy()
+            parameter.copy_(torch.from_numpy(_joined(name, parameter.shape, model.state)))
+            for stored_name, values in _stored(name, parameter.float().numpy()):
+                model.state[stored_name][...] = values
     model.torch_model.save_pretrained(model.directory, max_shard_size=max_file_size)
 
 
@@ -112,9 +113,7 @@ def load_state(model: RandomModel, state: Mapping[str, NDArray[np.float32]]) -> 
     model.torch_model.float()
     with torch.no_grad():
         for name, parameter in model.torch_model.named_parameters():
-            parts = [state[stored] for stored, _ in _stored(name, parameter.numpy())]
-            values = np.concatenate(parts).reshape(parameter.shape)
-            parameter.copy_(torch.from_numpy(values))
+            parameter.copy_(torch.from_numpy(_joined(name, parameter.shape, state)))
 
 
 def aim_embedding(model: RandomModel, head: NDArray[np.float32], *, strength: float = 4.0) -> None:
@@ -173,6 +172,14 @@ def _stored(name: str, values: NDArray[Any]) -> list[tuple[str, NDArray[Any]]]:
         for expert, matrices in enumerate(values)
         for each, matrix in zip(parts, np.split(matrices, len(parts)), strict=True)
     ]
+
+
+def _joined(
+    name: str, shape: Sequence[int], state: Mapping[str, NDArray[np.float32]]
+) -> NDArray[np.float32]:
+    """The inverse of ``_stored``: a parameter of ``shape`` from what files have."""
+    parts = [state[stored_name] for stored_name, _ in _stored(name, np.empty(shape, np.bool_))]
+    return np.concatenate(parts).reshape(shape)
 
 
 def _draw(generator: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
