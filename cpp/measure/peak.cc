@@ -31,6 +31,7 @@ constexpr PeakLoop kLoops[] = {
     {"dotprod", Arithmetic::Int8, "sdot v.4s", 16 * kRoundRegisters, dotprod::int8_rounds},
     {"dotprod", Arithmetic::F32, "fmla v.4s", 4 * kRoundRegisters, neon::f32_rounds},
     {"i8mm", Arithmetic::Int8, "smmla v.4s", 32 * kRoundRegisters, i8mm::int8_rounds},
+    {"i8mm", Arithmetic::Bf16, "bfdot v.4s", 8 * kRoundRegisters, i8mm::bf16_rounds},
     {"i8mm", Arithmetic::F32, "fmla v.4s", 4 * kRoundRegisters, neon::f32_rounds},
 #endif
     {"", Arithmetic::F32, "", 0, nullptr},  // ends the table, which may be empty without it

@@ -104,11 +104,24 @@ def test_bench_measures() -> None:
     for phase in ("prefill", "decode"):
         ops = {each["op"]: each["share"] for each in document[phase]["ops"]}
         assert sum(ops.values()) == pytest.approx(1)
-        assert {"attn.q", "mlp.down", "attention", "head", "sampling", "outside the core"} <= {*ops}
+        assert {"attn.q+k+v", "mlp.down", "attention", "head", "sampling", "outside the core"} <= {
+            *ops
+        }
     weights = document["weights_bytes"]
     # Each step reads all weights but the norms and the other stage's copy of the tied embedding.
     per_step = document["decode"]["bytes_per_token"] * 3 / 2
     assert 0.8 * weights < per_step < 1.2 * weights
+
+
+def test_prefill_is_exact_where_nothing_is_faster_and_says_so() -> None:
+    arguments = ("run", "demo", *PROMPT)
+    scalar = {"POTLUCK_ISA": "scalar"}
+    exact = run_command(*arguments, env=scalar)
+    fast = run_command(*arguments, "--prefill", "fast", env=scalar)
+    assert (fast.returncode, fast.stdout) == (0, exact.stdout)
+    said = "potluck: prefill is exact: the instruction set scalar has no fast one"
+    assert fast.stderr.splitlines()[0] == said
+    assert "prefill is exact" not in exact.stderr
 
 
 def test_bench_has_a_table() -> None:

@@ -36,6 +36,7 @@ void int8_rounds(int64_t num_rounds);
 }
 namespace i8mm {
 void int8_rounds(int64_t num_rounds);
-}
+void bf16_rounds(int64_t num_rounds);
+}  // namespace i8mm
 
 }  // namespace potluck

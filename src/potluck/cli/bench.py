@@ -80,7 +80,7 @@ def bench(
         opened_model(
             model,
             stages=stages,
-            context=asked_context or max(2, workload.sequence_tokens),
+            context=max(2, workload.sequence_tokens) if asked_context is None else asked_context,
             cache_tokens=workload.cache_tokens,
             threads=threads if threads is not None else chosen.threads,
             isa=chosen.isa,

@@ -15,6 +15,7 @@ from potluck.engines.roofline import Limits
 from potluck.local import Model
 from potluck.local.bounds import Bounds, PhaseFigures
 from potluck.local.measuring import Run, Workload
+from potluck.probe.cpu_cache import last_level_cache_bytes
 from potluck.quantities import format_bytes, format_rate
 
 _LEAST_SHARE = 0.001
@@ -62,6 +63,7 @@ def bench_document(model: Model, workload: Workload, result: BenchResult) -> dic
 
 def _limits(bounds: Bounds, limits: Sequence[Limits]) -> dict[str, object]:
     return {
+        "last_level_cache_bytes": last_level_cache_bytes(),
         "read_bytes_per_second": [limit.read_bytes_per_second for limit in limits],
         "peaks": [
             {
@@ -129,6 +131,9 @@ def _limit_lines(document: Mapping[str, Any]) -> Iterator[str]:
     bandwidth = format_rate(statistics.median(limits["read_bytes_per_second"]), "B/s")
     per_token = format_bytes(round(document["decode"]["bytes_per_token"]))
     yield f"bandwidth: {bandwidth} {on}; decode reads {per_token} per token"
+    cache_bytes = limits["last_level_cache_bytes"]
+    if cache_bytes is not None and document["decode"]["bytes_per_token"] < cache_bytes:
+        yield f"that fits in the caches, which are faster: {format_bytes(cache_bytes)}"
     for peak in limits["peaks"]:
         rate = format_rate(statistics.median(peak["operations_per_second"]), "op/s")
         yield f"peak: {rate} {on} in {peak['arithmetic']} ({peak['instruction']})"

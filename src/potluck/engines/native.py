@@ -7,7 +7,6 @@ between stages; for quantized weights also whatever the instruction set (docs/ad
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ from potluck.engines.native_program import (
     core_slice,
     sampled_token,
 )
-from potluck.engines.op_labels import op_label
+from potluck.engines.op_labels import label_of
 from potluck.engines.products import Arithmetic, arithmetic_of
 from potluck.errors import EngineError, ParameterError
 from potluck.kernels import runner
@@ -194,7 +193,7 @@ class NativeEngine:
     def time_ops(self) -> None:
         """Count from now on how long ops take. A step takes some 25 ns longer for every op."""
         with core_errors():
-            self._stage.time_ops(True)
+            self._stage.time_ops()
 
     def arithmetics(self, *, of_prompts: bool) -> Mapping[TensorFormat, Arithmetic]:
         """What matrices of each format that was taken are multiplied in, prompts or decodes."""
@@ -210,18 +209,31 @@ class NativeEngine:
         }
 
     def op_seconds(self) -> Mapping[str, float]:
-        """What was counted since ``time_ops``, by ``op_label`` and for ``sampling``.
+        """What was counted since ``time_ops``, by the labels of ``op_labels`` and for ``sampling``.
 
         Other work than the ops' own is in none of them. Not while a step runs.
         """
         with core_errors():
-            op_seconds, sampling_seconds = self._stage.times()
-        seconds: Counter[str] = Counter()
-        for op, of_op in zip(self._program.ops, op_seconds, strict=True):
-            seconds[op_label(op)] += of_op
+            parts, sampling_seconds = self._stage.times()
+        seconds: dict[str, float] = {}
+        for part in parts:
+            label = label_of(self._program.ops[part.first_op : part.end_op])
+            seconds[label] = seconds.get(label, 0.0) + part.seconds
         if self._program.shard.has_head:
-            seconds["sampling"] += sampling_seconds
+            seconds["sampling"] = sampling_seconds
         return seconds
+
+    def op_labels(self) -> tuple[str, ...]:
+        """What ``op_seconds`` counts each op of the program in: ops that run together are one."""
+        with core_errors():
+            parts, _ = self._stage.times()
+        ops = self._program.ops
+        labels = [""] * len(ops)
+        for part in parts:
+            together = range(part.first_op, part.end_op)
+            for index in together:
+                labels[index] = label_of([ops[each] for each in together])
+        return tuple(labels)
 
     def step(self, step: Step, hidden: Floats | None) -> StepResult:
         """Run the program once (see ``Engine``).

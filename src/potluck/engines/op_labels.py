@@ -1,6 +1,10 @@
-"""What ops are called where their times are added up."""
+"""What ops are called where their times are added up: by their role in a layer, of which a model
+has many.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from potluck.types.program import (
     Add,
@@ -18,8 +22,23 @@ from potluck.types.program import (
 _LAYERS = "layers."
 
 
-def op_label(op: Op) -> str:
-    """What an op is called in a table: its role in the layer, of which a model has many."""
+_CONVERSION = "activations"
+"""What the next op takes of a register, made without an op of its own: mostly quantization."""
+
+
+def label_of(ops: Sequence[Op]) -> str:
+    """Ops that run together; matrices of one part of a layer share its name: ``attn.q+k+v``."""
+    names = list(dict.fromkeys(_name(op) for op in ops))
+    if not names:
+        return _CONVERSION
+    first, dot, _ = names[0].partition(".")
+    prefix = first + dot
+    if dot and all(name.startswith(prefix) for name in names):
+        return prefix + "+".join(name.removeprefix(prefix) for name in names)
+    return "+".join(names)
+
+
+def _name(op: Op) -> str:
     match op:
         case Embed():
             return "embedding"

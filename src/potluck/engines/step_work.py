@@ -7,11 +7,10 @@ of products with weights. An embedding's rows, norms and activations are small b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from potluck.engines.native import loaded_bytes
-from potluck.engines.op_labels import op_label
 from potluck.engines.products import Arithmetic
 from potluck.types.program import Attention, Head, Linear, Moe, Program
 from potluck.types.step import Step
@@ -35,20 +34,22 @@ class Work:
 
 def work_of(
     program: Program,
+    labels: Sequence[str],
     weights: Mapping[str, TensorInfo],
     steps: Iterable[Step],
     arithmetic: Mapping[TensorFormat, Arithmetic],
 ) -> Work:
     """What ``program`` reads and computes in ``steps``.
 
-    ``weights`` as they are loaded, by name; ``arithmetic`` of each of their formats. In every step
-    each weight is read once, and by every token the part of the cache that it sees.
+    ``labels`` are those of its ops, under which they are added up; ``weights`` as they are loaded,
+    by name; ``arithmetic`` of each of their formats. In every step each weight is read once (of
+    experts as many as some token has chosen, were they chosen by chance), and by every token the
+    part of the cache that it sees.
     """
     work = Work()
     for step in steps:
         num_sampled = sum(part.sample for part in step.slices)
-        for op in program.ops:
-            label = op_label(op)
+        for op, label in zip(program.ops, labels, strict=True):
             match op:
                 case Linear() | Head():
                     num_tokens = num_sampled if isinstance(op, Head) else step.num_tokens
@@ -60,7 +61,6 @@ def work_of(
                     work.multiply_adds[key] += info.num_rows * info.num_columns * num_tokens
                 case Moe():
                     chosen = step.num_tokens * op.num_experts_per_token
-                    # As many as tokens that choose by chance have chosen; each is read once.
                     share = 1 - (1 - op.num_experts_per_token / op.num_experts) ** step.num_tokens
                     for name in (op.gate, op.up, op.down):
                         info = weights[name]

@@ -45,14 +45,17 @@ class PhaseFigures:
 class Bounds:
     """Measures the limits of the machine, and counts what stages of the native engine have to do.
 
-    Holds the memory that is read for its rate.
+    Holds the memory that is read for its rate. Made before the engines are closed.
     """
 
     def __init__(self, stages: Sequence[LoadedStage]) -> None:
         engines = [each.engine for each in stages if isinstance(each.engine, NativeEngine)]
         if len(engines) < len(stages):
             raise TypeError("only the native engine says what its ops do")
-        self._stages = list(zip([stage.program for stage in stages], engines, strict=True))
+        self._stages = [
+            (stage.program, engine.op_labels(), engine)
+            for stage, engine in zip(stages, engines, strict=True)
+        ]
         arithmetics = {
             arithmetic
             for engine in engines
@@ -77,9 +80,9 @@ class Bounds:
     def _work(self, run: PhaseRun, *, of_prompts: bool) -> Work:
         """Of one run; every other computes the same."""
         work = Work()
-        for program, engine in self._stages:
+        for program, labels, engine in self._stages:
             arithmetics = engine.arithmetics(of_prompts=of_prompts)
-            work.add(work_of(program, engine.weights, run.steps, arithmetics))
+            work.add(work_of(program, labels, engine.weights, run.steps, arithmetics))
         return work
 
 

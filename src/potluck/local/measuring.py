@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -250,9 +250,10 @@ class Measurement:
     def _op_seconds(self) -> Mapping[str, float] | None:
         if len(self._native) < len(self._engines):
             return None
-        total: Counter[str] = Counter()
+        total: dict[str, float] = {}
         for engine in self._native:
-            total.update(engine.op_seconds())
+            for op, seconds in engine.op_seconds().items():
+                total[op] = total.get(op, 0.0) + seconds
         return total
 
     def _phase(

@@ -8,10 +8,11 @@ import enum
 class Prefill(enum.Enum):
     """Whether a prompt's tokens have the bits that decoding them would give.
 
-    Exact: they do, however the prompt is cut into steps. Fast: rows of a step in which a sequence
-    brings more than one token are computed with less precision, by units that have kernels for it.
-    What follows a prompt then depends a little on how it was cut, and so on what else was computed;
-    decoding is exact all the same.
+    Exact: they do. Fast: where a sequence brings more than one token to a step, they are computed
+    with less precision, by units that have kernels for it; a single token, also if it is the last
+    chunk of a prompt, is exact. Logits still depend on the sequence alone, but for which of its
+    chunks had one token, and a sequence that is computed again from its tokens (after a preemption
+    or a lost node) may go on differently.
     """
 
     EXACT = "exact"
