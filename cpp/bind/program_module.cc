@@ -41,6 +41,10 @@ void bind_ops(nb::module_& m) {
            "num_kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a.none());
   nb::class_<op::GatedActivation<Name>>(m, "GatedActivation")
       .def(nb::init<Name, Name, Name>(), nb::kw_only(), "gate"_a, "up"_a, "out"_a);
+  nb::class_<op::Moe<Name>>(m, "Moe")
+      .def(nb::init<Name, Name, Name, Name, Name, Name, int64_t, int64_t, int64_t, bool>(),
+           nb::kw_only(), "x"_a, "logits"_a, "gate"_a, "up"_a, "down"_a, "out"_a, "num_experts"_a,
+           "num_experts_per_token"_a, "expert_width"_a, "normalize_shares"_a);
   nb::class_<op::Add<Name>>(m, "Add")
       .def(nb::init<Name, Name>(), nb::kw_only(), "x"_a, "y"_a);
   nb::class_<op::Head<Name>>(m, "Head")

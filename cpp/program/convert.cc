@@ -118,7 +118,9 @@ int target_index(Format format) {
 
 }  // namespace
 
-bool is_target(Format format) { return target_index(format) < kNumTargets; }
+bool is_target(Format format) {
+  return format == Format::F32 || target_index(format) < kNumTargets;
+}
 
 void convert_rows(const Kernels& kernels, const StoredRows& rows, Format target, uint8_t* out,
                   size_t out_bytes, ThreadPool* pool) {
@@ -133,7 +135,8 @@ void convert_rows(const Kernels& kernels, const StoredRows& rows, Format target,
     return;
   }
 
-  const auto encode = kernels.encode[target_index(target)];
+  const bool is_plain = target == Format::F32;
+  const auto encode = is_plain ? nullptr : kernels.encode[target_index(target)];
   const bool is_search = target == Format::Q4_K || target == Format::Q6_K;
   const int64_t row_bytes = bytes_of(info, rows.num_columns);
   const Pieces pieces(rows);
@@ -149,7 +152,11 @@ void convert_rows(const Kernels& kernels, const StoredRows& rows, Format target,
                  }
                  uint8_t* blocks =
                      out + piece.row * row_bytes + bytes_of(info, piece.first_column);
-                 if (!encode(x, piece.num_columns, blocks)) too_large.note(piece.row);
+                 if (is_plain) {
+                   std::memcpy(blocks, x, static_cast<size_t>(piece.num_columns) * sizeof(float));
+                 } else if (!encode(x, piece.num_columns, blocks)) {
+                   too_large.note(piece.row);
+                 }
                }
              });
   not_finite.check("has a value that is not finite");

@@ -18,7 +18,7 @@ struct StoredRows {
   size_t num_bytes;
 };
 
-// Whether rows can be converted to `format`: it is one of kTargets.
+// Whether rows can be converted to `format`: it is one of kTargets, or F32.
 bool is_target(Format format);
 
 // Writes `rows` in the format `target` to `out`, of `out_bytes`, which must not overlap the rows.

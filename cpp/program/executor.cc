@@ -22,7 +22,7 @@ AttentionShape shape_of(const op::Attention<int>& o) {
 // Where everything lies in the scratch memory.
 struct Executor::Layout {
   std::vector<uint64_t> registers;
-  uint64_t q, q_scales, q_sums, bf16, attention, attention_floats, partials, head_input;
+  uint64_t q, q_scales, q_sums, bf16, attention, attention_floats, partials, moe, head_input;
   uint64_t num_bytes = 0;
 
   Layout(const Program& program, int64_t max_tokens, int num_threads, Prefill prefill) {
@@ -56,6 +56,7 @@ struct Executor::Layout {
         aligned(static_cast<uint64_t>(thread_floats) * sizeof(float)) / sizeof(float);
     attention = take(attention_floats * sizeof(float) * static_cast<uint64_t>(num_threads));
     partials = take(static_cast<uint64_t>(cut_floats) * sizeof(float));
+    moe = take(MoeRunner::scratch_bytes(program, max_tokens));
     const int input = program.head_input();
     const uint64_t head_rows = std::min<uint64_t>(tokens, kMaxHeadRows);
     head_input = take(input < 0 ? 0
@@ -94,6 +95,7 @@ Executor::Executor(const Program& program, const Kernels& kernels, const WeightS
   attention_floats_ = layout.attention_floats;
   partials_offset_ = layout.partials;
   head_input_offset_ = layout.head_input;
+  moe_.emplace(program, kernels, weights, max_step_tokens, scratch_.data() + layout.moe);
   for (const CacheSpec& spec : program.spec().caches) caches_.emplace_back(spec, num_blocks);
   for (size_t i = 0; i < phases_.size(); ++i) {
     const size_t wide = phases_[i].first_op + phases_[i].row_wise.size();
@@ -333,14 +335,34 @@ const AttentionDivision& Executor::division_for(const AttentionShape& shape, con
   return divisions_.back().second;
 }
 
+int64_t Executor::input_work(const op::Moe<int>& o) const {
+  const int64_t quantizing = moe_->wants_integers(o) ? kNormWork * program_.width(o.x) : 0;
+  return quantizing + kExpWork * o.num_experts;
+}
+
+// A row is quantized once for all of its experts.
+void Executor::make_input(const op::Moe<int>& o, const Batch&, int64_t t) {
+  make_form_rows({moe_->wants_integers(o), false}, register_data(o.x), program_.width(o.x), t,
+                 t + 1);
+  moe_->choose(o, row(o.logits, t), t);
+}
+
+void Executor::run_op(const op::Moe<int>& o, const Batch& batch, ThreadPool::Session& session) {
+  moe_->run(o, activations(register_data(o.x)), batch.num_tokens(), register_data(o.out), session);
+}
+
+Activations Executor::activations(const float* x) {
+  return {x, reinterpret_cast<const int8_t*>(scratch_.data() + q_offset_),
+          floats(q_scales_offset_),
+          reinterpret_cast<const int32_t*>(scratch_.data() + q_sums_offset_),
+          reinterpret_cast<const uint16_t*>(scratch_.data() + bf16_offset_)};
+}
+
 Product Executor::product(const Matrix& weight, const float* bias, const float* x,
                           int64_t num_tokens, float* out) {
   LinearArgs args{};
   args.weight = weight;
-  args.input = {x, reinterpret_cast<const int8_t*>(scratch_.data() + q_offset_),
-                floats(q_scales_offset_),
-                reinterpret_cast<const int32_t*>(scratch_.data() + q_sums_offset_),
-                reinterpret_cast<const uint16_t*>(scratch_.data() + bf16_offset_)};
+  args.input = activations(x);
   args.num_tokens = num_tokens;
   args.bias = bias;
   args.out = out;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "program/batch.h"
 #include "program/kv_cache.h"
 #include "program/memory.h"
+#include "program/moe.h"
 #include "program/op_timer.h"
 #include "program/products.h"
 #include "program/program.h"
@@ -86,14 +88,17 @@ class Executor {
   void make_input(std::monostate, const Batch&, int64_t) {}
   void make_input(const Linears& linears, const Batch& batch, int64_t t);
   void make_input(const op::Attention<int>& o, const Batch& batch, int64_t t);
+  void make_input(const op::Moe<int>& o, const Batch& batch, int64_t t);
   void make_input(const op::Head<int>&, const Batch&, int64_t) {}
   int64_t input_work(std::monostate) const { return 0; }
   int64_t input_work(const Linears& linears) const;
   int64_t input_work(const op::Attention<int>& o) const;
+  int64_t input_work(const op::Moe<int>& o) const;
   int64_t input_work(const op::Head<int>&) const { return 0; }
   void run_op(std::monostate, const Batch&, ThreadPool::Session&) {}
   void run_op(const Linears& linears, const Batch& batch, ThreadPool::Session& session);
   void run_op(const op::Attention<int>& o, const Batch& batch, ThreadPool::Session& session);
+  void run_op(const op::Moe<int>& o, const Batch& batch, ThreadPool::Session& session);
   void run_op(const op::Head<int>&, const Batch&, ThreadPool::Session&) {}
 
   // Whether rows of prompts are multiplied with `weight` by its fast kernel.
@@ -103,6 +108,8 @@ class Executor {
   // `linears` need both forms of a row, for which there is room only where prefill is fast.
   bool in_two_passes(const Linears& linears) const;
 
+  // `x` as kernels take it, with what `make_forms` has made of it, if it has.
+  Activations activations(const float* x);
   Product product(const Matrix& weight, const float* bias, const float* x, int64_t num_tokens,
                   float* out);
   // Adds to products_: one product, or one for every range of rows where prompts are fast.
@@ -131,6 +138,7 @@ class Executor {
   uint64_t attention_floats_;
   uint64_t partials_offset_;
   uint64_t head_input_offset_;
+  std::optional<MoeRunner> moe_;
   std::vector<Product> products_;  // of the op that runs
   OpTimer timer_;
   // The first of a phase's two parts, its rows; the other is the wide op. The head has its own.

@@ -64,6 +64,21 @@ struct GatedActivation {
   Ref out;
 };
 
+// `gate`, `up` and `down` are stacks of `num_experts` matrices. Activation as in GatedActivation.
+template <typename Ref>
+struct Moe {
+  Ref x;
+  Ref logits;
+  Ref gate;
+  Ref up;
+  Ref down;
+  Ref out;
+  int64_t num_experts;
+  int64_t num_experts_per_token;
+  int64_t expert_width;
+  bool normalize_shares;
+};
+
 template <typename Ref>
 struct Add {
   Ref x;
@@ -79,7 +94,7 @@ struct Head {
 
 template <typename Ref>
 using Any = std::variant<Embed<Ref>, RmsNorm<Ref>, Linear<Ref>, Rope<Ref>, Attention<Ref>,
-                         GatedActivation<Ref>, Add<Ref>, Head<Ref>>;
+                         GatedActivation<Ref>, Moe<Ref>, Add<Ref>, Head<Ref>>;
 
 using Named = Any<std::string>;
 using Resolved = Any<int>;

@@ -43,10 +43,13 @@ class Resolver {
       }
     }
     for (const WeightSpec& weight : spec.weights) {
-      if (weight.shape.empty() || weight.shape.size() > 2) {
-        throw Error("weight '" + weight.name + "' is neither a vector nor a matrix");
+      if (weight.shape.empty() || weight.shape.size() > 3) {
+        throw Error("weight '" + weight.name + "' is no vector, matrix or stack of matrices");
       }
       for (int64_t size : weight.shape) check_size(size, "a size of weight '" + weight.name + "'");
+      if (weight.shape.size() == 3) {
+        check_size(weight.shape[0] * weight.shape[1], "the rows of weight '" + weight.name + "'");
+      }
       if (!weights_.emplace(weight.name, static_cast<int>(weights_.size())).second) {
         throw Error("weight '" + weight.name + "' is listed twice");
       }
@@ -84,8 +87,9 @@ class Resolver {
   using Name = std::string;
 
   [[noreturn]] void fail(const std::string& message) const {
-    static constexpr const char* kNames[] = {"embed",     "rms_norm",         "linear", "rope",
-                                             "attention", "gated_activation", "add",    "head"};
+    static constexpr const char* kNames[] = {
+        "embed", "rms_norm", "linear", "rope", "attention", "gated_activation", "moe", "add",
+        "head"};
     throw Error("op " + std::to_string(index_) + " (" + kNames[spec_.ops[index_].index()] +
                 "): " + message);
   }
@@ -203,6 +207,29 @@ class Resolver {
     want_width(o.out, width(o.gate));
     const int gate = read(o.gate), up = read(o.up);
     return {gate, up, write(o.out)};
+  }
+
+  op::Moe<int> resolve(const op::Moe<Name>& o) {
+    if (o.num_experts < 1 || o.num_experts >= kMaxSize) fail("num_experts must be at least 1");
+    if (o.num_experts_per_token < 1 || o.num_experts_per_token > o.num_experts) {
+      fail("num_experts_per_token must be from 1 to num_experts");
+    }
+    want_width(o.logits, o.num_experts);
+    want_different(o.logits, o.out);
+    // So that every expert is a range of panels.
+    for (const int64_t rows : {o.expert_width, width(o.out)}) {
+      if (rows < 1 || rows >= kMaxSize || rows % kPanelRows != 0) {
+        fail("experts have " + std::to_string(rows) + " rows, which must be a multiple of " +
+             std::to_string(kPanelRows));
+      }
+    }
+    const int gate = weight(o.gate, {o.num_experts, o.expert_width, width(o.x)});
+    const int up = weight(o.up, {o.num_experts, o.expert_width, width(o.x)});
+    const int down = weight(o.down, {o.num_experts, width(o.out), o.expert_width});
+    const int x = read(o.x), logits = read(o.logits);
+    return {x,    logits,        gate,          up,
+            down, write(o.out),  o.num_experts, o.num_experts_per_token,
+            o.expert_width, o.normalize_shares};
   }
 
   op::Add<int> resolve(const op::Add<Name>& o) {

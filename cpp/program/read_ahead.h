@@ -14,8 +14,9 @@
 namespace potluck {
 
 // While one layer computes, a thread of its own reads the next: otherwise every page that is not in
-// memory stops all threads until the disk has it. An embedding is left out, as few of its rows are
-// used. In a step after one that read nothing everything is there, and the thread sleeps.
+// memory stops all threads until the disk has it. An embedding and experts are left out, as few of
+// their rows are used. In a step after one that read nothing everything is there, and the thread
+// sleeps.
 class ReadAhead {
  public:
   // The references must outlive it; weights are looked at when a step begins.

@@ -85,8 +85,10 @@ WeightStore::Entry& WeightStore::absent(const std::string& name,
   }
   if (entry.state != State::Absent) throw Error("weight '" + name + "' was begun before");
   const bool is_vector = shape.size() == 1;
-  const int64_t rows = is_vector ? 1 : shape[0];
   const int64_t columns = shape.back();
+  // Of a stack, those of all its matrices.
+  int64_t rows = 1;
+  for (size_t i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];
   const FormatInfo info = format_info(format);
   if (is_vector && is_quantized(format)) {
     throw Error("vector '" + name + "' is stored as " + info.name +

@@ -23,7 +23,8 @@ EXCEPTIONS = {
     "layers.0.attn.k.weight": TensorFormat.F32,
     "layers.0.attn.v.weight": TensorFormat.Q6_K,
     "layers.1.attn.k.weight": TensorFormat.BF16,
-    "layers.1.mlp.up.weight": TensorFormat.Q5_0,
+    "layers.0.mlp.up.weight": TensorFormat.Q5_0,
+    "layers.1.mlp.experts.up.weight": TensorFormat.F16,
 }
 
 

@@ -19,6 +19,7 @@ from potluck.types.program import (
     CacheSpec,
     GatedActivation,
     Linear,
+    Moe,
     Op,
     Program,
     Register,
@@ -41,6 +42,18 @@ WRITERS: tuple[Op, ...] = (
     Rope(x="x", num_heads=1, head_dim=WIDTH),
     GatedActivation(gate="x", up=HIDDEN, out="x"),
     Add(x="x", y=HIDDEN),
+    Moe(
+        x="x",
+        logits="y",
+        gate="gate",
+        up="up",
+        down="down",
+        out="x",
+        num_experts=WIDTH,
+        num_experts_per_token=WIDTH,  # a choice could hang on a rounding
+        expert_width=32,
+        normalize_shares=True,
+    ),
     Attention(
         q=HIDDEN,
         k=HIDDEN,
@@ -59,7 +72,13 @@ def program_with(writer: Op) -> Program:
     """``hidden += second(x)``, where ``x`` was ``first(hidden)`` before ``writer`` wrote it."""
     weights = {name: WeightSpec(name=name, shape=(WIDTH, WIDTH)) for name in MATRICES}
     weights["norm"] = WeightSpec(name="norm", shape=(WIDTH,))
+    weights |= {
+        name: WeightSpec(name=name, shape=(WIDTH, *shape))
+        for name, shape in {"gate": (32, WIDTH), "up": (32, WIDTH), "down": (WIDTH, 32)}.items()
+    }
     named = {"first", "second", getattr(writer, "weight", "second")}
+    if isinstance(writer, Moe):
+        named |= {"gate", "up", "down"}
     cache = CacheSpec(num_kv_heads=1, head_dim=WIDTH)
     angles = np.random.default_rng(1).uniform(1, 5, (NUM_TOKENS, WIDTH // 2))
     return Program(

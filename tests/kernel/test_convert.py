@@ -86,6 +86,14 @@ def test_every_source_and_target(
         assert same_bits(rows.to(target), expected_rows(weights.values, target))
 
 
+@all_sources
+def test_to_float32_nothing_is_lost(source: TensorFormat) -> None:
+    weights = make_weights(source, 5, WIDE, np.random.default_rng(1))
+    rows = Rows(stored=weights.stored, source=source, num_columns=WIDE)
+    assert same_bits(rows.to(F32_FORMAT), weights.values.view(np.uint8))
+    assert same_bits(rows.to(F32_FORMAT, ThreadPool(2)), weights.values.view(np.uint8))
+
+
 @all_targets
 @pytest.mark.parametrize("num_columns", [256, WIDE])
 @pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 7, 61])

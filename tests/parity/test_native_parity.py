@@ -59,11 +59,18 @@ SIZES = {
     "num_hidden_layers": NUM_LAYERS,
     "head_dim": 64,
 }
+EXPERTS: dict[str, Any] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 256,
+    "norm_topk_prob": True,
+}
 TOKENIZERS: Mapping[str, Callable[[], str]] = {
     "llama": llama3_json,
     "mistral": llama2_json,
     "qwen2": qwen2_json,
     "qwen3": qwen2_json,
+    "qwen3_moe": qwen2_json,
 }
 
 
@@ -114,6 +121,13 @@ CASES = (
     ),
     Case(name="qwen3-bf16", family="qwen3", dtype="bfloat16", settings={"head_dim": 72}),
     Case(name="qwen3-f16", family="qwen3", dtype="float16", settings={"head_dim": 128}),
+    Case(
+        name="qwen3-moe-f32",
+        family="qwen3_moe",
+        dtype="float32",
+        settings=EXPERTS | {"decoder_sparse_step": 2},
+    ),
+    Case(name="qwen3-moe-bf16", family="qwen3_moe", dtype="bfloat16", settings=EXPERTS),
 )
 
 
@@ -227,6 +241,7 @@ GGUF_TOKENIZERS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "mistral": sentence_piece_metadata,
     "qwen2": lambda: library_metadata(qwen2_json(), "qwen2", QWEN2_SPECIAL),
     "qwen3": lambda: library_metadata(qwen2_json(), "qwen2", QWEN2_SPECIAL),
+    "qwen3_moe": lambda: library_metadata(qwen2_json(), "qwen2", QWEN2_SPECIAL),
 }
 
 # What llama.cpp's Q4_K_M and Q5_K_M files look like: most in one K format, some in Q6_K.
@@ -256,6 +271,9 @@ FILES: tuple[tuple[str, str, TensorFormat | Mapping[str, TensorFormat]], ...] = 
     ("llama", "q4_k_m", Q4_K_M),
     ("qwen2", "q4_k_m", Q4_K_M),
     ("qwen3", "q5_k_m", Q5_K_M),
+    ("qwen3_moe", "f16", TensorFormat.F16),
+    ("qwen3_moe", "q8_0", TensorFormat.Q8_0),
+    ("qwen3_moe", "q4_k_m", Q4_K_M),
 )
 
 
@@ -267,7 +285,11 @@ FILES: tuple[tuple[str, str, TensorFormat | Mapping[str, TensorFormat]], ...] = 
 def test_gguf(
     family: str, formats: TensorFormat | Mapping[str, TensorFormat], tmp_path: Path
 ) -> None:
-    settings: dict[str, Any] = {"sliding_window": None} if family == "mistral" else {}
+    of_family: dict[str, dict[str, Any]] = {
+        "mistral": {"sliding_window": None},
+        "qwen3_moe": EXPERTS,
+    }
+    settings = of_family.get(family, {})
     model = make_model(tmp_path / "hf", family, settings, "float32")
     tokenizer = GGUF_TOKENIZERS[family]()
     # The formats of a mixture are all quantized but the embedding's.

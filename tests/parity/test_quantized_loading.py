@@ -30,13 +30,20 @@ SIZES = {
     "num_hidden_layers": 2,
     "head_dim": 64,
 }
+EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 256,
+    "norm_topk_prob": True,
+}
 TOKENIZER = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"]}
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
+@pytest.fixture(scope="module", params=["llama", "qwen3", "qwen3_moe"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RandomModel:
     directory = tmp_path_factory.mktemp(request.param)
-    return make_random_model(request.param, SIZES, directory, dtype="bfloat16")
+    settings = SIZES | (EXPERTS if request.param == "qwen3_moe" else {})
+    return make_random_model(request.param, settings, directory, dtype="bfloat16")
 
 
 def logits(description: ModelDescription, quantization: Quantization) -> NDArray[np.float32]:

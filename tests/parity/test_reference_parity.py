@@ -22,7 +22,7 @@ from support.stages import Stages
 from support.state_dict_source import StateDictSource
 
 from potluck.models.registry import config_from_hugging_face
-from potluck.types.model import ModelConfig, RopeConfig
+from potluck.types.model import ExpertsConfig, ModelConfig, RopeConfig
 
 TOLERANCE = 1e-4
 
@@ -42,6 +42,21 @@ class Case:
 
 NO_WINDOWS = {"sliding_windows": (None,) * 3}
 PLAIN_ROPE = {"rope": RopeConfig(theta=500.0)}
+
+EXPERTS: dict[str, Any] = {
+    "head_dim": 24,
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "norm_topk_prob": True,
+}
+WANTED: dict[str, Any] = {
+    "num_experts": 7,
+    "num_experts_per_token": 3,
+    "width": 48,
+    "normalize_shares": True,
+    "is_in_layer": (True,) * 3,
+}
 
 CASES = (
     Case(name="llama", family="llama"),
@@ -90,6 +105,31 @@ CASES = (
         family="qwen3",
         settings={"head_dim": 80, "num_key_value_heads": 1},
         forgotten={"rope": RopeConfig(theta=500.0)},
+    ),
+    Case(
+        name="qwen3-moe",
+        family="qwen3_moe",
+        settings=EXPERTS,
+        forgotten={"experts": ExpertsConfig(**(WANTED | {"num_experts_per_token": 2}))},
+    ),
+    Case(
+        name="qwen3-moe-not-normalized",
+        family="qwen3_moe",
+        settings=EXPERTS | {"norm_topk_prob": False, "num_key_value_heads": 1},
+        forgotten={"experts": ExpertsConfig(**WANTED)},
+    ),
+    Case(
+        name="qwen3-moe-in-some-layers-window",
+        family="qwen3_moe",
+        settings=EXPERTS
+        | {
+            "num_hidden_layers": 4,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": 9,
+        },
+        forgotten={"sliding_windows": (None,) * 4},
     ),
     Case(
         name="qwen3-layer-types-tied-biases",

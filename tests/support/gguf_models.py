@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,11 @@ from potluck.types.tensor import TensorFormat
 
 # The package cannot encode these; any bytes with sensible scales are a file's content.
 _DRAWN_FORMATS = (TensorFormat.Q4_K, TensorFormat.Q5_K, TensorFormat.Q6_K)
+
+# What GGUF files call those of transformers' model types that they call otherwise.
+_ARCHITECTURES = {"mistral": "llama", "qwen3_moe": "qwen3moe"}
+
+_EXPERT = re.compile(r"(.+\.experts\.)(\d+)\.(.+)\.weight")
 
 Floats = NDArray[np.float32]
 
@@ -36,24 +43,40 @@ def write_gguf_model(
     the file's tensors stand for, decoded by the ``gguf`` package, under their Hugging Face names.
     """
     config = model.config
-    architecture = "llama" if config["model_type"] == "mistral" else config["model_type"]
+    architecture = _ARCHITECTURES.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split_max_tensors)
     _add_metadata(writer, architecture, config)
     _add_values(writer, tokenizer)
     stored: dict[str, Floats] = {}
-    for name, values in model.state.items():
-        gguf_name = _gguf_name(name, architecture, config["num_hidden_layers"])
-        heads = _interleaved_heads(architecture, name, config)
+    for names in _together(model.state):
+        gguf_name = _gguf_name(_of_all_experts(names[0]), architecture, config["num_hidden_layers"])
+        heads = _interleaved_heads(architecture, names[0], config)
+        matrices = [model.state[name] for name in names]
+        values = matrices[0] if len(names) == 1 else np.stack(matrices)
         tensor_format = _format_of(gguf_name, values, formats)
         data = _encode(gguf_name, _interleave(values, heads), tensor_format)
         writer.add_tensor(gguf_name, data, raw_dtype=gguf.GGMLQuantizationType[tensor_format.name])
         decoded = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[tensor_format.name])
-        stored[name] = _split(np.asarray(decoded, np.float32).reshape(values.shape), heads)
+        whole = _split(np.asarray(decoded, np.float32).reshape(values.shape), heads)
+        stored |= zip(names, [whole] if len(names) == 1 else whole, strict=True)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return stored
+
+
+def _together(names: Iterable[str]) -> list[list[str]]:
+    """The names, those of a layer's experts together where they are one tensor of the file."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_of_all_experts(name), []).append(name)
+    return list(groups.values())
+
+
+def _of_all_experts(name: str) -> str:
+    """The name that llama.cpp's converter gives to the experts of a layer when it joins them."""
+    return _EXPERT.sub(r"\1\3.weight", name)
 
 
 def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Mapping[str, Any]) -> None:
@@ -69,6 +92,10 @@ def _add_metadata(writer: gguf.GGUFWriter, architecture: str, config: Mapping[st
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    if architecture == "qwen3moe":
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if architecture == "llama":
         writer.add_rope_dimension_count(head_dim)
 
@@ -121,7 +148,7 @@ def _split(values: Floats, heads: int | None) -> Floats:
 def _format_of(
     gguf_name: str, values: Floats, formats: TensorFormat | Mapping[str, TensorFormat]
 ) -> TensorFormat:
-    if values.ndim == 1:
+    if values.ndim == 1 or "ffn_gate_inp" in gguf_name:  # llama.cpp quantizes no router
         return TensorFormat.F32
     if isinstance(formats, TensorFormat):
         return formats
@@ -134,6 +161,8 @@ def _encode(name: str, values: Floats, tensor_format: TensorFormat) -> NDArray[A
         encoded: NDArray[Any] = gguf.quants.quantize(values, kind)
         return encoded
     rng = np.random.default_rng(zlib.crc32(name.encode()))
-    return stored_rows(
-        rng, tensor_format, *values.shape, deviation=float(np.std(values.astype(np.float64)))
+    deviation = float(np.std(values.astype(np.float64)))
+    rows = stored_rows(
+        rng, tensor_format, math.prod(values.shape[:-1]), values.shape[-1], deviation=deviation
     )
+    return rows.reshape(*values.shape[:-1], -1)

@@ -11,7 +11,7 @@ from support.random_weights import load_random_weights
 from potluck.engines.native import NativeEngine, ThreadPool
 from potluck.models.program import build_program
 from potluck.models.rope import rope_table
-from potluck.types.model import ModelConfig, RopeConfig
+from potluck.types.model import ExpertsConfig, ModelConfig, RopeConfig
 from potluck.types.program import Shard
 from potluck.types.step import SequenceId, SequenceSlice, Step, StepId
 
@@ -29,7 +29,9 @@ HEAD_DIM = 64
 
 
 def small_config(num_layers: int) -> ModelConfig:
-    """Grouped queries, biases, per-head norms, a window in every second layer, a tied head."""
+    """Grouped queries, biases, per-head norms, a window in every second layer, experts in every
+    third, a tied head.
+    """
     return ModelConfig(
         family="test",
         num_layers=num_layers,
@@ -48,6 +50,13 @@ def small_config(num_layers: int) -> ModelConfig:
         mlp_bias=False,
         qk_norm=True,
         sliding_windows=tuple(21 if layer % 2 else None for layer in range(num_layers)),
+        experts=ExpertsConfig(
+            num_experts=7,
+            num_experts_per_token=2,
+            width=256,
+            normalize_shares=True,
+            is_in_layer=tuple(layer % 3 == 1 for layer in range(num_layers)),
+        ),
     )
 
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from potluck.types.program import Program, Shard, WeightSpec
 
 
-def program_reading(weights: dict[str, tuple[int, ...]]) -> Program:
+def program_reading(
+    weights: dict[str, tuple[int, ...]], *, routers: Collection[str] = ()
+) -> Program:
     """A program without ops that reads tensors of these names and shapes."""
     return Program(
         shard=Shard.whole(1),
         registers=(),
         ops=(),
-        weights=tuple(WeightSpec(name=name, shape=shape) for name, shape in weights.items()),
+        weights=tuple(
+            WeightSpec(name=name, shape=shape, is_router=name in routers)
+            for name, shape in weights.items()
+        ),
         caches=(),
         rope=None,
         hidden_size=1,

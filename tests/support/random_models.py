@@ -82,7 +82,9 @@ def make_random_model(
             parameter.copy_(values.to(torch_dtype))
     model.save_pretrained(directory, max_shard_size=max_file_size)
     stored = {
-        name: parameter.detach().float().numpy() for name, parameter in model.named_parameters()
+        stored_name: values
+        for name, parameter in model.named_parameters()
+        for stored_name, values in _stored(name, parameter.detach().float().numpy())
     }
     return RandomModel(
         directory=directory,
@@ -98,8 +100,9 @@ def store_state(model: RandomModel, *, max_file_size: str) -> None:
 
     with torch.no_grad():
         for name, parameter in model.torch_model.named_parameters():
-            parameter.copy_(torch.from_numpy(model.state[name]))
-            model.state[name][...] = parameter.float().numpy()
+            parameter.copy_(torch.from_numpy(_joined(name, parameter.shape, model.state)))
+            for stored_name, values in _stored(name, parameter.float().numpy()):
+                model.state[stored_name][...] = values
     model.torch_model.save_pretrained(model.directory, max_shard_size=max_file_size)
 
 
@@ -110,7 +113,7 @@ def load_state(model: RandomModel, state: Mapping[str, NDArray[np.float32]]) -> 
     model.torch_model.float()
     with torch.no_grad():
         for name, parameter in model.torch_model.named_parameters():
-            parameter.copy_(torch.from_numpy(state[name]))
+            parameter.copy_(torch.from_numpy(_joined(name, parameter.shape, state)))
 
 
 def aim_embedding(model: RandomModel, head: NDArray[np.float32], *, strength: float = 4.0) -> None:
@@ -154,6 +157,31 @@ def random_tokens(num_tokens: int, vocab_size: int = 97, *, seed: int = 1) -> li
     return drawn
 
 
+def _stored(name: str, values: NDArray[Any]) -> list[tuple[str, NDArray[Any]]]:
+    """What a parameter is in files, in the order of its rows.
+
+    In memory a layer's experts are one parameter, ``[experts, rows, columns]``, and each one's gate
+    and up are one matrix.
+    """
+    stem, _, part = name.rpartition(".")
+    if not stem.endswith(".experts"):
+        return [(name, values)]
+    parts = part.removesuffix("_proj").split("_")
+    return [
+        (f"{stem}.{expert}.{each}_proj.weight", matrix)
+        for expert, matrices in enumerate(values)
+        for each, matrix in zip(parts, np.split(matrices, len(parts)), strict=True)
+    ]
+
+
+def _joined(
+    name: str, shape: Sequence[int], state: Mapping[str, NDArray[np.float32]]
+) -> NDArray[np.float32]:
+    """The inverse of ``_stored``: a parameter of ``shape`` from what files have."""
+    parts = [state[stored_name] for stored_name, _ in _stored(name, np.empty(shape, np.bool_))]
+    return np.concatenate(parts).reshape(shape)
+
+
 def _draw(generator: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     noise = generator.standard_normal(shape)
     if name.endswith(".bias"):
@@ -163,11 +191,11 @@ def _draw(generator: np.random.Generator, name: str, shape: tuple[int, ...]) -> 
     elif "embed_tokens" in name:
         values = 0.3 * noise
     elif "q_proj" in name or "k_proj" in name:
-        values = 1.2 * noise / np.sqrt(shape[1])  # attention that prefers some positions
+        values = 1.2 * noise / np.sqrt(shape[-1])  # attention that prefers some positions
     elif "o_proj" in name or "down_proj" in name:
-        values = 5 * noise / np.sqrt(shape[1])  # layers that outweigh the embedding
+        values = 5 * noise / np.sqrt(shape[-1])  # layers that outweigh the embedding
     elif "lm_head" in name:
-        values = 2 * noise / np.sqrt(shape[1])
+        values = 2 * noise / np.sqrt(shape[-1])
     else:
-        values = noise / np.sqrt(shape[1])
+        values = noise / np.sqrt(shape[-1])
     return values.astype(np.float32)

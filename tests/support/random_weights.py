@@ -78,7 +78,8 @@ def load_random_weights(
     *,
     exceptions: Mapping[str, TensorFormat] = MappingProxyType({}),
 ) -> None:
-    """Fill ``engine``: matrices in ``fmt`` but for the ``exceptions`` by name, vectors in F32.
+    """Fill ``engine``: matrices in ``fmt`` but for the ``exceptions`` by name, vectors and routers
+    in F32.
 
     A tensor depends on its name and format alone, so that stages of one model get parts of one
     model.
@@ -86,11 +87,12 @@ def load_random_weights(
     sink = engine.sink()
     for spec in program.weights:
         rng = np.random.default_rng(zlib.crc32(spec.name.encode()))
-        is_matrix = len(spec.shape) == 2
+        is_matrix = len(spec.shape) > 1
+        is_float = spec.is_router or not is_matrix
         info = TensorInfo(
             name=spec.name,
             shape=spec.shape,
-            format=exceptions.get(spec.name, fmt) if is_matrix else TensorFormat.F32,
+            format=TensorFormat.F32 if is_float else exceptions.get(spec.name, fmt),
         )
         if is_matrix:
             data = stored_rows(rng, info.format, info.num_rows, info.num_columns)

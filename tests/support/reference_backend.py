@@ -29,6 +29,9 @@ SPEC = BackendSpec(
 class _Cost:
     """Everything is float32. Arrays of a step's size come and go: some twenty are alive at once."""
 
+    def missing(self, program: Program) -> tuple[str, ...]:
+        return ()
+
     @property
     def process_bytes(self) -> int:
         return 8 * 2**20

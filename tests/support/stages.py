@@ -57,14 +57,17 @@ def load_weights(
     """Feed an engine a few rows at a time from a source whose rows are in canonical order."""
     sink = engine.sink()
     for tensor in tensors:
-        stored = source.info(tensor.stored_name)
+        stored = source.info(tensor.stored_names[0])
         name = tensor.canonical_name
-        sink.begin(TensorInfo(name=name, shape=stored.shape, format=stored.format))
-        for start in range(0, stored.num_rows, rows_at_once):
-            end = min(start + rows_at_once, stored.num_rows)
-            data = bytearray((end - start) * stored.row_bytes)
-            source.read_rows(tensor.stored_name, start, end, memoryview(data))
-            sink.write_rows(name, start, end, memoryview(data))
+        shape = (len(tensor.stored_names), *stored.shape) if tensor.is_stacked else stored.shape
+        sink.begin(TensorInfo(name=name, shape=shape, format=stored.format))
+        for index, stored_name in enumerate(tensor.stored_names):
+            first = index * stored.num_rows
+            for start in range(0, stored.num_rows, rows_at_once):
+                end = min(start + rows_at_once, stored.num_rows)
+                data = bytearray((end - start) * stored.row_bytes)
+                source.read_rows(stored_name, start, end, memoryview(data))
+                sink.write_rows(name, first + start, first + end, memoryview(data))
         sink.finish(name)
 
 

@@ -26,7 +26,7 @@ from potluck.formats.gguf import GgufSource, open_gguf
 from potluck.formats.json_reader import read_document
 from potluck.formats.safetensors import INDEX_FILE, open_safetensors, read_index
 from potluck.formats.source import FileTensorSource
-from potluck.models.names import FileKind, stored_name
+from potluck.models.names import FileKind, stored_tensor
 from potluck.models.program import weight_specs
 from potluck.models.registry import (
     config_from_gguf,
@@ -185,9 +185,10 @@ def _tensor_names(description: ModelDescription) -> Iterable[str]:
 def _stored_names(description: ModelDescription, shards: Iterable[Shard]) -> frozenset[str]:
     """What the files call the tensors that ``shards`` read."""
     return frozenset(
-        stored_name(weight.name, description.files.kind)
+        name
         for shard in shards
         for weight in weight_specs(description.config, shard)
+        for name in stored_tensor(weight, description.files.kind).stored_names
     )
 
 

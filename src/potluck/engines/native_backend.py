@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 class NativeCost:
     """See ``EngineCost``."""
 
+    def missing(self, program: Program) -> tuple[str, ...]:
+        """Nothing."""
+        return ()
+
     @property
     def process_bytes(self) -> int:
         """Nothing besides what every worker loads."""

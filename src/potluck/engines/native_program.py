@@ -15,6 +15,7 @@ from potluck.types.program import (
     GatedActivation,
     Head,
     Linear,
+    Moe,
     RmsNorm,
     Rope,
 )
@@ -148,6 +149,19 @@ def _op(op: Op) -> runner.Op:
             )
         case GatedActivation(activation=Activation.SILU):
             return runner.GatedActivation(gate=op.gate, up=op.up, out=op.out)
+        case Moe(activation=Activation.SILU):
+            return runner.Moe(
+                x=op.x,
+                logits=op.logits,
+                gate=op.gate,
+                up=op.up,
+                down=op.down,
+                out=op.out,
+                num_experts=op.num_experts,
+                num_experts_per_token=op.num_experts_per_token,
+                expert_width=op.expert_width,
+                normalize_shares=op.normalize_shares,
+            )
         case Add():
             return runner.Add(x=op.x, y=op.y)
         case Head():

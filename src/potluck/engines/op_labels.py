@@ -13,6 +13,7 @@ from potluck.types.program import (
     GatedActivation,
     Head,
     Linear,
+    Moe,
     Op,
     RmsNorm,
     Rope,
@@ -51,6 +52,8 @@ def _name(op: Op) -> str:
             return "attention"
         case GatedActivation():
             return "activation"
+        case Moe():
+            return "experts"
         case Add():
             return "add"
         case Head():

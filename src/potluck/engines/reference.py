@@ -27,6 +27,7 @@ from potluck.types.program import (
     GatedActivation,
     Head,
     Linear,
+    Moe,
     RmsNorm,
     Rope,
 )
@@ -126,6 +127,16 @@ class ReferenceEngine:
                     registers[op.out] = self._attention(op, registers, step)
                 case GatedActivation(activation=Activation.SILU):
                     registers[op.out] = ops.silu_gate(registers[op.gate], registers[op.up])
+                case Moe(activation=Activation.SILU):
+                    registers[op.out] = ops.moe(
+                        registers[op.x],
+                        registers[op.logits],
+                        self._weights[op.gate],
+                        self._weights[op.up],
+                        self._weights[op.down],
+                        op.num_experts_per_token,
+                        normalize_shares=op.normalize_shares,
+                    )
                 case Add():
                     registers[op.x] = ops.add(registers[op.x], registers[op.y])
                 case Head():

@@ -89,6 +89,47 @@ def silu_gate(gate: Floats, up: Floats) -> Floats:
     return gated
 
 
+def choose_experts(logits: Floats, num_experts_per_token: int) -> Ints:
+    """Indices ``[num_tokens, num_experts_per_token]`` of the largest logits, ascending.
+
+    ``logits`` is ``[num_tokens, num_experts]``; of equal ones those with lower indices are chosen.
+    """
+    by_size = np.argsort(-logits, axis=-1, kind="stable")
+    return np.sort(by_size[:, :num_experts_per_token], axis=-1)
+
+
+def moe(
+    x: Floats,
+    logits: Floats,
+    gate: Floats,
+    up: Floats,
+    down: Floats,
+    num_experts_per_token: int,
+    *,
+    normalize_shares: bool,
+) -> Floats:
+    """The experts that each token's router chose, added by their shares in ascending order.
+
+    ``logits`` is ``[num_tokens, num_experts]``, ``gate`` and ``up`` are ``[num_experts,
+    expert_width, columns]``, ``down`` is ``[num_experts, rows, expert_width]``. Shares are those of
+    the softmax over all experts; normalized, those of a token's chosen add up to 1 (Shazeer et al.
+    2017, and ``transformers``' ``Qwen3MoeTopKRouter``). A token with a logit that is NaN, or whose
+    largest is infinite, is NaN.
+    """
+    chosen = choose_experts(logits, num_experts_per_token)
+    with np.errstate(invalid="ignore"):  # infinity minus infinity is the NaN that is meant
+        shares = np.take_along_axis(softmax(logits), chosen, axis=-1)
+    if normalize_shares:
+        shares = shares / shares.sum(axis=-1, keepdims=True, dtype=np.float32)
+    out = np.zeros((len(x), down.shape[1]), dtype=np.float32)
+    for expert in range(len(gate)):
+        tokens, places = np.nonzero(chosen == expert)
+        mine = x[tokens]
+        inner = silu_gate(linear(mine, gate[expert], None), linear(mine, up[expert], None))
+        out[tokens] += shares[tokens, places, None] * linear(inner, down[expert], None)
+    return out
+
+
 def add(x: Floats, y: Floats) -> Floats:
     """``x + y``."""
     return x + y

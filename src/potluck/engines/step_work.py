@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from potluck.engines.native import loaded_bytes
 from potluck.engines.products import Arithmetic
-from potluck.types.program import Attention, Head, Linear, Program
+from potluck.types.program import Attention, Head, Linear, Moe, Program
 from potluck.types.step import Step
 from potluck.types.tensor import TensorFormat, TensorInfo
 
@@ -42,8 +42,9 @@ def work_of(
     """What ``program`` reads and computes in ``steps``.
 
     ``labels`` are those of its ops, under which they are added up; ``weights`` as they are loaded,
-    by name; ``arithmetic`` of each of their formats. In every step each weight is read once, and
-    by every token the part of the cache that it sees.
+    by name; ``arithmetic`` of each of their formats. In every step each weight is read once (of
+    experts as many as some token has chosen, were they chosen by chance), and by every token the
+    part of the cache that it sees.
     """
     work = Work()
     for step in steps:
@@ -58,6 +59,15 @@ def work_of(
                     work.read_bytes[label] += loaded_bytes(info)
                     key = (label, arithmetic[info.format])
                     work.multiply_adds[key] += info.num_rows * info.num_columns * num_tokens
+                case Moe():
+                    chosen = step.num_tokens * op.num_experts_per_token
+                    share = 1 - (1 - op.num_experts_per_token / op.num_experts) ** step.num_tokens
+                    for name in (op.gate, op.up, op.down):
+                        info = weights[name]
+                        work.read_bytes[label] += round(loaded_bytes(info) * share)
+                        key = (label, arithmetic[info.format])
+                        per_expert = info.num_rows * info.num_columns // op.num_experts
+                        work.multiply_adds[key] += per_expert * chosen
                 case Attention():
                     # f16 keys, and values whose rows are filled up to whole lanes of 16.
                     width = op.head_dim + -(-op.head_dim // 16) * 16

@@ -216,13 +216,29 @@ class Attention:
 class GatedActivation:
     def __init__(self, *, gate: str, up: str, out: str) -> None: ...
 
+class Moe:
+    def __init__(
+        self,
+        *,
+        x: str,
+        logits: str,
+        gate: str,
+        up: str,
+        down: str,
+        out: str,
+        num_experts: int,
+        num_experts_per_token: int,
+        expert_width: int,
+        normalize_shares: bool,
+    ) -> None: ...
+
 class Add:
     def __init__(self, *, x: str, y: str) -> None: ...
 
 class Head:
     def __init__(self, *, x: str, weight: str, vocab_size: int) -> None: ...
 
-Op = Embed | RmsNorm | Linear | Rope | Attention | GatedActivation | Add | Head
+Op = Embed | RmsNorm | Linear | Rope | Attention | GatedActivation | Moe | Add | Head
 
 class Register:
     def __init__(self, *, name: str, width: int) -> None: ...

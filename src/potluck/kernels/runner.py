@@ -16,6 +16,7 @@ from potluck.kernels._core import (
     Head,
     Linear,
     MemoryReader,
+    Moe,
     NonFiniteError,
     Opening,
     OutOfMemoryError,
@@ -35,7 +36,7 @@ from potluck.kernels._core import (
     peak_instruction,
 )
 
-Op = Embed | RmsNorm | Linear | Rope | Attention | GatedActivation | Add | Head
+Op = Embed | RmsNorm | Linear | Rope | Attention | GatedActivation | Moe | Add | Head
 
 __all__ = [
     "Add",
@@ -47,6 +48,7 @@ __all__ = [
     "Head",
     "Linear",
     "MemoryReader",
+    "Moe",
     "NonFiniteError",
     "Op",
     "Opening",

@@ -17,7 +17,7 @@ from potluck.loading.packed_cache import (
     PackedWeights,
     default_packed_folder,
 )
-from potluck.loading.plan import StagePlan, StageSize, plan_stage
+from potluck.loading.plan import StagePlan, StageSize, plan_stage, program_to_count
 
 __all__ = [
     "NotPackedError",
@@ -29,6 +29,7 @@ __all__ = [
     "combined",
     "default_packed_folder",
     "plan_stage",
+    "program_to_count",
     "require_memory",
     "smaller_contexts",
     "stronger_quantizations",

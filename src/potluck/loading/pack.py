@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from potluck import kernels
 from potluck.catalog import ModelDescription, canonical_source
 from potluck.engines.native import ThreadPool, convert_on, loaded_bytes
@@ -13,7 +11,7 @@ from potluck.formats.source import FileTensorSource
 from potluck.loading.packed_cache import PackedCache, PackedWeights, Write
 from potluck.loading.packed_key import packed_key
 from potluck.loading.plan import StagePlan, program_to_count
-from potluck.weights.load import Progress, check_weights, load_weights
+from potluck.weights.load import Progress, check_weights, load_weights, loaded_weights
 
 
 def packed_weights(
@@ -34,10 +32,8 @@ def packed_weights(
     quantization = plan.size.quantization
     program = program_to_count(description.config, plan.shard, plan.size.context_tokens)
     source = canonical_source(description, tensors, program)
-    loaded = [
-        packed_info(dataclasses.replace(info, format=quantization.target(info)))
-        for info in check_weights(program, source, path=path)
-    ]
+    stored = check_weights(program, source, path=path)
+    loaded = [packed_info(info) for info in loaded_weights(program, stored, quantization)]
     key = packed_key(description, tensors, program, loaded)
     layout = packed_layout(
         [(info, loaded_bytes(info)) for info in loaded],

@@ -39,12 +39,12 @@ def packed_key(
     files = source_files(description, tensors, program)
     made = []
     for tensor, info in zip(stored, loaded, strict=True):
-        source = tensors.tensors[tensor.stored_name]
+        sources = [tensors.tensors[name] for name in tensor.stored_names]
         made.append(
             [
                 [tensor.canonical_name, info.format.label, info.shape],
-                [tensor.stored_name, source.type_name, tensor.interleaved_heads],
-                [files.index(source.file), source.offset],
+                [tensor.stored_names, sources[0].type_name, tensor.interleaved_heads],
+                [[files.index(source.file), source.offset] for source in sources],
             ]
         )
     document = {
@@ -62,10 +62,11 @@ def source_files(
     stored = stored_tensors(description.config, program, description.files.kind)
     files: dict[int, ReadOnlyFile] = {}
     for each in stored:
-        file = tensors.tensors[each.stored_name].file
-        if not isinstance(file, ReadOnlyFile):
-            raise TypeError(f"{file.path} is not on this disk")
-        files[id(file)] = file
+        for name in each.stored_names:
+            file = tensors.tensors[name].file
+            if not isinstance(file, ReadOnlyFile):
+                raise TypeError(f"{file.path} is not on this disk")
+            files[id(file)] = file
     return tuple(files.values())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ import numpy as np
 
 from potluck.catalog import ModelDescription, canonical_source
 from potluck.engines.backends import NATIVE
-from potluck.engines.costs import cost_of
+from potluck.engines.costs import check_backend, cost_of
 from potluck.errors import ParameterError
 from potluck.formats.source import FileTensorSource
 from potluck.models.program import build_program
@@ -23,7 +22,7 @@ from potluck.types.prefill import Prefill
 from potluck.types.program import Program, RopeTable, Shard
 from potluck.types.quantization import Quantization
 from potluck.types.tensor import TensorInfo
-from potluck.weights.load import check_weights, staging_bytes
+from potluck.weights.load import check_weights, loaded_weights, staging_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +69,7 @@ def plan_stage(
     ``process_bytes`` are the process's own without its engine, ``cost`` is the engine's: that of
     ``size.backend``, unless this build does not have it. A head tied to the embedding is the same
     tensor and counts once. Raises ``ParameterError`` for a context the model was not made for and
-    for weights that cannot be mapped, as ``check_weights``, and as ``cost_of``.
+    for weights that cannot be mapped, and as ``check_backend``, ``check_weights`` and ``cost_of``.
     """
     if size.is_mapped and size.backend != NATIVE:
         raise ParameterError(
@@ -80,17 +79,18 @@ def plan_stage(
         )
     engine = cost or cost_of(size.backend)
     program = program_to_count(description.config, shard, size.context_tokens)
+    check_backend(size.backend, engine, program)
     stored = check_weights(
         program,
         canonical_source(description, tensors, program),
         path=str(description.files.path),
     )
-    loaded = [dataclasses.replace(info, format=size.quantization.target(info)) for info in stored]
+    loaded = loaded_weights(program, stored, size.quantization)
     weights: Counter[str] = Counter()
     for info in loaded:
         weights[info.format.label] += engine.loaded_bytes(info)
     by_format = tuple(weights.most_common())
-    staging = staging_bytes(stored, size.quantization)
+    staging = staging_bytes(stored, loaded)
     if size.is_mapped:
         staging += _packing_bytes(loaded)
     else:

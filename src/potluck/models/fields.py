@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.types.model import ExpertsConfig
 
 # Bounds on what a file may claim, so that a corrupt number is an error and not an allocation. Each
 # is at least eight times what the largest published model of these families has.
@@ -15,8 +16,11 @@ MAX_WIDTH = 2**20
 MAX_HEADS = 2**12
 MAX_VOCAB = 2**24
 MAX_CONTEXT_TOKENS = 2**27
+MAX_EXPERTS = 2**12
 HEAD_DIM_MULTIPLE = 8
 """Head sizes must be multiples of this; it is what the kernels take."""
+EXPERT_ROWS_MULTIPLE = 16
+"""So must be the rows of an expert's matrices: an expert is then a range of whole panels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,23 @@ class Fields:
             raise self.error(key, "must be a list of strings")
         return texts
 
+    def counts(self, key: str, maximum: int) -> tuple[int, ...]:
+        """A list of whole numbers in ``[0, maximum]``; empty when the key is absent."""
+        value = self.get(key)
+        if value is None:
+            return ()
+        problem = f"must be a list of whole numbers from 0 to {maximum}"
+        if not isinstance(value, list | tuple):
+            raise self.error(key, problem)
+        counts = tuple(
+            item
+            for item in value
+            if isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= maximum
+        )
+        if len(counts) != len(value):
+            raise self.error(key, problem)
+        return counts
+
     def section(self, key: str) -> Fields | None:
         """The mapping under ``key``, or None when it is absent or empty."""
         value = self.get(key)
@@ -121,6 +142,39 @@ def check_heads(
         )
     if head_dim % HEAD_DIM_MULTIPLE:
         raise unsupported(f"{head_dim_key} {head_dim} (not a multiple of {HEAD_DIM_MULTIPLE})")
+
+
+def read_experts(
+    fields: Fields,
+    *,
+    is_in_layer: tuple[bool, ...],
+    hidden_size: int,
+    normalize_shares: bool,
+    count_key: str,
+    used_key: str,
+    width_key: str,
+) -> ExpertsConfig | None:
+    """The experts under these keys, or None where no layer has any.
+
+    Raises unless a token can have as many as are used, and the kernels take their sizes.
+    """
+    if not any(is_in_layer):
+        return None
+    num_experts = fields.count(count_key, MAX_EXPERTS)
+    num_used = fields.count(used_key, MAX_EXPERTS)
+    if num_used > num_experts:
+        raise fields.error(used_key, f"must be at most {num_experts}, the number of experts")
+    width = fields.count(width_key, MAX_WIDTH)
+    for what, rows in ((f"{fields.prefix}{width_key}", width), ("a hidden size of", hidden_size)):
+        if rows % EXPERT_ROWS_MULTIPLE:
+            raise unsupported(f"{what} {rows} with experts (not a multiple of 16)")
+    return ExpertsConfig(
+        num_experts=num_experts,
+        num_experts_per_token=num_used,
+        width=width,
+        normalize_shares=normalize_shares,
+        is_in_layer=is_in_layer,
+    )
 
 
 def unsupported(*features: str) -> UnsupportedModelError:

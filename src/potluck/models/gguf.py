@@ -19,14 +19,16 @@ from potluck.models.fields import (
     MAX_WIDTH,
     Fields,
     check_heads,
+    read_experts,
     unsupported,
 )
 from potluck.models.names import GGUF_ROPE_FACTORS
-from potluck.types.model import ModelConfig, RopeConfig, RopeScaling
+from potluck.types.model import ExpertsConfig, ModelConfig, RopeConfig, RopeScaling
 from potluck.types.tensor import TensorFormat, TensorSource
 
 _EMBEDDING = "token_embd.weight"
 _HEAD = "output.weight"
+_ROUTER = "blk.{}.ffn_gate_inp.weight"
 
 _READ_KEYS = frozenset(
     {
@@ -61,6 +63,7 @@ _DESCRIPTIVE_KEYS = frozenset(
 _NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "attention.causal": (True,),
     "embedding_scale": (0, 1),
+    "expert_weights_scale": (0, 1),
     "logit_scale": (0, 1),
     "residual_scale": (0, 1),
     "rope.scaling.attn_factor": (0, 1),
@@ -78,6 +81,7 @@ def read_config(
     mlp_bias: bool = False,
     qk_norm: bool = False,
     sliding_window: int | None = None,
+    experts: ExpertsConfig | None = None,
 ) -> ModelConfig:
     """The configuration of a ``family`` that reads the keys ``implemented`` itself.
 
@@ -124,6 +128,46 @@ def read_config(
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
         sliding_windows=(sliding_window,) * num_layers,
+        experts=experts,
+    )
+
+
+EXPERT_KEYS = frozenset(
+    {
+        "expert_count",
+        "expert_feed_forward_length",
+        "expert_gating_func",
+        "expert_used_count",
+        "expert_weights_norm",
+    }
+)
+"""What ``read_experts_of_layers`` implements."""
+
+_MAX_GATING = 2**16
+_SOFTMAX = 1
+"""``LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX``; 0 is the architecture's own."""
+
+
+def read_experts_of_layers(
+    fields: Fields, source: TensorSource, *, normalize_shares: bool
+) -> ExpertsConfig | None:
+    """The experts of the layers that have a router; ``normalize_shares`` is the architecture's.
+
+    A file may say for itself whether shares are normalized, and which function makes them.
+    """
+    gating = fields.count("expert_gating_func", _MAX_GATING, 0, minimum=0)
+    if gating not in (0, _SOFTMAX):
+        raise unsupported(f"{fields.prefix}expert_gating_func={gating}")
+    names = frozenset(source.names())
+    num_layers = fields.count("block_count", MAX_LAYERS)
+    return read_experts(
+        fields,
+        is_in_layer=tuple(_ROUTER.format(layer) in names for layer in range(num_layers)),
+        hidden_size=fields.count("embedding_length", MAX_WIDTH),
+        normalize_shares=fields.flag("expert_weights_norm", default=normalize_shares),
+        count_key="expert_count",
+        used_key="expert_used_count",
+        width_key="expert_feed_forward_length",
     )
 
 

@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from potluck.errors import ModelFileError
+from potluck.formats.source import MAX_TENSORS
 from potluck.models.fields import (
     MAX_CONTEXT_TOKENS,
+    MAX_EXPERTS,
     MAX_HEADS,
     MAX_LAYERS,
     MAX_VOCAB,
     MAX_WIDTH,
     Fields,
     check_heads,
+    read_experts,
     unsupported,
 )
-from potluck.types.model import ModelConfig, RopeConfig, RopeScaling
+from potluck.types.model import ExpertsConfig, ModelConfig, RopeConfig, RopeScaling
 
 _DEFAULT_THETA = 10_000.0
 
@@ -95,6 +98,7 @@ def read_config(
     mlp_bias: bool = False,
     qk_norm: bool = False,
     sliding_windows: tuple[int | None, ...] | None = None,
+    experts: ExpertsConfig | None = None,
 ) -> ModelConfig:
     """The configuration of a ``family`` that reads the keys ``implemented`` itself.
 
@@ -142,6 +146,44 @@ def read_config(
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
         sliding_windows=sliding_windows or (None,) * num_layers,
+        experts=experts,
+    )
+
+
+EXPERT_KEYS = frozenset({"num_experts", "num_local_experts", "num_experts_per_tok"})
+"""What ``experts_by_step`` implements, of the keys that other families must not have."""
+
+
+_MATRICES_OF_EXPERT = 3
+
+
+def experts_by_step(fields: Fields) -> ExpertsConfig | None:
+    """The experts of the Qwen families.
+
+    Every ``decoder_sparse_step``-th layer has them, but for ``mlp_only_layers``. Newer files call
+    ``num_experts`` ``num_local_experts``.
+    """
+    num_layers = num_hidden_layers(fields)
+    has_newer = fields.get("num_experts") is None and fields.get("num_local_experts") is not None
+    count_key = "num_local_experts" if has_newer else "num_experts"
+    num_experts = fields.count(count_key, MAX_EXPERTS, minimum=0)
+    step = fields.count("decoder_sparse_step", MAX_LAYERS, 1)
+    dense = fields.counts("mlp_only_layers", MAX_LAYERS)
+    if num_layers * num_experts * _MATRICES_OF_EXPERT > MAX_TENSORS:
+        raise fields.error(
+            count_key, f"in {num_layers} layers means more than {MAX_TENSORS} tensors"
+        )
+    return read_experts(
+        fields,
+        is_in_layer=tuple(
+            num_experts > 0 and layer not in dense and (layer + 1) % step == 0
+            for layer in range(num_layers)
+        ),
+        hidden_size=fields.count("hidden_size", MAX_WIDTH),
+        normalize_shares=fields.flag("norm_topk_prob", default=False),
+        count_key=count_key,
+        used_key="num_experts_per_tok",
+        width_key="moe_intermediate_size",
     )
 
 

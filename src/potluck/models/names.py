@@ -10,6 +10,9 @@ import enum
 import re
 from collections.abc import Mapping
 
+from potluck.types.program import WeightSpec
+from potluck.types.tensor import StoredTensor
+
 
 class FileKind(enum.Enum):
     """The kinds of files that models come in."""
@@ -49,6 +52,9 @@ _LAYER_PREFIXES: Mapping[FileKind, str] = {
     FileKind.GGUF: "blk.",
 }
 
+_EACH_EXPERT = "{expert}"
+"""In a name: the index of an expert, each of which is a tensor of its own."""
+
 _LAYER_STEMS: Mapping[FileKind, Mapping[str, str]] = {
     FileKind.HUGGING_FACE: {
         "attn_norm": "input_layernorm",
@@ -62,6 +68,10 @@ _LAYER_STEMS: Mapping[FileKind, Mapping[str, str]] = {
         "mlp.gate": "mlp.gate_proj",
         "mlp.up": "mlp.up_proj",
         "mlp.down": "mlp.down_proj",
+        "mlp.router": "mlp.gate",
+        "mlp.experts.gate": "mlp.experts.{expert}.gate_proj",
+        "mlp.experts.up": "mlp.experts.{expert}.up_proj",
+        "mlp.experts.down": "mlp.experts.{expert}.down_proj",
     },
     FileKind.GGUF: {
         "attn_norm": "attn_norm",
@@ -75,6 +85,10 @@ _LAYER_STEMS: Mapping[FileKind, Mapping[str, str]] = {
         "mlp.gate": "ffn_gate",
         "mlp.up": "ffn_up",
         "mlp.down": "ffn_down",
+        "mlp.router": "ffn_gate_inp",
+        "mlp.experts.gate": "ffn_gate_exps",
+        "mlp.experts.up": "ffn_up_exps",
+        "mlp.experts.down": "ffn_down_exps",
     },
 }
 
@@ -85,6 +99,15 @@ _IGNORED: Mapping[FileKind, re.Pattern[str]] = {
 }
 
 _LAYER_TENSOR = re.compile(r"layers\.(\d+)\.(.+)")
+
+
+def stored_tensor(weight: WeightSpec, file_kind: FileKind) -> StoredTensor:
+    """Where a file keeps a weight; raises ``KeyError`` if its name is not canonical."""
+    name = stored_name(weight.name, file_kind)
+    if _EACH_EXPERT not in name:
+        return StoredTensor(canonical_name=weight.name, stored_names=(name,))
+    names = tuple(name.replace(_EACH_EXPERT, str(expert)) for expert in range(weight.shape[0]))
+    return StoredTensor(canonical_name=weight.name, stored_names=names, is_stacked=True)
 
 
 def stored_name(canonical_name: str, file_kind: FileKind) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from potluck.errors import ParameterError
 from potluck.models.names import EMBEDDING, FINAL_NORM, HEAD, layer_tensor
-from potluck.types.model import ModelConfig
+from potluck.types.model import ExpertsConfig, ModelConfig
 from potluck.types.program import (
     HIDDEN,
     Add,
@@ -14,6 +14,7 @@ from potluck.types.program import (
     GatedActivation,
     Head,
     Linear,
+    Moe,
     Op,
     Program,
     Register,
@@ -28,6 +29,7 @@ from potluck.types.program import (
 _BRANCH = "branch"
 _Q, _K, _V, _ATTENDED = "q", "k", "v", "attended"
 _GATE, _UP = "gate", "up"
+_ROUTER_LOGITS = "router_logits"
 
 
 def build_program(
@@ -52,7 +54,7 @@ def build_program(
     num_layers = shard.end_layer - shard.start_layer
     return Program(
         shard=shard,
-        registers=_registers(config, has_layers=num_layers > 0, has_head=shard.has_head),
+        registers=_registers(config, shard),
         ops=tuple(builder.ops),
         weights=tuple(builder.weights.values()),
         caches=(CacheSpec(num_kv_heads=config.num_kv_heads, head_dim=config.head_dim),)
@@ -79,8 +81,8 @@ class _Builder:
     def add(self, op: Op) -> None:
         self.ops.append(op)
 
-    def weight(self, name: str, *shape: int) -> str:
-        self.weights.setdefault(name, WeightSpec(name=name, shape=shape))
+    def weight(self, name: str, *shape: int, is_router: bool = False) -> str:
+        self.weights.setdefault(name, WeightSpec(name=name, shape=shape, is_router=is_router))
         return name
 
     def linear(
@@ -114,7 +116,10 @@ def _build(config: ModelConfig, shard: Shard) -> _Builder:
         builder.add(Embed(weight=name, out=HIDDEN))
     for layer in range(shard.start_layer, shard.end_layer):
         _add_attention(builder, config, layer, cache_index=layer - shard.start_layer)
-        _add_mlp(builder, config, layer)
+        if config.experts is not None and config.experts.is_in_layer[layer]:
+            _add_experts(builder, config, config.experts, layer)
+        else:
+            _add_mlp(builder, config, layer)
     if shard.has_head:
         _add_norm(builder, config, FINAL_NORM)
         name = EMBEDDING if config.tied_head else HEAD
@@ -123,15 +128,23 @@ def _build(config: ModelConfig, shard: Shard) -> _Builder:
     return builder
 
 
-def _registers(config: ModelConfig, *, has_layers: bool, has_head: bool) -> tuple[Register, ...]:
+def _registers(config: ModelConfig, shard: Shard) -> tuple[Register, ...]:
     q_width = config.num_heads * config.head_dim
     kv_width = config.num_kv_heads * config.head_dim
+    num_layers = shard.end_layer - shard.start_layer
+    experts = config.experts
+    num_mixed = 0
+    if experts is not None:
+        num_mixed = sum(experts.is_in_layer[shard.start_layer : shard.end_layer])
     widths = {HIDDEN: config.hidden_size}
-    if has_layers or has_head:
+    if num_layers or shard.has_head:
         widths[_BRANCH] = config.hidden_size
-    if has_layers:
+    if num_layers:
         widths |= {_Q: q_width, _K: kv_width, _V: kv_width, _ATTENDED: q_width}
+    if num_layers > num_mixed:
         widths |= {_GATE: config.intermediate_size, _UP: config.intermediate_size}
+    if experts is not None and num_mixed:
+        widths |= {_ROUTER_LOGITS: experts.num_experts}
     return tuple(Register(name=name, width=width) for name, width in widths.items())
 
 
@@ -205,6 +218,43 @@ def _add_mlp(builder: _Builder, config: ModelConfig, layer: int) -> None:
         num_rows=config.hidden_size,
         num_columns=config.intermediate_size,
         bias=config.mlp_bias,
+    )
+    builder.add(Add(x=HIDDEN, y=_BRANCH))
+
+
+def _add_experts(
+    builder: _Builder, config: ModelConfig, experts: ExpertsConfig, layer: int
+) -> None:
+    hidden_size, width = config.hidden_size, experts.width
+    _add_norm(builder, config, layer_tensor(layer, "mlp_norm.weight"))
+    router = builder.weight(
+        layer_tensor(layer, "mlp.router.weight"), experts.num_experts, hidden_size, is_router=True
+    )
+    builder.add(Linear(x=_BRANCH, weight=router, out=_ROUTER_LOGITS))
+    shapes = {
+        "gate": (width, hidden_size),
+        "up": (width, hidden_size),
+        "down": (hidden_size, width),
+    }
+    names = {
+        part: builder.weight(
+            layer_tensor(layer, f"mlp.experts.{part}.weight"), experts.num_experts, *shape
+        )
+        for part, shape in shapes.items()
+    }
+    builder.add(
+        Moe(
+            x=_BRANCH,
+            logits=_ROUTER_LOGITS,
+            gate=names["gate"],
+            up=names["up"],
+            down=names["down"],
+            out=_BRANCH,
+            num_experts=experts.num_experts,
+            num_experts_per_token=experts.num_experts_per_token,
+            expert_width=width,
+            normalize_shares=experts.normalize_shares,
+        )
     )
     builder.add(Add(x=HIDDEN, y=_BRANCH))
 

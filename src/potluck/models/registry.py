@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 
 from potluck.errors import ModelFileError, UnsupportedModelError
@@ -9,15 +10,16 @@ from potluck.models.family import Family
 from potluck.models.fields import Fields, one_line, unsupported
 from potluck.models.llama import LLAMA
 from potluck.models.mistral import MISTRAL
-from potluck.models.names import HEAD, FileKind, is_ignored, stored_name
+from potluck.models.names import HEAD, FileKind, is_ignored, stored_name, stored_tensor
 from potluck.models.program import weight_specs
 from potluck.models.qwen2 import QWEN2
 from potluck.models.qwen3 import QWEN3
+from potluck.models.qwen3_moe import QWEN3_MOE
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard
 from potluck.types.tensor import StoredTensor, TensorSource
 
-FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3)
+FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE)
 
 
 def config_from_hugging_face(
@@ -72,9 +74,8 @@ def stored_tensors(
     if file_kind is FileKind.GGUF and family.gguf_interleaves_heads:
         interleaved = {"q": config.num_heads, "k": config.num_kv_heads}
     return tuple(
-        StoredTensor(
-            canonical_name=weight.name,
-            stored_name=stored_name(weight.name, file_kind),
+        dataclasses.replace(
+            stored_tensor(weight, file_kind),
             # "layers.0.attn.q.weight" and its bias: the last name but one.
             interleaved_heads=interleaved.get(weight.name.split(".")[-2]),
         )
@@ -89,8 +90,9 @@ def refuse_unread_tensors(config: ModelConfig, names: Iterable[str], file_kind: 
     would be left out. ``names`` are the file's own.
     """
     read = {
-        stored_name(weight.name, file_kind)
+        name
         for weight in weight_specs(config, Shard.whole(config.num_layers))
+        for name in stored_tensor(weight, file_kind).stored_names
     }
     if config.tied_head:
         read.add(stored_name(HEAD, file_kind))  # a copy of the embedding, in some files

@@ -79,11 +79,17 @@ class MakeEngine(Protocol):
 
 
 class EngineCost(Protocol):
-    """What an engine of one backend takes, counted without it: no driver and no library is loaded.
+    """What an engine of one backend can compute, and what it takes for that.
+
+    Known without the engine: no driver and no library is loaded.
 
     Sizes are in bytes, and at most what the engine takes. On a device with memory of its own,
     weights, caches and scratch are there, and ``process_bytes`` and staging are the host's.
     """
+
+    def missing(self, program: Program) -> tuple[str, ...]:
+        """What the program needs and such engines do not compute, in words; nothing if they can."""
+        ...
 
     @property
     def process_bytes(self) -> int:

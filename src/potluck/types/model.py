@@ -34,11 +34,27 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """The mixture of experts that takes the place of the feed-forward part in some layers.
+
+    ``width`` is that of one expert's gate and up. ``is_in_layer`` has one entry per layer; where it
+    is False, the layer is dense. ``normalize_shares`` as in ``potluck.types.program.Moe``.
+    """
+
+    num_experts: int
+    num_experts_per_token: int
+    width: int
+    normalize_shares: bool
+    is_in_layer: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """A decoder-only transformer, whatever file it came from.
 
     ``qkv_bias``, ``output_bias``, ``mlp_bias``, ``qk_norm`` and ``sliding_windows`` (one entry per
-    layer: the window in tokens, or None for full attention) are the ways in which families differ.
+    layer: the window in tokens, or None for full attention) are the ways in which families differ,
+    and so is ``experts``, None for a dense model. ``intermediate_size`` is that of dense layers.
     """
 
     family: str
@@ -58,3 +74,4 @@ class ModelConfig:
     mlp_bias: bool
     qk_norm: bool
     sliding_windows: tuple[int | None, ...]
+    experts: ExpertsConfig | None = None

@@ -115,6 +115,36 @@ class GatedActivation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Moe:
+    """A mixture of experts: each token passes through the gated layers that its router chose.
+
+    ``logits`` is the router's register, ``num_experts`` wide. Of token ``t`` the
+    ``num_experts_per_token`` experts with the largest logits are chosen, of equal logits those
+    with lower indices. Expert ``e`` has the share ``p[e] = softmax(logits[t])[e]``, over all
+    experts; with ``normalize_shares`` the shares of the chosen are divided by their sum. Then, over
+    the chosen in ascending order, whatever else is in the batch::
+
+        out[t] = sum of p[e] * (down[e] @ (activation(gate[e] @ x[t]) * (up[e] @ x[t])))
+
+    ``gate`` and ``up`` are ``[num_experts, expert_width, width(x)]``, ``down`` is
+    ``[num_experts, width(out), expert_width]``. Of a token whose logits have a NaN, or no largest
+    that is finite, ``out`` is NaN: no expert was chosen. ``out`` may be ``x``.
+    """
+
+    x: str
+    logits: str
+    gate: str
+    up: str
+    down: str
+    out: str
+    num_experts: int
+    num_experts_per_token: int
+    expert_width: int
+    normalize_shares: bool
+    activation: Activation = Activation.SILU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Add:
     """``x += y``."""
 
@@ -131,7 +161,7 @@ class Head:
     vocab_size: int
 
 
-Op = Embed | RmsNorm | Linear | Rope | Attention | GatedActivation | Add | Head
+Op = Embed | RmsNorm | Linear | Rope | Attention | GatedActivation | Moe | Add | Head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,10 +203,15 @@ class RopeTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSpec:
-    """A tensor that a program reads: its canonical name and the shape it must have."""
+    """A tensor that a program reads: its canonical name and the shape it must have.
+
+    ``[experts, rows, columns]`` is a stack of matrices. ``is_router``: of floats it is kept in
+    float32 and never quantized, because with small errors it would choose other experts.
+    """
 
     name: str
     shape: tuple[int, ...]
+    is_router: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

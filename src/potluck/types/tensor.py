@@ -124,6 +124,9 @@ class TensorSink(Protocol):
 class StoredTensor:
     """Where a file keeps a canonical tensor.
 
+    That is under one name, or with ``is_stacked`` each matrix of a stack ``[experts, rows,
+    columns]`` under a name of its own, in their order.
+
     ``interleaved_heads``: the file interleaves the two halves of each of that many heads (GGUF
     files of the ``llama`` architecture do, for q and k): its row ``h·d + 2j + s`` is canonical row
     ``h·d + s·d/2 + j``, where ``d`` is the head size; of a vector (a bias) its elements are meant.
@@ -131,5 +134,6 @@ class StoredTensor:
     """
 
     canonical_name: str
-    stored_name: str
+    stored_names: tuple[str, ...]
+    is_stacked: bool = False
     interleaved_heads: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable
 
@@ -34,7 +35,9 @@ class CanonicalSource:
         present = frozenset(raw.names())
         self._raw = raw
         self._stored = {
-            name: stored for name, stored in by_name.items() if stored.stored_name in present
+            name: stored
+            for name, stored in by_name.items()
+            if not present.isdisjoint(stored.stored_names)
         }
         self._path = path
 
@@ -43,8 +46,19 @@ class CanonicalSource:
         return self._stored.keys()
 
     def info(self, name: str) -> TensorInfo:
-        """What is stored for ``name``; ``KeyError`` if nothing is. Raises as ``raw`` does."""
-        return dataclasses.replace(self._raw.info(self._stored[name].stored_name), name=name)
+        """What is stored for ``name``; ``KeyError`` if nothing is.
+
+        Raises as ``raw`` does, and ``ModelFileError`` if of a stack a matrix is missing or unlike
+        the others.
+        """
+        stored = self._stored[name]
+        info = self._first(stored)
+        shape = info.shape
+        if stored.is_stacked:
+            for each in stored.stored_names:
+                self._check_alike(each, info)
+            shape = (len(stored.stored_names), *shape)
+        return dataclasses.replace(info, name=name, shape=shape)
 
     def read_rows(self, name: str, start_row: int, end_row: int, out: memoryview) -> None:
         """Copy the stored bytes of canonical rows ``[start_row, end_row)`` into ``out``.
@@ -53,8 +67,10 @@ class CanonicalSource:
         that the tensor should have.
         """
         stored = self._stored[name]
-        if stored.interleaved_heads is None:
-            self._raw.read_rows(stored.stored_name, start_row, end_row, out)
+        if stored.is_stacked:
+            self._read_stack(stored, start_row, end_row, out)
+        elif stored.interleaved_heads is None:
+            self._raw.read_rows(stored.stored_names[0], start_row, end_row, out)
         else:
             self._read_interleaved(stored, stored.interleaved_heads, start_row, end_row, out)
 
@@ -62,10 +78,47 @@ class CanonicalSource:
         """Close the source below. Idempotent."""
         self._raw.close()
 
+    def _first(self, stored: StoredTensor) -> TensorInfo:
+        """The only tensor, or the first matrix that there is of a stack."""
+        for name in stored.stored_names:
+            with contextlib.suppress(KeyError):
+                return self._raw.info(name)
+        raise KeyError(stored.canonical_name)
+
+    def _check_alike(self, name: str, first: TensorInfo) -> None:
+        try:
+            info = self._raw.info(name)
+        except KeyError as error:
+            raise ModelFileError(self._path, f"the tensor {name} is missing") from error
+        if (info.shape, info.format) != (first.shape, first.format):
+            raise ModelFileError(
+                self._path,
+                f"the tensor {name} is {info.format.label} {list(info.shape)}, and {first.name}, "
+                f"which belongs with it, is {first.format.label} {list(first.shape)}",
+            )
+
+    def _read_stack(
+        self, stored: StoredTensor, start_row: int, end_row: int, out: memoryview
+    ) -> None:
+        """From each matrix in turn, its rows that are asked for."""
+        first = self._first(stored)
+        num_rows, size = first.num_rows, first.row_bytes
+        if not 0 <= start_row <= end_row <= num_rows * len(stored.stored_names):
+            raise ValueError(f"{stored.canonical_name} has no rows [{start_row}, {end_row})")
+        if out.nbytes != (end_row - start_row) * size:
+            raise ValueError(f"{out.nbytes} B are not rows of {stored.canonical_name}")
+        row = start_row
+        while row < end_row:
+            index, begin = divmod(row, num_rows)
+            end = min(begin + end_row - row, num_rows)
+            part = out[(row - start_row) * size : (row - start_row + end - begin) * size]
+            self._raw.read_rows(stored.stored_names[index], begin, end, part)
+            row += end - begin
+
     def _read_interleaved(
         self, stored: StoredTensor, num_heads: int, start_row: int, end_row: int, out: memoryview
     ) -> None:
-        info = self._raw.info(stored.stored_name)
+        info = self._raw.info(stored.stored_names[0])
         is_vector = len(info.shape) == 1
         num_rows = info.num_columns if is_vector else info.num_rows
         head_rows, rest = divmod(num_rows, num_heads)

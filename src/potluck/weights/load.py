@@ -53,15 +53,17 @@ def load_weights(
 
     The next rows are read, by a thread of its own, while the sink takes the ones before. The
     report's ``weights`` are the bytes that the sink was given.
-    ``quantization`` other than NONE needs ``convert``. All tensors are checked (see
+    ``quantization`` other than NONE needs ``convert``, and so does a router that is not stored in
+    float32. All tensors are checked (see
     ``check_weights``) before the first byte is read. ``path`` is what messages call the model.
     ``source`` and ``sink`` stay the caller's; after an error from either, which is passed on, the
     last tensor of the sink may be begun and not finished, and nothing else refers to the buffers.
     """
     started = time.perf_counter()
-    tensors = _tensors(check_weights(program, source, path=path), quantization)
+    infos = check_weights(program, source, path=path)
+    tensors = _tensors(infos, loaded_weights(program, infos, quantization))
     if convert is None and any(tensor.is_converted for tensor in tensors):
-        raise ValueError("to quantize needs a function that converts")
+        raise ValueError("weights are to be converted, and there is no function for it")
     blocks = [block for tensor in tensors for block in tensor.blocks()]
     total = sum(block.num_bytes for block in blocks)
     report = on_progress or _ignore
@@ -110,13 +112,26 @@ def load_weights(
         read_bytes=done,
         seconds=time.perf_counter() - started,
         weights=tuple(weights.most_common()),
-        remarks=tuple(_remarks(tensors, quantization)),
+        remarks=tuple(_remarks(program, tensors, quantization)),
     )
 
 
-def staging_bytes(stored: Iterable[TensorInfo], quantization: Quantization) -> int:
+def loaded_weights(
+    program: Program, stored: Iterable[TensorInfo], quantization: Quantization
+) -> tuple[TensorInfo, ...]:
+    """What becomes of the program's weights, which are ``stored`` in its order, when loaded."""
+    return tuple(
+        dataclasses.replace(
+            info,
+            format=_router_format(info) if weight.is_router else quantization.target(info),
+        )
+        for weight, info in zip(program.weights, stored, strict=True)
+    )
+
+
+def staging_bytes(stored: Iterable[TensorInfo], loaded: Iterable[TensorInfo]) -> int:
     """What ``load_weights`` holds of such tensors besides what the sink does."""
-    sizes = _buffer_bytes([b for each in _tensors(stored, quantization) for b in each.blocks()])
+    sizes = _buffer_bytes([b for each in _tensors(stored, loaded) for b in each.blocks()])
     undoing = min(sizes.read, canonical.STAGING_BYTES)
     return _NUM_READ_BUFFERS * sizes.read + sizes.converted + undoing
 
@@ -197,22 +212,28 @@ class _Tensor:
             yield _Block(tensor=self, start_row=start, end_row=min(start + step, num_rows))
 
 
-def _tensors(stored: Iterable[TensorInfo], quantization: Quantization) -> list[_Tensor]:
+def _tensors(stored: Iterable[TensorInfo], loaded: Iterable[TensorInfo]) -> list[_Tensor]:
     return [
-        _Tensor(stored=info, loaded=dataclasses.replace(info, format=quantization.target(info)))
-        for info in stored
+        _Tensor(stored=before, loaded=after) for before, after in zip(stored, loaded, strict=True)
     ]
 
 
-def _remarks(tensors: Iterable[_Tensor], quantization: Quantization) -> Iterator[TensorRemark]:
+def _router_format(info: TensorInfo) -> TensorFormat:
+    """Float32; a router that a file has quantized stays as it is."""
+    return info.format if info.format.is_quantized else TensorFormat.F32
+
+
+def _remarks(
+    program: Program, tensors: Iterable[_Tensor], quantization: Quantization
+) -> Iterator[TensorRemark]:
     """Of matrices that could not become what was asked for."""
     if quantization is Quantization.NONE:
         return
     asked = TensorFormat[quantization.name]
-    for tensor in tensors:
+    for weight, tensor in zip(program.weights, tensors, strict=True):
         stored, loaded = tensor.stored, tensor.loaded
         is_float_matrix = len(stored.shape) > 1 and not stored.format.is_quantized
-        if is_float_matrix and loaded.format is not asked:
+        if is_float_matrix and not weight.is_router and loaded.format is not asked:
             yield TensorRemark(
                 name=stored.name,
                 remark=f"{loaded.format.label}, as rows of {stored.num_columns} are not whole "

@@ -31,7 +31,8 @@ op::Resolved attention() {
   return op::Attention<int>{kQ, kK, kV, kAttended, 0, 2, 2, 8, 1.0f, std::nullopt};
 }
 
-// "3r2" for three row-wise ops and two linear ones; "a", "h" and "-" for attention, head and none.
+// "3r2" for three row-wise ops and two linear ones; "a", "m", "h" and "-" for
+// attention, experts, head and none.
 std::string text(const std::vector<Phase>& phases) {
   std::string all;
   for (const Phase& phase : phases) {
@@ -41,6 +42,8 @@ std::string text(const std::vector<Phase>& phases) {
       all += std::to_string(linears->ops.size());
     } else if (std::holds_alternative<op::Attention<int>>(phase.wide)) {
       all += "a";
+    } else if (std::holds_alternative<op::Moe<int>>(phase.wide)) {
+      all += "m";
     } else if (std::holds_alternative<op::Head<int>>(phase.wide)) {
       all += "h";
     } else {
@@ -81,6 +84,13 @@ void a_model() {
   }
 }
 
+void experts() {
+  const op::Moe<int> moe{kBranch, kGate, 0, 0, 0, kBranch, 4, 2, 16, true};
+  const std::vector<op::Resolved> ops = {norm(kHidden, kBranch), linear(kBranch, kGate), moe,
+                                         add(kHidden, kBranch)};
+  expect(text(schedule(ops)) == "1r1 0rm 1r-", "experts wait for their router");
+}
+
 void inputs_differ() {
   expect(text(schedule({linear(kBranch, kQ), linear(kAttended, kK)})) == "0r1 0r1",
          "linear ops with different inputs are not one phase");
@@ -111,6 +121,7 @@ void row_wise_ops_keep_their_order() {
 int main(int argc, char** argv) {
   const std::string check = argc > 1 ? argv[1] : "";
   if (check == "a_model") a_model();
+  else if (check == "experts") experts();
   else if (check == "inputs_differ") inputs_differ();
   else if (check == "outputs_differ") outputs_differ();
   else if (check == "row_wise_ops_keep_their_order") row_wise_ops_keep_their_order();

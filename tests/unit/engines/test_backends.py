@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -13,15 +14,15 @@ from support.native_pipeline import small_config
 
 from potluck.engines import native
 from potluck.engines.backends import BACKENDS, native_unit, unit_address
-from potluck.engines.costs import cost_of
+from potluck.engines.costs import check_backend, cost_of
 from potluck.engines.opening import open_engine
 from potluck.engines.tinygrad.backend import _enter
-from potluck.errors import EngineError
+from potluck.errors import EngineError, UnsupportedModelError
 from potluck.models.program import build_program
 from potluck.models.rope import rope_table
 from potluck.types.hardware import Interface, Trial
 from potluck.types.prefill import Prefill
-from potluck.types.program import Program, Shard
+from potluck.types.program import Moe, Program, Shard
 from potluck.types.tensor import TensorFormat, TensorInfo
 from potluck.types.unit import UnitAddress
 
@@ -56,6 +57,21 @@ def test_the_native_engine_takes_what_its_cost_says() -> None:
             program, 32, num_threads=2, prefill=prefill
         ) == native.scratch_bytes(program, 32, num_threads=2, prefill=prefill)
     assert (cost.process_bytes, cost.staging_bytes(matrix)) == (0, 0)
+
+
+def test_experts_are_computed_by_the_native_engine_alone() -> None:
+    program = a_program()
+    check_backend("native", cost_of("native"), program)
+    for spec in BACKENDS[1:]:
+        with pytest.raises(UnsupportedModelError) as caught:
+            check_backend(spec.name, cost_of(spec.name), program)
+        assert caught.value.message == (
+            f"the backend {spec.name} does not compute mixtures of experts"
+        )
+        assert caught.value.missing == ("mixtures of experts",)
+    dense = replace(program, ops=tuple(op for op in program.ops if not isinstance(op, Moe)))
+    for spec in BACKENDS:
+        check_backend(spec.name, cost_of(spec.name), dense)
 
 
 def test_a_backend_of_another_version_is_named() -> None:

@@ -19,6 +19,7 @@ from potluck.types.program import (
     GatedActivation,
     Head,
     Linear,
+    Moe,
     Op,
     Program,
     Register,
@@ -32,7 +33,18 @@ from potluck.types.program import (
 OpType = TypeVar("OpType", bound=Op)
 
 TABLE = np.zeros((8, 4), dtype=np.float32)
-WIDTHS = {"hidden": 32, "x": 32, "q": 16, "k": 8, "v": 8, "a": 16, "gate": 40, "up": 40}
+WIDTHS = {
+    "hidden": 32,
+    "x": 32,
+    "q": 16,
+    "k": 8,
+    "v": 8,
+    "a": 16,
+    "gate": 40,
+    "up": 40,
+    "logits": 3,
+}
+
 
 GOOD = Program(
     shard=Shard.whole(1),
@@ -61,6 +73,19 @@ GOOD = Program(
         Linear(x="hidden", weight="wg", out="gate"),
         Linear(x="hidden", weight="wg", out="up"),
         GatedActivation(gate="gate", up="up", out="gate"),
+        Linear(x="hidden", weight="router", out="logits"),
+        Moe(
+            x="x",
+            logits="logits",
+            gate="eg",
+            up="eg",
+            down="ed",
+            out="x",
+            num_experts=3,
+            num_experts_per_token=2,
+            expert_width=48,
+            normalize_shares=True,
+        ),
         Head(x="hidden", weight="embed", vocab_size=100),
     ),
     weights=(
@@ -72,6 +97,9 @@ GOOD = Program(
         WeightSpec(name="wv", shape=(8, 32)),
         WeightSpec(name="wo", shape=(32, 16)),
         WeightSpec(name="wg", shape=(40, 32)),
+        WeightSpec(name="router", shape=(3, 32), is_router=True),
+        WeightSpec(name="eg", shape=(3, 48, 32)),
+        WeightSpec(name="ed", shape=(3, 32, 48)),
     ),
     caches=(CacheSpec(num_kv_heads=1, head_dim=8),),
     rope=RopeTable(cos=TABLE, sin=TABLE),
@@ -122,7 +150,9 @@ BAD: dict[str, tuple[Program, str]] = {
     "in place": (edited(Linear, lambda op: replace(op, out="x")), "input and output at once"),
     "matrix shape": (with_weight("wk", 8, 33), r"\[8, 33\], and \[8, 32\] is needed"),
     "vector for matrix": (with_weight("wk", 8), "is needed"),
-    "three dimensions": (with_weight("wk", 8, 32, 1), "neither a vector nor a matrix"),
+    "stack for matrix": (with_weight("wk", 8, 32, 1), r"\[8, 32, 1\], and \[8, 32\] is needed"),
+    "four dimensions": (with_weight("wk", 8, 32, 1, 1), "no vector, matrix or stack"),
+    "huge stack": (with_weight("wk", 1 << 20, 1 << 20, 32), "the rows of weight 'wk'"),
     "size zero": (with_weight("wk", 0, 32), "must be from 1"),
     "huge size": (with_weight("wk", 1 << 40, 32), "must be from 1"),
     "unused weight": (with_weight("spare", 3), "'spare' is never used"),
@@ -181,6 +211,25 @@ BAD: dict[str, tuple[Program, str]] = {
     "window": (edited(Attention, lambda op: replace(op, window=0)), "window"),
     "scale": (edited(Attention, lambda op: replace(op, scale=float("inf"))), "scale"),
     "gate width": (edited(GatedActivation, lambda op: replace(op, up="q")), "is 16 wide, and 40"),
+    "no experts": (edited(Moe, lambda op: replace(op, num_experts=0)), "num_experts must be"),
+    "too many chosen": (
+        edited(Moe, lambda op: replace(op, num_experts_per_token=4)),
+        "num_experts_per_token must be from 1 to num_experts",
+    ),
+    "none chosen": (
+        edited(Moe, lambda op: replace(op, num_experts_per_token=0)),
+        "num_experts_per_token must be from 1 to num_experts",
+    ),
+    "router's width": (
+        edited(Moe, lambda op: replace(op, num_experts=2)),
+        "'logits' is 3 wide, and 2 is needed",
+    ),
+    "experts across panels": (
+        edited(Moe, lambda op: replace(op, expert_width=40)),
+        "experts have 40 rows, which must be a multiple of 16",
+    ),
+    "logits in place": (edited(Moe, lambda op: replace(op, out="logits")), "input and output"),
+    "other experts": (edited(Moe, lambda op: replace(op, down="eg")), r"\(moe\): weight 'eg'"),
     "add width": (edited(Add, lambda op: replace(op, y="gate")), "is 40 wide, and 32"),
     "head vocabulary": (edited(Head, lambda op: replace(op, vocab_size=5)), "vocab_size"),
     "second embed": (with_op(3, GOOD.ops[0]), "begins with 'embed'"),

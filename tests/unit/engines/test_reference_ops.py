@@ -99,6 +99,30 @@ def test_silu_gate() -> None:
     np.testing.assert_allclose(ops.silu_gate(gate, up)[0], expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("normalize_shares", [True, False])
+def test_moe(normalize_shares: bool) -> None:
+    num_tokens, num_experts, width, columns = 3, 4, 5, 6
+    x, logits = floats(num_tokens, columns), floats(num_tokens, num_experts, seed=1)
+    gate, up = (floats(num_experts, width, columns, seed=seed) for seed in (2, 3))
+    down = floats(num_experts, columns, width, seed=4)
+    out = ops.moe(x, logits, gate, up, down, 2, normalize_shares=normalize_shares)
+    for token in range(num_tokens):
+        exps = [math.exp(logit) for logit in logits[token]]
+        chosen = sorted(range(num_experts), key=lambda e: exps[e])[-2:]
+        total = sum(exps[e] for e in chosen) if normalize_shares else sum(exps)
+        expected = np.zeros(columns)
+        for expert in chosen:
+            a = gate[expert].astype(float) @ x[token]
+            inner = a / (1 + np.exp(-a)) * (up[expert].astype(float) @ x[token])
+            expected += exps[expert] / total * (down[expert].astype(float) @ inner)
+        np.testing.assert_allclose(out[token], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_experts_are_chosen_by_size_and_then_by_index() -> None:
+    logits = np.array([[0, 0, 0, 0], [1, 3, 2, 3], [1, 2, 2, 2], [-1, -2, -3, -4]], np.float32)
+    assert ops.choose_experts(logits, 2).tolist() == [[0, 1], [1, 3], [1, 2], [0, 1]]
+
+
 def test_add() -> None:
     x, y = floats(2, 3), floats(2, 3, seed=1)
     out = ops.add(x, y)

@@ -16,7 +16,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "check", ["a_model", "inputs_differ", "outputs_differ", "row_wise_ops_keep_their_order"]
+    "check",
+    ["a_model", "experts", "inputs_differ", "outputs_differ", "row_wise_ops_keep_their_order"],
 )
 def test_check(program: Path, check: str) -> None:
     cpp_checks.run(program, check)

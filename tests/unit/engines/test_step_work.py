@@ -7,7 +7,17 @@ import pytest
 from potluck.engines.op_labels import label_of
 from potluck.engines.products import Arithmetic, arithmetic_of
 from potluck.engines.step_work import work_of
-from potluck.types.program import Add, Attention, Head, Linear, Op, Program, RmsNorm, Shard
+from potluck.types.program import (
+    Add,
+    Attention,
+    Head,
+    Linear,
+    Moe,
+    Op,
+    Program,
+    RmsNorm,
+    Shard,
+)
 from potluck.types.step import SequenceId, SequenceSlice, Step, StepId
 from potluck.types.tensor import TensorFormat, TensorInfo
 
@@ -112,3 +122,30 @@ def test_what_formats_are_multiplied_in() -> None:
     assert arithmetic_of(TensorFormat.BF16, has_bf16=True) is Arithmetic.BF16
     assert arithmetic_of(TensorFormat.BF16, has_bf16=False) is Arithmetic.F32
     assert arithmetic_of(TensorFormat.F16, has_bf16=True) is Arithmetic.F32
+
+
+@pytest.mark.parametrize("num_tokens", [1, 16])
+def test_experts_are_read_as_far_as_tokens_choose_them(num_tokens: int) -> None:
+    """An expert that a token has with a chance of 2 in 7 is read but for a chance of (5/7)^n."""
+    moe = Moe(
+        x="x",
+        logits="logits",
+        gate="layers.3.mlp.experts.gate.weight",
+        up="layers.3.mlp.experts.up.weight",
+        down="layers.3.mlp.experts.down.weight",
+        out="x",
+        num_experts=7,
+        num_experts_per_token=2,
+        expert_width=32,
+        normalize_shares=True,
+    )
+    shapes = {moe.gate: (7, 32, 64), moe.up: (7, 32, 64), moe.down: (7, 64, 32)}
+    weights = {
+        name: TensorInfo(name=name, shape=shape, format=TensorFormat.Q8_0)
+        for name, shape in shapes.items()
+    }
+    work = work_of(program(moe), ["experts"], weights, [step((num_tokens, 0, False))], ARITHMETIC)
+    all_bytes = 3 * 7 * 32 * 64 // 32 * 34
+    share = 1 - (5 / 7) ** num_tokens
+    assert work.read_bytes == {"experts": pytest.approx(all_bytes * share, abs=3)}
+    assert work.multiply_adds == {("experts", Arithmetic.INT8): num_tokens * 2 * 3 * 32 * 64}

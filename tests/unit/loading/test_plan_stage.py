@@ -28,6 +28,9 @@ class ByHand:
 
     process_bytes = 7
 
+    def missing(self, program: Program) -> tuple[str, ...]:
+        return ()
+
     def loaded_bytes(self, info: TensorInfo) -> int:
         return 1000
 

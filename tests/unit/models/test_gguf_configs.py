@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from support.state_dict_source import StateDictSource
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.models.registry import config_from_gguf
-from potluck.types.model import ModelConfig, RopeConfig, RopeScaling
+from potluck.types.model import ExpertsConfig, ModelConfig, RopeConfig, RopeScaling
 
 LLAMA: dict[str, Any] = {
     "general.architecture": "llama",
@@ -237,6 +238,68 @@ def test_a_malformed_file_is_refused_by_key(changes: dict[str, Any], named: str)
     assert named in caught.value.message
 
 
+EXPERTS = {
+    "expert_count": 8,
+    "expert_feed_forward_length": 48,
+    "expert_used_count": 2,
+    "expert_weights_scale": 1.0,
+}
+ROUTERS = ("blk.0.ffn_gate_inp.weight", "blk.1.ffn_gate_inp.weight")
+
+
+def read_experts(changes: Mapping[str, Any], *routers: str) -> ExpertsConfig | None:
+    config = read(
+        {**EXPERTS, **changes}, source("output.weight", *routers), architecture="qwen3moe"
+    )
+    assert (config.family, config.qk_norm) == ("qwen3_moe", True)
+    return config.experts
+
+
+def test_experts() -> None:
+    wanted = ExpertsConfig(
+        num_experts=8,
+        num_experts_per_token=2,
+        width=48,
+        normalize_shares=True,
+        is_in_layer=(True, True),
+    )
+    assert read_experts({}, *ROUTERS) == wanted
+    assert read_experts({"expert_gating_func": 1, "expert_weights_norm": True}, *ROUTERS) == wanted
+    kept = read_experts({"expert_weights_norm": False}, *ROUTERS)
+    assert kept == replace(wanted, normalize_shares=False)
+    assert read_experts({}, ROUTERS[1]) == replace(wanted, is_in_layer=(False, True))
+    assert read_experts({}) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"expert_count": ...}, "qwen3moe.expert_count is missing"),
+        ({"expert_used_count": 9}, "qwen3moe.expert_used_count must be at most 8"),
+        ({"expert_feed_forward_length": 0}, "qwen3moe.expert_feed_forward_length must be"),
+        ({"expert_weights_norm": 1}, "qwen3moe.expert_weights_norm must be true or false"),
+    ],
+)
+def test_malformed_experts_are_refused_by_key(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ModelFileError) as caught:
+        read_experts(changes, *ROUTERS)
+    assert named in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"expert_gating_func": 2}, "expert_gating_func=2"),
+        ({"expert_shared_count": 1}, "expert_shared_count=1"),
+        ({"expert_weights_scale": 2.5}, "expert_weights_scale=2.5"),
+        ({"expert_feed_forward_length": 40}, "not a multiple of 16"),
+    ],
+)
+def test_other_experts_are_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=named):
+        read_experts(changes, *ROUTERS)
+
+
 def test_the_embedding_must_be_there() -> None:
     no_embedding = StateDictSource({"output.weight": np.zeros((50, 96), dtype=np.float32)})
     with pytest.raises(ModelFileError, match=r"token_embd\.weight is missing"):
@@ -249,6 +312,6 @@ def test_the_embedding_must_be_there() -> None:
 def test_unknown_architecture() -> None:
     with pytest.raises(UnsupportedModelError, match="gemma3") as caught:
         read(architecture="gemma3")
-    assert caught.value.hint == "supported are llama, qwen2, qwen3"
+    assert caught.value.hint == "supported are llama, qwen2, qwen3, qwen3moe"
     with pytest.raises(ModelFileError, match=r"general\.architecture is missing"):
         config_from_gguf({}, source(), path="some.gguf")

@@ -9,7 +9,7 @@ import pytest
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.models.registry import config_from_hugging_face
-from potluck.types.model import ModelConfig, RopeConfig, RopeScaling
+from potluck.types.model import ExpertsConfig, ModelConfig, RopeConfig, RopeScaling
 
 LLAMA_3_2_1B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -96,6 +96,37 @@ QWEN3_0_6B: dict[str, Any] = {
     "rope_theta": 1000000,
     "sliding_window": None,
     "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+
+QWEN3_30B_A3B: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "output_router_logits": False,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.001,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
     "use_sliding_window": False,
     "vocab_size": 151936,
 }
@@ -204,6 +235,68 @@ def test_qwen3() -> None:
     assert not config.qkv_bias
     assert config.sliding_windows == (None,) * 28
     assert read(QWEN3_0_6B, head_dim=...).head_dim == 128
+
+
+def test_qwen3_moe() -> None:
+    config = read(QWEN3_30B_A3B)
+    assert config.experts == ExpertsConfig(
+        num_experts=128,
+        num_experts_per_token=8,
+        width=768,
+        normalize_shares=True,
+        is_in_layer=(True,) * 48,
+    )
+    assert (config.head_dim, config.num_kv_heads, config.qk_norm) == (128, 4, True)
+    assert config.sliding_windows == (None,) * 48
+    assert config.intermediate_size == 6144
+    newer = read(QWEN3_30B_A3B, num_experts=..., num_local_experts=128)
+    assert newer.experts == config.experts
+    not_normalized = read(QWEN3_30B_A3B, norm_topk_prob=...).experts
+    assert not_normalized is not None
+    assert not not_normalized.normalize_shares
+
+
+def test_which_layers_have_experts() -> None:
+    some = read(QWEN3_30B_A3B, num_hidden_layers=6, decoder_sparse_step=2, mlp_only_layers=[0, 3])
+    assert some.experts is not None
+    assert some.experts.is_in_layer == (False, True, False, False, False, True)
+    assert read(QWEN3_30B_A3B, num_hidden_layers=6, decoder_sparse_step=7).experts is None
+    assert read(QWEN3_30B_A3B, num_experts=0).experts is None
+
+
+def test_qwen3_moe_slides_in_every_layer_or_in_none() -> None:
+    sliding = read(QWEN3_30B_A3B, use_sliding_window=True, sliding_window=512)
+    assert sliding.sliding_windows == (512,) * 48
+    assert read(QWEN3_30B_A3B, sliding_window=512).sliding_windows == (None,) * 48
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"num_experts": ...}, "num_experts is missing"),
+        ({"num_experts": "many"}, "num_experts must be a whole number"),
+        ({"num_experts": 4096}, "num_experts in 48 layers means more than 65536 tensors"),
+        ({"num_experts_per_tok": ...}, "num_experts_per_tok is missing"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok must be a whole number"),
+        ({"num_experts_per_tok": 129}, "num_experts_per_tok must be at most 128"),
+        ({"moe_intermediate_size": ...}, "moe_intermediate_size is missing"),
+        ({"norm_topk_prob": 1}, "norm_topk_prob must be true or false"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step must be a whole number"),
+        ({"mlp_only_layers": 3}, "mlp_only_layers must be a list of whole numbers"),
+        ({"mlp_only_layers": [1, -1]}, "mlp_only_layers must be a list of whole numbers"),
+        ({"mlp_only_layers": [True]}, "mlp_only_layers must be a list of whole numbers"),
+    ],
+)
+def test_malformed_experts_are_refused_by_key(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ModelFileError) as caught:
+        read(QWEN3_30B_A3B, **changes)
+    assert named in caught.value.message
+
+
+@pytest.mark.parametrize("changes", [{"moe_intermediate_size": 760}, {"hidden_size": 2056}])
+def test_experts_that_are_no_whole_panels_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModelError, match="not a multiple of 16"):
+        read(QWEN3_30B_A3B, **changes)
 
 
 def test_rope_parameters_of_newer_files() -> None:

@@ -8,7 +8,7 @@ from support.configs import make_config
 from potluck.errors import ParameterError
 from potluck.models.program import build_program, weight_specs
 from potluck.models.rope import rope_table
-from potluck.types.model import ModelConfig
+from potluck.types.model import ExpertsConfig, ModelConfig
 from potluck.types.program import (
     Add,
     Attention,
@@ -16,6 +16,7 @@ from potluck.types.program import (
     GatedActivation,
     Head,
     Linear,
+    Moe,
     Op,
     Program,
     RmsNorm,
@@ -54,6 +55,51 @@ def test_ops_of_a_whole_model() -> None:
     assert [type(op) for op in program.ops] == [Embed, *LAYER, *LAYER, RmsNorm, Head]
     assert len(program.caches) == 2
     assert program.rope is not None
+
+
+EXPERTS = ExpertsConfig(
+    num_experts=5,
+    num_experts_per_token=2,
+    width=48,
+    normalize_shares=False,
+    is_in_layer=(False, True),
+)
+
+
+def test_experts_in_one_layer() -> None:
+    program = program_of(make_config(experts=EXPERTS))
+    mixed: list[type[Op]] = [*LAYER[:10], Linear, Moe, Add]
+    assert [type(op) for op in program.ops] == [Embed, *LAYER, *mixed, RmsNorm, Head]
+    assert [op for op in program.ops if isinstance(op, Moe)] == [
+        Moe(
+            x="branch",
+            logits="router_logits",
+            gate="layers.1.mlp.experts.gate.weight",
+            up="layers.1.mlp.experts.up.weight",
+            down="layers.1.mlp.experts.down.weight",
+            out="branch",
+            num_experts=5,
+            num_experts_per_token=2,
+            expert_width=48,
+            normalize_shares=False,
+        )
+    ]
+    weights = {weight.name: weight for weight in program.weights}
+    assert weights["layers.1.mlp.experts.gate.weight"].shape == (5, 48, 32)
+    assert weights["layers.1.mlp.experts.up.weight"].shape == (5, 48, 32)
+    assert weights["layers.1.mlp.experts.down.weight"].shape == (5, 32, 48)
+    assert weights["layers.1.mlp.router.weight"].shape == (5, 32)
+    assert [name for name, weight in weights.items() if weight.is_router] == [
+        "layers.1.mlp.router.weight"
+    ]
+
+
+@pytest.mark.parametrize(("layer", "is_dense"), [(0, True), (1, False)])
+def test_registers_are_of_the_layers_there_are(layer: int, is_dense: bool) -> None:
+    program = program_of(make_config(experts=EXPERTS), shard(layer, layer + 1))
+    names = {register.name for register in program.registers}
+    assert ({"gate", "up"} <= names) == is_dense
+    assert ("router_logits" in names) == (not is_dense)
 
 
 def test_shapes() -> None:

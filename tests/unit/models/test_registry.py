@@ -6,12 +6,12 @@ import pytest
 from support.configs import make_config
 
 from potluck.errors import UnsupportedModelError
-from potluck.models.names import FileKind, stored_name
+from potluck.models.names import FileKind, stored_name, stored_tensor
 from potluck.models.program import build_program
 from potluck.models.registry import FAMILIES, refuse_unread_tensors, stored_tensors
 from potluck.models.rope import rope_table
 from potluck.types.model import ModelConfig
-from potluck.types.program import Program, Shard
+from potluck.types.program import Program, Shard, WeightSpec
 from potluck.types.tensor import StoredTensor
 
 LAYER_NAMES = {
@@ -29,6 +29,7 @@ LAYER_NAMES = {
     "mlp.up.weight": ("mlp.up_proj.weight", "ffn_up.weight"),
     "mlp.down.weight": ("mlp.down_proj.weight", "ffn_down.weight"),
     "mlp.down.bias": ("mlp.down_proj.bias", "ffn_down.bias"),
+    "mlp.router.weight": ("mlp.gate.weight", "ffn_gate_inp.weight"),
 }
 
 
@@ -44,6 +45,17 @@ def test_names_of_a_layer(canonical: str) -> None:
     name = f"layers.17.{canonical}"
     assert stored_name(name, FileKind.HUGGING_FACE) == f"model.layers.17.{hugging_face}"
     assert stored_name(name, FileKind.GGUF) == f"blk.17.{gguf}"
+
+
+def test_experts_are_tensors_of_their_own_or_one() -> None:
+    weight = WeightSpec(name="layers.2.mlp.experts.up.weight", shape=(3, 32, 64))
+    in_gguf = stored_tensor(weight, FileKind.GGUF)
+    assert (in_gguf.stored_names, in_gguf.is_stacked) == (("blk.2.ffn_up_exps.weight",), False)
+    alone = stored_tensor(weight, FileKind.HUGGING_FACE)
+    assert alone.is_stacked
+    assert alone.stored_names == tuple(
+        f"model.layers.2.mlp.experts.{expert}.up_proj.weight" for expert in range(3)
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +90,7 @@ def test_gguf_interleaves_q_and_k_of_llama(family: str) -> None:
     config = make_config(family=family, qkv_bias=True)
     stored = stored_tensors(config, whole_program(config), FileKind.GGUF)
     interleaved = {
-        tensor.stored_name: tensor.interleaved_heads
+        tensor.stored_names[0]: tensor.interleaved_heads
         for tensor in stored
         if tensor.interleaved_heads is not None
     }
@@ -102,15 +114,15 @@ def test_a_head_that_is_tied_is_the_embedding() -> None:
     shard = Shard(start_layer=2, end_layer=2, num_layers=2, has_embedding=False, has_head=True)
     program = build_program(config, shard, context_tokens=8, rope=rope_table(config, 8))
     assert stored_tensors(config, program, FileKind.GGUF) == (
-        StoredTensor(canonical_name="norm.weight", stored_name="output_norm.weight"),
-        StoredTensor(canonical_name="embed.weight", stored_name="token_embd.weight"),
+        StoredTensor(canonical_name="norm.weight", stored_names=("output_norm.weight",)),
+        StoredTensor(canonical_name="embed.weight", stored_names=("token_embd.weight",)),
     )
 
 
 def test_unread_tensors_are_refused() -> None:
     config = make_config(tied_head=True)
     names = [
-        tensor.stored_name
+        tensor.stored_names[0]
         for tensor in stored_tensors(config, whole_program(config), FileKind.HUGGING_FACE)
     ]
     old = "model.layers.0.self_attn.rotary_emb.inv_freq"
@@ -131,4 +143,4 @@ def test_rope_factors_of_a_gguf_file_are_read_elsewhere() -> None:
 
 
 def test_families_are_named_once() -> None:
-    assert len({family.name for family in FAMILIES}) == len(FAMILIES) == 4
+    assert len({family.name for family in FAMILIES}) == len(FAMILIES) == 5

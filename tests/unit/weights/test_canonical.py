@@ -31,7 +31,7 @@ def interleaved(
     info = TensorInfo(name="blk.0.attn_q", shape=shape, format=format)
     raw = MemorySource({"blk.0.attn_q": (info, permute(rows, num_heads).tobytes())})
     stored = StoredTensor(
-        canonical_name="q", stored_name="blk.0.attn_q", interleaved_heads=num_heads
+        canonical_name="q", stored_names=("blk.0.attn_q",), interleaved_heads=num_heads
     )
     return raw, CanonicalSource(raw, [stored])
 
@@ -42,8 +42,8 @@ def test_names_are_canonical_and_rows_as_stored() -> None:
     source = CanonicalSource(
         raw,
         [
-            StoredTensor(canonical_name="absent", stored_name="absent.weight"),
-            StoredTensor(canonical_name="head", stored_name="output.weight"),
+            StoredTensor(canonical_name="absent", stored_names=("absent.weight",)),
+            StoredTensor(canonical_name="head", stored_names=("output.weight",)),
         ],
     )
     assert list(source.names()) == ["head"]
@@ -58,8 +58,52 @@ def test_names_are_canonical_and_rows_as_stored() -> None:
     assert raw.is_closed
 
 
+STACK = StoredTensor(canonical_name="w", stored_names=("w0", "w1", "w2"), is_stacked=True)
+
+
+def stack_of(**changed: TensorInfo | None) -> tuple[MemorySource, CanonicalSource]:
+    """Three matrices ``[4, 3]`` of f16, whose bytes are 0 to 71; ``changed`` ones are without."""
+    tensors = {}
+    for index, name in enumerate(STACK.stored_names):
+        info = changed.get(name, TensorInfo(name=name, shape=(4, 3), format=TensorFormat.F16))
+        if info is not None:
+            tensors[name] = (info, bytes(range(24 * index, 24 * index + 24)))
+    raw = MemorySource(tensors)
+    return raw, CanonicalSource(raw, [STACK], path="m")
+
+
+@pytest.mark.parametrize("piece_rows", [1, 3, 4, 5, 9, 1000])
+def test_a_stack_is_one_tensor(piece_rows: int) -> None:
+    raw, source = stack_of()
+    assert list(source.names()) == ["w"]
+    assert source.info("w") == TensorInfo(name="w", shape=(3, 4, 3), format=TensorFormat.F16)
+    assert read_in_pieces(source, "w", piece_rows) == bytes(range(72))
+    assert sum(end - start for _, start, end in raw.reads) == 12  # each once
+    for start, end in ((-1, 2), (5, 4), (10, 13)):
+        with pytest.raises(ValueError, match="has no rows"):
+            source.read_rows("w", start, end, memoryview(b""))
+    with pytest.raises(ValueError, match="5 B are not rows"):
+        source.read_rows("w", 0, 1, memoryview(bytearray(5)))
+
+
+def test_a_matrix_of_a_stack_that_is_missing_or_unlike_the_others() -> None:
+    for missing in STACK.stored_names:
+        with pytest.raises(ModelFileError, match=f"m: the tensor {missing} is missing"):
+            stack_of(**{missing: None})[1].info("w")
+    _, none = stack_of(w0=None, w1=None, w2=None)
+    assert list(none.names()) == []
+    with pytest.raises(KeyError):
+        none.info("w")
+    wide = TensorInfo(name="w2", shape=(4, 4), format=TensorFormat.F16)
+    with pytest.raises(ModelFileError, match=r"w2 is f16 \[4, 4\], and w0, .* is f16 \[4, 3\]"):
+        stack_of(w2=wide)[1].info("w")
+    other = TensorInfo(name="w1", shape=(4, 3), format=TensorFormat.BF16)
+    with pytest.raises(ModelFileError, match=r"w1 is bf16 \[4, 3\], and w0"):
+        stack_of(w1=other)[1].info("w")
+
+
 def test_a_canonical_name_given_twice() -> None:
-    stored = StoredTensor(canonical_name="head", stored_name="output.weight")
+    stored = StoredTensor(canonical_name="head", stored_names=("output.weight",))
     with pytest.raises(ValueError, match="head is given twice"):
         CanonicalSource(MemorySource({}), [stored, stored])
 
@@ -124,7 +168,7 @@ def test_rows_that_cannot_be_those_of_the_heads(
 ) -> None:
     info = TensorInfo(name="stored", shape=shape, format=format)
     raw = MemorySource({"stored": (info, bytes(info.num_bytes))})
-    stored = StoredTensor(canonical_name="q", stored_name="stored", interleaved_heads=num_heads)
+    stored = StoredTensor(canonical_name="q", stored_names=("stored",), interleaved_heads=num_heads)
     source = CanonicalSource(raw, [stored], path="m.gguf")
     with pytest.raises(ModelFileError, match=rf"m.gguf: .*{num_heads} interleaved heads"):
         read_whole(source, "q")

@@ -32,6 +32,7 @@ class RecordingSink:
 
     def __init__(self, fail_after: int | None = None) -> None:
         self.finished: dict[str, bytes] = {}
+        self.infos: dict[str, TensorInfo] = {}
         self.open_info: TensorInfo | None = None
         self.data = bytearray()
         self.num_writes = 0
@@ -41,7 +42,7 @@ class RecordingSink:
     def begin(self, info: TensorInfo) -> None:
         assert self.open_info is None
         assert info.name not in self.finished
-        self.open_info = info
+        self.open_info = self.infos[info.name] = info
         self.data = bytearray()
 
     def write_rows(self, name: str, start_row: int, end_row: int, data: memoryview) -> None:
@@ -321,6 +322,44 @@ class TestQuantizing:
         assert sink.finished["v"] == source.tensors["v"][1]
         assert progress[-1] == (8 * 128, 8 * 128)  # of what is read
 
+    @pytest.mark.parametrize("quantization", [Quantization.NONE, Quantization.Q8_0])
+    @pytest.mark.parametrize(
+        ("stored", "loaded"),
+        [
+            (TensorFormat.F32, TensorFormat.F32),
+            (TensorFormat.F16, TensorFormat.F32),
+            (TensorFormat.BF16, TensorFormat.F32),
+            (TensorFormat.Q4_0, TensorFormat.Q4_0),
+        ],
+    )
+    def test_a_router_is_float32(
+        self, quantization: Quantization, stored: TensorFormat, loaded: TensorFormat
+    ) -> None:
+        converted: list[tuple[TensorFormat, TensorFormat]] = []
+
+        def convert(
+            rows: memoryview,
+            stored: TensorFormat,
+            out: memoryview,
+            loaded: TensorFormat,
+            num_rows: int,
+            num_columns: int,
+        ) -> None:
+            converted.append((stored, loaded))
+            assert len(out) == num_rows * num_columns * 4
+
+        sink = RecordingSink()
+        report = load_weights(
+            program_reading({"w": (7, 64)}, routers=("w",)),
+            source_of(w=((7, 64), stored)),
+            sink,
+            convert=convert,
+            quantization=quantization,
+        )
+        assert sink.infos["w"].format is loaded
+        assert converted == ([(stored, loaded)] if stored is not loaded else [])
+        assert report.remarks == ()
+
     def test_the_tensor_is_named_that_cannot_be_converted(self) -> None:
         def refuse(*_: object) -> None:
             raise EngineError("row 2 has a value that is not finite", hint="get it again")
@@ -338,7 +377,7 @@ class TestQuantizing:
         assert caught.value.hint == "get it again"
 
     def test_to_quantize_needs_something_that_converts(self) -> None:
-        with pytest.raises(ValueError, match="converts"):
+        with pytest.raises(ValueError, match="converted"):
             load_weights(
                 program_reading({"w": (7, 64)}),
                 source_of(w=((7, 64), TensorFormat.BF16)),

@@ -12,11 +12,17 @@ from potluck.cluster.calls import NodeReport, UnitReport
 from potluck.cluster.coordinator.costs import mixed_cost, model_cost, most_host_bytes
 from potluck.cluster.coordinator.offering import offers, reason_against
 from potluck.cluster.coordinator.planning import on_unit
-from potluck.engines.costs import CostOf
-from potluck.errors import EngineError, InsufficientMemoryError
-from potluck.loading import StageSize, stronger_quantizations, what_fits
+from potluck.engines.costs import CostOf, check_backend
+from potluck.errors import (
+    EngineError,
+    InsufficientMemoryError,
+    PotluckError,
+    UnsupportedModelError,
+)
+from potluck.loading import StageSize, program_to_count, stronger_quantizations, what_fits
 from potluck.placement import place
 from potluck.types.cluster import Plan, Rejection
+from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 
 
@@ -32,8 +38,9 @@ class Placed:
 class Placement:
     """One model and the nodes ``able`` to read it, among all that sent ``reports``.
 
-    Units of backends that ``cost_of`` does not know cannot be counted, and are left out. Raises
-    its ``EngineError`` if no other would be left.
+    Units of backends that ``cost_of`` does not know cannot be counted, and are left out; so are
+    those of backends that do not compute this model. Raises the ``EngineError`` or the
+    ``UnsupportedModelError`` of one if no other would be left.
     """
 
     def __init__(
@@ -46,7 +53,7 @@ class Placement:
         self._description = description
         self._reports = reports
         self._cost_of = cost_of
-        self._able, self._unknown = _of_known_backends(able, cost_of)
+        self._able, self._unable = _of_able_backends(description, able, cost_of)
 
     def of(self, size: StageSize, *, may_quantize: bool) -> Placed:
         """Place it in ``size``, or as much more quantized as makes it fit.
@@ -125,7 +132,7 @@ class Placement:
         return Placed(
             plan=place(credited, mixed.cost),
             quantization=size.quantization,
-            rejections=(*self._unknown, *offered.rejections),
+            rejections=(*self._unable, *offered.rejections),
         )
 
     def _units(self, *, with_reserve: bool) -> list[UnitReport]:
@@ -146,11 +153,15 @@ def _sort(unit: UnitReport) -> _Sort:
     return unit.backend, unit.is_shared
 
 
-def _of_known_backends(
-    reports: Sequence[NodeReport], cost_of: CostOf
+def _of_able_backends(
+    description: ModelDescription, reports: Sequence[NodeReport], cost_of: CostOf
 ) -> tuple[list[NodeReport], list[Rejection]]:
-    """The reports without units of backends that are unknown here, and these."""
-    problems: dict[str, EngineError] = {}
+    """The reports without units of backends that cannot be counted or used, and these."""
+    problems: dict[str, PotluckError] = {}
+    reasons: dict[str, str] = {}
+    program = program_to_count(
+        description.config, Shard.whole(description.config.num_layers), context_tokens=1
+    )
     backends = {
         unit.backend
         for report in reports
@@ -159,12 +170,16 @@ def _of_known_backends(
     }
     for backend in sorted(backends):
         try:
-            cost_of(backend)
+            check_backend(backend, cost_of(backend), program)
+        except UnsupportedModelError as error:
+            problems[backend] = error
+            reasons[backend] = error.message
         except EngineError as error:
             problems[backend] = error
+            reasons[backend] = f"the coordinator cannot count it: {error.message}"
     if problems and problems.keys() == backends:
         raise problems[min(problems)]
-    known = [
+    able = [
         msgspec.structs.replace(
             report, units=tuple(unit for unit in report.units if unit.backend not in problems)
         )
@@ -174,10 +189,10 @@ def _of_known_backends(
         Rejection(
             node_id=report.node_id,
             unit_id=unit.unit_id,
-            reason=f"the coordinator cannot count it: {problems[unit.backend].message}",
+            reason=reasons[unit.backend],
         )
         for report in reports
         for unit in report.units
         if unit.backend in problems
     ]
-    return known, rejections
+    return able, rejections

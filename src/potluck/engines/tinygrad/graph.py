@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, assert_never
 
 from potluck.engines.tinygrad.adapter import Tensor, UOp, dtypes, own_kernel
 from potluck.engines.tinygrad.attention import CacheTensors, append, attend
+from potluck.engines.tinygrad.costs import EXPERTS
+from potluck.errors import EngineError
 from potluck.types.program import (
     HIDDEN,
     Activation,
@@ -20,6 +22,7 @@ from potluck.types.program import (
     GatedActivation,
     Head,
     Linear,
+    Moe,
     RmsNorm,
     Rope,
 )
@@ -87,6 +90,10 @@ def run_ops(
                 )
             case GatedActivation(activation=Activation.SILU):
                 registers[op.out] = registers[op.gate].silu() * registers[op.up]
+            case Moe():
+                raise EngineError(
+                    f"tinygrad does not compute {EXPERTS}", hint="use --backend native"
+                )  # who plans a stage learns it from the cost
             case Add():
                 # Or every op to come would add up all branches again.
                 registers[op.x] = (registers[op.x] + registers[op.y]).contiguous()

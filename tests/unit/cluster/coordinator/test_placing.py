@@ -19,12 +19,13 @@ from potluck.cluster.steps import edge_limits
 from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.backends import BACKENDS, NATIVE
 from potluck.engines.costs import cost_of
-from potluck.errors import EngineError, InsufficientMemoryError
+from potluck.errors import EngineError, InsufficientMemoryError, UnsupportedModelError
 from potluck.loading import StageSize
 from potluck.types.cluster import NodeId, Rejection, UnitId
+from potluck.types.engine import EngineCost
 from potluck.types.memory import MemoryPlan, MemoryPool
 from potluck.types.prefill import Prefill
-from potluck.types.program import Shard
+from potluck.types.program import Program, Shard
 from potluck.types.quantization import Quantization
 from potluck.types.unit import Role
 
@@ -104,6 +105,34 @@ def placed(description: ModelDescription, *nodes: NodeReport, size: StageSize = 
 
 def where(result: Placed) -> list[tuple[str, str]]:
     return [(stage.node_id, stage.unit_id) for stage in result.plan.stages]
+
+
+class Lacking(type(reference_backend.COST)):  # type: ignore[misc]
+    """The reference backend, were there something that it does not compute."""
+
+    def missing(self, program: Program) -> tuple[str, ...]:
+        return ("mixtures of experts",)
+
+
+def test_units_that_do_not_compute_the_model_are_left_out(description: ModelDescription) -> None:
+    def lacking(backend: str) -> EngineCost:
+        return Lacking() if backend == "reference" else costs(backend)
+
+    gpu = unit("gpu", 8 * GIB, backend="reference")
+    both = (node("a", gpu, unit("cpu", 8 * GIB)),)
+    result = Placement(description, both, both, lacking).of(SIZE, may_quantize=False)
+    assert where(result) == [("a", "cpu/native")]
+    assert result.rejections == (
+        Rejection(
+            node_id=NodeId("a"),
+            unit_id=UnitId("gpu/reference"),
+            reason="the backend reference does not compute mixtures of experts",
+        ),
+    )
+    alone = (node("a", gpu),)
+    with pytest.raises(UnsupportedModelError, match="mixtures of experts") as caught:
+        Placement(description, alone, alone, lacking)
+    assert caught.value.hint == "use --backend native for this model"
 
 
 def test_what_is_in_reserve_is_used_only_where_the_model_does_not_fit_without(

@@ -1,0 +1,255 @@
+#include "program/moe.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace potluck {
+namespace {
+
+constexpr uint64_t kAlignment = 64;
+
+// Work in multiply-adds per element, for parallel loops.
+constexpr int64_t kCopyWork = 1;
+constexpr int64_t kExpWork = 16;
+constexpr int64_t kQuantizeWork = 2;
+
+// The largest of all Moe ops.
+struct Sizes {
+  int64_t experts = 0, chosen = 0, expert_width = 0, columns = 0;
+
+  explicit Sizes(const Program& program) {
+    for (const op::Resolved& any : program.ops()) {
+      if (const auto* o = std::get_if<op::Moe<int>>(&any)) {
+        experts = std::max(experts, o->num_experts);
+        chosen = std::max(chosen, o->num_experts_per_token);
+        expert_width = std::max(expert_width, o->expert_width);
+        columns = std::max({columns, program.width(o->x), program.width(o->out)});
+      }
+    }
+  }
+};
+
+// The columns of `count` rows of the activations from `row` on.
+Activations rows_from(const Activations& all, int64_t row, int64_t columns) {
+  const int64_t groups = columns / kGroupColumns;
+  return {all.x + row * columns, all.q + row * columns, all.scales + row * groups,
+          all.sums + row * groups, all.bf16 + row * columns};
+}
+
+}  // namespace
+
+// Where everything lies in the scratch memory.
+struct MoeRunner::Layout {
+  Scratch scratch{};
+  uint64_t num_bytes = 0;
+
+  Layout(const Program& program, int64_t max_tokens, uint8_t* base) : base_(base) {
+    const Sizes sizes(program);
+    if (sizes.experts == 0) return;
+    const int64_t rows = max_tokens * sizes.chosen;
+    const int64_t q_columns = std::max(sizes.columns, sizes.expert_width);
+    const int64_t q_groups = (q_columns + kGroupColumns - 1) / kGroupColumns;
+    take(scratch.experts, rows);
+    take(scratch.shares, rows);
+    take(scratch.rows, rows);
+    take(scratch.all_shares, max_tokens * sizes.experts);
+    take(scratch.tokens, rows);
+    take(scratch.x, rows * sizes.columns);
+    take(scratch.gate, rows * sizes.expert_width);
+    take(scratch.up, rows * sizes.expert_width);
+    take(scratch.q, rows * q_columns);
+    take(scratch.q_scales, rows * q_groups);
+    take(scratch.q_sums, rows * q_groups);
+    take(scratch.bf16, rows * q_columns);
+    take(scratch.first_rows, sizes.experts + 1);
+  }
+
+ private:
+  template <typename T>
+  void take(T*& place, int64_t count) {
+    if (base_ != nullptr) place = reinterpret_cast<T*>(base_ + num_bytes);
+    num_bytes += (static_cast<uint64_t>(count) * sizeof(T) + kAlignment - 1) / kAlignment *
+                 kAlignment;
+  }
+  uint8_t* const base_;
+};
+
+uint64_t MoeRunner::scratch_bytes(const Program& program, int64_t max_tokens) {
+  return Layout(program, max_tokens, nullptr).num_bytes;
+}
+
+MoeRunner::MoeRunner(const Program& program, const Kernels& kernels, const WeightStore& weights,
+                     int64_t max_tokens, uint8_t* scratch)
+    : kernels_(kernels),
+      weights_(weights),
+      scratch_(Layout(program, max_tokens, scratch).scratch) {}
+
+bool MoeRunner::wants_integers(const op::Moe<int>& o) const {
+  return is_quantized(weights_.matrix(o.gate).format) || is_quantized(weights_.matrix(o.up).format);
+}
+
+bool MoeRunner::takes_bf16(const Matrix& stack) const {
+  return stack.format == Format::BF16 && kernels_.bf16_activations;
+}
+
+void MoeRunner::run(const op::Moe<int>& o, const Activations& input, int64_t num_tokens,
+                    float* out, ThreadPool::Session& session) {
+  const Matrix &gate = weights_.matrix(o.gate), &up = weights_.matrix(o.up),
+               &down = weights_.matrix(o.down);
+  const Scratch& s = scratch_;
+  const int64_t num_rows = group(o, num_tokens);
+  parallel_ranges(session, num_rows, 1, kCopyWork * gate.columns,
+                  [&](int64_t begin, int64_t end, int) {
+                    for (int64_t row = begin; row < end; ++row) gather(o, input, row);
+                  });
+  products_.clear();
+  add_products(o, gate, s.x, s.gate);
+  add_products(o, up, s.x, s.up);
+  multiply(products_, session);
+  parallel_ranges(session, num_rows, 1, (kExpWork + kQuantizeWork) * o.expert_width,
+                  [&](int64_t begin, int64_t end, int) {
+                    for (int64_t row = begin; row < end; ++row) activate(o, row);
+                  });
+  products_.clear();
+  add_products(o, down, s.gate, s.x);
+  multiply(products_, session);
+  const int64_t out_columns = down.rows / o.num_experts;
+  parallel_ranges(session, num_tokens, 1, kCopyWork * o.num_experts_per_token * out_columns,
+                  [&](int64_t begin, int64_t end, int) {
+                    for (int64_t t = begin; t < end; ++t) add_up(o, t, out + t * out_columns);
+                  });
+}
+
+void MoeRunner::choose(const op::Moe<int>& o, const float* logits, int64_t token) {
+  const int64_t num_chosen = o.num_experts_per_token;
+  int32_t* chosen = scratch_.experts + token * num_chosen;
+  float max = -std::numeric_limits<float>::infinity();
+  bool has_nan = false;
+  for (int64_t e = 0; e < o.num_experts; ++e) {
+    has_nan |= std::isnan(logits[e]);
+    max = std::max(max, logits[e]);
+  }
+  if (has_nan || !std::isfinite(max)) {
+    chosen[0] = kNoExpert;
+    return;
+  }
+  // Largest first; a later one goes before none that is as large.
+  int64_t count = 0;
+  for (int64_t e = 0; e < o.num_experts; ++e) {
+    if (count == num_chosen && !(logits[e] > logits[chosen[count - 1]])) continue;
+    int64_t place = count < num_chosen ? count++ : num_chosen - 1;
+    for (; place > 0 && logits[e] > logits[chosen[place - 1]]; --place) {
+      chosen[place] = chosen[place - 1];
+    }
+    chosen[place] = static_cast<int32_t>(e);
+  }
+  std::sort(chosen, chosen + num_chosen);
+
+  float* all_shares = scratch_.all_shares + token * o.num_experts;
+  const float total = kernels_.exp_sum(logits, o.num_experts, max, all_shares);
+  float* shares = scratch_.shares + token * num_chosen;
+  float of_chosen = 0;
+  for (int64_t i = 0; i < num_chosen; ++i) {
+    shares[i] = all_shares[chosen[i]] / total;
+    of_chosen += shares[i];
+  }
+  if (!o.normalize_shares) return;
+  for (int64_t i = 0; i < num_chosen; ++i) shares[i] /= of_chosen;
+}
+
+// Gives every chosen expert of every token a row, those of one expert together and in the order of
+// the tokens. Returns how many rows there are.
+int64_t MoeRunner::group(const op::Moe<int>& o, int64_t num_tokens) {
+  const Scratch& s = scratch_;
+  const int64_t num_chosen = o.num_experts_per_token;
+  const auto for_chosen = [&](const auto& function) {
+    for (int64_t t = 0; t < num_tokens; ++t) {
+      if (s.experts[t * num_chosen] == kNoExpert) continue;
+      for (int64_t i = t * num_chosen; i < (t + 1) * num_chosen; ++i) function(t, i);
+    }
+  };
+  std::fill_n(s.first_rows, o.num_experts + 1, 0);
+  for_chosen([&](int64_t, int64_t i) { ++s.first_rows[s.experts[i] + 1]; });
+  for (int64_t e = 0; e < o.num_experts; ++e) s.first_rows[e + 1] += s.first_rows[e];
+  // Each is the expert's next row until all have theirs, and then the first of the expert after it.
+  for_chosen([&](int64_t t, int64_t i) {
+    s.rows[i] = s.first_rows[s.experts[i]]++;
+    s.tokens[s.rows[i]] = static_cast<int32_t>(t);
+  });
+  for (int64_t e = o.num_experts; e > 0; --e) s.first_rows[e] = s.first_rows[e - 1];
+  s.first_rows[0] = 0;
+  return s.first_rows[o.num_experts];
+}
+
+// Copies the input of one row, in the forms that its products take.
+void MoeRunner::gather(const op::Moe<int>& o, const Activations& input, int64_t row) {
+  const Scratch& s = scratch_;
+  const Matrix &gate = weights_.matrix(o.gate), &up = weights_.matrix(o.up);
+  const int64_t columns = gate.columns, groups = columns / kGroupColumns;
+  const int64_t token = s.tokens[row];
+  const float* x = input.x + token * columns;
+  bool floats = false, bf16 = false;
+  for (const Matrix* stack : {&gate, &up}) {
+    bf16 = bf16 || takes_bf16(*stack);
+    floats = floats || (!is_quantized(stack->format) && !takes_bf16(*stack));
+  }
+  if (floats) std::copy_n(x, columns, s.x + row * columns);
+  if (bf16) kernels_.round_bf16(x, columns, s.bf16 + row * columns);  // no dearer than a copy
+  if (!wants_integers(o)) return;
+  std::copy_n(input.q + token * columns, columns, s.q + row * columns);
+  std::copy_n(input.scales + token * groups, groups, s.q_scales + row * groups);
+  std::copy_n(input.sums + token * groups, groups, s.q_sums + row * groups);
+}
+
+// Makes the input of `down` of one row.
+void MoeRunner::activate(const op::Moe<int>& o, int64_t row) {
+  const Scratch& s = scratch_;
+  const int64_t width = o.expert_width, groups = width / kGroupColumns;
+  float* inner = s.gate + row * width;
+  kernels_.silu_gate(inner, s.up + row * width, inner, width);
+  const Matrix& down = weights_.matrix(o.down);
+  if (is_quantized(down.format)) {
+    kernels_.quantize(inner, 1, width, s.q + row * width, s.q_scales + row * groups,
+                      s.q_sums + row * groups);
+  } else if (takes_bf16(down)) {
+    kernels_.round_bf16(inner, width, s.bf16 + row * width);
+  }
+}
+
+// Of every expert that has rows: these times its matrix of `stack`. `x` and `out` are of all rows.
+void MoeRunner::add_products(const op::Moe<int>& o, const Matrix& stack, const float* x,
+                             float* out) {
+  const Scratch& s = scratch_;
+  const int64_t rows = stack.rows / o.num_experts;
+  const int64_t expert_bytes = num_panels(rows) * panel_bytes(stack.format, stack.columns);
+  for (int64_t e = 0; e < o.num_experts; ++e) {
+    const int64_t first_row = s.first_rows[e];
+    if (s.first_rows[e + 1] == first_row) continue;
+    LinearArgs args{};
+    args.weight = {stack.format, rows, stack.columns, stack.data + e * expert_bytes};
+    args.input = rows_from({x, s.q, s.q_scales, s.q_sums, s.bf16}, first_row, stack.columns);
+    args.num_tokens = s.first_rows[e + 1] - first_row;
+    args.out = out + first_row * rows;
+    args.out_stride = rows;
+    products_.push_back({kernels_.linear[static_cast<int>(stack.format)], args});
+  }
+}
+
+// The output of one token.
+void MoeRunner::add_up(const op::Moe<int>& o, int64_t token, float* out) const {
+  const int64_t columns = weights_.matrix(o.down).rows / o.num_experts;
+  const int64_t num_chosen = o.num_experts_per_token, first = token * num_chosen;
+  if (scratch_.experts[first] == kNoExpert) {
+    std::fill_n(out, columns, std::numeric_limits<float>::quiet_NaN());
+    return;
+  }
+  std::fill_n(out, columns, 0.0f);
+  for (int64_t i = first; i < first + num_chosen; ++i) {
+    const float share = scratch_.shares[i];
+    const float* made = scratch_.x + scratch_.rows[i] * columns;
+    for (int64_t c = 0; c < columns; ++c) out[c] += share * made[c];
+  }
+}
+
+}  // namespace potluck

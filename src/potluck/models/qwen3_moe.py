@@ -1,0 +1,56 @@
+"""Qwen 3 with experts (Yang et al. 2025): the attention of Qwen 3, and in most layers a mixture of
+experts in place of the feed-forward part. No expert is shared by all tokens.
+"""
+
+from __future__ import annotations
+
+from potluck.models import gguf, hugging_face
+from potluck.models.family import Family
+from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
+from potluck.types.model import ModelConfig
+from potluck.types.tensor import TensorSource
+
+
+def _from_hugging_face(fields: Fields) -> ModelConfig:
+    attention_bias = fields.flag("attention_bias", default=False)
+    return hugging_face.read_config(
+        fields,
+        family="qwen3_moe",
+        implemented=hugging_face.EXPERT_KEYS
+        | {"attention_bias", "sliding_window", "use_sliding_window"},
+        absent_kv_heads=4,
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        qk_norm=True,
+        sliding_windows=(_window(fields),) * hugging_face.num_hidden_layers(fields),
+        experts=hugging_face.experts_by_step(fields),
+    )
+
+
+def _window(fields: Fields) -> int | None:
+    """One for all layers, which counts only with ``use_sliding_window``."""
+    if not fields.flag("use_sliding_window", default=False):
+        return None
+    return fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096)
+
+
+def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    return gguf.read_config(
+        fields,
+        source,
+        family="qwen3_moe",
+        implemented=gguf.EXPERT_KEYS,
+        qk_norm=True,
+        # As llama.cpp's build_qwen3moe computes it; the files do not say.
+        experts=gguf.read_experts_of_layers(fields, source, normalize_shares=True),
+    )
+
+
+QWEN3_MOE = Family(
+    name="qwen3_moe",
+    architecture="Qwen3MoeForCausalLM",
+    gguf_architecture="qwen3moe",
+    gguf_interleaves_heads=False,
+    from_hugging_face=_from_hugging_face,
+    from_gguf=_from_gguf,
+)
