@@ -115,6 +115,8 @@ const Kernels* kernels_for(const char* isa) {
   return nullptr;
 }
 
+bool uses_tiles(const Kernels& kernels) { return strcmp(kernels.isa, "amx") == 0; }
+
 const Kernels* best_kernels() { return kernels_at(num_isas() - 1); }
 
 }  // namespace potluck
