@@ -9,6 +9,7 @@
 
 #include <vector>
 
+#include "dispatch/amx_support.h"
 #include "dispatch/table.h"
 
 namespace potluck {
@@ -134,6 +135,7 @@ int first_wrong(std::vector<Case>& cases, const Input& input) {
 
 std::string isa_problem(const Kernels& kernels) {
   if (!uses_tiles(kernels)) return "";
+  if (!may_use_tiles()) return "the kernel does not let this process use tiles";
   Draws draws;
   const Input input = make_input(draws);
   std::vector<Case> cases;

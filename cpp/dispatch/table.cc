@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "dispatch/amx_support.h"
 #include "dispatch/cpu_features.h"
 #include "kernels/variants.h"
 
@@ -101,6 +102,8 @@ constexpr Row kTable[] = {
 
 int num_isas() {
   const CpuFeatures features = cpu_features();
+  // Before a kernel is handed out. Where it is refused isa_problem says so.
+  if (features.amx) may_use_tiles();
   int count = 0;
   for (const Row& row : kTable)
     if (!row.needs || features.*row.needs) ++count;

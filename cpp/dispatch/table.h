@@ -5,7 +5,7 @@
 
 namespace potluck {
 
-// Variants that can run here, slowest first; the scalar one is always there.
+// Variants that CPU and operating system announce, slowest first; the scalar one is always there.
 int num_isas();
 const Kernels* kernels_at(int index);
 

@@ -54,7 +54,7 @@ def make_pool(num_threads: int | None = None) -> ThreadPool:
 
 
 def available_isas() -> tuple[str, ...]:
-    """Instruction sets that this build has and this machine can run, slowest first."""
+    """Instruction sets that this build has and this machine announces, slowest first."""
     return tuple(kernels.available_isas())
 
 

@@ -16,7 +16,7 @@ I8 = NDArray[np.int8]
 I32 = NDArray[np.int32]
 
 def available_isas() -> list[str]:
-    """Names of the instruction sets whose kernels can run here, slowest first."""
+    """Names of the instruction sets that CPU and operating system announce, slowest first."""
 
 def isa_problem(isa: str) -> str:
     """What is wrong with an instruction set that is announced here, in a few words; else nothing.
