@@ -1,10 +1,10 @@
-"""Products by AMX tiles on the shapes where they are cut: tiles, blocks of tokens and of columns."""
+"""Products by AMX tiles where they are cut: tiles, blocks of tokens and blocks of columns."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.instruction_sets import AMX, IS_AMX_TESTED, load_perturbed, kernels_to_test
+from support.instruction_sets import AMX, IS_AMX_TESTED, kernels_to_test, load_perturbed
 from support.kernel_inputs import QUANTIZED_FORMATS, U, same_bits
 from support.linear_case import LinearCase
 
@@ -32,9 +32,7 @@ def test_quantized_products_have_the_bits_of_scalar(format: TensorFormat) -> Non
 # More columns than are packed at once: for 4 tokens 4096, for 129 (and two blocks of them) 512.
 @pytest.mark.parametrize(("num_tokens", "num_columns"), [(4, 4096 + 256), (129, 512 + 256)])
 @pytest.mark.parametrize("format", [TensorFormat.Q4_0, TensorFormat.Q4_K, TensorFormat.Q6_K])
-def test_sums_wait_between_blocks(
-    format: TensorFormat, num_tokens: int, num_columns: int
-) -> None:
+def test_sums_wait_between_blocks(format: TensorFormat, num_tokens: int, num_columns: int) -> None:
     amx, scalar = kernels_to_test(AMX), kernels_for("scalar")
     case = LinearCase.make(scalar, format, num_columns, num_rows=NUM_ROWS, num_tokens=num_tokens)
     expected = case.run(scalar, NUM_ROWS, num_tokens)

@@ -19,7 +19,10 @@ def objects() -> list[Path]:
     assert len(found) == 8 * len(isas)
     # Of one op only, where the compiler knows the instructions.
     single = ("avx512_bf16", "amx_*")
-    return [*found, *(path for part in single for path in folder.glob(f"cpp/kernels/**/{part}.cc.o"))]
+    return [
+        *found,
+        *(path for part in single for path in folder.glob(f"cpp/kernels/**/{part}.cc.o")),
+    ]
 
 
 def test_no_code_is_shared_between_instruction_sets(objects: list[Path]) -> None:

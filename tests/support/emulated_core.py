@@ -1,4 +1,4 @@
-"""The product with a core that has AMX, played: what a user meets on such a machine, working or not.
+"""The product with a core that has AMX, played: what users of such a machine meet.
 
 cpp/check/emulated_amx.cc says what ``DEFECTS`` do.
 """

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from support.attention_case import AttentionCase
 from support.convert_checks import TARGET_FORMATS, check_encode, check_widen
+from support.instruction_sets import AMX
 from support.kernel_inputs import (
     F32,
     F64,
@@ -28,7 +29,6 @@ from support.kernel_inputs import (
     same_bits,
     takes_bf16,
 )
-from support.instruction_sets import AMX
 from support.linear_case import LinearCase, run_quantize, run_round_bf16
 
 from potluck.kernels import Kernels

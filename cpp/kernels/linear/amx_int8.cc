@@ -144,7 +144,8 @@ class TileProduct {
         num_steps_(num_groups * kStepsPerGroup),
         sums_(sums) {}
 
-  void run() {
+  // Not inlined: the formats share it.
+  __attribute__((noinline)) void run() {
     F32x16 acc[kHeight];
 #pragma GCC unroll 16
     for (int r = 0; r < kHeight; ++r) acc[r] = load(sums_ + r * kPanelRows);

@@ -76,7 +76,10 @@ def choose_isa(asked: str | None, environment: Mapping[str, str] = os.environ) -
     *others, isa = available_isas()
     while others and (problem := _problem(isa)):
         _log.warning(
-            "the instruction set %s does not work here, and %s is used: %s", isa, others[-1], problem
+            "the instruction set %s does not work here, and %s is used: %s",
+            isa,
+            others[-1],
+            problem,
         )
         isa = others.pop()
     return isa
