@@ -220,13 +220,16 @@ class TileProduct {
   float* sums_;
 };
 
+// Formats differ here in what `unpack` they have, so that those with the same terms share code.
+using Unpack = void (*)(const uint8_t* panel, int64_t first, int64_t count, Scratch& scratch);
+
 // Sums of earlier groups wait in args.out, without bias.
-template <class Weights, int kHeight>
-void multiply_panel(const LinearArgs& args, int64_t panel, const Packed& packed,
+template <bool has_minimum, bool has_half_scales, int kHeight>
+void multiply_panel(const LinearArgs& args, Unpack unpack, int64_t panel, const Packed& packed,
                     Scratch& scratch) {
   const int64_t num_groups = args.weight.columns / kGroupColumns;
-  const uint8_t* data = args.weight.data + panel * (num_groups / Weights::kGroupsPerBlock) *
-                                               Weights::Layout::kBlockBytes;
+  const uint8_t* data =
+      args.weight.data + panel * panel_bytes(args.weight.format, args.weight.columns);
   const int64_t end_token = packed.first_token + packed.num_tokens;
   const auto output = [&](int64_t t) {
     const int64_t token = packed.first_token + t * kHeight;
@@ -238,10 +241,10 @@ void multiply_panel(const LinearArgs& args, int64_t panel, const Packed& packed,
   }
   for (int64_t g = 0; g < packed.num_groups; g += kUnpackedGroups) {
     const int64_t count = smaller(kUnpackedGroups, packed.num_groups - g);
-    unpack<Weights>(data, packed.first_group + g, count, scratch);
+    unpack(data, packed.first_group + g, count, scratch);
     for (int64_t t = 0; t < packed.tiles.count; ++t) {
       const int64_t at = (t * packed.num_groups + g) * kHeight;
-      TileProduct<Weights::kHasMinimum, Weights::kHasHalfScales, kHeight>(
+      TileProduct<has_minimum, has_half_scales, kHeight>(
           scratch, scratch.tokens + at * kGroupColumns, scratch.scales + at,
           scratch.scaled_sums + at, count, scratch.sums[t])
           .run();
@@ -252,11 +255,11 @@ void multiply_panel(const LinearArgs& args, int64_t panel, const Packed& packed,
     output(t).write(scratch.sums[t], is_last && args.bias);
 }
 
-template <class Weights, int kHeight>
-void multiply(const LinearArgs& args, TokenTiles all, int64_t first_panel, int64_t end_panel) {
+template <bool has_minimum, bool has_half_scales, int kHeight>
+void multiply(const LinearArgs& args, Unpack unpack, TokenTiles all, int64_t first_panel,
+              int64_t end_panel) {
   Scratch scratch;
-  const TileConfig config = make_config(kHeight, Weights::kHasHalfScales);
-  configure_tiles(config);
+  configure_tiles(make_config(kHeight, has_half_scales));
   const int64_t num_groups = args.weight.columns / kGroupColumns;
   for (int64_t tile = 0; tile < all.count; tile += kMaxTiles) {
     Packed packed{tile * kHeight, 0, all, 0, 0};
@@ -268,7 +271,8 @@ void multiply(const LinearArgs& args, TokenTiles all, int64_t first_panel, int64
       packed.num_groups = smaller(most, num_groups - packed.first_group);
       pack_tokens(args, packed, scratch);
       for (int64_t panel = first_panel; panel < end_panel; ++panel)
-        multiply_panel<Weights, kHeight>(args, panel, packed, scratch);
+        multiply_panel<has_minimum, has_half_scales, kHeight>(args, unpack, panel, packed,
+                                                              scratch);
     }
   }
   release_tiles();
@@ -283,14 +287,15 @@ constexpr int64_t least_tokens() {
   return Weights::kBits == 8 ? 16 : Weights::kHasHalfScales ? 8 : 4;
 }
 
-template <class Weights>
-void quantized(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
+template <bool has_minimum, bool has_half_scales>
+void quantized(const LinearArgs& args, Unpack unpack, int64_t first_panel, int64_t end_panel) {
   const TokenTiles all(args.num_tokens, 4);
+  const auto run = [&](auto kernel) { kernel(args, unpack, all, first_panel, end_panel); };
   switch (all.height) {
-    case 4: return multiply<Weights, 4>(args, all, first_panel, end_panel);
-    case 8: return multiply<Weights, 8>(args, all, first_panel, end_panel);
-    case 12: return multiply<Weights, 12>(args, all, first_panel, end_panel);
-    default: return multiply<Weights, 16>(args, all, first_panel, end_panel);
+    case 4: return run(multiply<has_minimum, has_half_scales, 4>);
+    case 8: return run(multiply<has_minimum, has_half_scales, 8>);
+    case 12: return run(multiply<has_minimum, has_half_scales, 12>);
+    default: return run(multiply<has_minimum, has_half_scales, 16>);
   }
 }
 
@@ -300,7 +305,8 @@ void quantized(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
   void linear_##suffix(const LinearArgs& args, int64_t first_panel, int64_t end_panel) { \
     if (args.num_tokens < least_tokens<avx512::format>())                                 \
       return avx512::linear_##suffix(args, first_panel, end_panel);                       \
-    quantized<avx512::format>(args, first_panel, end_panel);                              \
+    quantized<avx512::format::kHasMinimum, avx512::format::kHasHalfScales>(               \
+        args, unpack<avx512::format>, first_panel, end_panel);                            \
   }
 POTLUCK_QUANTIZED_FORMATS(POTLUCK_DEFINE)
 #undef POTLUCK_DEFINE
