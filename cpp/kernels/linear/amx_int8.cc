@@ -10,10 +10,10 @@
 // tokens, 31 for scaling it, 68 with loads and stores.
 #include "simd/lanes_avx512.h"
 
+#include "kernels/linear/amx_group.h"
 #include "kernels/linear/amx_output.h"
 #include "kernels/linear/amx_tiles.h"
 #include "kernels/linear/amx_tokens.h"
-#include "kernels/linear/decode.h"
 #include "kernels/variants.h"
 
 POTLUCK_DECLARE_KERNELS(avx512)
@@ -77,7 +77,7 @@ TileConfig make_config(int64_t height, bool halves) {
 struct Packed {
   int64_t first_token;
   int64_t num_tokens;
-  TokenTiles tiles;
+  TokenSplit tiles;
   int64_t first_group;
   int64_t num_groups;
 };
@@ -109,24 +109,23 @@ void pack_tokens(const LinearArgs& args, const Packed& packed, Scratch& scratch)
 template <class Weights>
 void unpack(const uint8_t* panel, int64_t first, int64_t count, Scratch& scratch) {
   const U8x64 zero = {_mm512_set1_epi8((char)Weights::kZero)};
+  constexpr int64_t kAhead =
+      kUnpackedGroups / Weights::kGroupsPerBlock * Weights::Layout::kBlockBytes;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t block = (first + i) / Weights::kGroupsPerBlock;
-    const uint8_t* data = panel + block * Weights::Layout::kBlockBytes;
-    const uint8_t* next = data + (first + i) % Weights::kGroupsPerBlock *
-                                     Weights::Layout::kGroupBytes +
-                          kUnpackedGroups / Weights::kGroupsPerBlock * Weights::Layout::kBlockBytes;
+    const uint8_t* next = panel + block * Weights::Layout::kBlockBytes + kAhead +
+                          (first + i) % Weights::kGroupsPerBlock * Weights::Layout::kGroupBytes;
     for (int64_t b = 0; b < Weights::Layout::kGroupBytes; b += layout::kLineBytes)
       __builtin_prefetch(next + b);
-    Group group;
-    Weights::load(data, (first + i) % Weights::kGroupsPerBlock, group);
+    const Group group = load_group<Weights>(panel, first + i);
     uint8_t* out = scratch.weights + i * kGroupTileBytes;
     for (int q = 0; q < layout::kQuadsPerGroup; ++q)
-      _mm512_store_si512(out + q * layout::kLineBytes,
-                         _mm512_sub_epi8(group.line[q].v, zero.v));
-    store(scratch.weight_scales[i], group.scale);
-    if (Weights::kHasMinimum) store(scratch.minimums[i], group.minimum);
+      _mm512_store_si512(out + q * layout::kLineBytes, _mm512_sub_epi8(group.quad[q].v, zero.v));
+    store(scratch.weight_scales[i], group.scales.scale);
+    if (Weights::kHasMinimum) store(scratch.minimums[i], group.scales.minimum);
     if (Weights::kHasHalfScales)
-      for (int h = 0; h < 2; ++h) store(scratch.half_scales[i][h], to_f32(group.half_scale[h]));
+      for (int h = 0; h < 2; ++h)
+        store(scratch.half_scales[i][h], to_f32(group.scales.half_scale[h]));
   }
 }
 
@@ -256,7 +255,7 @@ void multiply_panel(const LinearArgs& args, Unpack unpack, int64_t panel, const 
 }
 
 template <bool has_minimum, bool has_half_scales, int kHeight>
-void multiply(const LinearArgs& args, Unpack unpack, TokenTiles all, int64_t first_panel,
+void multiply(const LinearArgs& args, Unpack unpack, TokenSplit all, int64_t first_panel,
               int64_t end_panel) {
   Scratch scratch;
   configure_tiles(make_config(kHeight, has_half_scales));
@@ -289,7 +288,7 @@ constexpr int64_t least_tokens() {
 
 template <bool has_minimum, bool has_half_scales>
 void quantized(const LinearArgs& args, Unpack unpack, int64_t first_panel, int64_t end_panel) {
-  const TokenTiles all(args.num_tokens, 4);
+  const TokenSplit all(args.num_tokens, 4);
   const auto run = [&](auto kernel) { kernel(args, unpack, all, first_panel, end_panel); };
   switch (all.height) {
     case 4: return run(multiply<has_minimum, has_half_scales, 4>);

@@ -9,12 +9,12 @@ namespace {
 
 // A product's cost goes by the rows of its first factor, which are tokens: tiles of equal height
 // waste fewer rows than full ones and a rest (17 tokens: 9 and 8).
-struct TokenTiles {
+struct TokenSplit {
   int64_t count;
   int64_t height;  // rows of each; the last may have fewer tokens
 
   // `multiple` is what the height is rounded up to, at most 16.
-  TokenTiles(int64_t num_tokens, int64_t multiple)
+  TokenSplit(int64_t num_tokens, int64_t multiple)
       : count((num_tokens + 15) / 16),
         height(((num_tokens + count - 1) / count + multiple - 1) / multiple * multiple) {
     count = (num_tokens + height - 1) / height;
