@@ -22,7 +22,10 @@ RUN = ("run", "demo", "-p", "Once upon a time", "-n", "3")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     if not IS_AMX_TESTED:
         skip_unless_played("none")
-    return install_emulated_core(tmp_path_factory.mktemp("emulated"))
+    return {
+        **install_emulated_core(tmp_path_factory.mktemp("emulated")),
+        "POTLUCK_THREADS": "1",  # emulated, one is not waited for by another that spins
+    }
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +49,7 @@ def test_it_is_the_fastest_where_it_works(environment: dict[str, str]) -> None:
     trial = native_trial(environment)
     assert trial["variants"][-2:] == ["avx512_bf16", "amx"]
     assert trial["reason"] == ""
-    told = run_command(*RUN, env=environment)
+    told = run_command("run", "demo", "-p", "x", "-n", "1", env=environment)
     assert told.returncode == 0, told.stderr
     assert "amx" not in told.stderr
 

@@ -18,7 +18,7 @@ constexpr int64_t kStepColumns = 32;
 constexpr int64_t kStepTileBytes = kTileRows * kTileRowBytes;  // of a panel: 16 pair lines
 // Two tiles of tokens and two panels at once: four sums, and every tile that is loaded is used
 // twice, so that a step of four products (64 cycles) waits for two tiles from the L1 cache and two
-// from the L2 cache (10 and 21 cycles each at FACTS' 107 and 48 bytes per cycle).
+// from the L2 cache (10 and 21 cycles each at 107 and 48 bytes per cycle).
 constexpr int kTileBlock = 2;
 constexpr int kPanelBlock = 2;
 // Tiles of tokens that a panel's tiles are read, or made, for.
@@ -63,8 +63,8 @@ static void pack_bf16_tokens(const LinearArgs& args, const PackedTokens& packed,
       const int64_t width = smaller(kStepColumns, packed.num_columns - s * kStepColumns);
       const uint16_t* from =
           args.input.bf16 + token * columns + (packed.first_step + s) * kStepColumns;
-      pack_rows_of_tile((const uint8_t*)from, columns * 2, count, width * 2, kTileRowBytes, height,
-                        out);
+      pack_rows_of_tile<kTileRowBytes>((const uint8_t*)from, columns * 2, count, width * 2, height,
+                                       out);
       out += height * kTileRowBytes;
     }
   }

@@ -6,8 +6,8 @@
 // group of 32 columns, stored as int32, and scaled in AVX-512 registers that hold the sums of the
 // whole row range: 16 tokens x 16 rows x f32.
 //
-// Figures below are of FACTS' prototypes on one Sapphire Rapids core: 17 cycles for a product of 16
-// tokens, 31 for scaling it, 68 with loads and stores.
+// Figures here and in the files beside it are those of prototypes on one Sapphire Rapids core: 17
+// cycles for a product of 16 tokens, 31 for scaling it, 68 with loads and stores.
 #include "simd/lanes_avx512.h"
 
 #include "kernels/linear/amx_group.h"
@@ -91,9 +91,9 @@ void pack_tokens(const LinearArgs& args, const Packed& packed, Scratch& scratch)
     for (int64_t g = 0; g < packed.num_groups; ++g) {
       const int64_t group = packed.first_group + g;
       const int64_t at = (t * packed.num_groups + g) * height;
-      pack_rows_of_tile((const uint8_t*)args.input.q + token * columns + group * kGroupColumns,
-                        columns, count, kGroupColumns, kGroupColumns, height,
-                        scratch.tokens + at * kGroupColumns);
+      pack_rows_of_tile<kGroupColumns>(
+          (const uint8_t*)args.input.q + token * columns + group * kGroupColumns, columns, count,
+          kGroupColumns, height, scratch.tokens + at * kGroupColumns);
       for (int64_t r = 0; r < height; ++r) {
         const int64_t from = (token + r) * all_groups + group;
         const float scale = r < count ? args.input.scales[from] : 0.0f;
@@ -278,9 +278,10 @@ void multiply(const LinearArgs& args, Unpack unpack, TokenSplit all, int64_t fir
 }
 
 // The least number of tokens for which tiles take less time than one dot product after another.
-// FACTS, 8 tokens against 1: nibbles 2.2 times on VNNI, 1.31 on tiles, equal near 4. Q8_0, where
-// memory is what is waited for, 1.34 and 1.53: VNNI's 8 x 0.6 + 2 cycles per token and group reach
-// the 118 of reading the group at 14 GB/s near 16. Q6_K has two products for a group: between.
+// The prototypes' times for 8 tokens, against 1: nibbles 2.2 on VNNI and 1.31 on tiles, equal near
+// 4; Q8_0, where memory is what is waited for, 1.34 and 1.53. There VNNI's 8 x 0.6 + 2 cycles per
+// token and group reach the 118 of reading the group at 14 GB/s near 16. Q6_K has two products for
+// a group: between.
 template <class Weights>
 constexpr int64_t least_tokens() {
   return Weights::kBits == 8 ? 16 : Weights::kHasHalfScales ? 8 : 4;
