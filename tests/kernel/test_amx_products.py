@@ -29,8 +29,8 @@ def test_quantized_products_have_the_bits_of_scalar(format: TensorFormat) -> Non
         assert same_bits(made, np.ascontiguousarray(expected[:num_tokens]))
 
 
-# More columns than are packed at once: for 4 tokens 4096, for 129 (and two blocks of them) 512.
-@pytest.mark.parametrize(("num_tokens", "num_columns"), [(4, 4096 + 256), (129, 512 + 256)])
+# More columns than are packed at once: for 4 tokens 16384, for 129 (two blocks of them) 2048.
+@pytest.mark.parametrize(("num_tokens", "num_columns"), [(4, 16384 + 256), (129, 2048 + 256)])
 @pytest.mark.parametrize("format", [TensorFormat.Q4_0, TensorFormat.Q4_K, TensorFormat.Q6_K])
 def test_sums_wait_between_blocks(format: TensorFormat, num_tokens: int, num_columns: int) -> None:
     amx, scalar = kernels_to_test(AMX), kernels_for("scalar")
