@@ -13,10 +13,11 @@ namespace avx512 {
 namespace {
 
 // A quad of a token serves two panels: one load for two products. Of 32 registers 12 hold sums of
-// integers and 12 those of floats (with half scales 16 and 8), 4 unpacked quads, one a token's.
+// integers and 12 those of floats, 2 unpacked quads, one a token's. With half scales those of floats
+// are in the first cache meanwhile.
 constexpr int kPanelTile = 2;
 constexpr int kTokenTile = 6;
-constexpr int kHalfScalesTokenTile = 4;
+constexpr int kHalfScalesTokenTile = 6;
 // 24 registers hold sums, 4 columns of weights, one a token's: 10 loads for 24 products, which are
 // more than are in flight (2 a cycle for at most 6 cycles).
 constexpr int kFloatPanelTile = 4;

@@ -1,8 +1,8 @@
 // out = weight x + bias over panels. Included once per instruction set, after its lanes.
 //
 // Lanes are output rows, so that every output element is one chain of fma over its groups (or
-// columns) in ascending order, whatever the tile: the tile of tokens only decides how often a group
-// that was loaded and unpacked is used.
+// columns) in ascending order, whatever the tile: the tile only decides how often a quad that was
+// loaded and unpacked is used.
 #pragma once
 
 #include "kernels/linear/decode.h"
@@ -48,7 +48,7 @@ struct GroupSum {
   }
 };
 
-// A part of what a tile computes with: the block and the group where it is, the tile's sums.
+// Quads i and i + 4 of a group, for all panels and tokens of a tile.
 template <class Weights, int kTokens, int i>
 POTLUCK_LANES void add_quads(const uint8_t* group, int64_t stride, const int8_t* a, int64_t columns,
                              GroupSum<Weights> (&sums)[kPanelTile][kTokens]) {
@@ -64,16 +64,33 @@ POTLUCK_LANES void add_quads(const uint8_t* group, int64_t stride, const int8_t*
   }
 }
 
+// What a tile asks for meanwhile, of the bytes that lie so far ahead of those it reads: every
+// so-many-th line of 64 bytes, from `first_line` on. What lies beyond the last panel does no harm.
+struct Ahead {
+  int64_t num_bytes, first_line, every;
+};
+
+template <class Weights>
+POTLUCK_LANES void prefetch(const uint8_t* block, int64_t group, const Ahead& ahead) {
+  constexpr int64_t kBytes = Weights::Layout::kBlockBytes / Weights::kGroupsPerBlock;
+  constexpr int64_t kLines = (kBytes + layout::kLineBytes - 1) / layout::kLineBytes;
+  const uint8_t* start = block + ahead.num_bytes + group * kBytes;
+  for (int64_t i = ahead.first_line; i < kLines; i += ahead.every)
+    __builtin_prefetch(start + i * layout::kLineBytes, 0, 2);
+}
+
+// A tile of kPanelTile panels. Where only one of two is left it stands for both, and is written once.
 template <class Weights>
 struct QuantizedTile {
   template <int kTokens>
-  static void run(const LinearArgs& args, int64_t panel, int64_t num_real_panels, int64_t token);
+  static void run(const LinearArgs& args, int64_t panel, int64_t num_real_panels, int64_t token,
+                  const Ahead& ahead);
 };
 
 template <class Weights>
 template <int kTokens>
 void QuantizedTile<Weights>::run(const LinearArgs& args, int64_t panel, int64_t num_real_panels,
-                                 int64_t token) {
+                                 int64_t token, const Ahead& ahead) {
   using L = typename Weights::Layout;
   const int64_t columns = args.weight.columns;
   const int64_t num_groups = columns / kGroupColumns;
@@ -93,6 +110,7 @@ void QuantizedTile<Weights>::run(const LinearArgs& args, int64_t panel, int64_t 
   for (int64_t b = 0; b < num_blocks; ++b) {
     for (int64_t g = 0; g < Weights::kGroupsPerBlock; ++g) {
       const uint8_t* group = block + L::kGroups + g * L::kGroupBytes;
+      for (int p = 0; p < kPanelTile; ++p) prefetch<Weights>(block + p * stride, g, ahead);
       GroupSum<Weights> total[kPanelTile][kTokens];
 #pragma GCC unroll kUnroll
       for (int t = 0; t < kTokens; ++t)
@@ -185,16 +203,24 @@ void FloatTiles<Weights>::Tile<kPanels>::run(const LinearArgs& args, int64_t pan
     for (int t = 0; t < kTokens; ++t) write(args, panel + p, token + t, acc[p][t]);
 }
 
+// Panels that the tiles of many tokens pass over in turn: these panels and the next ones, which are
+// prefetched meanwhile, are in the second cache (512 KB or more), a tile's activations in the first.
 constexpr int64_t kPanelsInCacheBytes = 256 << 10;
+// Up to so many tiles pass over each kPanelTile panels in turn, so that a batch of sequences
+// computes while its weights come from memory.
+constexpr int64_t kFewTiles = 3;
 
+// Every panel comes from memory once. While the tiles pass over some panels, each asks for its share
+// of the next ones. With that one core reads Q4_K for one token a third faster than with a prefetch
+// of 4 KB ahead, and for eight tokens twice as fast as with none (Zen 5).
 template <class Weights>
 void quantized(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
   constexpr int kTokens = Weights::kHasHalfScales ? kHalfScalesTokenTile : kTokenTile;
   const TokenTiles tiles(args.num_tokens, kTokens);
-  const int64_t panel_bytes =
-      args.weight.columns / (kGroupColumns * Weights::kGroupsPerBlock) * Weights::Layout::kBlockBytes;
+  const int64_t panel_bytes = args.weight.columns / (kGroupColumns * Weights::kGroupsPerBlock) *
+                              Weights::Layout::kBlockBytes;
   int64_t step = kPanelTile;
-  if (tiles.num_tiles > 2)
+  if (tiles.num_tiles > kFewTiles)
     while ((step + kPanelTile) * panel_bytes <= kPanelsInCacheBytes) step += kPanelTile;
   for (int64_t start = first_panel; start < end_panel; start += step) {
     const int64_t end = start + step < end_panel ? start + step : end_panel;
@@ -202,7 +228,8 @@ void quantized(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
       for (int64_t panel = start; panel < end; panel += kPanelTile) {
         const int64_t rest = end - panel;
         run_tile<QuantizedTile<Weights>, kTokens>(
-            tiles.size(i), args, panel, rest < kPanelTile ? rest : kPanelTile, tiles.start(i));
+            tiles.size(i), args, panel, rest < kPanelTile ? rest : kPanelTile, tiles.start(i),
+            Ahead{step * panel_bytes, i, tiles.num_tiles});
       }
   }
 }
