@@ -279,14 +279,22 @@ void multiply(const LinearArgs& args, Unpack unpack, TokenSplit all, int64_t fir
   release_tiles();
 }
 
-// The least number of tokens for which tiles take less time than one dot product after another.
-// The prototypes' times for 8 tokens, against 1: nibbles 2.2 on VNNI and 1.31 on tiles, equal near
-// 4; Q8_0, where memory is what is waited for, 1.34 and 1.53. There VNNI's 8 x 0.6 + 2 cycles per
-// token and group reach the 118 of reading the group at 14 GB/s near 16. Q6_K has two products for
-// a group: between.
+// The least number of tokens for which tiles take less time than avx512's kernel, by an estimate.
+// Cycles per group of a panel in the caches (Zen 5, 2 products of VNNI a cycle), that kernel's and
+// those of this one without its tile instructions, which the prototypes put at 37 for 16 rows, and
+// so some 13 for 4 and 22 for 8 where nothing overlaps:
+//
+//   tokens       4        8        12       16
+//   Q4_0     23, 21   43, 27   62, 32   82, 38
+//   Q8_0     29, 26   46, 32   61, 38   82, 44
+//   Q4_K     27, 29   51, 36   72, 44   97, 51
+//   Q6_K     36, 32   69, 41   98, 48  129, 56   (two products)
+//
+// From 8 on a little overlap is enough. Q8_0 waits for memory up to 16, where the simpler kernel
+// has the more loads under way.
 template <class Weights>
 constexpr int64_t least_tokens() {
-  return Weights::kBits == 8 ? 16 : Weights::kHasHalfScales ? 8 : 4;
+  return Weights::kBits == 8 ? 16 : 8;
 }
 
 template <bool has_minimum, bool has_half_scales>
@@ -294,7 +302,6 @@ void quantized(const LinearArgs& args, Unpack unpack, int64_t first_panel, int64
   const TokenSplit all(args.num_tokens, 4);
   const auto run = [&](auto kernel) { kernel(args, unpack, all, first_panel, end_panel); };
   switch (all.height) {
-    case 4: return run(multiply<has_minimum, has_half_scales, 4>);
     case 8: return run(multiply<has_minimum, has_half_scales, 8>);
     case 12: return run(multiply<has_minimum, has_half_scales, 12>);
     default: return run(multiply<has_minimum, has_half_scales, 16>);
