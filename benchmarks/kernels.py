@@ -1,4 +1,4 @@
-"""How fast the linear kernels are on one thread: decode and prefill, per format and ISA.
+"""How fast the linear kernels are on one thread: decode, batches, prefill, per format and ISA.
 
     python benchmarks/kernels.py OUT.json [--isa avx512 …] [--format q4_k …] [--weights-mb 256]
 
@@ -7,6 +7,8 @@
 - *Decode*: one token; bytes of the weights per second, and as a fraction of the memory read. Every
   pass goes over all weights, so where they are larger than the last cache (see ``lscpu``) they
   come from memory.
+- *Batch*: as many tokens as ``--batch`` says, of sequences that are decoded together, over the same
+  weights; bytes of the weights per second. As fast as decode where it is bound by memory.
 - *Prefill*: 512 tokens; 2 x rows x columns x tokens operations per second.
 
 Each figure is that of the fastest of ``--repeats`` passes after one that does not count; the
@@ -28,7 +30,7 @@ from circumstances import circumstances
 from potluck.kernels import available_isas, kernels_for, panel_bytes
 from potluck.types.tensor import TensorFormat
 
-SCHEMA = "potluck.benchmark.kernels/1"
+SCHEMA = "potluck.benchmark.kernels/2"
 COLUMNS = 2048
 PREFILL_TOKENS = 512
 PREFILL_ROWS = 512
@@ -60,6 +62,11 @@ def make_run(
     panels = np.resize(rng.integers(0, 256, 1 << 20, dtype=np.uint8) & 0xBF | 0x20, num_bytes)
     x = rng.standard_normal((num_tokens, COLUMNS)).astype(np.float32)
     out = np.empty((num_tokens, num_rows), np.float32)
+    if format is TensorFormat.BF16 and kernels.bf16_activations:
+        rounded = np.empty(x.size, np.uint16)
+        kernels.round_bf16(x.reshape(-1), rounded)
+        bf16 = rounded.reshape(x.shape)
+        return lambda: kernels.linear_bf16(panels, bf16, None, out, 0, end_panel), num_bytes
     if not format.is_quantized:
         return lambda: kernels.linear_float(label, panels, x, None, out, 0, end_panel), num_bytes
     q = np.empty(x.shape, np.int8)
@@ -73,12 +80,26 @@ def make_run(
     return run, num_bytes
 
 
-def measure(isa: str, format: TensorFormat, weights_bytes: int, repeats: int) -> dict[str, object]:
+def measure(
+    isa: str, format: TensorFormat, weights_bytes: int, batches: list[int], repeats: int
+) -> dict[str, object]:
     """One row of the results."""
     num_rows = weights_bytes // format.row_bytes(COLUMNS) // 16 * 16
     decode, num_bytes = make_run(isa, format, num_rows, 1)
     decode_seconds = seconds_of_passes(decode, repeats)
     memory_seconds = seconds_of_passes(np.ones(num_bytes // 8, np.int64).sum, repeats)
+    batch_rows = []
+    for num_tokens in batches:
+        batch, _ = make_run(isa, format, num_rows, num_tokens)
+        seconds = seconds_of_passes(batch, repeats)
+        batch_rows.append(
+            {
+                "num_tokens": num_tokens,
+                "bytes_per_second": num_bytes / min(seconds),
+                "tokens_per_second_over_decode": num_tokens * min(decode_seconds) / min(seconds),
+                "seconds": seconds,
+            }
+        )
     prefill, _ = make_run(isa, format, PREFILL_ROWS, PREFILL_TOKENS)
     prefill_seconds = seconds_of_passes(prefill, repeats)
     operations = 2 * PREFILL_ROWS * COLUMNS * PREFILL_TOKENS
@@ -91,6 +112,7 @@ def measure(isa: str, format: TensorFormat, weights_bytes: int, repeats: int) ->
         "decode_seconds": decode_seconds,
         "memory_read_bytes_per_second": num_bytes / min(memory_seconds),
         "memory_read_seconds": memory_seconds,
+        "batches": batch_rows,
         "prefill_operations": operations,
         "prefill_operations_per_second": operations / min(prefill_seconds),
         "prefill_seconds": prefill_seconds,
@@ -105,6 +127,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--isa", nargs="+", default=available_isas(), choices=available_isas())
     parser.add_argument("--format", nargs="+", default=labels, choices=labels)
     parser.add_argument("--weights-mb", type=int, default=256)
+    parser.add_argument("--batch", nargs="+", type=int, default=[2, 4, 8, 16], metavar="TOKENS")
     parser.add_argument("--repeats", type=int, default=5)
     return parser.parse_args()
 
@@ -124,10 +147,12 @@ def main() -> None:
         for format in TensorFormat:
             if format.label not in arguments.format:
                 continue
-            row = measure(isa, format, arguments.weights_mb << 20, arguments.repeats)
+            row = measure(
+                isa, format, arguments.weights_mb << 20, arguments.batch, arguments.repeats
+            )
             results.append(row)
             print(
-                f"{isa:7} {format.label:5}"
+                f"{isa:11} {format.label:5}"
                 f"  decode {row['decode_bytes_per_second']:.3g} B/s,"
                 f" {row['decode_fraction_of_memory_read']:.2f} of a memory read"
                 f"  prefill {row['prefill_operations_per_second']:.3g} op/s",

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "dispatch/isa_trial.h"
 #include "dispatch/table.h"
 
 namespace nb = nanobind;
@@ -74,6 +75,12 @@ std::vector<std::string> available_isas() {
   throw std::invalid_argument(message);
 }
 
+std::string find_isa_problem(const std::string& isa) {
+  const Kernels* kernels = kernels_for(isa.c_str());
+  if (!kernels) refuse_isa(isa);
+  return isa_problem(*kernels);
+}
+
 Matrix make_matrix(const std::string& format, Vector<const uint8_t> panels, int64_t rows,
                    int64_t columns) {
   const Matrix matrix{find_format(format, columns), rows, columns, panels.data()};
@@ -119,8 +126,9 @@ void check_output(const StridedRows& out, int64_t num_tokens, int64_t rows) {
           "the rows of out must be contiguous");
 }
 
-void run_linear(const Kernels& kernels, LinearArgs args, std::optional<Vector<const float>> bias,
-                StridedRows out, int64_t first_panel, int64_t end_panel) {
+void run_linear(void (*linear)(const LinearArgs&, int64_t, int64_t), LinearArgs args,
+                std::optional<Vector<const float>> bias, StridedRows out, int64_t first_panel,
+                int64_t end_panel) {
   const Matrix& weight = args.weight;
   require(0 <= first_panel && first_panel <= end_panel && end_panel <= num_panels(weight.rows),
           "no such panels");
@@ -132,7 +140,7 @@ void run_linear(const Kernels& kernels, LinearArgs args, std::optional<Vector<co
   args.out = out.data();
   args.out_stride = out.stride(0);
   nb::gil_scoped_release release;
-  kernels.linear[static_cast<int>(weight.format)](args, first_panel, end_panel);
+  linear(args, first_panel, end_panel);
 }
 
 void linear_float(const Kernels& kernels, const std::string& format, Vector<const uint8_t> panels,
@@ -145,7 +153,8 @@ void linear_float(const Kernels& kernels, const std::string& format, Vector<cons
           "the kernel takes bf16 activations");
   args.input.x = x.data();
   args.num_tokens = x.shape(0);
-  run_linear(kernels, args, bias, out, first_panel, end_panel);
+  run_linear(kernels.linear[static_cast<int>(args.weight.format)], args, bias, out, first_panel,
+             end_panel);
 }
 
 void linear_bf16(const Kernels& kernels, Vector<const uint8_t> panels, Rows<const uint16_t> x,
@@ -156,7 +165,8 @@ void linear_bf16(const Kernels& kernels, Vector<const uint8_t> panels, Rows<cons
   require(kernels.bf16_activations, "the kernel takes f32 activations");
   args.input.bf16 = x.data();
   args.num_tokens = x.shape(0);
-  run_linear(kernels, args, bias, out, first_panel, end_panel);
+  run_linear(kernels.linear[static_cast<int>(args.weight.format)], args, bias, out, first_panel,
+             end_panel);
 }
 
 void linear_quantized(const Kernels& kernels, const std::string& format,
@@ -174,7 +184,27 @@ void linear_quantized(const Kernels& kernels, const std::string& format,
   args.input.scales = scales.data();
   args.input.sums = sums.data();
   args.num_tokens = num_tokens;
-  run_linear(kernels, args, bias, out, first_panel, end_panel);
+  run_linear(kernels.linear[static_cast<int>(args.weight.format)], args, bias, out, first_panel,
+             end_panel);
+}
+
+std::vector<std::string> fast_formats(const Kernels& kernels) {
+  std::vector<std::string> names;
+  for (int f = 0; f < kNumFormats; ++f)
+    if (kernels.linear_fast[f]) names.push_back(format_info(static_cast<Format>(f)).name);
+  return names;
+}
+
+void linear_fast(const Kernels& kernels, const std::string& format, Vector<const uint8_t> panels,
+                 Rows<const uint16_t> x, std::optional<Vector<const float>> bias, StridedRows out,
+                 int64_t first_panel, int64_t end_panel) {
+  LinearArgs args{};
+  args.weight = make_matrix(format, panels, out.shape(1), x.shape(1));
+  const auto linear = kernels.linear_fast[static_cast<int>(args.weight.format)];
+  require(linear != nullptr, "the instruction set has no fast product of the format");
+  args.input.bf16 = x.data();
+  args.num_tokens = x.shape(0);
+  run_linear(linear, args, bias, out, first_panel, end_panel);
 }
 
 void embed(const Kernels& kernels, const std::string& format, Vector<const uint8_t> panels,
@@ -346,6 +376,7 @@ void attention_in_parts(const Kernels& kernels, HeadsIn q, CacheIn keys, CacheIn
 void bind_kernels(nb::module_& m, KernelLookup lookup) {
   m.def("available_isas", &available_isas);
   m.def("fast_formats", &fast_formats, "isa"_a);
+  m.def("isa_problem", &find_isa_problem, "isa"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def("kernels_for", [lookup](const std::string& isa) {
     const Kernels* kernels = lookup(isa.c_str());
     if (!kernels) refuse_isa(isa);
@@ -375,6 +406,9 @@ void bind_kernels(nb::module_& m, KernelLookup lookup) {
            "bias"_a.noconvert().none(), "out"_a.noconvert(), "first_panel"_a, "end_panel"_a)
       .def("linear_quantized", &linear_quantized, "format"_a, "panels"_a.noconvert(),
            "q"_a.noconvert(), "scales"_a.noconvert(), "sums"_a.noconvert(),
+           "bias"_a.noconvert().none(), "out"_a.noconvert(), "first_panel"_a, "end_panel"_a)
+      .def_prop_ro("fast_formats", &fast_formats)
+      .def("linear_fast", &linear_fast, "format"_a, "panels"_a.noconvert(), "x"_a.noconvert(),
            "bias"_a.noconvert().none(), "out"_a.noconvert(), "first_panel"_a, "end_panel"_a)
       .def("embed", &embed, "format"_a, "panels"_a.noconvert(), "rows"_a, "row"_a,
            "out"_a.noconvert())

@@ -15,7 +15,7 @@ namespace {
 using namespace potluck;
 using namespace potluck::check;
 
-constexpr int64_t kTokens = 11;  // a tile of each size
+constexpr int64_t kTokens = 19;  // a tile of each size, and more than one of AMX
 
 struct Activity {
   std::vector<float> x, scales;
@@ -61,6 +61,26 @@ void check_round_bf16(const Kernels& kernels, Activity& a, Report& report) {
   report.line("round_bf16", sum, ok);
 }
 
+// Whether out[t][r] is the sum over k of x(t, k) * w(r, k), plus the bias.
+template <class X, class W>
+bool are_products(const std::vector<float>& out, const std::vector<float>& bias, const X& x,
+                  const W& w) {
+  bool ok = true;
+  for (int64_t t = 0; t < kTokens; ++t) {
+    for (int64_t r = 0; r < kRows; ++r) {
+      double expected = bias[at(r)], norm = fabs(expected);
+      for (int64_t k = 0; k < kColumns; ++k) {
+        const double product = x(t, k) * w(r, k);
+        expected += product;
+        norm += fabs(product);
+      }
+      // One rounding per column at most, 2^-24 each.
+      ok = ok && near(out[at(t * kRows + r)], expected, norm * kColumns * 0x1p-24);
+    }
+  }
+  return ok;
+}
+
 void check_format(const Kernels& kernels, Format format, const Activity& a, Random& random,
                   Report& report) {
   const int index = static_cast<int>(format);
@@ -91,26 +111,31 @@ void check_format(const Kernels& kernels, Format format, const Activity& a, Rand
   const bool takes_bf16 = format == Format::BF16 && kernels.bf16_activations;
   const LinearArgs args{weight, input, kTokens, bias.data(), out.data(), kRows};
   kernels.linear[index](args, 0, num_panels(kRows));
-  ok = true;
-  for (int64_t t = 0; t < kTokens; ++t) {
-    for (int64_t r = 0; r < kRows; ++r) {
-      double expected = bias[at(r)], norm = fabs(expected);
-      for (int64_t k = 0; k < kColumns; ++k) {
-        const int64_t i = t * kColumns + k;
-        const double x = is_quantized(format)
-                             ? static_cast<double>(a.q[at(i)]) * a.scales[at(i / kGroupColumns)]
-                             : static_cast<double>(takes_bf16 ? from_bf16(a.bf16[at(i)])
-                                                              : a.x[at(i)]);
-        expected += x * values[at(r * kColumns + k)];
-        norm += fabs(x * values[at(r * kColumns + k)]);
-      }
-      // One rounding per column at most, 2^-24 each.
-      ok = ok && near(out[at(t * kRows + r)], expected, norm * kColumns * 0x1p-24);
-    }
-  }
+  const auto value = [&](int64_t r, int64_t k) {
+    return static_cast<double>(values[at(r * kColumns + k)]);
+  };
+  const auto exact = [&](int64_t t, int64_t k) {
+    const size_t i = at(t * kColumns + k);
+    if (is_quantized(format))
+      return static_cast<double>(a.q[i]) * a.scales[i / static_cast<size_t>(kGroupColumns)];
+    return static_cast<double>(takes_bf16 ? from_bf16(a.bf16[i]) : a.x[i]);
+  };
   Checksum products;
   products.add(out);
-  report.line("linear." + name, products, ok);
+  report.line("linear." + name, products, are_products(out, bias, exact, value));
+
+  if (!kernels.linear_fast[index]) return;
+  kernels.linear_fast[index](args, 0, num_panels(kRows));
+  const auto rounded = [&](int64_t t, int64_t k) {
+    return static_cast<double>(from_bf16(a.bf16[at(t * kColumns + k)]));
+  };
+  const auto rounded_value = [&](int64_t r, int64_t k) {
+    return static_cast<double>(nearest_bf16(values[at(r * kColumns + k)]));
+  };
+  Checksum fast_products;
+  fast_products.add(out);
+  report.line("linear_fast." + name, fast_products,
+              are_products(out, bias, rounded, rounded_value));
 }
 
 void check_rms_norm(const Kernels& kernels, Random& random, Report& report) {

@@ -90,6 +90,13 @@ inline float from_bf16(uint16_t b) {
   return value;
 }
 
+// Adding half a step, or just less where the last bit that stays is even, carries into it.
+inline float nearest_bf16(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return from_bf16(static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16));
+}
+
 template <class T>
 size_t at(T index) {
   return static_cast<size_t>(index);

@@ -7,6 +7,9 @@
 
 #include "bind/kernels_module.h"
 #include "check/perturb.h"
+#if defined(POTLUCK_EMULATES_AMX)
+#include "check/amx_emulator.h"
+#endif
 
 namespace nb = nanobind;
 
@@ -16,4 +19,8 @@ NB_MODULE(_perturbed, m) {
   m.def("set_perturbation", [](const std::string& id) {
     if (!potluck::set_perturbation(id)) throw std::invalid_argument("no such kernel: " + id);
   });
+#if defined(POTLUCK_EMULATES_AMX)
+  m.def("num_emulated_instructions", &potluck::num_emulated_instructions);
+  m.def("amx_tiles_configured", &potluck::amx_tiles_configured);
+#endif
 }

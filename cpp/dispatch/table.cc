@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "dispatch/amx_support.h"
 #include "dispatch/cpu_features.h"
 #include "kernels/variants.h"
 
@@ -102,6 +103,8 @@ constexpr Row kTable[] = {
 
 int num_isas() {
   const CpuFeatures features = cpu_features();
+  // Before a kernel is handed out. Where it is refused isa_problem says so.
+  if (features.amx) may_use_tiles();
   int count = 0;
   for (const Row& row : kTable)
     if (!row.needs || features.*row.needs) ++count;
@@ -115,6 +118,8 @@ const Kernels* kernels_for(const char* isa) {
     if (strcmp(kernels_at(i)->isa, isa) == 0) return kernels_at(i);
   return nullptr;
 }
+
+bool uses_tiles(const Kernels& kernels) { return strcmp(kernels.isa, "amx") == 0; }
 
 const Kernels* best_kernels() { return kernels_at(num_isas() - 1); }
 

@@ -5,14 +5,17 @@
 
 namespace potluck {
 
-// Variants that can run here, slowest first; the scalar one is always there.
+// Variants that CPU and operating system announce, slowest first; the scalar one is always there.
 int num_isas();
 const Kernels* kernels_at(int index);
 
 // By name, or null if this build or this CPU does not have it.
 const Kernels* kernels_for(const char* isa);
 
-// The fastest that can run here.
+// Whether they need tiles of AMX, which are to be tried before they are trusted (isa_trial.h).
+bool uses_tiles(const Kernels& kernels);
+
+// The fastest that is announced here.
 const Kernels* best_kernels();
 
 }  // namespace potluck

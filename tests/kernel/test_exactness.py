@@ -7,6 +7,7 @@ from itertools import pairwise
 import gguf
 import numpy as np
 import pytest
+from support.instruction_sets import TESTED_ISAS, kernels_to_test
 from support.kernel_inputs import (
     FORMATS,
     QUANTIZED_FORMATS,
@@ -16,17 +17,16 @@ from support.kernel_inputs import (
 )
 from support.linear_case import LinearCase
 
-from potluck.kernels import available_isas, kernels_for, pack_rows, panel_bytes
+from potluck.kernels import kernels_for, pack_rows, panel_bytes
 from potluck.types.tensor import TensorFormat
 
-ISAS = available_isas()
 NUM_ROWS = 70
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.label)
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", TESTED_ISAS)
 def test_a_token_is_the_same_alone_and_among_others(isa: str, format: TensorFormat) -> None:
-    kernels, scalar = kernels_for(isa), kernels_for("scalar")
+    kernels, scalar = kernels_to_test(isa), kernels_for("scalar")
     case = LinearCase.make(scalar, format, 256, num_rows=NUM_ROWS, num_tokens=512)
     whole = case.run(kernels, NUM_ROWS, 512)
     assert len(np.unique(whole)) > 0.9 * whole.size  # no degenerate inputs
@@ -36,10 +36,10 @@ def test_a_token_is_the_same_alone_and_among_others(isa: str, format: TensorForm
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.label)
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", TESTED_ISAS)
 @pytest.mark.parametrize("num_tokens", [1, 9])
 def test_panel_ranges_make_up_the_whole(isa: str, format: TensorFormat, num_tokens: int) -> None:
-    kernels, scalar = kernels_for(isa), kernels_for("scalar")
+    kernels, scalar = kernels_to_test(isa), kernels_for("scalar")
     case = LinearCase.make(scalar, format, 256, num_rows=NUM_ROWS, num_tokens=num_tokens)
     whole = case.run(kernels, NUM_ROWS, num_tokens)
     for ranges in (((3, 5), (0, 1), (1, 3)), ((0, 4), (4, 4), (4, 5))):
@@ -48,10 +48,10 @@ def test_panel_ranges_make_up_the_whole(isa: str, format: TensorFormat, num_toke
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.label)
 def test_without_bias_nothing_is_added(format: TensorFormat) -> None:
-    for isa in ISAS:
+    for isa in TESTED_ISAS:
         case = LinearCase.make(kernels_for("scalar"), format, 256, num_rows=17, num_tokens=3)
-        plain = case.run(kernels_for(isa), 17, 3, with_bias=False)
-        with_bias = case.run(kernels_for(isa), 17, 3)
+        plain = case.run(kernels_to_test(isa), 17, 3, with_bias=False)
+        with_bias = case.run(kernels_to_test(isa), 17, 3)
         assert same_bits(plain + case.bias, with_bias)
 
 
@@ -73,7 +73,7 @@ def test_panels_take_the_bytes_of_the_file(format: TensorFormat) -> None:
 
 
 @pytest.mark.parametrize("format", QUANTIZED_FORMATS, ids=lambda format: format.label)
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", TESTED_ISAS)
 @pytest.mark.parametrize("sign", [-1, 1])
 @pytest.mark.parametrize("fill", [0x00, 0x7F, 0x80, 0xFF])
 def test_largest_sums_do_not_overflow(isa: str, format: TensorFormat, sign: int, fill: int) -> None:
@@ -91,7 +91,7 @@ def test_largest_sums_do_not_overflow(isa: str, format: TensorFormat, sign: int,
     panels = np.zeros(panel_bytes(format.label, 256), np.uint8)
     pack_rows(format.label, 256, stored.reshape(-1), 0, 16, panels)
     out = np.empty((1, 16), np.float32)
-    kernels_for(isa).linear_quantized(format.label, panels, q, scales, sums, None, out, 0, 1)
+    kernels_to_test(isa).linear_quantized(format.label, panels, q, scales, sums, None, out, 0, 1)
 
     expected = values.sum(axis=1) * sign * 127
     # Eight groups with two fma each. A saturated sum would be off by a hundredth or more.

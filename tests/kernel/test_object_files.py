@@ -20,7 +20,8 @@ def objects() -> list[Path]:
     found = [path for isa in isas for path in folder.glob(f"cpp/kernels/**/{isa}.cc.o")]
     assert len(found) == 8 * len(isas)
     # Of one op only, where the compiler knows the instructions.
-    found += folder.glob("cpp/kernels/**/avx512_bf16.cc.o")
+    single = ("avx512_bf16", "amx_*")
+    found += [path for part in single for path in folder.glob(f"cpp/kernels/**/{part}.cc.o")]
     loops = [*folder.glob("cpp/measure/**/peak/*.cc.o")]
     assert len(loops) >= 3
     return [*found, *loops]

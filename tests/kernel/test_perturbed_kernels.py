@@ -6,22 +6,19 @@ cpp/check/perturb.h says how.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
-from support.kernel_build import build, load_extension
-from support.kernel_checks import KERNEL_NAMES, check_kernel
+from support.instruction_sets import TESTED_ISAS, load_perturbed
+from support.kernel_checks import check_kernel, kernel_names
 
-from potluck.kernels import available_isas
-
-IDS = [f"{isa}.{name}" for isa in available_isas() for name in KERNEL_NAMES]
+IDS = [f"{isa}.{name}" for isa in TESTED_ISAS for name in kernel_names(isa)]
 
 
 @pytest.fixture(scope="session")
 def perturbed_module() -> ModuleType:
-    return load_extension(build("dev", "_perturbed", f"-DPython_EXECUTABLE={sys.executable}"))
+    return load_perturbed()
 
 
 @pytest.fixture

@@ -15,11 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from support.attention_case import AttentionCase
 from support.convert_checks import TARGET_FORMATS, check_encode, check_widen
+from support.instruction_sets import AMX
 from support.kernel_inputs import (
     F32,
     F64,
     FLOAT_FORMATS,
     FORMATS,
+    QUANTIZED_FORMATS,
     U,
     guarded,
     guarded_output,
@@ -34,6 +36,7 @@ from potluck.types.tensor import TensorFormat
 
 ROWS = (1, 3, 15, 16, 17, 33)
 TOKENS = (1, 2, 3, 7, 8, 9, 17)
+FAST_TOKENS = (1, 16, 33)
 FLOAT_COLUMNS = (1, 7, 8, 24, 31, 33, 257)
 LENGTHS = (1, 3, 7, 15, 16, 17, 31, 32, 33, 250)
 
@@ -103,6 +106,20 @@ def check_linear(kernels: Kernels, scalar: Kernels, format: TensorFormat) -> Non
         for num_rows in ROWS:
             for num_tokens in TOKENS:
                 made = case.run(kernels, num_rows, num_tokens)
+                assert same_bits(made, np.ascontiguousarray(reference[:num_tokens, :num_rows]))
+
+
+def check_linear_fast(kernels: Kernels, scalar: Kernels, format: TensorFormat) -> None:
+    """Weights are rounded to bf16 as embedded; what is left is the rounding of sums."""
+    for num_columns in columns_for(format):
+        case = LinearCase.make(scalar, format, num_columns, ROWS[-1], FAST_TOKENS[-1])
+        case = case.with_bf16_activations()
+        rounded = nearest_bf16(case.weights.values).astype(np.uint32) << 16
+        reference = case.run_fast(kernels, ROWS[-1], FAST_TOKENS[-1])
+        assert_close(reference, *case.fast_oracle(rounded.view(np.float32)))
+        for num_rows in (1, 17):
+            for num_tokens in FAST_TOKENS:
+                made = case.run_fast(kernels, num_rows, num_tokens)
                 assert same_bits(made, np.ascontiguousarray(reference[:num_tokens, :num_rows]))
 
 
@@ -298,12 +315,14 @@ _PLAIN_CHECKS: dict[str, Callable[[Kernels, Kernels], None]] = {
 }
 _FORMAT_CHECKS: dict[str, Callable[[Kernels, Kernels, TensorFormat], None]] = {
     "linear": check_linear,
+    "linear_fast": check_linear_fast,
     "embed": check_embed,
     "widen": check_widen,
     "encode": check_encode,
 }
 _FORMATS_OF_KERNEL = {
     "linear": FORMATS,
+    "linear_fast": QUANTIZED_FORMATS,
     "embed": FORMATS,
     "widen": FLOAT_FORMATS,
     "encode": TARGET_FORMATS,
@@ -314,8 +333,17 @@ KERNEL_NAMES = (
         f"{kernel}.{format.label}"
         for kernel in _FORMAT_CHECKS
         for format in _FORMATS_OF_KERNEL[kernel]
+        if kernel != "linear_fast"
     ),
 )
+"""Of every instruction set."""
+
+_FAST_NAMES = tuple(f"linear_fast.{format.label}" for format in QUANTIZED_FORMATS)
+
+
+def kernel_names(isa: str) -> tuple[str, ...]:
+    """What ``check_kernel`` checks of an instruction set."""
+    return (*KERNEL_NAMES, *_FAST_NAMES) if isa == AMX else KERNEL_NAMES
 
 
 def check_kernel(name: str, kernels: Kernels, scalar: Kernels) -> None:

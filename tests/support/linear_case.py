@@ -112,6 +112,26 @@ class LinearCase:
         assert np.isnan(output.array[:, num_rows:]).all()
         return np.ascontiguousarray(out)
 
+    def run_fast(self, kernels: Kernels, num_rows: int, num_tokens: int) -> F32:
+        """The product that is not exact, for the first rows and tokens, checked as ``run`` does."""
+        label = self.weights.format.label
+        panels = guarded(self.weights.panels(num_rows))
+        output = guarded_output(num_tokens, num_rows + 5, dtype=np.float32)
+        out = output.array[:, :num_rows]
+        x = guarded(run_round_bf16(kernels, self.x[:num_tokens]))
+        bias = guarded(self.bias[:num_rows])
+        kernels.linear_fast(label, panels, x, bias, out, 0, -(-num_rows // 16))
+        output.assert_intact()
+        assert np.isnan(output.array[:, num_rows:]).all()
+        return np.ascontiguousarray(out)
+
+    def fast_oracle(self, values: F32) -> tuple[F64, F64]:
+        """As ``oracle`` for activations as numbers and weights that are worth ``values``."""
+        weights = values.astype(np.float64)
+        norms = np.abs(self.x.astype(np.float64)) @ np.abs(weights).T + np.abs(self.bias)
+        expected = self.x.astype(np.float64) @ weights.T + self.bias
+        return expected, (self.weights.num_columns + 1) * U * norms
+
     def oracle(self) -> tuple[F64, F64]:
         """The product with bias in float64, and the tolerance of each element."""
         values = self.weights.values.astype(np.float64)

@@ -15,7 +15,7 @@ class StoredTiles {
   static constexpr int64_t kMaxSteps = kPackedSteps;
 
   explicit StoredTiles(const Matrix& weight)
-      : weight_(weight), panel_bytes_(kPanelRows * weight.columns * 2) {}
+      : weight_(weight), panel_bytes_(panel_bytes(weight.format, weight.columns)) {}
 
   const uint8_t* tiles(int place, int64_t panel, int64_t first_step, int64_t num_columns) {
     const uint8_t* stored = weight_.data + panel * panel_bytes_ + first_step * kStepTileBytes;

@@ -18,11 +18,11 @@ constexpr int64_t kStepColumns = 32;
 constexpr int64_t kStepTileBytes = kTileRows * kTileRowBytes;  // of a panel: 16 pair lines
 // Two tiles of tokens and two panels at once: four sums, and every tile that is loaded is used
 // twice, so that a step of four products (64 cycles) waits for two tiles from the L1 cache and two
-// from the L2 cache (10 and 21 cycles each at FACTS' 107 and 48 bytes per cycle).
+// from the L2 cache (10 and 21 cycles each at 107 and 48 bytes per cycle).
 constexpr int kTileBlock = 2;
 constexpr int kPanelBlock = 2;
 // Tiles of tokens that a panel's tiles are read, or made, for.
-constexpr int64_t kMaxTokenTiles = 16;
+constexpr int64_t kMaxTokenSplit = 16;
 // Steps of 16 tokens that are packed together: 256 KB, of an L2 cache of 2 MB. Sums are loaded and
 // stored, some 40 cycles, once for 16 steps or more.
 constexpr int64_t kPackedSteps = 256;
@@ -31,7 +31,7 @@ constexpr int64_t kPackedSteps = 256;
 struct PackedTokens {
   int64_t first_token;
   int64_t num_tokens;
-  TokenTiles tiles;
+  TokenSplit tiles;
   int64_t first_step;
   int64_t num_columns;
 
@@ -63,8 +63,8 @@ static void pack_bf16_tokens(const LinearArgs& args, const PackedTokens& packed,
       const int64_t width = smaller(kStepColumns, packed.num_columns - s * kStepColumns);
       const uint16_t* from =
           args.input.bf16 + token * columns + (packed.first_step + s) * kStepColumns;
-      pack_rows_of_tile((const uint8_t*)from, columns * 2, count, width * 2, kTileRowBytes, height,
-                        out);
+      pack_rows_of_tile<kTileRowBytes>((const uint8_t*)from, columns * 2, count, width * 2, height,
+                                       out);
       out += height * kTileRowBytes;
     }
   }
@@ -150,13 +150,13 @@ template <class Source>
 void multiply_bf16(const LinearArgs& args, Source& source, int64_t first_panel,
                    int64_t end_panel) {
   BF16Scratch scratch;
-  const TokenTiles all(args.num_tokens, 1);
+  const TokenSplit all(args.num_tokens, 1);
   configure_tiles(bf16_config(all.height));
   const int64_t columns = args.weight.columns;
   const int64_t whole_steps = columns / kStepColumns;
-  for (int64_t tile = 0; tile < all.count; tile += kMaxTokenTiles) {
+  for (int64_t tile = 0; tile < all.count; tile += kMaxTokenSplit) {
     PackedTokens packed{tile * all.height, 0, all, 0, 0};
-    packed.tiles.count = smaller(kMaxTokenTiles, all.count - tile);
+    packed.tiles.count = smaller(kMaxTokenSplit, all.count - tile);
     packed.num_tokens =
         smaller(packed.tiles.count * all.height, args.num_tokens - packed.first_token);
     const int64_t most = smaller(kPackedSteps / packed.tiles.count, Source::kMaxSteps);

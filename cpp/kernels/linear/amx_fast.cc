@@ -5,7 +5,7 @@
 #include "simd/lanes_avx512.h"
 
 #include "kernels/linear/amx_bf16.h"
-#include "kernels/linear/decode.h"
+#include "kernels/linear/amx_group.h"
 #include "kernels/variants.h"
 
 namespace potluck {
@@ -21,37 +21,29 @@ class ExpandedTiles {
  public:
   static constexpr int64_t kMaxSteps = 16;  // 32 KB for two panels: the L1 cache has 48
 
-  explicit ExpandedTiles(const Matrix& weight)
-      : weight_(weight),
-        num_blocks_(weight.columns / kGroupColumns / Weights::kGroupsPerBlock) {}
+  explicit ExpandedTiles(const Matrix& weight) : weight_(weight) {}
 
   const uint8_t* tiles(int place, int64_t panel, int64_t first_step, int64_t num_columns) {
-    const uint8_t* blocks =
-        weight_.data + panel * num_blocks_ * Weights::Layout::kBlockBytes;
-    for (int64_t s = 0; s < num_columns / kStepColumns; ++s) {
-      const int64_t block = (first_step + s) / Weights::kGroupsPerBlock;
-      Group group;
-      Weights::load(blocks + block * Weights::Layout::kBlockBytes,
-                    (first_step + s) % Weights::kGroupsPerBlock, group);
-      expand(group, expanded_[place] + s * kStepTileBytes);
-    }
+    const uint8_t* data = weight_.data + panel * panel_bytes(weight_.format, weight_.columns);
+    for (int64_t s = 0; s < num_columns / kStepColumns; ++s)
+      expand(load_group<Weights>(data, first_step + s), expanded_[place] + s * kStepTileBytes);
     return expanded_[place];
   }
 
  private:
   static POTLUCK_LANES void expand(const Group& group, uint8_t* tile) {
     for (int q = 0; q < layout::kQuadsPerGroup; ++q) {
-      F32x16 scale = group.scale;
+      F32x16 scale = group.scales.scale;
       if constexpr (Weights::kHasHalfScales)
-        scale = mul(scale, to_f32(group.half_scale[q / (layout::kQuadsPerGroup / 2)]));
+        scale = mul(scale, to_f32(group.scales.half_scale[q / (layout::kQuadsPerGroup / 2)]));
       // scale * v, scale * kZero and their difference are exact, and an fma rounds once.
       F32x16 offset = mul(scale, splat((float)-Weights::kZero));
-      if constexpr (Weights::kHasMinimum) offset = group.minimum;
+      if constexpr (Weights::kHasMinimum) offset = group.scales.minimum;
       for (int pair = 0; pair < 2; ++pair) {
         const F32x16 even =
-            fma(to_f32(byte_of_lane(group.line[q], 2 * pair)), scale, offset);
+            fma(to_f32(byte_of_lane(group.quad[q], 2 * pair)), scale, offset);
         const F32x16 odd =
-            fma(to_f32(byte_of_lane(group.line[q], 2 * pair + 1)), scale, offset);
+            fma(to_f32(byte_of_lane(group.quad[q], 2 * pair + 1)), scale, offset);
         store_pairs(tile + (2 * q + pair) * layout::kLineBytes, even, odd);
       }
     }
@@ -67,7 +59,6 @@ class ExpandedTiles {
   }
 
   const Matrix& weight_;
-  int64_t num_blocks_;
   alignas(64) uint8_t expanded_[kPanelBlock][kMaxSteps * kStepTileBytes];
 };
 

@@ -6,14 +6,14 @@
 // group of 32 columns, stored as int32, and scaled in AVX-512 registers that hold the sums of the
 // whole row range: 16 tokens x 16 rows x f32.
 //
-// Figures below are of FACTS' prototypes on one Sapphire Rapids core: 17 cycles for a product of 16
-// tokens, 31 for scaling it, 68 with loads and stores.
+// Figures here and in the files beside it are those of prototypes on one Sapphire Rapids core: 17
+// cycles for a product of 16 tokens, 31 for scaling it, 68 with loads and stores.
 #include "simd/lanes_avx512.h"
 
+#include "kernels/linear/amx_group.h"
 #include "kernels/linear/amx_output.h"
 #include "kernels/linear/amx_tiles.h"
 #include "kernels/linear/amx_tokens.h"
-#include "kernels/linear/decode.h"
 #include "kernels/variants.h"
 
 POTLUCK_DECLARE_KERNELS(avx512)
@@ -31,9 +31,11 @@ constexpr int64_t kGroupTileBytes = layout::kQuadsPerGroup * layout::kLineBytes;
 // Tiles of tokens that a group is unpacked for. Unpacking takes some 16 cycles, a product and its
 // scaling 60: with 8 the one is 3 % of the other.
 constexpr int64_t kMaxTiles = 8;
-// (Tile of tokens, group) pairs that are packed together: 64 KB, and what belongs to it stays well
-// inside a 2 MB L2 cache.
-constexpr int64_t kPackedTiles = kMaxTiles * kUnpackedGroups;
+// (Tile of tokens, group) pairs that are packed together: 256 KB, which with their scales stay well
+// inside a 2 MB L2 cache. Between such blocks sums go to the output, whose rows meet in few sets of
+// the L1 cache: with blocks of 64 KB, all but the tiles' own instructions took 1.3 to 1.5 times as
+// long for 512 tokens (on Zen 5, 2048 columns).
+constexpr int64_t kPackedTiles = 4 * kMaxTiles * kUnpackedGroups;
 // Products that may be under way. A tile that is stored right after its product waits for it (33
 // cycles), three products later it does not (24.6).
 constexpr int kRing = 4;
@@ -77,7 +79,7 @@ TileConfig make_config(int64_t height, bool halves) {
 struct Packed {
   int64_t first_token;
   int64_t num_tokens;
-  TokenTiles tiles;
+  TokenSplit tiles;
   int64_t first_group;
   int64_t num_groups;
 };
@@ -91,9 +93,9 @@ void pack_tokens(const LinearArgs& args, const Packed& packed, Scratch& scratch)
     for (int64_t g = 0; g < packed.num_groups; ++g) {
       const int64_t group = packed.first_group + g;
       const int64_t at = (t * packed.num_groups + g) * height;
-      pack_rows_of_tile((const uint8_t*)args.input.q + token * columns + group * kGroupColumns,
-                        columns, count, kGroupColumns, kGroupColumns, height,
-                        scratch.tokens + at * kGroupColumns);
+      pack_rows_of_tile<kGroupColumns>(
+          (const uint8_t*)args.input.q + token * columns + group * kGroupColumns, columns, count,
+          kGroupColumns, height, scratch.tokens + at * kGroupColumns);
       for (int64_t r = 0; r < height; ++r) {
         const int64_t from = (token + r) * all_groups + group;
         const float scale = r < count ? args.input.scales[from] : 0.0f;
@@ -109,24 +111,23 @@ void pack_tokens(const LinearArgs& args, const Packed& packed, Scratch& scratch)
 template <class Weights>
 void unpack(const uint8_t* panel, int64_t first, int64_t count, Scratch& scratch) {
   const U8x64 zero = {_mm512_set1_epi8((char)Weights::kZero)};
+  constexpr int64_t kAhead =
+      kUnpackedGroups / Weights::kGroupsPerBlock * Weights::Layout::kBlockBytes;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t block = (first + i) / Weights::kGroupsPerBlock;
-    const uint8_t* data = panel + block * Weights::Layout::kBlockBytes;
-    const uint8_t* next = data + (first + i) % Weights::kGroupsPerBlock *
-                                     Weights::Layout::kGroupBytes +
-                          kUnpackedGroups / Weights::kGroupsPerBlock * Weights::Layout::kBlockBytes;
+    const uint8_t* next = panel + block * Weights::Layout::kBlockBytes + kAhead +
+                          (first + i) % Weights::kGroupsPerBlock * Weights::Layout::kGroupBytes;
     for (int64_t b = 0; b < Weights::Layout::kGroupBytes; b += layout::kLineBytes)
       __builtin_prefetch(next + b);
-    Group group;
-    Weights::load(data, (first + i) % Weights::kGroupsPerBlock, group);
+    const Group group = load_group<Weights>(panel, first + i);
     uint8_t* out = scratch.weights + i * kGroupTileBytes;
     for (int q = 0; q < layout::kQuadsPerGroup; ++q)
-      _mm512_store_si512(out + q * layout::kLineBytes,
-                         _mm512_sub_epi8(group.line[q].v, zero.v));
-    store(scratch.weight_scales[i], group.scale);
-    if (Weights::kHasMinimum) store(scratch.minimums[i], group.minimum);
+      _mm512_store_si512(out + q * layout::kLineBytes, _mm512_sub_epi8(group.quad[q].v, zero.v));
+    store(scratch.weight_scales[i], group.scales.scale);
+    if (Weights::kHasMinimum) store(scratch.minimums[i], group.scales.minimum);
     if (Weights::kHasHalfScales)
-      for (int h = 0; h < 2; ++h) store(scratch.half_scales[i][h], to_f32(group.half_scale[h]));
+      for (int h = 0; h < 2; ++h)
+        store(scratch.half_scales[i][h], to_f32(group.scales.half_scale[h]));
   }
 }
 
@@ -144,7 +145,8 @@ class TileProduct {
         num_steps_(num_groups * kStepsPerGroup),
         sums_(sums) {}
 
-  void run() {
+  // Not inlined: the formats share it.
+  __attribute__((noinline)) void run() {
     F32x16 acc[kHeight];
 #pragma GCC unroll 16
     for (int r = 0; r < kHeight; ++r) acc[r] = load(sums_ + r * kPanelRows);
@@ -219,13 +221,16 @@ class TileProduct {
   float* sums_;
 };
 
+// Formats differ here in what `unpack` they have, so that those with the same terms share code.
+using Unpack = void (*)(const uint8_t* panel, int64_t first, int64_t count, Scratch& scratch);
+
 // Sums of earlier groups wait in args.out, without bias.
-template <class Weights, int kHeight>
-void multiply_panel(const LinearArgs& args, int64_t panel, const Packed& packed,
+template <bool has_minimum, bool has_half_scales, int kHeight>
+void multiply_panel(const LinearArgs& args, Unpack unpack, int64_t panel, const Packed& packed,
                     Scratch& scratch) {
   const int64_t num_groups = args.weight.columns / kGroupColumns;
-  const uint8_t* data = args.weight.data + panel * (num_groups / Weights::kGroupsPerBlock) *
-                                               Weights::Layout::kBlockBytes;
+  const uint8_t* data =
+      args.weight.data + panel * panel_bytes(args.weight.format, args.weight.columns);
   const int64_t end_token = packed.first_token + packed.num_tokens;
   const auto output = [&](int64_t t) {
     const int64_t token = packed.first_token + t * kHeight;
@@ -237,10 +242,10 @@ void multiply_panel(const LinearArgs& args, int64_t panel, const Packed& packed,
   }
   for (int64_t g = 0; g < packed.num_groups; g += kUnpackedGroups) {
     const int64_t count = smaller(kUnpackedGroups, packed.num_groups - g);
-    unpack<Weights>(data, packed.first_group + g, count, scratch);
+    unpack(data, packed.first_group + g, count, scratch);
     for (int64_t t = 0; t < packed.tiles.count; ++t) {
       const int64_t at = (t * packed.num_groups + g) * kHeight;
-      TileProduct<Weights::kHasMinimum, Weights::kHasHalfScales, kHeight>(
+      TileProduct<has_minimum, has_half_scales, kHeight>(
           scratch, scratch.tokens + at * kGroupColumns, scratch.scales + at,
           scratch.scaled_sums + at, count, scratch.sums[t])
           .run();
@@ -251,11 +256,11 @@ void multiply_panel(const LinearArgs& args, int64_t panel, const Packed& packed,
     output(t).write(scratch.sums[t], is_last && args.bias);
 }
 
-template <class Weights, int kHeight>
-void multiply(const LinearArgs& args, TokenTiles all, int64_t first_panel, int64_t end_panel) {
+template <bool has_minimum, bool has_half_scales, int kHeight>
+void multiply(const LinearArgs& args, Unpack unpack, TokenSplit all, int64_t first_panel,
+              int64_t end_panel) {
   Scratch scratch;
-  const TileConfig config = make_config(kHeight, Weights::kHasHalfScales);
-  configure_tiles(config);
+  configure_tiles(make_config(kHeight, has_half_scales));
   const int64_t num_groups = args.weight.columns / kGroupColumns;
   for (int64_t tile = 0; tile < all.count; tile += kMaxTiles) {
     Packed packed{tile * kHeight, 0, all, 0, 0};
@@ -267,29 +272,39 @@ void multiply(const LinearArgs& args, TokenTiles all, int64_t first_panel, int64
       packed.num_groups = smaller(most, num_groups - packed.first_group);
       pack_tokens(args, packed, scratch);
       for (int64_t panel = first_panel; panel < end_panel; ++panel)
-        multiply_panel<Weights, kHeight>(args, panel, packed, scratch);
+        multiply_panel<has_minimum, has_half_scales, kHeight>(args, unpack, panel, packed,
+                                                              scratch);
     }
   }
   release_tiles();
 }
 
-// The least number of tokens for which tiles take less time than one dot product after another.
-// FACTS, 8 tokens against 1: nibbles 2.2 times on VNNI, 1.31 on tiles, equal near 4. Q8_0, where
-// memory is what is waited for, 1.34 and 1.53: VNNI's 8 x 0.6 + 2 cycles per token and group reach
-// the 118 of reading the group at 14 GB/s near 16. Q6_K has two products for a group: between.
+// The least number of tokens for which tiles take less time than avx512's kernel, by an estimate.
+// Cycles per group of a panel in the caches (Zen 5, 2 products of VNNI a cycle), that kernel's and
+// those of this one without its tile instructions, which the prototypes put at 37 for 16 rows, and
+// so some 13 for 4 and 22 for 8 where nothing overlaps:
+//
+//   tokens       4        8        12       16
+//   Q4_0     23, 21   43, 27   62, 32   82, 38
+//   Q8_0     29, 26   46, 32   61, 38   82, 44
+//   Q4_K     27, 29   51, 36   72, 44   97, 51
+//   Q6_K     36, 32   69, 41   98, 48  129, 56   (two products)
+//
+// From 8 on a little overlap is enough. Q8_0 waits for memory up to 16, where the simpler kernel
+// has the more loads under way.
 template <class Weights>
 constexpr int64_t least_tokens() {
-  return Weights::kBits == 8 ? 16 : Weights::kHasHalfScales ? 8 : 4;
+  return Weights::kBits == 8 ? 16 : 8;
 }
 
-template <class Weights>
-void quantized(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
-  const TokenTiles all(args.num_tokens, 4);
+template <bool has_minimum, bool has_half_scales>
+void quantized(const LinearArgs& args, Unpack unpack, int64_t first_panel, int64_t end_panel) {
+  const TokenSplit all(args.num_tokens, 4);
+  const auto run = [&](auto kernel) { kernel(args, unpack, all, first_panel, end_panel); };
   switch (all.height) {
-    case 4: return multiply<Weights, 4>(args, all, first_panel, end_panel);
-    case 8: return multiply<Weights, 8>(args, all, first_panel, end_panel);
-    case 12: return multiply<Weights, 12>(args, all, first_panel, end_panel);
-    default: return multiply<Weights, 16>(args, all, first_panel, end_panel);
+    case 8: return run(multiply<has_minimum, has_half_scales, 8>);
+    case 12: return run(multiply<has_minimum, has_half_scales, 12>);
+    default: return run(multiply<has_minimum, has_half_scales, 16>);
   }
 }
 
@@ -299,7 +314,8 @@ void quantized(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
   void linear_##suffix(const LinearArgs& args, int64_t first_panel, int64_t end_panel) { \
     if (args.num_tokens < least_tokens<avx512::format>())                                 \
       return avx512::linear_##suffix(args, first_panel, end_panel);                       \
-    quantized<avx512::format>(args, first_panel, end_panel);                              \
+    quantized<avx512::format::kHasMinimum, avx512::format::kHasHalfScales>(               \
+        args, unpack<avx512::format>, first_panel, end_panel);                            \
   }
 POTLUCK_QUANTIZED_FORMATS(POTLUCK_DEFINE)
 #undef POTLUCK_DEFINE

@@ -6,8 +6,10 @@ between stages; for quantized weights also whatever the instruction set (docs/ad
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float32]
 
+_log = logging.getLogger(__name__)
+
 PANEL_ROWS = 16
 """``kPanelRows`` of ``cpp/kernels/kernels.h``."""
 
@@ -53,23 +57,50 @@ def make_pool(num_threads: int | None = None) -> ThreadPool:
 
 
 def available_isas() -> tuple[str, ...]:
-    """Instruction sets that this build has and this machine can run, slowest first."""
+    """Instruction sets that this build has and this machine announces, slowest first."""
     return tuple(kernels.available_isas())
 
 
 def choose_isa(asked: str | None, environment: Mapping[str, str] = os.environ) -> str:
     """The instruction set that is asked for, by argument or ``POTLUCK_ISA``, else the fastest.
 
-    Raises ``ParameterError`` if it is not one of ``available_isas()``.
+    One that is announced and does not work is passed over with a warning. Raises ``ParameterError``
+    if what is asked for is not one of ``available_isas()``, or does not work.
     """
-    isa = asked or environment.get("POTLUCK_ISA") or available_isas()[-1]
+    if isa := asked or environment.get("POTLUCK_ISA"):
+        _require_available(isa)
+        if problem := _problem(isa):
+            raise ParameterError(
+                "isa",
+                f"the instruction set '{isa}' does not work here: {problem}",
+                hint="leave it out, and the fastest that works is used",
+            )
+        return isa
+    *others, isa = available_isas()
+    while others and (problem := _problem(isa)):
+        _log.warning(
+            "the instruction set %s does not work here, and %s is used: %s",
+            isa,
+            others[-1],
+            problem,
+        )
+        isa = others.pop()
+    return isa
+
+
+@cache
+def _problem(isa: str) -> str:
+    """See ``kernels.isa_problem``; once in a process."""
+    return kernels.isa_problem(isa)
+
+
+def _require_available(isa: str) -> None:
     if isa not in available_isas():
         raise ParameterError(
             "isa",
             f"the instruction set '{isa}' is not available here",
             hint=f"available: {', '.join(available_isas())}",
         )
-    return isa
 
 
 def cache_bytes(program: Program, num_blocks: int) -> int:
@@ -132,9 +163,9 @@ class NativeEngine:
     """One stage (see ``Engine``).
 
     ``num_blocks`` cache blocks and scratch for steps of up to ``max_step_tokens`` are allocated
-    here, weights as they come. ``isa`` is one of ``available_isas()``; None is the fastest.
-    ``prefill`` Fast is used for the formats that ``isa`` has kernels for. A call while another
-    thread's call runs raises ``EngineError``.
+    here, weights as they come. ``isa`` is one of ``available_isas()``, taken untried; None is
+    ``choose_isa``'s. ``prefill`` Fast is used for the formats that it has kernels for. A call while
+    another thread's call runs raises ``EngineError``.
     """
 
     def __init__(
@@ -148,7 +179,10 @@ class NativeEngine:
         prefill: Prefill = Prefill.EXACT,
     ) -> None:
         self._program = program
-        self.isa = choose_isa(isa)
+        if isa is None:
+            isa = choose_isa(None)
+        _require_available(isa)
+        self.isa = isa
         self.pool = pool
         self.prefill = prefill
         self.weights: dict[str, TensorInfo] = {}
@@ -156,7 +190,7 @@ class NativeEngine:
         with core_errors():
             self._open_stage: runner.Stage | None = runner.Stage(
                 program=core_program(program),
-                isa=self.isa,
+                isa=isa,
                 pool=pool,
                 num_blocks=num_blocks,
                 max_step_tokens=max_step_tokens,

@@ -16,7 +16,14 @@ I8 = NDArray[np.int8]
 I32 = NDArray[np.int32]
 
 def available_isas() -> list[str]:
-    """Names of the instruction sets whose kernels can run here, slowest first."""
+    """Names of the instruction sets that CPU and operating system announce, slowest first."""
+
+def isa_problem(isa: str) -> str:
+    """What is wrong with an instruction set that is announced here, in a few words; else nothing.
+
+    AMX is tried in a forked child, which takes milliseconds; all others are trusted.
+    ``ValueError`` if it cannot run here.
+    """
 
 def fast_formats(isa: str) -> list[str]:
     """Labels of the formats that ``fast_prefill`` computes faster. ``ValueError`` as below."""
@@ -91,6 +98,22 @@ class Kernels:
         end_panel: int,
     ) -> None:
         """As ``linear_float`` for what ``quantize`` made."""
+
+    @property
+    def fast_formats(self) -> list[str]:
+        """The labels of the formats that ``linear_fast`` takes."""
+
+    def linear_fast(
+        self,
+        format: str,
+        panels: U8,
+        x: U16,
+        bias: F32 | None,
+        out: F32,
+        first_panel: int,
+        end_panel: int,
+    ) -> None:
+        """As ``linear_bf16`` for quantized weights, which it rounds to bf16."""
 
     def embed(self, format: str, panels: U8, rows: int, row: int, out: F32) -> None:
         """``out [columns]`` is row ``row`` of ``rows``."""

@@ -28,8 +28,9 @@ from potluck.types.tensor import TensorFormat
 
 FORMATS = (TensorFormat.Q8_0, TensorFormat.Q4_0)
 
-NUM_TOKENS = 11
-"""More than the blocks of 8 tokens that kernels take at once, and no multiple of them."""
+NUM_TOKENS = 19
+"""More than the blocks of 8 tokens, and tiles of 16, that kernels take at once, and no multiple of
+them."""
 NUM_ROWS = 41
 """More than two panels of 16 rows, and no multiple of 16."""
 NUM_COLUMNS = 160

@@ -15,6 +15,7 @@ from support.native_pipeline import (
 )
 from support.random_weights import stored_rows
 
+from potluck.engines import native
 from potluck.engines.native import (
     NativeEngine,
     ThreadPool,
@@ -297,3 +298,25 @@ def test_the_environment_chooses_the_instruction_set() -> None:
     with pytest.raises(ParameterError) as caught:
         choose_isa(None, {"POTLUCK_ISA": "mmx"})
     assert "scalar" in caught.value.hint
+
+
+def test_an_instruction_set_that_does_not_work_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    best = available_isas()[-1]
+    monkeypatch.setattr(native, "available_isas", lambda: ("scalar", best))
+    monkeypatch.setattr(
+        native, "_problem", lambda isa: "its products are wrong" if isa == best else ""
+    )
+    assert choose_isa(None, {}) == "scalar"
+    assert caplog.messages == [
+        f"the instruction set {best} does not work here, and scalar is used: its products are wrong"
+    ]
+    with pytest.raises(ParameterError, match="does not work here: its products are wrong"):
+        choose_isa(best, {})
+
+
+def test_the_last_instruction_set_is_used_untried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "available_isas", lambda: ("scalar",))
+    monkeypatch.setattr(native, "_problem", lambda _: "everything is wrong")
+    assert choose_isa(None, {}) == "scalar"

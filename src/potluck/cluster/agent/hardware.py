@@ -62,7 +62,11 @@ class Hardware:
         if self._is_closed:
             return
         for trial in report.trials:
-            if not trial.works and (self._report is None or trial not in self._report.trials):
+            if self._report is not None and trial in self._report.trials:
+                continue
+            if not trial.works:
                 _log.warning("%s cannot be used: %s", trial.unit_id, trial.reason)
+            elif trial.reason:
+                _log.warning("%s works, but for %s", trial.unit_id, trial.reason)
         self._report = report
         self._is_there.set()

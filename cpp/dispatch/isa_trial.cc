@@ -1,0 +1,167 @@
+#include "dispatch/isa_trial.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <vector>
+
+#include "dispatch/amx_support.h"
+#include "dispatch/table.h"
+
+namespace potluck {
+namespace {
+
+constexpr int64_t kTokens = 17;   // two tiles, the second not full
+constexpr int64_t kRows = 24;     // two panels, the second not full
+constexpr int64_t kColumns = 256;  // one of the largest blocks
+constexpr unsigned kDeadlineSeconds = 10;  // a thousand times what it takes
+
+// Integers as activations in every form, with scales of 1: products of BF16 weights that are small
+// integers, and of Q4_0 weights with scales that are powers of two, are then exact in any order.
+struct Input {
+  std::vector<float> x, scales;
+  std::vector<int8_t> q;
+  std::vector<int32_t> sums;
+  std::vector<uint16_t> bf16;
+};
+
+size_t size(int64_t count) { return static_cast<size_t>(count); }
+
+// A linear congruential generator's upper bits (Knuth's constants).
+class Draws {
+ public:
+  int below(int bound) {
+    state_ = state_ * 6364136223846793005ull + 1442695040888963407ull;
+    return static_cast<int>((state_ >> 33) % static_cast<uint64_t>(bound));
+  }
+
+ private:
+  uint64_t state_ = 1;
+};
+
+uint16_t bf16_of_integer(int value) {  // |value| < 256: exact
+  const float number = static_cast<float>(value);
+  uint32_t bits;
+  memcpy(&bits, &number, sizeof bits);
+  return static_cast<uint16_t>(bits >> 16);
+}
+
+Input make_input(Draws& draws) {
+  Input input;
+  for (int64_t i = 0; i < kTokens * kColumns; ++i) {
+    const int value = draws.below(255) - 127;
+    input.q.push_back(static_cast<int8_t>(value));
+    input.x.push_back(static_cast<float>(value));
+    input.bf16.push_back(bf16_of_integer(value));
+    if (i % kGroupColumns == 0) {
+      input.scales.push_back(1.0f);
+      input.sums.push_back(0);
+    }
+    input.sums.back() += value;
+  }
+  return input;
+}
+
+// Where a block's f16 scales and minimums lie in the file (ggml-common.h); -1: none.
+constexpr int64_t kHalves[kNumFormats][2] = {{-1, -1}, {-1, -1}, {-1, -1}, {0, -1}, {0, -1}, {0, 2},
+                                             {0, -1},  {0, 2},   {0, 2},   {0, 2},  {208, -1}};
+
+// Any integers with scales of 1/16 to 2, or small integers as BF16.
+std::vector<uint8_t> make_rows(Format format, Draws& draws) {
+  const FormatInfo info = format_info(format);
+  const int64_t num_blocks = kRows * kColumns / info.block_columns;
+  std::vector<uint8_t> rows(size(num_blocks * info.block_bytes));
+  for (uint8_t& byte : rows) byte = static_cast<uint8_t>(draws.below(256));
+  for (int64_t b = 0; b < num_blocks; ++b) {
+    uint8_t* block = rows.data() + b * info.block_bytes;
+    if (format == Format::BF16) {
+      const uint16_t weight = bf16_of_integer(draws.below(63) - 31);
+      memcpy(block, &weight, sizeof weight);
+    }
+    for (int64_t at : kHalves[static_cast<int>(format)]) {
+      const uint16_t half = static_cast<uint16_t>((11 + draws.below(6)) << 10);  // a power of two
+      if (at >= 0) memcpy(block + at, &half, sizeof half);
+    }
+  }
+  return rows;
+}
+
+struct Case {
+  Format format;
+  void (*linear)(const LinearArgs&, int64_t, int64_t);
+  std::vector<uint8_t> panels;
+  std::vector<float> expected, out;
+};
+
+LinearArgs arguments(const Case& one, const Input& input, float* out) {
+  LinearArgs args{};
+  args.weight = {one.format, kRows, kColumns, one.panels.data()};
+  args.input = {input.x.data(), input.q.data(), input.scales.data(), input.sums.data(),
+                input.bf16.data()};
+  args.num_tokens = kTokens;
+  args.out = out;
+  args.out_stride = kRows;
+  return args;
+}
+
+Case make_case(Format format, void (*linear)(const LinearArgs&, int64_t, int64_t),
+               const Input& input, Draws& draws) {
+  Case made{format, linear, {}, {}, {}};
+  made.panels.resize(size(num_panels(kRows) * panel_bytes(format, kColumns)));
+  pack_rows(format, kColumns, make_rows(format, draws).data(), 0, kRows, made.panels.data());
+  made.expected.resize(size(kTokens * kRows));
+  made.out.resize(size(kTokens * kRows));
+  const LinearArgs args = arguments(made, input, made.expected.data());
+  kernels_at(0)->linear[static_cast<int>(format)](args, 0, num_panels(kRows));
+  return made;
+}
+
+// In the child: 0, or 1 + the number of the case that is wrong.
+int first_wrong(std::vector<Case>& cases, const Input& input) {
+  for (size_t i = 0; i < cases.size(); ++i) {
+    Case& one = cases[i];
+    one.linear(arguments(one, input, one.out.data()), 0, num_panels(kRows));
+    if (memcmp(one.out.data(), one.expected.data(), one.out.size() * sizeof(float)) != 0)
+      return static_cast<int>(i) + 1;
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::string isa_problem(const Kernels& kernels) {
+  if (!uses_tiles(kernels)) return "";
+  if (!may_use_tiles()) return "the kernel does not let this process use tiles";
+  Draws draws;
+  const Input input = make_input(draws);
+  std::vector<Case> cases;
+  for (int f = static_cast<int>(Format::BF16); f < kNumFormats; ++f)
+    cases.push_back(make_case(static_cast<Format>(f), kernels.linear[f], input, draws));
+  // Its weights, of 4 bits and a power of two, are bf16.
+  const int q4_0 = static_cast<int>(Format::Q4_0);
+  cases.push_back(make_case(Format::Q4_0, kernels.linear_fast[q4_0], input, draws));
+
+  const pid_t child = fork();
+  if (child < 0) return std::string("it could not be tried: ") + strerror(errno);
+  if (child == 0) {
+    prctl(PR_SET_DUMPABLE, 0);  // no core of what is expected
+    signal(SIGALRM, SIG_DFL);
+    alarm(kDeadlineSeconds);
+    _exit(first_wrong(cases, input));
+  }
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0)
+    if (errno != EINTR) return std::string("it could not be tried: ") + strerror(errno);
+  if (WIFSIGNALED(status))
+    return std::string("it ended by the signal ") + strsignal(WTERMSIG(status));
+  const int wrong = WEXITSTATUS(status);
+  if (wrong == 0) return "";
+  return std::string("wrong products of ") +
+         format_info(cases[static_cast<size_t>(wrong) - 1].format).name + " weights";
+}
+
+}  // namespace potluck

@@ -1,0 +1,84 @@
+"""A CPU that announces AMX on which it does not work: the next best is used, and a line says so."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support.command import assert_refused, run_command
+from support.emulated_core import (
+    DEFECT_VARIABLE,
+    DEFECTS,
+    install_emulated_core,
+    skip_unless_played,
+)
+from support.instruction_sets import IS_AMX_TESTED
+
+RUN = ("run", "demo", "-p", "Once upon a time", "-n", "3")
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    if not IS_AMX_TESTED:
+        skip_unless_played("none")
+    return {
+        **install_emulated_core(tmp_path_factory.mktemp("emulated")),
+        "POTLUCK_THREADS": "1",  # emulated, one is not waited for by another that spins
+    }
+
+
+@pytest.fixture(scope="module")
+def expected(environment: dict[str, str]) -> str:
+    """What the next best tells."""
+    told = run_command(*RUN, env={**environment, "POTLUCK_ISA": "avx512_bf16"})
+    assert told.returncode == 0, told.stderr
+    assert "amx" not in told.stderr
+    return told.stdout
+
+
+def native_trial(environment: dict[str, str]) -> dict[str, Any]:
+    probed = run_command("probe", "--json", env=environment)
+    assert probed.returncode == 0, probed.stderr
+    trials = json.loads(probed.stdout)["trials"]
+    trial: dict[str, Any] = next(trial for trial in trials if trial["backend"] == "native")
+    return trial
+
+
+def test_it_is_the_fastest_where_it_works(environment: dict[str, str]) -> None:
+    trial = native_trial(environment)
+    assert trial["variants"][-2:] == ["avx512_bf16", "amx"]
+    assert trial["reason"] == ""
+    told = run_command("run", "demo", "-p", "x", "-n", "1", env=environment)
+    assert told.returncode == 0, told.stderr
+    assert "amx" not in told.stderr
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_model_runs_on_the_next_best(
+    environment: dict[str, str], expected: str, defect: str
+) -> None:
+    skip_unless_played(defect)
+    told = run_command(*RUN, env={**environment, DEFECT_VARIABLE: defect})
+    assert told.stdout == expected
+    line = "potluck: the instruction set amx does not work here, and avx512_bf16 is used: "
+    assert told.stderr.splitlines()[0] == line + DEFECTS[defect]
+
+
+def test_who_asks_for_it_is_told(environment: dict[str, str]) -> None:
+    env = {**environment, DEFECT_VARIABLE: "refused", "POTLUCK_ISA": "amx"}
+    refused = run_command(*RUN, env=env)
+    message = f"the instruction set 'amx' does not work here: {DEFECTS['refused']}"
+    assert_refused(refused, 2, message, "leave it out")
+
+
+@pytest.mark.parametrize("defect", ["wrong", "faults"])
+def test_the_probe_says_what_is_wrong(environment: dict[str, str], defect: str) -> None:
+    skip_unless_played(defect)
+    cache = f"{environment['XDG_CACHE_HOME']}-{defect}"
+    trial = native_trial({**environment, DEFECT_VARIABLE: defect, "XDG_CACHE_HOME": cache})
+    assert trial["works"] is True
+    assert trial["variants"] == ["scalar", "avx2", "avx512", "avx512_bf16"]
+    reason = "wrong numbers: the q8_0 product[0][0]" if defect == "wrong" else "SIGILL"
+    assert trial["reason"].startswith("amx: ")
+    assert reason in trial["reason"]
