@@ -188,13 +188,6 @@ void linear_quantized(const Kernels& kernels, const std::string& format,
              end_panel);
 }
 
-std::vector<std::string> fast_formats(const Kernels& kernels) {
-  std::vector<std::string> names;
-  for (int f = 0; f < kNumFormats; ++f)
-    if (kernels.linear_fast[f]) names.push_back(format_info(static_cast<Format>(f)).name);
-  return names;
-}
-
 void linear_fast(const Kernels& kernels, const std::string& format, Vector<const uint8_t> panels,
                  Rows<const uint16_t> x, std::optional<Vector<const float>> bias, StridedRows out,
                  int64_t first_panel, int64_t end_panel) {
@@ -407,7 +400,6 @@ void bind_kernels(nb::module_& m, KernelLookup lookup) {
       .def("linear_quantized", &linear_quantized, "format"_a, "panels"_a.noconvert(),
            "q"_a.noconvert(), "scales"_a.noconvert(), "sums"_a.noconvert(),
            "bias"_a.noconvert().none(), "out"_a.noconvert(), "first_panel"_a, "end_panel"_a)
-      .def_prop_ro("fast_formats", &fast_formats)
       .def("linear_fast", &linear_fast, "format"_a, "panels"_a.noconvert(), "x"_a.noconvert(),
            "bias"_a.noconvert().none(), "out"_a.noconvert(), "first_panel"_a, "end_panel"_a)
       .def("embed", &embed, "format"_a, "panels"_a.noconvert(), "rows"_a, "row"_a,

@@ -1,8 +1,8 @@
 // The interface between kernels and everything above them: what a kernel takes and promises.
 //
 // Every kernel exists once per instruction set, built from one body over 16 virtual lanes
-// (cpp/simd). All variants give the same bits as the scalar one (docs/adr/0004), but for BF16 weights
-// where the instruction set has products of bf16 (docs/adr/0017).
+// (cpp/simd). All variants give the same bits as the scalar one (docs/adr/0004), but for BF16
+// weights where the instruction set has products of bf16 (docs/adr/0017).
 // Kernels do not allocate, lock, throw or divide work among threads: the program runner calls
 // them on ranges. Pointers need no alignment beyond their element's.
 //

@@ -13,8 +13,8 @@ namespace avx512 {
 namespace {
 
 // A quad of a token serves two panels: one load for two products. Of 32 registers 12 hold sums of
-// integers and 12 those of floats, 2 unpacked quads, one a token's. With half scales those of floats
-// are in the first cache meanwhile.
+// integers and 12 those of floats, 2 unpacked quads, one a token's. With half scales those of
+// floats are in the first cache meanwhile.
 constexpr int kPanelTile = 2;
 constexpr int kTokenTile = 6;
 constexpr int kHalfScalesTokenTile = 6;

@@ -37,8 +37,8 @@ struct GroupSum {
     half[0].template add<kHalves == 2 ? i : 2 * i>(w.first, first);
     half[kHalves - 1].template add<kHalves == 2 ? i : 2 * i + 1>(w.second, second);
   }
-  // Times the half scales, where there are some. At most 32 * 128 * 127 without, 32 * 32 * 127 * 128
-  // < 2^24 with them: exact as f32.
+  // Times the half scales, where there are some. At most 32 * 128 * 127 without them, and
+  // 32 * 32 * 127 * 128 < 2^24 with them: exact as f32.
   POTLUCK_LANES F32x16 total(const GroupScales& scales) const {
     if constexpr (kHalves == 2)
       return to_f32(add(mul(half[0].sum(), scales.half_scale[0]),
@@ -79,7 +79,8 @@ POTLUCK_LANES void prefetch(const uint8_t* block, int64_t group, const Ahead& ah
     __builtin_prefetch(start + i * layout::kLineBytes, 0, 2);
 }
 
-// A tile of kPanelTile panels. Where only one of two is left it stands for both, and is written once.
+// A tile of kPanelTile panels. Where only one of two is left it stands for both, and is written
+// once.
 template <class Weights>
 struct QuantizedTile {
   template <int kTokens>
@@ -203,16 +204,17 @@ void FloatTiles<Weights>::Tile<kPanels>::run(const LinearArgs& args, int64_t pan
     for (int t = 0; t < kTokens; ++t) write(args, panel + p, token + t, acc[p][t]);
 }
 
-// Panels that the tiles of many tokens pass over in turn: these panels and the next ones, which are
-// prefetched meanwhile, are in the second cache (512 KB or more), a tile's activations in the first.
+// Panels that the tiles of many tokens pass over in turn: these and the next ones, which are
+// prefetched meanwhile, are in the second cache (512 KB or more), a tile's activations in the
+// first.
 constexpr int64_t kPanelsInCacheBytes = 256 << 10;
 // Up to so many tiles pass over each kPanelTile panels in turn, so that a batch of sequences
 // computes while its weights come from memory.
 constexpr int64_t kFewTiles = 3;
 
-// Every panel comes from memory once. While the tiles pass over some panels, each asks for its share
-// of the next ones. With that one core reads Q4_K for one token a third faster than with a prefetch
-// of 4 KB ahead, and for eight tokens twice as fast as with none (Zen 5).
+// Every panel comes from memory once. While the tiles pass over some panels, each asks for its
+// share of the next ones. With that one core reads Q4_K for one token a third faster than with a
+// prefetch of 4 KB ahead, and for eight tokens twice as fast as with none (Zen 5).
 template <class Weights>
 void quantized(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
   constexpr int kTokens = Weights::kHasHalfScales ? kHalfScalesTokenTile : kTokenTile;

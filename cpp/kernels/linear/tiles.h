@@ -1,8 +1,8 @@
 // How tokens are divided into tiles. Included by bodies, after the lanes of an instruction set.
 //
-// A tile is kPanels x kTokens sums that stay in registers while its weights and activations pass by.
-// Tokens that do not fill tiles are divided among them evenly: two tiles of four rather than one of
-// six and one of two, which would wait for its few sums.
+// A tile is kPanels x kTokens sums that stay in registers while its weights and activations pass
+// by. Tokens that do not fill tiles are divided among them evenly: two tiles of four rather than one
+// of six and one of two, which would wait for its few sums.
 #pragma once
 
 #include "kernels/kernels.h"
@@ -11,10 +11,12 @@ namespace potluck {
 namespace POTLUCK_ISA {
 namespace {
 
+// Of `tokens`, with at most `most` in a tile.
 struct TokenTiles {
   int64_t num_tokens, num_tiles;
 
-  TokenTiles(int64_t tokens, int64_t most) : num_tokens(tokens), num_tiles((tokens + most - 1) / most) {}
+  TokenTiles(int64_t tokens, int64_t most)
+      : num_tokens(tokens), num_tiles((tokens + most - 1) / most) {}
   int64_t start(int64_t tile) const { return num_tokens * tile / num_tiles; }
   int64_t size(int64_t tile) const { return start(tile + 1) - start(tile); }
 };

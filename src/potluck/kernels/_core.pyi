@@ -99,10 +99,6 @@ class Kernels:
     ) -> None:
         """As ``linear_float`` for what ``quantize`` made."""
 
-    @property
-    def fast_formats(self) -> list[str]:
-        """The labels of the formats that ``linear_fast`` takes."""
-
     def linear_fast(
         self,
         format: str,
