@@ -7,9 +7,13 @@ struct CpuFeatures {
   bool avx2 = false;    // with FMA and F16C
   bool avx512 = false;  // F, BW, DQ, VL and VNNI
   bool avx512_bf16 = false;
+  bool neon = false;     // Advanced SIMD
+  bool dotprod = false;  // SDOT and UDOT
+  bool i8mm = false;     // matrix products of bytes, and BF16
 };
 
-// Asks the CPU itself (CPUID and XCR0): /proc/cpuinfo may show another machine's CPU.
+// Asks the CPU itself (x86-64: CPUID and XCR0) or the kernel (aarch64: the auxiliary vector, which
+// has what all cores of a machine share): /proc/cpuinfo may show another machine's CPU.
 CpuFeatures cpu_features();
 
 }  // namespace potluck

@@ -10,10 +10,24 @@ POTLUCK_DECLARE_KERNELS(scalar)
 POTLUCK_DECLARE_KERNELS(avx2)
 POTLUCK_DECLARE_KERNELS(avx512)
 #endif
+#if defined(__aarch64__)
+POTLUCK_DECLARE_KERNELS(neon)
+#endif
+#if defined(POTLUCK_HAS_DOTPROD)
+POTLUCK_DECLARE_QUANTIZED_LINEAR(dotprod)
+#endif
+#if defined(POTLUCK_HAS_I8MM)
+POTLUCK_DECLARE_QUANTIZED_LINEAR(i8mm)
+#endif
 
 namespace potluck {
 #if defined(POTLUCK_HAS_AVX512_BF16)
 namespace avx512_bf16 {
+void linear_bf16(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
+}
+#endif
+#if defined(POTLUCK_HAS_I8MM)
+namespace i8mm {
 void linear_bf16(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
 }
 #endif
@@ -43,7 +57,24 @@ constexpr Kernels kAvx2 = POTLUCK_ROW(avx2);
 constexpr Kernels kAvx512 = POTLUCK_ROW(avx512);
 #undef POTLUCK_TABLE_ISA
 #endif
-#if defined(POTLUCK_HAS_AVX512_BF16)
+#if defined(__aarch64__)
+#define POTLUCK_TABLE_ISA neon
+constexpr Kernels kNeon = POTLUCK_ROW(neon);
+#undef POTLUCK_TABLE_ISA
+#endif
+
+#if defined(POTLUCK_HAS_DOTPROD)
+using Linear = void(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
+constexpr int kFirstQuantized = static_cast<int>(Format::Q8_0);
+
+// As `row`, with other products for quantized weights; `linear` is in the order of the formats.
+constexpr Kernels with_byte_products(Kernels row, const char* isa, Linear* const* linear) {
+  row.isa = isa;
+  for (int i = kFirstQuantized; i < kNumFormats; ++i) row.linear[i] = linear[i - kFirstQuantized];
+  return row;
+}
+#endif
+#if defined(POTLUCK_HAS_AVX512_BF16) || defined(POTLUCK_HAS_I8MM)
 // As `row`, with another product for BF16 weights, which takes activations as bf16.
 constexpr Kernels with_bf16_products(Kernels row, const char* isa,
                                      void (*linear)(const LinearArgs&, int64_t, int64_t)) {
@@ -52,8 +83,23 @@ constexpr Kernels with_bf16_products(Kernels row, const char* isa,
   row.linear[static_cast<int>(Format::BF16)] = linear;
   return row;
 }
+#endif
+#if defined(POTLUCK_HAS_AVX512_BF16)
 constexpr Kernels kAvx512Bf16 =
     with_bf16_products(kAvx512, "avx512_bf16", avx512_bf16::linear_bf16);
+#endif
+#if defined(POTLUCK_HAS_DOTPROD)
+#define POTLUCK_TABLE_ISA dotprod
+constexpr Linear* kDotprodLinear[] = {POTLUCK_QUANTIZED_FORMATS(POTLUCK_LINEAR)};
+#undef POTLUCK_TABLE_ISA
+constexpr Kernels kDotprod = with_byte_products(kNeon, "dotprod", kDotprodLinear);
+#endif
+#if defined(POTLUCK_HAS_I8MM)
+#define POTLUCK_TABLE_ISA i8mm
+constexpr Linear* kI8mmLinear[] = {POTLUCK_QUANTIZED_FORMATS(POTLUCK_LINEAR)};
+#undef POTLUCK_TABLE_ISA
+constexpr Kernels kI8mm = with_bf16_products(with_byte_products(kNeon, "i8mm", kI8mmLinear),
+                                             "i8mm", i8mm::linear_bf16);
 #endif
 
 struct Row {
@@ -70,6 +116,15 @@ constexpr Row kTable[] = {
 #endif
 #if defined(POTLUCK_HAS_AVX512_BF16)
     {&kAvx512Bf16, &CpuFeatures::avx512_bf16},
+#endif
+#if defined(__aarch64__)
+    {&kNeon, &CpuFeatures::neon},
+#endif
+#if defined(POTLUCK_HAS_DOTPROD)
+    {&kDotprod, &CpuFeatures::dotprod},
+#endif
+#if defined(POTLUCK_HAS_I8MM)
+    {&kI8mm, &CpuFeatures::i8mm},
 #endif
 };
 

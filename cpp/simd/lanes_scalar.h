@@ -277,7 +277,7 @@ POTLUCK_LANES U8x64 bits(U8x64 v) {
   for (int i = 0; i < 64; ++i) v.byte[i] = (uint8_t)((v.byte[i] >> shift) & mask);
   return v;
 }
-// low | high << 4, byte by byte; high < 16.
+// low | high << 4, byte by byte; both < 16.
 POTLUCK_LANES U8x64 join(U8x64 low, U8x64 high) {
   for (int i = 0; i < 64; ++i) low.byte[i] = (uint8_t)(low.byte[i] | high.byte[i] << 4);
   return low;

@@ -1,0 +1,76 @@
+// Products of float weights. Included by bodies, after the lanes of an instruction set.
+#pragma once
+
+#include "kernels/linear/decode.h"
+#include "kernels/linear/write.h"
+
+namespace potluck {
+namespace POTLUCK_ISA {
+namespace {
+
+// Panels that a single token passes over together. A float format's chain of fma would otherwise
+// wait 4 cycles for each column; quantized groups have enough other work.
+constexpr int kFloatPanelTile = 4;
+
+template <class Weights, int kPanels, int kTokens>
+inline void float_tile(const LinearArgs& args, int64_t panel, int64_t token) {
+  const int64_t columns = args.weight.columns;
+  const int64_t stride = columns * kPanelRows * Weights::kBytes;
+  const uint8_t* weights = args.weight.data + panel * stride;
+  const float* x = args.input.x + token * columns;
+
+  F32x16 acc[kPanels][kTokens];
+#pragma GCC unroll kUnroll
+  for (int p = 0; p < kPanels; ++p)
+#pragma GCC unroll kUnroll
+    for (int t = 0; t < kTokens; ++t) acc[p][t] = splat(0.0f);
+  int64_t k = 0;
+  for (; k + Weights::kStep <= columns; k += Weights::kStep) {
+#pragma GCC unroll kUnroll
+    for (int p = 0; p < kPanels; ++p) {
+      F32x16 w[Weights::kStep];
+      Weights::load_step(weights + p * stride, w);
+#pragma GCC unroll kUnroll
+      for (int i = 0; i < Weights::kStep; ++i)
+#pragma GCC unroll kUnroll
+        for (int t = 0; t < kTokens; ++t)
+          acc[p][t] = fma(w[i], splat(x[t * columns + k + i]), acc[p][t]);
+    }
+    weights += Weights::kStep * kPanelRows * Weights::kBytes;
+  }
+  if constexpr (Weights::kStep > 1) {
+    if (k < columns)
+#pragma GCC unroll kUnroll
+      for (int p = 0; p < kPanels; ++p) {
+        const F32x16 w = Weights::load_column(weights + p * stride);
+#pragma GCC unroll kUnroll
+        for (int t = 0; t < kTokens; ++t) acc[p][t] = fma(w, splat(x[t * columns + k]), acc[p][t]);
+      }
+  }
+#pragma GCC unroll kUnroll
+  for (int p = 0; p < kPanels; ++p)
+#pragma GCC unroll kUnroll
+    for (int t = 0; t < kTokens; ++t) write(args, panel + p, token + t, acc[p][t]);
+}
+
+template <class Weights, int kPanels>
+inline void float_panels(const LinearArgs& args, int64_t panel) {
+  int64_t token = 0;
+  if (kPanels == 1)
+    for (; token + kTokenTile <= args.num_tokens; token += kTokenTile)
+      float_tile<Weights, 1, kTokenTile>(args, panel, token);
+  for (; token < args.num_tokens; ++token) float_tile<Weights, kPanels, 1>(args, panel, token);
+}
+
+template <class Weights>
+void floating(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
+  int64_t panel = first_panel;
+  if (args.num_tokens < kTokenTile)
+    for (; panel + kFloatPanelTile <= end_panel; panel += kFloatPanelTile)
+      float_panels<Weights, kFloatPanelTile>(args, panel);
+  for (; panel < end_panel; ++panel) float_panels<Weights, 1>(args, panel);
+}
+
+}  // namespace
+}  // namespace POTLUCK_ISA
+}  // namespace potluck
