@@ -9,7 +9,7 @@ struct CpuFeatures {
   bool avx512_bf16 = false;
   bool neon = false;     // Advanced SIMD
   bool dotprod = false;  // SDOT and UDOT
-  bool i8mm = false;     // matrix products of bytes, and BF16
+  bool i8mm = false;     // USDOT and the matrix products of bytes, with BF16
 };
 
 // Asks the CPU itself (x86-64: CPUID and XCR0) or the kernel (aarch64: the auxiliary vector, which

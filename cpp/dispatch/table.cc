@@ -16,9 +16,6 @@ POTLUCK_DECLARE_KERNELS(neon)
 #if defined(POTLUCK_HAS_DOTPROD)
 POTLUCK_DECLARE_QUANTIZED_LINEAR(dotprod)
 #endif
-#if defined(POTLUCK_HAS_I8MM)
-POTLUCK_DECLARE_QUANTIZED_LINEAR(i8mm)
-#endif
 
 namespace potluck {
 #if defined(POTLUCK_HAS_AVX512_BF16)
@@ -28,6 +25,7 @@ void linear_bf16(const LinearArgs& args, int64_t first_panel, int64_t end_panel)
 #endif
 #if defined(POTLUCK_HAS_I8MM)
 namespace i8mm {
+void linear_q8_0(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
 void linear_bf16(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
 }
 #endif
@@ -63,17 +61,6 @@ constexpr Kernels kNeon = POTLUCK_ROW(neon);
 #undef POTLUCK_TABLE_ISA
 #endif
 
-#if defined(POTLUCK_HAS_DOTPROD)
-using Linear = void(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
-constexpr int kFirstQuantized = static_cast<int>(Format::Q8_0);
-
-// As `row`, with other products for quantized weights; `linear` is in the order of the formats.
-constexpr Kernels with_byte_products(Kernels row, const char* isa, Linear* const* linear) {
-  row.isa = isa;
-  for (int i = kFirstQuantized; i < kNumFormats; ++i) row.linear[i] = linear[i - kFirstQuantized];
-  return row;
-}
-#endif
 #if defined(POTLUCK_HAS_AVX512_BF16) || defined(POTLUCK_HAS_I8MM)
 // As `row`, with another product for BF16 weights, which takes activations as bf16.
 constexpr Kernels with_bf16_products(Kernels row, const char* isa,
@@ -89,17 +76,28 @@ constexpr Kernels kAvx512Bf16 =
     with_bf16_products(kAvx512, "avx512_bf16", avx512_bf16::linear_bf16);
 #endif
 #if defined(POTLUCK_HAS_DOTPROD)
+// As neon, with other products for quantized weights.
+constexpr Kernels dotprod_row() {
+  using Linear = void(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
 #define POTLUCK_TABLE_ISA dotprod
-constexpr Linear* kDotprodLinear[] = {POTLUCK_QUANTIZED_FORMATS(POTLUCK_LINEAR)};
+  constexpr Linear* kQuantized[] = {POTLUCK_QUANTIZED_FORMATS(POTLUCK_LINEAR)};
 #undef POTLUCK_TABLE_ISA
-constexpr Kernels kDotprod = with_byte_products(kNeon, "dotprod", kDotprodLinear);
+  constexpr int kFirst = static_cast<int>(Format::Q8_0);
+  Kernels row = kNeon;
+  row.isa = "dotprod";
+  for (int i = kFirst; i < kNumFormats; ++i) row.linear[i] = kQuantized[i - kFirst];
+  return row;
+}
+constexpr Kernels kDotprod = dotprod_row();
 #endif
 #if defined(POTLUCK_HAS_I8MM)
-#define POTLUCK_TABLE_ISA i8mm
-constexpr Linear* kI8mmLinear[] = {POTLUCK_QUANTIZED_FORMATS(POTLUCK_LINEAR)};
-#undef POTLUCK_TABLE_ISA
-constexpr Kernels kI8mm = with_bf16_products(with_byte_products(kNeon, "i8mm", kI8mmLinear),
-                                             "i8mm", i8mm::linear_bf16);
+// As dotprod, with other products for Q8_0 and BF16 weights.
+constexpr Kernels i8mm_row() {
+  Kernels row = with_bf16_products(kDotprod, "i8mm", i8mm::linear_bf16);
+  row.linear[static_cast<int>(Format::Q8_0)] = i8mm::linear_q8_0;
+  return row;
+}
+constexpr Kernels kI8mm = i8mm_row();
 #endif
 
 struct Row {

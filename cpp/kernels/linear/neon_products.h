@@ -1,5 +1,5 @@
 // Sums of products of bytes without a dot product instruction: SMULL and SMLAL into 16 bits.
-// Included after linear/neon_tiles.h.
+// Included after linear/neon_tiles.h, which says what a class of products is.
 #pragma once
 
 #include "kernels/linear/neon_tiles.h"
@@ -9,17 +9,19 @@ namespace neon {
 namespace {
 
 struct WideningProducts {
-  // totals[t] += the products of quads [first, end) for the token at q + t * stride.
-  template <class Weights, int first, int end, int kTokens>
-  static POTLUCK_LANES void add(const uint8_t* block, int64_t g, const int8_t* q, int64_t stride,
-                                I32x16 totals[kTokens]) {
-    // Sums of two registers of rows fill half of the 32 registers, for two tokens where there are
-    // sums in 32 bits beside them.
+  // Four registers of 16-bit sums for each token: half of all registers.
+  static constexpr int kTokenTile = 4;
+  static constexpr int kOffset = 128;
+
+  template <class Weights, int first_row, int first, int end, int kTokens>
+  static POTLUCK_LANES void sum(const uint8_t* block, int64_t g, const int8_t* q, int64_t stride,
+                                const int32_t start[kTokens], I32x8 totals[kTokens]) {
+    // Where sums in 32 bits are kept beside them, for half as many tokens.
     constexpr int kAtOnce = end - first > kMostLines<Weights> && kTokens > 2 ? 2 : kTokens;
-    for (int t = 0; t < kTokens; t += kAtOnce) {
-      add_rows<Weights, first, end, kAtOnce, 0>(block, g, q + t * stride, stride, totals + t);
-      add_rows<Weights, first, end, kAtOnce, 2>(block, g, q + t * stride, stride, totals + t);
-    }
+#pragma GCC unroll kUnroll
+    for (int t = 0; t < kTokens; t += kAtOnce)
+      sum_lines<Weights, first_row, first, end, kAtOnce>(block, g, q + t * stride, stride, start + t,
+                                                         totals + t);
   }
 
  private:
@@ -29,10 +31,10 @@ struct WideningProducts {
   template <class Weights>
   static constexpr int kMostLines = 32767 / (kMostWeight<Weights> * 127);
 
-  // The eight rows of registers `reg` and reg + 1 of a line.
-  template <class Weights, int first, int end, int kTokens, int reg>
-  static POTLUCK_LANES void add_rows(const uint8_t* block, int64_t g, const int8_t* q,
-                                     int64_t stride, I32x16 totals[kTokens]) {
+  template <class Weights, int first_row, int first, int end, int kTokens>
+  static POTLUCK_LANES void sum_lines(const uint8_t* block, int64_t g, const int8_t* q,
+                                      int64_t stride, const int32_t start[kTokens],
+                                      I32x8 totals[kTokens]) {
     constexpr int kLines = kMostLines<Weights> < end - first ? kMostLines<Weights> : end - first;
     int32x4_t pairs[kTokens][4];
 #pragma GCC unroll kUnroll
@@ -40,20 +42,10 @@ struct WideningProducts {
       int16x8_t parts[kTokens][4];
 #pragma GCC unroll kUnroll
       for (int i = quad; i < quad + kLines; ++i) {
-        const I8x64 w = signed_line<Weights>(block, g, i);
+        const I8x32 w = signed_rows_of_line<Weights, first_row>(block, g, i);
 #pragma GCC unroll kUnroll
-        for (int t = 0; t < kTokens; ++t) {
-          const int8x16_t a = broadcast_4(q + t * stride + 4 * i);
-#pragma GCC unroll kUnroll
-          for (int r = 0; r < 2; ++r) {
-            int16x8_t* part = parts[t] + 2 * r;
-            const int8x16_t rows = w.v[reg + r];
-            const int8x8_t low = vget_low_s8(rows);
-            part[0] = i == quad ? vmull_s8(low, vget_low_s8(a))
-                                : vmlal_s8(part[0], low, vget_low_s8(a));
-            part[1] = i == quad ? vmull_high_s8(rows, a) : vmlal_high_s8(part[1], rows, a);
-          }
-        }
+        for (int t = 0; t < kTokens; ++t)
+          multiply(w, broadcast_4(q + t * stride + 4 * i), i == quad, parts[t]);
       }
 #pragma GCC unroll kUnroll
       for (int t = 0; t < kTokens; ++t)
@@ -64,10 +56,19 @@ struct WideningProducts {
     }
 #pragma GCC unroll kUnroll
     for (int t = 0; t < kTokens; ++t)
-#pragma GCC unroll kUnroll
-      for (int r = 0; r < 2; ++r)
-        totals[t].v[reg + r] = vaddq_s32(totals[t].v[reg + r],
-                                         vpaddq_s32(pairs[t][2 * r], pairs[t][2 * r + 1]));
+      totals[t] = add(splat_i32x8(start[t]), {{vpaddq_s32(pairs[t][0], pairs[t][1]),
+                                               vpaddq_s32(pairs[t][2], pairs[t][3])}});
+  }
+
+  // Two rows' products by column in each of the four parts; the first ones are not added.
+  static POTLUCK_LANES void multiply(I8x32 w, int8x16_t a, bool is_first, int16x8_t parts[4]) {
+    const int8x8_t half = vget_low_s8(a);
+    for (int i = 0; i < 2; ++i) {
+      const int8x8_t low = vget_low_s8(w.v[i]);
+      parts[2 * i] = is_first ? vmull_s8(low, half) : vmlal_s8(parts[2 * i], low, half);
+      parts[2 * i + 1] = is_first ? vmull_high_s8(w.v[i], a)
+                                  : vmlal_high_s8(parts[2 * i + 1], w.v[i], a);
+    }
   }
 
   static POTLUCK_LANES int8x16_t broadcast_4(const int8_t* a) {

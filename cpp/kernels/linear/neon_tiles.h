@@ -1,9 +1,16 @@
 // Products of quantized weights on Advanced SIMD. Included after its lanes.
 //
-// As quantized_tiles.h, but a class `Products` makes the integer sums of a whole tile of tokens, so
-// that a line is unpacked where it is used: eight unpacked lines would take all 32 registers. The
-// products are of signed bytes; how they are summed does not matter to the bits, as the sums are
-// exact.
+// As quantized_tiles.h, but a class `Products` makes the integer sums of eight rows and a tile of
+// tokens, whose registers are then free again for the next eight; a line is unpacked where it is
+// used, as eight unpacked ones would take all 32 registers. How the products are summed does not
+// matter to the bits, as the sums are exact.
+//
+// A class `Products` has
+//   kTokenTile   tokens of the largest tile; the others have two and one
+//   kOffset      what it takes from 8-bit values
+//   sum<Weights, first_row, first, end, kTokens>(block, g, q, stride, start, totals)
+//                totals[t] = start[t] + the products of quads [first, end), whole halves of group g,
+//                of rows [first_row, first_row + 8) with the token at q + t * stride
 #pragma once
 
 #include "kernels/linear/decode.h"
@@ -13,57 +20,98 @@ namespace potluck {
 namespace neon {
 namespace {
 
-struct I8x64 {
-  int8x16_t v[4];
+// Sums of eight rows.
+struct I32x8 {
+  int32x4_t v[2];
 };
 
-// Quad `quad` of group g as signed bytes, which stand for v - kSignedZero. Of `load` only what makes
-// this line is left by the compiler.
-template <class Weights>
-constexpr int kSignedZero = Weights::kBits == 8 ? Weights::kZero - 128 : Weights::kZero;
-template <class Weights>
-POTLUCK_LANES I8x64 signed_line(const uint8_t* block, int64_t g, int quad) {
+// Eight rows of quad `quad` of group g. Of `load` the compiler leaves only what makes them.
+struct U8x32 {
+  uint8x16_t v[2];
+};
+template <class Weights, int first_row>
+POTLUCK_LANES U8x32 rows_of_line(const uint8_t* block, int64_t g, int quad) {
   Group group;
   Weights::load(block, g, group);
-  I8x64 line;
-  for (int i = 0; i < 4; ++i) {
-    uint8x16_t bytes = group.line[quad].v[i];
-    if constexpr (Weights::kBits == 8) bytes = veorq_u8(bytes, vdupq_n_u8(0x80));
-    line.v[i] = vreinterpretq_s8_u8(bytes);
-  }
-  return line;
+  const uint8x16_t* rows = group.line[quad].v + first_row / 4;
+  return {{rows[0], rows[1]}};
+}
+// The same as signed bytes: 8-bit values less 128, the others as they are.
+struct I8x32 {
+  int8x16_t v[2];
+};
+template <class Weights, int first_row>
+POTLUCK_LANES I8x32 signed_rows_of_line(const uint8_t* block, int64_t g, int quad) {
+  U8x32 rows = rows_of_line<Weights, first_row>(block, g, quad);
+  if constexpr (Weights::kBits == 8)
+    for (int i = 0; i < 2; ++i) rows.v[i] = veorq_u8(rows.v[i], vdupq_n_u8(128));
+  return {{vreinterpretq_s8_u8(rows.v[0]), vreinterpretq_s8_u8(rows.v[1])}};
 }
 
 POTLUCK_LANES int32_t sum_16(const int8_t* a) { return vaddlvq_s8(vld1q_s8(a)); }
+POTLUCK_LANES I32x8 splat_i32x8(int32_t x) { return {{vdupq_n_s32(x), vdupq_n_s32(x)}}; }
+POTLUCK_LANES I32x8 add(I32x8 a, I32x8 b) {
+  return {{vaddq_s32(a.v[0], b.v[0]), vaddq_s32(a.v[1], b.v[1])}};
+}
+POTLUCK_LANES I32x8 mul(I32x8 a, const int32x4_t b[2]) {
+  return {{vmulq_s32(a.v[0], b[0]), vmulq_s32(a.v[1], b[1])}};
+}
 
 // totals[t] = the exact sum of (v - kZero) * a over group g for the token at q + t * stride, times
-// the half scales where there are some.
-template <class Products, class Weights, int kTokens>
+// the half scales where there are some. sums[t * sums_stride] is the sum of a.
+template <class Products, class Weights, int first_row, int kTokens>
 POTLUCK_LANES void integer_sums(const uint8_t* block, int64_t g, const Group& group,
                                 const int8_t* q, int64_t stride, const int32_t* sums,
-                                int64_t sums_stride, I32x16 totals[kTokens]) {
-  constexpr int kZero = kSignedZero<Weights>;
+                                int64_t sums_stride, I32x8 totals[kTokens]) {
+  constexpr int kZero = Weights::kZero - (Weights::kBits == 8 ? Products::kOffset : 0);
+  int32_t start[kTokens];
   if constexpr (Weights::kHasHalfScales) {
-    I32x16 second[kTokens];
+    I32x8 second[kTokens];
+#pragma GCC unroll kUnroll
+    for (int t = 0; t < kTokens; ++t) start[t] = -kZero * sum_16(q + t * stride);
+    Products::template sum<Weights, first_row, 0, 4, kTokens>(block, g, q, stride, start, totals);
 #pragma GCC unroll kUnroll
     for (int t = 0; t < kTokens; ++t) {
-      const int32_t first_sum = sum_16(q + t * stride);
-      totals[t] = splat_i32(-kZero * first_sum);
-      second[t] = splat_i32(-kZero * (sums[t * sums_stride] - first_sum));
+      totals[t] = mul(totals[t], group.half_scale[0].v + first_row / 4);
+      start[t] = -kZero * sums[t * sums_stride] - start[t];
     }
-    Products::template add<Weights, 0, 4, kTokens>(block, g, q, stride, totals);
-#pragma GCC unroll kUnroll
-    for (int t = 0; t < kTokens; ++t) totals[t] = mul(totals[t], group.half_scale[0]);
-    Products::template add<Weights, 4, 8, kTokens>(block, g, q, stride, second);
+    Products::template sum<Weights, first_row, 4, 8, kTokens>(block, g, q, stride, start, second);
 #pragma GCC unroll kUnroll
     for (int t = 0; t < kTokens; ++t)
-      totals[t] = add(totals[t], mul(second[t], group.half_scale[1]));
+      totals[t] = add(totals[t], mul(second[t], group.half_scale[1].v + first_row / 4));
   } else {
 #pragma GCC unroll kUnroll
-    for (int t = 0; t < kTokens; ++t) totals[t] = splat_i32(-kZero * sums[t * sums_stride]);
-    Products::template add<Weights, 0, 8, kTokens>(block, g, q, stride, totals);
+    for (int t = 0; t < kTokens; ++t) start[t] = -kZero * sums[t * sums_stride];
+    Products::template sum<Weights, first_row, 0, 8, kTokens>(block, g, q, stride, start, totals);
   }
 }
+
+// One group for a tile of tokens: one fma of each integer sum, one of the minimum.
+template <class Products, class Weights, int first_row, int kTokens>
+POTLUCK_LANES void add_group(const uint8_t* block, int64_t g, const Group& group, const int8_t* q,
+                             int64_t stride, const float* scales, const int32_t* sums,
+                             int64_t num_groups, F32x16 acc[kTokens]) {
+  I32x8 totals[kTokens];
+  integer_sums<Products, Weights, first_row, kTokens>(block, g, group, q, stride, sums, num_groups,
+                                                      totals);
+#pragma GCC unroll kUnroll
+  for (int t = 0; t < kTokens; ++t) {
+    const float scale = scales[t * num_groups];
+    for (int i = 0; i < 2; ++i) {
+      constexpr int kFirst = first_row / 4;
+      float32x4_t& sum = acc[t].v[kFirst + i];
+      sum = vfmaq_f32(sum, vcvtq_f32_s32(totals[t].v[i]),
+                      vmulq_n_f32(group.scale.v[kFirst + i], scale));
+      if constexpr (Weights::kHasMinimum)
+        sum = vfmaq_n_f32(sum, group.minimum.v[kFirst + i],
+                          scale * (float)sums[t * num_groups]);
+    }
+  }
+}
+
+// Ends what needs many registers: before and after it, sums are in memory. Without it gcc 12 mixes
+// the work on sixteen rows, and writes to the stack what both halves want of a line.
+POTLUCK_LANES void settle(const F32x16* acc) { __asm__ volatile("" : : "r"(acc) : "memory"); }
 
 template <class Products, class Weights, int kTokens>
 inline void quantized_tile(const LinearArgs& args, int64_t panel, int64_t token) {
@@ -82,16 +130,12 @@ inline void quantized_tile(const LinearArgs& args, int64_t panel, int64_t token)
     for (int64_t i = 0; i < Weights::kGroupsPerBlock; ++i) {
       Group group;
       Weights::load(block, i, group);
-      I32x16 totals[kTokens];
-      integer_sums<Products, Weights, kTokens>(block, i, group, q, columns, sums, num_groups,
-                                               totals);
-#pragma GCC unroll kUnroll
-      for (int t = 0; t < kTokens; ++t) {
-        const float scale = scales[t * num_groups];
-        acc[t] = fma(to_f32(totals[t]), mul(group.scale, splat(scale)), acc[t]);
-        if constexpr (Weights::kHasMinimum)
-          acc[t] = fma(group.minimum, splat(scale * (float)sums[t * num_groups]), acc[t]);
-      }
+      add_group<Products, Weights, 0, kTokens>(block, i, group, q, columns, scales, sums,
+                                               num_groups, acc);
+      if (kTokens > 2) settle(acc);
+      add_group<Products, Weights, 8, kTokens>(block, i, group, q, columns, scales, sums,
+                                               num_groups, acc);
+      if (kTokens > 2) settle(acc);
       q += kGroupColumns;
       ++scales;
       ++sums;
@@ -101,22 +145,20 @@ inline void quantized_tile(const LinearArgs& args, int64_t panel, int64_t token)
   for (int t = 0; t < kTokens; ++t) write(args, panel, token + t, acc[t]);
 }
 
-// Tokens from `token` on, over one panel.
-template <class Products, class Weights>
+// Tokens from `token` on over one panel, in tiles of kTokens and then of two and one.
+template <class Products, class Weights, int kTokens>
 inline void quantized_tokens(const LinearArgs& args, int64_t panel, int64_t token) {
-  for (; token + kTokenTile <= args.num_tokens; token += kTokenTile)
-    quantized_tile<Products, Weights, kTokenTile>(args, panel, token);
-  if (token + 2 <= args.num_tokens) {
-    quantized_tile<Products, Weights, 2>(args, panel, token);
-    token += 2;
-  }
-  if (token < args.num_tokens) quantized_tile<Products, Weights, 1>(args, panel, token);
+  for (; token + kTokens <= args.num_tokens; token += kTokens)
+    quantized_tile<Products, Weights, kTokens>(args, panel, token);
+  constexpr int kSmaller = kTokens > 2 ? 2 : 1;
+  if constexpr (kTokens > 1) quantized_tokens<Products, Weights, kSmaller>(args, panel, token);
 }
 
+// Panels outside, so that a panel comes from memory once and from the cache for the other tiles.
 template <class Products, class Weights>
 void quantized(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
   for (int64_t panel = first_panel; panel < end_panel; ++panel)
-    quantized_tokens<Products, Weights>(args, panel, 0);
+    quantized_tokens<Products, Weights, Products::kTokenTile>(args, panel, 0);
 }
 
 }  // namespace
