@@ -14,11 +14,15 @@ from support.kernel_build import build, require_tool
 @pytest.fixture(scope="module")
 def objects() -> list[Path]:
     folder = build("dev", "potluck_kernels", f"-DPython_EXECUTABLE={sys.executable}")
-    isas = ("scalar", "avx2", "avx512") if platform.machine() == "x86_64" else ("scalar",)
+    isas = ("scalar", "avx2", "avx512") if platform.machine() == "x86_64" else ("scalar", "neon")
     found = [path for isa in isas for path in folder.glob(f"cpp/kernels/**/{isa}.cc.o")]
     assert len(found) == 8 * len(isas)
     # Of one op only, where the compiler knows the instructions.
-    return [*found, *folder.glob("cpp/kernels/**/avx512_bf16.cc.o")]
+    of_linear = ("avx512_bf16", "dotprod", "i8mm")
+    return [
+        *found,
+        *(p for isa in of_linear for p in folder.glob(f"cpp/kernels/linear/**/{isa}.cc.o")),
+    ]
 
 
 def test_no_code_is_shared_between_instruction_sets(objects: list[Path]) -> None:
