@@ -12,7 +12,14 @@ namespace potluck {
 namespace avx2 {
 namespace {
 
+// A lane of 16 takes two of the 16 registers: 8 hold sums of integers, 2 a quad, one a token's. The
+// sums of floats are in the first cache meanwhile.
+constexpr int kPanelTile = 1;
 constexpr int kTokenTile = 4;
+constexpr int kHalfScalesTokenTile = 2;
+// 12 registers hold sums, 2 a column of weights, one a token's.
+constexpr int kFloatPanelTile = 1;
+constexpr int kFloatTokenTile = 6;
 constexpr int kUnroll = 8;
 constexpr int kNumLanes = 16;
 
@@ -208,9 +215,16 @@ POTLUCK_LANES U8x64 bits(U8x64 v) {
   return {_mm256_and_si256(_mm256_srli_epi32(v.low, shift), byte_mask),
           _mm256_and_si256(_mm256_srli_epi32(v.high, shift), byte_mask)};
 }
+template <int shift, int mask>
+POTLUCK_LANES __m256i upper_bits(__m256i v) {
+  const __m256i moved = shift < 4 ? _mm256_slli_epi32(v, shift < 4 ? 4 - shift : 0)
+                                  : _mm256_srli_epi32(v, shift < 4 ? 0 : shift - 4);
+  return _mm256_and_si256(moved, _mm256_set1_epi8(mask << 4));
+}
+template <int shift, int mask>
 POTLUCK_LANES U8x64 join(U8x64 low, U8x64 high) {
-  return {_mm256_or_si256(low.low, _mm256_slli_epi32(high.low, 4)),
-          _mm256_or_si256(low.high, _mm256_slli_epi32(high.high, 4))};
+  return {_mm256_or_si256(low.low, upper_bits<shift, mask>(high.low)),
+          _mm256_or_si256(low.high, upper_bits<shift, mask>(high.high))};
 }
 POTLUCK_LANES I32x16 byte_of_lane(U8x64 v, int index) {
   const __m128i shift = _mm_cvtsi32_si128(8 * index);
@@ -219,29 +233,63 @@ POTLUCK_LANES I32x16 byte_of_lane(U8x64 v, int index) {
           _mm256_and_si256(_mm256_srl_epi32(v.high, shift), mask)};
 }
 
-POTLUCK_LANES __m256i broadcast_4(const int8_t* a) {
+struct Quad {
+  __m256i v;
+};
+POTLUCK_LANES Quad splat_quad(const int8_t* a) {
   int32_t four;
   __builtin_memcpy(&four, a, 4);
-  return _mm256_set1_epi32(four);
+  return {_mm256_set1_epi32(four)};
 }
-// maddubs adds two products in 16 bits: 2 * 127 * 127 fits.
-POTLUCK_LANES __m256i dot4_half(__m256i acc, __m256i w, __m256i a) {
-  const __m256i pairs = _mm256_maddubs_epi16(w, a);
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-}
-POTLUCK_LANES I32x16 dot4_u7(I32x16 acc, U8x64 w, const int8_t* a) {
-  const __m256i four = broadcast_4(a);
-  return {dot4_half(acc.low, w.low, four), dot4_half(acc.high, w.high, four)};
-}
-// The top bit apart, as 2 * 255 * 127 does not fit in 16 bits but 2 * 128 * 127 does.
-POTLUCK_LANES I32x16 dot4_u8(I32x16 acc, U8x64 w, const int8_t* a) {
-  const __m256i four = broadcast_4(a);
-  const __m256i top = _mm256_set1_epi8(-128);
-  const __m256i low = dot4_half(acc.low, _mm256_andnot_si256(top, w.low), four);
-  const __m256i high = dot4_half(acc.high, _mm256_andnot_si256(top, w.high), four);
-  return {dot4_half(low, _mm256_and_si256(top, w.low), four),
-          dot4_half(high, _mm256_and_si256(top, w.high), four)};
-}
+// maddubs adds two products in 16 bits, where those of several quads fit: 2 * 15 * 127 * 8 quads of
+// 4 bits, 4 of 5 bits, 2 of 6 bits are at most 32,004. Then madd widens them.
+template <int bits, int zero>
+struct Dot {
+  static constexpr int kQuadsPerWidening = bits == 4 ? 8 : bits == 5 ? 4 : 2;
+  static_assert(2 * ((1 << bits) - 1) * 127 * kQuadsPerWidening < 32768, "16 bits overflow");
+  __m256i low, high, low_pairs, high_pairs;
+  int32_t first;  // added last, so that it takes no register
+
+  POTLUCK_LANES void start(int32_t sum_a) { first = -zero * sum_a; }
+  template <int index>
+  POTLUCK_LANES void add(U8x64 w, Quad a) {
+    const __m256i low_more = _mm256_maddubs_epi16(w.low, a.v);
+    const __m256i high_more = _mm256_maddubs_epi16(w.high, a.v);
+    const bool is_first = index % kQuadsPerWidening == 0;
+    low_pairs = is_first ? low_more : _mm256_add_epi16(low_pairs, low_more);
+    high_pairs = is_first ? high_more : _mm256_add_epi16(high_pairs, high_more);
+    if ((index + 1) % kQuadsPerWidening != 0) return;
+    const __m256i ones = _mm256_set1_epi16(1);
+    const __m256i low_sums = _mm256_madd_epi16(low_pairs, ones);
+    const __m256i high_sums = _mm256_madd_epi16(high_pairs, ones);
+    low = index < kQuadsPerWidening ? low_sums : _mm256_add_epi32(low, low_sums);
+    high = index < kQuadsPerWidening ? high_sums : _mm256_add_epi32(high, high_sums);
+  }
+  POTLUCK_LANES I32x16 sum() const {
+    const __m256i more = _mm256_set1_epi32(first);
+    return {_mm256_add_epi32(low, more), _mm256_add_epi32(high, more)};
+  }
+};
+// w - 128 as magnitudes, with its signs given to `a`: 2 * 128 * 127 fits in 16 bits.
+template <>
+struct Dot<8, 128> {
+  __m256i low, high;
+
+  POTLUCK_LANES void start(int32_t) { low = high = _mm256_setzero_si256(); }
+  template <int index>
+  POTLUCK_LANES void add(U8x64 w, Quad a) {
+    low = _mm256_add_epi32(low, products(w.low, a.v));
+    high = _mm256_add_epi32(high, products(w.high, a.v));
+  }
+  POTLUCK_LANES I32x16 sum() const { return {low, high}; }
+
+ private:
+  static POTLUCK_LANES __m256i products(__m256i w, __m256i a) {
+    const __m256i v = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(v), _mm256_sign_epi8(a, v));
+    return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  }
+};
 POTLUCK_LANES int32_t sum_16(const int8_t* a) {
   // Sums of absolute differences want unsigned bytes: a + 128.
   const __m128i v = _mm_xor_si128(_mm_loadu_si128((const __m128i*)a), _mm_set1_epi8(-128));

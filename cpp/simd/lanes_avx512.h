@@ -12,7 +12,15 @@ namespace potluck {
 namespace avx512 {
 namespace {
 
-constexpr int kTokenTile = 8;
+// A quad of a token serves two panels: one load for two products. Of 32 registers 12 hold sums of
+// integers and 12 those of floats (with half scales 16 and 8), 4 unpacked quads, one a token's.
+constexpr int kPanelTile = 2;
+constexpr int kTokenTile = 6;
+constexpr int kHalfScalesTokenTile = 4;
+// 24 registers hold sums, 4 columns of weights, one a token's: 10 loads for 24 products, which are
+// more than are in flight (2 a cycle for at most 6 cycles).
+constexpr int kFloatPanelTile = 4;
+constexpr int kFloatTokenTile = 6;
 constexpr int kUnroll = 8;
 constexpr int kNumLanes = 16;
 
@@ -123,19 +131,35 @@ template <int shift, int mask>
 POTLUCK_LANES U8x64 bits(U8x64 a) {
   return {_mm512_and_si512(_mm512_srli_epi32(a.v, shift), _mm512_set1_epi8(mask))};
 }
+template <int shift, int mask>
 POTLUCK_LANES U8x64 join(U8x64 low, U8x64 high) {
-  return {_mm512_or_si512(low.v, _mm512_slli_epi32(high.v, 4))};
+  const __m512i moved = shift < 4 ? _mm512_slli_epi32(high.v, shift < 4 ? 4 - shift : 0)
+                                  : _mm512_srli_epi32(high.v, shift < 4 ? 0 : shift - 4);
+  constexpr int kOrAnd = 0xf8;  // a | (b & c)
+  return {_mm512_ternarylogic_epi32(low.v, moved, _mm512_set1_epi8(mask << 4), kOrAnd)};
 }
 POTLUCK_LANES I32x16 byte_of_lane(U8x64 a, int index) {
   const __m512i shifted = _mm512_srl_epi32(a.v, _mm_cvtsi32_si128(8 * index));
   return {_mm512_and_si512(shifted, _mm512_set1_epi32(0xff))};
 }
-POTLUCK_LANES I32x16 dot4_u8(I32x16 acc, U8x64 w, const int8_t* a) {
+struct Quad {
+  __m512i v;
+};
+POTLUCK_LANES Quad splat_quad(const int8_t* a) {
   int32_t four;
   __builtin_memcpy(&four, a, 4);
-  return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(four))};
+  return {_mm512_set1_epi32(four)};
 }
-POTLUCK_LANES I32x16 dot4_u7(I32x16 acc, U8x64 w, const int8_t* a) { return dot4_u8(acc, w, a); }
+template <int bits, int zero>
+struct Dot {
+  __m512i total;
+  POTLUCK_LANES void start(int32_t sum_a) { total = _mm512_set1_epi32(-zero * sum_a); }
+  template <int index>
+  POTLUCK_LANES void add(U8x64 w, Quad a) {
+    total = _mm512_dpbusd_epi32(total, w.v, a.v);
+  }
+  POTLUCK_LANES I32x16 sum() const { return {total}; }
+};
 POTLUCK_LANES int32_t sum_16(const int8_t* a) {
   const __m128i v = _mm_xor_si128(_mm_loadu_si128((const __m128i*)a), _mm_set1_epi8(-128));
   const __m128i sums = _mm_sad_epu8(v, _mm_setzero_si128());

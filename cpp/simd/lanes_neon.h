@@ -16,8 +16,9 @@ namespace potluck {
 namespace POTLUCK_ISA {
 namespace {
 
-// Sums of a tile of tokens: half of the registers.
-constexpr int kTokenTile = 4;
+// 20 of the 32 registers hold sums of floats, 4 or 8 one or two columns of weights, one a token's.
+constexpr int kFloatPanelTile = 1;
+constexpr int kFloatTokenTile = 5;
 constexpr int kUnroll = 8;
 constexpr int kNumLanes = 16;
 
@@ -204,10 +205,15 @@ template <int shift, int mask>
 POTLUCK_LANES U8x64 bits(U8x64 a) {
   return POTLUCK_MAP((bits_16<shift, mask>), a);
 }
-// SLI keeps the lower four bits of its first operand.
+template <int shift, int mask>
+POTLUCK_LANES uint8x16_t join_16(uint8x16_t low, uint8x16_t high) {
+  if constexpr (shift < 4) high = vshlq_n_u8(high, 4 - shift);
+  if constexpr (shift > 4) high = vshrq_n_u8(high, shift - 4);
+  return vbslq_u8(vdupq_n_u8(mask << 4), high, low);
+}
+template <int shift, int mask>
 POTLUCK_LANES U8x64 join(U8x64 low, U8x64 high) {
-  for (int i = 0; i < 4; ++i) low.v[i] = vsliq_n_u8(low.v[i], high.v[i], 4);
-  return low;
+  return POTLUCK_MAP_2((join_16<shift, mask>), low, high);
 }
 POTLUCK_LANES I32x16 byte_of_lane(U8x64 a, int index) {
   const int32x4_t shift = vdupq_n_s32(-8 * index);

@@ -14,8 +14,13 @@ namespace potluck {
 namespace scalar {
 namespace {
 
-// Tokens that share one pass over a panel in `linear`: bounded by the registers of the set.
-constexpr int kTokenTile = 4;
+// Panels and tokens of a tile of `linear`, whose sums are to stay in the registers of the set. With
+// half scales there are two sums of integers for each. Here none fit.
+constexpr int kPanelTile = 1;
+constexpr int kTokenTile = 1;
+constexpr int kHalfScalesTokenTile = 1;
+constexpr int kFloatPanelTile = 1;
+constexpr int kFloatTokenTile = 1;
 // How far loops over tiles and quads are unrolled: their arrays are to stay in registers, where
 // there are any for them.
 constexpr int kUnroll = 1;
@@ -277,9 +282,11 @@ POTLUCK_LANES U8x64 bits(U8x64 v) {
   for (int i = 0; i < 64; ++i) v.byte[i] = (uint8_t)((v.byte[i] >> shift) & mask);
   return v;
 }
-// low | high << 4, byte by byte; both < 16.
+// low | h << 4, byte by byte, where low < 16 and h is bits [shift, shift + n) of `high`, n at most 4.
+template <int shift, int mask>
 POTLUCK_LANES U8x64 join(U8x64 low, U8x64 high) {
-  for (int i = 0; i < 64; ++i) low.byte[i] = (uint8_t)(low.byte[i] | high.byte[i] << 4);
+  const U8x64 upper = bits<shift, mask>(high);
+  for (int i = 0; i < 64; ++i) low.byte[i] = (uint8_t)(low.byte[i] | upper.byte[i] << 4);
   return low;
 }
 // Byte `index` (0 to 3) of every lane.
@@ -288,16 +295,30 @@ POTLUCK_LANES I32x16 byte_of_lane(U8x64 v, int index) {
   POTLUCK_EACH_LANE r.lane[i] = v.byte[4 * i + index];
   return r;
 }
-// acc + the sum over each lane's four bytes of w[j] * a[j]; exact. `a` is in [-127, 127].
-POTLUCK_LANES I32x16 dot4_u8(I32x16 acc, U8x64 w, const int8_t* a) {
-  POTLUCK_EACH_LANE {
-    const uint8_t* b = w.byte + 4 * i;
-    acc.lane[i] += b[0] * a[0] + b[1] * a[1] + b[2] * a[2] + b[3] * a[3];
-  }
-  return acc;
+// Four bytes of an activation in [-127, 127], for every lane.
+struct Quad {
+  int8_t a[4];
+};
+POTLUCK_LANES Quad splat_quad(const int8_t* a) {
+  Quad r;
+  __builtin_memcpy(&r, a, sizeof r);
+  return r;
 }
-// The same where w <= 127, which is cheaper on some instruction sets.
-POTLUCK_LANES I32x16 dot4_u7(I32x16 acc, U8x64 w, const int8_t* a) { return dot4_u8(acc, w, a); }
+// The exact sum over quads of (w[j] - zero) * a[j] in each lane, for at most eight quads of bytes w
+// below 2^bits; (8, 128), or fewer bits and any zero. `sum_a` is the sum of all a that are added.
+template <int bits, int zero>
+struct Dot {
+  I32x16 total;
+  POTLUCK_LANES void start(int32_t sum_a) { total = splat_i32(-zero * sum_a); }
+  template <int index>  // how many were added before
+  POTLUCK_LANES void add(U8x64 w, Quad q) {
+    POTLUCK_EACH_LANE {
+      const uint8_t* b = w.byte + 4 * i;
+      total.lane[i] += b[0] * q.a[0] + b[1] * q.a[1] + b[2] * q.a[2] + b[3] * q.a[3];
+    }
+  }
+  POTLUCK_LANES I32x16 sum() const { return total; }
+};
 POTLUCK_LANES int32_t sum_16(const int8_t* a) {
   int32_t r = 0;
   POTLUCK_EACH_LANE r += a[i];

@@ -14,14 +14,26 @@ namespace potluck {
 namespace POTLUCK_ISA {
 namespace {
 
+// All quads of a group, in order.
+template <class Weights>
+inline void load_group(const uint8_t* group, U8x64 quads[layout::kQuadsPerGroup]) {
+  const QuadPair pairs[] = {
+      Weights::template load_quads<0>(group), Weights::template load_quads<1>(group),
+      Weights::template load_quads<2>(group), Weights::template load_quads<3>(group)};
+  for (int i = 0; i < 4; ++i) {
+    quads[i] = pairs[i].first;
+    quads[i + 4] = pairs[i].second;
+  }
+}
+
 // The 16 rows' weights of column k of a group. Integers and scales have so few bits that every
 // product is exact; only adding the minimum rounds.
 template <class Weights>
-inline F32x16 weights_of_column(const Group& group, int64_t k) {
-  I32x16 v = sub(byte_of_lane(group.line[k / 4], (int)(k % 4)), splat_i32(Weights::kZero));
-  if constexpr (Weights::kHasHalfScales) v = mul(v, group.half_scale[k / 16]);
-  const F32x16 weights = mul(group.scale, to_f32(v));
-  if constexpr (Weights::kHasMinimum) return add(weights, group.minimum);
+inline F32x16 weights_of_column(const U8x64* quads, const GroupScales& scales, int64_t k) {
+  I32x16 v = sub(byte_of_lane(quads[k / 4], (int)(k % 4)), splat_i32(Weights::kZero));
+  if constexpr (Weights::kHasHalfScales) v = mul(v, scales.half_scale[k / 16]);
+  const F32x16 weights = mul(scales.scale, to_f32(v));
+  if constexpr (Weights::kHasMinimum) return add(weights, scales.minimum);
   return weights;
 }
 
@@ -32,11 +44,14 @@ void embed_quantized(const Matrix& weight, int64_t row, float* out) {
       weight.data + row / kPanelRows * num_blocks * Weights::Layout::kBlockBytes;
   for (int64_t b = 0; b < num_blocks; ++b) {
     for (int64_t g = 0; g < Weights::kGroupsPerBlock; ++g) {
-      Group group;
-      Weights::load(block, g, group);
+      U8x64 quads[layout::kQuadsPerGroup];
+      load_group<Weights>(block + Weights::Layout::kGroups + g * Weights::Layout::kGroupBytes,
+                          quads);
+      GroupScales scales;
+      Weights::load_scales(block, g, scales);
       for (int64_t k = 0; k < kGroupColumns; ++k) {
         float rows[kPanelRows];
-        store(rows, weights_of_column<Weights>(group, k));
+        store(rows, weights_of_column<Weights>(quads, scales, k));
         *out++ = rows[row % kPanelRows];
       }
     }

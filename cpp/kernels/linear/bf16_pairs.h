@@ -9,6 +9,7 @@
 
 #include "kernels/kernels.h"
 #include "kernels/linear/layout.h"
+#include "kernels/linear/tiles.h"
 #include "kernels/linear/write.h"
 
 namespace potluck {
@@ -19,11 +20,6 @@ void linear_bf16(const LinearArgs& args, int64_t first_panel, int64_t end_panel)
 namespace {
 
 using namespace avx512;
-
-// 24 of the 32 registers hold sums, 4 hold lines, and one the pair of a token: 10 loads for 24
-// products. More sums in flight than 2 products a cycle times their latency (6 cycles on Zen 5).
-constexpr int kPairPanels = 4;
-constexpr int kPairTokens = 6;
 
 struct Pair {
   __m512bh v;
@@ -43,8 +39,15 @@ POTLUCK_LANES F32x16 dot2(F32x16 acc, Pair w, Pair x) {
   return {_mm512_dpbf16_ps(acc.v, w.v, x.v)};
 }
 
-template <int kPanels, int kTokens>
-inline void tile(const LinearArgs& args, int64_t panel, int64_t token) {
+template <int kPanels>
+struct PairTile {
+  template <int kTokens>
+  static void run(const LinearArgs& args, int64_t panel, int64_t token);
+};
+
+template <int kPanels>
+template <int kTokens>
+void PairTile<kPanels>::run(const LinearArgs& args, int64_t panel, int64_t token) {
   const int64_t columns = args.weight.columns;
   const int64_t stride = panel_bytes(Format::BF16, columns);
   const uint8_t* weights = args.weight.data + panel * stride;
@@ -81,28 +84,10 @@ inline void tile(const LinearArgs& args, int64_t panel, int64_t token) {
     for (int t = 0; t < kTokens; ++t) write(args, panel + p, token + t, acc[p][t]);
 }
 
-// The last `count` < kTokens + 1 tokens.
-template <int kPanels, int kTokens>
-inline void last_tokens(const LinearArgs& args, int64_t panel, int64_t token, int64_t count) {
-  if (count == kTokens) return tile<kPanels, kTokens>(args, panel, token);
-  if constexpr (kTokens > 1) last_tokens<kPanels, kTokens - 1>(args, panel, token, count);
-}
-
-template <int kPanels>
-inline void all_tokens(const LinearArgs& args, int64_t panel) {
-  int64_t token = 0;
-  for (; token + kPairTokens <= args.num_tokens; token += kPairTokens)
-    tile<kPanels, kPairTokens>(args, panel, token);
-  last_tokens<kPanels, kPairTokens - 1>(args, panel, token, args.num_tokens - token);
-}
-
 }  // namespace
 
 void linear_bf16(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
-  int64_t panel = first_panel;
-  for (; panel + kPairPanels <= end_panel; panel += kPairPanels)
-    all_tokens<kPairPanels>(args, panel);
-  for (; panel < end_panel; ++panel) all_tokens<1>(args, panel);
+  run_float_tiles<PairTile>(args, first_panel, end_panel);
 }
 
 }  // namespace avx512_bf16

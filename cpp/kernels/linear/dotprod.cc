@@ -16,7 +16,7 @@ struct Sdot {
 
   template <class Weights, int first_row>
   static POTLUCK_LANES neon::I8x32 rows(const uint8_t* block, int64_t g, int quad) {
-    return neon::signed_rows_of_line<Weights, first_row>(block, g, quad);
+    return neon::signed_rows_of_quad<Weights, first_row>(block, g, quad);
   }
   template <int lane>
   static POTLUCK_LANES int32x4_t dot(int32x4_t sum, int8x16_t w, int8x16_t a) {

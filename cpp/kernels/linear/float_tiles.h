@@ -2,18 +2,27 @@
 #pragma once
 
 #include "kernels/linear/decode.h"
+#include "kernels/linear/tiles.h"
 #include "kernels/linear/write.h"
 
 namespace potluck {
 namespace POTLUCK_ISA {
 namespace {
 
-// Panels that a single token passes over together. A float format's chain of fma would otherwise
-// wait 4 cycles for each column; quantized groups have enough other work.
-constexpr int kFloatPanelTile = 4;
+template <class Weights>
+struct FloatTiles {
+  template <int kPanels>
+  struct Tile {
+    template <int kTokens>
+    static void run(const LinearArgs& args, int64_t panel, int64_t token);
+  };
+};
 
-template <class Weights, int kPanels, int kTokens>
-inline void float_tile(const LinearArgs& args, int64_t panel, int64_t token) {
+template <class Weights>
+template <int kPanels>
+template <int kTokens>
+void FloatTiles<Weights>::Tile<kPanels>::run(const LinearArgs& args, int64_t panel,
+                                             int64_t token) {
   const int64_t columns = args.weight.columns;
   const int64_t stride = columns * kPanelRows * Weights::kBytes;
   const uint8_t* weights = args.weight.data + panel * stride;
@@ -51,24 +60,6 @@ inline void float_tile(const LinearArgs& args, int64_t panel, int64_t token) {
   for (int p = 0; p < kPanels; ++p)
 #pragma GCC unroll kUnroll
     for (int t = 0; t < kTokens; ++t) write(args, panel + p, token + t, acc[p][t]);
-}
-
-template <class Weights, int kPanels>
-inline void float_panels(const LinearArgs& args, int64_t panel) {
-  int64_t token = 0;
-  if (kPanels == 1)
-    for (; token + kTokenTile <= args.num_tokens; token += kTokenTile)
-      float_tile<Weights, 1, kTokenTile>(args, panel, token);
-  for (; token < args.num_tokens; ++token) float_tile<Weights, kPanels, 1>(args, panel, token);
-}
-
-template <class Weights>
-void floating(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
-  int64_t panel = first_panel;
-  if (args.num_tokens < kTokenTile)
-    for (; panel + kFloatPanelTile <= end_panel; panel += kFloatPanelTile)
-      float_panels<Weights, kFloatPanelTile>(args, panel);
-  for (; panel < end_panel; ++panel) float_panels<Weights, 1>(args, panel);
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ struct WideningProducts {
       int16x8_t parts[kTokens][4];
 #pragma GCC unroll kUnroll
       for (int i = quad; i < quad + kLines; ++i) {
-        const I8x32 w = signed_rows_of_line<Weights, first_row>(block, g, i);
+        const I8x32 w = signed_rows_of_quad<Weights, first_row>(block, g, i);
 #pragma GCC unroll kUnroll
         for (int t = 0; t < kTokens; ++t)
           multiply(w, broadcast_4(q + t * stride + 4 * i), i == quad, parts[t]);

@@ -25,15 +25,19 @@ struct I32x8 {
   int32x4_t v[2];
 };
 
-// Eight rows of quad `quad` of group g. Of `load` the compiler leaves only what makes them.
+// Eight rows of quad `quad` of group g. Of the other quads the compiler leaves nothing.
 struct U8x32 {
   uint8x16_t v[2];
 };
 template <class Weights, int first_row>
-POTLUCK_LANES U8x32 rows_of_line(const uint8_t* block, int64_t g, int quad) {
-  Group group;
-  Weights::load(block, g, group);
-  const uint8x16_t* rows = group.line[quad].v + first_row / 4;
+POTLUCK_LANES U8x32 rows_of_quad(const uint8_t* block, int64_t g, int quad) {
+  using L = typename Weights::Layout;
+  const uint8_t* group = block + L::kGroups + g * L::kGroupBytes;
+  const QuadPair pairs[] = {
+      Weights::template load_quads<0>(group), Weights::template load_quads<1>(group),
+      Weights::template load_quads<2>(group), Weights::template load_quads<3>(group)};
+  const QuadPair& pair = pairs[quad % 4];
+  const uint8x16_t* rows = (quad < 4 ? pair.first : pair.second).v + first_row / 4;
   return {{rows[0], rows[1]}};
 }
 // The same as signed bytes: 8-bit values less 128, the others as they are.
@@ -41,8 +45,8 @@ struct I8x32 {
   int8x16_t v[2];
 };
 template <class Weights, int first_row>
-POTLUCK_LANES I8x32 signed_rows_of_line(const uint8_t* block, int64_t g, int quad) {
-  U8x32 rows = rows_of_line<Weights, first_row>(block, g, quad);
+POTLUCK_LANES I8x32 signed_rows_of_quad(const uint8_t* block, int64_t g, int quad) {
+  U8x32 rows = rows_of_quad<Weights, first_row>(block, g, quad);
   if constexpr (Weights::kBits == 8)
     for (int i = 0; i < 2; ++i) rows.v[i] = veorq_u8(rows.v[i], vdupq_n_u8(128));
   return {{vreinterpretq_s8_u8(rows.v[0]), vreinterpretq_s8_u8(rows.v[1])}};
@@ -60,7 +64,7 @@ POTLUCK_LANES I32x8 mul(I32x8 a, const int32x4_t b[2]) {
 // totals[t] = the exact sum of (v - kZero) * a over group g for the token at q + t * stride, times
 // the half scales where there are some. sums[t * sums_stride] is the sum of a.
 template <class Products, class Weights, int first_row, int kTokens>
-POTLUCK_LANES void integer_sums(const uint8_t* block, int64_t g, const Group& group,
+POTLUCK_LANES void integer_sums(const uint8_t* block, int64_t g, const GroupScales& weight,
                                 const int8_t* q, int64_t stride, const int32_t* sums,
                                 int64_t sums_stride, I32x8 totals[kTokens]) {
   constexpr int kZero = Weights::kZero - (Weights::kBits == 8 ? Products::kOffset : 0);
@@ -72,13 +76,13 @@ POTLUCK_LANES void integer_sums(const uint8_t* block, int64_t g, const Group& gr
     Products::template sum<Weights, first_row, 0, 4, kTokens>(block, g, q, stride, start, totals);
 #pragma GCC unroll kUnroll
     for (int t = 0; t < kTokens; ++t) {
-      totals[t] = mul(totals[t], group.half_scale[0].v + first_row / 4);
+      totals[t] = mul(totals[t], weight.half_scale[0].v + first_row / 4);
       start[t] = -kZero * sums[t * sums_stride] - start[t];
     }
     Products::template sum<Weights, first_row, 4, 8, kTokens>(block, g, q, stride, start, second);
 #pragma GCC unroll kUnroll
     for (int t = 0; t < kTokens; ++t)
-      totals[t] = add(totals[t], mul(second[t], group.half_scale[1].v + first_row / 4));
+      totals[t] = add(totals[t], mul(second[t], weight.half_scale[1].v + first_row / 4));
   } else {
 #pragma GCC unroll kUnroll
     for (int t = 0; t < kTokens; ++t) start[t] = -kZero * sums[t * sums_stride];
@@ -88,11 +92,11 @@ POTLUCK_LANES void integer_sums(const uint8_t* block, int64_t g, const Group& gr
 
 // One group for a tile of tokens: one fma of each integer sum, one of the minimum.
 template <class Products, class Weights, int first_row, int kTokens>
-POTLUCK_LANES void add_group(const uint8_t* block, int64_t g, const Group& group, const int8_t* q,
+POTLUCK_LANES void add_group(const uint8_t* block, int64_t g, const GroupScales& weight, const int8_t* q,
                              int64_t stride, const float* scales, const int32_t* sums,
                              int64_t num_groups, F32x16 acc[kTokens]) {
   I32x8 totals[kTokens];
-  integer_sums<Products, Weights, first_row, kTokens>(block, g, group, q, stride, sums, num_groups,
+  integer_sums<Products, Weights, first_row, kTokens>(block, g, weight, q, stride, sums, num_groups,
                                                       totals);
 #pragma GCC unroll kUnroll
   for (int t = 0; t < kTokens; ++t) {
@@ -101,9 +105,9 @@ POTLUCK_LANES void add_group(const uint8_t* block, int64_t g, const Group& group
       constexpr int kFirst = first_row / 4;
       float32x4_t& sum = acc[t].v[kFirst + i];
       sum = vfmaq_f32(sum, vcvtq_f32_s32(totals[t].v[i]),
-                      vmulq_n_f32(group.scale.v[kFirst + i], scale));
+                      vmulq_n_f32(weight.scale.v[kFirst + i], scale));
       if constexpr (Weights::kHasMinimum)
-        sum = vfmaq_n_f32(sum, group.minimum.v[kFirst + i],
+        sum = vfmaq_n_f32(sum, weight.minimum.v[kFirst + i],
                           scale * (float)sums[t * num_groups]);
     }
   }
@@ -128,12 +132,12 @@ inline void quantized_tile(const LinearArgs& args, int64_t panel, int64_t token)
   for (int t = 0; t < kTokens; ++t) acc[t] = splat(0.0f);
   for (int64_t b = 0; b < num_blocks; ++b, block += Weights::Layout::kBlockBytes) {
     for (int64_t i = 0; i < Weights::kGroupsPerBlock; ++i) {
-      Group group;
-      Weights::load(block, i, group);
-      add_group<Products, Weights, 0, kTokens>(block, i, group, q, columns, scales, sums,
+      GroupScales weight;
+      Weights::load_scales(block, i, weight);
+      add_group<Products, Weights, 0, kTokens>(block, i, weight, q, columns, scales, sums,
                                                num_groups, acc);
       if (kTokens > 2) settle(acc);
-      add_group<Products, Weights, 8, kTokens>(block, i, group, q, columns, scales, sums,
+      add_group<Products, Weights, 8, kTokens>(block, i, weight, q, columns, scales, sums,
                                                num_groups, acc);
       if (kTokens > 2) settle(acc);
       q += kGroupColumns;

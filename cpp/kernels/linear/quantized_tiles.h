@@ -1,98 +1,150 @@
-// Products of quantized weights, by the lanes' products of four bytes. Included by bodies, after the
-// lanes of an instruction set.
+// Products of quantized weights, by the lanes' products of quads. Included by bodies, after the lanes
+// of an instruction set.
 #pragma once
 
 #include "kernels/linear/decode.h"
+#include "kernels/linear/tiles.h"
 #include "kernels/linear/write.h"
 
 namespace potluck {
 namespace POTLUCK_ISA {
 namespace {
 
-// The exact sum of (v - kZero) * a over a group, times the half scales where there are some. At
-// most 32 * 128 * 127 without, 32 * 32 * 127 * 128 < 2^24 with half scales: exact as f32.
+// Sums over a group of (v - kZero) * a, in each half of it where halves have scales.
 template <class Weights>
-POTLUCK_LANES I32x16 integer_sum(const Group& group, const int8_t* a, int32_t activation_sum) {
-  if constexpr (Weights::kHasHalfScales) {
-    const int32_t first = sum_16(a);
-    I32x16 half[2] = {splat_i32(-Weights::kZero * first),
-                      splat_i32(-Weights::kZero * (activation_sum - first))};
+struct GroupSum {
+  static constexpr int kHalves = Weights::kHasHalfScales ? 2 : 1;
+  Dot<Weights::kBits, Weights::kZero> half[kHalves];
+
+  POTLUCK_LANES void start(const int8_t* a, int32_t sum_a) {
+    if constexpr (kHalves == 2) {
+      const int32_t first = sum_16(a);
+      half[0].start(first);
+      half[1].start(sum_a - first);
+    } else {
+      half[0].start(sum_a);
+    }
+  }
+  // Quads i and i + 4, in the order of i.
+  template <int i>
+  POTLUCK_LANES void add_quads(QuadPair w, Quad first, Quad second) {
+    half[0].template add<kHalves == 2 ? i : 2 * i>(w.first, first);
+    half[kHalves - 1].template add<kHalves == 2 ? i : 2 * i + 1>(w.second, second);
+  }
+  // Times the half scales, where there are some. At most 32 * 128 * 127 without, 32 * 32 * 127 * 128
+  // < 2^24 with them: exact as f32.
+  POTLUCK_LANES F32x16 total(const GroupScales& scales) const {
+    if constexpr (kHalves == 2)
+      return to_f32(add(mul(half[0].sum(), scales.half_scale[0]),
+                        mul(half[1].sum(), scales.half_scale[1])));
+    else
+      return to_f32(half[0].sum());
+  }
+};
+
+// A part of what a tile computes with: the block and the group where it is, the tile's sums.
+template <class Weights, int kTokens, int i>
+POTLUCK_LANES void add_quads(const uint8_t* group, int64_t stride, const int8_t* a, int64_t columns,
+                             GroupSum<Weights> (&sums)[kPanelTile][kTokens]) {
+  QuadPair w[kPanelTile];
 #pragma GCC unroll kUnroll
-    for (int i = 0; i < 8; ++i) half[i / 4] = dot4_u7(half[i / 4], group.line[i], a + 4 * i);
-    return add(mul(half[0], group.half_scale[0]), mul(half[1], group.half_scale[1]));
-  } else {
-    I32x16 total = splat_i32(-Weights::kZero * activation_sum);
+  for (int p = 0; p < kPanelTile; ++p) w[p] = Weights::template load_quads<i>(group + p * stride);
 #pragma GCC unroll kUnroll
-    for (int i = 0; i < 8; ++i)
-      total = Weights::kBits == 8 ? dot4_u8(total, group.line[i], a + 4 * i)
-                                  : dot4_u7(total, group.line[i], a + 4 * i);
-    return total;
+  for (int t = 0; t < kTokens; ++t) {
+    const Quad first = splat_quad(a + t * columns + 4 * i);
+    const Quad second = splat_quad(a + t * columns + 4 * i + 16);
+#pragma GCC unroll kUnroll
+    for (int p = 0; p < kPanelTile; ++p) sums[p][t].template add_quads<i>(w[p], first, second);
   }
 }
 
-// Asks for what a single token reads kPrefetchBytes further on; past the last panel that does no
-// harm. With it Q4_K went from 5.4 to 9.1 GB/s on one busy Xeon core with AVX-512; other formats
-// changed by less than the noise.
-constexpr int64_t kPrefetchBytes = 4096;
-template <int64_t num_bytes>
-POTLUCK_LANES void prefetch(const uint8_t* p) {
-#pragma GCC unroll kUnroll
-  for (int64_t i = 0; i < num_bytes; i += layout::kLineBytes)
-    __builtin_prefetch(p + kPrefetchBytes + i);
-}
+template <class Weights>
+struct QuantizedTile {
+  template <int kTokens>
+  static void run(const LinearArgs& args, int64_t panel, int64_t num_real_panels, int64_t token);
+};
 
-template <class Weights, int kTokens>
-inline void quantized_tile(const LinearArgs& args, int64_t panel, int64_t token) {
+template <class Weights>
+template <int kTokens>
+void QuantizedTile<Weights>::run(const LinearArgs& args, int64_t panel, int64_t num_real_panels,
+                                 int64_t token) {
+  using L = typename Weights::Layout;
   const int64_t columns = args.weight.columns;
   const int64_t num_groups = columns / kGroupColumns;
   const int64_t num_blocks = num_groups / Weights::kGroupsPerBlock;
-  const uint8_t* block = args.weight.data + panel * num_blocks * Weights::Layout::kBlockBytes;
-  const int8_t* q = args.input.q + token * columns;
+  const int64_t panel_bytes = num_blocks * L::kBlockBytes;
+  const int64_t stride = num_real_panels == kPanelTile ? panel_bytes : 0;
+  const uint8_t* block = args.weight.data + panel * panel_bytes;
+  const int8_t* a = args.input.q + token * columns;
   const float* scales = args.input.scales + token * num_groups;
   const int32_t* sums = args.input.sums + token * num_groups;
 
-  F32x16 acc[kTokens];
+  F32x16 acc[kPanelTile][kTokens];
 #pragma GCC unroll kUnroll
-  for (int t = 0; t < kTokens; ++t) acc[t] = splat(0.0f);
-  for (int64_t g = 0; g < num_groups; g += Weights::kGroupsPerBlock) {
-    for (int64_t i = 0; i < Weights::kGroupsPerBlock; ++i) {
-      if (kTokens == 1)
-        prefetch<Weights::Layout::kGroupBytes>(block + i * Weights::Layout::kGroupBytes);
-      Group group;
-      Weights::load(block, i, group);
+  for (int p = 0; p < kPanelTile; ++p)
+#pragma GCC unroll kUnroll
+    for (int t = 0; t < kTokens; ++t) acc[p][t] = splat(0.0f);
+  for (int64_t b = 0; b < num_blocks; ++b) {
+    for (int64_t g = 0; g < Weights::kGroupsPerBlock; ++g) {
+      const uint8_t* group = block + L::kGroups + g * L::kGroupBytes;
+      GroupSum<Weights> total[kPanelTile][kTokens];
+#pragma GCC unroll kUnroll
+      for (int t = 0; t < kTokens; ++t)
+#pragma GCC unroll kUnroll
+        for (int p = 0; p < kPanelTile; ++p)
+          total[p][t].start(a + t * columns, sums[t * num_groups]);
+      add_quads<Weights, kTokens, 0>(group, stride, a, columns, total);
+      add_quads<Weights, kTokens, 1>(group, stride, a, columns, total);
+      add_quads<Weights, kTokens, 2>(group, stride, a, columns, total);
+      add_quads<Weights, kTokens, 3>(group, stride, a, columns, total);
+      GroupScales weight[kPanelTile];
+#pragma GCC unroll kUnroll
+      for (int p = 0; p < kPanelTile; ++p)
+        Weights::load_scales(block + p * stride, g, weight[p]);
 #pragma GCC unroll kUnroll
       for (int t = 0; t < kTokens; ++t) {
-        const int64_t at = t * num_groups + g + i;
-        const float scale = scales[at];
-        const I32x16 total =
-            integer_sum<Weights>(group, q + t * columns + (g + i) * kGroupColumns, sums[at]);
-        acc[t] = fma(to_f32(total), mul(group.scale, splat(scale)), acc[t]);
-        if constexpr (Weights::kHasMinimum)
-          acc[t] = fma(group.minimum, splat(scale * (float)sums[at]), acc[t]);
+        const float scale = scales[t * num_groups];
+#pragma GCC unroll kUnroll
+        for (int p = 0; p < kPanelTile; ++p) {
+          acc[p][t] = fma(total[p][t].total(weight[p]), mul(weight[p].scale, splat(scale)),
+                          acc[p][t]);
+          if constexpr (Weights::kHasMinimum)
+            acc[p][t] = fma(weight[p].minimum, splat(scale * (float)sums[t * num_groups]),
+                            acc[p][t]);
+        }
       }
+      a += kGroupColumns;
+      ++scales;
+      ++sums;
     }
-    block += Weights::Layout::kBlockBytes;
+    block += L::kBlockBytes;
   }
 #pragma GCC unroll kUnroll
-  for (int t = 0; t < kTokens; ++t) write(args, panel, token + t, acc[t]);
+  for (int p = 0; p < kPanelTile; ++p)
+    if (p < num_real_panels)
+#pragma GCC unroll kUnroll
+      for (int t = 0; t < kTokens; ++t) write(args, panel + p, token + t, acc[p][t]);
 }
 
-// Panels outside, so that a panel comes from memory once and from the cache for the other tiles.
+constexpr int64_t kPanelsInCacheBytes = 256 << 10;
+
 template <class Weights>
 void quantized(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
-  for (int64_t panel = first_panel; panel < end_panel; ++panel) {
-    int64_t token = 0;
-    for (; token + kTokenTile <= args.num_tokens; token += kTokenTile)
-      quantized_tile<Weights, kTokenTile>(args, panel, token);
-    if (kTokenTile > 4 && token + 4 <= args.num_tokens) {
-      quantized_tile<Weights, 4>(args, panel, token);
-      token += 4;
-    }
-    if (token + 2 <= args.num_tokens) {
-      quantized_tile<Weights, 2>(args, panel, token);
-      token += 2;
-    }
-    if (token < args.num_tokens) quantized_tile<Weights, 1>(args, panel, token);
+  constexpr int kTokens = Weights::kHasHalfScales ? kHalfScalesTokenTile : kTokenTile;
+  const TokenTiles tiles(args.num_tokens, kTokens);
+  const int64_t panel_bytes =
+      args.weight.columns / (kGroupColumns * Weights::kGroupsPerBlock) * Weights::Layout::kBlockBytes;
+  int64_t step = kPanelTile;
+  if (tiles.num_tiles > 2)
+    while ((step + kPanelTile) * panel_bytes <= kPanelsInCacheBytes) step += kPanelTile;
+  for (int64_t start = first_panel; start < end_panel; start += step) {
+    const int64_t end = start + step < end_panel ? start + step : end_panel;
+    for (int64_t i = 0; i < tiles.num_tiles; ++i)
+      for (int64_t panel = start; panel < end; panel += kPanelTile) {
+        const int64_t rest = end - panel;
+        run_tile<QuantizedTile<Weights>, kTokens>(
+            tiles.size(i), args, panel, rest < kPanelTile ? rest : kPanelTile, tiles.start(i));
+      }
   }
 }
 
