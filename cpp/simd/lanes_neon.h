@@ -21,6 +21,8 @@ constexpr int kFloatPanelTile = 1;
 constexpr int kFloatTokenTile = 5;
 constexpr int kUnroll = 8;
 constexpr int kNumLanes = 16;
+// As many F32x16 as the registers hold.
+constexpr int kNumRegisters = 8;
 
 struct F32x16 {
   float32x4_t v[4];
