@@ -3,11 +3,13 @@
 // of its results, and "ok" or "WRONG". No Python: for machines, and emulators, where there is none.
 // Two machines agree if they print the same.
 //
-//   kernel_check [isa]      the instruction set; otherwise the fastest that runs here
+//   kernel_check --list                  the instruction sets that run here, slowest first
+//   kernel_check isa [perturbation]      the instruction set; perhaps with one kernel spoilt
 //
-// The exit status is 1 if any kernel was wrong, 2 for an unknown instruction set.
+// The exit status is 1 if any kernel was wrong, 2 for an unknown argument.
 #include "check/kernel_check.h"
 
+#include "check/perturb.h"
 #include "dispatch/table.h"
 
 namespace {
@@ -61,29 +63,65 @@ void check_round_bf16(const Kernels& kernels, Activity& a, Report& report) {
   report.line("round_bf16", sum, ok);
 }
 
-// Whether out[t][r] is the sum over k of x(t, k) * w(r, k), plus the bias.
+// Whether out[t][r] is the sum over `columns` k of x(t, k) * w(r, k), plus the bias.
 template <class X, class W>
-bool are_products(const std::vector<float>& out, const std::vector<float>& bias, const X& x,
-                  const W& w) {
+bool are_products(const std::vector<float>& out, const std::vector<float>& bias, int64_t columns,
+                  const X& x, const W& w) {
   bool ok = true;
   for (int64_t t = 0; t < kTokens; ++t) {
     for (int64_t r = 0; r < kRows; ++r) {
       double expected = bias[at(r)], norm = fabs(expected);
-      for (int64_t k = 0; k < kColumns; ++k) {
+      for (int64_t k = 0; k < columns; ++k) {
         const double product = x(t, k) * w(r, k);
         expected += product;
         norm += fabs(product);
       }
       // One rounding per column at most, 2^-24 each.
-      ok = ok && near(out[at(t * kRows + r)], expected, norm * kColumns * 0x1p-24);
+      const double error = norm * static_cast<double>(columns) * 0x1p-24;
+      ok = ok && near(out[at(t * kRows + r)], expected, error);
     }
   }
   return ok;
 }
 
+using Linear = void (*)(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
+
+// Adds what `linear` makes of kRows rows of `columns` columns to `sum`. The products, by the values
+// x(t, k) and w(r, k), must be near those in double precision, and have the same bits for any number
+// of tokens at once.
+template <class X, class W>
+bool check_products(Linear linear, Format format, const std::vector<uint8_t>& rows, int64_t columns,
+                    const Activity& a, const std::vector<float>& bias, const X& x, const W& w,
+                    Checksum& sum) {
+  std::vector<uint8_t> panels(at(num_panels(kRows) * panel_bytes(format, columns)));
+  pack_rows(format, columns, rows.data(), 0, kRows, panels.data());
+  const Matrix weight{format, kRows, columns, panels.data()};
+  const int64_t groups = columns / kGroupColumns;
+  const auto run = [&](int64_t step) {
+    std::vector<float> out(at(kTokens * kRows));
+    for (int64_t t = 0; t < kTokens; t += step) {
+      const Activations input{a.x.data() + t * columns, a.q.data() + t * columns,
+                              a.scales.data() + t * groups, a.sums.data() + t * groups,
+                              a.bf16.data() + t * columns};
+      const int64_t count = t + step < kTokens ? step : kTokens - t;
+      linear({weight, input, count, bias.data(), out.data() + t * kRows, kRows}, 0,
+             num_panels(kRows));
+    }
+    return out;
+  };
+  const std::vector<float> out = run(kTokens);
+  bool ok = are_products(out, bias, columns, x, w);
+  for (int64_t step = 1; step <= 5; ++step) {
+    const std::vector<float> parts = run(step);
+    ok = ok && memcmp(parts.data(), out.data(), out.size() * sizeof(float)) == 0;
+  }
+  sum.add(out);
+  return ok;
+}
+
 void check_format(const Kernels& kernels, Format format, const Activity& a, Random& random,
                   Report& report) {
-  const int index = static_cast<int>(format);
+  const auto index = static_cast<int>(format);
   const std::string name = format_info(format).name;
   const std::vector<uint8_t> rows = make_rows(format, random);
   std::vector<uint8_t> panels(at(num_panels(kRows) * panel_bytes(format, kColumns)));
@@ -91,51 +129,51 @@ void check_format(const Kernels& kernels, Format format, const Activity& a, Rand
   const Matrix weight{format, kRows, kColumns, panels.data()};
   const int64_t row_bytes = panel_bytes(format, kColumns) / kPanelRows;
 
-  std::vector<float> values(at(kRows * kColumns));
+  std::vector<float> embedded(kColumns);
+  std::vector<double> values(at(kRows * kColumns));
   bool ok = true;
+  Checksum embeddings;
   for (int64_t r = 0; r < kRows; ++r) {
-    kernels.embed[index](weight, r, values.data() + r * kColumns);
+    kernels.embed[index](weight, r, embedded.data());
     for (int64_t k = 0; k < kColumns; ++k) {
-      const double expected = file_value(format, rows.data() + r * row_bytes, k);
-      ok = ok && values[at(r * kColumns + k)] == static_cast<float>(expected);
+      double& value = values[at(r * kColumns + k)];
+      value = file_value(format, rows.data() + r * row_bytes, k);
+      ok = ok && embedded[at(k)] == static_cast<float>(value);
     }
+    embeddings.add(embedded);
   }
-  Checksum embedded;
-  embedded.add(values);
-  report.line("embed." + name, embedded, ok);
+  report.line("embed." + name, embeddings, ok);
 
   const std::vector<float> bias = random.numbers(kRows);
-  std::vector<float> out(at(kTokens * kRows));
-  const Activations input{a.x.data(), a.q.data(), a.scales.data(), a.sums.data(),
-                          a.bf16.data()};
   const bool takes_bf16 = format == Format::BF16 && kernels.bf16_activations;
-  const LinearArgs args{weight, input, kTokens, bias.data(), out.data(), kRows};
-  kernels.linear[index](args, 0, num_panels(kRows));
-  const auto value = [&](int64_t r, int64_t k) {
-    return static_cast<double>(values[at(r * kColumns + k)]);
-  };
-  const auto exact = [&](int64_t t, int64_t k) {
-    const size_t i = at(t * kColumns + k);
-    if (is_quantized(format))
-      return static_cast<double>(a.q[i]) * a.scales[i / static_cast<size_t>(kGroupColumns)];
-    return static_cast<double>(takes_bf16 ? from_bf16(a.bf16[i]) : a.x[i]);
-  };
   Checksum products;
-  products.add(out);
-  report.line("linear." + name, products, are_products(out, bias, exact, value));
+  const auto check = [&](int64_t columns) {
+    const auto exact = [&](int64_t t, int64_t k) {
+      const int64_t i = t * columns + k;
+      if (is_quantized(format))
+        return static_cast<double>(a.q[at(i)]) * a.scales[at(i / kGroupColumns)];
+      return static_cast<double>(takes_bf16 ? from_bf16(a.bf16[at(i)]) : a.x[at(i)]);
+    };
+    const auto value = [&](int64_t r, int64_t k) { return values[at(r * columns + k)]; };
+    return check_products(kernels.linear[index], format, rows, columns, a, bias, exact, value,
+                          products);
+  };
+  ok = check(kColumns);
+  // An odd last column. The same bytes and values, as rows of one column less.
+  if (!is_quantized(format)) ok = check(kColumns - 1) && ok;
+  report.line("linear." + name, products, ok);
 
   if (!kernels.linear_fast[index]) return;
-  kernels.linear_fast[index](args, 0, num_panels(kRows));
   const auto rounded = [&](int64_t t, int64_t k) {
     return static_cast<double>(from_bf16(a.bf16[at(t * kColumns + k)]));
   };
   const auto rounded_value = [&](int64_t r, int64_t k) {
-    return static_cast<double>(nearest_bf16(values[at(r * kColumns + k)]));
+    return static_cast<double>(nearest_bf16(static_cast<float>(values[at(r * kColumns + k)])));
   };
   Checksum fast_products;
-  fast_products.add(out);
-  report.line("linear_fast." + name, fast_products,
-              are_products(out, bias, rounded, rounded_value));
+  ok = check_products(kernels.linear_fast[index], format, rows, kColumns, a, bias, rounded,
+                      rounded_value, fast_products);
+  report.line("linear_fast." + name, fast_products, ok);
 }
 
 void check_rms_norm(const Kernels& kernels, Random& random, Report& report) {
@@ -298,9 +336,18 @@ void check_attention(const Kernels& kernels, Random& random, Report& report) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const Kernels* kernels = argc > 1 ? kernels_for(argv[1]) : best_kernels();
+  const std::string isa = argc > 1 ? argv[1] : "";
+  if (isa == "--list") {
+    for (int i = 0; i < num_isas(); ++i) printf("%s\n", kernels_at(i)->isa);
+    return 0;
+  }
+  const Kernels* kernels = perturbed_kernels_for(isa.c_str());
   if (!kernels) {
-    fprintf(stderr, "no kernels for '%s' here\n", argv[1]);
+    fprintf(stderr, "no kernels for '%s' here\n", isa.c_str());
+    return 2;
+  }
+  if (argc > 2 && !set_perturbation(argv[2])) {
+    fprintf(stderr, "no such kernel: %s\n", argv[2]);
     return 2;
   }
   Random random;

@@ -14,7 +14,7 @@
 namespace potluck {
 namespace check {
 
-constexpr int64_t kRows = 37;      // two panels and a part
+constexpr int64_t kRows = 69;      // four panels and a part
 constexpr int64_t kColumns = 512;  // two of the largest blocks
 
 // xorshift64* (Marsaglia 2003, Vigna 2016).

@@ -1,5 +1,6 @@
 // Bits: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2A, CPUID; volume 1,
-// section 13.2 (XCR0).
+// section 13.2 (XCR0). For aarch64: Linux, arch/arm64/include/uapi/asm/hwcap.h and
+// Documentation/arch/arm64/elf_hwcaps.rst.
 #include "dispatch/cpu_features.h"
 
 #include "dispatch/amx_support.h"
@@ -7,6 +8,8 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <stdint.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 namespace potluck {
@@ -41,6 +44,18 @@ CpuFeatures cpu_features() {
   if (!features.avx512 || !__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx)) return features;
   features.avx512_bf16 = has(eax, 5);
   features.amx = features.avx512_bf16 && cpu_has_amx();
+  return features;
+}
+#elif defined(__aarch64__)
+CpuFeatures cpu_features() {
+  // Not from the system's header, which may be older than these bits.
+  constexpr unsigned long kAsimd = 1ul << 1, kAsimdDp = 1ul << 20;  // AT_HWCAP
+  constexpr unsigned long kI8mm = 1ul << 13, kBf16 = 1ul << 14;     // AT_HWCAP2
+  const unsigned long first = getauxval(AT_HWCAP), second = getauxval(AT_HWCAP2);
+  CpuFeatures features;
+  features.neon = (first & kAsimd) != 0;
+  features.dotprod = features.neon && (first & kAsimdDp) != 0;
+  features.i8mm = features.dotprod && (second & kI8mm) != 0 && (second & kBf16) != 0;
   return features;
 }
 #else

@@ -11,6 +11,12 @@ POTLUCK_DECLARE_KERNELS(scalar)
 POTLUCK_DECLARE_KERNELS(avx2)
 POTLUCK_DECLARE_KERNELS(avx512)
 #endif
+#if defined(__aarch64__)
+POTLUCK_DECLARE_KERNELS(neon)
+#endif
+#if defined(POTLUCK_HAS_DOTPROD)
+POTLUCK_DECLARE_QUANTIZED_LINEAR(dotprod)
+#endif
 
 namespace potluck {
 #if defined(POTLUCK_HAS_AVX512_BF16)
@@ -27,6 +33,12 @@ POTLUCK_QUANTIZED_FORMATS(POTLUCK_DECLARE_PRODUCTS)
 #undef POTLUCK_DECLARE_PRODUCTS
 void linear_bf16(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
 }  // namespace amx
+#endif
+#if defined(POTLUCK_HAS_I8MM)
+namespace i8mm {
+void linear_q8_0(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
+void linear_bf16(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
+}
 #endif
 namespace {
 
@@ -55,7 +67,13 @@ constexpr Kernels kAvx2 = POTLUCK_ROW(avx2);
 constexpr Kernels kAvx512 = POTLUCK_ROW(avx512);
 #undef POTLUCK_TABLE_ISA
 #endif
-#if defined(POTLUCK_HAS_AVX512_BF16)
+#if defined(__aarch64__)
+#define POTLUCK_TABLE_ISA neon
+constexpr Kernels kNeon = POTLUCK_ROW(neon);
+#undef POTLUCK_TABLE_ISA
+#endif
+
+#if defined(POTLUCK_HAS_AVX512_BF16) || defined(POTLUCK_HAS_I8MM)
 // As `row`, with another product for BF16 weights, which takes activations as bf16.
 constexpr Kernels with_bf16_products(Kernels row, const char* isa,
                                      void (*linear)(const LinearArgs&, int64_t, int64_t)) {
@@ -64,6 +82,8 @@ constexpr Kernels with_bf16_products(Kernels row, const char* isa,
   row.linear[static_cast<int>(Format::BF16)] = linear;
   return row;
 }
+#endif
+#if defined(POTLUCK_HAS_AVX512_BF16)
 constexpr Kernels kAvx512Bf16 =
     with_bf16_products(kAvx512, "avx512_bf16", avx512_bf16::linear_bf16);
 #endif
@@ -77,6 +97,30 @@ constexpr Kernels with_tiles(Kernels row) {
   return row;
 }
 constexpr Kernels kAmx = with_tiles(with_bf16_products(kAvx512, "amx", amx::linear_bf16));
+#endif
+#if defined(POTLUCK_HAS_DOTPROD)
+// As neon, with other products for quantized weights.
+constexpr Kernels dotprod_row() {
+  using Linear = void(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
+#define POTLUCK_TABLE_ISA dotprod
+  constexpr Linear* kQuantized[] = {POTLUCK_QUANTIZED_FORMATS(POTLUCK_LINEAR)};
+#undef POTLUCK_TABLE_ISA
+  constexpr int kFirst = static_cast<int>(Format::Q8_0);
+  Kernels row = kNeon;
+  row.isa = "dotprod";
+  for (int i = kFirst; i < kNumFormats; ++i) row.linear[i] = kQuantized[i - kFirst];
+  return row;
+}
+constexpr Kernels kDotprod = dotprod_row();
+#endif
+#if defined(POTLUCK_HAS_I8MM)
+// As dotprod, with other products for Q8_0 and BF16 weights.
+constexpr Kernels i8mm_row() {
+  Kernels row = with_bf16_products(kDotprod, "i8mm", i8mm::linear_bf16);
+  row.linear[static_cast<int>(Format::Q8_0)] = i8mm::linear_q8_0;
+  return row;
+}
+constexpr Kernels kI8mm = i8mm_row();
 #endif
 
 struct Row {
@@ -96,6 +140,15 @@ constexpr Row kTable[] = {
 #endif
 #if defined(POTLUCK_HAS_AMX)
     {&kAmx, &CpuFeatures::amx},
+#endif
+#if defined(__aarch64__)
+    {&kNeon, &CpuFeatures::neon},
+#endif
+#if defined(POTLUCK_HAS_DOTPROD)
+    {&kDotprod, &CpuFeatures::dotprod},
+#endif
+#if defined(POTLUCK_HAS_I8MM)
+    {&kI8mm, &CpuFeatures::i8mm},
 #endif
 };
 

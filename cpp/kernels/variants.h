@@ -43,3 +43,13 @@
   float exp_sum(const float* x, int64_t count, float max, float* out);                            \
   }                                                                                               \
   }
+
+// The same for the quantized formats alone, of an instruction set that has its own products of bytes.
+#define POTLUCK_DECLARE_LINEAR(format, suffix) \
+  void linear_##suffix(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
+#define POTLUCK_DECLARE_QUANTIZED_LINEAR(isa)          \
+  namespace potluck {                                  \
+  namespace isa {                                      \
+  POTLUCK_QUANTIZED_FORMATS(POTLUCK_DECLARE_LINEAR)    \
+  }                                                    \
+  }

@@ -64,18 +64,70 @@ def test_unknown_instruction_set(native_program: Path) -> None:
     assert "sse9" in done.stderr
 
 
-@pytest.mark.skipif(platform.machine() == "aarch64", reason="shown natively by the tests above")
-@pytest.mark.parametrize("cpu", ["cortex-a53", "max"])
-def test_aarch64_gives_the_same_bits(cpu: str, scalar_lines: str) -> None:
-    compiler = require_tool("aarch64-linux-gnu-g++")
-    emulator = require_tool("qemu-aarch64-static")
+@pytest.fixture(scope="module")
+def aarch64_program() -> Path:
+    if platform.machine() == "aarch64":
+        pytest.skip("shown natively by the tests above")
     folder = build(
         "aarch64",
         "kernel_check",
         "-DPOTLUCK_PYTHON=OFF",
         "-DCMAKE_SYSTEM_NAME=Linux",
         "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
-        f"-DCMAKE_CXX_COMPILER={compiler}",
+        f"-DCMAKE_CXX_COMPILER={require_tool('aarch64-linux-gnu-g++')}",
         "-DCMAKE_EXE_LINKER_FLAGS=-static",
     )
-    assert run(emulator, "-cpu", cpu, folder / "kernel_check") == scalar_lines
+    return folder / "kernel_check"
+
+
+def emulate(cpu: str, *command: str | Path) -> str:
+    return run(require_tool("qemu-aarch64-static"), "-cpu", cpu, *command)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "isas"),
+    [
+        ("cortex-a72", ["scalar", "neon"]),
+        ("cortex-a76", ["scalar", "neon", "dotprod"]),
+        ("max", ["scalar", "neon", "dotprod", "i8mm"]),
+    ],
+)
+def test_aarch64_detects(cpu: str, isas: list[str], aarch64_program: Path) -> None:
+    assert emulate(cpu, aarch64_program, "--list").split() == isas
+
+
+@pytest.mark.parametrize(
+    ("cpu", "isa"),
+    [("cortex-a72", "scalar"), ("cortex-a72", "neon"), ("cortex-a76", "dotprod"), ("max", "i8mm")],
+)
+def test_aarch64_gives_the_same_bits(
+    cpu: str, isa: str, aarch64_program: Path, scalar_lines: str
+) -> None:
+    own = "linear.bf16 " if isa == "i8mm" else "none"
+    lines = emulate(cpu, aarch64_program, isa).splitlines()
+    expected = [line for line in scalar_lines.splitlines() if not line.startswith(own)]
+    assert [line for line in lines if not line.startswith(own)] == expected
+
+
+@pytest.mark.parametrize(
+    ("kernel", "status"),
+    [
+        ("neon.attention", 0),
+        ("neon.linear.q6_k", 1),  # no longer the same bits for one token and for many
+        ("dotprod.linear.q4_k", 1),
+        ("i8mm.linear.q8_0", 1),
+        ("i8mm.linear.bf16", 1),
+    ],
+)
+def test_aarch64_shows_a_spoilt_kernel(
+    kernel: str, status: int, aarch64_program: Path, scalar_lines: str
+) -> None:
+    isa, _, name = kernel.partition(".")
+    command = (require_tool("qemu-aarch64-static"), "-cpu", "max", aarch64_program, isa, kernel)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    different = set(done.stdout.splitlines()) - set(scalar_lines.splitlines())
+    own = {"linear.bf16"} if isa == "i8mm" else set()
+    assert {line.split()[0] for line in different} == {name} | own
+    assert done.returncode == status
+    wrong = [line.split()[0] for line in different if line.endswith(" WRONG")]
+    assert wrong == ([name] if status else [])

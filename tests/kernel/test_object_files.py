@@ -16,11 +16,11 @@ def objects() -> list[Path]:
     python = f"-DPython_EXECUTABLE={sys.executable}"
     build("dev", "potluck_measure", python)
     folder = build("dev", "potluck_kernels", python)
-    isas = ("scalar", "avx2", "avx512") if platform.machine() == "x86_64" else ("scalar",)
+    isas = ("scalar", "avx2", "avx512") if platform.machine() == "x86_64" else ("scalar", "neon")
     found = [path for isa in isas for path in folder.glob(f"cpp/kernels/**/{isa}.cc.o")]
     assert len(found) == 8 * len(isas)
     # Of one op only, where the compiler knows the instructions.
-    single = ("avx512_bf16", "amx_*")
+    single = ("avx512_bf16", "amx_*", "dotprod", "i8mm")
     found += [path for part in single for path in folder.glob(f"cpp/kernels/**/{part}.cc.o")]
     loops = [*folder.glob("cpp/measure/**/peak/*.cc.o")]
     assert len(loops) >= 3
