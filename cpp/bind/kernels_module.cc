@@ -54,6 +54,15 @@ Format find_format(const std::string& name, int64_t columns) {
   return format;
 }
 
+std::vector<std::string> fast_formats(const std::string& isa) {
+  const Kernels* kernels = kernels_for(isa.c_str());
+  if (!kernels) throw std::invalid_argument("no kernels for '" + isa + "' here");
+  std::vector<std::string> names;
+  for (int i = 0; i < kNumFormats; ++i)
+    if (kernels->linear_fast[i]) names.push_back(format_info(static_cast<Format>(i)).name);
+  return names;
+}
+
 std::vector<std::string> available_isas() {
   std::vector<std::string> names;
   for (int i = 0; i < num_isas(); ++i) names.push_back(kernels_at(i)->isa);
@@ -177,13 +186,6 @@ void linear_quantized(const Kernels& kernels, const std::string& format,
   args.num_tokens = num_tokens;
   run_linear(kernels.linear[static_cast<int>(args.weight.format)], args, bias, out, first_panel,
              end_panel);
-}
-
-std::vector<std::string> fast_formats(const Kernels& kernels) {
-  std::vector<std::string> names;
-  for (int f = 0; f < kNumFormats; ++f)
-    if (kernels.linear_fast[f]) names.push_back(format_info(static_cast<Format>(f)).name);
-  return names;
 }
 
 void linear_fast(const Kernels& kernels, const std::string& format, Vector<const uint8_t> panels,
@@ -318,6 +320,7 @@ void attention(const Kernels& kernels, Rows<const float> q, CacheIn keys, CacheI
 void bind_kernels(nb::module_& m, KernelLookup lookup) {
   m.def("available_isas", &available_isas);
   m.def("isa_problem", &find_isa_problem, "isa"_a, nb::call_guard<nb::gil_scoped_release>());
+  m.def("fast_formats", &fast_formats, "isa"_a);
   m.def("kernels_for", [lookup](const std::string& isa) {
     const Kernels* kernels = lookup(isa.c_str());
     if (!kernels) refuse_isa(isa);
@@ -348,7 +351,6 @@ void bind_kernels(nb::module_& m, KernelLookup lookup) {
       .def("linear_quantized", &linear_quantized, "format"_a, "panels"_a.noconvert(),
            "q"_a.noconvert(), "scales"_a.noconvert(), "sums"_a.noconvert(),
            "bias"_a.noconvert().none(), "out"_a.noconvert(), "first_panel"_a, "end_panel"_a)
-      .def_prop_ro("fast_formats", &fast_formats)
       .def("linear_fast", &linear_fast, "format"_a, "panels"_a.noconvert(), "x"_a.noconvert(),
            "bias"_a.noconvert().none(), "out"_a.noconvert(), "first_panel"_a, "end_panel"_a)
       .def("embed", &embed, "format"_a, "panels"_a.noconvert(), "rows"_a, "row"_a,

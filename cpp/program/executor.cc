@@ -13,9 +13,6 @@ constexpr int64_t kCopyWork = 1;
 constexpr int64_t kNormWork = 2;
 constexpr int64_t kExpWork = 16;
 
-// Elements of element-wise ops are cut at multiples of this many: whole cache lines.
-constexpr int64_t kElementGranularity = 1024;
-
 }  // namespace
 
 // Where everything lies in the scratch memory.
@@ -24,7 +21,7 @@ struct Executor::Layout {
   uint64_t q, q_scales, q_sums, bf16, attention, attention_floats, head_input;
   uint64_t num_bytes = 0;
 
-  Layout(const Program& program, int64_t max_tokens, int num_threads) {
+  Layout(const Program& program, int64_t max_tokens, int num_threads, Prefill prefill) {
     const auto tokens = static_cast<uint64_t>(max_tokens);
     for (const Register& reg : program.spec().registers) {
       registers.push_back(take(tokens * static_cast<uint64_t>(reg.width) * sizeof(float)));
@@ -34,9 +31,12 @@ struct Executor::Layout {
     q = take(tokens * columns);
     q_scales = take(tokens * groups * sizeof(float));
     q_sums = take(tokens * groups * sizeof(int32_t));
-    // One form at a time.
-    bf16 = q;
-    num_bytes = std::max(num_bytes, bf16 + aligned(tokens * columns * sizeof(uint16_t)));
+    if (prefill == Prefill::Fast) {
+      bf16 = take(tokens * columns * sizeof(uint16_t));
+    } else {  // one form at a time
+      bf16 = q;
+      num_bytes = std::max(num_bytes, bf16 + aligned(tokens * columns * sizeof(uint16_t)));
+    }
     // A multiple of the alignment, so that threads share no cache line.
     attention_floats =
         aligned(static_cast<uint64_t>(program.attention_scratch_floats()) * sizeof(float)) /
@@ -61,12 +61,14 @@ struct Executor::Layout {
 };
 
 Executor::Executor(const Program& program, const Kernels& kernels, const WeightStore& weights,
-                   int64_t num_blocks, int64_t max_step_tokens, int num_threads)
+                   int64_t num_blocks, int64_t max_step_tokens, int num_threads, Prefill prefill)
     : program_(program),
       kernels_(kernels),
+      prefill_(prefill),
       weights_(weights),
+      phases_(schedule(program.ops())),
       read_ahead_(program, weights) {
-  Layout layout(program, max_step_tokens, num_threads);
+  Layout layout(program, max_step_tokens, num_threads, prefill);
   scratch_ = Buffer(layout.num_bytes, Pages::Normal, "scratch");
   register_offsets_ = std::move(layout.registers);
   q_offset_ = layout.q;
@@ -77,6 +79,12 @@ Executor::Executor(const Program& program, const Kernels& kernels, const WeightS
   attention_floats_ = layout.attention_floats;
   head_input_offset_ = layout.head_input;
   for (const CacheSpec& spec : program.spec().caches) caches_.emplace_back(spec, num_blocks);
+  for (size_t i = 0; i < phases_.size(); ++i) {
+    const size_t wide = phases_[i].first_op + phases_[i].row_wise.size();
+    const size_t end = i + 1 < phases_.size() ? phases_[i + 1].first_op : program.ops().size();
+    timed_phases_.push_back(timer_.add_part(phases_[i].first_op, wide));
+    timed_head_ = timer_.add_part(wide, end);  // it ends the last phase, if there is one
+  }
 }
 
 uint64_t Executor::cache_bytes(const Program& program, int64_t num_blocks) {
@@ -88,107 +96,172 @@ uint64_t Executor::cache_bytes(const Program& program, int64_t num_blocks) {
 }
 
 uint64_t Executor::scratch_bytes(const Program& program, int64_t max_step_tokens,
-                                 int num_threads) {
-  return Layout(program, max_step_tokens, num_threads).num_bytes;
+                                 int num_threads, Prefill prefill) {
+  return Layout(program, max_step_tokens, num_threads, prefill).num_bytes;
 }
 
 void Executor::run(const Batch& batch, ThreadPool::Session& session) {
-  quantized_ = nullptr;
   if (batch.num_tokens() == 0) return;
   read_ahead_.begin_step();
-  for (size_t i = 0; i < program_.ops().size(); ++i) {
-    read_ahead_.before_op(i);
-    std::visit([&](const auto& o) { run_op(o, batch, session); }, program_.ops()[i]);
+  timer_.start();
+  for (size_t i = 0; i < phases_.size(); ++i) {
+    const Phase& phase = phases_[i];
+    read_ahead_.before_op(phase.first_op);
+    run_rows(phase, batch, session);
+    timer_.add_to(timed_phases_[i]);
+    std::visit([&](const auto& o) { run_op(o, batch, session); }, phase.wide);
+    timer_.add_to(timed_phases_[i] + 1);
   }
 }
 
 void Executor::head(const WantedRow* rows, int64_t num_rows, float* logits,
                     ThreadPool::Session& session) {
+  timer_.start();
   const auto& o = std::get<op::Head<int>>(program_.ops().back());
   const int64_t columns = program_.width(o.x);
   float* input = floats(head_input_offset_);
   for (int64_t i = 0; i < num_rows; ++i) {
     std::copy_n(register_data(o.x) + rows[i].row * columns, columns, input + i * columns);
   }
-  quantized_ = nullptr;
-  linear(weights_.matrix(o.weight), nullptr, input, num_rows, logits, session);
-}
-
-void Executor::run_op(const op::Embed<int>& o, const Batch& batch, ThreadPool::Session& session) {
   const Matrix& weight = weights_.matrix(o.weight);
-  const auto embed = kernels_.embed[static_cast<int>(weight.format)];
-  float* out = register_data(o.out);
-  quantized_ = nullptr;
-  parallel_ranges(session, batch.num_tokens(), 1, kCopyWork * weight.columns,
-                  [&](int64_t begin, int64_t end, int) {
-                    for (int64_t t = begin; t < end; ++t) {
-                      embed(weight, batch.rows()[t].token, out + t * weight.columns);
-                    }
-                  });
+  make_forms(forms(weight, false), input, num_rows, columns, session);
+  products_ = {product(weight, nullptr, input, num_rows, logits)};
+  multiply(products_, session);
+  timer_.add_to(timed_head_);
 }
 
-void Executor::run_op(const op::RmsNorm<int>& o, const Batch& batch,
-                      ThreadPool::Session& session) {
-  const int64_t columns = program_.width(o.x);
-  const float* x = register_data(o.x);
-  const float* weight = weights_.vector(o.weight);
-  float* out = register_data(o.out);
-  if (quantized_ == out) quantized_ = nullptr;
-  parallel_ranges(session, batch.num_tokens(), 1, kNormWork * columns,
-                  [&](int64_t begin, int64_t end, int) {
-                    kernels_.rms_norm(x + begin * columns, weight, out + begin * columns,
-                                      end - begin, columns, o.group, o.epsilon);
-                  });
+void Executor::run_rows(const Phase& phase, const Batch& batch, ThreadPool::Session& session) {
+  int64_t work = std::visit([&](const auto& o) { return input_work(o); }, phase.wide);
+  for (const RowWise& any : phase.row_wise) {
+    work += std::visit([&](const auto& o) { return row_work(o); }, any);
+  }
+  if (work == 0) return;
+  parallel_ranges(session, batch.num_tokens(), 1, work, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) {
+      for (const RowWise& any : phase.row_wise) {
+        std::visit([&](const auto& o) { run_row(o, batch, t); }, any);
+      }
+      std::visit([&](const auto& o) { make_input(o, batch, t); }, phase.wide);
+    }
+  });
 }
 
-void Executor::run_op(const op::Linear<int>& o, const Batch& batch, ThreadPool::Session& session) {
-  const float* bias = o.bias ? weights_.vector(*o.bias) : nullptr;
-  float* out = register_data(o.out);
-  linear(weights_.matrix(o.weight), bias, register_data(o.x), batch.num_tokens(), out, session);
-  if (quantized_ == out) quantized_ = nullptr;
+int64_t Executor::row_work(const op::Embed<int>& o) const {
+  return kCopyWork * program_.width(o.out);
 }
 
-void Executor::run_op(const op::Rope<int>& o, const Batch& batch, ThreadPool::Session& session) {
+void Executor::run_row(const op::Embed<int>& o, const Batch& batch, int64_t t) {
+  const Matrix& weight = weights_.matrix(o.weight);
+  kernels_.embed[static_cast<int>(weight.format)](weight, batch.rows()[t].token,
+                                                  row(o.out, t));
+}
+
+int64_t Executor::row_work(const op::RmsNorm<int>& o) const {
+  return kNormWork * program_.width(o.x);
+}
+
+void Executor::run_row(const op::RmsNorm<int>& o, const Batch&, int64_t t) {
+  kernels_.rms_norm(row(o.x, t), weights_.vector(o.weight), row(o.out, t), 1,
+                    program_.width(o.x), o.group, o.epsilon);
+}
+
+int64_t Executor::row_work(const op::Rope<int>& o) const {
+  return kNormWork * o.num_heads * o.head_dim;
+}
+
+void Executor::run_row(const op::Rope<int>& o, const Batch& batch, int64_t t) {
   const RopeTable& rope = program_.spec().rope;
-  const int64_t columns = o.num_heads * o.head_dim;
-  float* x = register_data(o.x);
-  if (quantized_ == x) quantized_ = nullptr;
-  parallel_ranges(session, batch.num_tokens(), 1, kNormWork * columns,
-                  [&](int64_t begin, int64_t end, int) {
-                    for (int64_t t = begin; t < end; ++t) {
-                      const int64_t row = batch.rows()[t].position * rope.half_head_dim;
-                      kernels_.rope(x + t * columns, rope.cos + row,
-                                    rope.sin + row, o.num_heads, o.head_dim);
-                    }
-                  });
+  const int64_t angles = batch.rows()[t].position * rope.half_head_dim;
+  kernels_.rope(row(o.x, t), rope.cos + angles, rope.sin + angles, o.num_heads, o.head_dim);
 }
 
-void Executor::append_kv(const op::Attention<int>& o, const Batch& batch,
-                         ThreadPool::Session& session) {
+int64_t Executor::row_work(const op::GatedActivation<int>& o) const {
+  return kExpWork * program_.width(o.out);
+}
+
+void Executor::run_row(const op::GatedActivation<int>& o, const Batch&, int64_t t) {
+  kernels_.silu_gate(row(o.gate, t), row(o.up, t), row(o.out, t), program_.width(o.out));
+}
+
+int64_t Executor::row_work(const op::Add<int>& o) const { return kCopyWork * program_.width(o.x); }
+
+void Executor::run_row(const op::Add<int>& o, const Batch&, int64_t t) {
+  kernels_.add(row(o.x, t), row(o.y, t), program_.width(o.x));
+}
+
+bool Executor::has_fast(const Matrix& weight) const {
+  return prefill_ == Prefill::Fast &&
+         kernels_.linear_fast[static_cast<int>(weight.format)] != nullptr;
+}
+
+Executor::Forms Executor::forms(const Matrix& weight, bool is_prefill) const {
+  if (is_prefill && has_fast(weight)) return {false, true};
+  return {is_quantized(weight.format),
+          weight.format == Format::BF16 && kernels_.bf16_activations};
+}
+
+Executor::Forms Executor::forms(const Linears& linears, bool is_prefill) const {
+  Forms all;
+  for (const op::Linear<int>& o : linears.ops) {
+    const Forms one = forms(weights_.matrix(o.weight), is_prefill);
+    all.integers = all.integers || one.integers;
+    all.bf16 = all.bf16 || one.bf16;
+  }
+  return all;
+}
+
+bool Executor::in_two_passes(const Linears& linears) const {
+  const Forms all = forms(linears, false);
+  return prefill_ == Prefill::Exact && all.integers && all.bf16;
+}
+
+int64_t Executor::input_work(const Linears& linears) const {
+  const Forms all = forms(linears, false);
+  return all.integers || all.bf16 ? kNormWork * program_.width(linears.x) : 0;
+}
+
+void Executor::make_input(const Linears& linears, const Batch& batch, int64_t t) {
+  Forms all = forms(linears, batch.rows()[t].is_prefill);
+  if (in_two_passes(linears)) all.bf16 = false;
+  make_form_rows(all, register_data(linears.x), program_.width(linears.x), t, t + 1);
+}
+
+void Executor::run_op(const Linears& linears, const Batch& batch, ThreadPool::Session& session) {
+  const bool in_two = in_two_passes(linears);
+  products_.clear();
+  for (const op::Linear<int>& o : linears.ops) {
+    if (!in_two || !forms(weights_.matrix(o.weight), false).bf16) add_products(o, batch);
+  }
+  multiply(products_, session);
+  if (!in_two) return;
+  make_forms({false, true}, register_data(linears.x), batch.num_tokens(),
+             program_.width(linears.x), session);
+  products_.clear();
+  for (const op::Linear<int>& o : linears.ops) {
+    if (forms(weights_.matrix(o.weight), false).bf16) add_products(o, batch);
+  }
+  multiply(products_, session);
+}
+
+int64_t Executor::input_work(const op::Attention<int>& o) const {
+  return 2 * kNormWork * o.num_kv_heads * o.head_dim;
+}
+
+// The key and the value go to the cache of all tokens before any of them looks back.
+void Executor::make_input(const op::Attention<int>& o, const Batch& batch, int64_t t) {
   const KvCache& cache = caches_[o.cache_index];
-  const int64_t columns = o.num_kv_heads * o.head_dim;
-  const float* k = register_data(o.k);
-  const float* v = register_data(o.v);
-  parallel_ranges(session, batch.num_tokens(), 1, 2 * kNormWork * columns,
-                  [&](int64_t begin, int64_t end, int) {
-                    for (int64_t t = begin; t < end; ++t) {
-                      const BatchRow& row = batch.rows()[t];
-                      kernels_.append_kv(k + t * columns, v + t * columns, cache.keys(),
-                                         cache.values(),
-                                         row.block_table[row.position / kBlockTokens],
-                                         row.position % kBlockTokens, o.num_kv_heads, o.head_dim);
-                    }
-                  });
+  const BatchRow& token = batch.rows()[t];
+  kernels_.append_kv(row(o.k, t), row(o.v, t), cache.keys(), cache.values(),
+                     token.block_table[token.position / kBlockTokens],
+                     token.position % kBlockTokens, o.num_kv_heads, o.head_dim);
 }
 
 void Executor::run_op(const op::Attention<int>& o, const Batch& batch,
                       ThreadPool::Session& session) {
-  append_kv(o, batch, session);  // of all tokens, before any of them looks back
   const KvCache& cache = caches_[o.cache_index];
   const int64_t columns = o.num_heads * o.head_dim;
   const float* q = register_data(o.q);
   float* out = register_data(o.out);
-  if (quantized_ == out) quantized_ = nullptr;
 
   // One item is a token and a key-value head. Items differ in cost by how far back they look, so
   // chunks are many, and taken from the end, where the dear ones of a prompt are.
@@ -225,35 +298,8 @@ void Executor::run_op(const op::Attention<int>& o, const Batch& batch,
   });
 }
 
-void Executor::run_op(const op::GatedActivation<int>& o, const Batch& batch,
-                      ThreadPool::Session& session) {
-  const float* gate = register_data(o.gate);
-  const float* up = register_data(o.up);
-  float* out = register_data(o.out);
-  if (quantized_ == out) quantized_ = nullptr;
-  parallel_ranges(session, batch.num_tokens() * program_.width(o.out), kElementGranularity,
-                  kExpWork, [&](int64_t begin, int64_t end, int) {
-                    kernels_.silu_gate(gate + begin, up + begin, out + begin, end - begin);
-                  });
-}
-
-void Executor::run_op(const op::Add<int>& o, const Batch& batch, ThreadPool::Session& session) {
-  float* x = register_data(o.x);
-  const float* y = register_data(o.y);
-  if (quantized_ == x) quantized_ = nullptr;
-  parallel_ranges(session, batch.num_tokens() * program_.width(o.x), kElementGranularity, kCopyWork,
-                  [&](int64_t begin, int64_t end, int) {
-                    kernels_.add(x + begin, y + begin, end - begin);
-                  });
-}
-
-void Executor::linear(const Matrix& weight, const float* bias, const float* x, int64_t num_tokens,
-                      float* out, ThreadPool::Session& session) {
-  if (is_quantized(weight.format)) {
-    quantize(x, num_tokens, weight.columns, session);
-  } else if (weight.format == Format::BF16 && kernels_.bf16_activations) {
-    round_bf16(x, num_tokens, weight.columns, session);
-  }
+Product Executor::product(const Matrix& weight, const float* bias, const float* x,
+                          int64_t num_tokens, float* out) {
   LinearArgs args{};
   args.weight = weight;
   args.input = {x, reinterpret_cast<const int8_t*>(scratch_.data() + q_offset_),
@@ -264,39 +310,57 @@ void Executor::linear(const Matrix& weight, const float* bias, const float* x, i
   args.bias = bias;
   args.out = out;
   args.out_stride = weight.rows;
-  const auto kernel = kernels_.linear[static_cast<int>(weight.format)];
-  parallel_ranges(session, num_panels(weight.rows), 1, kPanelRows * weight.columns * num_tokens,
-                  [&](int64_t begin, int64_t end, int) { kernel(args, begin, end); });
+  return {kernels_.linear[static_cast<int>(weight.format)], args};
 }
 
-void Executor::quantize(const float* x, int64_t num_tokens, int64_t columns,
-                        ThreadPool::Session& session) {
-  if (quantized_ == x && !quantized_to_bf16_) return;
-  auto* q = reinterpret_cast<int8_t*>(scratch_.data() + q_offset_);
-  float* scales = floats(q_scales_offset_);
-  auto* sums = reinterpret_cast<int32_t*>(scratch_.data() + q_sums_offset_);
+void Executor::add_products(const op::Linear<int>& o, const Batch& batch) {
+  const Matrix& weight = weights_.matrix(o.weight);
+  const Product whole = product(weight, o.bias ? weights_.vector(*o.bias) : nullptr,
+                                register_data(o.x), batch.num_tokens(), register_data(o.out));
+  if (!has_fast(weight)) {
+    products_.push_back(whole);
+    return;
+  }
+  const int64_t columns = weight.columns;
   const int64_t groups = columns / kGroupColumns;
+  for (const RowRange& range : batch.ranges()) {
+    Product part = whole;
+    if (range.is_prefill) part.kernel = kernels_.linear_fast[static_cast<int>(weight.format)];
+    const Activations& input = whole.args.input;
+    part.args.input = {input.x + range.begin * columns, input.q + range.begin * columns,
+                       input.scales + range.begin * groups, input.sums + range.begin * groups,
+                       input.bf16 + range.begin * columns};
+    part.args.num_tokens = range.end - range.begin;
+    part.args.out = whole.args.out + range.begin * whole.args.out_stride;
+    products_.push_back(part);
+  }
+}
+
+void Executor::make_forms(Forms forms, const float* x, int64_t num_tokens, int64_t columns,
+                          ThreadPool::Session& session) {
+  if (!forms.integers && !forms.bf16) return;
   parallel_ranges(session, num_tokens, 1, kNormWork * columns,
                   [&](int64_t begin, int64_t end, int) {
-                    kernels_.quantize(x + begin * columns, end - begin, columns,
-                                      q + begin * columns, scales + begin * groups,
-                                      sums + begin * groups);
+                    make_form_rows(forms, x, columns, begin, end);
                   });
-  quantized_ = x;
-  quantized_to_bf16_ = false;
 }
 
-void Executor::round_bf16(const float* x, int64_t num_tokens, int64_t columns,
-                          ThreadPool::Session& session) {
-  if (quantized_ == x && quantized_to_bf16_) return;
-  auto* bf16 = reinterpret_cast<uint16_t*>(scratch_.data() + bf16_offset_);
-  parallel_ranges(session, num_tokens, 1, kCopyWork * columns,
-                  [&](int64_t begin, int64_t end, int) {
-                    kernels_.round_bf16(x + begin * columns, (end - begin) * columns,
-                                        bf16 + begin * columns);
-                  });
-  quantized_ = x;
-  quantized_to_bf16_ = true;
+void Executor::make_form_rows(Forms forms, const float* x, int64_t columns, int64_t begin,
+                              int64_t end) {
+  const float* rows = x + begin * columns;
+  const int64_t groups = columns / kGroupColumns;
+  if (forms.integers) {
+    kernels_.quantize(rows, end - begin, columns,
+                      reinterpret_cast<int8_t*>(scratch_.data() + q_offset_) + begin * columns,
+                      floats(q_scales_offset_) + begin * groups,
+                      reinterpret_cast<int32_t*>(scratch_.data() + q_sums_offset_) +
+                          begin * groups);
+  }
+  if (forms.bf16) {
+    kernels_.round_bf16(rows, (end - begin) * columns,
+                        reinterpret_cast<uint16_t*>(scratch_.data() + bf16_offset_) +
+                            begin * columns);
+  }
 }
 
 }  // namespace potluck

@@ -4,27 +4,36 @@
 #pragma once
 
 #include <cstdint>
+#include <variant>
 #include <vector>
 
 #include "kernels/kernels.h"
 #include "program/batch.h"
 #include "program/kv_cache.h"
 #include "program/memory.h"
+#include "program/op_timer.h"
+#include "program/products.h"
 #include "program/program.h"
 #include "program/read_ahead.h"
+#include "program/schedule.h"
 #include "program/thread_pool.h"
 #include "program/weights.h"
 
 namespace potluck {
 
+// Whether prompts are computed with the bits of decodes, or faster where there is a way.
+enum class Prefill : uint8_t { Exact, Fast };
+
 class Executor {
  public:
-  // Allocates all that any step needs. The references must outlive it. Throws OutOfMemoryError.
+  // Allocates all that any step needs. The references must outlive it. With `prefill` Fast, rows of
+  // prompts go through Kernels::linear_fast, of the formats that have it. Throws OutOfMemoryError.
   Executor(const Program& program, const Kernels& kernels, const WeightStore& weights,
-           int64_t num_blocks, int64_t max_step_tokens, int num_threads);
+           int64_t num_blocks, int64_t max_step_tokens, int num_threads, Prefill prefill);
 
   static uint64_t cache_bytes(const Program& program, int64_t num_blocks);
-  static uint64_t scratch_bytes(const Program& program, int64_t max_step_tokens, int num_threads);
+  static uint64_t scratch_bytes(const Program& program, int64_t max_step_tokens, int num_threads,
+                                Prefill prefill);
 
   // The register `hidden`, [tokens][hidden_size]: the input before `run` without an embedding, the
   // output after it without a head.
@@ -38,31 +47,73 @@ class Executor {
   // As many rows at a time as the head takes.
   static constexpr int64_t kMaxHeadRows = 32;
 
+  OpTimer& timer() { return timer_; }
+
  private:
   struct Layout;
+  // What kernels take of rows besides float32.
+  struct Forms {
+    bool integers = false;
+    bool bf16 = false;
+  };
 
   float* register_data(int index) { return floats(register_offsets_[index]); }
   float* floats(uint64_t offset) { return reinterpret_cast<float*>(scratch_.data() + offset); }
 
-  void run_op(const op::Embed<int>& o, const Batch& batch, ThreadPool::Session& session);
-  void run_op(const op::RmsNorm<int>& o, const Batch& batch, ThreadPool::Session& session);
-  void run_op(const op::Linear<int>& o, const Batch& batch, ThreadPool::Session& session);
-  void run_op(const op::Rope<int>& o, const Batch& batch, ThreadPool::Session& session);
+  float* row(int index, int64_t token) {
+    return register_data(index) + token * program_.width(index);
+  }
+
+  // The row-wise ops of a phase, and the input of its wide op.
+  void run_rows(const Phase& phase, const Batch& batch, ThreadPool::Session& session);
+
+  // One token's row, and how much work that is (see kMinChunkWork).
+  void run_row(const op::Embed<int>& o, const Batch& batch, int64_t t);
+  void run_row(const op::RmsNorm<int>& o, const Batch& batch, int64_t t);
+  void run_row(const op::Rope<int>& o, const Batch& batch, int64_t t);
+  void run_row(const op::GatedActivation<int>& o, const Batch& batch, int64_t t);
+  void run_row(const op::Add<int>& o, const Batch& batch, int64_t t);
+  int64_t row_work(const op::Embed<int>& o) const;
+  int64_t row_work(const op::RmsNorm<int>& o) const;
+  int64_t row_work(const op::Rope<int>& o) const;
+  int64_t row_work(const op::GatedActivation<int>& o) const;
+  int64_t row_work(const op::Add<int>& o) const;
+
+  // What a wide op takes of one token's row that is not in a register, and how much work it is to
+  // make it; then the op itself, of all tokens.
+  void make_input(std::monostate, const Batch&, int64_t) {}
+  void make_input(const Linears& linears, const Batch& batch, int64_t t);
+  void make_input(const op::Attention<int>& o, const Batch& batch, int64_t t);
+  void make_input(const op::Head<int>&, const Batch&, int64_t) {}
+  int64_t input_work(std::monostate) const { return 0; }
+  int64_t input_work(const Linears& linears) const;
+  int64_t input_work(const op::Attention<int>& o) const;
+  int64_t input_work(const op::Head<int>&) const { return 0; }
+  void run_op(std::monostate, const Batch&, ThreadPool::Session&) {}
+  void run_op(const Linears& linears, const Batch& batch, ThreadPool::Session& session);
   void run_op(const op::Attention<int>& o, const Batch& batch, ThreadPool::Session& session);
-  void run_op(const op::GatedActivation<int>& o, const Batch& batch, ThreadPool::Session& session);
-  void run_op(const op::Add<int>& o, const Batch& batch, ThreadPool::Session& session);
   void run_op(const op::Head<int>&, const Batch&, ThreadPool::Session&) {}
 
-  void append_kv(const op::Attention<int>& o, const Batch& batch, ThreadPool::Session& session);
-  void linear(const Matrix& weight, const float* bias, const float* x, int64_t num_tokens,
-              float* out, ThreadPool::Session& session);
-  void quantize(const float* x, int64_t num_tokens, int64_t columns, ThreadPool::Session& session);
-  void round_bf16(const float* x, int64_t num_tokens, int64_t columns,
+  // Whether rows of prompts are multiplied with `weight` by its fast kernel.
+  bool has_fast(const Matrix& weight) const;
+  Forms forms(const Matrix& weight, bool is_prefill) const;
+  Forms forms(const Linears& linears, bool is_prefill) const;
+  // `linears` need both forms of a row, for which there is room only where prefill is fast.
+  bool in_two_passes(const Linears& linears) const;
+
+  Product product(const Matrix& weight, const float* bias, const float* x, int64_t num_tokens,
+                  float* out);
+  // Adds to products_: one product, or one for every range of rows where prompts are fast.
+  void add_products(const op::Linear<int>& o, const Batch& batch);
+  void make_forms(Forms forms, const float* x, int64_t num_tokens, int64_t columns,
                   ThreadPool::Session& session);
+  void make_form_rows(Forms forms, const float* x, int64_t columns, int64_t begin, int64_t end);
 
   const Program& program_;
   const Kernels& kernels_;
+  const Prefill prefill_;
   const WeightStore& weights_;
+  const std::vector<Phase> phases_;
   ReadAhead read_ahead_;
   std::vector<KvCache> caches_;
   Buffer scratch_;
@@ -74,11 +125,11 @@ class Executor {
   uint64_t attention_offset_;
   uint64_t attention_floats_;
   uint64_t head_input_offset_;
-  // The matrix whose quantized form the scratch holds, or null: inputs that several ops share
-  // (q, k and v; gate and up) are quantized once.
-  const float* quantized_ = nullptr;
-  // Whether that form is bf16, for kernels that take it, and not integers.
-  bool quantized_to_bf16_ = false;
+  std::vector<Product> products_;  // of the op that runs
+  OpTimer timer_;
+  // The first of a phase's two parts, its rows; the other is the wide op. The head has its own.
+  std::vector<size_t> timed_phases_;
+  size_t timed_head_ = 0;
 };
 
 }  // namespace potluck

@@ -16,12 +16,6 @@ namespace {
 // Far below where exp becomes zero in float32 (-104), and far above where arithmetic overflows.
 constexpr float kLeastScaledLogit = -1e4f;
 
-// Candidates sorted at first. Nearly every draw ends within them: a model that is sure of itself
-// puts almost all its probability there.
-constexpr int64_t kFirstSorted = 64;
-// And how much further to go each time that they were not enough.
-constexpr int64_t kSortedGrowth = 8;
-
 [[noreturn]] void fail(int64_t sequence_id, const std::string& message) {
   throw Error("sequence " + std::to_string(sequence_id) + ": " + message);
 }
@@ -31,49 +25,6 @@ bool within(float value, float low, float high) { return value >= low && value <
 bool has_penalties(const SamplingParams& params) {
   return params.repetition_penalty != 1.0f || params.frequency_penalty != 0.0f ||
          params.presence_penalty != 0.0f;
-}
-
-// Candidates in sampling order (larger logit first, lower id first among equals), sorted only as
-// far as they are asked for.
-class Candidates {
- public:
-  Candidates(const float* logits, int64_t count, int32_t* order)
-      : logits_(logits), count_(count), order_(order) {
-    std::iota(order_, order_ + count_, 0);
-  }
-
-  void sort_prefix(int64_t size) {
-    const auto before = [this](int32_t a, int32_t b) {
-      return logits_[a] > logits_[b] || (logits_[a] == logits_[b] && a < b);
-    };
-    size = std::min(size, count_);
-    if (size <= num_sorted_) return;
-    if (size < count_) {
-      std::nth_element(order_ + num_sorted_, order_ + size, order_ + count_, before);
-    }
-    std::sort(order_ + num_sorted_, order_ + size, before);
-    num_sorted_ = size;
-  }
-
-  int32_t operator[](int64_t rank) {
-    if (rank >= num_sorted_) {
-      sort_prefix(std::max({kFirstSorted, rank + 1, num_sorted_ * kSortedGrowth}));
-    }
-    return order_[rank];
-  }
-
- private:
-  const float* logits_;
-  const int64_t count_;
-  int32_t* order_;
-  int64_t num_sorted_ = 0;
-};
-
-bool all_finite(const float* x, int64_t count) {
-  // x - x is 0 for a finite x and NaN otherwise.
-  bool finite = true;
-  for (int64_t i = 0; i < count; ++i) finite &= x[i] - x[i] == 0.0f;
-  return finite;
 }
 
 // In float64 the order of summation does not matter for any draw (which has 24 bits), so that the
@@ -89,9 +40,6 @@ double sum_of(const float* x, int64_t count) {
   return std::accumulate(sums, sums + 8, 0.0);
 }
 
-// The lowest index of the largest value.
-int64_t argmax(const float* x, int64_t count) { return std::max_element(x, x + count) - x; }
-
 }  // namespace
 
 Sampler::Sampler(int64_t vocab_size, const Kernels& kernels, int num_threads)
@@ -100,14 +48,21 @@ Sampler::Sampler(int64_t vocab_size, const Kernels& kernels, int num_threads)
       scratch_(scratch_bytes(vocab_size, num_threads), Pages::Normal, "sampling") {}
 
 uint64_t Sampler::scratch_bytes(int64_t vocab_size, int num_threads) {
-  return static_cast<uint64_t>(vocab_size) * (3 * sizeof(float) + sizeof(int32_t)) *
+  const int64_t per_token = 3 * sizeof(float) + sizeof(int32_t);
+  const int64_t per_block = 2 * sizeof(float);
+  return static_cast<uint64_t>(vocab_size * per_token +
+                               BlockedLogits::num_blocks(vocab_size) * per_block) *
          static_cast<uint64_t>(num_threads);
 }
 
 Sampler::Scratch Sampler::scratch(int worker) const {
-  float* floats = reinterpret_cast<float*>(scratch_.data()) + 4 * vocab_size_ * worker;
-  return {floats, floats + vocab_size_, floats + 2 * vocab_size_,
-          reinterpret_cast<int32_t*>(floats + 3 * vocab_size_)};
+  const int64_t blocks = BlockedLogits::num_blocks(vocab_size_);
+  float* floats =
+      reinterpret_cast<float*>(scratch_.data()) + (4 * vocab_size_ + 2 * blocks) * worker;
+  float* maxima = floats + 3 * vocab_size_;
+  auto* order = reinterpret_cast<int32_t*>(maxima + 2 * blocks);
+  return {floats, floats + vocab_size_, floats + 2 * vocab_size_, maxima,
+          {order, maxima + blocks}};
 }
 
 void Sampler::check_openings(const std::vector<Opening>& openings) const {
@@ -168,24 +123,35 @@ std::vector<SampledToken> Sampler::sample(const WantedRow* first, const WantedRo
     const SamplingParams& params = found->second.params;
     if (params.logprobs) sampled.back().top.resize(static_cast<size_t>(params.top_logprobs));
   }
-  // One per row, for threads to write to at once (which vector<bool> would not allow).
-  std::vector<uint8_t> finite(sampled.size());
-  // Looking at every logit about eight times: finite, max, scale, exp, copy, select ...
-  const int64_t work_per_row = 8 * vocab_size_;
-  parallel_ranges(session, static_cast<int64_t>(sampled.size()), 1, work_per_row,
-                  [&](int64_t begin, int64_t end, int worker) {
-                    for (int64_t i = begin; i < end; ++i) {
-                      const float* row = logits + i * vocab_size_;
-                      finite[i] = all_finite(row, vocab_size_);
-                      if (finite[i]) sample_one(row, *sequences[i], scratch(worker), sampled[i]);
+  const auto num_rows = static_cast<int64_t>(sampled.size());
+  const int64_t blocks = BlockedLogits::num_blocks(vocab_size_);
+  std::vector<float> maxima(static_cast<size_t>(num_rows * blocks));
+  std::vector<BlockedLogits> rows;
+  for (int64_t i = 0; i < num_rows; ++i) {
+    rows.push_back({logits + i * vocab_size_, vocab_size_, maxima.data() + i * blocks});
+  }
+  parallel_ranges(session, num_rows * blocks, 1, BlockedLogits::kBlock,
+                  [&](int64_t begin, int64_t end, int) {
+                    for (int64_t at = begin; at < end; ++at) {
+                      const int64_t row = at / blocks;
+                      const int64_t block = at % blocks;
+                      find_maxima(rows[row].logits, vocab_size_, block, block + 1,
+                                  maxima.data() + row * blocks);
                     }
                   });
-  for (size_t i = 0; i < sampled.size(); ++i) {
-    if (!finite[i]) {
+  for (int64_t i = 0; i < num_rows; ++i) {
+    if (!rows[i].all_finite()) {
       throw NonFiniteError("sequence " + std::to_string(sampled[i].sequence_id) +
                            ": its logits are not finite (NaN or infinity)");
     }
   }
+  // Without truncation every logit is looked at about five times: scale, exp, sum ...
+  parallel_ranges(session, num_rows, 1, 5 * vocab_size_,
+                  [&](int64_t begin, int64_t end, int worker) {
+                    for (int64_t i = begin; i < end; ++i) {
+                      sample_one(rows[i], *sequences[i], scratch(worker), sampled[i]);
+                    }
+                  });
   return sampled;
 }
 
@@ -198,60 +164,65 @@ void Sampler::record(const std::vector<SampledToken>& sampled) {
   }
 }
 
-void Sampler::sample_one(const float* logits, const Sequence& sequence, const Scratch& scratch,
-                         SampledToken& out) const {
+void Sampler::sample_one(const BlockedLogits& logits, const Sequence& sequence,
+                         const Scratch& scratch, SampledToken& out) const {
   const SamplingParams& params = sequence.params;
-  const float* adjusted = logits;
+  BlockedLogits adjusted = logits;
   if (sequence.keeps_history || !params.logit_bias.empty()) {
-    std::copy_n(logits, vocab_size_, scratch.adjusted);
-    adjusted = scratch.adjusted;
-    // Whatever the parameters, logits stay finite.
-    const auto bounded = [](float x) { return std::clamp(x, -FLT_MAX, FLT_MAX); };
-    for (const auto& [token, count] : sequence.output_counts) {
-      float& logit = scratch.adjusted[token];
-      logit = logit > 0.0f ? logit / params.repetition_penalty : logit * params.repetition_penalty;
-      if (count > 0) {
-        logit -= params.frequency_penalty * static_cast<float>(count);
-        logit -= params.presence_penalty;
-      }
-      logit = bounded(logit);
-    }
-    for (const auto& [token, bias] : params.logit_bias) {
-      scratch.adjusted[token] = bounded(scratch.adjusted[token] + bias);
-    }
+    adjust(logits.logits, sequence, scratch.adjusted);
+    find_maxima(scratch.adjusted, vocab_size_, 0, BlockedLogits::num_blocks(vocab_size_),
+                scratch.maxima);
+    adjusted = {scratch.adjusted, vocab_size_, scratch.maxima};
   }
-  out.token = params.temperature == 0.0f ? argmax(adjusted, vocab_size_)
+  out.token = params.temperature == 0.0f ? adjusted.argmax()
                                          : draw(adjusted, sequence, out.position, scratch);
   if (params.logprobs) add_logprobs(logits, sequence, scratch, out);
 }
 
-int64_t Sampler::draw(const float* adjusted, const Sequence& sequence, int64_t position,
+void Sampler::adjust(const float* logits, const Sequence& sequence, float* adjusted) const {
+  const SamplingParams& params = sequence.params;
+  std::copy_n(logits, vocab_size_, adjusted);
+  // Whatever the parameters, logits stay finite.
+  const auto bounded = [](float x) { return std::clamp(x, -FLT_MAX, FLT_MAX); };
+  for (const auto& [token, count] : sequence.output_counts) {
+    float& logit = adjusted[token];
+    logit = logit > 0.0f ? logit / params.repetition_penalty : logit * params.repetition_penalty;
+    if (count > 0) {
+      logit -= params.frequency_penalty * static_cast<float>(count);
+      logit -= params.presence_penalty;
+    }
+    logit = bounded(logit);
+  }
+  for (const auto& [token, bias] : params.logit_bias) {
+    adjusted[token] = bounded(adjusted[token] + bias);
+  }
+}
+
+int64_t Sampler::draw(const BlockedLogits& adjusted, const Sequence& sequence, int64_t position,
                       const Scratch& scratch) const {
   const SamplingParams& params = sequence.params;
+  Candidates candidates(adjusted, scratch.candidates);
   // Relative to the largest before the division, so that a tiny temperature cannot overflow.
-  const float largest = adjusted[argmax(adjusted, vocab_size_)];
-  for (int64_t i = 0; i < vocab_size_; ++i) {
-    scratch.scaled[i] =
-        std::max((adjusted[i] - largest) / params.temperature, kLeastScaledLogit);
+  const float largest = adjusted.logits[adjusted.argmax()];
+  const auto scaled = [&](int64_t token) {
+    return std::max((adjusted.logits[token] - largest) / params.temperature, kLeastScaledLogit);
+  };
+  // Weights of the candidates that top_k leaves, by rank; or of all tokens, where it leaves all.
+  const bool is_cut = params.top_k && *params.top_k < vocab_size_;
+  const int64_t num_weights = is_cut ? *params.top_k : vocab_size_;
+  if (is_cut) candidates.sort_prefix(num_weights);
+  for (int64_t i = 0; i < num_weights; ++i) {
+    scratch.scaled[i] = scaled(is_cut ? candidates[i] : i);
   }
-  kernels_.exp_sum(scratch.scaled, vocab_size_, 0.0f, scratch.weights);
-
-  Candidates candidates(adjusted, vocab_size_, scratch.order);
+  kernels_.exp_sum(scratch.scaled, num_weights, 0.0f, scratch.weights);
   const auto weight = [&](int64_t rank) {
-    return static_cast<double>(scratch.weights[candidates[rank]]);
+    return static_cast<double>(scratch.weights[is_cut ? rank : candidates[rank]]);
   };
 
   // How many candidates are kept, and the sum of their weights. Each rule keeps a prefix of the
   // sorted order, and is applied to what the one before has kept.
-  int64_t kept = vocab_size_;
-  double total = 0.0;
-  if (params.top_k && *params.top_k < vocab_size_) {
-    kept = *params.top_k;
-    candidates.sort_prefix(kept);
-    for (int64_t rank = 0; rank < kept; ++rank) total += weight(rank);
-  } else {
-    total = sum_of(scratch.weights, vocab_size_);
-  }
+  int64_t kept = num_weights;
+  double total = sum_of(scratch.weights, num_weights);
   if (params.top_p < 1.0f || params.min_p > 0.0f) {
     const double enough = params.top_p < 1.0f ? params.top_p * total : DBL_MAX;
     const double least = params.min_p * weight(0);
@@ -274,15 +245,16 @@ int64_t Sampler::draw(const float* adjusted, const Sequence& sequence, int64_t p
   return candidates[kept - 1];
 }
 
-void Sampler::add_logprobs(const float* logits, const Sequence& sequence, const Scratch& scratch,
-                           SampledToken& out) const {
-  const float largest = logits[argmax(logits, vocab_size_)];
+void Sampler::add_logprobs(const BlockedLogits& blocked, const Sequence& sequence,
+                           const Scratch& scratch, SampledToken& out) const {
+  const float* logits = blocked.logits;
+  const float largest = logits[blocked.argmax()];
   const float sum = kernels_.exp_sum(logits, vocab_size_, largest, scratch.weights);
   // In double and rounded once: the C library's logf may differ from machine to machine.
   const float log_sum = static_cast<float>(std::log(static_cast<double>(sum)));
   const auto logprob = [&](int64_t token) { return (logits[token] - largest) - log_sum; };
   out.logprob = logprob(out.token);
-  Candidates candidates(logits, vocab_size_, scratch.order);
+  Candidates candidates(blocked, scratch.candidates);
   candidates.sort_prefix(sequence.params.top_logprobs);
   for (size_t rank = 0; rank < out.top.size(); ++rank) {
     const int32_t token = candidates[static_cast<int64_t>(rank)];

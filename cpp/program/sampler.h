@@ -12,6 +12,7 @@
 
 #include "kernels/kernels.h"
 #include "program/batch.h"
+#include "program/candidates.h"
 #include "program/memory.h"
 #include "program/thread_pool.h"
 
@@ -87,15 +88,18 @@ class Sampler {
     float* adjusted;
     float* scaled;
     float* weights;
-    int32_t* order;
+    float* maxima;  // of `adjusted`
+    Candidates::Scratch candidates;
   };
 
   Scratch scratch(int worker) const;
-  void sample_one(const float* logits, const Sequence& sequence, const Scratch& scratch,
+  void sample_one(const BlockedLogits& logits, const Sequence& sequence, const Scratch& scratch,
                   SampledToken& out) const;
-  int64_t draw(const float* adjusted, const Sequence& sequence, int64_t position,
+  // Penalties and biases; logits stay finite.
+  void adjust(const float* logits, const Sequence& sequence, float* adjusted) const;
+  int64_t draw(const BlockedLogits& adjusted, const Sequence& sequence, int64_t position,
                const Scratch& scratch) const;
-  void add_logprobs(const float* logits, const Sequence& sequence, const Scratch& scratch,
+  void add_logprobs(const BlockedLogits& blocked, const Sequence& sequence, const Scratch& scratch,
                     SampledToken& out) const;
 
   const int64_t vocab_size_;

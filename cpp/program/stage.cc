@@ -59,13 +59,16 @@ class Stage::Call {
 };
 
 Stage::Stage(std::shared_ptr<const Program> program, const Kernels& kernels,
-             std::shared_ptr<ThreadPool> pool, int64_t num_blocks, int64_t max_step_tokens)
+             std::shared_ptr<ThreadPool> pool, int64_t num_blocks, int64_t max_step_tokens,
+             Prefill prefill)
     : program_(std::move(program)),
       pool_(std::move(pool)),
       limits_(make_limits(*program_, num_blocks, max_step_tokens)),
       weights_(program_->spec().weights),
-      executor_(*program_, kernels, weights_, num_blocks, max_step_tokens, pool_->num_threads()),
+      executor_(*program_, kernels, weights_, num_blocks, max_step_tokens, pool_->num_threads(),
+                prefill),
       logits_(logits_bytes(*program_, max_step_tokens), Pages::Normal, "logits") {
+  sampling_timer_.add_part(program_->ops().size(), program_->ops().size());
   if (program_->spec().has_head) {
     sampler_.emplace(program_->spec().vocab_size, kernels, pool_->num_threads());
   }
@@ -76,10 +79,11 @@ uint64_t Stage::cache_bytes(const Program& program, int64_t num_blocks) {
   return Executor::cache_bytes(program, num_blocks);
 }
 
-uint64_t Stage::scratch_bytes(const Program& program, int64_t max_step_tokens, int num_threads) {
+uint64_t Stage::scratch_bytes(const Program& program, int64_t max_step_tokens, int num_threads,
+                              Prefill prefill) {
   make_limits(program, 0, max_step_tokens);
   const ProgramSpec& spec = program.spec();
-  return Executor::scratch_bytes(program, max_step_tokens, num_threads) +
+  return Executor::scratch_bytes(program, max_step_tokens, num_threads, prefill) +
          logits_bytes(program, max_step_tokens) +
          (spec.has_head ? Sampler::scratch_bytes(spec.vocab_size, num_threads) : 0);
 }
@@ -106,6 +110,17 @@ void Stage::map_weight(const std::string& name, const std::vector<int64_t>& shap
                        std::shared_ptr<const void> owner) {
   const Call call(*this);
   weights_.map(name, shape, format, data, num_bytes, std::move(owner));
+}
+
+void Stage::time_ops() {
+  const Call call(*this);
+  executor_.timer().turn_on();
+  sampling_timer_.turn_on();
+}
+
+Stage::Times Stage::times() {
+  const Call call(*this);
+  return {executor_.timer().parts(), sampling_timer_.parts().front().seconds};
 }
 
 Batch Stage::check(const Step& step, const std::optional<MatrixView>& hidden_in) const {
@@ -170,9 +185,11 @@ std::vector<SampledToken> Stage::step(const Step& step, std::optional<MatrixView
     const int64_t count = std::min(num_wanted - begin, Executor::kMaxHeadRows);
     const WantedRow* rows = batch.wanted().data() + begin;
     executor_.head(rows, count, logits, session);
+    sampling_timer_.start();
     for (SampledToken& token : sampler_->sample(rows, rows + count, logits, session)) {
       sampled.push_back(std::move(token));
     }
+    sampling_timer_.add_to(0);
   }
   sampler_->record(sampled);
   for (const int64_t id : step.closed) sampler_->close(id);

@@ -43,11 +43,13 @@ class Stage {
  public:
   // Throws OutOfMemoryError.
   Stage(std::shared_ptr<const Program> program, const Kernels& kernels,
-        std::shared_ptr<ThreadPool> pool, int64_t num_blocks, int64_t max_step_tokens);
+        std::shared_ptr<ThreadPool> pool, int64_t num_blocks, int64_t max_step_tokens,
+        Prefill prefill);
 
   // What a stage allocates besides its weights.
   static uint64_t cache_bytes(const Program& program, int64_t num_blocks);
-  static uint64_t scratch_bytes(const Program& program, int64_t max_step_tokens, int num_threads);
+  static uint64_t scratch_bytes(const Program& program, int64_t max_step_tokens, int num_threads,
+                                Prefill prefill);
 
   // See WeightStore.
   void begin_weight(const std::string& name, const std::vector<int64_t>& shape, Format format);
@@ -66,6 +68,14 @@ class Stage {
   // The same on a stage with the head, but gives the logits [slices that sample][vocab_size].
   void logits(const Step& step, std::optional<MatrixView> hidden_in, MutableMatrixView out);
 
+  // Seconds that steps took since `time_ops`: of ops of the program, and of sampling.
+  struct Times {
+    std::vector<TimedOps> ops;
+    double sampling_seconds;
+  };
+  void time_ops();
+  Times times();
+
   uint64_t weights_bytes() const { return weights_.num_bytes(); }
   uint64_t mapped_bytes() const { return weights_.num_mapped_bytes(); }
 
@@ -81,6 +91,7 @@ class Stage {
   const BatchLimits limits_;
   WeightStore weights_;
   Executor executor_;
+  OpTimer sampling_timer_;
   std::optional<Sampler> sampler_;  // with the head
   Buffer logits_;                   // likewise, Executor::kMaxHeadRows rows at most
   std::atomic<bool> busy_{false};

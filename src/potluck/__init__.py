@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from potluck.errors import PotluckError
     from potluck.local import Generation, GenerationResult, Model, Piece
     from potluck.types.capabilities import DeviceCapabilities
+    from potluck.types.prefill import Prefill
     from potluck.types.quantization import Quantization
     from potluck.types.step import SamplingParams
     from potluck.types.text import ChatMessage
@@ -30,6 +31,7 @@ _EXPORTS = {
     "Model": "potluck.local",
     "Piece": "potluck.local",
     "PotluckError": "potluck.errors",
+    "Prefill": "potluck.types.prefill",
     "Quantization": "potluck.types.quantization",
     "SamplingParams": "potluck.types.step",
     "device_capabilities": "potluck.capabilities",
@@ -43,6 +45,7 @@ __all__ = [
     "Model",
     "Piece",
     "PotluckError",
+    "Prefill",
     "Quantization",
     "SamplingParams",
     "__version__",

@@ -11,6 +11,8 @@ import pytest
 from support.agents import Fleet, await_ready, eventually, no_end
 
 from potluck import Model
+from potluck.engines.native import choose_isa
+from potluck.kernels import fast_formats
 
 PROMPT = "Once upon a time"
 
@@ -30,8 +32,12 @@ def test_a_mapped_deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         planned = first.command_line("plan", "demo", "--mmap")
         assert "weights are mapped, and take no memory" in planned.stdout
         loaded = first.ask("plan", model="demo", is_mapped=False)
-        deployment = first.ask("deploy", model="demo", is_mapped=True)
+        deployment = first.ask("deploy", model="demo", is_mapped=True, prefill="fast")
         assert deployment["is_mapped"] is True
+        # Its floats are computed exactly by any instruction set, and stages say what they do.
+        assert deployment["prefill"] == "fast"
+        done = "fast" if fast_formats(choose_isa(None)) else "exact"
+        assert [stage["prefill"] for stage in deployment["stages"]] == [done, done]
         assert len(deployment["stages"]) == 2
         mapped_bytes = sum(stage["num_bytes"] for stage in deployment["stages"])
         loaded_bytes = sum(stage["num_bytes"] for stage in loaded["stages"])

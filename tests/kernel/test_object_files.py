@@ -13,16 +13,18 @@ from support.kernel_build import build, require_tool
 
 @pytest.fixture(scope="module")
 def objects() -> list[Path]:
-    folder = build("dev", "potluck_kernels", f"-DPython_EXECUTABLE={sys.executable}")
+    python = f"-DPython_EXECUTABLE={sys.executable}"
+    build("dev", "potluck_measure", python)
+    folder = build("dev", "potluck_kernels", python)
     isas = ("scalar", "avx2", "avx512") if platform.machine() == "x86_64" else ("scalar",)
     found = [path for isa in isas for path in folder.glob(f"cpp/kernels/**/{isa}.cc.o")]
     assert len(found) == 8 * len(isas)
     # Of one op only, where the compiler knows the instructions.
-    single = ("avx512_bf16", "amx_*")
-    return [
-        *found,
-        *(path for part in single for path in folder.glob(f"cpp/kernels/**/{part}.cc.o")),
-    ]
+    for single in ("avx512_bf16", "amx_*"):
+        found += folder.glob(f"cpp/kernels/**/{single}.cc.o")
+    loops = [*folder.glob("cpp/measure/**/peak/*.cc.o")]
+    assert len(loops) >= 3
+    return [*found, *loops]
 
 
 def test_no_code_is_shared_between_instruction_sets(objects: list[Path]) -> None:

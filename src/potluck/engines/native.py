@@ -22,10 +22,13 @@ from potluck.engines.native_program import (
     core_slice,
     sampled_token,
 )
+from potluck.engines.op_labels import label_of
+from potluck.engines.products import Arithmetic, arithmetic_of
 from potluck.errors import EngineError, ParameterError
 from potluck.kernels import runner
 from potluck.probe.cores import default_num_threads
 from potluck.types.engine import StepResult
+from potluck.types.prefill import Prefill
 from potluck.types.sampling import validate_sampling
 
 if TYPE_CHECKING:
@@ -114,11 +117,20 @@ def loaded_bytes(info: TensorInfo) -> int:
     return num_panels * kernels.panel_bytes(info.format.label, info.num_columns)
 
 
-def scratch_bytes(program: Program, max_step_tokens: int, *, num_threads: int) -> int:
+def scratch_bytes(
+    program: Program,
+    max_step_tokens: int,
+    *,
+    num_threads: int,
+    prefill: Prefill = Prefill.EXACT,
+) -> int:
     """What a stage takes besides weights and caches. Allocates nothing."""
     with core_errors():
         return runner.Stage.scratch_bytes(
-            program=core_program(program), max_step_tokens=max_step_tokens, num_threads=num_threads
+            program=core_program(program),
+            max_step_tokens=max_step_tokens,
+            num_threads=num_threads,
+            fast_prefill=prefill is Prefill.FAST,
         )
 
 
@@ -152,7 +164,8 @@ class NativeEngine:
 
     ``num_blocks`` cache blocks and scratch for steps of up to ``max_step_tokens`` are allocated
     here, weights as they come. ``isa`` is one of ``available_isas()``, taken untried; None is
-    ``choose_isa``'s. A call while another thread's call runs raises ``EngineError``.
+    ``choose_isa``'s. ``prefill`` Fast is used for the formats that ``isa`` has kernels for. A call
+    while another thread's call runs raises ``EngineError``.
     """
 
     def __init__(
@@ -163,18 +176,23 @@ class NativeEngine:
         max_step_tokens: int,
         pool: ThreadPool,
         isa: str | None = None,
+        prefill: Prefill = Prefill.EXACT,
     ) -> None:
         self._program = program
-        if isa is None:
-            isa = choose_isa(None)
-        _require_available(isa)
+        self.isa = choose_isa(None) if isa is None else isa
+        _require_available(self.isa)
+        self.pool = pool
+        self.prefill = prefill
+        self.weights: dict[str, TensorInfo] = {}
+        """What was taken so far, in the formats in which it is held."""
         with core_errors():
             self._open_stage: runner.Stage | None = runner.Stage(
                 program=core_program(program),
-                isa=isa,
+                isa=self.isa,
                 pool=pool,
                 num_blocks=num_blocks,
                 max_step_tokens=max_step_tokens,
+                fast_prefill=prefill is Prefill.FAST,
             )
 
     @property
@@ -202,6 +220,52 @@ class NativeEngine:
         """
         with core_errors("the model's files do not fit its configuration: get them again"):
             self._stage.map_weight(info.name, info.shape, info.format.label, data)
+        self.weights[info.name] = info
+
+    def time_ops(self) -> None:
+        """Count from now on how long ops take. A step takes some 25 ns longer for every op."""
+        with core_errors():
+            self._stage.time_ops()
+
+    def arithmetics(self, *, of_prompts: bool) -> Mapping[TensorFormat, Arithmetic]:
+        """What matrices of each format that was taken are multiplied in, prompts or decodes."""
+        has_bf16 = runner.peak_instruction(self.isa, Arithmetic.BF16.value) is not None
+        is_fast = of_prompts and self.prefill is Prefill.FAST
+        in_bf16 = kernels.fast_formats(self.isa) if is_fast else ()
+        formats = {info.format for info in self.weights.values() if len(info.shape) > 1}
+        return {
+            each: Arithmetic.BF16
+            if each.label in in_bf16
+            else arithmetic_of(each, has_bf16=has_bf16)
+            for each in formats
+        }
+
+    def op_seconds(self) -> Mapping[str, float]:
+        """What was counted since ``time_ops``, by the labels of ``op_labels`` and for ``sampling``.
+
+        Other work than the ops' own is in none of them. Not while a step runs.
+        """
+        with core_errors():
+            parts, sampling_seconds = self._stage.times()
+        seconds: dict[str, float] = {}
+        for part in parts:
+            label = label_of(self._program.ops[part.first_op : part.end_op])
+            seconds[label] = seconds.get(label, 0.0) + part.seconds
+        if self._program.shard.has_head:
+            seconds["sampling"] = sampling_seconds
+        return seconds
+
+    def op_labels(self) -> tuple[str, ...]:
+        """What ``op_seconds`` counts each op of the program in: ops that run together are one."""
+        with core_errors():
+            parts, _ = self._stage.times()
+        ops = self._program.ops
+        labels = [""] * len(ops)
+        for part in parts:
+            together = range(part.first_op, part.end_op)
+            for index in together:
+                labels[index] = label_of([ops[each] for each in together])
+        return tuple(labels)
 
     def step(self, step: Step, hidden: Floats | None) -> StepResult:
         """Run the program once (see ``Engine``).
@@ -264,6 +328,7 @@ class _NativeSink:
     def begin(self, info: TensorInfo) -> None:
         with core_errors("the model's files do not fit its configuration: get them again"):
             self._engine._stage.begin_weight(info.name, info.shape, info.format.label)
+        self._engine.weights[info.name] = info
 
     def write_rows(self, name: str, start_row: int, end_row: int, data: memoryview) -> None:
         with core_errors():

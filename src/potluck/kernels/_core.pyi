@@ -25,6 +25,9 @@ def isa_problem(isa: str) -> str:
     ``ValueError`` if it cannot run here.
     """
 
+def fast_formats(isa: str) -> list[str]:
+    """Labels of the formats that ``fast_prefill`` computes faster. ``ValueError`` as below."""
+
 def kernels_for(isa: str) -> Kernels:
     """The kernels of one instruction set. ``ValueError`` if they cannot run here."""
 
@@ -95,10 +98,6 @@ class Kernels:
         end_panel: int,
     ) -> None:
         """As ``linear_float`` for what ``quantize`` made."""
-
-    @property
-    def fast_formats(self) -> list[str]:
-        """The labels of the formats that ``linear_fast`` takes."""
 
     def linear_fast(
         self,
@@ -327,6 +326,16 @@ class SampledToken:
     @property
     def top(self) -> list[TokenLogprob]: ...
 
+class TimedOps:
+    """Ops ``[first_op, end_op)`` of a program, which run together (cpp/program/op_timer.h)."""
+
+    @property
+    def first_op(self) -> int: ...
+    @property
+    def end_op(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+
 class Stage:
     def __init__(
         self,
@@ -336,11 +345,14 @@ class Stage:
         pool: ThreadPool,
         num_blocks: int,
         max_step_tokens: int,
+        fast_prefill: bool,
     ) -> None: ...
     @staticmethod
     def cache_bytes(*, program: Program, num_blocks: int) -> int: ...
     @staticmethod
-    def scratch_bytes(*, program: Program, max_step_tokens: int, num_threads: int) -> int: ...
+    def scratch_bytes(
+        *, program: Program, max_step_tokens: int, num_threads: int, fast_prefill: bool
+    ) -> int: ...
     def begin_weight(self, name: str, shape: Sequence[int], format: str) -> None: ...
     def write_rows(self, name: str, start_row: int, end_row: int, data: U8) -> None: ...
     def finish_weight(self, name: str) -> None: ...
@@ -365,6 +377,10 @@ class Stage:
         hidden: F32 | None,
         out: F32,
     ) -> None: ...
+    def time_ops(self) -> None: ...
+    def times(self) -> tuple[list[TimedOps], float]:
+        """By ops of the program, and seconds of sampling; since ``time_ops``."""
+
     @property
     def weights_bytes(self) -> int: ...
     @property
@@ -375,3 +391,25 @@ class Sampler:
     def open(self, openings: Sequence[Opening]) -> None: ...
     def close(self, sequence_id: int) -> None: ...
     def sample(self, wanted: Sequence[tuple[int, int]], logits: F32) -> list[SampledToken]: ...
+
+# What the machine can do at best (cpp/bind/measure_module.cc)
+
+class MemoryReader:
+    """Touches ``num_bytes``, in whole chunks of 4 MiB; raises ``OutOfMemoryError``."""
+
+    def __init__(self, *, num_bytes: int, pool: ThreadPool) -> None: ...
+    @property
+    def num_bytes(self) -> int: ...
+    def read(self) -> float:
+        """Seconds in which all threads of the pool read all of it once."""
+
+def peak_instruction(isa: str, arithmetic: str) -> str | None:
+    """What ``measure_peak`` repeats; None where ``isa`` has none. ``int8``, ``bf16`` or ``f32``."""
+
+def measure_peak(
+    *, pool: ThreadPool, isa: str, arithmetic: str, num_chunks: int, num_rounds: int
+) -> float:
+    """Multiply-adds per second of all threads of ``pool``, in ``num_chunks`` times ``num_rounds``.
+
+    Raises ``Error`` where ``peak_instruction`` is None.
+    """

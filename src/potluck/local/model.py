@@ -18,6 +18,7 @@ from potluck.catalog import (
 )
 from potluck.errors import ParameterError
 from potluck.loading import PackedCache, default_packed_folder
+from potluck.loading.load import LoadedStage
 from potluck.local.generation import Generation
 from potluck.local.loading import LoadPlan, load_stages, plan_load
 from potluck.local.pipeline import LocalPipeline
@@ -30,6 +31,7 @@ from potluck.scheduling import (
 )
 from potluck.serving.dispatcher import Dispatcher, Update
 from potluck.text.chat import ChatTemplate, encode_chat
+from potluck.types.prefill import Prefill
 from potluck.types.quantization import Quantization
 from potluck.types.sampling import validate_sampling
 from potluck.types.step import SamplingParams
@@ -86,14 +88,14 @@ class Model:
         *,
         tokenizer: Tokenizer,
         chat_template: ChatTemplate | None,
-        load_reports: tuple[LoadReport, ...],
+        stages: tuple[LoadedStage, ...],
     ) -> None:
         """Use :meth:`open`."""
         self._dispatcher = dispatcher
         self._chat_template = chat_template
         self.description = description
         self.plan = plan
-        self.load_reports = load_reports
+        self.stages = stages
         self.tokenizer = tokenizer
 
     @classmethod
@@ -110,6 +112,7 @@ class Model:
         allow_software: bool = False,
         quantization: Quantization | None = Quantization.NONE,
         mmap: bool = False,
+        prefill: Prefill = Prefill.EXACT,
         packed_cache_bytes: int | None = None,
         on_progress: Callable[[LoadProgress], None] | None = None,
     ) -> Model:
@@ -128,6 +131,8 @@ class Model:
         ``quantization``: what weights stored as floats become; None: as little as makes them fit.
         ``mmap``: keep the weights in a file of the user's cache, and map it
         (``docs/mapped-weights.md``).
+        ``prefill``: whether prompts may be computed faster and less exactly, where the CPU has a
+        way (``docs/models.md``).
         ``packed_cache_bytes``: the most that all such files may take; by default 20 GiB, or a
         quarter of the free disk.
 
@@ -144,6 +149,7 @@ class Model:
             unit=find_unit(backend, isa=isa, allow_software=allow_software),
             quantization=quantization,
             is_mapped=mmap,
+            prefill=prefill,
         )
         # Small beside the weights, and as likely to be missing or broken: before them.
         tokenizer = load_tokenizer(description.files)
@@ -172,7 +178,7 @@ class Model:
             Dispatcher(limits, lambda on_outcome: LocalPipeline(engines, on_outcome)),
             tokenizer=tokenizer,
             chat_template=chat_template,
-            load_reports=tuple(stage.report for stage in loaded.stages),
+            stages=loaded.stages,
         )
 
     def __enter__(self) -> Model:
@@ -180,6 +186,11 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def load_reports(self) -> tuple[LoadReport, ...]:
+        """What loading each stage did."""
+        return tuple(stage.report for stage in self.stages)
 
     @property
     def context_tokens(self) -> int:

@@ -4,6 +4,7 @@ import pytest
 
 from potluck.cli.settings import Settings, read_settings
 from potluck.errors import UsageError
+from potluck.types.prefill import Prefill
 
 
 def write_config(home: Path, text: str) -> None:
@@ -28,6 +29,14 @@ def test_a_backend_from_the_environment(tmp_path: Path) -> None:
     assert read_settings({}, tmp_path) == Settings(backend="native", allow_software=True)
     environ = {"POTLUCK_BACKEND": "tinygrad:CL", "POTLUCK_ALLOW_SOFTWARE": "0"}
     assert read_settings(environ, tmp_path) == Settings(backend="tinygrad:CL")
+
+
+def test_prefill(tmp_path: Path) -> None:
+    write_config(tmp_path, 'prefill = "fast"\n')
+    assert read_settings({}, tmp_path).prefill is Prefill.FAST
+    assert read_settings({"POTLUCK_PREFILL": "exact"}, tmp_path).prefill is Prefill.EXACT
+    with pytest.raises(UsageError, match="POTLUCK_PREFILL: Invalid enum value 'quick'"):
+        read_settings({"POTLUCK_PREFILL": "quick"}, None)
 
 
 def test_xdg_config_home_is_honoured(tmp_path: Path) -> None:

@@ -117,6 +117,7 @@ def test_a_deployment_shows_its_state_its_stages_and_who_got_nothing() -> None:
         "epoch": {"number": 3, "coordinator": A},
         "stages": [stage(0, A, 0, 5), stage(1, B, 5, 9)],
         "rejections": [{"node_id": C, "unit_id": "cpu/native", "reason": "too small"}],
+        "prefill": "exact",
     }
     assert list(deployment_lines(document)) == [
         "tales: degraded (node x was lost)",
@@ -130,16 +131,25 @@ def test_a_deployment_shows_its_state_its_stages_and_who_got_nothing() -> None:
     ]
 
 
+def test_fast_prefill_is_shown_with_the_stages_that_are_exact() -> None:
+    stages = [stage(index, A, index, index + 1) | {"prefill": "fast"} for index in range(3)]
+    deployment = {"stages": stages, "rejections": [], "prefill": "fast"}
+    assert list(stage_lines(deployment))[-1] == "prefill: fast"
+    stages[1]["prefill"] = stages[2]["prefill"] = "exact"
+    said = "prefill: fast, but exact in stages 1, 2, whose unit has no fast one"
+    assert list(stage_lines(deployment))[-1] == said
+
+
 def test_what_was_read_is_shown_once_it_is_loaded() -> None:
     loaded = stage(0, A, 0, 9) | {"read_bytes": 3 * 2**20, "load_seconds": 1.25}
-    lines = list(stage_lines({"stages": [loaded], "rejections": []}))
+    lines = list(stage_lines({"stages": [loaded], "rejections": [], "prefill": "exact"}))
     assert lines[-1] == "stage 0: 3 MiB read in 1.2 s"
 
 
 def test_a_stage_on_a_device_says_what_of_it_is_there() -> None:
     there = stage(0, A, 0, 9)
     there["memory"] |= {"is_on_device": True, "process_bytes": 2**20}
-    lines = list(stage_lines({"stages": [there], "rejections": []}))
+    lines = list(stage_lines({"stages": [there], "rejections": [], "prefill": "exact"}))
     assert lines[-1] == (
         "stage 0: bf16 weights 900 KiB, f32 weights 24 KiB, scratch 100 KiB, process 1 MiB; "
         "1 MiB of it on the device"
@@ -147,7 +157,7 @@ def test_a_stage_on_a_device_says_what_of_it_is_there() -> None:
 
 
 def test_one_stage_has_both_ends() -> None:
-    lines = list(stage_lines({"stages": [stage(0, A, 0, 9)], "rejections": []}))
+    lines = list(stage_lines({"stages": [stage(0, A, 0, 9)], "rejections": [], "prefill": "exact"}))
     assert lines[1] == f"0      {A}  cpu/native  embedding + [0, 9) + head  1 MiB"
 
 
@@ -164,7 +174,7 @@ def test_weights_that_cannot_be_mapped_are_named_by_their_stages() -> None:
 
 
 def test_without_stages_there_is_no_table() -> None:
-    assert list(stage_lines({"stages": [], "rejections": []})) == []
+    assert list(stage_lines({"stages": [], "rejections": [], "prefill": "exact"})) == []
 
 
 def test_devices_are_listed_with_their_speed_or_why_nothing_runs_on_them() -> None:

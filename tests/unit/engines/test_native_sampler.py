@@ -207,15 +207,23 @@ PARAMS = [
 
 @pytest.mark.parametrize("params", PARAMS, ids=range(len(PARAMS)))
 @pytest.mark.parametrize("spread", [0.01, 1.0, 6.0])
-def test_as_the_reference(params: SamplingParams, spread: float) -> None:
+@pytest.mark.parametrize(
+    ("vocab_size", "num_draws"),
+    [
+        pytest.param(3000, 40, id="small"),
+        pytest.param(30_001, 5, id="large"),  # of which few blocks hold all candidates
+    ],
+)
+def test_as_the_reference(
+    params: SamplingParams, spread: float, vocab_size: int, num_draws: int
+) -> None:
     """Flat and peaked distributions; the histories grow with what was sampled."""
-    vocab_size = 3000
     rng = np.random.default_rng(int(spread * 100))
     sampler = make(vocab_size)
     prompt = tuple(int(token) for token in rng.integers(0, 60, 20))
     output: tuple[int, ...] = (3, 8, 8)
     open_sequence(sampler, params, prompt=prompt, output=output)
-    for position in range(20, 60):
+    for position in range(20, 20 + num_draws):
         logits = (rng.standard_normal(vocab_size) * spread).astype(np.float32)
         # Many ties, which the order by token id must settle.
         logits = np.round(logits, 2)
@@ -227,7 +235,7 @@ def test_as_the_reference(params: SamplingParams, spread: float) -> None:
         assert actual.token == expected.token
         output = (*output, expected.token)
         assert [one.token for one in actual.top] == [one.token for one in expected.top]
-        # Both round a log-softmax to float32; sums of 3000 terms differ in the last bits.
+        # Both round a log-softmax to float32; sums of so many terms differ in the last bits.
         np.testing.assert_allclose(
             [one.logprob for one in actual.top],
             [one.logprob for one in expected.top],

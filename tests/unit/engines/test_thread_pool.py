@@ -15,6 +15,10 @@ CHECKS = (
     "ranges_cover",
     "small_work_is_inline",
     "runs_in_parallel",
+    "shares_and_theft",
+    "late_worker_sits_out",
+    "one_core_is_not_shared",
+    "leaves_double",
     "idle_costs_nothing",
     "fork_is_safe",
     "refuses_nonsense",
@@ -23,7 +27,7 @@ CHECKS = (
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return cpp_checks.build(tmp_path_factory.mktemp("pool"), SOURCE, "thread_pool")
+    return cpp_checks.build(tmp_path_factory.mktemp("pool"), SOURCE, "thread_pool", "cores")
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -34,10 +38,14 @@ def test_check(program: Path, check: str) -> None:
 @pytest.fixture(scope="module")
 def watched_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("watched_pool")
-    return cpp_checks.build(folder, SOURCE, "thread_pool", flags=("-g", "-fsanitize=thread"))
+    return cpp_checks.build(
+        folder, SOURCE, "thread_pool", "cores", flags=("-g", "-fsanitize=thread")
+    )
 
 
-@pytest.mark.parametrize("check", ["exactly_once", "short_loops", "concurrent_callers"])
+@pytest.mark.parametrize(
+    "check", ["exactly_once", "short_loops", "concurrent_callers", "late_worker_sits_out"]
+)
 def test_no_data_race(watched_program: Path, check: str) -> None:
     """ThreadSanitizer makes the program fail when it sees a race."""
     cpp_checks.run(watched_program, check)

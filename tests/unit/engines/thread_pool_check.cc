@@ -1,8 +1,10 @@
 // Checks of the thread pool, a program of its own so that it can also be built with sanitizers.
 // Usage: thread_pool_check CHECK; exits with 1 and a line on stderr when the check fails.
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -14,6 +16,7 @@
 #include <vector>
 
 #include "program/error.h"
+#include "program/leave.h"
 #include "program/thread_pool.h"
 
 namespace {
@@ -119,6 +122,113 @@ void runs_in_parallel() {
   }
 }
 
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::milliseconds kLongTime{20'000};
+
+template <typename Condition>
+bool comes_true(const Condition& condition, std::chrono::milliseconds limit) {
+  const auto deadline = Clock::now() + limit;
+  while (!condition()) {
+    if (Clock::now() > deadline) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+// Worker 1 is held in its first chunk: the caller does its own share from the front, then what is
+// left of the other from the back.
+void shares_and_theft() {
+  constexpr int64_t kChunks = 20;
+  ThreadPool pool(2);
+  ThreadPool::Session session(pool);
+  std::vector<int64_t> by_caller;
+  std::atomic<int64_t> by_worker{-1};
+  std::atomic<int64_t> num_done{0};
+  session.parallel_for(kChunks, [&](int64_t chunk, int worker) {
+    if (worker == 1) {
+      expect(by_worker.exchange(chunk) == -1, "a worker that is held takes nothing more");
+      expect(comes_true([&] { return num_done == kChunks - 1; }, kLongTime),
+             "the others do what a worker does not get to");
+    } else {
+      expect(comes_true([&] { return by_worker >= 0; }, kLongTime), "the worker comes");
+      by_caller.push_back(chunk);
+      ++num_done;
+    }
+  });
+  expect(by_worker == kChunks / 2, "a worker begins with the first chunk of its share");
+  std::vector<int64_t> wanted;
+  for (int64_t chunk = 0; chunk < kChunks / 2; ++chunk) wanted.push_back(chunk);
+  for (int64_t chunk = kChunks - 1; chunk > kChunks / 2; --chunk) wanted.push_back(chunk);
+  expect(by_caller == wanted, "own chunks are taken in order, then the last ones of others");
+}
+
+// A job in which worker 1, if it takes part, is held for much longer than the caller's chunks take.
+// Whether it took part.
+bool run_with_late_worker(ThreadPool::Session& session, std::chrono::milliseconds late) {
+  std::atomic<bool> took_part{false};
+  session.parallel_for(16, [&](int64_t, int worker) {
+    if (worker == 1 && !took_part.exchange(true)) {
+      std::this_thread::sleep_for(late);
+    } else {
+      // Long enough for a worker that wakes up to meet the next job.
+      const auto end = Clock::now() + std::chrono::microseconds(10);
+      while (Clock::now() < end) continue;
+    }
+  });
+  return took_part;
+}
+
+// A worker that is late whenever it takes part takes part less and less, and again when it is not.
+void late_worker_sits_out() {
+  ThreadPool pool(2);
+  ThreadPool::Session session(pool);
+  const auto start = Clock::now();
+  int times_late = 0;
+  while (Clock::now() - start < std::chrono::milliseconds(600)) {
+    if (run_with_late_worker(session, std::chrono::milliseconds(3))) ++times_late;
+  }
+  // By doubling some 10 times in 600 ms, and those after which it did well by chance; else 100.
+  expect(times_late >= 2 && times_late <= 40, "a late worker is left out longer and longer");
+  expect(comes_true([&] { return run_with_late_worker(session, std::chrono::milliseconds(0)); },
+                    kLongTime),
+         "a worker that was left out comes back");
+}
+
+// More threads than cores: the caller does not share its core with them for long.
+void one_core_is_not_shared() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  CPU_SET(static_cast<size_t>(sched_getcpu()), &cores);
+  expect(sched_setaffinity(0, sizeof cores, &cores) == 0, "a process can be bound to a core");
+  ThreadPool pool(4);
+  ThreadPool::Session session(pool);
+  std::atomic<int64_t> by_caller{0};
+  constexpr int64_t kJobs = 2000;
+  for (int64_t i = 0; i < kJobs; ++i) {
+    session.parallel_for(8, [&](int64_t, int worker) { by_caller += worker == 0 ? 1 : 0; });
+  }
+  expect(by_caller > 8 * kJobs * 9 / 10, "a caller on the only core does nearly all itself");
+}
+
+// The length of a leave: doubled by relapses, up to a second or so, and short again after a time
+// without.
+void leaves_double() {
+  using potluck::Leave;
+  Leave leave;
+  int64_t now = 1'000'000'000'000;
+  int64_t length = Leave::kShortest;
+  for (int i = 0; i < 20; ++i) {
+    expect(leave.begin(now) == now + length, "a relapse doubles the leave");
+    now += length + std::max(length, Leave::kProbation) - 1;  // just not long enough
+    length = std::min(2 * length, Leave::kLongest);
+  }
+  expect(length == Leave::kLongest, "leaves have a limit");
+  now = leave.begin(now) + Leave::kLongest;
+  expect(leave.begin(now) == now + Leave::kShortest, "who has worked well begins anew");
+  now += Leave::kShortest + Leave::kProbation;
+  expect(leave.begin(now) == now + Leave::kShortest, "single interruptions cost little each");
+}
+
 double process_cpu_seconds() {
   timespec now{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
@@ -173,6 +283,10 @@ int main(int argc, char** argv) {
   else if (check == "ranges_cover") ranges_cover();
   else if (check == "small_work_is_inline") small_work_is_inline();
   else if (check == "runs_in_parallel") runs_in_parallel();
+  else if (check == "shares_and_theft") shares_and_theft();
+  else if (check == "late_worker_sits_out") late_worker_sits_out();
+  else if (check == "one_core_is_not_shared") one_core_is_not_shared();
+  else if (check == "leaves_double") leaves_double();
   else if (check == "idle_costs_nothing") idle_costs_nothing();
   else if (check == "fork_is_safe") fork_is_safe();
   else if (check == "refuses_nonsense") refuses_nonsense();

@@ -1,0 +1,128 @@
+"""How much a process that keeps one core busy costs a model that runs beside it.
+
+    python benchmarks/busy_core.py MODEL OUT.json [--threads 2] [--core N] [--rounds 5]
+
+Three ways take turns: N threads alone (A), one thread alone (B), and N threads while another
+process runs ``while True: pass`` (C), which is bound to ``--core``, or to none without it. Each
+sample is a prompt of random tokens and the tokens that follow it. The ratios of interest are A / B
+(what threads bring) and C / B (whether a busy core costs more than it is worth).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from circumstances import circumstances
+
+from potluck.local import Model
+from potluck.probe.cores import default_num_threads
+
+SCHEMA = "potluck.benchmark.busy_core/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Tokens per second of one run."""
+
+    prefill: float
+    decode: float
+
+
+@contextmanager
+def busy_process(core: int | None) -> Iterator[None]:
+    """Something that computes without end on ``core``, or wherever the system puts it."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        if core is not None:
+            os.sched_setaffinity(process.pid, {core})
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def measure(model: Model, prompt_tokens: int, decode_tokens: int) -> Sample:
+    """One text of random tokens."""
+    draw = random.Random(0)  # the same prompt in every run
+    vocab_size = model.description.config.vocab_size
+    prompt = [draw.randrange(vocab_size) for _ in range(prompt_tokens)]
+    generation = model.generate(prompt, max_tokens=decode_tokens, ignore_eos=True, temperature=0.0)
+    timings = generation.result().timings
+    return Sample(
+        prefill=timings.prefill_tokens_per_second,
+        decode=(timings.num_new_tokens - 1) / timings.decode_seconds,
+    )
+
+
+def ratio(samples: list[Sample], base: list[Sample], figure: str) -> float:
+    """The median over rounds of ``figure`` in ``samples`` divided by that in ``base``."""
+    pairs = zip(samples, base, strict=True)
+    return statistics.median(getattr(a, figure) / getattr(b, figure) for a, b in pairs)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """What to measure, and where to write it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", help="a directory, a .gguf file, or demo")
+    parser.add_argument("out", type=Path, help="where the JSON goes")
+    parser.add_argument("--threads", type=int, default=default_num_threads())
+    parser.add_argument("--core", type=int, help="the busy process is bound to this core")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prompt", type=int, default=256)
+    parser.add_argument("--decode", type=int, default=64)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure in turns, print the ratios, write the file."""
+    arguments = parse_arguments()
+    record = {"schema": SCHEMA, **circumstances()}
+    samples: dict[str, list[Sample]] = {"alone": [], "one_thread": [], "busy": []}
+    with (
+        Model.open(arguments.model, num_threads=arguments.threads) as threads,
+        Model.open(arguments.model, num_threads=1) as one_thread,
+    ):
+        for round_index in range(arguments.rounds + 1):
+            for name, model in (("alone", threads), ("one_thread", one_thread), ("busy", threads)):
+                with busy_process(arguments.core) if name == "busy" else nullcontext():
+                    sample = measure(model, arguments.prompt, arguments.decode)
+                if round_index > 0:  # the first warms up
+                    samples[name].append(sample)
+    ratios = {
+        f"{name}_over_one_thread": {
+            figure: ratio(samples[name], samples["one_thread"], figure)
+            for figure in ("prefill", "decode")
+        }
+        for name in ("alone", "busy")
+    }
+    for name, figures in ratios.items():
+        print(f"{name:22} prefill {figures['prefill']:.2f}  decode {figures['decode']:.2f}")
+    document = {
+        **record,
+        "model": Path(arguments.model).name,
+        "num_threads": arguments.threads,
+        "busy_core": arguments.core,
+        "prompt_tokens": arguments.prompt,
+        "decode_tokens": arguments.decode,
+        "tokens_per_second": {
+            name: [asdict(sample) for sample in each] for name, each in samples.items()
+        },
+        "ratios": ratios,
+    }
+    arguments.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+#include "program/products.h"
+
+#include <algorithm>
+
+namespace potluck {
+namespace {
+
+// A piece is worth some 3 us of one core: long enough that taking it costs nothing, short enough
+// that nobody waits long for the last one. Counted in bytes of weights read at some 20 GB/s; with
+// many tokens multiply-adds are what takes time, about as many in the time of a byte as a vector
+// has lanes.
+constexpr int64_t kPieceCost = 65536;
+constexpr int64_t kMultiplyAddsPerByte = 32;
+
+// Kernels take several panels at a time where there are enough.
+constexpr int64_t kUnitPanels = 4;
+// With fewer units for each worker, single panels are divided.
+constexpr int64_t kLeastUnits = 4;
+
+// How one product is divided: `unit_panels * num_units` panels, the last unit maybe less, in
+// `num_pieces` pieces of every worker's.
+struct Division {
+  int64_t unit_panels;
+  int64_t num_units;
+  int64_t num_pieces;
+};
+
+int64_t panel_cost(const LinearArgs& args) {
+  const Matrix& weight = args.weight;
+  return panel_bytes(weight.format, weight.columns) +
+         kPanelRows * weight.columns * args.num_tokens / kMultiplyAddsPerByte;
+}
+
+Division divide(const LinearArgs& args, int64_t num_workers) {
+  const int64_t panels = num_panels(args.weight.rows);
+  const int64_t unit_panels =
+      panels >= kUnitPanels * kLeastUnits * num_workers ? kUnitPanels : 1;
+  const int64_t num_units = (panels + unit_panels - 1) / unit_panels;
+  const int64_t worth = panels * panel_cost(args) / (kPieceCost * num_workers);
+  const int64_t most = std::max<int64_t>(1, num_units / num_workers);
+  return {unit_panels, num_units, std::clamp<int64_t>(worth, 1, most)};
+}
+
+void run_piece(const Product& product, const Division& division, int64_t piece,
+               int64_t num_pieces) {
+  const int64_t panels = num_panels(product.args.weight.rows);
+  const int64_t begin = division.num_units * piece / num_pieces * division.unit_panels;
+  const int64_t end = division.num_units * (piece + 1) / num_pieces * division.unit_panels;
+  if (begin < panels) product.kernel(product.args, begin, std::min(end, panels));
+}
+
+}  // namespace
+
+void multiply(const std::vector<Product>& products, ThreadPool::Session& session) {
+  const int64_t num_workers = session.num_threads();
+  std::vector<Division> divisions;
+  int64_t num_pieces = 0;  // of each worker
+  int64_t cost = 0;
+  for (const Product& product : products) {
+    divisions.push_back(divide(product.args, num_workers));
+    num_pieces += divisions.back().num_pieces;
+    cost += num_panels(product.args.weight.rows) * panel_cost(product.args);
+  }
+  if (num_workers == 1 || cost <= kPieceCost) {
+    for (const Product& product : products) {
+      product.kernel(product.args, 0, num_panels(product.args.weight.rows));
+    }
+    return;
+  }
+  session.parallel_for(num_workers * num_pieces, [&](int64_t chunk, int) {
+    const int64_t worker = chunk / num_pieces;
+    int64_t piece = chunk % num_pieces;
+    size_t i = 0;
+    while (piece >= divisions[i].num_pieces) piece -= divisions[i++].num_pieces;
+    const int64_t of_worker = divisions[i].num_pieces;
+    run_piece(products[i], divisions[i], worker * of_worker + piece, num_workers * of_worker);
+  });
+}
+
+}  // namespace potluck

@@ -1,0 +1,24 @@
+// Divides products of matrices and activations among threads.
+#pragma once
+
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "program/thread_pool.h"
+
+namespace potluck {
+
+// `kernel` computes panels of `args`.
+struct Product {
+  void (*kernel)(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
+  LinearArgs args;
+};
+
+// Computes all of them, in one parallel loop, whose results are written to different places.
+//
+// Worker w of n has panels [num_panels * w / n, num_panels * (w + 1) / n) of every matrix, or as
+// near as whole units come, in every step; what it does not get to in time others take from its
+// end, piece by piece.
+void multiply(const std::vector<Product>& products, ThreadPool::Session& session);
+
+}  // namespace potluck

@@ -1,0 +1,60 @@
+#include "program/schedule.h"
+
+#include <algorithm>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+namespace potluck {
+namespace {
+
+std::optional<RowWise> as_row_wise(const op::Resolved& any) {
+  return std::visit(
+      [](const auto& o) -> std::optional<RowWise> {
+        if constexpr (std::is_constructible_v<RowWise, decltype(o)>) return RowWise(o);
+        return std::nullopt;
+      },
+      any);
+}
+
+// Whether `any` is a linear op that can be computed at the same time as `linears`: it has their
+// input, which none of them writes (Program has checked that), and its output is its own.
+bool joins(const op::Resolved& any, const Linears& linears) {
+  const auto* linear = std::get_if<op::Linear<int>>(&any);
+  if (linear == nullptr || linear->x != linears.x) return false;
+  return std::none_of(linears.ops.begin(), linears.ops.end(),
+                      [&](const op::Linear<int>& other) { return other.out == linear->out; });
+}
+
+// The wide op that begins with ops[index], which becomes that of what follows.
+Wide take_wide(const std::vector<op::Resolved>& ops, size_t& index) {
+  const op::Resolved& any = ops[index++];
+  if (const auto* attention = std::get_if<op::Attention<int>>(&any)) return *attention;
+  if (const auto* head = std::get_if<op::Head<int>>(&any)) return *head;
+  const auto& first = std::get<op::Linear<int>>(any);
+  Linears linears{first.x, {first}};
+  while (index < ops.size() && joins(ops[index], linears)) {
+    linears.ops.push_back(std::get<op::Linear<int>>(ops[index++]));
+  }
+  return linears;
+}
+
+}  // namespace
+
+std::vector<Phase> schedule(const std::vector<op::Resolved>& ops) {
+  std::vector<Phase> phases;
+  for (size_t index = 0; index < ops.size();) {
+    Phase phase{index, {}, {}};
+    while (index < ops.size()) {
+      std::optional<RowWise> row_wise = as_row_wise(ops[index]);
+      if (!row_wise) break;
+      phase.row_wise.push_back(std::move(*row_wise));
+      ++index;
+    }
+    if (index < ops.size()) phase.wide = take_wide(ops, index);
+    phases.push_back(std::move(phase));
+  }
+  return phases;
+}
+
+}  // namespace potluck

@@ -1,0 +1,65 @@
+"""What ops are called where their times are added up: by their role in a layer, of which a model
+has many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from potluck.types.program import (
+    Add,
+    Attention,
+    Embed,
+    GatedActivation,
+    Head,
+    Linear,
+    Op,
+    RmsNorm,
+    Rope,
+)
+
+_LAYERS = "layers."
+
+
+_CONVERSION = "activations"
+"""What the next op takes of a register, made without an op of its own: mostly quantization."""
+
+
+def label_of(ops: Sequence[Op]) -> str:
+    """Ops that run together; matrices of one part of a layer share its name: ``attn.q+k+v``."""
+    names = list(dict.fromkeys(_name(op) for op in ops))
+    if not names:
+        return _CONVERSION
+    first, dot, _ = names[0].partition(".")
+    prefix = first + dot
+    if dot and all(name.startswith(prefix) for name in names):
+        return prefix + "+".join(name.removeprefix(prefix) for name in names)
+    return "+".join(names)
+
+
+def _name(op: Op) -> str:
+    match op:
+        case Embed():
+            return "embedding"
+        case RmsNorm():
+            return "norms"
+        case Linear():
+            return _role(op.weight)
+        case Rope():
+            return "rope"
+        case Attention():
+            return "attention"
+        case GatedActivation():
+            return "activation"
+        case Add():
+            return "add"
+        case Head():
+            return "head"
+
+
+def _role(weight: str) -> str:
+    """``layers.3.attn.q.weight`` → ``attn.q``."""
+    name = weight.removesuffix(".weight")
+    if name.startswith(_LAYERS):
+        name = name.removeprefix(_LAYERS).partition(".")[2]
+    return name
