@@ -15,7 +15,7 @@ from support.emulated_core import (
 )
 from support.instruction_sets import IS_AMX_TESTED
 
-RUN = ("run", "demo", "-p", "Once upon a time", "-n", "3")
+RUN = ("run", "demo", "-p", "Once upon a time", "-n", "3", "--temperature", "0")
 
 
 @pytest.fixture(scope="module")

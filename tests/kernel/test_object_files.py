@@ -20,8 +20,8 @@ def objects() -> list[Path]:
     found = [path for isa in isas for path in folder.glob(f"cpp/kernels/**/{isa}.cc.o")]
     assert len(found) == 8 * len(isas)
     # Of one op only, where the compiler knows the instructions.
-    single = ("avx512_bf16", "amx_*", "dotprod", "i8mm")
-    found += [path for part in single for path in folder.glob(f"cpp/kernels/**/{part}.cc.o")]
+    for single in ("avx512_bf16", "amx_*", "dotprod", "i8mm"):
+        found += folder.glob(f"cpp/kernels/**/{single}.cc.o")
     loops = [*folder.glob("cpp/measure/**/peak/*.cc.o")]
     assert len(loops) >= 3
     return [*found, *loops]

@@ -164,8 +164,8 @@ class NativeEngine:
 
     ``num_blocks`` cache blocks and scratch for steps of up to ``max_step_tokens`` are allocated
     here, weights as they come. ``isa`` is one of ``available_isas()``, taken untried; None is
-    ``choose_isa``'s. ``prefill`` Fast is used for the formats that it has kernels for. A call while
-    another thread's call runs raises ``EngineError``.
+    ``choose_isa``'s. ``prefill`` Fast is used for the formats that ``isa`` has kernels for. A call
+    while another thread's call runs raises ``EngineError``.
     """
 
     def __init__(
@@ -179,10 +179,8 @@ class NativeEngine:
         prefill: Prefill = Prefill.EXACT,
     ) -> None:
         self._program = program
-        if isa is None:
-            isa = choose_isa(None)
-        _require_available(isa)
-        self.isa = isa
+        self.isa = choose_isa(None) if isa is None else isa
+        _require_available(self.isa)
         self.pool = pool
         self.prefill = prefill
         self.weights: dict[str, TensorInfo] = {}
@@ -190,7 +188,7 @@ class NativeEngine:
         with core_errors():
             self._open_stage: runner.Stage | None = runner.Stage(
                 program=core_program(program),
-                isa=isa,
+                isa=self.isa,
                 pool=pool,
                 num_blocks=num_blocks,
                 max_step_tokens=max_step_tokens,
