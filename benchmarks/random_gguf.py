@@ -20,7 +20,7 @@ _ARCHITECTURES = {"llama": "llama", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
 
 
 def write_gguf(shape: Shape, path: Path, type_name: str) -> None:
-    """One file; norms and routers stay F32, as llama.cpp's quantizer leaves them."""
+    """One file, with the formats that llama.cpp's quantizer chooses for a type."""
     demo: dict[str, Any] = json.loads((DEMO_DIRECTORY / "config.json").read_text(encoding="utf-8"))
     vocab_size = shape.vocab_size or demo["vocab_size"]
     writer = gguf.GGUFWriter(path, _ARCHITECTURES[shape.family])
@@ -66,28 +66,24 @@ def write_gguf(shape: Shape, path: Path, type_name: str) -> None:
 
 
 def stored_format(tensor: Tensor, type_name: str, shape: Shape) -> TensorFormat:
-    """Of a tensor in a file of a type."""
+    """Of a tensor in a file of a type, as llama.cpp's quantizer chooses (``llama-quant.cpp``).
+
+    Norms and routers are F32. The head, or the embedding where it is the head, is Q6_K in files of
+    any coarser type but Q8_0. In the mixture Q4_K_M the values' and the down projections are Q6_K
+    in an eighth of the layers at either end, and in every third between.
+    """
     if len(tensor.dimensions) == 1 or "ffn_gate_inp" in tensor.name:
         return TensorFormat.F32
-    if type_name == "Q4_K_M":
-        return format_in_mixture(tensor.name, shape)
-    return TensorFormat[type_name]
-
-
-def format_in_mixture(name: str, shape: Shape) -> TensorFormat:
-    """Of a matrix in a Q4_K_M file, as llama.cpp's quantizer chooses (``llama-quant.cpp``).
-
-    The head is Q6_K, and so is the embedding where it is the head; of the values' and the down
-    projections an eighth of the layers at either end, and every third between.
-    """
-    if name == ("token_embd.weight" if shape.has_tied_head else "output.weight"):
+    fmt = TensorFormat["Q4_K" if type_name == "Q4_K_M" else type_name]
+    is_head = tensor.name == ("token_embd.weight" if shape.has_tied_head else "output.weight")
+    if is_head and fmt.is_quantized and fmt is not TensorFormat.Q8_0:
         return TensorFormat.Q6_K
-    if not any(part in name for part in ("attn_v", "ffn_down")):
-        return TensorFormat.Q4_K
-    layer, count = int(name.split(".")[1]), shape.num_layers
+    if type_name != "Q4_K_M" or not any(part in tensor.name for part in ("attn_v", "ffn_down")):
+        return fmt
+    layer, count = int(tensor.name.split(".")[1]), shape.num_layers
     is_at_an_end = layer < count // 8 or layer >= 7 * count // 8
     is_third = (layer - count // 8) % 3 == 2
-    return TensorFormat.Q6_K if is_at_an_end or is_third else TensorFormat.Q4_K
+    return TensorFormat.Q6_K if is_at_an_end or is_third else fmt
 
 
 def _add_tokenizer(writer: Any, vocab_size: int, demo: dict[str, Any]) -> None:

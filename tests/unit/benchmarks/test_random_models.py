@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from model_shapes import SHAPES, Experts, Shape, gguf_tensors, hugging_face_tensors, stored_bytes
-from random_gguf import GGUF_TYPES, format_in_mixture, write_gguf
+from random_gguf import GGUF_TYPES, stored_format, write_gguf
 from random_hugging_face import write_hugging_face
 from random_weights import STANDARD_DEVIATION, random_rows, random_tensor
 
@@ -68,8 +68,11 @@ def test_a_gguf_file_of_every_type(tmp_path: Path, type_name: str) -> None:
     assert max(tokenizer.encode("Once upon a time")) < 2048
     source = open_gguf(path)
     try:
-        expected = TensorFormat.Q6_K if type_name == "Q4_K_M" else TensorFormat[type_name]
-        assert source.info("token_embd.weight").format is expected
+        is_finer = type_name in ("F32", "F16", "BF16", "Q8_0")
+        head = TensorFormat[type_name] if is_finer else TensorFormat.Q6_K
+        assert source.info("token_embd.weight").format is head
+        layers = TensorFormat["Q4_K" if type_name == "Q4_K_M" else type_name]
+        assert source.info("blk.1.attn_q.weight").format is layers
         assert source.info("blk.1.attn_q_norm.weight").format is TensorFormat.F32
         last = source.info("output_norm.weight")
         out = bytearray(last.num_bytes)
@@ -120,11 +123,12 @@ def test_sizes_are_those_of_the_models() -> None:
 
 def test_the_mixture_is_that_of_the_quantizer() -> None:
     shape = dataclasses.replace(SMALL, num_layers=28)
+    formats = {
+        tensor.name: stored_format(tensor, "Q4_K_M", shape) for tensor in gguf_tensors(shape, 256)
+    }
     wide = [
-        layer
-        for layer in range(28)
-        if format_in_mixture(f"blk.{layer}.ffn_down.weight", shape) is TensorFormat.Q6_K
+        layer for layer in range(28) if formats[f"blk.{layer}.ffn_down.weight"] is TensorFormat.Q6_K
     ]
     # llama-quant.cpp, use_more_bits: below 28 / 8, from 7 · 28 / 8 on, and (i - 3) % 3 == 2.
     assert wide == [0, 1, 2, 5, 8, 11, 14, 17, 20, 23, 24, 25, 26, 27]
-    assert format_in_mixture("blk.0.attn_q.weight", shape) is TensorFormat.Q4_K
+    assert formats["blk.0.attn_q.weight"] is TensorFormat.Q4_K
