@@ -142,6 +142,12 @@ void bind_stage(nb::module_& m) {
             stage.logits(step, view(hidden), view(out));
           },
           nb::kw_only(), "slices"_a, "opened"_a, "closed"_a, "hidden"_a.none(), "out"_a)
+      .def("time_ops", &Stage::time_ops, "on"_a)
+      .def("times",
+           [](Stage& stage) {
+             Stage::Times times = stage.times();
+             return std::make_pair(std::move(times.op_seconds), times.sampling_seconds);
+           })
       .def_prop_ro("weights_bytes", &Stage::weights_bytes)
       .def_prop_ro("mapped_bytes", &Stage::mapped_bytes);
 }

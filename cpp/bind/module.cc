@@ -3,6 +3,7 @@
 #include "bind/convert_module.h"
 #include "bind/engine_module.h"
 #include "bind/kernels_module.h"
+#include "bind/measure_module.h"
 #include "bind/program_module.h"
 #include "dispatch/table.h"
 
@@ -11,4 +12,5 @@ NB_MODULE(_core, m) {
   potluck::bind_program(m);
   potluck::bind_engine(m);
   potluck::bind_convert(m);
+  potluck::bind_measure(m);
 }

@@ -21,12 +21,14 @@ struct Activity {
   std::vector<float> x, scales;
   std::vector<int8_t> q;
   std::vector<int32_t> sums;
+  std::vector<uint16_t> bf16;
 };
 
 Activity check_quantize(const Kernels& kernels, Random& random, Report& report) {
   const int64_t num_groups = kTokens * kColumns / kGroupColumns;
   Activity a{random.numbers(kTokens * kColumns), std::vector<float>(at(num_groups)),
-             std::vector<int8_t>(at(kTokens * kColumns)), std::vector<int32_t>(at(num_groups))};
+             std::vector<int8_t>(at(kTokens * kColumns)), std::vector<int32_t>(at(num_groups)),
+             {}};
   kernels.quantize(a.x.data(), kTokens, kColumns, a.q.data(), a.scales.data(), a.sums.data());
   bool ok = true;
   for (int64_t g = 0; g < num_groups; ++g) {
@@ -46,6 +48,17 @@ Activity check_quantize(const Kernels& kernels, Random& random, Report& report) 
   sum.add(a.sums);
   report.line("quantize", sum, ok);
   return a;
+}
+
+void check_round_bf16(const Kernels& kernels, Activity& a, Report& report) {
+  a.bf16.resize(a.x.size());
+  kernels.round_bf16(a.x.data(), kTokens * kColumns, a.bf16.data());
+  bool ok = true;
+  for (size_t i = 0; i < a.x.size(); ++i)
+    ok = ok && near(from_bf16(a.bf16[i]), a.x[i], fabs(a.x[i]) * 0x1p-8);
+  Checksum sum;
+  sum.add(a.bf16);
+  report.line("round_bf16", sum, ok);
 }
 
 void check_format(const Kernels& kernels, Format format, const Activity& a, Random& random,
@@ -73,7 +86,9 @@ void check_format(const Kernels& kernels, Format format, const Activity& a, Rand
 
   const std::vector<float> bias = random.numbers(kRows);
   std::vector<float> out(at(kTokens * kRows));
-  const Activations input{a.x.data(), a.q.data(), a.scales.data(), a.sums.data()};
+  const Activations input{a.x.data(), a.q.data(), a.scales.data(), a.sums.data(),
+                          a.bf16.data()};
+  const bool takes_bf16 = format == Format::BF16 && kernels.bf16_activations;
   const LinearArgs args{weight, input, kTokens, bias.data(), out.data(), kRows};
   kernels.linear[index](args, 0, num_panels(kRows));
   ok = true;
@@ -84,7 +99,8 @@ void check_format(const Kernels& kernels, Format format, const Activity& a, Rand
         const int64_t i = t * kColumns + k;
         const double x = is_quantized(format)
                              ? static_cast<double>(a.q[at(i)]) * a.scales[at(i / kGroupColumns)]
-                             : static_cast<double>(a.x[at(i)]);
+                             : static_cast<double>(takes_bf16 ? from_bf16(a.bf16[at(i)])
+                                                              : a.x[at(i)]);
         expected += x * values[at(r * kColumns + k)];
         norm += fabs(x * values[at(r * kColumns + k)]);
       }
@@ -245,7 +261,8 @@ int main(int argc, char** argv) {
   }
   Random random;
   Report report;
-  const Activity activity = check_quantize(*kernels, random, report);
+  Activity activity = check_quantize(*kernels, random, report);
+  check_round_bf16(*kernels, activity, report);
   for (int f = 0; f < kNumFormats; ++f)
     check_format(*kernels, static_cast<Format>(f), activity, random, report);
   check_rms_norm(*kernels, random, report);

@@ -83,6 +83,13 @@ inline float from_half(uint16_t h) {
   return static_cast<float>(h & 0x8000 ? -magnitude : magnitude);
 }
 
+inline float from_bf16(uint16_t b) {
+  const uint32_t bits = static_cast<uint32_t>(b) << 16;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
 template <class T>
 size_t at(T index) {
   return static_cast<size_t>(index);

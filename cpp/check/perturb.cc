@@ -1,6 +1,7 @@
 #include "check/perturb.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "dispatch/table.h"
@@ -9,11 +10,11 @@
 namespace potluck {
 namespace {
 
-constexpr int kMaxIsas = 3;
+constexpr int kMaxIsas = 4;
 constexpr const char* kPlainKernels[] = {"rms_norm", "rope",      "silu_gate", "add",
                                          "append_kv", "attention", "exp_sum"};
-constexpr int kNumIds = 1 + 2 * kNumFormats + kNumFloatFormats + kNumTargets + 7;
-static_assert(sizeof(Kernels) == sizeof(const char*) + kNumIds * sizeof(void (*)()),
+constexpr int kNumIds = 2 + 2 * kNumFormats + kNumFloatFormats + kNumTargets + 7;
+static_assert(sizeof(Kernels) == offsetof(Kernels, quantize) + kNumIds * sizeof(void (*)()),
               "every entry of the table needs an id and a wrapper");
 
 std::string active;
@@ -46,6 +47,16 @@ struct Perturbed {
       nudge(q + num_tokens * columns - 1);
   }
 
+  static void round_bf16(const float* x, int64_t count, uint16_t* out) {
+    real().round_bf16(x, count, out);
+    if (is_active("round_bf16")) nudge(out + count - 1);
+  }
+
+  // Compared with a tolerance, not bit for bit.
+  static bool has_own_bits(Format format) {
+    return kIsScalar || (format == Format::BF16 && real().bf16_activations);
+  }
+
   template <int format>
   static void linear(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
     const auto run = real().linear[format];
@@ -53,7 +64,15 @@ struct Perturbed {
     if (!is_active(std::string("linear.") + info.name)) return run(args, first_panel, end_panel);
     LinearArgs changed = args;
     std::vector<float> factors;
-    if (kIsScalar) {  // the last group, or column, is forgotten
+    std::vector<uint16_t> rounded;
+    const bool own_bits = has_own_bits(static_cast<Format>(format));
+    if (own_bits && real().bf16_activations) {  // the last column is forgotten
+      const int64_t columns = args.weight.columns;
+      rounded.assign(args.input.bf16, args.input.bf16 + args.num_tokens * columns);
+      for (int64_t t = 0; t < args.num_tokens; ++t)
+        rounded[static_cast<size_t>((t + 1) * columns - 1)] = 0;
+      changed.input.bf16 = rounded.data();
+    } else if (own_bits) {  // the last group, or column, is forgotten
       const bool quantized = is_quantized(args.weight.format);
       const int64_t width = args.weight.columns / (quantized ? kGroupColumns : 1);
       const float* source = quantized ? args.input.scales : args.input.x;
@@ -63,7 +82,7 @@ struct Perturbed {
       (quantized ? changed.input.scales : changed.input.x) = factors.data();
     }
     run(changed, first_panel, end_panel);
-    if (!kIsScalar && first_panel < end_panel) {
+    if (!own_bits && first_panel < end_panel) {
       const int64_t end_row = end_panel * kPanelRows;
       const int64_t row = (end_row < args.weight.rows ? end_row : args.weight.rows) - 1;
       nudge(args.out + (args.num_tokens - 1) * args.out_stride + row);
@@ -171,7 +190,9 @@ struct Perturbed {
 #define POTLUCK_WIDEN(format, suffix) widen<static_cast<int>(Format::format)>,
   static const Kernels* table() {
     static const Kernels kernels = {real().isa,
+                                    real().bf16_activations,
                                     quantize,
+                                    round_bf16,
                                     {POTLUCK_FORMATS(POTLUCK_LINEAR)},
                                     {POTLUCK_FORMATS(POTLUCK_EMBED)},
                                     {POTLUCK_FLOAT_FORMATS(POTLUCK_WIDEN)},
@@ -191,7 +212,8 @@ struct Perturbed {
 };
 
 using Table = const Kernels* (*)();
-constexpr Table kTables[kMaxIsas] = {Perturbed<0>::table, Perturbed<1>::table, Perturbed<2>::table};
+constexpr Table kTables[kMaxIsas] = {Perturbed<0>::table, Perturbed<1>::table, Perturbed<2>::table,
+                              Perturbed<3>::table};
 
 }  // namespace
 
@@ -200,6 +222,7 @@ std::vector<std::string> perturbation_ids() {
   for (int i = 0; i < num_isas(); ++i) {
     const std::string isa = kernels_at(i)->isa;
     ids.push_back(isa + ".quantize");
+    ids.push_back(isa + ".round_bf16");
     for (const char* kernel : {".linear.", ".embed."})
       for (int f = 0; f < kNumFormats; ++f)
         ids.push_back(isa + kernel + format_info(static_cast<Format>(f)).name);

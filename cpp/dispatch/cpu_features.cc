@@ -36,6 +36,8 @@ CpuFeatures cpu_features() {
   features.avx2 = saves_ymm && fma && f16c && has(ebx, 5);
   features.avx512 = features.avx2 && saves_zmm && has(ebx, 16) && has(ebx, 17) && has(ebx, 30) &&
                     has(ebx, 31) && has(ecx, 11);
+  if (!features.avx512 || !__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx)) return features;
+  features.avx512_bf16 = has(eax, 5);
   return features;
 }
 #else

@@ -6,6 +6,7 @@ namespace potluck {
 struct CpuFeatures {
   bool avx2 = false;    // with FMA and F16C
   bool avx512 = false;  // F, BW, DQ, VL and VNNI
+  bool avx512_bf16 = false;
 };
 
 // Asks the CPU itself (CPUID and XCR0): /proc/cpuinfo may show another machine's CPU.

@@ -12,6 +12,11 @@ POTLUCK_DECLARE_KERNELS(avx512)
 #endif
 
 namespace potluck {
+#if defined(POTLUCK_HAS_AVX512_BF16)
+namespace avx512_bf16 {
+void linear_bf16(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
+}
+#endif
 namespace {
 
 // In the order of struct Kernels.
@@ -21,7 +26,7 @@ namespace {
 #define POTLUCK_ENCODE(format, suffix) POTLUCK_TABLE_ISA::encode_##suffix,
 #define POTLUCK_ROW(isa)                                                               \
   {                                                                                    \
-    #isa, isa::quantize, {POTLUCK_FORMATS(POTLUCK_LINEAR)},                            \
+    #isa, false, isa::quantize, isa::round_bf16, {POTLUCK_FORMATS(POTLUCK_LINEAR)},                            \
         {POTLUCK_FORMATS(POTLUCK_EMBED)}, {POTLUCK_FLOAT_FORMATS(POTLUCK_WIDEN)},      \
         {POTLUCK_TARGETS(POTLUCK_ENCODE)}, isa::rms_norm, isa::rope, isa::silu_gate,   \
         isa::add, isa::append_kv, isa::attention, isa::exp_sum                         \
@@ -38,6 +43,18 @@ constexpr Kernels kAvx2 = POTLUCK_ROW(avx2);
 constexpr Kernels kAvx512 = POTLUCK_ROW(avx512);
 #undef POTLUCK_TABLE_ISA
 #endif
+#if defined(POTLUCK_HAS_AVX512_BF16)
+// As `row`, with another product for BF16 weights, which takes activations as bf16.
+constexpr Kernels with_bf16_products(Kernels row, const char* isa,
+                                     void (*linear)(const LinearArgs&, int64_t, int64_t)) {
+  row.isa = isa;
+  row.bf16_activations = true;
+  row.linear[static_cast<int>(Format::BF16)] = linear;
+  return row;
+}
+constexpr Kernels kAvx512Bf16 =
+    with_bf16_products(kAvx512, "avx512_bf16", avx512_bf16::linear_bf16);
+#endif
 
 struct Row {
   const Kernels* kernels;
@@ -50,6 +67,9 @@ constexpr Row kTable[] = {
 #if defined(__x86_64__)
     {&kAvx2, &CpuFeatures::avx2},
     {&kAvx512, &CpuFeatures::avx512},
+#endif
+#if defined(POTLUCK_HAS_AVX512_BF16)
+    {&kAvx512Bf16, &CpuFeatures::avx512_bf16},
 #endif
 };
 

@@ -1,7 +1,8 @@
 // The interface between kernels and everything above them: what a kernel takes and promises.
 //
 // Every kernel exists once per instruction set, built from one body over 16 virtual lanes
-// (cpp/simd). All variants give the same bits as the scalar one; docs/adr/0004 says how.
+// (cpp/simd). All variants give the same bits as the scalar one (docs/adr/0004), but for BF16 weights
+// where the instruction set has products of bf16 (docs/adr/0017).
 // Kernels do not allocate, lock, throw or divide work among threads: the program runner calls
 // them on ranges. Pointers need no alignment beyond their element's.
 //
@@ -48,7 +49,7 @@ struct Matrix {
 int64_t panel_bytes(Format format, int64_t columns);
 // Names the bytes that panels have, which are kept in files: to be raised with whatever changes what
 // pack_rows or `encode` write. The same on every machine.
-constexpr int kPanelLayout = 1;
+constexpr int kPanelLayout = 2;
 static inline int64_t num_panels(int64_t rows) { return (rows + kPanelRows - 1) / kPanelRows; }
 
 // Writes stored rows [start_row, start_row + num_rows) of the file's layout into the panels at
@@ -65,12 +66,14 @@ constexpr Format kTargets[kNumTargets] = {Format::Q8_0, Format::Q4_0, Format::Q4
 // a minimum.
 void dequantize(Format format, const uint8_t* stored, int64_t count, float* out);
 
-// Activations as integer products take them: q = round(x * 127 / max|x|) per group of 32 columns.
+// Activations as products take them. Integers are q = round(x * 127 / max|x|) per group of 32
+// columns. A kernel reads one form only; those of the others may be null.
 struct Activations {
   const float* x;        // [tokens][columns], for float formats
   const int8_t* q;       // [tokens][columns], for quantized formats
   const float* scales;   // [tokens][columns / 32]: max|x| / 127
   const int32_t* sums;   // [tokens][columns / 32]: sum of q
+  const uint16_t* bf16;  // [tokens][columns], for BF16 where bf16_activations says so
 };
 
 struct LinearArgs {
@@ -104,9 +107,16 @@ int64_t attention_scratch_floats(int64_t num_heads, int64_t num_kv_heads, int64_
 struct Kernels {
   const char* isa;
 
+  // Whether linear[BF16] takes Activations::bf16 instead of x. Its results are then its own: the
+  // instruction set's order of additions, subnormals taken as zero (docs/adr/0017).
+  bool bf16_activations;
+
   // q, scales, sums of rows of x; columns is a multiple of 32.
   void (*quantize)(const float* x, int64_t num_tokens, int64_t columns, int8_t* q, float* scales,
                    int32_t* sums);
+
+  // The bf16 nearest to each of `count` numbers, of two the even one; NaN stays NaN.
+  void (*round_bf16)(const float* x, int64_t count, uint16_t* out);
 
   // out = weight x + bias for all tokens and the rows of panels [first_panel, end_panel). Per
   // output element: quantized formats add, group after group in ascending order, one fma of the

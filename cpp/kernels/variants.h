@@ -29,6 +29,7 @@
   POTLUCK_TARGETS(POTLUCK_DECLARE_ENCODE)                                                         \
   void quantize(const float* x, int64_t num_tokens, int64_t columns, int8_t* q, float* scales,    \
                 int32_t* sums);                                                                   \
+  void round_bf16(const float* x, int64_t count, uint16_t* out);                                  \
   void rms_norm(const float* x, const float* weight, float* out, int64_t num_tokens,              \
                 int64_t columns, int64_t group, float epsilon);                                   \
   void rope(float* x, const float* cos, const float* sin, int64_t num_heads, int64_t head_dim);   \

@@ -21,7 +21,7 @@ constexpr int64_t kElementGranularity = 1024;
 // Where everything lies in the scratch memory.
 struct Executor::Layout {
   std::vector<uint64_t> registers;
-  uint64_t q, q_scales, q_sums, attention, attention_floats, head_input;
+  uint64_t q, q_scales, q_sums, bf16, attention, attention_floats, head_input;
   uint64_t num_bytes = 0;
 
   Layout(const Program& program, int64_t max_tokens, int num_threads) {
@@ -34,6 +34,9 @@ struct Executor::Layout {
     q = take(tokens * columns);
     q_scales = take(tokens * groups * sizeof(float));
     q_sums = take(tokens * groups * sizeof(int32_t));
+    // One form at a time.
+    bf16 = q;
+    num_bytes = std::max(num_bytes, bf16 + aligned(tokens * columns * sizeof(uint16_t)));
     // A multiple of the alignment, so that threads share no cache line.
     attention_floats =
         aligned(static_cast<uint64_t>(program.attention_scratch_floats()) * sizeof(float)) /
@@ -62,13 +65,15 @@ Executor::Executor(const Program& program, const Kernels& kernels, const WeightS
     : program_(program),
       kernels_(kernels),
       weights_(weights),
-      read_ahead_(program, weights) {
+      read_ahead_(program, weights),
+      timer_(program.ops().size()) {
   Layout layout(program, max_step_tokens, num_threads);
   scratch_ = Buffer(layout.num_bytes, Pages::Normal, "scratch");
   register_offsets_ = std::move(layout.registers);
   q_offset_ = layout.q;
   q_scales_offset_ = layout.q_scales;
   q_sums_offset_ = layout.q_sums;
+  bf16_offset_ = layout.bf16;
   attention_offset_ = layout.attention;
   attention_floats_ = layout.attention_floats;
   head_input_offset_ = layout.head_input;
@@ -92,14 +97,17 @@ void Executor::run(const Batch& batch, ThreadPool::Session& session) {
   quantized_ = nullptr;
   if (batch.num_tokens() == 0) return;
   read_ahead_.begin_step();
+  timer_.start();
   for (size_t i = 0; i < program_.ops().size(); ++i) {
     read_ahead_.before_op(i);
     std::visit([&](const auto& o) { run_op(o, batch, session); }, program_.ops()[i]);
+    timer_.add_to(i);
   }
 }
 
 void Executor::head(const WantedRow* rows, int64_t num_rows, float* logits,
                     ThreadPool::Session& session) {
+  timer_.start();
   const auto& o = std::get<op::Head<int>>(program_.ops().back());
   const int64_t columns = program_.width(o.x);
   float* input = floats(head_input_offset_);
@@ -108,6 +116,7 @@ void Executor::head(const WantedRow* rows, int64_t num_rows, float* logits,
   }
   quantized_ = nullptr;
   linear(weights_.matrix(o.weight), nullptr, input, num_rows, logits, session);
+  timer_.add_to(program_.ops().size() - 1);
 }
 
 void Executor::run_op(const op::Embed<int>& o, const Batch& batch, ThreadPool::Session& session) {
@@ -245,12 +254,17 @@ void Executor::run_op(const op::Add<int>& o, const Batch& batch, ThreadPool::Ses
 
 void Executor::linear(const Matrix& weight, const float* bias, const float* x, int64_t num_tokens,
                       float* out, ThreadPool::Session& session) {
-  if (is_quantized(weight.format)) quantize(x, num_tokens, weight.columns, session);
+  if (is_quantized(weight.format)) {
+    quantize(x, num_tokens, weight.columns, session);
+  } else if (weight.format == Format::BF16 && kernels_.bf16_activations) {
+    round_bf16(x, num_tokens, weight.columns, session);
+  }
   LinearArgs args{};
   args.weight = weight;
   args.input = {x, reinterpret_cast<const int8_t*>(scratch_.data() + q_offset_),
                 floats(q_scales_offset_),
-                reinterpret_cast<const int32_t*>(scratch_.data() + q_sums_offset_)};
+                reinterpret_cast<const int32_t*>(scratch_.data() + q_sums_offset_),
+                reinterpret_cast<const uint16_t*>(scratch_.data() + bf16_offset_)};
   args.num_tokens = num_tokens;
   args.bias = bias;
   args.out = out;
@@ -262,7 +276,7 @@ void Executor::linear(const Matrix& weight, const float* bias, const float* x, i
 
 void Executor::quantize(const float* x, int64_t num_tokens, int64_t columns,
                         ThreadPool::Session& session) {
-  if (quantized_ == x) return;
+  if (quantized_ == x && !quantized_to_bf16_) return;
   auto* q = reinterpret_cast<int8_t*>(scratch_.data() + q_offset_);
   float* scales = floats(q_scales_offset_);
   auto* sums = reinterpret_cast<int32_t*>(scratch_.data() + q_sums_offset_);
@@ -274,6 +288,20 @@ void Executor::quantize(const float* x, int64_t num_tokens, int64_t columns,
                                       sums + begin * groups);
                   });
   quantized_ = x;
+  quantized_to_bf16_ = false;
+}
+
+void Executor::round_bf16(const float* x, int64_t num_tokens, int64_t columns,
+                          ThreadPool::Session& session) {
+  if (quantized_ == x && quantized_to_bf16_) return;
+  auto* bf16 = reinterpret_cast<uint16_t*>(scratch_.data() + bf16_offset_);
+  parallel_ranges(session, num_tokens, 1, kCopyWork * columns,
+                  [&](int64_t begin, int64_t end, int) {
+                    kernels_.round_bf16(x + begin * columns, (end - begin) * columns,
+                                        bf16 + begin * columns);
+                  });
+  quantized_ = x;
+  quantized_to_bf16_ = true;
 }
 
 }  // namespace potluck

@@ -10,6 +10,7 @@
 #include "program/batch.h"
 #include "program/kv_cache.h"
 #include "program/memory.h"
+#include "program/op_timer.h"
 #include "program/program.h"
 #include "program/read_ahead.h"
 #include "program/thread_pool.h"
@@ -38,6 +39,9 @@ class Executor {
   // As many rows at a time as the head takes.
   static constexpr int64_t kMaxHeadRows = 32;
 
+  // Of the program's ops, the head included.
+  OpTimer& timer() { return timer_; }
+
  private:
   struct Layout;
 
@@ -57,23 +61,29 @@ class Executor {
   void linear(const Matrix& weight, const float* bias, const float* x, int64_t num_tokens,
               float* out, ThreadPool::Session& session);
   void quantize(const float* x, int64_t num_tokens, int64_t columns, ThreadPool::Session& session);
+  void round_bf16(const float* x, int64_t num_tokens, int64_t columns,
+                  ThreadPool::Session& session);
 
   const Program& program_;
   const Kernels& kernels_;
   const WeightStore& weights_;
   ReadAhead read_ahead_;
+  OpTimer timer_;
   std::vector<KvCache> caches_;
   Buffer scratch_;
   std::vector<uint64_t> register_offsets_;
   uint64_t q_offset_;
   uint64_t q_scales_offset_;
   uint64_t q_sums_offset_;
+  uint64_t bf16_offset_;
   uint64_t attention_offset_;
   uint64_t attention_floats_;
   uint64_t head_input_offset_;
   // The matrix whose quantized form the scratch holds, or null: inputs that several ops share
   // (q, k and v; gate and up) are quantized once.
   const float* quantized_ = nullptr;
+  // Whether that form is bf16, for kernels that take it, and not integers.
+  bool quantized_to_bf16_ = false;
 };
 
 }  // namespace potluck

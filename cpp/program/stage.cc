@@ -108,6 +108,17 @@ void Stage::map_weight(const std::string& name, const std::vector<int64_t>& shap
   weights_.map(name, shape, format, data, num_bytes, std::move(owner));
 }
 
+void Stage::time_ops(bool on) {
+  const Call call(*this);
+  executor_.timer().turn(on);
+  sampling_timer_.turn(on);
+}
+
+Stage::Times Stage::times() {
+  const Call call(*this);
+  return {executor_.timer().seconds(), sampling_timer_.seconds().front()};
+}
+
 Batch Stage::check(const Step& step, const std::optional<MatrixView>& hidden_in) const {
   weights_.check_complete();
   Batch batch(step.slices, limits_);
@@ -170,9 +181,11 @@ std::vector<SampledToken> Stage::step(const Step& step, std::optional<MatrixView
     const int64_t count = std::min(num_wanted - begin, Executor::kMaxHeadRows);
     const WantedRow* rows = batch.wanted().data() + begin;
     executor_.head(rows, count, logits, session);
+    sampling_timer_.start();
     for (SampledToken& token : sampler_->sample(rows, rows + count, logits, session)) {
       sampled.push_back(std::move(token));
     }
+    sampling_timer_.add_to(0);
   }
   sampler_->record(sampled);
   for (const int64_t id : step.closed) sampler_->close(id);

@@ -66,6 +66,14 @@ class Stage {
   // The same on a stage with the head, but gives the logits [slices that sample][vocab_size].
   void logits(const Step& step, std::optional<MatrixView> hidden_in, MutableMatrixView out);
 
+  // Seconds that steps took, from when this is turned on: by op of the program, and sampling.
+  struct Times {
+    std::vector<double> op_seconds;
+    double sampling_seconds;
+  };
+  void time_ops(bool on);
+  Times times();
+
   uint64_t weights_bytes() const { return weights_.num_bytes(); }
   uint64_t mapped_bytes() const { return weights_.num_mapped_bytes(); }
 
@@ -81,6 +89,7 @@ class Stage {
   const BatchLimits limits_;
   WeightStore weights_;
   Executor executor_;
+  OpTimer sampling_timer_{1};
   std::optional<Sampler> sampler_;  // with the head
   Buffer logits_;                   // likewise, Executor::kMaxHeadRows rows at most
   std::atomic<bool> busy_{false};

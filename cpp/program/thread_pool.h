@@ -1,8 +1,9 @@
 // A pool of threads for short parallel loops, and nothing else.
 //
-// Made for machines that are shared: a worker that the system does not run delays nobody unless it
-// is in the middle of a chunk, waiting threads spin only for microseconds and then sleep, and an
-// idle pool costs nothing.
+// Made for machines that are shared and have unequal cores: chunks are taken by whoever is free, a
+// worker that the system does not run delays nobody unless it is in the middle of a chunk, and is
+// left out for a while when that has happened (leave.h); waiting threads spin only for microseconds
+// and then sleep, and an idle pool costs nothing. Threads are bound to no core (docs/adr/0020).
 #pragma once
 
 #include <cstdint>
@@ -50,8 +51,10 @@ class ThreadPool {
     int num_threads() const;
 
     // Calls function(chunk, worker) exactly once for every chunk in [0, num_chunks), and returns
-    // when all are done. Chunks are taken in ascending order by whoever is free; `worker` is in
-    // [0, num_threads), and no two concurrent calls have the same. Not to be nested.
+    // when all are done. Worker w of n has the chunks [num_chunks * w / n, num_chunks * (w + 1) / n)
+    // and takes them in ascending order; one that has done its own takes the last ones of others.
+    // `worker` is in [0, num_threads), and no two concurrent calls have the same. Not to be nested.
+    // num_chunks is less than 2^32.
     void parallel_for(int64_t num_chunks, const ChunkFunction& function);
 
    private:

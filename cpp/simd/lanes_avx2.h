@@ -80,6 +80,10 @@ POTLUCK_LANES F32x16 where_less(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
   return {_mm256_blendv_ps(y.low, x.low, _mm256_cmp_ps(a.low, b.low, _CMP_LT_OQ)),
           _mm256_blendv_ps(y.high, x.high, _mm256_cmp_ps(a.high, b.high, _CMP_LT_OQ))};
 }
+POTLUCK_LANES F32x16 where_number(F32x16 a, F32x16 x, F32x16 y) {
+  return {_mm256_blendv_ps(y.low, x.low, _mm256_cmp_ps(a.low, a.low, _CMP_ORD_Q)),
+          _mm256_blendv_ps(y.high, x.high, _mm256_cmp_ps(a.high, a.high, _CMP_ORD_Q))};
+}
 POTLUCK_LANES F32x16 keep_range(F32x16 v, int64_t begin, int64_t end, float other) {
   const I32x16 before = lanes_below(begin);
   const I32x16 below = lanes_below(end);
@@ -170,6 +174,13 @@ POTLUCK_LANES void store_i8(int8_t* p, I32x16 v) {
   _mm_storeu_si128((__m128i*)p, bytes);
 }
 
+POTLUCK_LANES void store_u16(uint16_t* p, I32x16 v) {
+  // packus works within 128-bit halves, and takes lanes below 2^16 as they are.
+  const __m256i lower = _mm256_set1_epi32(0xffff);
+  const __m256i halves = _mm256_packus_epi32(_mm256_and_si256(v.low, lower),
+                                             _mm256_and_si256(v.high, lower));
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(halves, 0xd8));
+}
 POTLUCK_LANES F32x16 load_f16(const void* p) {
   const __m128i* h = (const __m128i*)p;
   return {_mm256_cvtph_ps(_mm_loadu_si128(h)), _mm256_cvtph_ps(_mm_loadu_si128(h + 1))};

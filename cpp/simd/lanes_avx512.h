@@ -52,6 +52,9 @@ POTLUCK_LANES F32x16 min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)};
 POTLUCK_LANES F32x16 where_less(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
 }
+POTLUCK_LANES F32x16 where_number(F32x16 a, F32x16 x, F32x16 y) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, a.v, _CMP_ORD_Q), y.v, x.v)};
+}
 POTLUCK_LANES F32x16 keep_range(F32x16 a, int64_t begin, int64_t end, float other) {
   const __mmask16 keep = (__mmask16)(lanes_below(end) & ~lanes_below(begin));
   return {_mm512_mask_blend_ps(keep, _mm512_set1_ps(other), a.v)};
@@ -101,6 +104,9 @@ POTLUCK_LANES void store_i8(int8_t* p, I32x16 a) {
   _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v));
 }
 
+POTLUCK_LANES void store_u16(uint16_t* p, I32x16 a) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(a.v));
+}
 POTLUCK_LANES F32x16 load_f16(const void* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))};
 }

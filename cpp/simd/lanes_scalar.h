@@ -96,6 +96,11 @@ POTLUCK_LANES F32x16 where_less(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
   POTLUCK_EACH_LANE y.lane[i] = a.lane[i] < b.lane[i] ? x.lane[i] : y.lane[i];
   return y;
 }
+// x where `v` is a number; y where it is NaN.
+POTLUCK_LANES F32x16 where_number(F32x16 v, F32x16 x, F32x16 y) {
+  POTLUCK_EACH_LANE x.lane[i] = v.lane[i] == v.lane[i] ? x.lane[i] : y.lane[i];
+  return x;
+}
 // Lanes outside [begin, end) become `other`.
 POTLUCK_LANES F32x16 keep_range(F32x16 v, int64_t begin, int64_t end, float other) {
   POTLUCK_EACH_LANE v.lane[i] = i >= begin && i < end ? v.lane[i] : other;
@@ -198,6 +203,11 @@ POTLUCK_LANES I32x16 load_i8(const uint8_t* p) {
 }
 // Lanes are within [-128, 127].
 POTLUCK_LANES void store_i8(int8_t* p, I32x16 v) { POTLUCK_EACH_LANE p[i] = (int8_t)v.lane[i]; }
+
+// The lower half of each lane.
+POTLUCK_LANES void store_u16(uint16_t* p, I32x16 v) {
+  POTLUCK_EACH_LANE p[i] = (uint16_t)v.lane[i];
+}
 
 // IEEE 754 binary16. A signalling NaN becomes quiet, as in hardware.
 inline float f16_to_f32(uint16_t h) {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.native_pipeline import VOCAB_SIZE, Part, Pipeline, make_program, small_config
-from support.parity import native_error_limit, rms
+from support.parity import native_error_limit, rms, rounds_to_bf16
 from support.random_weights import load_random_weights
 
 from potluck.engines.reference import ReferenceEngine
@@ -48,5 +48,9 @@ def test_logits(fmt: TensorFormat) -> None:
     wanted = np.concatenate(expected)
     error = np.concatenate(actual) - wanted
     assert np.std(wanted) > 0.3
-    limit = native_error_limit(num_layers=NUM_LAYERS, is_quantized=fmt.is_quantized)
+    limit = native_error_limit(
+        num_layers=NUM_LAYERS,
+        is_quantized=fmt.is_quantized,
+        are_activations_bf16=rounds_to_bf16(fmt),
+    )
     assert rms(error) / rms(wanted) < limit

@@ -71,6 +71,27 @@ def test_f32_to_f16(kernels: Kernels) -> None:
     assert (made[~numbers] == (nan >> 16 & 0x8000 | 0x7E00 | nan >> 13 & 0x3FF)).all()
 
 
+def test_f32_to_bf16(kernels: Kernels) -> None:
+    halves = np.arange(0x7F80, dtype=np.uint16)  # all finite ones, zero first
+    next_to = np.arange(-1, 2)[:, None]
+    middles = (halves.astype(np.int64) << 16) + 0x8000 + next_to
+    exact = halves.astype(np.int64) << 16
+    bits = np.concatenate([exact, *middles, [0x7F7FFFFF, 0x7F800000]]).astype(np.uint32)
+    expected = np.concatenate(
+        # Below a middle, the middle itself (to the even one of its neighbours), and above.
+        [halves, halves, halves + (halves & 1), halves + 1, [0x7F80, 0x7F80]]
+    )
+    for sign in (0, 0x8000):
+        x = (bits | np.uint32(sign << 16)).view(np.float32)
+        made = np.empty(len(x), np.uint16)
+        kernels.round_bf16(x, made)
+        assert (made == expected | sign).all()
+    nan = np.array([0x7F800001, 0x7FFFFFFF, 0xFF808000, 0x7FC00000], np.uint32)
+    made = np.empty(len(nan), np.uint16)
+    kernels.round_bf16(nan.view(np.float32), made)
+    assert made.tolist() == [0x7FC0, 0x7FFF, 0xFFC0, 0x7FC0]
+
+
 def exp(kernels: Kernels, x: F32) -> F32:
     out = np.empty_like(x)
     kernels.exp_sum(x, 0.0, out)

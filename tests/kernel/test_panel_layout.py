@@ -17,7 +17,7 @@ from potluck.types.tensor import TensorFormat
 
 NUM_ROWS, NUM_COLUMNS = 19, 512
 
-KNOWN = (1, "196ad0e7bfca66c6ee29ae97b8b91591c1984366f24cf774ebda6292d3458605")
+KNOWN = (2, "a5a0fa54e3b2f387a0a92c21e7c788ec077de1a844995c89f9932607497a6525")
 
 
 def test_the_bytes_of_panels_have_not_changed() -> None:

@@ -17,13 +17,20 @@ import pytest
 import tokenizers
 from numpy.typing import NDArray
 from support.gguf_models import write_gguf_model
-from support.parity import MIN_DECIDED_SHARE, decided_share, native_error_limit, rms
+from support.parity import (
+    MIN_DECIDED_SHARE,
+    decided_share,
+    native_error_limit,
+    rms,
+    rounds_to_bf16,
+)
 from support.random_models import (
     LLAMA3_ROPE,
     RandomModel,
     aim_embedding,
     load_state,
     make_random_model,
+    store_state,
     torch_logits,
 )
 from support.text_models import (
@@ -41,6 +48,7 @@ import potluck
 from potluck.types.tensor import TensorFormat
 
 NUM_LAYERS = 3
+MAX_FILE_SIZE = "1MB"
 NUM_NEW = 64
 PROMPT = "Once upon a time there was a lazy dog, and 从前有一个小女孩 in the garden 😀."
 # Divisible by 256, as K formats need it; more tokens than the tokenizers have, as real models do.
@@ -121,13 +129,18 @@ def make_model(
         TOKENIZERS[family](),
         config={"bos_token": "<s>"} if family == "mistral" else {},
     )
-    return make_random_model(family, wanted, directory, seed=5, dtype=dtype, max_file_size="1MB")
+    return make_random_model(
+        family, wanted, directory, seed=5, dtype=dtype, max_file_size=MAX_FILE_SIZE
+    )
 
 
 def assert_continues_as_transformers(
-    path: Path, reference: RandomModel, tokenizer_json: str, *, is_quantized: bool
+    path: Path, reference: RandomModel, tokenizer_json: str, *, limit: float
 ) -> None:
-    """``reference`` computes in float32 and holds what the files stand for."""
+    """``reference`` computes in float32 and holds what the files stand for.
+
+    ``limit`` is that of ``native_error_limit``.
+    """
     with potluck.Model.open(str(path), stages=2, num_threads=2) as model:
         generation = model.generate(
             PROMPT,
@@ -147,7 +160,6 @@ def assert_continues_as_transformers(
 
     logits = torch_logits(reference, [*result.prompt_tokens, *tokens])[-NUM_NEW - 1 : -1]
     # An error of six standard deviations: rms is what the limit is for, and the limit is twice it.
-    limit = native_error_limit(num_layers=NUM_LAYERS, is_quantized=is_quantized)
     tolerance = 3 * limit * rms(logits)
     share = decided_share(logits, tolerance)
     assert share >= MIN_DECIDED_SHARE, f"only {share:.0%} of the positions are decided"
@@ -176,12 +188,34 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     return result
 
 
+FORMATS = {
+    "float32": TensorFormat.F32,
+    "float16": TensorFormat.F16,
+    "bfloat16": TensorFormat.BF16,
+}
+
+
+def limit_of(format: TensorFormat) -> float:
+    return native_error_limit(
+        num_layers=NUM_LAYERS,
+        is_quantized=format.is_quantized,
+        are_activations_bf16=rounds_to_bf16(format),
+    )
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_safetensors(case: Case, tmp_path: Path) -> None:
     model = make_model(tmp_path, case.family, case.settings, case.dtype)
+    format = FORMATS[case.dtype]
+    if rounds_to_bf16(format):
+        # What activations lose in rounding must not decide.
+        aim_embedding(model, model.state["lm_head.weight"])
+        store_state(model, max_file_size=MAX_FILE_SIZE)
     assert (tmp_path / "model.safetensors.index.json").exists()
     load_state(model, model.state)  # bf16 and f16 weights, computed in float32
-    assert_continues_as_transformers(tmp_path, model, TOKENIZERS[case.family](), is_quantized=False)
+    assert_continues_as_transformers(
+        tmp_path, model, TOKENIZERS[case.family](), limit=limit_of(format)
+    )
 
 
 def library_metadata(tokenizer_json: str, name: str, special: tuple[str, ...]) -> dict[str, Any]:
@@ -236,11 +270,12 @@ def test_gguf(
     settings: dict[str, Any] = {"sliding_window": None} if family == "mistral" else {}
     model = make_model(tmp_path / "hf", family, settings, "float32")
     tokenizer = GGUF_TOKENIZERS[family]()
-    is_quantized = not isinstance(formats, TensorFormat) or formats.is_quantized
+    # The formats of a mixture are all quantized but the embedding's.
+    format = formats if isinstance(formats, TensorFormat) else TensorFormat.Q4_K
     path = tmp_path / "model.gguf"
-    if is_quantized:
+    if format.is_quantized or rounds_to_bf16(format):
         # What activations lose in rounding must not decide: a first file says what the head is.
         stored = write_gguf_model(path, model, tokenizer, formats=formats)
         aim_embedding(model, stored["lm_head.weight"])
     load_state(model, write_gguf_model(path, model, tokenizer, formats=formats))
-    assert_continues_as_transformers(path, model, TOKENIZERS[family](), is_quantized=is_quantized)
+    assert_continues_as_transformers(path, model, TOKENIZERS[family](), limit=limit_of(format))

@@ -2,7 +2,8 @@
 
 The scalar kernels are compared with NumPy in float64, to a tolerance derived from the norms of what
 is summed and the rounding errors of each operation; where an operation is exact or rounds once, bit
-for bit. The other instruction sets are compared with the scalar kernels bit for bit. The shapes are
+for bit. The other instruction sets are compared with the scalar kernels bit for bit, but for
+products of bf16, which have an order of their own and are compared with NumPy. The shapes are
 ragged on purpose; inputs are misaligned and surrounded by NaN, outputs guarded.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 from support.attention_case import AttentionCase
 from support.convert_checks import TARGET_FORMATS, check_encode, check_widen
 from support.kernel_inputs import (
@@ -23,8 +25,9 @@ from support.kernel_inputs import (
     guarded_output,
     make_weights,
     same_bits,
+    takes_bf16,
 )
-from support.linear_case import LinearCase, run_quantize
+from support.linear_case import LinearCase, run_quantize, run_round_bf16
 
 from potluck.kernels import Kernels
 from potluck.types.tensor import TensorFormat
@@ -62,6 +65,25 @@ def check_quantize(kernels: Kernels, scalar: Kernels) -> None:
         assert same_bits(made.sums, reference.sums)
 
 
+def check_round_bf16(kernels: Kernels, scalar: Kernels) -> None:
+    del scalar  # one rounding: all have the oracle's bits
+    rng = np.random.default_rng(2)
+    for length in LENGTHS:
+        x = (rng.standard_normal(length) * 10.0 ** rng.integers(-30, 30, length)).astype(np.float32)
+        assert same_bits(run_round_bf16(kernels, x), nearest_bf16(x))
+
+
+def nearest_bf16(x: F32) -> NDArray[np.uint16]:
+    """The bits of the nearest bf16 to finite numbers: of the one toward zero or the next."""
+    bits = x.view(np.uint32)
+    below = bits & np.uint32(0xFFFF0000)
+    above = below + np.uint32(0x10000)
+    down = np.abs(x.astype(np.float64) - below.view(np.float32))
+    up = np.abs(x.astype(np.float64) - above.view(np.float32))
+    odd = (below >> 16 & 1) == 1
+    return np.where((up < down) | ((up == down) & odd), above >> 16, below >> 16).astype(np.uint16)
+
+
 def columns_for(format: TensorFormat) -> tuple[int, ...]:
     if not format.is_quantized:
         return FLOAT_COLUMNS
@@ -71,10 +93,12 @@ def columns_for(format: TensorFormat) -> tuple[int, ...]:
 def check_linear(kernels: Kernels, scalar: Kernels, format: TensorFormat) -> None:
     for num_columns in columns_for(format):
         case = LinearCase.make(scalar, format, num_columns, ROWS[-1], TOKENS[-1])
-        expected, tolerance = case.oracle()
-        reference = case.run(scalar, ROWS[-1], TOKENS[-1])
-        if kernels.isa == "scalar":
-            assert_close(reference, expected, tolerance)
+        has_own_bits = takes_bf16(kernels, format)
+        if has_own_bits:
+            case = case.with_bf16_activations()
+        reference = case.run(kernels if has_own_bits else scalar, ROWS[-1], TOKENS[-1])
+        if has_own_bits or kernels.isa == "scalar":
+            assert_close(reference, *case.oracle())
         # However many rows and tokens there are, an element has the same bits.
         for num_rows in ROWS:
             for num_tokens in TOKENS:
@@ -222,6 +246,7 @@ def check_exp_sum(kernels: Kernels, scalar: Kernels) -> None:
 
 _PLAIN_CHECKS: dict[str, Callable[[Kernels, Kernels], None]] = {
     "quantize": check_quantize,
+    "round_bf16": check_round_bf16,
     "rms_norm": check_rms_norm,
     "rope": check_rope,
     "silu_gate": check_silu_gate,

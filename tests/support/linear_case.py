@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from support.kernel_inputs import (
     guarded,
     guarded_output,
     make_weights,
+    takes_bf16,
 )
 
 from potluck.kernels import Kernels
@@ -40,9 +41,16 @@ def run_quantize(kernels: Kernels, x: F32) -> Quantized:
     return Quantized(q=q.array, scales=scales.array, sums=sums.array)
 
 
+def run_round_bf16(kernels: Kernels, x: F32) -> NDArray[np.uint16]:
+    out = guarded_output(x.size, dtype=np.uint16)
+    kernels.round_bf16(guarded(x.reshape(-1)), out.array)
+    out.assert_intact()
+    return out.array.reshape(x.shape)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearCase:
-    """A weight, activations in both forms, and a bias."""
+    """A weight, activations as numbers and as integers, and a bias."""
 
     weights: StoredWeights
     x: F32
@@ -67,6 +75,11 @@ class LinearCase:
             bias=rng.standard_normal(num_rows).astype(np.float32),
         )
 
+    def with_bf16_activations(self) -> LinearCase:
+        """With activations that a kernel does not round, as they are bf16 already."""
+        bits = self.x.view(np.uint32) & 0xFFFF0000
+        return replace(self, x=bits.astype(np.uint32).view(np.float32))
+
     def run(
         self,
         kernels: Kernels,
@@ -84,7 +97,10 @@ class LinearCase:
         output = guarded_output(num_tokens, num_rows + 5, dtype=np.float32)
         out = output.array[:, :num_rows]
         for first, end in panel_ranges or ((0, -(-num_rows // 16)),):
-            if self.quantized is None:
+            if takes_bf16(kernels, self.weights.format):
+                rounded = guarded(run_round_bf16(kernels, self.x[:num_tokens]))
+                kernels.linear_bf16(panels, rounded, bias, out, first, end)
+            elif self.quantized is None:
                 x = guarded(self.x[:num_tokens])
                 kernels.linear_float(format, panels, x, bias, out, first, end)
             else:

@@ -6,6 +6,10 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
+from support.kernel_inputs import takes_bf16
+
+from potluck.kernels import available_isas, kernels_for
+from potluck.types.tensor import TensorFormat
 
 MIN_DECIDED_SHARE = 0.9
 
@@ -32,17 +36,29 @@ def decided_share(logits: NDArray[np.float32], tolerance: float) -> float:
     return float(np.mean(first - second > 2 * tolerance))
 
 
-def native_error_limit(*, num_layers: int, is_quantized: bool) -> float:
+def rounds_to_bf16(format: TensorFormat) -> bool:
+    """Whether the fastest kernels here take activations as bf16 for weights of ``format``."""
+    return takes_bf16(kernels_for(available_isas()[-1]), format)
+
+
+def native_error_limit(
+    *, num_layers: int, is_quantized: bool, are_activations_bf16: bool = False
+) -> float:
     """What the root mean square of the native engine's error may be, as a share of the logits'.
 
     Errors add up as independent ones do, and twice that is allowed. Keys and values are rounded to
     f16, by 2^-12 of their size on average. For quantized weights the activations are rounded as
     well: in steps of max/127 over 32 values, whose largest is about 2.2 standard deviations, by
-    1/sqrt(12) of a step, in each of 7 products of a layer and the head's.
+    1/sqrt(12) of a step, in each of 7 products of a layer and the head's. Rounding them to bf16 is
+    in steps of 2^-7 of a power of two, which is 0.74 of a number in the root mean square.
     """
     cache = 2.0**-12 * math.sqrt(num_layers)
-    activations = 2.2 / 127 / math.sqrt(12) * math.sqrt(7 * num_layers + 1) if is_quantized else 0.0
-    return 2 * (cache + activations)
+    rounding = 0.0
+    if is_quantized:
+        rounding = 2.2 / 127 / math.sqrt(12)
+    elif are_activations_bf16:
+        rounding = 0.74 * 2.0**-7 / math.sqrt(12)
+    return 2 * (cache + rounding * math.sqrt(7 * num_layers + 1))
 
 
 def rms(x: NDArray[np.float32]) -> float:

@@ -92,6 +92,17 @@ def make_random_model(
     )
 
 
+def store_state(model: RandomModel, *, max_file_size: str) -> None:
+    """Write ``model.state`` to the files and the model in memory, rounded to their type."""
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in model.torch_model.named_parameters():
+            parameter.copy_(torch.from_numpy(model.state[name]))
+            model.state[name][...] = parameter.float().numpy()
+    model.torch_model.save_pretrained(model.directory, max_shard_size=max_file_size)
+
+
 def load_state(model: RandomModel, state: Mapping[str, NDArray[np.float32]]) -> None:
     """Let the model in memory compute in float32 with other weights."""
     import torch

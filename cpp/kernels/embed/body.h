@@ -47,12 +47,22 @@ void embed_quantized(const Matrix& weight, int64_t row, float* out) {
 template <class Weights>
 void embed_float(const Matrix& weight, int64_t row, float* out) {
   constexpr int64_t kColumnBytes = kPanelRows * Weights::kBytes;
-  const uint8_t* column = weight.data + row / kPanelRows * weight.columns * kColumnBytes;
-  for (int64_t k = 0; k < weight.columns; ++k) {
-    float rows[kPanelRows];
-    store(rows, Weights::load_column(column));
+  const uint8_t* p = weight.data + row / kPanelRows * weight.columns * kColumnBytes;
+  float rows[kPanelRows];
+  int64_t k = 0;
+  for (; k + Weights::kStep <= weight.columns; k += Weights::kStep) {
+    F32x16 weights[Weights::kStep];
+    Weights::load_step(p, weights);
+    for (int64_t i = 0; i < Weights::kStep; ++i) {
+      store(rows, weights[i]);
+      out[k + i] = rows[row % kPanelRows];
+    }
+    p += Weights::kStep * kColumnBytes;
+  }
+  if constexpr (Weights::kStep > 1) {
+    if (k == weight.columns) return;
+    store(rows, Weights::load_column(p));
     out[k] = rows[row % kPanelRows];
-    column += kColumnBytes;
   }
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/linear/decode.h"
+#include "kernels/linear/write.h"
 #include "kernels/variants.h"
 
 POTLUCK_DECLARE_KERNELS(POTLUCK_ISA)
@@ -17,14 +18,6 @@ namespace {
 // Panels that a single token passes over together. A float format's chain of fma would otherwise
 // wait 4 cycles for each column; quantized groups have enough other work.
 constexpr int kFloatPanelTile = 4;
-
-POTLUCK_LANES void write(const LinearArgs& args, int64_t panel, int64_t token, F32x16 value) {
-  const int64_t row = panel * kPanelRows;
-  const int64_t rest = args.weight.rows - row;
-  const int64_t count = rest < kPanelRows ? rest : kPanelRows;
-  if (args.bias) value = add(value, load_partial(args.bias + row, count));
-  store_partial(args.out + token * args.out_stride + row, value, count);
-}
 
 // The exact sum of (v - kZero) * a over a group, times the half scales where there are some. At
 // most 32 * 128 * 127 without, 32 * 32 * 127 * 128 < 2^24 with half scales: exact as f32.
@@ -106,14 +99,28 @@ inline void float_tile(const LinearArgs& args, int64_t panel, int64_t token) {
   for (int p = 0; p < kPanels; ++p)
 #pragma GCC unroll kUnroll
     for (int t = 0; t < kTokens; ++t) acc[p][t] = splat(0.0f);
-  for (int64_t k = 0; k < columns; ++k) {
+  int64_t k = 0;
+  for (; k + Weights::kStep <= columns; k += Weights::kStep) {
 #pragma GCC unroll kUnroll
     for (int p = 0; p < kPanels; ++p) {
-      const F32x16 w = Weights::load_column(weights + p * stride);
+      F32x16 w[Weights::kStep];
+      Weights::load_step(weights + p * stride, w);
 #pragma GCC unroll kUnroll
-      for (int t = 0; t < kTokens; ++t) acc[p][t] = fma(w, splat(x[t * columns + k]), acc[p][t]);
+      for (int i = 0; i < Weights::kStep; ++i)
+#pragma GCC unroll kUnroll
+        for (int t = 0; t < kTokens; ++t)
+          acc[p][t] = fma(w[i], splat(x[t * columns + k + i]), acc[p][t]);
     }
-    weights += kPanelRows * Weights::kBytes;
+    weights += Weights::kStep * kPanelRows * Weights::kBytes;
+  }
+  if constexpr (Weights::kStep > 1) {
+    if (k < columns)
+#pragma GCC unroll kUnroll
+      for (int p = 0; p < kPanels; ++p) {
+        const F32x16 w = Weights::load_column(weights + p * stride);
+#pragma GCC unroll kUnroll
+        for (int t = 0; t < kTokens; ++t) acc[p][t] = fma(w, splat(x[t * columns + k]), acc[p][t]);
+      }
   }
 #pragma GCC unroll kUnroll
   for (int p = 0; p < kPanels; ++p)

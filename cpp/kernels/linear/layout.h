@@ -30,7 +30,15 @@ constexpr int64_t kLineBytes = 64;
 constexpr int64_t kHalvesBytes = 32;
 constexpr int64_t kQuadsPerGroup = 8;
 
-// Float formats: the 16 rows' values of one column, then those of the next.
+// F32 and F16: the 16 rows' values of one column, then those of the next.
+
+// A pair line: bytes [4 r, 4 r + 4) are row r's values of two consecutive columns, the even one
+// first. It is one operand of `vdpbf16ps` over 16 rows, and 16 of them are one 32-column tile of
+// AMX; as 32-bit numbers a shift gives the even column as f32 and a mask the odd one. A last column
+// without a partner is in halves, so that panels take the bytes of the file.
+struct BF16 {
+  static constexpr int64_t kPairColumns = 2;
+};
 
 // d * (v - 128). The file's signed byte q is stored as v = q + 128.
 struct Q8_0 {

@@ -185,6 +185,23 @@ void pack_float(const uint8_t* rows, int64_t columns, int64_t first, int64_t cou
   }
 }
 
+// Pairs of columns as words, and halves for a last one without a partner.
+void pack_bf16(const uint8_t* rows, int64_t columns, int64_t first, int64_t count,
+               uint8_t* panel) {
+  const int64_t row_bytes = 2 * columns;
+  const int64_t num_pairs = columns / layout::BF16::kPairColumns;
+  constexpr int64_t kStrip = kStripBytes / 4;
+  for (int64_t pair = 0; pair < num_pairs; pair += kStrip) {
+    const int64_t end = pair + kStrip < num_pairs ? pair + kStrip : num_pairs;
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t p = pair; p < end; ++p)
+        put_word(word_at(rows + i * row_bytes + 4 * p), panel, p, first + i);
+  }
+  if (columns % layout::BF16::kPairColumns == 0) return;
+  for (int64_t i = 0; i < count; ++i)
+    put_half(rows + (i + 1) * row_bytes - 2, panel + layout::kLineBytes * num_pairs, first + i);
+}
+
 // Four columns of four rows, by exchanging the halves of words and then the numbers in halves.
 void transpose_4(const uint8_t* const source[4], uint8_t* out) {
   uint64_t w[4];
@@ -204,7 +221,7 @@ void transpose_4(const uint8_t* const source[4], uint8_t* out) {
 }
 
 // As pack_float, four rows and columns at a time where there are as many.
-void pack_16_bit(const uint8_t* rows, int64_t columns, int64_t first, int64_t count,
+void pack_f16(const uint8_t* rows, int64_t columns, int64_t first, int64_t count,
                  uint8_t* panel) {
   constexpr int64_t kStrip = kStripBytes / 2;
   if (first != 0 || count != kPanelRows || columns % kStrip != 0)
@@ -222,8 +239,8 @@ void pack_16_bit(const uint8_t* rows, int64_t columns, int64_t first, int64_t co
 
 constexpr PackPanel kPackPanel[kNumFormats] = {
     pack_float<uint32_t>,
-    pack_16_bit,
-    pack_16_bit,
+    pack_f16,
+    pack_bf16,
     pack_quantized<pack_q8_0, Format::Q8_0>,
     pack_quantized<pack_q4_0, Format::Q4_0>,
     pack_quantized<pack_q4_1, Format::Q4_1>,

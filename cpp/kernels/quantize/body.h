@@ -1,5 +1,5 @@
-// Activations as 8-bit integers, one scale per group of 32 columns. Included once per instruction
-// set, after its lanes.
+// Activations in the forms that products take: 8-bit integers with one scale per group of 32
+// columns, or bf16. Included once per instruction set, after its lanes.
 #pragma once
 
 #include "kernels/variants.h"
@@ -38,6 +38,17 @@ POTLUCK_LANES void quantize_group(const float* x, int8_t* q, float* scale, int32
   *total = sum(add(q_low, q_high));
 }
 
+// Bits of the nearest bf16, the even one of two, in the lower halves of lanes. Adding 0x7fff and the
+// last bit that is kept carries into it where the rest is more than half, or half and the bit odd;
+// what overflows becomes infinite. NaN, whose bits must not be carried into, becomes quiet.
+POTLUCK_LANES I32x16 bf16_bits(F32x16 x) {
+  const I32x16 bits = as_i32(x);
+  const I32x16 odd = bit_and(shift_right<16>(bits), splat_i32(1));
+  const F32x16 rounded = as_f32(add(add(bits, splat_i32(0x7fff)), odd));
+  const F32x16 nan = as_f32(bit_or(bits, splat_i32(0x00400000)));
+  return shift_right<16>(as_i32(where_number(x, rounded, nan)));
+}
+
 }  // namespace
 
 void quantize(const float* x, int64_t num_tokens, int64_t columns, int8_t* q, float* scales,
@@ -45,6 +56,19 @@ void quantize(const float* x, int64_t num_tokens, int64_t columns, int8_t* q, fl
   const int64_t num_groups = num_tokens * (columns / kGroupColumns);
   for (int64_t g = 0; g < num_groups; ++g)
     quantize_group(x + g * kGroupColumns, q + g * kGroupColumns, scales + g, sums + g);
+}
+
+void round_bf16(const float* x, int64_t count, uint16_t* out) {
+  for (int64_t i = 0; i < count; i += kNumLanes) {
+    const int64_t rest = count - i;
+    if (rest >= kNumLanes) {
+      store_u16(out + i, bf16_bits(load(x + i)));
+    } else {
+      uint16_t last[kNumLanes];
+      store_u16(last, bf16_bits(load_partial(x + i, rest)));
+      for (int64_t j = 0; j < rest; ++j) out[i + j] = last[j];
+    }
+  }
 }
 
 }  // namespace POTLUCK_ISA

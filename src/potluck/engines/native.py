@@ -7,6 +7,7 @@ between stages; for quantized weights also whatever the instruction set (docs/ad
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ from potluck.engines.native_program import (
     core_slice,
     sampled_token,
 )
+from potluck.engines.op_labels import op_label
+from potluck.engines.products import Arithmetic, arithmetic_of
 from potluck.errors import EngineError, ParameterError
 from potluck.kernels import runner
 from potluck.probe.cores import default_num_threads
@@ -134,10 +137,14 @@ class NativeEngine:
         isa: str | None = None,
     ) -> None:
         self._program = program
+        self.isa = choose_isa(isa)
+        self.pool = pool
+        self.weights: dict[str, TensorInfo] = {}
+        """What was taken so far, in the formats in which it is held."""
         with core_errors():
             self._open_stage: runner.Stage | None = runner.Stage(
                 program=core_program(program),
-                isa=choose_isa(isa),
+                isa=self.isa,
                 pool=pool,
                 num_blocks=num_blocks,
                 max_step_tokens=max_step_tokens,
@@ -168,6 +175,32 @@ class NativeEngine:
         """
         with core_errors("the model's files do not fit its configuration: get them again"):
             self._stage.map_weight(info.name, info.shape, info.format.label, data)
+        self.weights[info.name] = info
+
+    def time_ops(self) -> None:
+        """Count from now on how long ops take. A step takes some 25 ns longer for every op."""
+        with core_errors():
+            self._stage.time_ops(True)
+
+    def arithmetics(self) -> Mapping[TensorFormat, Arithmetic]:
+        """What matrices of each format that was taken are multiplied in."""
+        has_bf16 = runner.peak_instruction(self.isa, Arithmetic.BF16.value) is not None
+        formats = {info.format for info in self.weights.values() if len(info.shape) > 1}
+        return {each: arithmetic_of(each, has_bf16=has_bf16) for each in formats}
+
+    def op_seconds(self) -> Mapping[str, float]:
+        """What was counted since ``time_ops``, by ``op_label`` and for ``sampling``.
+
+        Other work than the ops' own is in none of them. Not while a step runs.
+        """
+        with core_errors():
+            op_seconds, sampling_seconds = self._stage.times()
+        seconds: Counter[str] = Counter()
+        for op, of_op in zip(self._program.ops, op_seconds, strict=True):
+            seconds[op_label(op)] += of_op
+        if self._program.shard.has_head:
+            seconds["sampling"] += sampling_seconds
+        return seconds
 
     def step(self, step: Step, hidden: Floats | None) -> StepResult:
         """Run the program once (see ``Engine``).
@@ -230,6 +263,7 @@ class _NativeSink:
     def begin(self, info: TensorInfo) -> None:
         with core_errors("the model's files do not fit its configuration: get them again"):
             self._engine._stage.begin_weight(info.name, info.shape, info.format.label)
+        self._engine.weights[info.name] = info
 
     def write_rows(self, name: str, start_row: int, end_row: int, data: memoryview) -> None:
         with core_errors():

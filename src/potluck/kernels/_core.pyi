@@ -42,8 +42,15 @@ class Kernels:
     def isa(self) -> str:
         """The name of the instruction set."""
 
+    @property
+    def bf16_activations(self) -> bool:
+        """Whether BF16 weights take activations rounded to bf16: ``linear_bf16``."""
+
     def quantize(self, x: F32, q: I8, scales: F32, sums: I32) -> None:
         """``x, q [tokens, columns]``; ``scales, sums [tokens, columns / 32]``."""
+
+    def round_bf16(self, x: F32, out: U16) -> None:
+        """The bits of the bf16 nearest to each number; ``x`` and ``out`` are as long."""
 
     def linear_float(
         self,
@@ -56,6 +63,17 @@ class Kernels:
         end_panel: int,
     ) -> None:
         """``x [tokens, columns]``, ``out [tokens, rows]``; rows of ``out`` may lie apart."""
+
+    def linear_bf16(
+        self,
+        panels: U8,
+        x: U16,
+        bias: F32 | None,
+        out: F32,
+        first_panel: int,
+        end_panel: int,
+    ) -> None:
+        """As ``linear_float`` for BF16 weights and what ``round_bf16`` made."""
 
     def linear_quantized(
         self,
@@ -324,6 +342,10 @@ class Stage:
         hidden: F32 | None,
         out: F32,
     ) -> None: ...
+    def time_ops(self, on: bool) -> None: ...
+    def times(self) -> tuple[list[float], float]:
+        """Seconds by op of the program, and of sampling, while ``time_ops`` was on."""
+
     @property
     def weights_bytes(self) -> int: ...
     @property
@@ -334,3 +356,25 @@ class Sampler:
     def open(self, openings: Sequence[Opening]) -> None: ...
     def close(self, sequence_id: int) -> None: ...
     def sample(self, wanted: Sequence[tuple[int, int]], logits: F32) -> list[SampledToken]: ...
+
+# What the machine can do at best (cpp/bind/measure_module.cc)
+
+class MemoryReader:
+    """Touches ``num_bytes``, in whole chunks of 4 MiB; raises ``OutOfMemoryError``."""
+
+    def __init__(self, *, num_bytes: int, pool: ThreadPool) -> None: ...
+    @property
+    def num_bytes(self) -> int: ...
+    def read(self) -> float:
+        """Seconds in which all threads of the pool read all of it once."""
+
+def peak_instruction(isa: str, arithmetic: str) -> str | None:
+    """What ``measure_peak`` repeats; None where ``isa`` has none. ``int8``, ``bf16`` or ``f32``."""
+
+def measure_peak(
+    *, pool: ThreadPool, isa: str, arithmetic: str, num_chunks: int, num_rounds: int
+) -> float:
+    """Multiply-adds per second of all threads of ``pool``, in ``num_chunks`` times ``num_rounds``.
+
+    Raises ``Error`` where ``peak_instruction`` is None.
+    """

@@ -1,4 +1,4 @@
-"""The program runner of the compiled core: programs, stages, thread pool and sampler.
+"""The program runner of the compiled core, and what measures the machine that it runs on.
 
 Names are those of ``potluck.types`` for what is the same thing in the core's form; import the
 module, not the names.
@@ -15,6 +15,7 @@ from potluck.kernels._core import (
     GatedActivation,
     Head,
     Linear,
+    MemoryReader,
     NonFiniteError,
     Opening,
     OutOfMemoryError,
@@ -29,7 +30,9 @@ from potluck.kernels._core import (
     Stage,
     ThreadPool,
     WeightSpec,
+    measure_peak,
     pack_rows_on,
+    peak_instruction,
 )
 
 Op = Embed | RmsNorm | Linear | Rope | Attention | GatedActivation | Add | Head
@@ -43,6 +46,7 @@ __all__ = [
     "GatedActivation",
     "Head",
     "Linear",
+    "MemoryReader",
     "NonFiniteError",
     "Op",
     "Opening",
@@ -58,5 +62,7 @@ __all__ = [
     "Stage",
     "ThreadPool",
     "WeightSpec",
+    "measure_peak",
     "pack_rows_on",
+    "peak_instruction",
 ]

@@ -18,6 +18,7 @@ from potluck.catalog import (
 )
 from potluck.errors import ParameterError
 from potluck.loading import PackedCache, default_packed_folder
+from potluck.loading.load import LoadedStage
 from potluck.local.generation import Generation
 from potluck.local.loading import LoadPlan, load_stages, plan_load
 from potluck.local.pipeline import LocalPipeline
@@ -86,14 +87,14 @@ class Model:
         *,
         tokenizer: Tokenizer,
         chat_template: ChatTemplate | None,
-        load_reports: tuple[LoadReport, ...],
+        stages: tuple[LoadedStage, ...],
     ) -> None:
         """Use :meth:`open`."""
         self._dispatcher = dispatcher
         self._chat_template = chat_template
         self.description = description
         self.plan = plan
-        self.load_reports = load_reports
+        self.stages = stages
         self.tokenizer = tokenizer
 
     @classmethod
@@ -120,7 +121,7 @@ class Model:
         ``context_tokens``: the longest sequence; by default what the model allows, at most 4096.
         ``cache_tokens``: positions that all sequences share; by default one full context.
         ``num_threads``: by default the cores that may be used.
-        ``isa``: ``scalar``, ``avx2`` or ``avx512``; by default the best that works.
+        ``isa``: an instruction set such as ``avx2``; by default the best that works.
         ``backend``: what computes it, such as ``tinygrad:CL``, on the first device where that
         works, or a unit by its id; by default ``native``, which is the CPU. One process can use
         one device through tinygrad.
@@ -172,7 +173,7 @@ class Model:
             Dispatcher(limits, lambda on_outcome: LocalPipeline(engines, on_outcome)),
             tokenizer=tokenizer,
             chat_template=chat_template,
-            load_reports=tuple(stage.report for stage in loaded.stages),
+            stages=loaded.stages,
         )
 
     def __enter__(self) -> Model:
@@ -180,6 +181,11 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def load_reports(self) -> tuple[LoadReport, ...]:
+        """What loading each stage did."""
+        return tuple(stage.report for stage in self.stages)
 
     @property
     def context_tokens(self) -> int:

@@ -1,0 +1,11 @@
+// What the machine can do at best, for Python.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace potluck {
+
+// Adds the class MemoryReader and the functions peak_instruction and measure_peak to `m`.
+void bind_measure(nanobind::module_& m);
+
+}  // namespace potluck

@@ -1,0 +1,71 @@
+#include "measure/memory_reader.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+namespace potluck {
+namespace {
+
+// What one thread takes at a time: some 0.1 ms, so that unequal or disturbed cores even out.
+constexpr uint64_t kChunkBytes = uint64_t{4} << 20;
+// Streams that a thread reads side by side, as a product reads several panels' scales and weights:
+// one alone is bound by what a core's prefetcher keeps in flight.
+constexpr uint64_t kStreams = 4;
+constexpr uint64_t kStreamBytes = kChunkBytes / kStreams;
+constexpr uint64_t kLineBytes = 64;
+// How far ahead of use a line is asked for; a few KiB cover the latency of memory.
+constexpr uint64_t kAheadBytes = 2048;
+
+uint64_t whole_chunks(uint64_t num_bytes) {
+  return (num_bytes + kChunkBytes - 1) / kChunkBytes * kChunkBytes;
+}
+
+// A number that depends on every byte, so that all must be read.
+uint64_t read_chunk(const uint8_t* chunk) {
+  uint64_t sums[kStreams][kLineBytes / sizeof(uint64_t)] = {};
+  for (uint64_t offset = 0; offset < kStreamBytes; offset += kLineBytes) {
+    for (uint64_t stream = 0; stream < kStreams; ++stream) {
+      const uint8_t* line = chunk + stream * kStreamBytes + offset;
+      __builtin_prefetch(line + kAheadBytes);
+      uint64_t words[kLineBytes / sizeof(uint64_t)];
+      std::memcpy(words, line, kLineBytes);
+      for (uint64_t i = 0; i < kLineBytes / sizeof(uint64_t); ++i) sums[stream][i] ^= words[i];
+    }
+  }
+  uint64_t all = 0;
+  for (const auto& sum : sums)
+    for (const uint64_t word : sum) all ^= word;
+  return all;
+}
+
+}  // namespace
+
+MemoryReader::MemoryReader(uint64_t num_bytes, std::shared_ptr<ThreadPool> pool)
+    : pool_(std::move(pool)),
+      memory_(whole_chunks(num_bytes), Pages::Huge, "the memory that is read for its rate") {
+  ThreadPool::Session session(*pool_);
+  session.parallel_for(static_cast<int64_t>(memory_.num_bytes() / kChunkBytes),
+                       [&](int64_t chunk, int) {
+                         // Any value but zero: untouched pages would all be one page of zeros.
+                         std::memset(memory_.data() + static_cast<uint64_t>(chunk) * kChunkBytes,
+                                     0x5a, kChunkBytes);
+                       });
+}
+
+double MemoryReader::read() {
+  ThreadPool::Session session(*pool_);
+  std::atomic<uint64_t> all{0};
+  const auto start = std::chrono::steady_clock::now();
+  session.parallel_for(static_cast<int64_t>(memory_.num_bytes() / kChunkBytes),
+                       [&](int64_t chunk, int) {
+                         all.fetch_xor(read_chunk(memory_.data() +
+                                                  static_cast<uint64_t>(chunk) * kChunkBytes),
+                                       std::memory_order_relaxed);
+                       });
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  return seconds.count();
+}
+
+}  // namespace potluck

@@ -1,0 +1,57 @@
+#include "measure/peak.h"
+
+#include <string.h>
+
+#include <chrono>
+
+#include "measure/peak/loops.h"
+
+namespace potluck {
+namespace {
+
+// Multiply-adds: those of one instruction, times the instructions of one round (peak/loops.h).
+constexpr PeakLoop kLoops[] = {
+#if defined(__x86_64__)
+    {"avx2", Arithmetic::Int8, "vpmaddubsw ymm", 32 * kRoundRegisters, avx2::int8_rounds},
+    {"avx2", Arithmetic::F32, "vfmadd231ps ymm", 8 * kRoundRegisters, avx2::f32_rounds},
+    {"avx512", Arithmetic::Int8, "vpdpbusd zmm", 64 * kRoundRegisters, avx512::int8_rounds},
+    {"avx512", Arithmetic::F32, "vfmadd231ps zmm", 16 * kRoundRegisters, avx512::f32_rounds},
+    {"avx512_bf16", Arithmetic::Int8, "vpdpbusd zmm", 64 * kRoundRegisters, avx512::int8_rounds},
+    {"avx512_bf16", Arithmetic::Bf16, "vdpbf16ps zmm", 32 * kRoundRegisters,
+     avx512_bf16::bf16_rounds},
+    {"avx512_bf16", Arithmetic::F32, "vfmadd231ps zmm", 16 * kRoundRegisters, avx512::f32_rounds},
+    {"amx", Arithmetic::F32, "vfmadd231ps zmm", 16 * kRoundRegisters, avx512::f32_rounds},
+#if defined(POTLUCK_AMX_PEAK)
+    {"amx", Arithmetic::Int8, "tdpbssd", 16 * 16 * 64 * kRoundTiles, amx::int8_rounds},
+    {"amx", Arithmetic::Bf16, "tdpbf16ps", 16 * 16 * 32 * kRoundTiles, amx::bf16_rounds},
+#endif
+#elif defined(__aarch64__)
+    {"neon", Arithmetic::Int8, "smlal v.8h", 8 * kRoundRegisters, neon::int8_rounds},
+    {"neon", Arithmetic::F32, "fmla v.4s", 4 * kRoundRegisters, neon::f32_rounds},
+    {"dotprod", Arithmetic::Int8, "sdot v.4s", 16 * kRoundRegisters, dotprod::int8_rounds},
+    {"dotprod", Arithmetic::F32, "fmla v.4s", 4 * kRoundRegisters, neon::f32_rounds},
+    {"i8mm", Arithmetic::Int8, "smmla v.4s", 32 * kRoundRegisters, i8mm::int8_rounds},
+    {"i8mm", Arithmetic::F32, "fmla v.4s", 4 * kRoundRegisters, neon::f32_rounds},
+#endif
+    {"", Arithmetic::F32, "", 0, nullptr},  // ends the table, which may be empty without it
+};
+
+}  // namespace
+
+const PeakLoop* find_peak_loop(const char* isa, Arithmetic arithmetic) {
+  for (const PeakLoop* loop = kLoops; loop->run != nullptr; ++loop) {
+    if (loop->arithmetic == arithmetic && strcmp(loop->isa, isa) == 0) return loop;
+  }
+  return nullptr;
+}
+
+double measure_peak(const PeakLoop& loop, int64_t num_chunks, int64_t num_rounds,
+                    ThreadPool& pool) {
+  ThreadPool::Session session(pool);
+  const auto start = std::chrono::steady_clock::now();
+  session.parallel_for(num_chunks, [&](int64_t, int) { loop.run(num_rounds); });
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  return static_cast<double>(num_chunks * num_rounds * loop.multiply_adds) / seconds.count();
+}
+
+}  // namespace potluck

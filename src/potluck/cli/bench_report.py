@@ -1,0 +1,158 @@
+"""What ``potluck bench`` says: the JSON document, and the tables that are made from it."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import potluck
+from potluck.cli.report import load_document
+from potluck.cli.tables import table
+from potluck.engines.roofline import Limits
+from potluck.local import Model
+from potluck.local.bounds import Bounds, PhaseFigures
+from potluck.local.measuring import Run, Workload
+from potluck.quantities import format_bytes, format_rate
+
+_LEAST_SHARE = 0.001
+"""Ops that take less of both phases are left out of the table: they are in the document."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchResult:
+    """The counted runs. ``limits`` were measured around each of them; none without ``bounds``."""
+
+    runs: tuple[Run, ...]
+    limits: tuple[Limits, ...]
+    bounds: Bounds | None
+
+
+def bench_document(model: Model, workload: Workload, result: BenchResult) -> dict[str, Any]:
+    """The document of ``potluck bench --json`` (schema ``potluck.bench/1``)."""
+    prefills = [run.prefill for run in result.runs]
+    decodes = [run.decode for run in result.runs]
+    bounds = result.bounds
+    unit = model.plan.unit.address
+    return {
+        "schema": "potluck.bench/1",
+        "version": potluck.__version__,
+        "model": model.description.files.name,
+        "machine": platform.machine(),
+        "unit_id": unit.unit_id,
+        "isa": unit.variant,
+        "num_threads": model.plan.size.num_threads,
+        "num_stages": len(model.plan.stages),
+        "weights_bytes": sum(stage.memory.weights_bytes for stage in model.plan.stages),
+        "loads": [load_document(report) for report in model.load_reports],
+        "prompt_tokens": workload.prompt_tokens,
+        "decode_tokens": workload.decode_tokens,
+        "depth_tokens": workload.depth_tokens,
+        "num_sequences": workload.num_sequences,
+        "prefill_tokens_per_second": [run.tokens_per_second for run in prefills],
+        "decode_tokens_per_second": [run.tokens_per_second for run in decodes],
+        "limits": None if bounds is None else _limits(bounds, result.limits),
+        "prefill": None if bounds is None else _phase(bounds.prefill(prefills, result.limits)),
+        "decode": None if bounds is None else _phase(bounds.decode(decodes, result.limits)),
+    }
+
+
+def _limits(bounds: Bounds, limits: Sequence[Limits]) -> dict[str, object]:
+    return {
+        "read_bytes_per_second": [limit.read_bytes_per_second for limit in limits],
+        "peaks": [
+            {
+                "arithmetic": arithmetic.value,
+                "instruction": instruction,
+                "operations_per_second": [
+                    2 * limit.multiply_adds_per_second[arithmetic] for limit in limits
+                ],
+            }
+            for arithmetic, instruction in bounds.instructions.items()
+        ],
+    }
+
+
+def _phase(figures: PhaseFigures) -> dict[str, object]:
+    total = sum(each.seconds for each in figures.ops)
+    return {
+        "bytes_per_token": figures.bytes_per_token,
+        "operations_per_token": 2 * figures.multiply_adds_per_token,
+        "fraction_of_bound": None if figures.fractions is None else list(figures.fractions),
+        "ops": [
+            {
+                "op": each.op,
+                "share": each.seconds / total,
+                "fraction_of_bound": None
+                if each.bound_seconds is None
+                else each.bound_seconds / each.seconds,
+            }
+            for each in figures.ops
+        ],
+    }
+
+
+def bench_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """The same for people."""
+    yield from table([*_rate_rows(document)])
+    if document["limits"] is None:
+        yield ""
+        yield f"no times by op, and nothing to compare with: {document['unit_id']} is not native"
+        return
+    yield ""
+    yield from _limit_lines(document)
+    yield ""
+    yield from table([*_op_rows(document["prefill"], document["decode"])])
+
+
+def _rate_rows(document: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    yield ("", "TOKENS/S", "LEAST", "MOST", "REACHED")
+    for phase, bound in (("prefill", "peak"), ("decode", "bandwidth")):
+        rates = document[f"{phase}_tokens_per_second"]
+        fractions = document[phase] and document[phase]["fraction_of_bound"]
+        reached = f"{_percent(statistics.median(fractions))} of {bound}" if fractions else ""
+        yield (
+            phase,
+            f"{statistics.median(rates):.1f}",
+            f"{min(rates):.1f}",
+            f"{max(rates):.1f}",
+            reached,
+        )
+
+
+def _limit_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    limits, threads = document["limits"], document["num_threads"]
+    on = f"on {threads} {'thread' if threads == 1 else 'threads'}"
+    bandwidth = format_rate(statistics.median(limits["read_bytes_per_second"]), "B/s")
+    per_token = format_bytes(round(document["decode"]["bytes_per_token"]))
+    yield f"bandwidth: {bandwidth} {on}; decode reads {per_token} per token"
+    for peak in limits["peaks"]:
+        rate = format_rate(statistics.median(peak["operations_per_second"]), "op/s")
+        yield f"peak: {rate} {on} in {peak['arithmetic']} ({peak['instruction']})"
+    if document["prefill"]["fraction_of_bound"] is None:
+        yield f"peak: not known, {document['isa']} has no multiply-add of its own"
+
+
+def _op_rows(prefill: Mapping[str, Any], decode: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    yield ("OP", "OF PREFILL", "OF PEAK", "OF DECODE", "OF BANDWIDTH")
+    nothing = {"share": 0.0, "fraction_of_bound": None}
+    in_prefill = {each["op"]: each for each in prefill["ops"]}
+    in_decode = {each["op"]: each for each in decode["ops"]}
+    rows = [
+        (op, in_prefill.get(op, nothing), in_decode.get(op, nothing))
+        for op in {**in_decode, **in_prefill}
+    ]
+    rows.sort(key=lambda row: -(row[1]["share"] + row[2]["share"]))
+    for op, first, second in rows:
+        if max(first["share"], second["share"]) < _LEAST_SHARE:
+            continue
+        cells = (first["share"], first["fraction_of_bound"])
+        cells += (second["share"], second["fraction_of_bound"])
+        yield (op, *("" if cell is None else _percent(cell) for cell in cells))
+
+
+def _percent(fraction: float) -> str:
+    percent = 100 * fraction
+    return f"{percent:.0f} %" if percent >= 10 else f"{percent:.1f} %"

@@ -1,0 +1,135 @@
+"""How close a measured model comes to what bounds it: memory in decode, arithmetic in prefill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from potluck.engines.native import NativeEngine
+from potluck.engines.products import Arithmetic
+from potluck.engines.roofline import Limits, Roofline
+from potluck.engines.step_work import Work, work_of
+from potluck.loading.load import LoadedStage
+from potluck.local.measuring import PhaseRun
+
+OUTSIDE = "outside the core"
+"""Among ops: handing steps over, and what Python does for them."""
+
+BoundSeconds = Mapping[str, float]
+"""By op, the least that its bytes or products take; ops that nothing bounds are left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpFigures:
+    """One op in all runs of a phase together. ``bound_seconds`` is None where nothing bounds it."""
+
+    op: str
+    seconds: float
+    bound_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseFigures:
+    """What a phase reads and computes per token, how close each run came, and its ops.
+
+    ``fractions`` of the bound, one per run; None where the limit of some product is not known.
+    ``ops`` has the one that takes longest first.
+    """
+
+    bytes_per_token: float
+    multiply_adds_per_token: float
+    fractions: tuple[float, ...] | None
+    ops: tuple[OpFigures, ...]
+
+
+class Bounds:
+    """Measures the limits of the machine, and counts what stages of the native engine have to do.
+
+    Holds the memory that is read for its rate.
+    """
+
+    def __init__(self, stages: Sequence[LoadedStage]) -> None:
+        engines = [each.engine for each in stages if isinstance(each.engine, NativeEngine)]
+        if len(engines) < len(stages):
+            raise TypeError("only the native engine says what its ops do")
+        self._stages = list(zip([stage.program for stage in stages], engines, strict=True))
+        arithmetics = {
+            arithmetic for engine in engines for arithmetic in engine.arithmetics().values()
+        }
+        self._roofline = Roofline(engines[0].pool, engines[0].isa, arithmetics)
+        self.instructions: Mapping[Arithmetic, str] = self._roofline.instructions
+
+    def sample(self) -> Limits:
+        """The limits now; see ``Roofline``."""
+        return self._roofline.sample()
+
+    def prefill(self, runs: Sequence[PhaseRun], limits: Sequence[Limits]) -> PhaseFigures:
+        """Against the peak of arithmetic. ``limits`` were measured with each of the runs."""
+        return self._figures(runs, limits, _seconds_of_products)
+
+    def decode(self, runs: Sequence[PhaseRun], limits: Sequence[Limits]) -> PhaseFigures:
+        """Against the rate of memory; else as ``prefill``."""
+        return self._figures(runs, limits, _seconds_of_reads)
+
+    def _figures(
+        self,
+        runs: Sequence[PhaseRun],
+        limits: Sequence[Limits],
+        bound_of: Callable[[Work, Limits], BoundSeconds | None],
+    ) -> PhaseFigures:
+        work = self._work(runs[0])  # every run computes the same
+        bounds = [bound_of(work, limit) for limit in limits]
+        known = [bound for bound in bounds if bound is not None]
+        fractions = None
+        if len(known) == len(runs):
+            pairs = zip(known, runs, strict=True)
+            fractions = tuple(sum(bound.values()) / run.seconds for bound, run in pairs)
+        num_tokens = runs[0].num_tokens
+        return PhaseFigures(
+            bytes_per_token=sum(work.read_bytes.values()) / num_tokens,
+            multiply_adds_per_token=sum(work.multiply_adds.values()) / num_tokens,
+            fractions=fractions,
+            ops=_ops(runs, known if fractions else []),
+        )
+
+    def _work(self, run: PhaseRun) -> Work:
+        work = Work()
+        for program, engine in self._stages:
+            work.add(work_of(program, engine.weights, run.steps, engine.arithmetics()))
+        return work
+
+
+def _seconds_of_reads(work: Work, limits: Limits) -> BoundSeconds:
+    rate = limits.read_bytes_per_second
+    return {op: num_bytes / rate for op, num_bytes in work.read_bytes.items()}
+
+
+def _seconds_of_products(work: Work, limits: Limits) -> BoundSeconds | None:
+    """None where the instruction set has no peak for some of them."""
+    rates = limits.multiply_adds_per_second
+    if any(arithmetic not in rates for _, arithmetic in work.multiply_adds):
+        return None
+    seconds: dict[str, float] = {}
+    for (op, arithmetic), count in work.multiply_adds.items():
+        seconds[op] = seconds.get(op, 0.0) + count / rates[arithmetic]
+    return seconds
+
+
+def _ops(runs: Sequence[PhaseRun], bounds: Sequence[BoundSeconds]) -> tuple[OpFigures, ...]:
+    seconds: dict[str, float] = {}
+    for run in runs:
+        for op, of_op in (run.op_seconds or {}).items():
+            seconds[op] = seconds.get(op, 0.0) + of_op
+    total = sum(run.seconds for run in runs)
+    # Stages share the threads and take turns, so that the times of their ops do not overlap.
+    seconds[OUTSIDE] = max(0.0, total - sum(seconds.values()))
+    figures = [
+        OpFigures(
+            op=op,
+            seconds=of_op,
+            bound_seconds=sum(each[op] for each in bounds) if bounds and op in bounds[0] else None,
+        )
+        for op, of_op in seconds.items()
+        if of_op > 0
+    ]
+    return tuple(sorted(figures, key=lambda each: -each.seconds))
