@@ -52,12 +52,13 @@ _NUM_TOKENS, _NUM_ROWS, _NUM_COLUMNS = 64, 256, 8192
 _CONTEXT_TOKENS = 2048
 
 F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
 Draw = Callable[[np.random.Generator], F32]
 
 
 def quantized(x: F32, group: int | None) -> F32:
-    """``x [tokens, columns]`` after one rounding to 8 bits with a scale for every ``group`` columns,
-    the largest value becoming 127, as the kernels have it; the last group may be shorter.
+    """``x [tokens, columns]`` rounded to 8 bits, with a scale for every ``group`` columns, whose
+    largest value becomes 127, as the kernels have it. The last group may be shorter.
     """
     size = x.shape[1] if group is None else group
     padded = np.pad(x, ((0, 0), (0, -x.shape[1] % size)))
@@ -147,11 +148,11 @@ def activations_in_groups(rounded: Callable[[F32], F32]) -> Iterator[None]:
         yield
 
 
-def log_softmax(logits: F32) -> NDArray[np.float64]:
+def log_softmax(logits: F32) -> F64:
     """Over the last axis, in float64."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     totals = np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    difference: NDArray[np.float64] = shifted - totals
+    difference: F64 = shifted - totals
     return difference
 
 
@@ -163,10 +164,8 @@ class Loss:
     nats: float = 0.0
     divergence: float = 0.0
 
-    def add(
-        self, predicted: NDArray[np.float64], exact: NDArray[np.float64], tokens: Sequence[int]
-    ) -> None:
-        """Log probabilities ``[tokens - 1, vocabulary]`` of what follows every token but the last."""
+    def add(self, predicted: F64, exact: F64, tokens: Sequence[int]) -> None:
+        """Log probabilities ``[tokens - 1, vocabulary]`` after all tokens but the last."""
         following = np.array(tokens[1:])
         self.num_tokens += len(following)
         self.nats -= float(predicted[np.arange(len(following)), following].sum())
@@ -185,13 +184,12 @@ def demo_losses(fmt: TensorFormat | None, num_documents: int) -> dict[str, dict[
     number = 0
     for index in range(num_documents):
         tokens = model.tokens(document(HELD_OUT_SEED, index))
-        exact: NDArray[np.float64] | None = None
+        predicted: dict[str, F64] = {}
         for name, rounded in ways.items():
             number += 1
             with activations_in_groups(rounded):
-                predicted = log_softmax(model.logits(number, tokens)[:-1])
-            exact = predicted if exact is None else exact
-            losses[name].add(predicted, exact, tokens)
+                predicted[name] = log_softmax(model.logits(number, tokens)[:-1])
+            losses[name].add(predicted[name], predicted["float"], tokens)
     return {
         name: {
             "num_tokens": loss.num_tokens,

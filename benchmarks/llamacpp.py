@@ -20,6 +20,8 @@ from peer_process import Outcome, Run, measured, output_of
 _BATCH_TOKENS = 2048
 _MICROBATCH_TOKENS = 512
 """llama.cpp's defaults, named so that a build with others does the same: a prompt of 512 is one."""
+_SPARE_TOKENS = 64
+"""Of a sequence's context, which is rounded down to share it."""
 _FEATURE = re.compile(r"(\w+) = 1\b")
 _CHILD = Path(__file__).with_name("xllamacpp_child.py")
 
@@ -98,7 +100,7 @@ class LlamaBench:
         return [
             str(self.executable.with_name("llama-batched-bench")),
             *("-m", str(model), "--output-format", "jsonl"),
-            *("-c", str(count * setting.context_tokens)),
+            *("-c", str(count * (setting.context_tokens + _SPARE_TOKENS))),
             *("-npp", str(setting.num_prompt_tokens), "-ntg", str(setting.num_decode_tokens)),
             *("-npl", ",".join([str(count)] * num_repeats), "-t", str(setting.num_threads)),
             *("-b", str(_BATCH_TOKENS), "-ub", str(_MICROBATCH_TOKENS)),

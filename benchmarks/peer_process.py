@@ -75,8 +75,8 @@ def output_of(
     except subprocess.TimeoutExpired as error:
         raise RunFailedError(f"gave no answer within {timeout_seconds:g} s") from error
     if completed.returncode:
-        last = completed.stderr.strip().rpartition("\n")[2]
-        raise RunFailedError(f"ended with {completed.returncode}: {last[:200]}")
+        last = " ".join(completed.stderr.strip().splitlines()[-2:])
+        raise RunFailedError(f"ended with {completed.returncode}: {last[-200:]}")
     return completed.stdout + completed.stderr if with_errors else completed.stdout
 
 

@@ -63,6 +63,7 @@ class Session:
     shape_name: str
     directory: Path
     peers: Mapping[str | None, Peer]
+    num_threads: int
     num_rounds: int
     num_repeats: int
     timeout_seconds: float
@@ -102,7 +103,8 @@ class Session:
             timeout_seconds=self.timeout_seconds,
         )
         seen = run.outcome.limits
-        if setting.num_threads > 1 and not setting.is_busy and setting.isa is None:
+        is_whole = setting.num_threads == self.num_threads
+        if is_whole and not setting.is_busy and setting.isa is None:
             self.limits = Limits(
                 read_bytes_per_second=_most(
                     self.limits.read_bytes_per_second, seen.read_bytes_per_second
@@ -325,6 +327,7 @@ def main() -> None:
             shape_name=name,
             directory=arguments.directory,
             peers=peers,
+            num_threads=arguments.threads,
             num_rounds=arguments.rounds,
             num_repeats=arguments.repeats,
             timeout_seconds=arguments.run_seconds,
