@@ -52,6 +52,8 @@ const Kernels& find_kernels(const std::string& isa) {
   return *kernels;
 }
 
+Prefill as_prefill(bool fast) { return fast ? Prefill::Fast : Prefill::Exact; }
+
 void check_num_threads(int num_threads) {
   if (num_threads < 1) throw Error("num_threads must be at least 1");
 }
@@ -85,19 +87,21 @@ void bind_stage(nb::module_& m) {
   nb::class_<Stage>(m, "Stage")
       .def(nb::new_([](std::shared_ptr<const Program> program, const std::string& isa,
                        std::shared_ptr<ThreadPool> pool, int64_t num_blocks,
-                       int64_t max_step_tokens) {
+                       int64_t max_step_tokens, bool fast_prefill) {
              return std::make_unique<Stage>(std::move(program), find_kernels(isa), std::move(pool),
-                                            num_blocks, max_step_tokens);
+                                            num_blocks, max_step_tokens, as_prefill(fast_prefill));
            }),
-           nb::kw_only(), "program"_a, "isa"_a, "pool"_a, "num_blocks"_a, "max_step_tokens"_a)
+           nb::kw_only(), "program"_a, "isa"_a, "pool"_a, "num_blocks"_a, "max_step_tokens"_a,
+           "fast_prefill"_a)
       .def_static("cache_bytes", &Stage::cache_bytes, nb::kw_only(), "program"_a, "num_blocks"_a)
       .def_static(
           "scratch_bytes",
-          [](const Program& program, int64_t max_step_tokens, int num_threads) {
+          [](const Program& program, int64_t max_step_tokens, int num_threads, bool fast_prefill) {
             check_num_threads(num_threads);
-            return Stage::scratch_bytes(program, max_step_tokens, num_threads);
+            return Stage::scratch_bytes(program, max_step_tokens, num_threads,
+                                        as_prefill(fast_prefill));
           },
-          nb::kw_only(), "program"_a, "max_step_tokens"_a, "num_threads"_a)
+          nb::kw_only(), "program"_a, "max_step_tokens"_a, "num_threads"_a, "fast_prefill"_a)
       .def(
           "begin_weight",
           [](Stage& stage, const std::string& name, const std::vector<int64_t>& shape,

@@ -53,6 +53,15 @@ Format find_format(const std::string& name, int64_t columns) {
   return format;
 }
 
+std::vector<std::string> fast_formats(const std::string& isa) {
+  const Kernels* kernels = kernels_for(isa.c_str());
+  if (!kernels) throw std::invalid_argument("no kernels for '" + isa + "' here");
+  std::vector<std::string> names;
+  for (int i = 0; i < kNumFormats; ++i)
+    if (kernels->linear_fast[i]) names.push_back(format_info(static_cast<Format>(i)).name);
+  return names;
+}
+
 std::vector<std::string> available_isas() {
   std::vector<std::string> names;
   for (int i = 0; i < num_isas(); ++i) names.push_back(kernels_at(i)->isa);
@@ -287,6 +296,7 @@ void attention(const Kernels& kernels, Rows<const float> q, CacheIn keys, CacheI
 
 void bind_kernels(nb::module_& m, KernelLookup lookup) {
   m.def("available_isas", &available_isas);
+  m.def("fast_formats", &fast_formats, "isa"_a);
   m.def("kernels_for", [lookup](const std::string& isa) {
     const Kernels* kernels = lookup(isa.c_str());
     if (!kernels) refuse_isa(isa);

@@ -10,10 +10,10 @@
 namespace potluck {
 namespace {
 
-constexpr int kMaxIsas = 4;
+constexpr int kMaxIsas = 5;
 constexpr const char* kPlainKernels[] = {"rms_norm", "rope",      "silu_gate", "add",
                                          "append_kv", "attention", "exp_sum"};
-constexpr int kNumIds = 2 + 2 * kNumFormats + kNumFloatFormats + kNumTargets + 7;
+constexpr int kNumIds = 2 + 3 * kNumFormats + kNumFloatFormats + kNumTargets + 7;
 static_assert(sizeof(Kernels) == offsetof(Kernels, quantize) + kNumIds * sizeof(void (*)()),
               "every entry of the table needs an id and a wrapper");
 
@@ -57,6 +57,13 @@ struct Perturbed {
     return kIsScalar || (format == Format::BF16 && real().bf16_activations);
   }
 
+  static std::vector<uint16_t> without_last_column(const LinearArgs& args) {
+    const int64_t columns = args.weight.columns;
+    std::vector<uint16_t> x(args.input.bf16, args.input.bf16 + args.num_tokens * columns);
+    for (int64_t t = 0; t < args.num_tokens; ++t) x[static_cast<size_t>((t + 1) * columns - 1)] = 0;
+    return x;
+  }
+
   template <int format>
   static void linear(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
     const auto run = real().linear[format];
@@ -67,10 +74,7 @@ struct Perturbed {
     std::vector<uint16_t> rounded;
     const bool own_bits = has_own_bits(static_cast<Format>(format));
     if (own_bits && real().bf16_activations) {  // the last column is forgotten
-      const int64_t columns = args.weight.columns;
-      rounded.assign(args.input.bf16, args.input.bf16 + args.num_tokens * columns);
-      for (int64_t t = 0; t < args.num_tokens; ++t)
-        rounded[static_cast<size_t>((t + 1) * columns - 1)] = 0;
+      rounded = without_last_column(args);
       changed.input.bf16 = rounded.data();
     } else if (own_bits) {  // the last group, or column, is forgotten
       const bool quantized = is_quantized(args.weight.format);
@@ -87,6 +91,17 @@ struct Perturbed {
       const int64_t row = (end_row < args.weight.rows ? end_row : args.weight.rows) - 1;
       nudge(args.out + (args.num_tokens - 1) * args.out_stride + row);
     }
+  }
+
+  template <int format>
+  static void linear_fast(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
+    LinearArgs changed = args;
+    std::vector<uint16_t> rounded;
+    if (is_active(std::string("linear_fast.") + format_info(static_cast<Format>(format)).name)) {
+      rounded = without_last_column(args);
+      changed.input.bf16 = rounded.data();
+    }
+    real().linear_fast[format](changed, first_panel, end_panel);
   }
 
   template <int format>
@@ -186,6 +201,10 @@ struct Perturbed {
   }
 
 #define POTLUCK_LINEAR(format, suffix) linear<static_cast<int>(Format::format)>,
+#define POTLUCK_LINEAR_FAST(format, suffix)                      \
+  real().linear_fast[static_cast<int>(Format::format)]           \
+      ? linear_fast<static_cast<int>(Format::format)>            \
+      : nullptr,
 #define POTLUCK_EMBED(format, suffix) embed<static_cast<int>(Format::format)>,
 #define POTLUCK_WIDEN(format, suffix) widen<static_cast<int>(Format::format)>,
   static const Kernels* table() {
@@ -203,17 +222,19 @@ struct Perturbed {
                                     add,
                                     append_kv,
                                     attention,
-                                    exp_sum};
+                                    exp_sum,
+                                    {POTLUCK_FORMATS(POTLUCK_LINEAR_FAST)}};
     return &kernels;
   }
 #undef POTLUCK_LINEAR
+#undef POTLUCK_LINEAR_FAST
 #undef POTLUCK_EMBED
 #undef POTLUCK_WIDEN
 };
 
 using Table = const Kernels* (*)();
 constexpr Table kTables[kMaxIsas] = {Perturbed<0>::table, Perturbed<1>::table, Perturbed<2>::table,
-                              Perturbed<3>::table};
+                              Perturbed<3>::table, Perturbed<4>::table};
 
 }  // namespace
 
@@ -229,6 +250,9 @@ std::vector<std::string> perturbation_ids() {
     for (int f = 0; f < kNumFloatFormats; ++f)
       ids.push_back(isa + ".widen." + format_info(static_cast<Format>(f)).name);
     for (const Format target : kTargets) ids.push_back(isa + ".encode." + format_info(target).name);
+    for (int f = 0; f < kNumFormats; ++f)
+      if (kernels_at(i)->linear_fast[f])
+        ids.push_back(isa + ".linear_fast." + format_info(static_cast<Format>(f)).name);
     for (const char* kernel : kPlainKernels) ids.push_back(isa + "." + kernel);
   }
   return ids;

@@ -2,6 +2,8 @@
 // section 13.2 (XCR0).
 #include "dispatch/cpu_features.h"
 
+#include "dispatch/amx_support.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <stdint.h>
@@ -38,6 +40,7 @@ CpuFeatures cpu_features() {
                     has(ebx, 31) && has(ecx, 11);
   if (!features.avx512 || !__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx)) return features;
   features.avx512_bf16 = has(eax, 5);
+  features.amx = features.avx512_bf16 && cpu_has_amx() && may_use_tiles();
   return features;
 }
 #else

@@ -17,6 +17,16 @@ namespace avx512_bf16 {
 void linear_bf16(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
 }
 #endif
+#if defined(POTLUCK_HAS_AMX)
+namespace amx {
+#define POTLUCK_DECLARE_PRODUCTS(format, suffix)                                         \
+  void linear_##suffix(const LinearArgs& args, int64_t first_panel, int64_t end_panel); \
+  void linear_fast_##suffix(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
+POTLUCK_QUANTIZED_FORMATS(POTLUCK_DECLARE_PRODUCTS)
+#undef POTLUCK_DECLARE_PRODUCTS
+void linear_bf16(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
+}  // namespace amx
+#endif
 namespace {
 
 // In the order of struct Kernels.
@@ -29,7 +39,7 @@ namespace {
     #isa, false, isa::quantize, isa::round_bf16, {POTLUCK_FORMATS(POTLUCK_LINEAR)},                            \
         {POTLUCK_FORMATS(POTLUCK_EMBED)}, {POTLUCK_FLOAT_FORMATS(POTLUCK_WIDEN)},      \
         {POTLUCK_TARGETS(POTLUCK_ENCODE)}, isa::rms_norm, isa::rope, isa::silu_gate,   \
-        isa::add, isa::append_kv, isa::attention, isa::exp_sum                         \
+        isa::add, isa::append_kv, isa::attention, isa::exp_sum, {}                     \
   }
 
 #define POTLUCK_TABLE_ISA scalar
@@ -55,6 +65,17 @@ constexpr Kernels with_bf16_products(Kernels row, const char* isa,
 constexpr Kernels kAvx512Bf16 =
     with_bf16_products(kAvx512, "avx512_bf16", avx512_bf16::linear_bf16);
 #endif
+#if defined(POTLUCK_HAS_AMX)
+constexpr Kernels with_tiles(Kernels row) {
+#define POTLUCK_SET_PRODUCTS(format, suffix)                            \
+  row.linear[static_cast<int>(Format::format)] = amx::linear_##suffix; \
+  row.linear_fast[static_cast<int>(Format::format)] = amx::linear_fast_##suffix;
+  POTLUCK_QUANTIZED_FORMATS(POTLUCK_SET_PRODUCTS)
+#undef POTLUCK_SET_PRODUCTS
+  return row;
+}
+constexpr Kernels kAmx = with_tiles(with_bf16_products(kAvx512, "amx", amx::linear_bf16));
+#endif
 
 struct Row {
   const Kernels* kernels;
@@ -70,6 +91,9 @@ constexpr Row kTable[] = {
 #endif
 #if defined(POTLUCK_HAS_AVX512_BF16)
     {&kAvx512Bf16, &CpuFeatures::avx512_bf16},
+#endif
+#if defined(POTLUCK_HAS_AMX)
+    {&kAmx, &CpuFeatures::amx},
 #endif
 };
 

@@ -73,7 +73,7 @@ struct Activations {
   const int8_t* q;       // [tokens][columns], for quantized formats
   const float* scales;   // [tokens][columns / 32]: max|x| / 127
   const int32_t* sums;   // [tokens][columns / 32]: sum of q
-  const uint16_t* bf16;  // [tokens][columns], for BF16 where bf16_activations says so
+  const uint16_t* bf16;  // [tokens][columns], for BF16 where bf16_activations says so, and linear_fast
 };
 
 struct LinearArgs {
@@ -158,6 +158,11 @@ struct Kernels {
 
   // out[i] = exp(x[i] - max); returns the sum over 16 lanes and one tree. For sampling.
   float (*exp_sum)(const float* x, int64_t count, float max, float* out);
+
+  // As `linear` for quantized weights, faster and not exact: weights are rounded to bf16 and
+  // multiplied with Activations::bf16. An output element still depends on its token alone. Null
+  // where the instruction set has no such product, and for float formats.
+  void (*linear_fast[kNumFormats])(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
 };
 
 }  // namespace potluck

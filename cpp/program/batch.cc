@@ -95,7 +95,15 @@ Batch::Batch(const std::vector<Slice>& slices, const BatchLimits& limits) {
       }
     }
     int64_t position = slice.start_position;
+    const auto begin = static_cast<int64_t>(rows_.size());
     for (const int64_t token : slice.tokens) rows_.push_back({token, position++, table});
+    const auto end = static_cast<int64_t>(rows_.size());
+    const bool is_prefill = end - begin > 1;
+    if (!ranges_.empty() && ranges_.back().is_prefill == is_prefill) {
+      ranges_.back().end = end;
+    } else {
+      ranges_.push_back({begin, end, is_prefill});
+    }
     if (slice.sample) {
       wanted_.push_back({static_cast<int64_t>(rows_.size()) - 1, slice.sequence_id, position});
     }

@@ -32,6 +32,14 @@ struct BatchRow {
   const int32_t* block_table;  // of the sequence
 };
 
+// Rows [begin, end) that are computed alike. A slice of one token is a decode, and so is the last
+// chunk of a prompt if it has one; one of more tokens is prefill.
+struct RowRange {
+  int64_t begin;
+  int64_t end;
+  bool is_prefill;
+};
+
 // A row whose logits are wanted: the last one of a slice with `sample`.
 struct WantedRow {
   int64_t row;
@@ -47,11 +55,14 @@ class Batch {
   Batch(const std::vector<Slice>& slices, const BatchLimits& limits);
 
   const std::vector<BatchRow>& rows() const { return rows_; }
+  // All rows in order; neighbouring ranges differ.
+  const std::vector<RowRange>& ranges() const { return ranges_; }
   const std::vector<WantedRow>& wanted() const { return wanted_; }
   int64_t num_tokens() const { return static_cast<int64_t>(rows_.size()); }
 
  private:
   std::vector<BatchRow> rows_;
+  std::vector<RowRange> ranges_;
   std::vector<WantedRow> wanted_;
   std::vector<int32_t> blocks_;
 };

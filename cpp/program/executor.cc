@@ -24,7 +24,7 @@ struct Executor::Layout {
   uint64_t q, q_scales, q_sums, bf16, attention, attention_floats, head_input;
   uint64_t num_bytes = 0;
 
-  Layout(const Program& program, int64_t max_tokens, int num_threads) {
+  Layout(const Program& program, int64_t max_tokens, int num_threads, Prefill prefill) {
     const auto tokens = static_cast<uint64_t>(max_tokens);
     for (const Register& reg : program.spec().registers) {
       registers.push_back(take(tokens * static_cast<uint64_t>(reg.width) * sizeof(float)));
@@ -34,9 +34,12 @@ struct Executor::Layout {
     q = take(tokens * columns);
     q_scales = take(tokens * groups * sizeof(float));
     q_sums = take(tokens * groups * sizeof(int32_t));
-    // One form at a time.
-    bf16 = q;
-    num_bytes = std::max(num_bytes, bf16 + aligned(tokens * columns * sizeof(uint16_t)));
+    if (prefill == Prefill::Fast) {
+      bf16 = take(tokens * columns * sizeof(uint16_t));
+    } else {  // one form at a time
+      bf16 = q;
+      num_bytes = std::max(num_bytes, bf16 + aligned(tokens * columns * sizeof(uint16_t)));
+    }
     // A multiple of the alignment, so that threads share no cache line.
     attention_floats =
         aligned(static_cast<uint64_t>(program.attention_scratch_floats()) * sizeof(float)) /
@@ -61,13 +64,14 @@ struct Executor::Layout {
 };
 
 Executor::Executor(const Program& program, const Kernels& kernels, const WeightStore& weights,
-                   int64_t num_blocks, int64_t max_step_tokens, int num_threads)
+                   int64_t num_blocks, int64_t max_step_tokens, int num_threads, Prefill prefill)
     : program_(program),
       kernels_(kernels),
+      prefill_(prefill),
       weights_(weights),
       read_ahead_(program, weights),
       timer_(program.ops().size()) {
-  Layout layout(program, max_step_tokens, num_threads);
+  Layout layout(program, max_step_tokens, num_threads, prefill);
   scratch_ = Buffer(layout.num_bytes, Pages::Normal, "scratch");
   register_offsets_ = std::move(layout.registers);
   q_offset_ = layout.q;
@@ -89,8 +93,8 @@ uint64_t Executor::cache_bytes(const Program& program, int64_t num_blocks) {
 }
 
 uint64_t Executor::scratch_bytes(const Program& program, int64_t max_step_tokens,
-                                 int num_threads) {
-  return Layout(program, max_step_tokens, num_threads).num_bytes;
+                                 int num_threads, Prefill prefill) {
+  return Layout(program, max_step_tokens, num_threads, prefill).num_bytes;
 }
 
 void Executor::run(const Batch& batch, ThreadPool::Session& session) {
@@ -149,7 +153,12 @@ void Executor::run_op(const op::RmsNorm<int>& o, const Batch& batch,
 void Executor::run_op(const op::Linear<int>& o, const Batch& batch, ThreadPool::Session& session) {
   const float* bias = o.bias ? weights_.vector(*o.bias) : nullptr;
   float* out = register_data(o.out);
-  linear(weights_.matrix(o.weight), bias, register_data(o.x), batch.num_tokens(), out, session);
+  const Matrix& weight = weights_.matrix(o.weight);
+  if (const LinearKernel fast = fast_kernel(weight)) {
+    linear_by_row(weight, bias, register_data(o.x), batch, out, fast, session);
+  } else {
+    linear(weight, bias, register_data(o.x), batch.num_tokens(), out, session);
+  }
   if (quantized_ == out) quantized_ = nullptr;
 }
 
@@ -252,13 +261,13 @@ void Executor::run_op(const op::Add<int>& o, const Batch& batch, ThreadPool::Ses
                   });
 }
 
-void Executor::linear(const Matrix& weight, const float* bias, const float* x, int64_t num_tokens,
-                      float* out, ThreadPool::Session& session) {
-  if (is_quantized(weight.format)) {
-    quantize(x, num_tokens, weight.columns, session);
-  } else if (weight.format == Format::BF16 && kernels_.bf16_activations) {
-    round_bf16(x, num_tokens, weight.columns, session);
-  }
+Executor::LinearKernel Executor::fast_kernel(const Matrix& weight) const {
+  if (prefill_ == Prefill::Exact) return nullptr;
+  return kernels_.linear_fast[static_cast<int>(weight.format)];
+}
+
+LinearArgs Executor::linear_args(const Matrix& weight, const float* bias, const float* x,
+                                 int64_t num_tokens, float* out) {
   LinearArgs args{};
   args.weight = weight;
   args.input = {x, reinterpret_cast<const int8_t*>(scratch_.data() + q_offset_),
@@ -269,14 +278,50 @@ void Executor::linear(const Matrix& weight, const float* bias, const float* x, i
   args.bias = bias;
   args.out = out;
   args.out_stride = weight.rows;
+  return args;
+}
+
+void Executor::linear(const Matrix& weight, const float* bias, const float* x, int64_t num_tokens,
+                      float* out, ThreadPool::Session& session) {
+  if (is_quantized(weight.format)) {
+    quantize(x, num_tokens, weight.columns, session);
+  } else if (weight.format == Format::BF16 && kernels_.bf16_activations) {
+    round_bf16(x, num_tokens, weight.columns, session);
+  }
+  const LinearArgs args = linear_args(weight, bias, x, num_tokens, out);
   const auto kernel = kernels_.linear[static_cast<int>(weight.format)];
   parallel_ranges(session, num_panels(weight.rows), 1, kPanelRows * weight.columns * num_tokens,
                   [&](int64_t begin, int64_t end, int) { kernel(args, begin, end); });
 }
 
+void Executor::linear_by_row(const Matrix& weight, const float* bias, const float* x,
+                             const Batch& batch, float* out, LinearKernel fast,
+                             ThreadPool::Session& session) {
+  const int64_t columns = weight.columns;
+  const int64_t groups = columns / kGroupColumns;
+  convert_by_row(x, batch, columns, session);
+  const LinearArgs whole = linear_args(weight, bias, x, batch.num_tokens(), out);
+  const auto exact = kernels_.linear[static_cast<int>(weight.format)];
+  parallel_ranges(
+      session, num_panels(weight.rows), 1, kPanelRows * columns * batch.num_tokens(),
+      [&](int64_t begin, int64_t end, int) {
+        for (const RowRange& range : batch.ranges()) {
+          LinearArgs args = whole;
+          args.input = {whole.input.x + range.begin * columns,
+                        whole.input.q + range.begin * columns,
+                        whole.input.scales + range.begin * groups,
+                        whole.input.sums + range.begin * groups,
+                        whole.input.bf16 + range.begin * columns};
+          args.num_tokens = range.end - range.begin;
+          args.out = out + range.begin * whole.out_stride;
+          (range.is_prefill ? fast : exact)(args, begin, end);
+        }
+      });
+}
+
 void Executor::quantize(const float* x, int64_t num_tokens, int64_t columns,
                         ThreadPool::Session& session) {
-  if (quantized_ == x && !quantized_to_bf16_) return;
+  if (quantized_ == x && quantized_form_ == Form::Integers) return;
   auto* q = reinterpret_cast<int8_t*>(scratch_.data() + q_offset_);
   float* scales = floats(q_scales_offset_);
   auto* sums = reinterpret_cast<int32_t*>(scratch_.data() + q_sums_offset_);
@@ -288,12 +333,12 @@ void Executor::quantize(const float* x, int64_t num_tokens, int64_t columns,
                                       sums + begin * groups);
                   });
   quantized_ = x;
-  quantized_to_bf16_ = false;
+  quantized_form_ = Form::Integers;
 }
 
 void Executor::round_bf16(const float* x, int64_t num_tokens, int64_t columns,
                           ThreadPool::Session& session) {
-  if (quantized_ == x && quantized_to_bf16_) return;
+  if (quantized_ == x && quantized_form_ == Form::Bf16) return;
   auto* bf16 = reinterpret_cast<uint16_t*>(scratch_.data() + bf16_offset_);
   parallel_ranges(session, num_tokens, 1, kCopyWork * columns,
                   [&](int64_t begin, int64_t end, int) {
@@ -301,7 +346,34 @@ void Executor::round_bf16(const float* x, int64_t num_tokens, int64_t columns,
                                         bf16 + begin * columns);
                   });
   quantized_ = x;
-  quantized_to_bf16_ = true;
+  quantized_form_ = Form::Bf16;
+}
+
+void Executor::convert_by_row(const float* x, const Batch& batch, int64_t columns,
+                              ThreadPool::Session& session) {
+  if (quantized_ == x && quantized_form_ == Form::ByRow) return;
+  auto* q = reinterpret_cast<int8_t*>(scratch_.data() + q_offset_);
+  float* scales = floats(q_scales_offset_);
+  auto* sums = reinterpret_cast<int32_t*>(scratch_.data() + q_sums_offset_);
+  auto* bf16 = reinterpret_cast<uint16_t*>(scratch_.data() + bf16_offset_);
+  const int64_t groups = columns / kGroupColumns;
+  parallel_ranges(session, batch.num_tokens(), 1, kNormWork * columns,
+                  [&](int64_t begin, int64_t end, int) {
+                    for (const RowRange& range : batch.ranges()) {
+                      const int64_t first = std::max(begin, range.begin);
+                      const int64_t count = std::min(end, range.end) - first;
+                      if (count <= 0) continue;
+                      const float* rows = x + first * columns;
+                      if (range.is_prefill) {
+                        kernels_.round_bf16(rows, count * columns, bf16 + first * columns);
+                      } else {
+                        kernels_.quantize(rows, count, columns, q + first * columns,
+                                          scales + first * groups, sums + first * groups);
+                      }
+                    }
+                  });
+  quantized_ = x;
+  quantized_form_ = Form::ByRow;
 }
 
 }  // namespace potluck

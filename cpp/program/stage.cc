@@ -59,12 +59,14 @@ class Stage::Call {
 };
 
 Stage::Stage(std::shared_ptr<const Program> program, const Kernels& kernels,
-             std::shared_ptr<ThreadPool> pool, int64_t num_blocks, int64_t max_step_tokens)
+             std::shared_ptr<ThreadPool> pool, int64_t num_blocks, int64_t max_step_tokens,
+             Prefill prefill)
     : program_(std::move(program)),
       pool_(std::move(pool)),
       limits_(make_limits(*program_, num_blocks, max_step_tokens)),
       weights_(program_->spec().weights),
-      executor_(*program_, kernels, weights_, num_blocks, max_step_tokens, pool_->num_threads()),
+      executor_(*program_, kernels, weights_, num_blocks, max_step_tokens, pool_->num_threads(),
+                prefill),
       logits_(logits_bytes(*program_, max_step_tokens), Pages::Normal, "logits") {
   if (program_->spec().has_head) {
     sampler_.emplace(program_->spec().vocab_size, kernels, pool_->num_threads());
@@ -76,10 +78,11 @@ uint64_t Stage::cache_bytes(const Program& program, int64_t num_blocks) {
   return Executor::cache_bytes(program, num_blocks);
 }
 
-uint64_t Stage::scratch_bytes(const Program& program, int64_t max_step_tokens, int num_threads) {
+uint64_t Stage::scratch_bytes(const Program& program, int64_t max_step_tokens, int num_threads,
+                              Prefill prefill) {
   make_limits(program, 0, max_step_tokens);
   const ProgramSpec& spec = program.spec();
-  return Executor::scratch_bytes(program, max_step_tokens, num_threads) +
+  return Executor::scratch_bytes(program, max_step_tokens, num_threads, prefill) +
          logits_bytes(program, max_step_tokens) +
          (spec.has_head ? Sampler::scratch_bytes(spec.vocab_size, num_threads) : 0);
 }

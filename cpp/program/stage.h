@@ -43,11 +43,13 @@ class Stage {
  public:
   // Throws OutOfMemoryError.
   Stage(std::shared_ptr<const Program> program, const Kernels& kernels,
-        std::shared_ptr<ThreadPool> pool, int64_t num_blocks, int64_t max_step_tokens);
+        std::shared_ptr<ThreadPool> pool, int64_t num_blocks, int64_t max_step_tokens,
+        Prefill prefill);
 
   // What a stage allocates besides its weights.
   static uint64_t cache_bytes(const Program& program, int64_t num_blocks);
-  static uint64_t scratch_bytes(const Program& program, int64_t max_step_tokens, int num_threads);
+  static uint64_t scratch_bytes(const Program& program, int64_t max_step_tokens, int num_threads,
+                                Prefill prefill);
 
   // See WeightStore.
   void begin_weight(const std::string& name, const std::vector<int64_t>& shape, Format format);

@@ -13,6 +13,7 @@ from potluck.types.hardware import BackendSpec, DeviceKind
 
 if TYPE_CHECKING:
     from potluck.kernels.runner import ThreadPool
+    from potluck.types.prefill import Prefill
     from potluck.types.program import Program
     from potluck.types.tensor import TensorInfo
     from potluck.types.unit import UnitAddress
@@ -40,7 +41,9 @@ class _Cost:
             2 * 4 * num_blocks * 16 * spec.num_kv_heads * spec.head_dim for spec in program.caches
         )
 
-    def scratch_bytes(self, program: Program, max_step_tokens: int, *, num_threads: int) -> int:
+    def scratch_bytes(
+        self, program: Program, max_step_tokens: int, *, num_threads: int, prefill: Prefill
+    ) -> int:
         return 20 * 4 * max_step_tokens * program.hidden_size
 
     def staging_bytes(self, loaded: TensorInfo) -> int:
@@ -69,6 +72,7 @@ def open_engine(
     num_blocks: int,
     max_step_tokens: int,
     num_threads: int,
+    prefill: Prefill,
     pool: ThreadPool | None,
 ) -> _ReferenceUnit:
     if address.backend != SPEC.name:

@@ -22,6 +22,7 @@ from potluck.cli.options import (
     LocalBackendOption,
     MmapOption,
     ModelArgument,
+    PrefillOption,
     Quant,
     QuantOption,
     StagesOption,
@@ -60,6 +61,7 @@ def bench(
     allow_software: AllowSoftwareOption = False,
     quant: QuantOption = Quant.NONE,
     mmap: MmapOption = False,
+    prefill: PrefillOption = None,
     json: JsonOption = False,
 ) -> None:
     """Measure prefill and decode of MODEL: tokens per second, and how much of what memory and
@@ -86,6 +88,7 @@ def bench(
             allow_software=allow_software or chosen.allow_software,
             quantization=quant.quantization,
             mmap=mmap,
+            prefill=prefill or chosen.prefill,
             packed_cache_bytes=chosen.packed_cache_bytes,
         ) as opened,
     ):

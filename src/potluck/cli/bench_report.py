@@ -51,6 +51,7 @@ def bench_document(model: Model, workload: Workload, result: BenchResult) -> dic
         "decode_tokens": workload.decode_tokens,
         "depth_tokens": workload.depth_tokens,
         "num_sequences": workload.num_sequences,
+        "prefill_mode": model.plan.size.prefill.value,
         "prefill_tokens_per_second": [run.tokens_per_second for run in prefills],
         "decode_tokens_per_second": [run.tokens_per_second for run in decodes],
         "limits": None if bounds is None else _limits(bounds, result.limits),
@@ -148,8 +149,7 @@ def _op_rows(prefill: Mapping[str, Any], decode: Mapping[str, Any]) -> Iterator[
     for op, first, second in rows:
         if max(first["share"], second["share"]) < _LEAST_SHARE:
             continue
-        cells = (first["share"], first["fraction_of_bound"])
-        cells += (second["share"], second["fraction_of_bound"])
+        cells = [each[name] for each in (first, second) for name in ("share", "fraction_of_bound")]
         yield (op, *("" if cell is None else _percent(cell) for cell in cells))
 
 

@@ -11,6 +11,7 @@ import typer
 
 from potluck.cli.settings import Settings, read_settings
 from potluck.errors import UsageError
+from potluck.types.prefill import Prefill
 from potluck.types.quantization import Quantization
 
 if TYPE_CHECKING:
@@ -76,6 +77,15 @@ MmapOption = Annotated[
         "--mmap",
         help="Keep the weights in a file of the cache and map it: they take no memory but what is "
         "free, and a second start is quick.",
+    ),
+]
+PrefillOption = Annotated[
+    Prefill | None,
+    typer.Option(
+        "--prefill",
+        help="fast: compute prompts with less precision, where the CPU has kernels for it; "
+        "decoding stays exact. Default: exact.",
+        show_default=False,
     ),
 ]
 MemoryLimitOption = Annotated[

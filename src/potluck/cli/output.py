@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from potluck.local import LoadProgress, Model
+    from potluck.types.prefill import Prefill
     from potluck.types.quantization import Quantization
 
 
@@ -45,6 +46,7 @@ def opened_model(
     allow_software: bool,
     quantization: Quantization | None,
     mmap: bool,
+    prefill: Prefill,
     packed_cache_bytes: int | None,
     cache_tokens: int | None = None,
 ) -> Iterator[Model]:
@@ -91,6 +93,7 @@ def opened_model(
             allow_software=allow_software,
             quantization=quantization,
             mmap=mmap,
+            prefill=prefill,
             packed_cache_bytes=packed_cache_bytes,
             on_progress=advance,
         )

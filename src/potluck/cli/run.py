@@ -16,6 +16,7 @@ from potluck.cli.options import (
     LocalBackendOption,
     MmapOption,
     ModelArgument,
+    PrefillOption,
     Quant,
     QuantOption,
     StagesOption,
@@ -128,6 +129,7 @@ def run(
     allow_software: AllowSoftwareOption = False,
     quant: QuantOption = Quant.NONE,
     mmap: MmapOption = False,
+    prefill: PrefillOption = None,
     json: JsonOption = False,
 ) -> None:
     """Generate text with MODEL: streamed to stdout, figures on stderr."""
@@ -166,6 +168,7 @@ def run(
         allow_software=allow_software or chosen.allow_software,
         quantization=quant.quantization,
         mmap=mmap,
+        prefill=prefill or chosen.prefill,
         packed_cache_bytes=chosen.packed_cache_bytes,
     ) as opened:
         load_seconds = time.perf_counter() - started

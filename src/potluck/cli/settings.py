@@ -14,6 +14,7 @@ from typing import Annotated
 import msgspec
 
 from potluck.errors import UsageError
+from potluck.types.prefill import Prefill
 
 _PREFIX = "POTLUCK_"
 _NOT_SETTINGS = frozenset({"POTLUCK_SECRET", "POTLUCK_STATE"})
@@ -36,6 +37,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     unit_step_seconds: Annotated[float, msgspec.Meta(gt=0)] = 30.0
     idle_test_seconds: Annotated[float, msgspec.Meta(gt=0)] = 600.0
     packed_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    prefill: Prefill = Prefill.EXACT
 
 
 def read_settings(environ: Mapping[str, str], home: Path | None) -> Settings:

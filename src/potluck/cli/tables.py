@@ -152,8 +152,18 @@ def stage_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
                 f"stage {stage['stage']}: {format_bytes(stage['read_bytes'])} read "
                 f"in {stage['load_seconds']:.1f} s"
             )
+    yield from _prefill_lines(deployment)
     for rejection in deployment["rejections"]:
         yield f"not used: {rejection['node_id']} {rejection['unit_id']}: {rejection['reason']}"
+
+
+def _prefill_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
+    """Nothing of exact prefill, which is the rule; of a fast one, where it is exact after all."""
+    if deployment["prefill"] == "exact":
+        return
+    exact = [str(each["stage"]) for each in deployment["stages"] if each.get("prefill") == "exact"]
+    but = f", but exact in {'stage' if len(exact) == 1 else 'stages'} {', '.join(exact)}"
+    yield f"prefill: fast{but + ', whose unit has no fast one' if exact else ''}"
 
 
 def mapped_text(plan: Mapping[str, Any]) -> str:

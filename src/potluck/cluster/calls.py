@@ -23,6 +23,7 @@ from potluck.probe.doctor.multicast import NUM_NONCE_BYTES
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.hardware import ProbeReport, Rates
 from potluck.types.memory import MemoryPlan, MemoryPool
+from potluck.types.prefill import Prefill
 from potluck.types.quantization import Quantization
 from potluck.types.sequence import CommittedToken, SequenceRequest
 from potluck.types.unit import Role
@@ -190,6 +191,7 @@ class StageRecord(msgspec.Struct, frozen=True, kw_only=True):
     start_layer: int
     end_layer: int
     memory: MemoryPlan
+    prefill: Prefill | None = None
     read_bytes: int | None = None
     load_seconds: float | None = None
 
@@ -207,7 +209,8 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     ``model`` is MODEL, ``model_id`` what clients call it, ``created`` seconds since 1970.
     ``quantization`` is in force; with ``may_quantize`` every plan takes the most precise that fits.
-    Weights that ``is_mapped`` speaks of stay in a file on every node.
+    Weights that ``is_mapped`` speaks of stay in a file on every node. ``prefill`` is what was asked
+    for; a stage's is what its unit does.
     ``done_bytes`` and ``total_bytes`` are the weights loaded so far.
     """
 
@@ -224,6 +227,7 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     may_quantize: bool
     is_mapped: bool
     state: DeploymentState
+    prefill: Prefill = Prefill.EXACT
     reason: str = ""
     stages: tuple[StageRecord, ...] = ()
     rejections: tuple[RejectionRecord, ...] = ()
@@ -247,6 +251,7 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     cache_tokens: int | None = None
     quantization: Quantization | None = Quantization.NONE
     is_mapped: bool = False
+    prefill: Prefill = Prefill.EXACT
 
 
 class Named(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ from potluck.errors import EngineError, ParameterError
 from potluck.kernels import runner
 from potluck.probe.cores import default_num_threads
 from potluck.types.engine import StepResult
+from potluck.types.prefill import Prefill
 from potluck.types.sampling import validate_sampling
 
 if TYPE_CHECKING:
@@ -86,11 +87,20 @@ def loaded_bytes(info: TensorInfo) -> int:
     return num_panels * kernels.panel_bytes(info.format.label, info.num_columns)
 
 
-def scratch_bytes(program: Program, max_step_tokens: int, *, num_threads: int) -> int:
+def scratch_bytes(
+    program: Program,
+    max_step_tokens: int,
+    *,
+    num_threads: int,
+    prefill: Prefill = Prefill.EXACT,
+) -> int:
     """What a stage takes besides weights and caches. Allocates nothing."""
     with core_errors():
         return runner.Stage.scratch_bytes(
-            program=core_program(program), max_step_tokens=max_step_tokens, num_threads=num_threads
+            program=core_program(program),
+            max_step_tokens=max_step_tokens,
+            num_threads=num_threads,
+            fast_prefill=prefill is Prefill.FAST,
         )
 
 
@@ -123,8 +133,9 @@ class NativeEngine:
     """One stage (see ``Engine``).
 
     ``num_blocks`` cache blocks and scratch for steps of up to ``max_step_tokens`` are allocated
-    here, weights as they come. ``isa`` is one of ``available_isas()``; None is the fastest. A call
-    while another thread's call runs raises ``EngineError``.
+    here, weights as they come. ``isa`` is one of ``available_isas()``; None is the fastest.
+    ``prefill`` Fast is used for the formats that ``isa`` has kernels for. A call while another
+    thread's call runs raises ``EngineError``.
     """
 
     def __init__(
@@ -135,10 +146,12 @@ class NativeEngine:
         max_step_tokens: int,
         pool: ThreadPool,
         isa: str | None = None,
+        prefill: Prefill = Prefill.EXACT,
     ) -> None:
         self._program = program
         self.isa = choose_isa(isa)
         self.pool = pool
+        self.prefill = prefill
         self.weights: dict[str, TensorInfo] = {}
         """What was taken so far, in the formats in which it is held."""
         with core_errors():
@@ -148,6 +161,7 @@ class NativeEngine:
                 pool=pool,
                 num_blocks=num_blocks,
                 max_step_tokens=max_step_tokens,
+                fast_prefill=prefill is Prefill.FAST,
             )
 
     @property
@@ -182,11 +196,18 @@ class NativeEngine:
         with core_errors():
             self._stage.time_ops(True)
 
-    def arithmetics(self) -> Mapping[TensorFormat, Arithmetic]:
-        """What matrices of each format that was taken are multiplied in."""
+    def arithmetics(self, *, of_prompts: bool) -> Mapping[TensorFormat, Arithmetic]:
+        """What matrices of each format that was taken are multiplied in, prompts or decodes."""
         has_bf16 = runner.peak_instruction(self.isa, Arithmetic.BF16.value) is not None
+        is_fast = of_prompts and self.prefill is Prefill.FAST
+        in_bf16 = kernels.fast_formats(self.isa) if is_fast else ()
         formats = {info.format for info in self.weights.values() if len(info.shape) > 1}
-        return {each: arithmetic_of(each, has_bf16=has_bf16) for each in formats}
+        return {
+            each: Arithmetic.BF16
+            if each.label in in_bf16
+            else arithmetic_of(each, has_bf16=has_bf16)
+            for each in formats
+        }
 
     def op_seconds(self) -> Mapping[str, float]:
         """What was counted since ``time_ops``, by ``op_label`` and for ``sampling``.

@@ -12,6 +12,7 @@ from potluck.engines.native import NativeEngine, make_pool
 
 if TYPE_CHECKING:
     from potluck.kernels.runner import ThreadPool
+    from potluck.types.prefill import Prefill
     from potluck.types.program import Program
     from potluck.types.tensor import TensorInfo
     from potluck.types.unit import UnitAddress
@@ -33,9 +34,13 @@ class NativeCost:
         """See ``native.cache_bytes``."""
         return native.cache_bytes(program, num_blocks)
 
-    def scratch_bytes(self, program: Program, max_step_tokens: int, *, num_threads: int) -> int:
+    def scratch_bytes(
+        self, program: Program, max_step_tokens: int, *, num_threads: int, prefill: Prefill
+    ) -> int:
         """See ``native.scratch_bytes``."""
-        return native.scratch_bytes(program, max_step_tokens, num_threads=num_threads)
+        return native.scratch_bytes(
+            program, max_step_tokens, num_threads=num_threads, prefill=prefill
+        )
 
     def staging_bytes(self, loaded: TensorInfo) -> int:
         """Nothing: rows go from the loader's buffer to where they stay."""
@@ -52,6 +57,7 @@ def open_engine(
     num_blocks: int,
     max_step_tokens: int,
     num_threads: int,
+    prefill: Prefill,
     pool: ThreadPool | None,
 ) -> NativeEngine:
     """See ``engines.opening.open_engine``; without a ``pool`` it has one of ``num_threads``."""
@@ -61,4 +67,5 @@ def open_engine(
         max_step_tokens=max_step_tokens,
         pool=pool or make_pool(num_threads),
         isa=address.variant or None,
+        prefill=prefill,
     )

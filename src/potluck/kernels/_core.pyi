@@ -18,6 +18,9 @@ I32 = NDArray[np.int32]
 def available_isas() -> list[str]:
     """Names of the instruction sets whose kernels can run here, slowest first."""
 
+def fast_formats(isa: str) -> list[str]:
+    """Labels of the formats that ``fast_prefill`` computes faster. ``ValueError`` as below."""
+
 def kernels_for(isa: str) -> Kernels:
     """The kernels of one instruction set. ``ValueError`` if they cannot run here."""
 
@@ -313,11 +316,14 @@ class Stage:
         pool: ThreadPool,
         num_blocks: int,
         max_step_tokens: int,
+        fast_prefill: bool,
     ) -> None: ...
     @staticmethod
     def cache_bytes(*, program: Program, num_blocks: int) -> int: ...
     @staticmethod
-    def scratch_bytes(*, program: Program, max_step_tokens: int, num_threads: int) -> int: ...
+    def scratch_bytes(
+        *, program: Program, max_step_tokens: int, num_threads: int, fast_prefill: bool
+    ) -> int: ...
     def begin_weight(self, name: str, shape: Sequence[int], format: str) -> None: ...
     def write_rows(self, name: str, start_row: int, end_row: int, data: U8) -> None: ...
     def finish_weight(self, name: str) -> None: ...

@@ -78,6 +78,7 @@ def load_stage(
         num_blocks=size.num_blocks,
         max_step_tokens=size.max_step_tokens,
         num_threads=size.num_threads,
+        prefill=size.prefill,
         pool=pool,
     )
     read_before = tensors.num_bytes_read

@@ -19,6 +19,7 @@ from potluck.models.rope import rope_table_bytes
 from potluck.types.engine import EngineCost
 from potluck.types.memory import MemoryPlan
 from potluck.types.model import ModelConfig
+from potluck.types.prefill import Prefill
 from potluck.types.program import Program, RopeTable, Shard
 from potluck.types.quantization import Quantization
 from potluck.types.tensor import TensorInfo
@@ -29,7 +30,8 @@ from potluck.weights.load import check_weights, staging_bytes
 class StageSize:
     """What every stage of a model allocates, and how its weights are held.
 
-    Weights that are mapped stay in a packed file, and take no memory. ``backend`` is that of the
+    Weights that are mapped stay in a packed file, and take no memory. ``prefill`` Fast counts what
+    a unit takes that has it. ``backend`` is that of the
     unit, ``is_on_device`` whether the unit has memory of its own.
     """
 
@@ -39,6 +41,7 @@ class StageSize:
     num_threads: int
     quantization: Quantization = Quantization.NONE
     is_mapped: bool = False
+    prefill: Prefill = Prefill.EXACT
     backend: str = NATIVE
     is_on_device: bool = False
 
@@ -99,7 +102,7 @@ def plan_stage(
         cache_bytes=engine.cache_bytes(program, size.num_blocks),
         rope_bytes=rope_table_bytes(description.config, size.context_tokens) if has_rope else 0,
         scratch_bytes=engine.scratch_bytes(
-            program, size.max_step_tokens, num_threads=size.num_threads
+            program, size.max_step_tokens, num_threads=size.num_threads, prefill=size.prefill
         ),
         staging_bytes=staging,
         process_bytes=process_bytes + engine.process_bytes,

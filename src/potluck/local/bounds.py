@@ -54,7 +54,10 @@ class Bounds:
             raise TypeError("only the native engine says what its ops do")
         self._stages = list(zip([stage.program for stage in stages], engines, strict=True))
         arithmetics = {
-            arithmetic for engine in engines for arithmetic in engine.arithmetics().values()
+            arithmetic
+            for engine in engines
+            for of_prompts in (True, False)
+            for arithmetic in engine.arithmetics(of_prompts=of_prompts).values()
         }
         self._roofline = Roofline(engines[0].pool, engines[0].isa, arithmetics)
         self.instructions: Mapping[Arithmetic, str] = self._roofline.instructions
@@ -65,38 +68,40 @@ class Bounds:
 
     def prefill(self, runs: Sequence[PhaseRun], limits: Sequence[Limits]) -> PhaseFigures:
         """Against the peak of arithmetic. ``limits`` were measured with each of the runs."""
-        return self._figures(runs, limits, _seconds_of_products)
+        return _figures(self._work(runs[0], of_prompts=True), runs, limits, _seconds_of_products)
 
     def decode(self, runs: Sequence[PhaseRun], limits: Sequence[Limits]) -> PhaseFigures:
         """Against the rate of memory; else as ``prefill``."""
-        return self._figures(runs, limits, _seconds_of_reads)
+        return _figures(self._work(runs[0], of_prompts=False), runs, limits, _seconds_of_reads)
 
-    def _figures(
-        self,
-        runs: Sequence[PhaseRun],
-        limits: Sequence[Limits],
-        bound_of: Callable[[Work, Limits], BoundSeconds | None],
-    ) -> PhaseFigures:
-        work = self._work(runs[0])  # every run computes the same
-        bounds = [bound_of(work, limit) for limit in limits]
-        known = [bound for bound in bounds if bound is not None]
-        fractions = None
-        if len(known) == len(runs):
-            pairs = zip(known, runs, strict=True)
-            fractions = tuple(sum(bound.values()) / run.seconds for bound, run in pairs)
-        num_tokens = runs[0].num_tokens
-        return PhaseFigures(
-            bytes_per_token=sum(work.read_bytes.values()) / num_tokens,
-            multiply_adds_per_token=sum(work.multiply_adds.values()) / num_tokens,
-            fractions=fractions,
-            ops=_ops(runs, known if fractions else []),
-        )
-
-    def _work(self, run: PhaseRun) -> Work:
+    def _work(self, run: PhaseRun, *, of_prompts: bool) -> Work:
+        """Of one run; every other computes the same."""
         work = Work()
         for program, engine in self._stages:
-            work.add(work_of(program, engine.weights, run.steps, engine.arithmetics()))
+            arithmetics = engine.arithmetics(of_prompts=of_prompts)
+            work.add(work_of(program, engine.weights, run.steps, arithmetics))
         return work
+
+
+def _figures(
+    work: Work,
+    runs: Sequence[PhaseRun],
+    limits: Sequence[Limits],
+    bound_of: Callable[[Work, Limits], BoundSeconds | None],
+) -> PhaseFigures:
+    bounds = [bound_of(work, limit) for limit in limits]
+    known = [bound for bound in bounds if bound is not None]
+    fractions = None
+    if len(known) == len(runs):
+        pairs = zip(known, runs, strict=True)
+        fractions = tuple(sum(bound.values()) / run.seconds for bound, run in pairs)
+    num_tokens = runs[0].num_tokens
+    return PhaseFigures(
+        bytes_per_token=sum(work.read_bytes.values()) / num_tokens,
+        multiply_adds_per_token=sum(work.multiply_adds.values()) / num_tokens,
+        fractions=fractions,
+        ops=_ops(runs, known if fractions else []),
+    )
 
 
 def _seconds_of_reads(work: Work, limits: Limits) -> BoundSeconds:

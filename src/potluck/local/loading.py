@@ -12,6 +12,7 @@ from itertools import accumulate
 from potluck.catalog import ModelDescription, open_headers, open_weights
 from potluck.engines.native import make_pool
 from potluck.engines.opening import module_named
+from potluck.engines.prefill import prefill_on
 from potluck.errors import ParameterError
 from potluck.formats.source import FileTensorSource
 from potluck.kernels.runner import ThreadPool
@@ -36,6 +37,7 @@ from potluck.probe.memory import available_memory
 from potluck.scheduling import MAX_STEP_TOKENS
 from potluck.scheduling.blocks import blocks_for
 from potluck.types.memory import MemoryPlan
+from potluck.types.prefill import Prefill
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 from potluck.weights.load import Progress
@@ -71,11 +73,13 @@ def plan_load(
     unit: LocalUnit,
     quantization: Quantization | None = Quantization.NONE,
     is_mapped: bool = False,
+    prefill: Prefill = Prefill.EXACT,
 ) -> LoadPlan:
     """Cut the model and count its bytes on ``unit``; nothing is loaded.
 
     ``quantization`` None takes the most precise one that fits. Weights that are mapped take no
-    memory. Raises ``InsufficientMemoryError`` if it would not fit, and ``ParameterError``.
+    memory. Prefill is fast only where ``unit`` has it. Raises ``InsufficientMemoryError`` if it
+    would not fit, and ``ParameterError``.
     """
     if num_threads is not None and num_threads < 1:
         raise ParameterError("threads", f"{num_threads} threads", hint="give a number from 1")
@@ -87,6 +91,7 @@ def plan_load(
         num_threads=num_threads or default_num_threads(),
         quantization=quantization or Quantization.NONE,
         is_mapped=is_mapped,
+        prefill=prefill_on(unit.address, prefill),
         backend=unit.address.backend,
         is_on_device=unit.memory is not None,
     )

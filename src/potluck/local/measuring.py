@@ -252,7 +252,7 @@ class Measurement:
             return None
         total: Counter[str] = Counter()
         for engine in self._native:
-            total.update(engine.op_seconds())  # type: ignore[arg-type]  # counters add floats too
+            total.update(engine.op_seconds())
         return total
 
     def _phase(

@@ -31,6 +31,7 @@ from potluck.scheduling import (
 )
 from potluck.serving.dispatcher import Dispatcher, Update
 from potluck.text.chat import ChatTemplate, encode_chat
+from potluck.types.prefill import Prefill
 from potluck.types.quantization import Quantization
 from potluck.types.sampling import validate_sampling
 from potluck.types.step import SamplingParams
@@ -111,6 +112,7 @@ class Model:
         allow_software: bool = False,
         quantization: Quantization | None = Quantization.NONE,
         mmap: bool = False,
+        prefill: Prefill = Prefill.EXACT,
         packed_cache_bytes: int | None = None,
         on_progress: Callable[[LoadProgress], None] | None = None,
     ) -> Model:
@@ -129,6 +131,8 @@ class Model:
         ``quantization``: what weights stored as floats become; None: as little as makes them fit.
         ``mmap``: keep the weights in a file of the user's cache, and map it
         (``docs/mapped-weights.md``).
+        ``prefill``: whether prompts may be computed faster and less exactly, where the CPU has a
+        way (``docs/models.md``).
         ``packed_cache_bytes``: the most that all such files may take; by default 20 GiB, or a
         quarter of the free disk.
 
@@ -145,6 +149,7 @@ class Model:
             unit=find_unit(backend, isa=isa, allow_software=allow_software),
             quantization=quantization,
             is_mapped=mmap,
+            prefill=prefill,
         )
         # Small beside the weights, and as likely to be missing or broken: before them.
         tokenizer = load_tokenizer(description.files)

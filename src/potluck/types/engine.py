@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from potluck.types.prefill import Prefill
     from potluck.types.program import Program
     from potluck.types.step import SampledToken, Step
     from potluck.types.tensor import TensorInfo, TensorSink
@@ -97,7 +98,9 @@ class EngineCost(Protocol):
         """The key-value caches of ``num_blocks`` blocks."""
         ...
 
-    def scratch_bytes(self, program: Program, max_step_tokens: int, *, num_threads: int) -> int:
+    def scratch_bytes(
+        self, program: Program, max_step_tokens: int, *, num_threads: int, prefill: Prefill
+    ) -> int:
         """What a step needs besides weights and caches."""
         ...
 

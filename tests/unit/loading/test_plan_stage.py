@@ -13,6 +13,7 @@ from potluck.engines.backends import NATIVE
 from potluck.errors import EngineError, ParameterError
 from potluck.loading import StagePlan, StageSize, plan_stage
 from potluck.types.engine import EngineCost
+from potluck.types.prefill import Prefill
 from potluck.types.program import Program, Shard
 from potluck.types.tensor import TensorInfo
 
@@ -33,7 +34,9 @@ class ByHand:
     def cache_bytes(self, program: Program, num_blocks: int) -> int:
         return 10 * num_blocks
 
-    def scratch_bytes(self, program: Program, max_step_tokens: int, *, num_threads: int) -> int:
+    def scratch_bytes(
+        self, program: Program, max_step_tokens: int, *, num_threads: int, prefill: Prefill
+    ) -> int:
         return 100 * max_step_tokens
 
     def staging_bytes(self, loaded: TensorInfo) -> int:

@@ -257,6 +257,7 @@ class Coordination:
             quantization=request.quantization or Quantization.NONE,
             may_quantize=request.quantization is None,
             is_mapped=request.is_mapped,
+            prefill=request.prefill,
             state=DeploymentState.LOADING,
         )
 

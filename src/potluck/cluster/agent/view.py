@@ -57,6 +57,7 @@ def _placed_view(index: int, stage: StageRecord) -> dict[str, object]:
 def _stage_view(index: int, stage: StageRecord) -> dict[str, object]:
     return {
         **_placed_view(index, stage),
+        "prefill": None if stage.prefill is None else stage.prefill.value,
         "read_bytes": stage.read_bytes,
         "load_seconds": stage.load_seconds,
     }
@@ -72,6 +73,7 @@ def plan_view(record: DeploymentRecord) -> dict[str, object]:
         "num_layers",
         "quantization",
         "is_mapped",
+        "prefill",
         "rejections",
     )
     planned = {name: view[name] for name in names}
@@ -94,6 +96,7 @@ def deployment_view(record: DeploymentRecord) -> dict[str, object]:
         "num_layers": record.num_layers,
         "quantization": record.quantization.value,
         "is_mapped": record.is_mapped,
+        "prefill": record.prefill.value,
         "done_bytes": record.done_bytes,
         "total_bytes": record.total_bytes,
         "stages": [_stage_view(index, stage) for index, stage in enumerate(record.stages)],

@@ -413,6 +413,7 @@ class Deployment:
         stages[index] = msgspec.structs.replace(
             stages[index],
             memory=loaded.memory,
+            prefill=loaded.prefill,
             read_bytes=loaded.read_bytes,
             load_seconds=loaded.seconds,
         )

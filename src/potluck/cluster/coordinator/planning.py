@@ -23,6 +23,7 @@ from potluck.loading import StagePlan, StageSize
 from potluck.scheduling import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS
 from potluck.scheduling.blocks import blocks_for
 from potluck.types.cluster import NodeId, Plan, Rejection, UnitId
+from potluck.types.prefill import Prefill
 from potluck.types.quantization import Quantization
 
 
@@ -36,6 +37,7 @@ class DeploymentSize:
     max_step_sequences: int
     quantization: Quantization
     is_mapped: bool
+    prefill: Prefill
     edge_limits: EdgeLimits
 
     @property
@@ -48,17 +50,21 @@ class DeploymentSize:
             num_threads=1,
             quantization=self.quantization,
             is_mapped=self.is_mapped,
+            prefill=self.prefill,
         )
 
 
 def on_unit(size: StageSize, unit: UnitReport) -> StageSize:
-    """``size`` for a stage on ``unit``. Weights that its backend cannot map are loaded there."""
+    """``size`` for a stage on ``unit``. What only the native backend does is left out elsewhere:
+    weights are loaded, not mapped, and prefill is exact.
+    """
     return replace(
         size,
         num_threads=unit.num_threads,
         backend=unit.backend,
         is_on_device=not unit.is_shared,
         is_mapped=size.is_mapped and unit.backend == NATIVE,
+        prefill=size.prefill if unit.backend == NATIVE else Prefill.EXACT,
     )
 
 
@@ -74,6 +80,7 @@ def size_of(description: ModelDescription, record: DeploymentRecord) -> Deployme
         max_step_sequences=max_step_sequences,
         quantization=Quantization.NONE if record.may_quantize else record.quantization,
         is_mapped=record.is_mapped,
+        prefill=record.prefill,
         edge_limits=edge_limits(
             hidden_size=description.config.hidden_size,
             context_tokens=record.context_tokens,

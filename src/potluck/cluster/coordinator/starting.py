@@ -51,6 +51,7 @@ async def load_stages(
             max_step_sequences=size.max_step_sequences,
             quantization=size.quantization,
             is_mapped=bool(stage.memory.mapped),
+            prefill=size.prefill,
             num_bytes=stage.memory.host_bytes,
             device_bytes=stage.memory.device_bytes,
         )

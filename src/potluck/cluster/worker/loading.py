@@ -14,6 +14,7 @@ from potluck.cluster.worker.messages import Load
 from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.native import make_pool
 from potluck.engines.opening import module_named, open_engine
+from potluck.engines.prefill import prefill_on
 from potluck.loading import (
     NotPackedError,
     PackedCache,
@@ -28,6 +29,7 @@ from potluck.probe.memory import available_memory, held_bytes
 from potluck.quantities import format_bytes, format_seconds
 from potluck.types.engine import LoadableEngine
 from potluck.types.memory import MemoryLimit, MemoryPlan
+from potluck.types.prefill import Prefill
 from potluck.types.program import Shard
 
 _log = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ class LoadedShare:
     memory: MemoryPlan
     read_bytes: int
     seconds: float
+    prefill: Prefill
 
 
 def load_for(
@@ -72,6 +75,7 @@ def load_for(
         num_threads=load.num_threads,
         quantization=spec.quantization,
         is_mapped=spec.is_mapped,
+        prefill=prefill_on(load.unit, spec.prefill),
         backend=load.unit.backend,
         is_on_device=load.device_free_bytes is not None,
     )
@@ -119,6 +123,7 @@ def load_for(
         memory=plan.memory,
         read_bytes=read_bytes,
         seconds=time.monotonic() - started,
+        prefill=size.prefill,
     )
 
 

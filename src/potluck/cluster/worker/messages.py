@@ -11,6 +11,7 @@ import msgspec
 
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.memory import MemoryPlan
+from potluck.types.prefill import Prefill
 from potluck.types.quantization import Quantization
 from potluck.types.unit import UnitAddress
 
@@ -60,6 +61,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     is_mapped: bool
     num_bytes: int
     device_bytes: int = 0
+    prefill: Prefill = Prefill.EXACT
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -114,8 +116,8 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The weights are in place, and the incoming edge is awaited at this address.
 
     ``memory`` is what the worker has planned with, ``read_bytes`` came from the model's files
-    (headers and all), in ``seconds``. The weights that ``memory`` has
-    as mapped are in the ``mapped_file``.
+    (headers and all), in ``seconds``. ``prefill`` is what the unit does of what was asked for. The
+    weights that ``memory`` has as mapped are in the ``mapped_file``.
     """
 
     host: str
@@ -124,6 +126,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     read_bytes: int
     seconds: float
     mapped_file: MappedFile | None
+    prefill: Prefill = Prefill.EXACT
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

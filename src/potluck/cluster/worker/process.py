@@ -104,6 +104,7 @@ def _serve(channel: ControlChannel) -> int:
                 memory=loaded.memory,
                 read_bytes=loaded.read_bytes,
                 seconds=loaded.seconds,
+                prefill=loaded.prefill,
                 mapped_file=_mapped_file(loaded.stage),
             )
         )

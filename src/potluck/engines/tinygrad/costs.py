@@ -9,6 +9,7 @@ from potluck.engines.tinygrad import sizes
 from potluck.engines.tinygrad.layout import MatrixLayout
 
 if TYPE_CHECKING:
+    from potluck.types.prefill import Prefill
     from potluck.types.program import Program
     from potluck.types.tensor import TensorInfo
 
@@ -40,8 +41,10 @@ class TinygradCost:
         """As of a device without f16, whose caches are float32: at most twice what is taken."""
         return sizes.cache_bytes(program, num_blocks, has_f16=False)
 
-    def scratch_bytes(self, program: Program, max_step_tokens: int, *, num_threads: int) -> int:
-        """The same for any number of threads."""
+    def scratch_bytes(
+        self, program: Program, max_step_tokens: int, *, num_threads: int, prefill: Prefill
+    ) -> int:
+        """The same for any number of threads; prefill is exact."""
         return sizes.scratch_bytes(program, max_step_tokens)
 
     def staging_bytes(self, loaded: TensorInfo) -> int:

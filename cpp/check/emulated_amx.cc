@@ -1,0 +1,46 @@
+// Stands in for dispatch/amx_support.cc in what tests build: every CPU with AVX512_BF16 has AMX, its
+// own or the emulator's. POTLUCK_TEST_AMX plays machines on which something is wrong with it:
+//
+//   wrong    products are off by one unit
+//   faults   tiles are announced, and their instructions are illegal
+//   refused  the kernel does not let the process use tiles
+#include <cpuid.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "check/amx_emulator.h"
+#include "dispatch/amx_support.h"
+
+namespace potluck {
+namespace {
+
+bool plays(const char* defect) {
+  const char* asked = getenv("POTLUCK_TEST_AMX");
+  return asked && strcmp(asked, defect) == 0;
+}
+
+bool is_in_silicon() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx >> 24 & 1);
+}
+
+bool make_tiles_work() {
+  if (plays("refused")) return false;
+  if (plays("faults")) return true;
+  if (is_in_silicon()) return syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // as amx_support.cc
+  install_amx_emulator(plays("wrong") ? AmxDefect::wrong_products : AmxDefect::none);
+  return true;
+}
+
+}  // namespace
+
+bool cpu_has_amx() { return true; }
+
+bool may_use_tiles() {
+  static const bool works = make_tiles_work();
+  return works;
+}
+
+}  // namespace potluck

@@ -1,0 +1,42 @@
+// How the tokens of a product are cut into tiles, and copied to where tiles load them from.
+#pragma once
+
+#include <stdint.h>
+
+namespace potluck {
+namespace amx {
+namespace {
+
+// A product's cost goes by the rows of its first factor, which are tokens: tiles of equal height
+// waste fewer rows than full ones and a rest (17 tokens: 9 and 8).
+struct TokenTiles {
+  int64_t count;
+  int64_t height;  // rows of each; the last may have fewer tokens
+
+  // `multiple` is what the height is rounded up to, at most 16.
+  TokenTiles(int64_t num_tokens, int64_t multiple)
+      : count((num_tokens + 15) / 16),
+        height(((num_tokens + count - 1) / count + multiple - 1) / multiple * multiple) {
+    count = (num_tokens + height - 1) / height;
+  }
+};
+
+static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Copies `num_rows` rows, `stride` bytes apart in `from`, of `num_bytes` each to `to`, packed, and
+// fills up to `height` rows with zeros. Activations lie a multiple of 4096 bytes apart in most
+// models, so that a tile's rows would fall into one set of the L1 cache.
+static inline void pack_rows_of_tile(const uint8_t* from, int64_t stride, int64_t num_rows,
+                                     int64_t num_bytes, int64_t row_bytes, int64_t height,
+                                     uint8_t* to) {
+  for (int64_t r = 0; r < height; ++r) {
+    const int64_t count = r < num_rows ? num_bytes : 0;
+    if (count) __builtin_memcpy(to, from + r * stride, (size_t)count);
+    if (count < row_bytes) __builtin_memset(to + count, 0, (size_t)(row_bytes - count));
+    to += row_bytes;
+  }
+}
+
+}  // namespace
+}  // namespace amx
+}  // namespace potluck
