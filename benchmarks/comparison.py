@@ -12,6 +12,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from model_shapes import Shape, gguf_tensors
 from random_gguf import stored_format
@@ -52,6 +53,15 @@ class Setting:
     isa: str | None = None
     is_fast: bool = False
     is_busy: bool = False
+
+    @property
+    def theirs(self) -> Setting:
+        """What llama.cpp runs for it: without what concerns us alone."""
+        return dataclasses.replace(self, is_fast=False)
+
+    def on(self, side: Side) -> Setting:
+        """What ``side`` runs for it."""
+        return self if side is Side.OURS else self.theirs
 
     @property
     def context_tokens(self) -> int:
@@ -165,11 +175,17 @@ class Scope:
         """The types whose products are integer sums."""
         return [name for name in self.types if name not in ("F32", "F16", "BF16")]
 
-    def one(self, preferred: str = "Q4_0") -> str:
-        """The type of a claim that one type is enough for."""
-        return preferred if preferred in self.types else self.types[0]
+    @property
+    def one(self) -> str:
+        """The type of claims that one type is enough for."""
+        return "Q8_0" if "Q8_0" in self.types else self.types[0]
 
-    def setting(self, type_name: str, **changes: int | str | bool | None) -> Setting:
+    @property
+    def two(self) -> list[str]:
+        """The types of claims that need a plain one and one of many parts."""
+        return [name for name in ("Q8_0", "Q4_K_M") if name in self.types] or [self.one]
+
+    def setting(self, type_name: str, **changes: Any) -> Setting:
         """The plain one, changed."""
         plain = Setting(
             type_name=type_name,
@@ -227,7 +243,7 @@ def _fast(scope: Scope) -> Iterator[Question]:
 
 def _isa(scope: Scope) -> Iterator[Question]:
     for isa in scope.isas:
-        for name in scope.quantized:
+        for name in scope.two:
             for phase, least in ((Phase.DECODE, 1.1), (Phase.PREFILL, 1.2)):
                 yield Question(
                     claim=f"{phase}, {isa}",
@@ -238,8 +254,7 @@ def _isa(scope: Scope) -> Iterator[Question]:
 
 
 def _sequences(scope: Scope) -> Iterator[Question]:
-    wanted = [name for name in ("Q4_K_M", "Q8_0") if name in scope.types]
-    for name in wanted or [scope.one()]:
+    for name in scope.two:
         yield Question(
             claim=f"decode, {NUM_SEQUENCES} sequences",
             phase=Phase.DECODE,
@@ -252,7 +267,7 @@ def _sequences(scope: Scope) -> Iterator[Question]:
 
 
 def _context(scope: Scope) -> Iterator[Question]:
-    name = scope.one()
+    name = scope.one
     yield Question(
         claim=f"decode at {DEEP_TOKENS:,}",
         phase=Phase.DECODE,
@@ -263,7 +278,7 @@ def _context(scope: Scope) -> Iterator[Question]:
 
 
 def _threads(scope: Scope) -> Iterator[Question]:
-    name = scope.one()
+    name = scope.one
     for phase in Phase:
         yield Question(
             claim=f"{phase}, 1 to {scope.num_threads} threads",
@@ -275,7 +290,7 @@ def _threads(scope: Scope) -> Iterator[Question]:
 
 
 def _busy(scope: Scope) -> Iterator[Question]:
-    name = scope.one("Q8_0")
+    name = scope.one
     yield Question(
         claim="decode, a core busy",
         phase=Phase.DECODE,
@@ -332,7 +347,7 @@ def answer(
     notes = [
         f"{side}: {failure}"
         for side in Side
-        for failure in dict.fromkeys(samples.get((side, setting), Rates()).failures)
+        for failure in dict.fromkeys(samples.get((side, setting.on(side)), Rates()).failures)
     ]
     if not counts and setting.isa is None:
         notes.append("llama.cpp's build lacks AMX: its ratio does not count")
@@ -375,7 +390,7 @@ def work_of(shape: Shape, type_name: str) -> Work:
 
 
 def _rate(samples: Samples, side: Side, setting: Setting, phase: Phase) -> float | None:
-    rates = samples.get((side, setting))
+    rates = samples.get((side, setting.on(side)))
     return None if rates is None else rates.median(phase)
 
 

@@ -159,7 +159,8 @@ def gguf_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
     for layer in range(shape.num_layers):
         prefix = f"blk.{layer}"
         yield from _attention(shape, prefix, _GGUF_NAMES)
-        inner, kind, stacked = shape.intermediate_size, "", ()
+        inner, kind = shape.intermediate_size, ""
+        stacked: tuple[int, ...] = ()
         if shape.experts is not None:
             count = shape.experts.num_experts
             inner, kind, stacked = shape.experts.intermediate_size, "_exps", (count,)

@@ -88,12 +88,15 @@ class Session:
         return path
 
     def measure(self, setting: Setting) -> None:
-        """Both sides in turn, as often as rounds are asked for."""
+        """Both sides in turn, as often as rounds are asked for; what llama.cpp ran for another
+        setting already it does not run again.
+        """
+        is_known = (Side.THEIRS, setting.theirs) in self.samples
         with busy_core() if setting.is_busy else contextlib.nullcontext():
             for _ in range(self.num_rounds):
                 self._ours(setting)
-                if setting.isa in self.peers:
-                    self._theirs(setting)
+                if setting.isa in self.peers and not is_known:
+                    self._theirs(setting.theirs)
 
     def _ours(self, setting: Setting) -> None:
         run = run_potluck(
@@ -200,7 +203,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--decode-tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=2, help="of A B")
-    parser.add_argument("--repeats", type=int, default=2, help="counted, in each process")
+    parser.add_argument("--repeats", type=int, default=1, help="counted, in each process")
     parser.add_argument("--run-seconds", type=float, default=300.0, help="deadline of a process")
     parser.add_argument("--quick", action="store_true", help="no measurement: that it works")
     arguments = parser.parse_args()

@@ -93,6 +93,18 @@ def test_prefill_is_held_against_the_peak() -> None:
     assert row.is_met is None  # it asks for nothing
 
 
+def test_fast_prefill_is_held_against_their_only_one() -> None:
+    fast = SCOPE.setting("Q8_0", is_fast=True)
+    question = Question(claim="fast", phase=Phase.PREFILL, setting=fast, aims=Aims(ratio=3.5))
+    samples = {
+        (Side.OURS, fast): Rates(prefill=(400.0,)),
+        (Side.OURS, PLAIN): Rates(prefill=(300.0,)),
+        (Side.THEIRS, PLAIN): Rates(prefill=(100.0,)),
+    }
+    row = answer(question, samples, WORK, LIMITS, counts=True)
+    assert (row.ratio, row.is_met) == (4.0, True)
+
+
 def test_a_build_without_amx_is_shown_and_does_not_count() -> None:
     question = Question(claim="d", phase=Phase.DECODE, setting=PLAIN, aims=Aims(ratio=1.02))
     samples = {
