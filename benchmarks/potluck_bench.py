@@ -6,10 +6,11 @@ import json
 import os
 import statistics
 import sys
+from functools import partial
 from pathlib import Path
 
 from comparison import Limits, Rates, Setting
-from peer_process import Outcome, Run, measured
+from peer_process import Outcome, Run, RunFailedError, measured
 
 
 def run_potluck(model: Path, setting: Setting, *, num_repeats: int, timeout_seconds: float) -> Run:
@@ -25,12 +26,18 @@ def run_potluck(model: Path, setting: Setting, *, num_repeats: int, timeout_seco
     environment = dict(os.environ)
     if setting.isa is not None:
         environment["POTLUCK_ISA"] = setting.isa
-    return measured(command, parse_bench, timeout_seconds, environment)
+    parse = partial(parse_bench, is_fast=setting.is_fast)
+    return measured(command, parse, timeout_seconds, environment)
 
 
-def parse_bench(printed: str) -> Outcome:
-    """Of ``potluck bench --json``: rates, and the medians of what the machine did at best."""
+def parse_bench(printed: str, *, is_fast: bool) -> Outcome:
+    """Of ``potluck bench --json``: rates, and the medians of what the machine did at best.
+
+    Raises ``RunFailedError`` when fast prefill was asked for and is not to be had.
+    """
     document = json.loads(printed)
+    if is_fast and document["prefill_mode"] != "fast":
+        raise RunFailedError(f"{document['isa']} has no fast prefill")
     limits = document["limits"] or {"read_bytes_per_second": [], "peaks": []}
     peaks = {each["arithmetic"]: each["operations_per_second"] for each in limits["peaks"]}
     return Outcome(

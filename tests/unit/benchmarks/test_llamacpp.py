@@ -15,7 +15,7 @@ from llamacpp import (
     parse_features,
     parse_llama_bench,
 )
-from peer_process import Outcome, measured, published
+from peer_process import Outcome, RunFailedError, measured, published
 from potluck_bench import parse_bench
 
 PLAIN = Setting(type_name="Q8_0", num_threads=2, num_prompt_tokens=512, num_decode_tokens=48)
@@ -103,10 +103,16 @@ def test_samples_and_limits_of_ours() -> None:
             ],
         },
     }
-    assert parse_bench(json.dumps(document)) == Outcome(
+    assert parse_bench(json.dumps(document), is_fast=False) == Outcome(
         rates=Rates(prefill=(477.0,), decode=(40.0, 41.0)),
         limits=Limits(read_bytes_per_second=42e9, int8_operations_per_second=2.5e12),
     )
+
+
+def test_exact_prefill_does_not_pass_for_fast() -> None:
+    document = {"isa": "avx512", "prefill_mode": "exact"}
+    with pytest.raises(RunFailedError, match="avx512 has no fast prefill"):
+        parse_bench(json.dumps(document), is_fast=True)
 
 
 @pytest.mark.parametrize(
