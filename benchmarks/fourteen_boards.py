@@ -31,7 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from circumstances import circumstances
-from shapes import SHAPES, Shape, stored_bytes, write_hugging_face
+from model_shapes import SHAPES, Shape, stored_bytes
+from random_hugging_face import write_hugging_face
 
 from potluck.cluster.agent.control import ask
 from potluck.cluster.agent.state import StateDirectory

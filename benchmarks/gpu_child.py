@@ -12,13 +12,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import model_shapes
 import msgspec
 import numpy as np
-import shapes
+from random_weights import SEED, random_tensor
 
 from potluck.engines.opening import open_engine
 from potluck.errors import PotluckError
-from potluck.kernels.runner import ThreadPool
 from potluck.models.program import build_program
 from potluck.models.rope import rope_table
 from potluck.types.engine import LoadableEngine
@@ -40,8 +40,8 @@ THIN = "thin"
 """The name of the shape that has next to no arithmetic: its time is that of the host."""
 
 SHAPES = {
-    **shapes.SHAPES,
-    "tiny": shapes.Shape(
+    **{name: each for name, each in model_shapes.SHAPES.items() if each.experts is None},
+    "tiny": model_shapes.Shape(
         hidden_size=256,
         intermediate_size=512,
         num_layers=2,
@@ -50,7 +50,7 @@ SHAPES = {
         head_dim=64,
         vocab_size=512,
     ),
-    THIN: shapes.Shape(
+    THIN: model_shapes.Shape(
         hidden_size=256,
         intermediate_size=256,
         num_layers=12,
@@ -112,7 +112,7 @@ def make_program(case: Case, num_layers: int | None = None) -> Program:
         qkv_bias=False,
         output_bias=False,
         mlp_bias=False,
-        qk_norm=False,
+        qk_norm=shape.has_head_norms,
         sliding_windows=(None,) * layers,
     )
     rope = rope_table(config, context_tokens)
@@ -146,7 +146,7 @@ def make_ready(case: Case, program: Program) -> Ready:
         num_threads=case.num_threads,
     )
     opened = time.perf_counter()
-    _load(engine, program, TensorFormat[case.format.upper()], ThreadPool(case.num_threads))
+    _load(engine, program, TensorFormat[case.format.upper()])
     loaded = time.perf_counter()
     engine.warm_up()
     return Ready(
@@ -157,15 +157,16 @@ def make_ready(case: Case, program: Program) -> Ready:
     )
 
 
-def _load(engine: LoadableEngine, program: Program, fmt: TensorFormat, pool: ThreadPool) -> None:
+def _load(engine: LoadableEngine, program: Program, fmt: TensorFormat) -> None:
     """Random rows, the same ones again and again: what they are does not matter."""
-    rng = np.random.default_rng(shapes.SEED)
+    rng = np.random.default_rng(SEED)
     sink = engine.sink()
     for info in weight_infos(program, fmt):
         num_rows, num_columns = info.num_rows, info.num_columns
         at_once = min(num_rows, max(1, _PIECE_ELEMENTS // num_columns))
-        drawn = shapes.values(rng, (at_once, num_columns) if len(info.shape) > 1 else info.shape)
-        piece = shapes.in_type(drawn, info.format.name, pool).reshape(-1).data
+        dimensions = (at_once, num_columns) if len(info.shape) > 1 else info.shape
+        (rows,) = random_tensor(rng, info.format, dimensions)
+        piece = rows.reshape(-1).data
         sink.begin(info)
         for start in range(0, num_rows, at_once):
             end = min(start + at_once, num_rows)
@@ -188,7 +189,7 @@ class Runner:
         case = self._case
         sequence_id = SequenceId(self._num_sequences)
         self._num_sequences += 1
-        rng = np.random.default_rng(shapes.SEED)
+        rng = np.random.default_rng(SEED)
         prompt = tuple(rng.integers(0, self._vocab_size, case.num_prompt_tokens).tolist())
         opening = SequenceOpening(
             sequence_id=sequence_id,

@@ -21,14 +21,16 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import shapes
 from circumstances import circumstances
+from model_shapes import SHAPES
+from random_gguf import write_gguf
+from random_hugging_face import write_hugging_face
 
 from potluck.quantities import format_bytes
 from potluck.weights.load import BUFFER_BYTES
 
 SCHEMA = "potluck.benchmark.load/1"
-SHAPE = dataclasses.replace(shapes.SHAPES["1B"], num_layers=6)
+SHAPE = dataclasses.replace(SHAPES["1B"], num_layers=6)
 QUANTIZATIONS = ("q8_0", "q6_k", "q4_k", "q4_0")
 PEERS = ("safetensors_numpy", "transformers", "tinygrad")
 _FLOATS = ("f32", "bf16", "f16")
@@ -58,9 +60,9 @@ def model_file(directory: Path, name: str) -> Path:
     if not done.exists():
         directory.mkdir(parents=True, exist_ok=True)
         if is_directory:
-            shapes.write_hugging_face(SHAPE, path.parent, name.upper())
+            write_hugging_face(SHAPE, path.parent, name.upper())
         else:
-            shapes.write_gguf(SHAPE, path, name.upper())
+            write_gguf(SHAPE, path, name.upper())
         done.touch()
     return path
 

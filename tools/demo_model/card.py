@@ -15,7 +15,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from .train import HELD_OUT_DOCUMENTS, HELD_OUT_SEED, held_out_loss
+from .documents import HELD_OUT_DOCUMENTS, HELD_OUT_SEED
+from .train import held_out_loss
 
 CARD = Path(__file__).with_name("card.md")
 

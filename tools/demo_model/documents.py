@@ -17,6 +17,11 @@ PAD, BOS, EOS, SYSTEM, USER, ASSISTANT, END = SPECIAL_TOKENS = (
     "<|assistant|>",
     "<|end|>",
 )
+HELD_OUT_SEED = 990_001
+"""Of the documents that the loss is measured on; training has another."""
+
+HELD_OUT_DOCUMENTS = 200
+
 CHAT_TEMPLATE = (
     "{{- bos_token }}"
     "{%- for message in messages %}"

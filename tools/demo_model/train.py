@@ -21,11 +21,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from .documents import BOS, EOS, PAD, document
+from .documents import BOS, EOS, HELD_OUT_DOCUMENTS, HELD_OUT_SEED, PAD, document
 from .workers import Crew, loss_of
-
-HELD_OUT_SEED = 990_001
-HELD_OUT_DOCUMENTS = 200
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,406 @@
+"""What is compared with llama.cpp, and the table that follows from it: no process is started here.
+
+A *setting* is what both sides run; a *claim* is a question that a few settings answer; a *row* is a
+claim for one type of file. Rates are tokens per second of all sequences together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from model_shapes import Shape, gguf_tensors
+from random_gguf import stored_format
+
+DEEP_TOKENS = 4096
+NUM_SEQUENCES = 8
+_SHORT_PROMPT_TOKENS = 16
+
+
+class Side(enum.StrEnum):
+    """Who runs a setting."""
+
+    OURS = "ours"
+    THEIRS = "theirs"
+
+
+class Phase(enum.StrEnum):
+    """Which of the two rates a row is about."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is run in one process: a prompt and then decoding, both after ``depth_tokens``.
+
+    ``num_prompt_tokens`` is 0 where prefill is not asked for. ``isa`` is None for the best that
+    each side has. ``is_fast`` concerns our prefill alone.
+    """
+
+    type_name: str
+    num_threads: int
+    num_prompt_tokens: int
+    num_decode_tokens: int
+    depth_tokens: int = 0
+    num_sequences: int = 1
+    isa: str | None = None
+    is_fast: bool = False
+    is_busy: bool = False
+
+    @property
+    def theirs(self) -> Setting:
+        """What llama.cpp runs for it: without what concerns us alone."""
+        return dataclasses.replace(self, is_fast=False)
+
+    def on(self, side: Side) -> Setting:
+        """What ``side`` runs for it."""
+        return self if side is Side.OURS else self.theirs
+
+    @property
+    def context_tokens(self) -> int:
+        """The longest that a sequence gets."""
+        return self.depth_tokens + self.num_prompt_tokens + self.num_decode_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Samples of one or more runs of a setting, and why runs failed that did."""
+
+    prefill: tuple[float, ...] = ()
+    decode: tuple[float, ...] = ()
+    failures: tuple[str, ...] = ()
+
+    def __add__(self, other: Rates) -> Rates:
+        return Rates(
+            prefill=self.prefill + other.prefill,
+            decode=self.decode + other.decode,
+            failures=self.failures + other.failures,
+        )
+
+    def median(self, phase: Phase) -> float | None:
+        """None where no run gave a sample."""
+        samples = self.prefill if phase is Phase.PREFILL else self.decode
+        return statistics.median(samples) if samples else None
+
+
+Samples = Mapping[tuple[Side, Setting], Rates]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What this machine does at best with all threads asked for, as measured in the same run."""
+
+    read_bytes_per_second: float | None = None
+    int8_operations_per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a token costs: stored bytes that decoding reads, and operations of a prompt's token with
+    weights, a multiply-add being two.
+    """
+
+    read_bytes: float
+    operations: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aims:
+    """Least ratio to llama.cpp, fraction of the limit, and ratio to our own baseline."""
+
+    ratio: float | None = None
+    fraction: float | None = None
+    own_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the table. Rates are medians; None is what could not be measured.
+
+    ``own_ratio`` is our rate over that of ``baseline``, a setting of ours; ``their_own_ratio`` the
+    same of llama.cpp's.
+    """
+
+    claim: str
+    type_name: str
+    phase: Phase
+    ours: float | None
+    theirs: float | None
+    fraction: float | None = None
+    their_fraction: float | None = None
+    own_ratio: float | None = None
+    their_own_ratio: float | None = None
+    aims: Aims = field(default_factory=Aims)
+    counts: bool = True
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours over theirs."""
+        return _quotient(self.ours, self.theirs)
+
+    @property
+    def is_met(self) -> bool | None:
+        """Whether every aim is; None where one of its figures is missing or does not count."""
+        pairs = (
+            (self.ratio if self.counts else None, self.aims.ratio),
+            (self.fraction, self.aims.fraction),
+            (self.own_ratio, self.aims.own_ratio),
+        )
+        asked = [(value, aim) for value, aim in pairs if aim is not None]
+        if not asked or any(value is None for value, _ in asked):
+            return None
+        return all(value is not None and value >= aim for value, aim in asked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Which settings claims are made of."""
+
+    types: Sequence[str]
+    isas: Sequence[str]
+    num_threads: int
+    num_prompt_tokens: int
+    num_decode_tokens: int
+
+    @property
+    def quantized(self) -> list[str]:
+        """The types whose products are integer sums."""
+        return [name for name in self.types if name not in ("F32", "F16", "BF16")]
+
+    @property
+    def one(self) -> str:
+        """The type of claims that one type is enough for."""
+        return "Q8_0" if "Q8_0" in self.types else self.types[0]
+
+    @property
+    def two(self) -> list[str]:
+        """The types of claims that need a plain one and one of many parts."""
+        return [name for name in ("Q8_0", "Q4_K_M") if name in self.types] or [self.one]
+
+    def setting(self, type_name: str, **changes: Any) -> Setting:
+        """The plain one, changed."""
+        plain = Setting(
+            type_name=type_name,
+            num_threads=self.num_threads,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_decode_tokens=self.num_decode_tokens,
+        )
+        return dataclasses.replace(plain, **changes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A row before it is measured."""
+
+    claim: str
+    phase: Phase
+    setting: Setting
+    baseline: Setting | None = None
+    aims: Aims = field(default_factory=Aims)
+
+
+def _decode(scope: Scope) -> Iterator[Question]:
+    aims = {
+        "Q8_0": Aims(ratio=1.02, fraction=0.90),
+        "Q4_0": Aims(ratio=1.25, fraction=0.88),
+        "Q4_K_M": Aims(ratio=1.5, fraction=0.83),
+        "BF16": Aims(ratio=1.3, fraction=0.90),
+    }
+    for name in scope.types:
+        yield Question(
+            claim="decode",
+            phase=Phase.DECODE,
+            setting=scope.setting(name),
+            aims=aims.get(name, Aims()),
+        )
+
+
+def _prefill(scope: Scope) -> Iterator[Question]:
+    for name in scope.types:
+        aims = Aims(ratio=1.9, fraction=0.10) if name in scope.quantized else Aims()
+        if name == "BF16":
+            aims = Aims(ratio=8.0, fraction=0.16)
+        yield Question(claim="prefill", phase=Phase.PREFILL, setting=scope.setting(name), aims=aims)
+
+
+def _fast(scope: Scope) -> Iterator[Question]:
+    for name in scope.quantized:
+        yield Question(
+            claim="prefill, fast",
+            phase=Phase.PREFILL,
+            setting=scope.setting(name, is_fast=True),
+            aims=Aims(ratio=3.5, fraction=0.18),
+        )
+
+
+def _isa(scope: Scope) -> Iterator[Question]:
+    for isa in scope.isas:
+        for name in scope.two:
+            for phase, least in ((Phase.DECODE, 1.1), (Phase.PREFILL, 1.2)):
+                yield Question(
+                    claim=f"{phase}, {isa}",
+                    phase=phase,
+                    setting=scope.setting(name, isa=isa),
+                    aims=Aims(ratio=least),
+                )
+
+
+def _sequences(scope: Scope) -> Iterator[Question]:
+    for name in scope.two:
+        yield Question(
+            claim=f"decode, {NUM_SEQUENCES} sequences",
+            phase=Phase.DECODE,
+            setting=scope.setting(
+                name, num_sequences=NUM_SEQUENCES, num_prompt_tokens=_SHORT_PROMPT_TOKENS
+            ),
+            baseline=scope.setting(name),
+            aims=Aims(ratio=1.5, own_ratio=5.0),
+        )
+
+
+def _context(scope: Scope) -> Iterator[Question]:
+    name = scope.one
+    yield Question(
+        claim=f"decode at {DEEP_TOKENS:,}",
+        phase=Phase.DECODE,
+        setting=scope.setting(name, depth_tokens=DEEP_TOKENS, num_prompt_tokens=0),
+        baseline=scope.setting(name),
+        aims=Aims(own_ratio=0.8),
+    )
+
+
+def _threads(scope: Scope) -> Iterator[Question]:
+    name = scope.one
+    for phase in Phase:
+        yield Question(
+            claim=f"{phase}, 1 to {scope.num_threads} threads",
+            phase=phase,
+            setting=scope.setting(name),
+            baseline=scope.setting(name, num_threads=1),
+            aims=Aims(own_ratio=1.9 if scope.num_threads == 2 else None),
+        )
+
+
+def _busy(scope: Scope) -> Iterator[Question]:
+    name = scope.one
+    yield Question(
+        claim="decode, a core busy",
+        phase=Phase.DECODE,
+        setting=scope.setting(name, is_busy=True),
+        baseline=scope.setting(name, num_threads=1),
+        aims=Aims(own_ratio=0.8),
+    )
+
+
+CLAIMS: Mapping[str, Callable[[Scope], Iterator[Question]]] = {
+    "decode": _decode,
+    "prefill": _prefill,
+    "fast": _fast,
+    "sequences": _sequences,
+    "context": _context,
+    "threads": _threads,
+    "isa": _isa,
+    "busy": _busy,
+}
+
+
+def questions(claims: Sequence[str], scope: Scope) -> list[Question]:
+    """Of the claims named, in the order of the table."""
+    return [each for name, ask in CLAIMS.items() if name in claims for each in ask(scope)]
+
+
+def settings_of(asked: Sequence[Question]) -> list[Setting]:
+    """Every setting once, those of a type together, so that its file stays in memory."""
+    wanted = {
+        setting: None
+        for question in asked
+        for setting in (question.setting, question.baseline)
+        if setting is not None
+    }
+    types = list(dict.fromkeys(setting.type_name for setting in wanted))
+    return sorted(wanted, key=lambda setting: types.index(setting.type_name))
+
+
+def answer(
+    question: Question, samples: Samples, work: Work, limits: Limits, *, counts: bool
+) -> Row:
+    """The row. ``counts`` says whether llama.cpp's build is one that a ratio counts against."""
+    ours, theirs = (_rate(samples, side, question.setting, question.phase) for side in Side)
+    fractions: list[float | None] = [None, None]
+    setting = question.setting
+    if setting.isa is None and setting.num_sequences == 1 and not setting.is_busy:
+        fractions = [_fraction(rate, question, work, limits) for rate in (ours, theirs)]
+    own: list[float | None] = [None, None]
+    if question.baseline is not None:
+        own = [
+            _quotient(rate, _rate(samples, side, question.baseline, question.phase))
+            for rate, side in ((ours, Side.OURS), (theirs, Side.THEIRS))
+        ]
+    notes = [
+        f"{side}: {failure}"
+        for side in Side
+        for failure in dict.fromkeys(samples.get((side, setting.on(side)), Rates()).failures)
+    ]
+    if not counts and setting.isa is None:
+        notes.append("llama.cpp's build lacks AMX: its ratio does not count")
+    return Row(
+        claim=question.claim,
+        type_name=setting.type_name,
+        phase=question.phase,
+        ours=ours,
+        theirs=theirs,
+        fraction=fractions[0],
+        their_fraction=fractions[1],
+        own_ratio=own[0],
+        their_own_ratio=own[1],
+        aims=question.aims,
+        counts=counts or setting.isa is not None,
+        notes=tuple(notes),
+    )
+
+
+def work_of(shape: Shape, type_name: str) -> Work:
+    """Of a token, from the sizes alone: of experts those that are used, of an embedding that is
+    not the head nothing; a prompt's tokens but the last have no head. The cache is left out.
+    """
+    if shape.vocab_size is None:
+        raise ValueError("a shape that is compared has a vocabulary of its own")
+    head = "token_embd.weight" if shape.has_tied_head else "output.weight"
+    read_bytes = operations = 0.0
+    for tensor in gguf_tensors(shape, shape.vocab_size):
+        if tensor.name == "token_embd.weight" and not shape.has_tied_head:
+            continue
+        used = 1.0
+        if shape.experts is not None and "_exps." in tensor.name:
+            used = shape.experts.num_experts_per_token / shape.experts.num_experts
+        count = used * math.prod(tensor.dimensions)
+        fmt = stored_format(tensor, type_name, shape)
+        read_bytes += count / fmt.block_elements * fmt.block_bytes
+        if len(tensor.dimensions) > 1 and tensor.name != head:
+            operations += 2 * count
+    return Work(read_bytes=read_bytes, operations=operations)
+
+
+def _rate(samples: Samples, side: Side, setting: Setting, phase: Phase) -> float | None:
+    rates = samples.get((side, setting.on(side)))
+    return None if rates is None else rates.median(phase)
+
+
+def _fraction(rate: float | None, question: Question, work: Work, limits: Limits) -> float | None:
+    if rate is None or question.setting.depth_tokens:
+        return None
+    if question.phase is Phase.DECODE:
+        return _quotient(rate * work.read_bytes, limits.read_bytes_per_second)
+    return _quotient(rate * work.operations, limits.int8_operations_per_second)
+
+
+def _quotient(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None

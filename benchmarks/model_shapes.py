@@ -1,0 +1,232 @@
+"""The sizes of models that people run, and the tensors that follow from them.
+
+Names and shapes of tensors are those of Hugging Face's checkpoints and of GGUF files
+(``convert_hf_to_gguf.py`` of llama.cpp).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+MAX_CONTEXT_TOKENS = 8192
+"""That models of random weights say they were made for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Of a mixture of experts, in every layer."""
+
+    num_experts: int
+    num_experts_per_token: int
+    intermediate_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What the sizes of a Llama-like model follow from.
+
+    ``vocab_size`` is None for that of demo, whose tokenizer all have. ``family`` is the model type
+    of Hugging Face: ``llama``, ``qwen3`` or, with experts, ``qwen3_moe``.
+    """
+
+    family: str = "llama"
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int | None = None
+    has_tied_head: bool = True
+    experts: Experts | None = None
+
+    @property
+    def has_head_norms(self) -> bool:
+        """Whether every head of q and k has a norm, as Qwen 3 has."""
+        return self.family.startswith("qwen3")
+
+
+_LLAMA_3_2_1B = Shape(
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_layers=16,
+    num_heads=32,
+    num_key_value_heads=8,
+    head_dim=64,
+    vocab_size=128_256,
+)
+_LLAMA_3_2_3B = Shape(
+    hidden_size=3072,
+    intermediate_size=8192,
+    num_layers=28,
+    num_heads=24,
+    num_key_value_heads=8,
+    head_dim=128,
+    vocab_size=128_256,
+)
+
+SHAPES = {
+    "100M": Shape(
+        hidden_size=768,
+        intermediate_size=2048,
+        num_layers=16,
+        num_heads=12,
+        num_key_value_heads=4,
+        head_dim=64,
+    ),
+    "0.5B": Shape(  # the layers of Qwen2.5-0.5B
+        hidden_size=896,
+        intermediate_size=4864,
+        num_layers=24,
+        num_heads=14,
+        num_key_value_heads=2,
+        head_dim=64,
+    ),
+    "1B": dataclasses.replace(_LLAMA_3_2_1B, vocab_size=None),  # its layers
+    "3B": dataclasses.replace(_LLAMA_3_2_3B, vocab_size=None),
+    "8B": Shape(  # Llama-3-8B
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_layers=32,
+        num_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=128_256,
+        has_tied_head=False,
+    ),
+    "Qwen3-0.6B": Shape(
+        family="qwen3",
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_layers=28,
+        num_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=151_936,
+    ),
+    "Llama-3.2-1B": _LLAMA_3_2_1B,
+    "Llama-3.2-3B": _LLAMA_3_2_3B,
+    "Qwen3-30B-A3B-4-layers": Shape(  # 4 of its 48
+        family="qwen3_moe",
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_layers=4,
+        num_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,
+        vocab_size=151_936,
+        has_tied_head=False,
+        experts=Experts(num_experts=128, num_experts_per_token=8, intermediate_size=768),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A weight's name, and its dimensions, rows before columns. A vector is a norm's weight."""
+
+    name: str
+    dimensions: tuple[int, ...]
+
+
+def hugging_face_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
+    """The tensors of a checkpoint; every expert has its own."""
+    yield Tensor(name="model.embed_tokens.weight", dimensions=(vocab_size, shape.hidden_size))
+    for layer in range(shape.num_layers):
+        prefix = f"model.layers.{layer}"
+        yield from _attention(shape, prefix, _HUGGING_FACE_NAMES)
+        mlp = f"{prefix}.mlp"
+        if shape.experts is None:
+            yield from _gated(shape, shape.intermediate_size, mlp)
+            continue
+        router = (shape.experts.num_experts, shape.hidden_size)
+        yield Tensor(name=f"{mlp}.gate.weight", dimensions=router)
+        for expert in range(shape.experts.num_experts):
+            inner = shape.experts.intermediate_size
+            yield from _gated(shape, inner, f"{mlp}.experts.{expert}")
+    yield Tensor(name="model.norm.weight", dimensions=(shape.hidden_size,))
+    if not shape.has_tied_head:
+        yield Tensor(name="lm_head.weight", dimensions=(vocab_size, shape.hidden_size))
+
+
+def gguf_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
+    """The tensors of a GGUF file; those of all experts of a layer are one, experts first."""
+    hidden = shape.hidden_size
+    yield Tensor(name="token_embd.weight", dimensions=(vocab_size, hidden))
+    for layer in range(shape.num_layers):
+        prefix = f"blk.{layer}"
+        yield from _attention(shape, prefix, _GGUF_NAMES)
+        inner, kind = shape.intermediate_size, ""
+        stacked: tuple[int, ...] = ()
+        if shape.experts is not None:
+            count = shape.experts.num_experts
+            inner, kind, stacked = shape.experts.intermediate_size, "_exps", (count,)
+            yield Tensor(name=f"{prefix}.ffn_gate_inp.weight", dimensions=(count, hidden))
+        for name, matrix in (
+            ("gate", (inner, hidden)),
+            ("up", (inner, hidden)),
+            ("down", (hidden, inner)),
+        ):
+            yield Tensor(name=f"{prefix}.ffn_{name}{kind}.weight", dimensions=(*stacked, *matrix))
+    yield Tensor(name="output_norm.weight", dimensions=(hidden,))
+    if not shape.has_tied_head:
+        yield Tensor(name="output.weight", dimensions=(vocab_size, hidden))
+
+
+_HUGGING_FACE_NAMES = (
+    "input_layernorm",
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "self_attn.q_norm",
+    "self_attn.k_norm",
+    "post_attention_layernorm",
+)
+_GGUF_NAMES = (
+    "attn_norm",
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_output",
+    "attn_q_norm",
+    "attn_k_norm",
+    "ffn_norm",
+)
+
+
+def _attention(shape: Shape, prefix: str, names: tuple[str, ...]) -> Iterator[Tensor]:
+    """Of one layer, with the norms before and after it, under ``names`` in their order."""
+    hidden = shape.hidden_size
+    queries = shape.num_heads * shape.head_dim
+    keys = shape.num_key_value_heads * shape.head_dim
+    head_norm = (shape.head_dim,) if shape.has_head_norms else None
+    all_dimensions = (
+        (hidden,),
+        (queries, hidden),
+        (keys, hidden),
+        (keys, hidden),
+        (hidden, queries),
+        head_norm,
+        head_norm,
+        (hidden,),
+    )
+    for name, dimensions in zip(names, all_dimensions, strict=True):
+        if dimensions is not None:
+            yield Tensor(name=f"{prefix}.{name}.weight", dimensions=dimensions)
+
+
+def _gated(shape: Shape, inner: int, prefix: str) -> Iterator[Tensor]:
+    hidden = shape.hidden_size
+    yield Tensor(name=f"{prefix}.gate_proj.weight", dimensions=(inner, hidden))
+    yield Tensor(name=f"{prefix}.up_proj.weight", dimensions=(inner, hidden))
+    yield Tensor(name=f"{prefix}.down_proj.weight", dimensions=(hidden, inner))
+
+
+def stored_bytes(shape: Shape) -> int:
+    """Of a model's weights in BF16; a vocabulary of demo's size is not counted."""
+    tensors = hugging_face_tensors(shape, shape.vocab_size or 0)
+    return 2 * sum(math.prod(tensor.dimensions) for tensor in tensors)

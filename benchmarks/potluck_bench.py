@@ -1,0 +1,56 @@
+"""``potluck bench`` in a process of its own, as the measuring instrument for our side."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+from functools import partial
+from pathlib import Path
+
+from comparison import Limits, Rates, Setting
+from peer_process import Outcome, Run, RunFailedError, measured
+
+
+def run_potluck(model: Path, setting: Setting, *, num_repeats: int, timeout_seconds: float) -> Run:
+    """Measure one setting; a failure is in its rates."""
+    command = [
+        *(sys.executable, "-m", "potluck", "bench", str(model), "--json"),
+        *("--prompt", str(max(1, setting.num_prompt_tokens))),
+        *("--decode", str(setting.num_decode_tokens), "--depth", str(setting.depth_tokens)),
+        *("--sequences", str(setting.num_sequences), "--threads", str(setting.num_threads)),
+        *("--repeats", str(num_repeats)),
+        *(("--prefill", "fast") if setting.is_fast else ()),
+    ]
+    environment = dict(os.environ)
+    if setting.isa is not None:
+        environment["POTLUCK_ISA"] = setting.isa
+    parse = partial(parse_bench, is_fast=setting.is_fast)
+    return measured(command, parse, timeout_seconds, environment)
+
+
+def parse_bench(printed: str, *, is_fast: bool) -> Outcome:
+    """Of ``potluck bench --json``: rates, and the medians of what the machine did at best.
+
+    Raises ``RunFailedError`` when fast prefill was asked for and is not to be had.
+    """
+    document = json.loads(printed)
+    if is_fast and document["prefill_mode"] != "fast":
+        raise RunFailedError(f"{document['isa']} has no fast prefill")
+    limits = document["limits"] or {"read_bytes_per_second": [], "peaks": []}
+    peaks = {each["arithmetic"]: each["operations_per_second"] for each in limits["peaks"]}
+    return Outcome(
+        rates=Rates(
+            prefill=tuple(document["prefill_tokens_per_second"]),
+            decode=tuple(document["decode_tokens_per_second"]),
+        ),
+        limits=Limits(
+            read_bytes_per_second=_median(limits["read_bytes_per_second"]),
+            int8_operations_per_second=_median(peaks.get("int8", [])),
+        ),
+    )
+
+
+def _median(samples: list[float]) -> float | None:
+    return statistics.median(samples) if samples else None

@@ -1,0 +1,113 @@
+"""Writes a model with random weights as a GGUF file."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from model_shapes import MAX_CONTEXT_TOKENS, Shape, Tensor, gguf_tensors
+from random_weights import SEED, random_tensor
+
+from potluck.catalog.locate import DEMO_DIRECTORY
+from potluck.types.tensor import TensorFormat
+
+GGUF_TYPES = (*(fmt.name for fmt in TensorFormat), "Q4_K_M")
+_ARCHITECTURES = {"llama": "llama", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
+
+
+def write_gguf(shape: Shape, path: Path, type_name: str) -> None:
+    """One file, with the formats that llama.cpp's quantizer chooses for a type."""
+    demo: dict[str, Any] = json.loads((DEMO_DIRECTORY / "config.json").read_text(encoding="utf-8"))
+    vocab_size = shape.vocab_size or demo["vocab_size"]
+    writer = gguf.GGUFWriter(path, _ARCHITECTURES[shape.family])
+    writer.add_block_count(shape.num_layers)
+    writer.add_context_length(MAX_CONTEXT_TOKENS)
+    writer.add_embedding_length(shape.hidden_size)
+    writer.add_feed_forward_length(shape.intermediate_size)
+    writer.add_head_count(shape.num_heads)
+    writer.add_head_count_kv(shape.num_key_value_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_freq_base(demo["rope_theta"])
+    writer.add_layer_norm_rms_eps(demo["rms_norm_eps"])
+    if shape.experts is not None:
+        writer.add_expert_count(shape.experts.num_experts)
+        writer.add_expert_used_count(shape.experts.num_experts_per_token)
+        writer.add_expert_feed_forward_length(shape.experts.intermediate_size)
+    _add_tokenizer(writer, vocab_size, demo)
+    formats = {}
+    tensors = list(gguf_tensors(shape, vocab_size))
+    for tensor in tensors:
+        fmt = formats[tensor.name] = stored_format(tensor, type_name, shape)
+        num_bytes = math.prod(tensor.dimensions) // fmt.block_elements * fmt.block_bytes
+        writer.add_tensor_info(
+            tensor.name,
+            tensor.dimensions,
+            np.dtype(np.float32),
+            num_bytes,
+            raw_dtype=gguf.GGMLQuantizationType[fmt.name],
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    rng = np.random.default_rng(SEED)
+    (file,) = writer.fout
+    for tensor in tensors:
+        writer.write_padding(file, file.tell())
+        for piece in random_tensor(rng, formats[tensor.name], tensor.dimensions):
+            file.write(piece.data)
+    writer.write_padding(file, file.tell())
+    writer.close()
+
+
+def stored_format(tensor: Tensor, type_name: str, shape: Shape) -> TensorFormat:
+    """Of a tensor in a file of a type, as llama.cpp's quantizer chooses (``llama-quant.cpp``).
+
+    Norms and routers are F32. The head, or the embedding where it is the head, is Q6_K in files of
+    any coarser type but Q8_0. In the mixture Q4_K_M the values' and the down projections are Q6_K
+    in an eighth of the layers at either end, and in every third between.
+    """
+    if len(tensor.dimensions) == 1 or "ffn_gate_inp" in tensor.name:
+        return TensorFormat.F32
+    fmt = TensorFormat["Q4_K" if type_name == "Q4_K_M" else type_name]
+    is_head = tensor.name == ("token_embd.weight" if shape.has_tied_head else "output.weight")
+    if is_head and fmt.is_quantized and fmt is not TensorFormat.Q8_0:
+        return TensorFormat.Q6_K
+    if type_name != "Q4_K_M" or not any(part in tensor.name for part in ("attn_v", "ffn_down")):
+        return fmt
+    layer, count = int(tensor.name.split(".")[1]), shape.num_layers
+    is_at_an_end = layer < count // 8 or layer >= 7 * count // 8
+    is_third = (layer - count // 8) % 3 == 2
+    return TensorFormat.Q6_K if is_at_an_end or is_third else fmt
+
+
+def _add_tokenizer(writer: Any, vocab_size: int, demo: dict[str, Any]) -> None:
+    """That of demo; the ids beyond are unused tokens, as files have them that were filled up."""
+    tokenizer = json.loads((DEMO_DIRECTORY / "tokenizer.json").read_text(encoding="utf-8"))
+    ids = tokenizer["model"]["vocab"] | {
+        each["content"]: each["id"] for each in tokenizer["added_tokens"]
+    }
+    special = {each["id"] for each in tokenizer["added_tokens"]}
+    tokens = sorted(ids, key=ids.__getitem__)
+    control, normal, unused = (
+        gguf.TokenType.CONTROL,
+        gguf.TokenType.NORMAL,
+        gguf.TokenType.UNUSED,
+    )
+    types = [control if index in special else normal for index in range(len(tokens))]
+    filled = range(len(tokens), vocab_size)
+    writer.add_vocab_size(vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*tokens, *(f"[PAD{index}]" for index in filled)])
+    writer.add_token_types([*types, *(unused for _ in filled)])
+    writer.add_token_merges(
+        [each if isinstance(each, str) else " ".join(each) for each in tokenizer["model"]["merges"]]
+    )
+    writer.add_bos_token_id(demo["bos_token_id"])
+    writer.add_eos_token_id(demo["eos_token_id"])

@@ -1,0 +1,108 @@
+"""llama.cpp through the package ``xllamacpp`` in a process of its own: one setting, or its build.
+
+    python benchmarks/xllamacpp_child.py [CASE]
+
+CASE is JSON as ``llamacpp.Xllamacpp`` writes it. Prints one JSON object: samples of tokens per
+second of all sequences together, or, without a case, what the package says of itself.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import threading
+from importlib.metadata import version
+from typing import Any
+
+import xllamacpp
+
+_FIRST_TOKEN = 100
+_NUM_TOKENS = 1000
+"""Tokens that prompts are drawn from: demo's have these, and none of them is special."""
+
+
+def build() -> dict[str, str]:
+    """Version, commit, compiler and features."""
+    told = xllamacpp.BUILD_INFO
+    return {
+        "version": version("xllamacpp"),
+        "commit": told["commit"],
+        "compiler": told["compiler"],
+        "system_info": xllamacpp.get_system_info(),
+    }
+
+
+def open_server(case: dict[str, Any]) -> Any:
+    """With the model loaded and a slot for each sequence."""
+    params = xllamacpp.CommonParams()
+    params.model.path = case["model"]
+    params.n_parallel = case["num_sequences"]
+    per_sequence = case["num_prompt_tokens"] + case["num_decode_tokens"] + 16
+    params.n_ctx = case["num_sequences"] * per_sequence
+    params.n_gpu_layers = 0
+    params.cpuparams.n_threads = case["num_threads"]
+    params.cpuparams_batch.n_threads = case["num_threads"]
+    kinds = xllamacpp.llama_flash_attn_type
+    params.flash_attn_type = (
+        kinds.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        if case["flash_attention"]
+        else kinds.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    )
+    return xllamacpp.Server(params)
+
+
+def measure(case: dict[str, Any]) -> dict[str, list[float]]:
+    """A round that does not count, then the others."""
+    server = open_server(case)
+    rounds = [_round(server, case) for _ in range(case["num_repeats"] + 1)][1:]
+    return {
+        "prefill": [prefill for prefill, _ in rounds],
+        "decode": [decode for _, decode in rounds],
+    }
+
+
+def _round(server: Any, case: dict[str, Any]) -> tuple[float, float]:
+    """Prompt and decode rate of sequences that are begun together."""
+    draw = random.Random(0)
+    timings: list[dict[str, float]] = []
+
+    def ask(prompt: list[int]) -> None:
+        answer = server.handle_completions(
+            {
+                "prompt": prompt,
+                "n_predict": case["num_decode_tokens"],
+                "cache_prompt": False,
+                "ignore_eos": True,
+                "temperature": 0.0,
+            }
+        )
+        timings.append(answer["timings"])
+
+    threads = [
+        threading.Thread(
+            target=ask,
+            args=([_FIRST_TOKEN + draw.randrange(_NUM_TOKENS) for _ in range(num_tokens)],),
+        )
+        for num_tokens in [case["num_prompt_tokens"]] * case["num_sequences"]
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if len(timings) < len(threads):
+        raise SystemExit("a completion failed")
+    prompt_seconds = max(each["prompt_ms"] for each in timings) / 1000
+    # The first token comes with the prompt.
+    decode_rate = sum((each["predicted_n"] - 1) / each["predicted_ms"] for each in timings) * 1000
+    return sum(each["prompt_n"] for each in timings) / prompt_seconds, decode_rate
+
+
+def main() -> None:
+    """Measure the case that was given, or describe the build."""
+    document = measure(json.loads(sys.argv[1])) if len(sys.argv) > 1 else build()
+    print(json.dumps(document))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Models of random weights: what values they have, and that files of every kind are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from model_shapes import SHAPES, Experts, Shape, gguf_tensors, hugging_face_tensors, stored_bytes
+from random_gguf import GGUF_TYPES, stored_format, write_gguf
+from random_hugging_face import write_hugging_face
+from random_weights import STANDARD_DEVIATION, random_rows, random_tensor
+
+from potluck.catalog.description import describe_model, load_tokenizer
+from potluck.engines.dequantize import dequantize
+from potluck.formats.gguf import open_gguf
+from potluck.types.tensor import TensorFormat
+
+SMALL = Shape(
+    family="qwen3",
+    hidden_size=256,
+    intermediate_size=512,
+    num_layers=2,
+    num_heads=2,
+    num_key_value_heads=1,
+    head_dim=128,
+    vocab_size=2100,
+)
+SMALL_MIXTURE = dataclasses.replace(
+    SMALL,
+    family="qwen3_moe",
+    has_tied_head=False,
+    experts=Experts(num_experts=4, num_experts_per_token=2, intermediate_size=256),
+)
+
+
+@pytest.mark.parametrize("fmt", TensorFormat)
+def test_values_have_the_deviation_of_weights(fmt: TensorFormat) -> None:
+    rng = np.random.default_rng(0)
+    stored = random_rows(rng, fmt, 64, 1024)
+    assert stored.shape == (64, fmt.row_bytes(1024))
+    values = dequantize(stored.reshape(-1).data, fmt, 1024)
+    assert values.std() == pytest.approx(STANDARD_DEVIATION, rel=0.1)
+    # Quants without a minimum are not symmetric: their mean is half a step, 0.11 deviations.
+    assert abs(values.mean()) < 0.15 * STANDARD_DEVIATION
+    assert len(np.unique(stored, axis=0)) == 64
+
+
+def test_a_tensor_comes_in_pieces() -> None:
+    rng = np.random.default_rng(0)
+    pieces = list(random_tensor(rng, TensorFormat.Q4_0, (3, 3000, 4096)))
+    assert len(pieces) > 1
+    assert sum(map(len, pieces)) == 9000
+    (norm,) = random_tensor(rng, TensorFormat.F32, (8,))
+    assert norm.view(np.float32).tolist() == [[1.0] * 8]
+
+
+@pytest.mark.parametrize("type_name", GGUF_TYPES)
+def test_a_gguf_file_of_every_type(tmp_path: Path, type_name: str) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(SMALL, path, type_name)
+    description = describe_model(str(path))
+    assert (description.config.family, description.config.vocab_size) == ("qwen3", 2100)
+    assert description.config.qk_norm
+    tokenizer = load_tokenizer(description.files)
+    assert max(tokenizer.encode("Once upon a time")) < 2048
+    source = open_gguf(path)
+    try:
+        is_finer = type_name in ("F32", "F16", "BF16", "Q8_0")
+        head = TensorFormat[type_name] if is_finer else TensorFormat.Q6_K
+        assert source.info("token_embd.weight").format is head
+        layers = TensorFormat["Q4_K" if type_name == "Q4_K_M" else type_name]
+        assert source.info("blk.1.attn_q.weight").format is layers
+        assert source.info("blk.1.attn_q_norm.weight").format is TensorFormat.F32
+        last = source.info("output_norm.weight")
+        out = bytearray(last.num_bytes)
+        source.read_rows(last.name, 0, 1, memoryview(out))
+        assert set(np.frombuffer(out, np.float32)) == {1.0}
+    finally:
+        source.close()
+
+
+def test_a_gguf_file_of_experts(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(SMALL_MIXTURE, path, "Q4_K_M")
+    source = open_gguf(path)
+    try:
+        assert source.info("blk.0.ffn_gate_exps.weight").shape == (4, 256, 256)
+        assert source.info("blk.0.ffn_down_exps.weight").shape == (4, 256, 256)
+        router = source.info("blk.1.ffn_gate_inp.weight")
+        assert (router.shape, router.format) == ((4, 256), TensorFormat.F32)
+        assert source.info("output.weight").format is TensorFormat.Q6_K
+        assert source.info("token_embd.weight").format is TensorFormat.Q4_K
+    finally:
+        source.close()
+
+
+def test_hugging_face_layout(tmp_path: Path) -> None:
+    write_hugging_face(SMALL, tmp_path, "F16")
+    config = describe_model(str(tmp_path)).config
+    assert (config.family, config.num_layers, config.head_dim) == ("qwen3", 2, 128)
+    assert config.vocab_size == 2100
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_both_layouts_hold_the_same_numbers(name: str) -> None:
+    shape = SHAPES[name]
+    counts = {
+        layout: sum(math.prod(tensor.dimensions) for tensor in layout(shape, 4096))
+        for layout in (hugging_face_tensors, gguf_tensors)
+    }
+    assert len(set(counts.values())) == 1
+
+
+def test_sizes_are_those_of_the_models() -> None:
+    # Parameters as the models' cards count them, two bytes each.
+    assert stored_bytes(SHAPES["Llama-3.2-1B"]) == 2 * 1_235_814_400
+    assert stored_bytes(SHAPES["Llama-3.2-3B"]) == 2 * 3_212_749_824
+    assert stored_bytes(SHAPES["Qwen3-0.6B"]) == 2 * 596_049_920
+
+
+def test_the_mixture_is_that_of_the_quantizer() -> None:
+    shape = dataclasses.replace(SMALL, num_layers=28)
+    formats = {
+        tensor.name: stored_format(tensor, "Q4_K_M", shape) for tensor in gguf_tensors(shape, 256)
+    }
+    wide = [
+        layer for layer in range(28) if formats[f"blk.{layer}.ffn_down.weight"] is TensorFormat.Q6_K
+    ]
+    # llama-quant.cpp, use_more_bits: below 28 / 8, from 7 · 28 / 8 on, and (i - 3) % 3 == 2.
+    assert wide == [0, 1, 2, 5, 8, 11, 14, 17, 20, 23, 24, 25, 26, 27]
+    assert formats["blk.0.attn_q.weight"] is TensorFormat.Q4_K
