@@ -125,7 +125,9 @@ def test_prefill_is_exact_where_nothing_is_faster_and_says_so() -> None:
 
 
 def test_bench_has_a_table() -> None:
-    completed = run_command("bench", "demo", "--prompt", "8", "--decode", "2", "--repeats", "1")
+    # More sequences than the tokens of a step, which are as many as the context has.
+    shape = ("--prompt", "8", "--decode", "2", "--sequences", "9")
+    completed = run_command("bench", "demo", *shape, "--repeats", "1")
     assert completed.returncode == 0
     lines = completed.stdout.splitlines()
     assert lines[0].split() == ["TOKENS/S", "LEAST", "MOST", "REACHED"]
@@ -147,7 +149,7 @@ def test_bench_has_a_table() -> None:
         (("run", "demo", "-p", "x", "--system", "y"), 2, "--system", "--chat"),
         (("run", "demo", "-p", "x " * 4000), 2, "the context holds", "shorten"),
         (("frobnicate",), 2, "frobnicate", "--help"),
-        (("bench", "demo", "--prompt", "9999"), 2, "0 + 9999 tokens do not fit", "--depth"),
+        (("bench", "demo", "--prompt", "9999"), 2, "0 + 9999 tokens do not fit", "2 to 2048"),
         (
             ("bench", "demo", "--depth", "90", "--context", "100"),
             2,

@@ -93,7 +93,9 @@ def bench(
         ) as opened,
     ):
         if workload.sequence_tokens > opened.context_tokens:
-            raise _does_not_fit(workload, f"a context of {opened.context_tokens} tokens")
+            raise _does_not_fit(
+                workload, f"a context of {opened.context_tokens}", hint="give a larger --context"
+            )
         result = _measure(opened, workload, repeats)
         document = bench_document(opened, workload, result)
     if json:
@@ -140,14 +142,13 @@ def _context_errors(workload: Workload, *, is_asked: bool) -> Iterator[None]:
     except ParameterError as error:
         if is_asked or error.name != "context":
             raise
-        raise _does_not_fit(workload, "what this model allows") from error
+        raise _does_not_fit(workload, "any context here", hint=error.hint) from error
 
 
-def _does_not_fit(workload: Workload, room: str) -> ParameterError:
+def _does_not_fit(workload: Workload, room: str, *, hint: str) -> ParameterError:
     longest = max(workload.prompt_tokens, workload.decode_tokens)
     return ParameterError(
         "depth",
         f"{workload.depth_tokens} + {longest} tokens do not fit in {room}",
-        hint="give a smaller --depth, --prompt or --decode, or a larger --context "
-        "if the model allows it",
+        hint=f"{hint}, or a smaller --depth, --prompt or --decode",
     )

@@ -21,9 +21,10 @@ from potluck.types.program import (
 
 _LAYERS = "layers."
 
-
-_CONVERSION = "activations"
-"""What the next op takes of a register, made without an op of its own: mostly quantization."""
+_CONVERSION = "rounding"
+"""What the next op takes of a register, made without an op of its own: activations in 8 bits or in
+bf16.
+"""
 
 
 def label_of(ops: Sequence[Op]) -> str:

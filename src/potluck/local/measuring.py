@@ -194,7 +194,8 @@ class Measurement:
     def _groups(self) -> Iterator[tuple[SequenceId, ...]]:
         """The sequences that decode together: a share for each stage, as the scheduler has it."""
         num_sequences = self._workload.num_sequences
-        share = min(-(-num_sequences // len(self._engines)), MAX_STEP_SEQUENCES)
+        share = -(-num_sequences // len(self._engines))
+        share = min(share, MAX_STEP_SEQUENCES, self._max_step_tokens)
         for start in range(0, num_sequences, share):
             indices = range(start, min(start + share, num_sequences))
             yield tuple(SequenceId(index) for index in indices)

@@ -114,7 +114,7 @@ def test_labels() -> None:
     assert label_of([Q, K]) == "attn.q+k"
     assert label_of([Add(x="hidden", y="x"), NORM, NORM]) == "add+norms"
     assert label_of([HEAD]) == "head"
-    assert label_of([]) == "activations"
+    assert label_of([]) == "rounding"
 
 
 def test_what_formats_are_multiplied_in() -> None:
