@@ -94,7 +94,7 @@ def bench(
     ):
         if workload.sequence_tokens > opened.context_tokens:
             raise _does_not_fit(
-                workload, f"a context of {opened.context_tokens}", hint="give a larger --context"
+                workload, f"a context of {opened.context_tokens}", hint="give a larger --context or"
             )
         result = _measure(opened, workload, repeats)
         document = bench_document(opened, workload, result)
@@ -142,7 +142,7 @@ def _context_errors(workload: Workload, *, is_asked: bool) -> Iterator[None]:
     except ParameterError as error:
         if is_asked or error.name != "context":
             raise
-        raise _does_not_fit(workload, "any context here", hint=error.hint) from error
+        raise _does_not_fit(workload, "any context here", hint=f"{error.hint}: give") from error
 
 
 def _does_not_fit(workload: Workload, room: str, *, hint: str) -> ParameterError:
@@ -150,5 +150,5 @@ def _does_not_fit(workload: Workload, room: str, *, hint: str) -> ParameterError
     return ParameterError(
         "depth",
         f"{workload.depth_tokens} + {longest} tokens do not fit in {room}",
-        hint=f"{hint}, or a smaller --depth, --prompt or --decode",
+        hint=f"{hint} a smaller --depth, --prompt or --decode",
     )

@@ -158,12 +158,21 @@ def stage_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _prefill_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
-    """Nothing of exact prefill, which is the rule; of a fast one, where it is exact after all."""
+    """Nothing of exact prefill, which is the rule; of a fast one, where it is exact after all.
+
+    Which units have a fast one is known when they have loaded their stages.
+    """
     if deployment["prefill"] == "exact":
         return
-    exact = [str(each["stage"]) for each in deployment["stages"] if each.get("prefill") == "exact"]
-    but = f", but exact in {'stage' if len(exact) == 1 else 'stages'} {', '.join(exact)}"
-    yield f"prefill: fast{but + ', whose unit has no fast one' if exact else ''}"
+    stages = deployment["stages"]
+    exact = [str(each["stage"]) for each in stages if each.get("prefill") == "exact"]
+    if exact:
+        where = f"{'stage' if len(exact) == 1 else 'stages'} {', '.join(exact)}"
+        yield f"prefill: fast, but exact in {where}, whose unit has no fast one"
+    elif any(each.get("prefill") is None for each in stages):
+        yield "prefill: fast in stages whose unit has a fast one"
+    else:
+        yield "prefill: fast"
 
 
 def mapped_text(plan: Mapping[str, Any]) -> str:

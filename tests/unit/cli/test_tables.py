@@ -140,6 +140,11 @@ def test_fast_prefill_is_shown_with_the_stages_that_are_exact() -> None:
     assert list(stage_lines(deployment))[-1] == said
 
 
+def test_a_plan_does_not_say_which_units_have_a_fast_prefill() -> None:
+    plan = {"stages": [stage(0, A, 0, 9)], "rejections": [], "prefill": "fast"}
+    assert list(stage_lines(plan))[-1] == "prefill: fast in stages whose unit has a fast one"
+
+
 def test_what_was_read_is_shown_once_it_is_loaded() -> None:
     loaded = stage(0, A, 0, 9) | {"read_bytes": 3 * 2**20, "load_seconds": 1.25}
     lines = list(stage_lines({"stages": [loaded], "rejections": [], "prefill": "exact"}))
