@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import shutil
@@ -35,16 +36,22 @@ def not_shown(reason: str) -> NoReturn:
 
 
 def build(folder: str, target: str, *options: str) -> Path:
-    """Build ``target`` in build/``folder``; the folder's path."""
+    """Build ``target`` in build/``folder``; the folder's path.
+
+    One process at a time: ``make test`` runs two groups of tests at once, and both build.
+    """
     cmake, ninja = require_tool("cmake"), require_tool("ninja")
     path = ROOT / "build" / folder
+    path.mkdir(parents=True, exist_ok=True)
     generator = ("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DPOTLUCK_DEV=ON")
-    for command in (
-        (cmake, "-S", str(ROOT), "-B", str(path), *generator, *options),
-        (cmake, "--build", str(path), "--target", target),
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    with (path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for command in (
+            (cmake, "-S", str(ROOT), "-B", str(path), *generator, *options),
+            (cmake, "--build", str(path), "--target", target),
+        ):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return path
 
 

@@ -64,8 +64,9 @@ def bench(
     prefill: PrefillOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure prefill and decode of MODEL: tokens per second, and how much of what memory and
-    arithmetic can do here they reach, by op.
+    """Measure prefill and decode of MODEL in tokens per second.
+
+    Beside them stands what memory and arithmetic can do here at best, and how close each op comes.
     """
     chosen = settings()
     workload = Workload(

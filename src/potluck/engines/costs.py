@@ -36,5 +36,5 @@ def check_backend(backend: str, cost: EngineCost, program: Program) -> None:
         raise UnsupportedModelError(
             f"the backend {backend} does not compute {', '.join(missing)}",
             missing=missing,
-            hint=f"use --backend {NATIVE} for this model",
+            hint=f"use the CPU: --backend {NATIVE} of run and bench, or of a node's potluck up",
         )
