@@ -17,6 +17,7 @@ from potluck.local.bounds import Bounds, PhaseFigures
 from potluck.local.measuring import Run, Workload
 from potluck.probe.cpu_cache import last_level_cache_bytes
 from potluck.quantities import format_bytes, format_rate
+from potluck.types.prefill import Prefill
 
 _LEAST_SHARE = 0.001
 """Ops that take less of both phases are left out of the table: they are in the document."""
@@ -116,8 +117,9 @@ def _rate_rows(document: Mapping[str, Any]) -> Iterator[Sequence[str]]:
         rates = document[f"{phase}_tokens_per_second"]
         fractions = document[phase] and document[phase]["fraction_of_bound"]
         reached = f"{_percent(statistics.median(fractions))} of {bound}" if fractions else ""
+        is_fast = phase == "prefill" and document["prefill_mode"] == Prefill.FAST.value
         yield (
-            phase,
+            f"{phase}, fast" if is_fast else phase,
             f"{statistics.median(rates):.1f}",
             f"{min(rates):.1f}",
             f"{max(rates):.1f}",
