@@ -150,6 +150,10 @@ std::string isa_problem(const Kernels& kernels) {
   if (child == 0) {
     prctl(PR_SET_DUMPABLE, 0);  // no core of what is expected
     signal(SIGALRM, SIG_DFL);
+    sigset_t deadline;
+    sigemptyset(&deadline);
+    sigaddset(&deadline, SIGALRM);
+    sigprocmask(SIG_UNBLOCK, &deadline, nullptr);  // the calling thread may have blocked it
     alarm(kDeadlineSeconds);
     _exit(first_wrong(cases, input));
   }
