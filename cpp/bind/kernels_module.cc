@@ -54,15 +54,6 @@ Format find_format(const std::string& name, int64_t columns) {
   return format;
 }
 
-std::vector<std::string> fast_formats(const std::string& isa) {
-  const Kernels* kernels = kernels_for(isa.c_str());
-  if (!kernels) throw std::invalid_argument("no kernels for '" + isa + "' here");
-  std::vector<std::string> names;
-  for (int i = 0; i < kNumFormats; ++i)
-    if (kernels->linear_fast[i]) names.push_back(format_info(static_cast<Format>(i)).name);
-  return names;
-}
-
 std::vector<std::string> available_isas() {
   std::vector<std::string> names;
   for (int i = 0; i < num_isas(); ++i) names.push_back(kernels_at(i)->isa);
@@ -75,11 +66,21 @@ std::vector<std::string> available_isas() {
   throw std::invalid_argument(message);
 }
 
-std::string find_isa_problem(const std::string& isa) {
+const Kernels& find_kernels(const std::string& isa) {
   const Kernels* kernels = kernels_for(isa.c_str());
   if (!kernels) refuse_isa(isa);
-  return isa_problem(*kernels);
+  return *kernels;
 }
+
+std::vector<std::string> fast_formats(const std::string& isa) {
+  const Kernels& kernels = find_kernels(isa);
+  std::vector<std::string> names;
+  for (int i = 0; i < kNumFormats; ++i)
+    if (kernels.linear_fast[i]) names.push_back(format_info(static_cast<Format>(i)).name);
+  return names;
+}
+
+std::string find_isa_problem(const std::string& isa) { return isa_problem(find_kernels(isa)); }
 
 Matrix make_matrix(const std::string& format, Vector<const uint8_t> panels, int64_t rows,
                    int64_t columns) {
@@ -121,6 +122,7 @@ void round_bf16(const Kernels& kernels, Vector<const float> x, Vector<uint16_t> 
 }
 
 void check_output(const StridedRows& out, int64_t num_tokens, int64_t rows) {
+  require(num_tokens > 0, "there must be a token");
   require_shape(out, "out must be [tokens, rows]", num_tokens, rows);
   require(out.stride(1) == 1 && (num_tokens == 1 || out.stride(0) >= rows),
           "the rows of out must be contiguous");
@@ -292,7 +294,8 @@ void append_kv(const Kernels& kernels, Rows<const float> k, Rows<const float> v,
                     head_dim);
 }
 
-// Neighbouring tokens [tokens, heads, head_dim] of a sequence; without a window they see everything.
+// Neighbouring tokens [tokens, heads, head_dim] of a sequence; without a window they see
+// everything.
 using Heads = Array<float, 3>;
 using HeadsIn = Array<const float, 3>;
 

@@ -1,5 +1,5 @@
-// Stands in for dispatch/amx_support.cc in what tests build: every CPU with AVX512_BF16 has AMX, its
-// own or the emulator's. TEST_AMX_DEFECT plays machines on which something is wrong with it:
+// Stands in for dispatch/amx_support.cc in what tests build: every CPU with AVX512_BF16 has AMX,
+// its own or the emulator's. TEST_AMX_DEFECT plays machines on which something is wrong with it:
 //
 //   wrong    products are off by one unit
 //   faults   tiles are announced, and their instructions are illegal

@@ -87,8 +87,8 @@ bool are_products(const std::vector<float>& out, const std::vector<float>& bias,
 using Linear = void (*)(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
 
 // Adds what `linear` makes of kRows rows of `columns` columns to `sum`. The products, by the values
-// x(t, k) and w(r, k), must be near those in double precision, and have the same bits for any number
-// of tokens at once.
+// x(t, k) and w(r, k), must be near those in double precision, and have the same bits for any
+// number of tokens at once.
 template <class X, class W>
 bool check_products(Linear linear, Format format, const std::vector<uint8_t>& rows, int64_t columns,
                     const Activity& a, const std::vector<float>& bias, const X& x, const W& w,

@@ -248,6 +248,7 @@ struct Perturbed {
   static const Kernels* table() {
     static const Kernels kernels = {real().isa,
                                     real().bf16_activations,
+                                    real().least_panels,
                                     quantize,
                                     round_bf16,
                                     {POTLUCK_FORMATS(POTLUCK_LINEAR)},

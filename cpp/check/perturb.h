@@ -5,8 +5,8 @@
 // id is the one set ("avx2.linear.q4_k"), spoils the result. The variants of an instruction set,
 // whose bits must be those of the scalar kernel, are off by one ulp (or one unit) in one output
 // element. So are scalar kernels that are compared with an oracle bit for bit; those compared to a
-// tolerance (and products of bf16, which have bits of their own) make a mistake that code makes: the last column, group, position or element is
-// forgotten.
+// tolerance (and products of bf16, which have bits of their own) make a mistake that code makes:
+// the last column, group, position or element is forgotten.
 #pragma once
 
 #include <string>

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -120,6 +121,31 @@ Case make_case(Format format, void (*linear)(const LinearArgs&, int64_t, int64_t
   return made;
 }
 
+// What the child writes and the parent reads: its exit status is lost where SIGCHLD is ignored, as
+// it may be by whoever started this process, or another thread waits for all children.
+class SharedInt {
+ public:
+  SharedInt()
+      : place_(mmap(nullptr, sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+                    0)) {}
+  ~SharedInt() {
+    if (is_there()) munmap(place_, sizeof(int));
+  }
+  SharedInt(const SharedInt&) = delete;
+  SharedInt& operator=(const SharedInt&) = delete;
+
+  bool is_there() const { return place_ != MAP_FAILED; }
+  volatile int& value() const { return *static_cast<volatile int*>(place_); }
+
+ private:
+  void* const place_;
+};
+
+// What the child has found before it has compared everything; otherwise see first_wrong.
+constexpr int kUnfinished = -1;
+
+std::string not_tried() { return std::string("it could not be tried: ") + strerror(errno); }
+
 // In the child: 0, or 1 + the number of the case that is wrong.
 int first_wrong(std::vector<Case>& cases, const Input& input) {
   for (size_t i = 0; i < cases.size(); ++i) {
@@ -145,20 +171,29 @@ std::string isa_problem(const Kernels& kernels) {
   const int q4_0 = static_cast<int>(Format::Q4_0);
   cases.push_back(make_case(Format::Q4_0, kernels.linear_fast[q4_0], input, draws));
 
+  const SharedInt found;
+  if (!found.is_there()) return not_tried();
+  found.value() = kUnfinished;
   const pid_t child = fork();
-  if (child < 0) return std::string("it could not be tried: ") + strerror(errno);
+  if (child < 0) return not_tried();
   if (child == 0) {
     prctl(PR_SET_DUMPABLE, 0);  // no core of what is expected
     signal(SIGALRM, SIG_DFL);
+    sigset_t deadline;
+    sigemptyset(&deadline);
+    sigaddset(&deadline, SIGALRM);
+    sigprocmask(SIG_UNBLOCK, &deadline, nullptr);  // the calling thread may have blocked it
     alarm(kDeadlineSeconds);
-    _exit(first_wrong(cases, input));
+    found.value() = first_wrong(cases, input);
+    _exit(0);
   }
   int status = 0;
   while (waitpid(child, &status, 0) < 0)
-    if (errno != EINTR) return std::string("it could not be tried: ") + strerror(errno);
-  if (WIFSIGNALED(status))
+    if (errno != EINTR) break;  // it has ended, and how is not known
+  const int wrong = found.value();
+  if (wrong == kUnfinished && WIFSIGNALED(status))
     return std::string("it ended by the signal ") + strsignal(WTERMSIG(status));
-  const int wrong = WEXITSTATUS(status);
+  if (wrong == kUnfinished) return "it ended too early";
   if (wrong == 0) return "";
   return std::string("wrong products of ") +
          format_info(cases[static_cast<size_t>(wrong) - 1].format).name + " weights";

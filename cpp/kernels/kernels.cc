@@ -36,7 +36,8 @@ int64_t attention_partial_floats(int64_t num_rows, int64_t head_dim) {
   return num_rows * (padded_head_dim(head_dim) + 2);
 }
 
-// Per row its query, its scores in a span, and two partials: the span's and that of the spans before.
+// Per row its query, its scores in a span, and two partials: the span's and that of the spans
+// before.
 int64_t attention_scratch_floats(int64_t num_rows, int64_t head_dim) {
   return num_rows * (head_dim + kScoreStride) + 2 * attention_partial_floats(num_rows, head_dim);
 }

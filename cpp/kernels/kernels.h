@@ -47,8 +47,8 @@ struct Matrix {
   const uint8_t* data;
 };
 int64_t panel_bytes(Format format, int64_t columns);
-// Names the bytes that panels have, which are kept in files: to be raised with whatever changes what
-// pack_rows or `encode` write. The same on every machine.
+// Names the bytes that panels have, which are kept in files: to be raised with whatever changes
+// what pack_rows or `encode` write. The same on every machine.
 constexpr int kPanelLayout = 2;
 static inline int64_t num_panels(int64_t rows) { return (rows + kPanelRows - 1) / kPanelRows; }
 
@@ -73,13 +73,13 @@ struct Activations {
   const int8_t* q;       // [tokens][columns], for quantized formats
   const float* scales;   // [tokens][columns / 32]: max|x| / 127
   const int32_t* sums;   // [tokens][columns / 32]: sum of q
-  const uint16_t* bf16;  // [tokens][columns], for BF16 where bf16_activations says so, and linear_fast
+  const uint16_t* bf16;  // [tokens][columns], for linear_fast, and BF16 with bf16_activations
 };
 
 struct LinearArgs {
   Matrix weight;
   Activations input;
-  int64_t num_tokens;
+  int64_t num_tokens;  // at least 1
   const float* bias;   // [rows] or null
   float* out;          // out[token * out_stride + row]
   int64_t out_stride;
@@ -140,6 +140,10 @@ struct Kernels {
   // Whether linear[BF16] takes Activations::bf16 instead of x. Its results are then its own: the
   // instruction set's order of additions, subnormals taken as zero (docs/adr/0017).
   bool bf16_activations;
+
+  // How many panels a call of linear or linear_fast with many tokens should have at least: more than
+  // one where it copies all of them first.
+  int64_t least_panels;
 
   // q, scales, sums of rows of x; columns is a multiple of 32.
   void (*quantize)(const float* x, int64_t num_tokens, int64_t columns, int8_t* q, float* scales,

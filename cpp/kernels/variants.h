@@ -44,7 +44,8 @@
   }                                                                                               \
   }
 
-// The same for the quantized formats alone, of an instruction set that has its own products of bytes.
+// The same for the quantized formats alone, of an instruction set that has its own products of
+// bytes.
 #define POTLUCK_DECLARE_LINEAR(format, suffix) \
   void linear_##suffix(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
 #define POTLUCK_DECLARE_QUANTIZED_LINEAR(isa)          \

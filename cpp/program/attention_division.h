@@ -3,8 +3,8 @@
 // What is divided is tiles of neighbouring tokens, which share the keys and values that they read,
 // times key-value heads: one at a time for many tokens, and several for few, as their keys and
 // values lie side by side. Where that is too little to keep all threads busy, as in the decoding of
-// one long sequence, parts are cut into ranges of spans, whose partials are kept and merged when all
-// are there. No result depends on any of this (see AttentionArgs in kernels.h).
+// one long sequence, parts are cut into ranges of spans, whose partials are kept and merged when
+// all are there. No result depends on any of this (see AttentionArgs in kernels.h).
 #pragma once
 
 #include <cstdint>
@@ -35,8 +35,8 @@ struct AttentionTile {
   int64_t position;  // of the first
 };
 
-// Spans [first_span, end_span) of a tile and its key-value heads [first_kv_head, end_kv_head): all of
-// them, or some of a cut.
+// Spans [first_span, end_span) of a tile and its key-value heads [first_kv_head, end_kv_head): all
+// of them, or some of a cut.
 struct AttentionPart {
   int64_t tile;
   int64_t first_kv_head;

@@ -1,4 +1,5 @@
-// Finds the most likely tokens of a large vocabulary without looking at every logit again and again.
+// Finds the most likely tokens of a large vocabulary without looking at every logit again and
+// again.
 #pragma once
 
 #include <cstdint>

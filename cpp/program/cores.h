@@ -18,8 +18,8 @@ class AllowedCores {
  public:
   AllowedCores();
 
-  // Moves this thread off `taken` at once, and lets it run on all others. Returns false, and changes
-  // nothing, where there is no other.
+  // Moves this thread off `taken` at once, and lets it run on all others. Returns false, and
+  // changes nothing, where there is no other.
   bool avoid(const std::vector<int>& taken) const;
 
  private:

@@ -367,7 +367,7 @@ Product Executor::product(const Matrix& weight, const float* bias, const float* 
   args.bias = bias;
   args.out = out;
   args.out_stride = weight.rows;
-  return {kernels_.linear[static_cast<int>(weight.format)], args};
+  return {kernels_.linear[static_cast<int>(weight.format)], args, kernels_.least_panels};
 }
 
 void Executor::add_products(const op::Linear<int>& o, const Batch& batch) {

@@ -6,12 +6,12 @@
 
 namespace potluck {
 
-// One worker's record. Where a core has other work as well, a worker may be stopped in the middle of
-// a chunk, and everybody waits for it: for some 4 ms while another process runs, or for as long as
-// the caller spins on the very core that the worker needs. Such a core costs more than it brings. So
-// the worker is left out, and tried again after a while which doubles every time that it goes wrong:
-// a single interruption costs little, and a core that stays busy one wait a second in the end.
-// Times are nanoseconds of one clock.
+// One worker's record. Where a core has other work as well, a worker may be stopped in the middle
+// of a chunk, and everybody waits for it: for some 4 ms while another process runs, or for as long
+// as the caller spins on the very core that the worker needs. Such a core costs more than it
+// brings. So the worker is left out, and tried again after a while which doubles every time that it
+// goes wrong: a single interruption costs little, and a core that stays busy one wait a second in
+// the end. Times are nanoseconds of one clock.
 class Leave {
  public:
   static constexpr int64_t kShortest = 2'000'000;

@@ -6,9 +6,9 @@
 
 namespace potluck {
 
-// Whether to ask for 2 MB pages, which save page walks: weights are read whole in every step, of the
-// key-value cache a block here and there, and scratch in every prompt (1 to 6 % of its time with
-// 256 tokens of a 0.6B model).
+// Whether to ask for 2 MB pages, which save page walks: weights are read whole in every step, of
+// the key-value cache a block here and there, and scratch in every prompt (1 to 6 % of its time
+// with 256 tokens of a 0.6B model).
 enum class Pages { Normal, Huge };
 
 // Zeroed bytes, aligned to 64 bytes at least, and to 2 MB with huge pages from that size on. The

@@ -30,7 +30,7 @@ struct Sizes {
   }
 };
 
-// The columns of `count` rows of the activations from `row` on.
+// The activations from row `row` on; a row has `columns`.
 Activations rows_from(const Activations& all, int64_t row, int64_t columns) {
   const int64_t groups = columns / kGroupColumns;
   return {all.x + row * columns, all.q + row * columns, all.scales + row * groups,
@@ -232,7 +232,8 @@ void MoeRunner::add_products(const op::Moe<int>& o, const Matrix& stack, const f
     args.num_tokens = s.first_rows[e + 1] - first_row;
     args.out = out + first_row * rows;
     args.out_stride = rows;
-    products_.push_back({kernels_.linear[static_cast<int>(stack.format)], args});
+    products_.push_back(
+        {kernels_.linear[static_cast<int>(stack.format)], args, kernels_.least_panels});
   }
 }
 

@@ -20,8 +20,8 @@ namespace potluck {
 
 class MoeRunner {
  public:
-  // What `run` needs for any Moe op of the program with up to `max_tokens` tokens: a multiple of 64,
-  // 0 without such an op.
+  // What `run` needs for any Moe op of the program with up to `max_tokens` tokens: a multiple of
+  // 64, 0 without such an op.
   static uint64_t scratch_bytes(const Program& program, int64_t max_tokens);
 
   // The references and `scratch_bytes` bytes at `scratch`, aligned to 64, must outlive it.

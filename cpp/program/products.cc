@@ -17,6 +17,9 @@ constexpr int64_t kUnitPanels = 4;
 // With fewer units for each worker, single panels are divided.
 constexpr int64_t kLeastUnits = 4;
 
+// From here on products take longer than reading their weights from memory.
+constexpr int64_t kManyTokens = 16;
+
 // How one product is divided: `unit_panels * num_units` panels, the last unit maybe less, in
 // `num_pieces` pieces of every worker's.
 struct Division {
@@ -31,22 +34,28 @@ int64_t panel_cost(const LinearArgs& args) {
          kPanelRows * weight.columns * args.num_tokens / kMultiplyAddsPerByte;
 }
 
-Division divide(const LinearArgs& args, int64_t num_workers) {
+Division divide(const Product& product, int64_t num_workers) {
+  const LinearArgs& args = product.args;
   const int64_t panels = num_panels(args.weight.rows);
   const int64_t unit_panels =
       panels >= kUnitPanels * kLeastUnits * num_workers ? kUnitPanels : 1;
   const int64_t num_units = (panels + unit_panels - 1) / unit_panels;
   const int64_t worth = panels * panel_cost(args) / (kPieceCost * num_workers);
-  const int64_t most = std::max<int64_t>(1, num_units / num_workers);
-  return {unit_panels, num_units, std::clamp<int64_t>(worth, 1, most)};
+  int64_t most = num_units / num_workers;
+  if (args.num_tokens >= kManyTokens) {
+    most = std::min(most, panels / (product.least_panels * num_workers));
+  }
+  return {unit_panels, num_units, std::clamp<int64_t>(worth, 1, std::max<int64_t>(1, most))};
 }
 
 void run_piece(const Product& product, const Division& division, int64_t piece,
                int64_t num_pieces) {
   const int64_t panels = num_panels(product.args.weight.rows);
   const int64_t begin = division.num_units * piece / num_pieces * division.unit_panels;
-  const int64_t end = division.num_units * (piece + 1) / num_pieces * division.unit_panels;
-  if (begin < panels) product.kernel(product.args, begin, std::min(end, panels));
+  const int64_t end =
+      std::min(division.num_units * (piece + 1) / num_pieces * division.unit_panels, panels);
+  // With fewer units than workers some pieces have none.
+  if (begin < end) product.kernel(product.args, begin, end);
 }
 
 }  // namespace
@@ -57,7 +66,7 @@ void multiply(const std::vector<Product>& products, ThreadPool::Session& session
   int64_t num_pieces = 0;  // of each worker
   int64_t cost = 0;
   for (const Product& product : products) {
-    divisions.push_back(divide(product.args, num_workers));
+    divisions.push_back(divide(product, num_workers));
     num_pieces += divisions.back().num_pieces;
     cost += num_panels(product.args.weight.rows) * panel_cost(product.args);
   }

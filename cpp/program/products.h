@@ -12,6 +12,7 @@ namespace potluck {
 struct Product {
   void (*kernel)(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
   LinearArgs args;
+  int64_t least_panels;  // of a call with many tokens (Kernels)
 };
 
 // Computes all of them, in one parallel loop, whose results are written to different places.

@@ -51,10 +51,10 @@ class ThreadPool {
     int num_threads() const;
 
     // Calls function(chunk, worker) exactly once for every chunk in [0, num_chunks), and returns
-    // when all are done. Worker w of n has the chunks [num_chunks * w / n, num_chunks * (w + 1) / n)
-    // and takes them in ascending order; one that has done its own takes the last ones of others.
-    // `worker` is in [0, num_threads), and no two concurrent calls have the same. Not to be nested.
-    // Throws Error for 2^32 chunks or more.
+    // when all are done. Worker w of n has the chunks
+    // [num_chunks * w / n, num_chunks * (w + 1) / n) and takes them in ascending order; one that has
+    // done its own takes the last ones of others. `worker` is in [0, num_threads), and no two
+    // concurrent calls have the same. Not to be nested. Throws Error for 2^32 chunks or more.
     void parallel_for(int64_t num_chunks, const ChunkFunction& function);
 
    private:

@@ -1,6 +1,6 @@
-// Sixteen virtual lanes as four 128-bit registers: Advanced SIMD of Armv8.0, which every aarch64 CPU
-// has. lanes_scalar.h says what each operation means. Products of bytes are not here: the linear
-// kernels of this architecture have their own (linear/neon_tiles.h).
+// Sixteen virtual lanes as four 128-bit registers: Advanced SIMD of Armv8.0, which every aarch64
+// CPU has. lanes_scalar.h says what each operation means. Products of bytes are not here: the
+// linear kernels of this architecture have their own (linear/neon_tiles.h).
 //
 // The bits are those of the other lanes while FPCR is as Linux starts a program (round to nearest,
 // no flush to zero, no default NaN).

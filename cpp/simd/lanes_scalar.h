@@ -284,7 +284,8 @@ POTLUCK_LANES U8x64 bits(U8x64 v) {
   for (int i = 0; i < 64; ++i) v.byte[i] = (uint8_t)((v.byte[i] >> shift) & mask);
   return v;
 }
-// low | h << 4, byte by byte, where low < 16 and h is bits [shift, shift + n) of `high`, n at most 4.
+// low | h << 4, byte by byte, where low < 16 and h is bits [shift, shift + n) of `high`, n at most
+// 4.
 template <int shift, int mask>
 POTLUCK_LANES U8x64 join(U8x64 low, U8x64 high) {
   const U8x64 upper = bits<shift, mask>(high);

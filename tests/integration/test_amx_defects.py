@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -14,6 +17,13 @@ from support.emulated_core import (
     skip_unless_played,
 )
 from support.instruction_sets import IS_AMX_TESTED
+
+TRIAL_WITHOUT_EXIT_STATUS = """
+import signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+from potluck import kernels
+print(kernels.isa_problem("amx"))
+"""
 
 RUN = ("run", "demo", "-p", "Once upon a time", "-n", "3", "--temperature", "0")
 
@@ -63,6 +73,24 @@ def test_a_model_runs_on_the_next_best(
     assert told.stdout == expected
     line = "potluck: the instruction set amx does not work here, and avx512_bf16 is used: "
     assert told.stderr.splitlines()[0] == line + DEFECTS[defect]
+
+
+@pytest.mark.parametrize(
+    ("defect", "problem"),
+    [("none", ""), ("wrong", DEFECTS["wrong"]), ("faults", "it ended too early")],
+)
+def test_a_trial_whose_exit_status_is_lost(
+    environment: dict[str, str], defect: str, problem: str
+) -> None:
+    skip_unless_played(defect)
+    tried = subprocess.run(
+        [sys.executable, "-c", TRIAL_WITHOUT_EXIT_STATUS],
+        env={**os.environ, **environment, DEFECT_VARIABLE: defect},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert tried.stdout == problem + "\n"
 
 
 def test_who_asks_for_it_is_told(environment: dict[str, str]) -> None:

@@ -3,8 +3,8 @@
 //
 // Everything goes by absolute position, in ascending order, and per row in an order of its own, so
 // that a token's result depends on its own sequence alone, whatever tile it is in. Positions that a
-// token does not see are never read as its values, and their scores are not used: the cache may hold
-// anything there.
+// token does not see are never read as its values, and their scores are not used: the cache may
+// hold anything there.
 #pragma once
 
 #include "kernels/attention/merge.h"

@@ -12,7 +12,8 @@ namespace {
 constexpr int kScoreRows = kNumRegisters >= 32 ? 12 : 6;
 constexpr int kScoreBlocks = kNumRegisters >= 32 ? 2 : 1;
 constexpr int kScoreUnroll = kUnroll == 1 ? 1 : kScoreRows;
-// How many steps before they are read keys are asked for; a step is one head of kScoreBlocks blocks.
+// How many steps before they are read keys are asked for; a step is one head of kScoreBlocks
+// blocks.
 constexpr int64_t kStepsAhead = kBlocksAhead / kScoreBlocks;
 
 // The queries, step by step of a head's rows: [head_dim][rows of the step].

@@ -1,4 +1,5 @@
-// The rows of a tile, and one span of the cache as they see it. Included by body.h, after the lanes.
+// The rows of a tile, and one span of the cache as they see it. Included by body.h, after the
+// lanes.
 //
 // The rows of a tile lie head after head: row r is one of key-value head r / rows_per_head, and
 // within it of token i / group_heads and query head i % group_heads, with i = r % rows_per_head.
@@ -11,9 +12,9 @@ namespace POTLUCK_ISA {
 namespace {
 
 constexpr int64_t kSpanBlocks = kSpanTokens / kBlockTokens;
-// How many blocks of one head before they are read they are asked for, as blocks lie apart, where no
-// prefetcher of the hardware looks for the next: 8 KiB at 64 columns. 2 blocks read 19 GB/s, 4 and 8
-// 23 (one core of a Zen 5).
+// How many blocks of one head before they are read they are asked for, as blocks lie apart, where
+// no prefetcher of the hardware looks for the next: 8 KiB at 64 columns. 2 blocks read 19 GB/s, 4
+// and 8 23 (one core of a Zen 5).
 constexpr int64_t kBlocksAhead = 4;
 
 // A range of positions, counted from the beginning of the span; empty where end <= begin.

@@ -31,8 +31,8 @@ struct HeadValues {
   int64_t stride;                       // halves of a position
 };
 
-// Adds to kRows rows of kLanes x 16 columns, from column `start`: one fma per position of the range,
-// ascending.
+// Adds to kRows rows of kLanes x 16 columns, from column `start`: one fma per position of the
+// range, ascending.
 template <int kRows, int kLanes>
 inline void weigh_tile(const HeadValues& head, Range range, int64_t start, const float* terms,
                        float* weighted) {

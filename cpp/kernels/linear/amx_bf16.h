@@ -3,7 +3,8 @@
 // A step is 32 columns: a tile of up to 16 tokens x 32, and for each panel a tile of 16 pairs of
 // columns x 16 rows. The instruction fixes the order of additions within a step, steps follow one
 // another in ascending order, and a last step that is not whole is filled up with zeros: an output
-// element has the same bits however many tokens there are, alone (a tile of one row) or in a prompt.
+// element has the same bits however many tokens there are, alone (a tile of one row) or in a
+// prompt.
 #pragma once
 
 #include "kernels/linear/amx_output.h"

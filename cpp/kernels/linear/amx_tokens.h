@@ -24,8 +24,8 @@ struct TokenSplit {
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Copies `num_rows` rows, `stride` bytes apart in `from`, of `num_bytes` each to rows of row_bytes
-// at `to`, and fills up to that and to `height` rows with zeros. Activations lie a multiple of 4096 bytes apart in most
-// models, so that a tile's rows would fall into one set of the L1 cache.
+// at `to`, and fills up to that and to `height` rows with zeros. Activations lie a multiple of 4096
+// bytes apart in most models, so that a tile's rows would fall into one set of the L1 cache.
 template <int64_t row_bytes>
 inline void pack_rows_of_tile(const uint8_t* from, int64_t stride, int64_t num_rows,
                               int64_t num_bytes, int64_t height, uint8_t* to) {

@@ -1,8 +1,8 @@
 // Sums of products of bytes by an instruction that adds four products to each 32-bit lane. Included
 // after linear/neon_tiles.h, which says what a class of products is.
 //
-// A class `Instruction` has kOffset, `rows` as the instruction takes them, and `dot`, which adds the
-// products with four activations, those of lane `lane`.
+// A class `Instruction` has kOffset, `rows` as the instruction takes them, and `dot`, which adds
+// the products with four activations, those of lane `lane`.
 #pragma once
 
 #include "kernels/linear/neon_tiles.h"

@@ -93,8 +93,8 @@ POTLUCK_LANES void integer_sums(const uint8_t* block, int64_t g, const GroupScal
 // One group for a tile of tokens: one fma of each integer sum, one of the minimum.
 template <class Products, class Weights, int first_row, int kTokens>
 POTLUCK_LANES void add_group(const uint8_t* block, int64_t g, const GroupScales& weight,
-                             const int8_t* q, int64_t stride, const float* scales, const int32_t* sums,
-                             int64_t num_groups, F32x16 acc[kTokens]) {
+                             const int8_t* q, int64_t stride, const float* scales,
+                             const int32_t* sums, int64_t num_groups, F32x16 acc[kTokens]) {
   I32x8 totals[kTokens];
   integer_sums<Products, Weights, first_row, kTokens>(block, g, weight, q, stride, sums, num_groups,
                                                       totals);

@@ -1,5 +1,5 @@
-// Products of quantized weights, by the lanes' products of quads. Included by bodies, after the lanes
-// of an instruction set.
+// Products of quantized weights, by the lanes' products of quads. Included by bodies, after the
+// lanes of an instruction set.
 #pragma once
 
 #include "kernels/linear/decode.h"

@@ -1,8 +1,8 @@
 // How tokens are divided into tiles. Included by bodies, after the lanes of an instruction set.
 //
 // A tile is kPanels x kTokens sums that stay in registers while its weights and activations pass
-// by. Tokens that do not fill tiles are divided among them evenly: two tiles of four rather than one
-// of six and one of two, which would wait for its few sums.
+// by. Tokens that do not fill tiles are divided among them evenly: two tiles of four rather than
+// one of six and one of two, which would wait for its few sums.
 #pragma once
 
 #include "kernels/kernels.h"

@@ -38,9 +38,9 @@ POTLUCK_LANES void quantize_group(const float* x, int8_t* q, float* scale, int32
   *total = sum(add(q_low, q_high));
 }
 
-// Bits of the nearest bf16, the even one of two, in the lower halves of lanes. Adding 0x7fff and the
-// last bit that is kept carries into it where the rest is more than half, or half and the bit odd;
-// what overflows becomes infinite. NaN, whose bits must not be carried into, becomes quiet.
+// Bits of the nearest bf16, the even one of two, in the lower halves of lanes. Adding 0x7fff and
+// the last bit that is kept carries into it where the rest is more than half, or half and the bit
+// odd; what overflows becomes infinite. NaN, whose bits must not be carried into, becomes quiet.
 POTLUCK_LANES I32x16 bf16_bits(F32x16 x) {
   const I32x16 bits = as_i32(x);
   const I32x16 odd = bit_and(shift_right<16>(bits), splat_i32(1));
