@@ -110,26 +110,24 @@ def test_aarch64_gives_the_same_bits(
 
 
 @pytest.mark.parametrize(
-    ("kernel", "status"),
+    ("kernel", "wrong"),
     [
-        ("neon.attention", 0),
-        ("neon.linear.q6_k", 1),  # no longer the same bits for one token and for many
-        ("dotprod.linear.q4_k", 1),
-        ("i8mm.linear.q8_0", 1),
-        ("i8mm.linear.bf16", 1),
+        # Near enough to the double precision; but the parts are no longer the whole.
+        ("neon.attention", {"attention_span", "attention_merge"}),
+        ("neon.linear.q6_k", {"linear.q6_k"}),  # one token and many no longer have the same bits
+        ("dotprod.linear.q4_k", {"linear.q4_k"}),
+        ("i8mm.linear.q8_0", {"linear.q8_0"}),
+        ("i8mm.linear.bf16", {"linear.bf16"}),
     ],
 )
 def test_aarch64_shows_a_spoilt_kernel(
-    kernel: str, status: int, aarch64_program: Path, scalar_lines: str
+    kernel: str, wrong: set[str], aarch64_program: Path, scalar_lines: str
 ) -> None:
     isa, _, name = kernel.partition(".")
     command = (require_tool("qemu-aarch64-static"), "-cpu", "max", aarch64_program, isa, kernel)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     different = set(done.stdout.splitlines()) - set(scalar_lines.splitlines())
     own = {"linear.bf16"} if isa == "i8mm" else set()
-    # Attention by parts is compared with the whole.
-    wrong = {name, "attention_span", "attention_merge"} if name == "attention" else {name}
-    assert {line.split()[0] for line in different} == wrong | own
-    assert done.returncode == status
-    wrong = [line.split()[0] for line in different if line.endswith(" WRONG")]
-    assert wrong == ([name] if status else [])
+    assert {line.split()[0] for line in different} == wrong | {name} | own
+    assert {line.split()[0] for line in different if line.endswith(" WRONG")} == wrong
+    assert done.returncode == 1

@@ -23,12 +23,20 @@ DEFECTS = {
 """And what is said of them where the instruction set is chosen."""
 
 
+# The finder of an editable installation comes before PYTHONPATH.
+LEAVE_OUT_THE_EDITABLE_PACKAGE = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "potluck" not in type(finder).__module__]
+"""
+
+
 def install_emulated_core(folder: Path) -> dict[str, str]:
     """Copy the package to ``folder`` with the other core; the environment in which it is found."""
     built = build("dev", "_core_amx", f"-DPython_EXECUTABLE={sys.executable}") / "amx"
     without_core = shutil.ignore_patterns("_core*.so")
     shutil.copytree(ROOT / "src" / "potluck", folder / "potluck", ignore=without_core)
     shutil.copy2(next(built.glob("_core*.so")), folder / "potluck" / "kernels")
+    (folder / "sitecustomize.py").write_text(LEAVE_OUT_THE_EDITABLE_PACKAGE, "utf-8")
     return {
         "PYTHONPATH": str(folder),
         "XDG_CACHE_HOME": str(folder / "cache"),
