@@ -1,4 +1,5 @@
-// How panels and tokens are divided into tiles. Included by bodies, after the lanes of an instruction set.
+// How panels and tokens are divided into tiles. Included by bodies, after the lanes of an
+// instruction set.
 //
 // A tile is kPanels x kTokens sums that stay in registers while its weights and activations pass
 // by. What does not fill tiles is divided among them evenly: eight tokens are two tiles of four
