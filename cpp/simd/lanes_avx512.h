@@ -22,6 +22,8 @@ constexpr int kHalfScalesTokenTile = 6;
 // more than are in flight (2 a cycle for at most 6 cycles).
 constexpr int kFloatPanelTile = 4;
 constexpr int kFloatTokenTile = 6;
+constexpr int kPairTokenTile = 6;
+constexpr bool kReloadsFloats = false;
 constexpr int kUnroll = 8;
 constexpr int kNumLanes = 16;
 constexpr int kNumRegisters = 32;

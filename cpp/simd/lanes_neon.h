@@ -19,6 +19,8 @@ namespace {
 // 20 of the 32 registers hold sums of floats, 4 or 8 one or two columns of weights, one a token's.
 constexpr int kFloatPanelTile = 1;
 constexpr int kFloatTokenTile = 5;
+constexpr int kPairTokenTile = 5;
+constexpr bool kReloadsFloats = false;
 constexpr int kUnroll = 8;
 constexpr int kNumLanes = 16;
 // As many F32x16 as the registers hold.

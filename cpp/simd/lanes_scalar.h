@@ -21,6 +21,10 @@ constexpr int kTokenTile = 1;
 constexpr int kHalfScalesTokenTile = 1;
 constexpr int kFloatPanelTile = 1;
 constexpr int kFloatTokenTile = 1;
+constexpr int kPairTokenTile = 1;  // of formats whose columns lie in pairs
+// Whether tiles of floats read again what they use again, since sums take nearly all registers and
+// compilers would spill them.
+constexpr bool kReloadsFloats = false;
 // How far loops over tiles and quads are unrolled: their arrays are to stay in registers, where
 // there are any for them.
 constexpr int kUnroll = 1;

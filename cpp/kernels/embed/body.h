@@ -66,10 +66,8 @@ void embed_float(const Matrix& weight, int64_t row, float* out) {
   float rows[kPanelRows];
   int64_t k = 0;
   for (; k + Weights::kStep <= weight.columns; k += Weights::kStep) {
-    F32x16 weights[Weights::kStep];
-    Weights::load_step(p, weights);
-    for (int64_t i = 0; i < Weights::kStep; ++i) {
-      store(rows, weights[i]);
+    for (int i = 0; i < Weights::kStep; ++i) {
+      store(rows, Weights::load_step(p, i));
       out[k + i] = rows[row % kPanelRows];
     }
     p += Weights::kStep * kColumnBytes;

@@ -87,7 +87,7 @@ void PairTile<kPanels>::run(const LinearArgs& args, int64_t panel, int64_t token
 }  // namespace
 
 void linear_bf16(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
-  run_float_tiles<PairTile>(args, first_panel, end_panel);
+  run_float_tiles<PairTile, kPairTokenTile>(args, first_panel, end_panel);
 }
 
 }  // namespace avx512_bf16

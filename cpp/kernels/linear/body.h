@@ -16,7 +16,8 @@ namespace POTLUCK_ISA {
 
 #define POTLUCK_DEFINE_FLOAT(format, suffix)                                              \
   void linear_##suffix(const LinearArgs& args, int64_t first_panel, int64_t end_panel) { \
-    run_float_tiles<FloatTiles<format>::Tile>(args, first_panel, end_panel);              \
+    using Float = FloatTiles<format>;                                                     \
+    run_float_tiles<Float::Tile, Float::kMostTokens>(args, first_panel, end_panel);       \
   }
 #define POTLUCK_DEFINE_QUANTIZED(format, suffix)                                          \
   void linear_##suffix(const LinearArgs& args, int64_t first_panel, int64_t end_panel) { \

@@ -159,31 +159,27 @@ struct Q6_K : QuantizedFormat<layout::Q6_K, 32, 8, false, true, 6> {
   }
 };
 
-// A float format gives the 16 rows' weights of one column, or of kStep columns that lie together.
+// A float format gives the 16 rows' weights of one column, or of column i < kStep of those that lie
+// together.
 struct F32 {
   static constexpr int64_t kBytes = 4;
   static constexpr int kStep = 1;
   static POTLUCK_LANES F32x16 load_column(const uint8_t* p) { return load(p); }
-  static POTLUCK_LANES void load_step(const uint8_t* p, F32x16 weights[1]) {
-    weights[0] = load_column(p);
-  }
+  static POTLUCK_LANES F32x16 load_step(const uint8_t* p, int) { return load_column(p); }
 };
 struct F16 {
   static constexpr int64_t kBytes = 2;
   static constexpr int kStep = 1;
   static POTLUCK_LANES F32x16 load_column(const uint8_t* p) { return load_f16(p); }
-  static POTLUCK_LANES void load_step(const uint8_t* p, F32x16 weights[1]) {
-    weights[0] = load_column(p);
-  }
+  static POTLUCK_LANES F32x16 load_step(const uint8_t* p, int) { return load_column(p); }
 };
 struct BF16 {
   static constexpr int64_t kBytes = 2;
   static constexpr int kStep = 2;
   static POTLUCK_LANES F32x16 load_column(const uint8_t* p) { return load_bf16(p); }
-  static POTLUCK_LANES void load_step(const uint8_t* p, F32x16 weights[2]) {
+  static POTLUCK_LANES F32x16 load_step(const uint8_t* p, int i) {
     const I32x16 pairs = as_i32(load(p));
-    weights[0] = as_f32(shift_left<16>(pairs));
-    weights[1] = as_f32(bit_and(pairs, splat_i32((int32_t)0xffff0000)));
+    return as_f32(i == 0 ? shift_left<16>(pairs) : bit_and(pairs, splat_i32((int32_t)0xffff0000)));
   }
 };
 

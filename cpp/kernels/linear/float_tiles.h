@@ -9,8 +9,18 @@ namespace potluck {
 namespace POTLUCK_ISA {
 namespace {
 
+// The same pointer, of which the compiler does not know that it has read there before, where
+// kReloadsFloats and several tokens' sums leave no registers for what will be read again.
+template <int kTokens, class T>
+POTLUCK_LANES const T* again(const T* p) {
+  if constexpr (kReloadsFloats && kTokens > 1) __asm__ volatile("" : "+r"(p));
+  return p;
+}
+
 template <class Weights>
 struct FloatTiles {
+  static constexpr int kMostTokens = Weights::kStep == 1 ? kFloatTokenTile : kPairTokenTile;
+
   template <int kPanels>
   struct Tile {
     template <int kTokens>
@@ -37,13 +47,14 @@ void FloatTiles<Weights>::Tile<kPanels>::run(const LinearArgs& args, int64_t pan
   for (; k + Weights::kStep <= columns; k += Weights::kStep) {
 #pragma GCC unroll kUnroll
     for (int p = 0; p < kPanels; ++p) {
-      F32x16 w[Weights::kStep];
-      Weights::load_step(weights + p * stride, w);
 #pragma GCC unroll kUnroll
-      for (int i = 0; i < Weights::kStep; ++i)
+      for (int i = 0; i < Weights::kStep; ++i) {
+        const F32x16 w = Weights::load_step(again<kTokens>(weights) + p * stride, i);
+        const float* column = x + k + i;
 #pragma GCC unroll kUnroll
         for (int t = 0; t < kTokens; ++t)
-          acc[p][t] = fma(w[i], splat(x[t * columns + k + i]), acc[p][t]);
+          acc[p][t] = fma(w, splat(again<kTokens>(column)[t * columns]), acc[p][t]);
+      }
     }
     weights += Weights::kStep * kPanelRows * Weights::kBytes;
   }

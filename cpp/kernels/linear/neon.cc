@@ -12,7 +12,8 @@ namespace neon {
 
 #define POTLUCK_DEFINE_FLOAT(format, suffix)                                              \
   void linear_##suffix(const LinearArgs& args, int64_t first_panel, int64_t end_panel) { \
-    run_float_tiles<FloatTiles<format>::Tile>(args, first_panel, end_panel);              \
+    using Float = FloatTiles<format>;                                                     \
+    run_float_tiles<Float::Tile, Float::kMostTokens>(args, first_panel, end_panel);       \
   }
 #define POTLUCK_DEFINE_QUANTIZED(format, suffix)                                          \
   void linear_##suffix(const LinearArgs& args, int64_t first_panel, int64_t end_panel) { \

@@ -159,7 +159,7 @@ constexpr int64_t kFewTiles = 3;
 template <class Weights>
 void quantized(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
   constexpr int kTokens = Weights::kHasHalfScales ? kHalfScalesTokenTile : kTokenTile;
-  const TokenTiles tiles(args.num_tokens, kTokens);
+  const Tiles tiles(args.num_tokens, kTokens);
   const int64_t panel_bytes = args.weight.columns / (kGroupColumns * Weights::kGroupsPerBlock) *
                               Weights::Layout::kBlockBytes;
   int64_t step = kPanelTile;

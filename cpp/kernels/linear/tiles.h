@@ -1,8 +1,9 @@
-// How tokens are divided into tiles. Included by bodies, after the lanes of an instruction set.
+// How panels and tokens are divided into tiles. Included by bodies, after the lanes of an
+// instruction set.
 //
 // A tile is kPanels x kTokens sums that stay in registers while its weights and activations pass
-// by. Tokens that do not fill tiles are divided among them evenly: two tiles of four rather than
-// one of six and one of two, which would wait for its few sums.
+// by. What does not fill tiles is divided among them evenly: eight tokens are two tiles of four
+// rather than one of six and one of two, which would wait for its few sums.
 #pragma once
 
 #include "kernels/kernels.h"
@@ -11,44 +12,64 @@ namespace potluck {
 namespace POTLUCK_ISA {
 namespace {
 
-// Of `tokens`, with at most `most` in a tile.
-struct TokenTiles {
-  int64_t num_tokens, num_tiles;
+// `total` tokens or panels in tiles of at most `most`, whose sizes differ by one at most.
+struct Tiles {
+  int64_t total, num_tiles;
 
-  TokenTiles(int64_t tokens, int64_t most)
-      : num_tokens(tokens), num_tiles((tokens + most - 1) / most) {}
-  int64_t start(int64_t tile) const { return num_tokens * tile / num_tiles; }
+  Tiles(int64_t total, int64_t most) : total(total), num_tiles((total + most - 1) / most) {}
+  int64_t start(int64_t tile) const { return total * tile / num_tiles; }
   int64_t size(int64_t tile) const { return start(tile + 1) - start(tile); }
 };
 
-// Calls Tile::run<n>(arguments...) with n = count, which is at most kTokens.
-template <class Tile, int kTokens, class... Arguments>
+// Calls Tile::run<n>(arguments...) with n = count, which is at most kMost.
+template <class Tile, int kMost, class... Arguments>
 POTLUCK_LANES void run_tile(int64_t count, const Arguments&... arguments) {
-  if (count == kTokens) return Tile::template run<kTokens>(arguments...);
-  if constexpr (kTokens > 1) run_tile<Tile, kTokens - 1>(count, arguments...);
+  if (count == kMost) return Tile::template run<kMost>(arguments...);
+  if constexpr (kMost > 1) run_tile<Tile, kMost - 1>(count, arguments...);
 }
 
-// Tiles of kPanels panels, one after the other; then those of single panels.
-template <template <int> class Tile, int kPanels, int kTokens>
-inline void run_panels(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
-  const TokenTiles tiles(args.num_tokens, kTokens);
-  int64_t panel = first_panel;
-  for (; panel + kPanels <= end_panel; panel += kPanels)
-    for (int64_t i = 0; i < tiles.num_tiles; ++i)
-      run_tile<Tile<kPanels>, kTokens>(tiles.size(i), args, panel, tiles.start(i));
-  if constexpr (kPanels > 1) run_panels<Tile, 1, kTokens>(args, panel, end_panel);
+// Panels over which some tokens pass together: as many as their sums fit in registers, since few
+// chains of fma would wait for each column, but not more, since each is another stream of memory.
+constexpr int kMostFloatPanels = 4;
+constexpr int float_panels(int64_t num_tokens, int most_tokens) {
+  const int64_t fit = kFloatPanelTile * most_tokens / num_tokens;
+  return fit < kMostFloatPanels ? (int)fit : kMostFloatPanels;
 }
 
-// Panels that a single token passes over together: its chain of fma would otherwise wait for each
-// column.
-constexpr int kSingleTokenPanels = 4;
+// Tile<p>::run<kTokens>, for any number of panels p.
+template <template <int> class Tile, int kTokens>
+struct PanelsOfTokens {
+  template <int kPanels>
+  static void run(const LinearArgs& args, int64_t panel, int64_t token) {
+    Tile<kPanels>::template run<kTokens>(args, panel, token);
+  }
+};
 
-template <template <int> class Tile>
+template <template <int> class Tile, int kMostTokens>
+struct FloatPanels {
+  template <int kTokens>
+  static void run(const LinearArgs& args, int64_t first_panel, int64_t end_panel, int64_t token) {
+    constexpr int kPanels = float_panels(kTokens, kMostTokens);
+    const Tiles panels(end_panel - first_panel, kPanels);
+    for (int64_t i = 0; i < panels.num_tiles; ++i)
+      run_tile<PanelsOfTokens<Tile, kTokens>, kPanels>(panels.size(i), args,
+                                                       first_panel + panels.start(i), token);
+  }
+};
+
+// Panels outside, so that a panel comes from memory once and from the cache for the other tiles.
+template <template <int> class Tile, int kMostTokens>
 inline void run_float_tiles(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
-  if (args.num_tokens == 1)
-    run_panels<Tile, kSingleTokenPanels, 1>(args, first_panel, end_panel);
-  else
-    run_panels<Tile, kFloatPanelTile, kFloatTokenTile>(args, first_panel, end_panel);
+  if (args.num_tokens == 0) return;
+  const Tiles tokens(args.num_tokens, kMostTokens);
+  const int64_t fewest_tokens = tokens.size(0);
+  const Tiles panels(end_panel - first_panel, float_panels(fewest_tokens, kMostTokens));
+  for (int64_t p = 0; p < panels.num_tiles; ++p) {
+    const int64_t start = first_panel + panels.start(p);
+    for (int64_t i = 0; i < tokens.num_tiles; ++i)
+      run_tile<FloatPanels<Tile, kMostTokens>, kMostTokens>(
+          tokens.size(i), args, start, start + panels.size(p), tokens.start(i));
+  }
 }
 
 }  // namespace
