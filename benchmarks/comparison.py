@@ -71,16 +71,21 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Samples of one or more runs of a setting, and why runs failed that did."""
+    """Samples of one or more runs of a setting, and why runs failed that did.
+
+    ``outside`` are the fractions of decoding that were not products with weights: of us alone.
+    """
 
     prefill: tuple[float, ...] = ()
     decode: tuple[float, ...] = ()
+    outside: tuple[float, ...] = ()
     failures: tuple[str, ...] = ()
 
     def __add__(self, other: Rates) -> Rates:
         return Rates(
             prefill=self.prefill + other.prefill,
             decode=self.decode + other.decode,
+            outside=self.outside + other.outside,
             failures=self.failures + other.failures,
         )
 
@@ -113,11 +118,14 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aims:
-    """Least ratio to llama.cpp, fraction of the limit, and ratio to our own baseline."""
+    """Least ratio to llama.cpp, fraction of the limit, and ratio to our own baseline; the most that
+    may be outside the products.
+    """
 
     ratio: float | None = None
     fraction: float | None = None
     own_ratio: float | None = None
+    outside: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +133,7 @@ class Row:
     """One line of the table. Rates are medians; None is what could not be measured.
 
     ``own_ratio`` is our rate over that of ``baseline``, a setting of ours; ``their_own_ratio`` the
-    same of llama.cpp's.
+    same of llama.cpp's. ``outside`` is the fraction of our time that was not products with weights.
     """
 
     claim: str
@@ -137,6 +145,7 @@ class Row:
     their_fraction: float | None = None
     own_ratio: float | None = None
     their_own_ratio: float | None = None
+    outside: float | None = None
     aims: Aims = field(default_factory=Aims)
     counts: bool = True
     notes: tuple[str, ...] = ()
@@ -153,6 +162,7 @@ class Row:
             (self.ratio if self.counts else None, self.aims.ratio),
             (self.fraction, self.aims.fraction),
             (self.own_ratio, self.aims.own_ratio),
+            (_negative(self.outside), _negative(self.aims.outside)),
         )
         asked = [(value, aim) for value, aim in pairs if aim is not None]
         if not asked or any(value is None for value, _ in asked):
@@ -300,6 +310,15 @@ def _busy(scope: Scope) -> Iterator[Question]:
     )
 
 
+def _outside(scope: Scope) -> Iterator[Question]:
+    yield Question(
+        claim="outside the products",
+        phase=Phase.DECODE,
+        setting=scope.setting(scope.one),
+        aims=Aims(outside=0.05),
+    )
+
+
 CLAIMS: Mapping[str, Callable[[Scope], Iterator[Question]]] = {
     "decode": _decode,
     "prefill": _prefill,
@@ -309,6 +328,7 @@ CLAIMS: Mapping[str, Callable[[Scope], Iterator[Question]]] = {
     "threads": _threads,
     "isa": _isa,
     "busy": _busy,
+    "outside": _outside,
 }
 
 
@@ -361,6 +381,7 @@ def answer(
         their_fraction=fractions[1],
         own_ratio=own[0],
         their_own_ratio=own[1],
+        outside=_outside_fraction(samples, question),
         aims=question.aims,
         counts=counts or setting.isa is not None,
         notes=tuple(notes),
@@ -394,6 +415,13 @@ def _rate(samples: Samples, side: Side, setting: Setting, phase: Phase) -> float
     return None if rates is None else rates.median(phase)
 
 
+def _outside_fraction(samples: Samples, question: Question) -> float | None:
+    if question.aims.outside is None:
+        return None
+    fractions = samples.get((Side.OURS, question.setting), Rates()).outside
+    return statistics.median(fractions) if fractions else None
+
+
 def _fraction(rate: float | None, question: Question, work: Work, limits: Limits) -> float | None:
     if rate is None or question.setting.depth_tokens:
         return None
@@ -404,3 +432,7 @@ def _fraction(rate: float | None, question: Question, work: Work, limits: Limits
 
 def _quotient(above: float | None, below: float | None) -> float | None:
     return above / below if above is not None and below else None
+
+
+def _negative(value: float | None) -> float | None:
+    return None if value is None else -value

@@ -6,8 +6,10 @@ import json
 import os
 import statistics
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from comparison import Limits, Rates, Setting
 from peer_process import Outcome, Run, RunFailedError, measured
@@ -44,12 +46,25 @@ def parse_bench(printed: str, *, is_fast: bool) -> Outcome:
         rates=Rates(
             prefill=tuple(document["prefill_tokens_per_second"]),
             decode=tuple(document["decode_tokens_per_second"]),
+            outside=() if document["decode"] is None else (outside_products(document["decode"]),),
         ),
         limits=Limits(
             read_bytes_per_second=_median(limits["read_bytes_per_second"]),
             int8_operations_per_second=_median(peaks.get("int8", [])),
         ),
     )
+
+
+def outside_products(phase: Mapping[str, Any]) -> float:
+    """The fraction of a phase in ops that are no products with weights. Those with weights have
+    the name of their matrices: ``attn.q+k+v``, ``head``, ``experts``.
+    """
+    shares: list[float] = [
+        each["share"]
+        for each in phase["ops"]
+        if "." not in each["op"] and not {"head", "experts"} & set(each["op"].split("+"))
+    ]
+    return sum(shares)
 
 
 def _median(samples: list[float]) -> float | None:

@@ -165,6 +165,7 @@ class Session:
                 "is_busy": setting.is_busy,
                 "prefill_tokens_per_second": rates.prefill,
                 "decode_tokens_per_second": rates.decode,
+                "decode_outside_products": rates.outside,
                 "failures": rates.failures,
                 "limits": asdict(run.outcome.limits) if side is Side.OURS else None,
             }
@@ -270,7 +271,7 @@ def lines_of(rows: Sequence[Row]) -> Iterator[str]:
     """The table for people; an aim follows the figure it is about."""
     yield (
         f"{'':24} {'type':7} {'ours':>8} {'theirs':>8} {'ratio':>14} {'of limit':>16} "
-        f"{'theirs':>7} {'of own':>14} {'theirs':>7}"
+        f"{'theirs':>7} {'of own':>14} {'theirs':>7} {'outside':>14}"
     )
     for row in rows:
         yield (
@@ -279,7 +280,9 @@ def lines_of(rows: Sequence[Row]) -> Iterator[str]:
             f"{_with_aim(_percent(row.fraction), _percent(row.aims.fraction)):>16} "
             f"{_percent(row.their_fraction):>7} "
             f"{_with_aim(_ratio(row.own_ratio), _ratio(row.aims.own_ratio)):>14} "
-            f"{_ratio(row.their_own_ratio):>7} {'; '.join((_verdict(row), *row.notes))}"
+            f"{_ratio(row.their_own_ratio):>7} "
+            f"{_with_aim(_percent(row.outside), _percent(row.aims.outside), '≤'):>14} "
+            f"{'; '.join((_verdict(row), *row.notes))}"
         )
 
 
@@ -287,8 +290,8 @@ def _verdict(row: Row) -> str:
     return {True: "met", False: "missed", None: "–"}[row.is_met]
 
 
-def _with_aim(figure: str, aim: str) -> str:
-    return figure if aim == "–" else f"{figure} (≥ {aim})"
+def _with_aim(figure: str, aim: str, relation: str = "≥") -> str:
+    return figure if aim == "–" else f"{figure} ({relation} {aim})"
 
 
 def _number(value: float | None) -> str:

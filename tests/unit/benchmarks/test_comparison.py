@@ -19,6 +19,7 @@ from comparison import (
     work_of,
 )
 from model_shapes import SHAPES, Experts, Shape
+from potluck_bench import outside_products
 
 SCOPE = Scope(
     types=("Q8_0", "BF16"),
@@ -66,6 +67,23 @@ def test_a_row() -> None:
     assert (row.own_ratio, row.their_own_ratio) == (2.0, None)
     assert row.is_met
     assert row.notes == ("theirs: ended with -4: ",)
+
+
+@pytest.mark.parametrize(
+    ("outside", "is_met"), [((), None), ((0.04, 0.05, 0.09), True), ((0.06,), False)]
+)
+def test_what_is_outside_the_products(outside: tuple[float, ...], is_met: bool | None) -> None:
+    (question,) = questions(["outside"], SCOPE)
+    samples = {(Side.OURS, PLAIN): Rates(decode=(30.0,), outside=outside)}
+    row = answer(question, samples, WORK, LIMITS, counts=True)
+    assert row.is_met is is_met
+    assert row.outside == (outside[len(outside) // 2] if outside else None)
+
+
+def test_ops_outside_the_products() -> None:
+    names = ("attn.q+k+v", "mlp.down", "head", "experts", "attention", "add+norms", "sampling")
+    ops = [{"op": name, "share": 1 / 8} for name in names]
+    assert outside_products({"ops": ops}) == 3 / 8
 
 
 @pytest.mark.parametrize("missed", [{"ratio": 1.51}, {"fraction": 0.91}, {"own_ratio": 2.01}])
