@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.kernel_build import build, require_tool
+from support.kernel_build import build, not_shown, require_tool
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +35,16 @@ def test_no_code_is_shared_between_instruction_sets(objects: list[Path]) -> None
         kinds = {line[17] for line in listing.splitlines()}
         assert "T" in kinds
         assert kinds.isdisjoint("uVvWw"), f"{path}: {listing}"
+
+
+def test_what_a_cpu_does_at_best_is_measured_in_registers(objects: list[Path]) -> None:
+    """Of x86-64, whose instructions may read the stack beside what they compute."""
+    if platform.machine() != "x86_64":
+        not_shown("this CPU's instructions for memory are others")
+    objdump = require_tool("objdump")
+    loops = [path for path in objects if path.parent.name == "peak" and path.stem != "amx.cc"]
+    for path in loops:
+        listing = subprocess.run([objdump, "-d", path], capture_output=True, text=True, check=True)
+        vectors = [line for line in listing.stdout.splitlines() if "mm" in line]
+        assert len(vectors) > 12, path
+        assert not [line for line in vectors if "(%r" in line], path

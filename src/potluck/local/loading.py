@@ -12,7 +12,7 @@ from itertools import accumulate
 from potluck.catalog import ModelDescription, open_headers, open_weights
 from potluck.engines.native import make_pool
 from potluck.engines.opening import module_named
-from potluck.engines.prefill import prefill_on
+from potluck.engines.prefill import prefill_of_weights, prefill_on
 from potluck.errors import ParameterError
 from potluck.formats.source import FileTensorSource
 from potluck.kernels.runner import ThreadPool
@@ -107,6 +107,8 @@ def plan_load(
             sizes = [size, *stronger_quantizations(size)]
             fitting = (each for each in sizes if room.holds(count(each)))
             size = next(fitting, sizes[-1])
+        formats = count(size).formats
+        size = replace(size, prefill=prefill_of_weights(unit.address, size.prefill, formats))
         stages = _plan(description, tensors, shards, size, unit)
         memory = combined([stage.memory for stage in stages])
         require_memory(memory, room, size, count)

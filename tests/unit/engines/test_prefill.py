@@ -13,7 +13,7 @@ from support.kernel_build import build
 from potluck import kernels
 from potluck.engines import native
 from potluck.engines.backends import native_unit
-from potluck.engines.prefill import prefill_on
+from potluck.engines.prefill import prefill_of_weights, prefill_on
 from potluck.types.prefill import Prefill
 from potluck.types.unit import UnitAddress
 
@@ -39,6 +39,21 @@ def test_what_no_kernel_computes_faster_is_exact_and_said(
 def test_an_instruction_set_with_fast_kernels_uses_them() -> None:
     with patch.object(kernels, "fast_formats", lambda isa: ["q8_0"]):
         assert prefill_on(native_unit("scalar"), Prefill.FAST) is Prefill.FAST
+
+
+def test_weights_without_fast_kernels_are_computed_exactly_and_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    unit = native_unit("scalar")
+    with (
+        patch.object(kernels, "fast_formats", lambda isa: ["q8_0"]),
+        caplog.at_level(logging.WARNING),
+    ):
+        assert prefill_of_weights(unit, Prefill.FAST, {"f32", "q8_0"}) is Prefill.FAST
+        assert prefill_of_weights(unit, Prefill.EXACT, {"f32"}) is Prefill.EXACT
+        assert not caplog.messages
+        assert prefill_of_weights(unit, Prefill.FAST, {"f32", "bf16"}) is Prefill.EXACT
+    assert caplog.messages == ["prefill is exact: weights in bf16, f32 have no fast one"]
 
 
 def test_rows_of_prompts_alone_are_fast() -> None:

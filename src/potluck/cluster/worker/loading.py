@@ -14,7 +14,7 @@ from potluck.cluster.worker.messages import Load
 from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.native import make_pool
 from potluck.engines.opening import module_named, open_engine
-from potluck.engines.prefill import prefill_on
+from potluck.engines.prefill import prefill_of_weights, prefill_on
 from potluck.loading import (
     NotPackedError,
     PackedCache,
@@ -85,6 +85,8 @@ def load_for(
         def count(size: StageSize) -> MemoryPlan:
             return plan_worker(description, headers, shard, size, cost=cost).memory
 
+        formats = count(size).formats
+        size = replace(size, prefill=prefill_of_weights(load.unit, size.prefill, formats))
         plan = plan_worker(description, headers, shard, size, cost=cost)
         require_memory(plan.memory, _room(load), size, count)
         with closing(open_weights(description, [shard], on_fetch)) as tensors:
