@@ -15,10 +15,11 @@ import contextlib
 import dataclasses
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ _ALL_SHAPES = {name: shape for name, shape in SHAPES.items() if shape.vocab_size
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """What is measured of one shape. ``runs`` grow; ``limits`` are the best that a run saw."""
+    """What is measured of one shape. ``runs`` and ``seen_limits`` grow."""
 
     shape_name: str
     directory: Path
@@ -69,13 +70,27 @@ class Session:
     timeout_seconds: float
     flash_attention: dict[str | None, bool] = field(default_factory=dict)
     samples: dict[tuple[Side, Setting], Rates] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
+    seen_limits: list[Limits] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def shape(self) -> Shape:
         """That of the model files."""
         return _ALL_SHAPES[self.shape_name]
+
+    @property
+    def limits(self) -> Limits:
+        """The medians of what plain runs saw: neighbours on a shared machine disturb these like
+        what is held against them.
+        """
+        return Limits(
+            read_bytes_per_second=_median(
+                [each.read_bytes_per_second for each in self.seen_limits]
+            ),
+            int8_operations_per_second=_median(
+                [each.int8_operations_per_second for each in self.seen_limits]
+            ),
+        )
 
     def model(self, type_name: str) -> Path:
         """The file of a type, made when it is missing."""
@@ -105,17 +120,9 @@ class Session:
             num_repeats=self.num_repeats,
             timeout_seconds=self.timeout_seconds,
         )
-        seen = run.outcome.limits
         is_whole = setting.num_threads == self.num_threads
         if is_whole and not setting.is_busy and setting.isa is None:
-            self.limits = Limits(
-                read_bytes_per_second=_most(
-                    self.limits.read_bytes_per_second, seen.read_bytes_per_second
-                ),
-                int8_operations_per_second=_most(
-                    self.limits.int8_operations_per_second, seen.int8_operations_per_second
-                ),
-            )
+            self.seen_limits.append(run.outcome.limits)
         self._keep(Side.OURS, setting, run)
 
     def _theirs(self, setting: Setting) -> None:
@@ -306,8 +313,9 @@ def _percent(fraction: float | None) -> str:
     return "–" if fraction is None else f"{100 * fraction:.0f} %"
 
 
-def _most(one: float | None, other: float | None) -> float | None:
-    return max((each for each in (one, other) if each is not None), default=None)
+def _median(samples: Iterable[float | None]) -> float | None:
+    known = [each for each in samples if each is not None]
+    return statistics.median(known) if known else None
 
 
 def row_document(row: Row) -> dict[str, Any]:
