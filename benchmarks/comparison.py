@@ -73,12 +73,14 @@ class Setting:
 class Rates:
     """Samples of one or more runs of a setting, and why runs failed that did.
 
-    ``outside`` are the fractions of decoding that were not products with weights: of us alone.
+    Of us alone: ``outside`` are the fractions of decoding that were not products with weights,
+    ``of_bandwidth`` those that decoding reached of what was measured around it.
     """
 
     prefill: tuple[float, ...] = ()
     decode: tuple[float, ...] = ()
     outside: tuple[float, ...] = ()
+    of_bandwidth: tuple[float, ...] = ()
     failures: tuple[str, ...] = ()
 
     def __add__(self, other: Rates) -> Rates:
@@ -86,6 +88,7 @@ class Rates:
             prefill=self.prefill + other.prefill,
             decode=self.decode + other.decode,
             outside=self.outside + other.outside,
+            of_bandwidth=self.of_bandwidth + other.of_bandwidth,
             failures=self.failures + other.failures,
         )
 
@@ -358,6 +361,9 @@ def answer(
     setting = question.setting
     if setting.isa is None and setting.num_sequences == 1 and not setting.is_busy:
         fractions = [_fraction(rate, question, work, limits) for rate in (ours, theirs)]
+        reached = samples.get((Side.OURS, setting), Rates()).of_bandwidth
+        if question.phase is Phase.DECODE and not setting.depth_tokens and reached:
+            fractions[0] = statistics.median(reached)
     own: list[float | None] = [None, None]
     if question.baseline is not None:
         own = [

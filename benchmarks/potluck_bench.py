@@ -40,13 +40,15 @@ def parse_bench(printed: str, *, is_fast: bool) -> Outcome:
     document = json.loads(printed)
     if is_fast and document["prefill_mode"] != "fast":
         raise RunFailedError(f"{document['isa']} has no fast prefill")
+    decode = document["decode"]
     limits = document["limits"] or {"read_bytes_per_second": [], "peaks": []}
     peaks = {each["arithmetic"]: each["operations_per_second"] for each in limits["peaks"]}
     return Outcome(
         rates=Rates(
             prefill=tuple(document["prefill_tokens_per_second"]),
             decode=tuple(document["decode_tokens_per_second"]),
-            outside=() if document["decode"] is None else (outside_products(document["decode"]),),
+            outside=() if decode is None else (outside_products(decode),),
+            of_bandwidth=() if decode is None else tuple(decode["fraction_of_bound"] or ()),
         ),
         limits=Limits(
             read_bytes_per_second=_median(limits["read_bytes_per_second"]),

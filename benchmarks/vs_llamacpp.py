@@ -173,6 +173,7 @@ class Session:
                 "prefill_tokens_per_second": rates.prefill,
                 "decode_tokens_per_second": rates.decode,
                 "decode_outside_products": rates.outside,
+                "decode_of_bandwidth": rates.of_bandwidth,
                 "failures": rates.failures,
                 "limits": asdict(run.outcome.limits) if side is Side.OURS else None,
             }

@@ -51,9 +51,11 @@ def test_a_quick_comparison(tmp_path: Path) -> None:
     assert (decode["theirs"], prefill["theirs"]) == (50.0, 200.0)
     assert decode["ours"] > 0
     assert decode["ratio"] == pytest.approx(decode["ours"] / 50)
-    read = document["work_per_token"]["Q4_0"]["read_bytes"] * decode["ours"]
-    expected = read / document["limits"]["read_bytes_per_second"]
-    assert decode["fraction"] == pytest.approx(expected)
+    ours = next(run for run in document["runs"] if run["side"] == "ours")
+    assert [decode["fraction"]] == ours["decode_of_bandwidth"]
+    operations = document["work_per_token"]["Q4_0"]["operations"] * prefill["ours"]
+    expected = operations / document["limits"]["int8_operations_per_second"]
+    assert prefill["fraction"] == pytest.approx(expected)
     # Two tried attentions that do not count, ours, theirs.
     assert [run["is_counted"] for run in document["runs"]] == [True, False, False, True]
     assert "decode " in completed.stdout

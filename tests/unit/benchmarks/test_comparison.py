@@ -80,6 +80,12 @@ def test_what_is_outside_the_products(outside: tuple[float, ...], is_met: bool |
     assert row.outside == (outside[len(outside) // 2] if outside else None)
 
 
+def test_decoding_is_held_against_the_bandwidth_around_it() -> None:
+    question, _ = questions(["decode"], SCOPE)
+    samples = {(Side.OURS, PLAIN): Rates(decode=(30.0, 36.0), of_bandwidth=(0.9, 0.8, 0.7))}
+    assert answer(question, samples, WORK, LIMITS, counts=True).fraction == 0.8
+
+
 def test_ops_outside_the_products() -> None:
     names = ("attn.q+k+v", "mlp.down", "head", "experts", "attention", "add+norms", "sampling")
     ops = [{"op": name, "share": 1 / 8} for name in names]

@@ -102,10 +102,13 @@ def test_samples_and_limits_of_ours() -> None:
                 {"arithmetic": "int8", "operations_per_second": [2e12, 3e12]},
             ],
         },
-        "decode": {"ops": [{"op": "mlp.down", "share": 0.75}, {"op": "rope", "share": 0.25}]},
+        "decode": {
+            "fraction_of_bound": [0.8],
+            "ops": [{"op": "mlp.down", "share": 0.75}, {"op": "rope", "share": 0.25}],
+        },
     }
     assert parse_bench(json.dumps(document), is_fast=False) == Outcome(
-        rates=Rates(prefill=(477.0,), decode=(40.0, 41.0), outside=(0.25,)),
+        rates=Rates(prefill=(477.0,), decode=(40.0, 41.0), outside=(0.25,), of_bandwidth=(0.8,)),
         limits=Limits(read_bytes_per_second=42e9, int8_operations_per_second=2.5e12),
     )
 
