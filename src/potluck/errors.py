@@ -6,6 +6,7 @@
     │   └── PromptTooLongError   a prompt does not fit in the context
     ├── ModelNotFoundError       nothing at the path or hub id given
     ├── ModelFileError           a file is truncated, corrupt, or contradicts another
+    ├── WheelFileError           a wheel, or a file in it, is broken, hostile or no wheel at all
     ├── UnsupportedModelError    a sound model that this build cannot run
     ├── ChatTemplateError        a chat template is absent or broken, or refuses the messages
     ├── InsufficientMemoryError  it would not fit in the memory that may be used
@@ -73,6 +74,20 @@ class ModelFileError(PotluckError):
 
     def __init__(self, path: str, problem: str, *, hint: str = "") -> None:
         super().__init__(f"{path}: {problem}", hint=hint or "download or copy the file again")
+        self.path = path
+        self.problem = problem
+
+
+class WheelFileError(PotluckError):
+    """The file ``path`` is no wheel that can be read, or tries to do harm: ``problem``."""
+
+    exit_code = 2
+
+    def __init__(self, path: str, problem: str, *, hint: str = "") -> None:
+        super().__init__(
+            f"{path}: {problem}",
+            hint=hint or "do not install it: get the file again, from where its project says",
+        )
         self.path = path
         self.problem = problem
 
