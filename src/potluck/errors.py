@@ -8,6 +8,8 @@
     ├── ModelFileError           a file is truncated, corrupt, or contradicts another
     ├── UnsupportedModelError    a sound model that this build cannot run
     ├── ChatTemplateError        a chat template is absent or broken, or refuses the messages
+    ├── ElfError                 a file is no ELF file, or a broken one
+    │   └── NotLoadableError     a sound one of a kind that no dynamic linker loads
     ├── InsufficientMemoryError  it would not fit in the memory that may be used
     ├── OverloadedError          there is no room for more requests now
     ├── EngineError              the compiled core is missing or refused a call
@@ -87,6 +89,14 @@ class UnsupportedModelError(PotluckError):
 
 class ChatTemplateError(PotluckError):
     """A chat template is absent or broken, or refuses the messages it was given."""
+
+
+class ElfError(PotluckError):
+    """A file is no ELF file, or one that contradicts itself. Whoever knows its path says it."""
+
+
+class NotLoadableError(ElfError):
+    """A sound ELF file that no dynamic linker loads: an object file, a core dump."""
 
 
 class InsufficientMemoryError(PotluckError):
