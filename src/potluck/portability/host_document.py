@@ -56,6 +56,7 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     other_libraries: str
     python: HostPython | None
     cpu_features: tuple[str, ...] | None
+    page_bytes: Number | None
     cuda_driver: tuple[Number, ...] | None
     cuda_version: tuple[Number, Number] | None
     gpus: tuple[HostGpu, ...]
@@ -123,6 +124,7 @@ def _document(host: Host, libraries: Sequence[_Library]) -> _Document:
         other_libraries=base64.b64encode(zlib.compress(names, 9)).decode(),
         python=host.python,
         cpu_features=None if features is None else tuple(sorted(features)),
+        page_bytes=host.page_bytes,
         cuda_driver=host.cuda_driver,
         cuda_version=host.cuda_version,
         gpus=host.gpus,
@@ -163,6 +165,7 @@ def _host(document: _Document) -> Host:
         other_libraries=_read_names(document.other_libraries),
         python=document.python,
         cpu_features=None if features is None else frozenset(features),
+        page_bytes=document.page_bytes,
         cuda_driver=document.cuda_driver,
         cuda_version=document.cuda_version,
         gpus=document.gpus,

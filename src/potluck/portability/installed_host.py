@@ -6,6 +6,7 @@ Files alone are read: nothing is run, no library opened, no device asked. What o
 
 from __future__ import annotations
 
+import mmap
 import os
 import platform
 import re
@@ -56,6 +57,7 @@ def describe_host(root: Path = THIS_ROOT, *, name: str = "", origin: str = "") -
         other_libraries=sonames - {each.soname for each in libraries},
         python=_running_python() if is_this else _installed_python(files),
         cpu_features=_cpu_features(files, c_library.machine),
+        page_bytes=mmap.PAGESIZE if is_this else None,
         cuda_driver=_nvidia_driver(files, libraries),
         gpus=_nvidia_gpus(files),
     )
