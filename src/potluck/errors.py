@@ -11,6 +11,7 @@
     ├── ChatTemplateError        a chat template is absent or broken, or refuses the messages
     ├── ElfError                 a file is no ELF file, or a broken one
     │   └── NotLoadableError     a sound one of a kind that no dynamic linker loads
+    ├── HostError                a host that cannot be described, a broken description
     ├── InsufficientMemoryError  it would not fit in the memory that may be used
     ├── OverloadedError          there is no room for more requests now
     ├── EngineError              the compiled core is missing or refused a call
@@ -112,6 +113,10 @@ class ElfError(PotluckError):
 
 class NotLoadableError(ElfError):
     """A sound ELF file that no dynamic linker loads: an object file, a core dump."""
+
+
+class HostError(PotluckError):
+    """A host cannot be described, or a description of one is broken or not there."""
 
 
 class InsufficientMemoryError(PotluckError):
