@@ -48,7 +48,7 @@ class HostLibraries:
 
     def is_loader(self, soname: str) -> bool:
         """Whether it is the dynamic linker itself, which is there whoever needs it."""
-        return self.host.libc == "glibc" and soname.startswith(_LOADER_PREFIXES)
+        return self.host.libc == "glibc" and is_glibc_loader(soname)
 
     def loaded_with(self, sonames: Iterable[str]) -> tuple[HostLibrary, ...]:
         """Libraries, and what they need in turn, in the order in which they are searched."""
@@ -88,6 +88,11 @@ class HostLibraries:
                 return found
             is_unknown = is_unknown or found is Definition.UNKNOWN
         return Definition.UNKNOWN if is_unknown else Definition.ABSENT
+
+
+def is_glibc_loader(soname: str) -> bool:
+    """Whether it is the name of a dynamic linker of glibc."""
+    return soname.startswith(_LOADER_PREFIXES)
 
 
 def _is_musl(library: HostLibrary) -> bool:

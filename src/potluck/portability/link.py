@@ -58,11 +58,16 @@ class MissingLibrary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingVersion:
-    """A version that a found library does not define, and the symbols that were to have it."""
+    """A version that a library does not define, and the symbols that were to have it.
+
+    ``found_at`` is the path of that library, in the tree or on the host; empty if it is not loaded
+    at all: glibc ends the process then (``Assertion `needed != NULL' failed``).
+    """
 
     library: str
     version: str
     needed_by: str
+    found_at: str
     symbols: tuple[str, ...]
 
 
@@ -191,6 +196,7 @@ class _Opening:
                     library=need.library,
                     version=need.version,
                     needed_by=each.path,
+                    found_at=found.path if (found := self._names.get(need.library)) else "",
                     symbols=tuple(
                         symbol.name
                         for symbol in each.elf.undefined
