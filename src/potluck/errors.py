@@ -7,6 +7,7 @@
     ├── ModelNotFoundError       nothing at the path or hub id given
     ├── ModelFileError           a file is truncated, corrupt, or contradicts another
     ├── WheelFileError           a wheel, or a file in it, is broken, hostile or no wheel at all
+    ├── WheelDownloadError       pip found no wheel, could not download it, or is not there
     ├── UnsupportedModelError    a sound model that this build cannot run
     ├── ChatTemplateError        a chat template is absent or broken, or refuses the messages
     ├── ElfError                 a file is no ELF file, or a broken one
@@ -93,6 +94,12 @@ class WheelFileError(PotluckError):
         )
         self.path = path
         self.problem = problem
+
+
+class WheelDownloadError(PotluckError):
+    """pip found no wheel of a project, could not download it, or is not there."""
+
+    exit_code = 2
 
 
 class UnsupportedModelError(PotluckError):

@@ -14,23 +14,27 @@ from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from potluck.portability.host import Host
+from potluck.portability.host import HostPython
 
 _LEAST_NAME_LENGTH = 4
 """Shorter names are in too many libraries' names by chance."""
 
 
-def required_names(requires: Iterable[str], host: Host) -> tuple[str, ...]:
-    """The distributions that Requires-Dist lines name for a host, without extras, normalized."""
+def required_names(
+    requires: Iterable[str], machine: str, python: HostPython | None
+) -> tuple[str, ...]:
+    """The distributions that Requires-Dist lines name there, without extras, normalized. Where no
+    Python is known, this one stands for it.
+    """
     environment = {
         "extra": "",
         "os_name": "posix",
         "sys_platform": "linux",
         "platform_system": "Linux",
-        "platform_machine": host.machine,
+        "platform_machine": machine,
     }
-    if host.python is not None:
-        version = ".".join(map(str, host.python.version))
+    if python is not None:
+        version = ".".join(map(str, python.version))
         environment |= {"python_version": version, "python_full_version": f"{version}.0"}
     return tuple(
         canonicalize_name(each.name) for each in _parsed(requires) if _applies(each, environment)
