@@ -47,15 +47,22 @@ def bringer(library: str, sought: Sequence[str], required: Iterable[str]) -> str
     ``sought`` are the folders that the linker looks in, relative to ``site-packages``.
     """
     names = list(required)
-    for folder in sought:
-        parts = [canonicalize_name(part) for part in folder.split("/") if part]
-        for count in range(len(parts), 0, -1):
-            prefix = "-".join(parts[:count])
-            for name in names:
-                if name == prefix or name.startswith(f"{prefix}-"):
-                    return name
+    of_folders = [name for folder in sought if (name := _of_folder(folder, names))]
     stem = re.split(r"\.so\b", library.removeprefix("lib").lower())[0]
-    return next((name for name in names if _is_named_after(stem, name)), "")
+    named_after = [name for name in names if _is_named_after(stem, name)]
+    both = [name for name in of_folders if name in named_after]
+    return next(iter([*both, *of_folders, *named_after]), "")
+
+
+def _of_folder(folder: str, names: Iterable[str]) -> str:
+    """The distribution whose name begins with as much of a folder's path as any."""
+    parts = [canonicalize_name(part) for part in folder.split("/") if part]
+    for count in range(len(parts), 0, -1):
+        prefix = "-".join(parts[:count])
+        for name in names:
+            if name == prefix or name.startswith(f"{prefix}-"):
+                return name
+    return ""
 
 
 def _is_named_after(stem: str, name: str) -> bool:
