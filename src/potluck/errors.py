@@ -10,6 +10,7 @@
     ├── ChatTemplateError        a chat template is absent or broken, or refuses the messages
     ├── ElfError                 a file is no ELF file, or a broken one
     │   └── NotLoadableError     a sound one of a kind that no dynamic linker loads
+    ├── FatBinaryError           what should be GPU code in a library is not, or is cut short
     ├── InsufficientMemoryError  it would not fit in the memory that may be used
     ├── OverloadedError          there is no room for more requests now
     ├── EngineError              the compiled core is missing or refused a call
@@ -97,6 +98,10 @@ class ElfError(PotluckError):
 
 class NotLoadableError(ElfError):
     """A sound ELF file that no dynamic linker loads: an object file, a core dump."""
+
+
+class FatBinaryError(PotluckError):
+    """What should be GPU code in a library is not, or is cut short. It loads all the same."""
 
 
 class InsufficientMemoryError(PotluckError):
