@@ -13,6 +13,7 @@
     ├── ElfError                 a file is no ELF file, or a broken one
     │   └── NotLoadableError     a sound one of a kind that no dynamic linker loads
     ├── HostError                a host that cannot be described, a broken description
+    ├── FatBinaryError           what should be GPU code in a library is not, or is cut short
     ├── InsufficientMemoryError  it would not fit in the memory that may be used
     ├── OverloadedError          there is no room for more requests now
     ├── EngineError              the compiled core is missing or refused a call
@@ -124,6 +125,10 @@ class NotLoadableError(ElfError):
 
 class HostError(PotluckError):
     """A host cannot be described, or a description of one is broken or not there."""
+
+
+class FatBinaryError(PotluckError):
+    """What should be GPU code in a library is not, or is cut short. It loads all the same."""
 
 
 class InsufficientMemoryError(PotluckError):

@@ -1,4 +1,4 @@
-"""Whatever bytes a file has, it is read or refused with ``ElfError``, in bounded time and memory."""
+"""Whatever bytes a file has, it is read or refused, in bounded time and memory."""
 
 from __future__ import annotations
 

@@ -52,15 +52,13 @@ def test_the_level_that_a_note_asks_for(bits: int, level: str, segment_type: int
     assert read_elf(elf.build()).features == (level,)
     needs = needs_of(elf)
     assert (needs.level, needs.used_level) == (level, "x86-64-v4")
-    assert needs.is_known
     assert needs.flags == level_flags()[level]
 
 
 def test_a_file_that_does_not_say_is_not_known() -> None:
-    for elf in (Elf(), with_note({OTHER: 3}), Elf(machine=183)):
+    for elf in (Elf(), with_note({OTHER: 3}), with_note({USED: 4}), Elf(machine=190)):
         assert read_elf(elf.build()).features == ()
-        assert not needs_of(elf).is_known
-    assert not needs_of(with_note({USED: 4})).is_known
+        assert (needs_of(elf).level, needs_of(elf).flags) == ("", frozenset())
 
 
 def test_notes_in_32_bits_and_the_other_byte_order() -> None:
@@ -131,6 +129,20 @@ def test_variants_by_their_names(path: str, flags: set[str]) -> None:
 def test_variants_are_those_of_the_machine() -> None:
     assert needs_of(Elf(machine=183), "libfoo_sve.so").variant_flags == {"sve"}
     assert needs_of(Elf(machine=183), "libfoo_avx2.so").variant_flags == frozenset()
+
+
+def test_code_of_64_bit_arm_that_has_nothing_more_runs_on_all_of_it() -> None:
+    add, sdot = b"\x00\x00\x01\x8b", b"\x00\x94\x82\x4e"
+    code = [Segment(segment_type=1, flags=5, content=add)]
+    elf = Elf(machine=183, segments=code)
+    assert (needs_of(elf).level, needs_of(elf).used_flags) == ("armv8-a", frozenset())
+    elf = replace(elf, segments=[Segment(segment_type=1, flags=5, content=add + sdot)])
+    needs = needs_of(elf)
+    assert (needs.level, needs.used_flags) == ("", {"asimddp"})
+    (finding,) = cpu_findings(needs, host(frozenset({"asimd"})), file="a.so")
+    assert (finding.code, finding.severity) == ("cpu-used", Severity.NOTE)
+    assert "asimddp" in finding.message
+    assert cpu_findings(needs, host(frozenset({"asimddp"})), file="a.so") == ()
 
 
 def attributes(*pairs: bytes, vendor: bytes = b"aeabi\0") -> bytes:
