@@ -65,7 +65,7 @@ _OLD_AND_NEW = """
 void old_f(void) {} void new_f(void) {}
 __asm__(".symver old_f,f@V1"); __asm__(".symver new_f,f@@V2");
 """
-_HIDDEN = 'void old_f(void) {} void g(void) {} __asm__(".symver old_f,f@{}");'
+_HIDDEN = 'void old_f(void) {} void g(void) {} __asm__(".symver old_f,f@VERSION");'
 _V1 = "V1 { global: f; local: *; };"
 _V1_V2 = "V1 { global: f; }; V2 { global: f; g; local: *; } V1;"
 
@@ -239,7 +239,7 @@ CASES = [
                 user("a.so", "libx.so", search="$ORIGIN"),
                 Library(
                     path="libx.so",
-                    source=_HIDDEN.format(version),
+                    source=_HIDDEN.replace("VERSION", version),
                     script="V1 { global: f; g; }; V2 { global: f; local: *; } V1;",
                 ),
             ],

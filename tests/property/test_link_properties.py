@@ -64,7 +64,7 @@ class Plain:
         self.known = [("libc.so.6", ""), ("libm.so.6", ""), (objects[root].soname, root)]
         self.missing: list[str] = []
 
-    def run(self) -> tuple[set[str], set[str], set[tuple[str, str]]]:
+    def run(self) -> tuple[set[str], set[str], set[tuple[str, UndefinedSymbol]]]:
         position = 0
         while position < len(self.loaded):
             path, _ = self.loaded[position]
@@ -88,19 +88,12 @@ class Plain:
             position += 1
         paths = [path for path, _ in self.loaded]
         unbound = {
-            (path, symbol.name)
+            (path, symbol)
             for path in paths
             for symbol in self.objects[path].undefined
             if not self.is_bound(symbol, paths)
+            and (symbol.version or "libnowhere.so" not in self.missing)
         }
-        if "libnowhere.so" in self.missing:
-            unbound = {
-                (path, name)
-                for path, name in unbound
-                if all(
-                    symbol.version for symbol in self.objects[path].undefined if symbol.name == name
-                )
-            }
         return set(paths), set(self.missing), unbound
 
     def find(self, name: str, position: int | None) -> str | None:
@@ -161,4 +154,4 @@ def test_linking_follows_the_plain_rules(objects: dict[str, ElfFile]) -> None:
         paths, missing, unbound = Plain(objects, link.path).run()
         assert set(link.mapped) == paths
         assert {each.library for each in link.missing_libraries} == missing
-        assert {(each.needed_by, each.symbol.name) for each in link.missing_symbols} == unbound
+        assert {(each.needed_by, each.symbol) for each in link.missing_symbols} == unbound

@@ -72,7 +72,7 @@ class HostCheck:
             fatal = tuple(finding for findings in brought for finding in findings)
             opens_alone = link.is_opened and not _is_fatal(fatal)
             findings = (*fatal, *link_findings(link, context))
-            if _is_fatal(findings) and each.path in carriers:
+            if not opens_alone and each.path in carriers:
                 findings = (_carried_finding(each.path, carriers[each.path]),)
             yield FileReport(
                 path=each.path,
