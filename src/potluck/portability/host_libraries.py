@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from potluck.portability.elf_file import UndefinedSymbol
 from potluck.portability.host import Definition, Host, HostLibrary
@@ -68,6 +68,15 @@ class HostLibraries:
         is_met = version in library.versions or not library.versions
         return is_met or self.host.libc == "musl"
 
+    def identity(self, scope: Sequence[HostLibrary]) -> Hashable:
+        """What ``definition`` depends on, as long as the libraries of ``scope`` are there."""
+        return self.host.libc, tuple(
+            (each.soname, bool(each.versions), id(each.symbols))
+            if each.symbols is not None
+            else (each.soname, each.versions)
+            for each in scope
+        )
+
     def definition(self, symbol: UndefinedSymbol, scope: Sequence[HostLibrary]) -> Definition:
         """Whether any library of ``scope`` defines a symbol.
 
@@ -76,7 +85,8 @@ class HostLibraries:
         """
         version = "" if self.host.libc == "musl" else symbol.version
         is_unknown = False
-        for library in scope:
+        # The one that is named mostly has it, and order does not matter to whether any has.
+        for library in sorted(scope, key=lambda each: each.soname != symbol.library):
             if library.symbols is None:
                 if version and version in library.versions:
                     return Definition.PRESENT

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import posixpath
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from potluck.portability.elf_file import DefinedSymbol, ElfFile, UndefinedSymbol
+from potluck.portability.host import HostLibrary
+
+_MAX_SCOPES = 256
+"""Sets of libraries that are remembered: of some tens of systems, several each."""
 
 _ORIGIN_TOKENS = ("${ORIGIN}", "$ORIGIN")
 
@@ -20,7 +25,7 @@ _ORIGIN_TOKENS = ("${ORIGIN}", "$ORIGIN")
 class ObjectTree:
     """``objects`` by their paths; ``links`` are paths that lead to others of them.
 
-    Not changed once it is made; a tree may be shared by threads.
+    Nothing but its memory changes once it is made. Not for several threads at once.
     """
 
     def __init__(
@@ -28,6 +33,7 @@ class ObjectTree:
     ) -> None:
         self.symbols: list[UndefinedSymbol] = []
         self._numbers: dict[UndefinedSymbol, int] = {}
+        self._memory: dict[Hashable, LookedUp] = {}
         self._by_prefixes: dict[tuple[str, ...], frozenset[int]] = {}
         self._objects = {path: TreeObject(path, elf, self) for path, elf in objects.items()}
         self._links = dict(links or {})
@@ -66,6 +72,15 @@ class ObjectTree:
             )
         return self._by_prefixes[prefixes]
 
+    def remembered(self, identity: Hashable, scope: Sequence[HostLibrary]) -> LookedUp:
+        """What was looked up in libraries that are alike. To be added to."""
+        found = self._memory.get(identity)
+        if found is None:
+            if len(self._memory) >= _MAX_SCOPES:
+                self._memory.clear()
+            found = self._memory[identity] = LookedUp(scope, set(), set())
+        return found
+
     @cached_property
     def wanted(self) -> Mapping[str, tuple[int, ...]]:
         """The numbers of the symbols that have a name."""
@@ -87,6 +102,15 @@ class ObjectTree:
         return found
 
 
+@dataclass(slots=True)
+class LookedUp:
+    """What was looked up of a tree's symbols in the libraries ``scope``, and what is not there."""
+
+    scope: Sequence[HostLibrary]
+    looked_up: set[int]
+    absent: set[int]
+
+
 class TreeObject:
     """An ELF file at its place in a tree."""
 
@@ -99,6 +123,7 @@ class TreeObject:
         self.required = frozenset(
             tree.number(symbol) for symbol in elf.undefined if not symbol.is_weak
         )
+        self.strong_needs = frozenset(need for need in elf.version_needs if not need.is_weak)
         self._tree = tree
 
     @cached_property

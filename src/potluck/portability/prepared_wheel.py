@@ -38,6 +38,7 @@ class PreparedWheel:
         self.minima = tuple(self._minima())
         self.promise = self._promise()
         self._tags = tuple(_parsed(distribution.tags)) if distribution else ()
+        self._required: dict[tuple[str, HostPython | None], tuple[str, ...]] = {}
         self._abi: dict[HostPython | None, Mapping[str, tuple[Finding, ...]]] = {}
 
     def abi_findings(self, python: HostPython | None) -> Mapping[str, tuple[Finding, ...]]:
@@ -54,7 +55,10 @@ class PreparedWheel:
         distribution = self.needs.distribution
         if distribution is None:
             return ()
-        return required_names(distribution.requires, host.machine, host.python)
+        key = host.machine, host.python
+        if key not in self._required:
+            self._required[key] = required_names(distribution.requires, *key)
+        return self._required[key]
 
     def _minima(self) -> Iterator[Minimum]:
         distribution = self.needs.distribution
