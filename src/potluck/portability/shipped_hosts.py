@@ -25,10 +25,14 @@ _Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class _Alias(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Another name of a host, and why what is known of that one holds for it."""
+    """Another name of a host, and why what is known of that one holds for it.
+
+    ``is_base``: it has more than that one, whose description is not complete for it.
+    """
 
     host: _Text
     because: _Text
+    is_base: bool = False
 
 
 class _Aliases(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -62,7 +66,12 @@ def load_shipped_host(name: str) -> Host:
     alias = _aliases().get(name)
     if alias is None:
         return host
-    return replace(host, name=name, origin=f"{host.origin}; {alias.because}")
+    return replace(
+        host,
+        name=name,
+        origin=f"{host.origin}; {alias.because}",
+        is_complete=host.is_complete and not alias.is_base,
+    )
 
 
 @functools.cache
