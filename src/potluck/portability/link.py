@@ -12,13 +12,13 @@ libraries bind among themselves, which is taken to work.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from potluck.portability.elf_file import UndefinedSymbol, VersionNeed
 from potluck.portability.host import Definition, Host, HostLibrary
 from potluck.portability.host_libraries import HostLibraries
-from potluck.portability.object_tree import ObjectTree, TreeObject
+from potluck.portability.object_tree import LookedUp, ObjectTree, TreeObject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +109,13 @@ class Linker:
         self._libraries = HostLibraries(host)
         self._process = process
         self._before = self._libraries.loaded_with(process.libraries)
+
+    @property
+    def depends_on(self) -> Hashable:
+        """All of a host that linking depends on, as one small value: it is the same for machines
+        that run one system.
+        """
+        return self._libraries.system, self._process
 
     def link(self, tree: ObjectTree, roots: Iterable[TreeObject]) -> Iterator[Link]:
         """Open each of ``roots``, which must be for the host's machine, in a process of its own.
@@ -304,7 +311,9 @@ class _Binding:
         """Those that no library of ``scope`` defines, nor may define."""
         if not numbers or not scope:
             return numbers
-        memory = self._tree.remembered(self._host.identity(scope), scope)
+        memory = self._tree.looked_up.get(
+            self._host.identity(scope), lambda: LookedUp(scope, set(), set())
+        )
         for number in numbers - memory.looked_up:
             found = self._host.definition(self._tree.symbols[number], scope)
             if found is Definition.ABSENT:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import posixpath
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from potluck.portability.elf_file import DefinedSymbol, ElfFile, UndefinedSymbol
 from potluck.portability.host import HostLibrary
+from potluck.portability.memory import Memory
 
 _MAX_SCOPES = 256
 """Sets of libraries that are remembered: of some tens of systems, several each."""
@@ -33,7 +34,7 @@ class ObjectTree:
     ) -> None:
         self.symbols: list[UndefinedSymbol] = []
         self._numbers: dict[UndefinedSymbol, int] = {}
-        self._memory: dict[Hashable, LookedUp] = {}
+        self.looked_up: Memory[LookedUp] = Memory(_MAX_SCOPES)
         self._by_prefixes: dict[tuple[str, ...], frozenset[int]] = {}
         self._objects = {path: TreeObject(path, elf, self) for path, elf in objects.items()}
         self._links = dict(links or {})
@@ -72,15 +73,6 @@ class ObjectTree:
             )
         return self._by_prefixes[prefixes]
 
-    def remembered(self, identity: Hashable, scope: Sequence[HostLibrary]) -> LookedUp:
-        """What was looked up in libraries that are alike. To be added to."""
-        found = self._memory.get(identity)
-        if found is None:
-            if len(self._memory) >= _MAX_SCOPES:
-                self._memory.clear()
-            found = self._memory[identity] = LookedUp(scope, set(), set())
-        return found
-
     @cached_property
     def wanted(self) -> Mapping[str, tuple[int, ...]]:
         """The numbers of the symbols that have a name."""
@@ -104,7 +96,10 @@ class ObjectTree:
 
 @dataclass(slots=True)
 class LookedUp:
-    """What was looked up of a tree's symbols in the libraries ``scope``, and what is not there."""
+    """Which of a tree's symbols were looked up in the libraries ``scope``, and which are absent.
+
+    The libraries are held here so that no others can have their identity.
+    """
 
     scope: Sequence[HostLibrary]
     looked_up: set[int]
