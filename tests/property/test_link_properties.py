@@ -60,7 +60,7 @@ class Plain:
 
     def __init__(self, objects: Mapping[str, ElfFile], root: str) -> None:
         self.objects = objects
-        self.loaded = [(root, None)]
+        self.loaded: list[tuple[str, int | None]] = [(root, None)]
         self.known = [("libc.so.6", ""), ("libm.so.6", ""), (objects[root].soname, root)]
         self.missing: list[str] = []
 
