@@ -3,10 +3,10 @@ calls.
 
 A wheel tagged ``cp38-abi3`` promises to call only functions that every CPython since 3.8 has. No
 linker checks that when the wheel is built. The stable ABI's symbols and the versions that added
-them are CPython's own list (``Misc/stable_abi.toml``), as the package ``abi3info`` ships it. An older
-CPython may have had a function before it was promised, so what asks for too new a Python is likely
-to fail there, not certain. What is called by way of structures is not seen: macros that look into
-an object's fields leave no symbol.
+them are CPython's own list (``Misc/stable_abi.toml``), as the package ``abi3info`` ships it. An
+older CPython may have had a function before it was promised, so what asks for too new a Python is
+likely to fail there, not certain. What is called by way of structures is not seen: macros that look
+into an object's fields leave no symbol.
 """
 
 from __future__ import annotations
