@@ -94,6 +94,7 @@ class Device:
     is the kernel driver bound to it, or empty. ``versions`` are those of driver and firmware by
     name. ``problem`` is the one line that says why nothing can run on it, or empty. ``interfaces``
     are the ways to reach it. ``is_software``: it only plays a GPU on the CPU (PoCL, llvmpipe).
+    ``compute_capability`` is an NVIDIA GPU's, (8, 9), None where not known.
     """
 
     device_id: str
@@ -110,6 +111,7 @@ class Device:
     problem: str = ""
     interfaces: tuple[Interface, ...] = ()
     is_software: bool = False
+    compute_capability: tuple[int, int] | None = None
 
     @property
     def own_free_bytes(self) -> int | None:
