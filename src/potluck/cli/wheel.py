@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from potluck.cli.options import JsonOption
+from potluck.cli.cluster_hosts import SilentNode, gather_hosts
+from potluck.cli.options import JsonOption, StateOption, state_directory
 from potluck.cli.output import emit_json, note
 from potluck.errors import UsageError
 
@@ -49,20 +50,41 @@ def check(
             show_default=False,
         ),
     ] = None,
+    cluster: Annotated[
+        bool,
+        typer.Option("--cluster", help="Check on every node of the running cluster instead."),
+    ] = False,
     json: JsonOption = False,
+    state: StateOption = None,
 ) -> None:
     """Say whether each WHEEL installs on a host, which files in it load there, and what will lack.
 
-    Nothing of it is installed, unpacked or executed. Exit code 1 if a host does not get to load it.
+    Nothing of it is installed, unpacked or executed. Exit code 1 if a host does not get to load it,
+    and with --cluster if a node does not answer.
     """
-    hosts = [_named_host(each) for each in host] if host else [_this_host()]
-    raise typer.Exit(check_on(hosts, wheels, as_json=json))
+    if host and cluster:
+        raise UsageError(
+            "--host and --cluster exclude each other",
+            hint="check on the cluster first, and on other hosts in a second command",
+        )
+    if cluster:
+        hosts, silent = gather_hosts(state_directory(state))
+    else:
+        hosts, silent = [_named_host(each) for each in host or ()] or [_this_host()], []
+    raise typer.Exit(check_on(hosts, wheels, silent=silent, as_json=json))
 
 
-def check_on(hosts: Sequence[Host], wheels: Sequence[str], *, as_json: bool) -> int:
+def check_on(
+    hosts: Sequence[Host],
+    wheels: Sequence[str],
+    *,
+    silent: Sequence[SilentNode] = (),
+    as_json: bool,
+) -> int:
     """Check what ``wheels`` stand for on hosts, and print it; the exit code.
 
-    Raises ``UsageError``, ``WheelFileError``, ``WheelDownloadError``.
+    Of ``silent`` nodes nothing is known but that they are there. Raises ``UsageError``,
+    ``WheelFileError``, ``WheelDownloadError``.
     """
     from potluck.cli.wheel_output import is_usable, wheel_document, wheel_lines
     from potluck.portability.check import check_on_hosts
@@ -73,7 +95,7 @@ def check_on(hosts: Sequence[Host], wheels: Sequence[str], *, as_json: bool) -> 
     checks = [HostCheck(each) for each in hosts]
     folder = default_needs_folder(os.environ)
     reports: list[WheelReport] = []
-    is_good = True
+    is_good = not silent
     for argument in wheels:
         found = [
             check_on_hosts(PreparedWheel(cached_needs(path, folder)), checks)
@@ -82,11 +104,13 @@ def check_on(hosts: Sequence[Host], wheels: Sequence[str], *, as_json: bool) -> 
         reports += found
         is_good = is_good and is_usable(found)
     if as_json:
-        emit_json(wheel_document(reports, hosts))
+        emit_json(wheel_document(reports, hosts, silent))
     else:
         for report in reports:
             for line in wheel_lines(report):
                 print(line)
+        for node in silent:
+            print(f"node {node.node_id} did not say what it has: {node.problem}")
     return 0 if is_good else 1
 
 

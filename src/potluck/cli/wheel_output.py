@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import potluck
+from potluck.cli.cluster_hosts import SilentNode
 from potluck.cli.tables import table
 from potluck.portability.finding import Finding, Severity, Verdict
 from potluck.portability.host import Host
@@ -16,12 +17,15 @@ _SHOWN_FILES = 3
 """Of those that one thing is said of."""
 
 
-def wheel_document(reports: Sequence[WheelReport], hosts: Sequence[Host]) -> dict[str, Any]:
+def wheel_document(
+    reports: Sequence[WheelReport], hosts: Sequence[Host], silent: Sequence[SilentNode]
+) -> dict[str, Any]:
     """The document of ``potluck wheel check --json`` (schema ``potluck.wheel/1``)."""
     return {
         "schema": "potluck.wheel/1",
         "version": potluck.__version__,
         "hosts": [_host(each) for each in hosts],
+        "silent": [{"node_id": each.node_id, "problem": each.problem} for each in silent],
         "wheels": [_wheel(each) for each in reports],
     }
 

@@ -14,7 +14,8 @@ from support.wheel_bytes import write_wheel
 
 import potluck
 from potluck.cli import wheel as command
-from potluck.cli.wheel import check_on
+from potluck.cli.cluster_hosts import SilentNode
+from potluck.cli.wheel import check, check_on
 from potluck.errors import UsageError, WheelFileError
 from potluck.portability.host import Host
 
@@ -79,6 +80,24 @@ def test_several_hosts_are_a_table(wheel: str, capsys: pytest.CaptureFixture[str
         "pack/a.so: it needs GLIBC_2.29 of libm.so.6 (exp), and old has GLIBC_2.27 at most"
     )
     assert "does not go with glibc 2.12" in lines[3]
+
+
+def test_a_node_that_says_nothing_counts_as_one_where_it_does_not_load(
+    wheel: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    silent = [SilentNode(node_id="a" * 16, problem="it left")]
+    assert check_on([NEW], [wheel], silent=silent, as_json=False) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"node {'a' * 16} did not say what it has: it left"
+    assert check_on([NEW], [wheel], silent=silent, as_json=True) == 1
+    document = json.loads(capsys.readouterr().out)
+    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    assert document["silent"] == [{"node_id": "a" * 16, "problem": "it left"}]
+
+
+def test_the_cluster_is_not_checked_along_with_other_hosts() -> None:
+    with pytest.raises(UsageError, match="exclude each other"):
+        check(wheels=["a.whl"], host=["debian-12-amd64"], cluster=True)
 
 
 def test_the_document(wheel: str, capsys: pytest.CaptureFixture[str]) -> None:
