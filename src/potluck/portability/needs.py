@@ -6,7 +6,7 @@ Values only, which msgspec codes. Reading takes as long as the ELF files are lar
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from potluck.portability.elf_reader import read_elf
 from potluck.portability.feature_facts import FileFacts, file_facts
 from potluck.portability.feature_rules import FeatureRules, rules_for
 from potluck.portability.opened_libraries import OpenedLibrary, opened_libraries
-from potluck.portability.wheel_file import Distribution, open_package
+from potluck.portability.wheel_file import Distribution, Package, open_package
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,28 +59,33 @@ def read_needs(path: Path) -> WheelNeeds:
     Raises ``WheelFileError`` if it cannot be read, is none of these, or has no ELF file in it
     although it is no wheel.
     """
+    with open_package(path) as package:
+        needs = package_needs(package, path.name)
+    if needs.distribution is None and not needs.objects:
+        _refuse(path, needs.broken)
+    return needs
+
+
+def package_needs(package: Package, file: str) -> WheelNeeds:
+    """What the files of ``package``, which is called ``file``, need."""
     table = shipped_table()
+    distribution = package.distribution
+    rules = rules_for(distribution.name) if distribution else None
     objects: list[ObjectNeeds] = []
     broken: list[BrokenObject] = []
-    with open_package(path) as package:
-        distribution = package.distribution
-        rules = rules_for(distribution.name) if distribution else None
-        for name, data in package.elf_files():
-            try:
-                objects.append(_read_object(name, data, rules, table))
-            except NotLoadableError:
-                continue
-            except ElfError as error:
-                broken.append(BrokenObject(path=name, problem=error.message))
-        links = dict(package.links)
-    if distribution is None and not objects:
-        _refuse(path, broken)
+    for name, data in package.elf_files():
+        try:
+            objects.append(_read_object(name, data, rules, table))
+        except NotLoadableError:
+            continue
+        except ElfError as error:
+            broken.append(BrokenObject(path=name, problem=error.message))
     return WheelNeeds(
-        file=path.name,
+        file=file,
         distribution=distribution,
         objects=tuple(objects),
         broken=tuple(broken),
-        links=links,
+        links=dict(package.links),
     )
 
 
@@ -99,7 +104,7 @@ def _read_object(
     )
 
 
-def _refuse(path: Path, broken: list[BrokenObject]) -> None:
+def _refuse(path: Path, broken: Sequence[BrokenObject]) -> None:
     if broken:
         raise WheelFileError(str(path), broken[0].problem)
     raise WheelFileError(

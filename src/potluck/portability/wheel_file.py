@@ -6,6 +6,7 @@ beside it (``*.data/data``, ``*.data/scripts``) begins with ``..``. Nothing is u
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from collections.abc import Iterator, Mapping
@@ -92,7 +93,7 @@ def open_package(path: Path) -> Iterator[Package]:
                 "it is neither a wheel nor an ELF file",
                 hint="source packages have to be built first: pip wheel",
             )
-    yield _SingleFile(path)
+    yield InstalledFiles({path.name: path})
 
 
 class _Wheel:
@@ -178,15 +179,20 @@ class _Folder:
                     )
 
 
-class _SingleFile:
+class InstalledFiles:
+    """Files by the paths that they were installed at. Those that cannot be read are passed over."""
+
     distribution: Distribution | None = None
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, files: Mapping[str, Path]) -> None:
+        self._files = files
         self.links: Mapping[str, str] = {}
 
     def elf_files(self) -> Iterator[tuple[str, bytes | mmap.mmap]]:
-        yield from _elf_file(self._path.name, self._path)
+        """As ``Package`` has it."""
+        for name, path in self._files.items():
+            with contextlib.suppress(OSError):
+                yield from _elf_file(name, path)
 
 
 def _elf_file(name: str, path: Path) -> Iterator[tuple[str, bytes | mmap.mmap]]:

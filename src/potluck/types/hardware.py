@@ -132,6 +132,22 @@ class LayerReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BackendLibrary:
+    """A library of the machine's that a backend finds and opens by itself when it is used.
+
+    ``name`` is for people (``libOpenCL.so``). It is the first file whose whole name matches one of
+    ``patterns`` (regular expressions, the preferred first) in one of ``folders``, in which
+    ``{machine}`` stands for what ``uname -m`` says. ``variable`` of the environment may name the
+    file, or a folder that goes before them, as folders of ``LD_LIBRARY_PATH`` do.
+    """
+
+    name: str
+    patterns: tuple[str, ...]
+    folders: tuple[str, ...]
+    variable: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BackendSpec:
     """A backend, known by the module that tries it out (``python -m``; see ``probe.trials``).
 
@@ -141,7 +157,8 @@ class BackendSpec:
     ``packages`` are the distributions whose versions belong to the fingerprint of a trial.
     ``api`` is the interface that a device must have, or empty. ``is_software``: it is tried only
     where software that plays a GPU is allowed. ``extra`` of this distribution installs the
-    packages; empty where they are there with it.
+    packages; empty where they are there with it. ``libraries`` are those of the machine that it
+    cannot do without.
     """
 
     name: str
@@ -153,6 +170,7 @@ class BackendSpec:
     api: str = ""
     is_software: bool = False
     extra: str = ""
+    libraries: tuple[BackendLibrary, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
