@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from support.agents import AgentProcess, Fleet, eventually
 from support.fake_backends.behaviour import device, spec
+from support.hidden_modules import REASON, hide_core
 from support.members import until
-from support.no_core import REASON, hide_core
 
 from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.service import Agent

@@ -157,6 +157,8 @@ def a_case(system: System, report: ProbeReport | None = None, **others: Any) -> 
     values: dict[str, Any] = {
         "backends": (NATIVE, FOR_GPUS),
         "missing_packages": (),
+        "unloadable_packages": (),
+        "opened_libraries": (),
         "distribution": Distribution(name="debian", manager="apt"),
         "user": User(name="alice", is_root=False, groups=frozenset({"alice"})),
         "folders": (),

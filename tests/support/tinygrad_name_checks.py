@@ -5,10 +5,17 @@ When one fails after a change of version, the adapter and what it names here mus
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import os
+import platform
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
+from tinygrad.runtime.support.c import DLL
 
 from potluck.engines.tinygrad import adapter
 from potluck.engines.tinygrad.adapter import (
@@ -28,6 +35,9 @@ from potluck.engines.tinygrad.adapter import (
     get_runtime,
     opencl,
 )
+from potluck.engines.tinygrad.libraries import LIBRARIES
+from potluck.probe.doctor.loading import find_library
+from potluck.probe.system import System
 
 
 def check_every_name_is_checked_here() -> None:
@@ -145,3 +155,36 @@ def check_the_device_says_what_it_can() -> None:
     assert dtypes.float in renderer.supported_dtypes()
     assert isinstance(renderer.has_local, bool)
     assert callable(getattr(Device[name], "synchronize", None))
+
+
+def check_it_opens_the_libraries_that_the_doctor_looks_for() -> None:
+    """Under the names, by the variables and in the folders of ``engines.tinygrad.libraries``."""
+    modules = {"libcuda.so": "cuda", "libLLVM.so": "llvm", "libOpenCL.so": "opencl"}
+    searched = inspect.getsource(DLL.findlib)
+    libraries = [library for each in LIBRARIES.values() for library in each]
+    assert {library.name for library in libraries} == set(modules)
+    for library in libraries:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            patch.dict(os.environ, {"LD_LIBRARY_PATH": folder}),
+        ):
+            file = Path(folder, f"{library.name}.1")
+            file.write_bytes(b"\x7fELF")
+            dll = _opened_anew(modules[library.name])
+            assert dll.emsg.startswith(f"{file}: "), dll.emsg
+            assert f"{dll.nm.upper()}_PATH" == library.variable
+            found = find_library(System(), library, platform.machine(), os.environ)
+            assert found == str(file)
+        usual = [each.partition("{")[0].rstrip("/") for each in library.folders]
+        unknown = [each for each in usual if each not in searched]
+        assert unknown == (["/opt/rocm/lib"] if library.name == "libLLVM.so" else [])
+
+
+def _opened_anew(module: str) -> DLL:
+    """The library of a module of bindings, as it opens it now."""
+    spec = importlib.util.find_spec(f"tinygrad.runtime.autogen.{module}")
+    assert spec is not None
+    assert spec.loader is not None
+    fresh = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fresh)
+    return fresh.dll

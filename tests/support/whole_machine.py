@@ -21,10 +21,13 @@ from potluck.engines.backends import BACKENDS
 from potluck.probe.all_layers import LAYERS
 from potluck.probe.cache import ProbeCache, default_cache_path
 from potluck.probe.choose import choose_units
+from potluck.probe.node_host import NodeHost
 from potluck.probe.probe import ProbeOptions, probe_node
 from potluck.probe.system import System
 
 Document = dict[str, Any]
+
+NO_LIBRARIES = NodeHost(document=None, problem="a machine that is played has no libraries")
 
 _FORBIDDEN = "WHOLE_MACHINE_FORBIDDEN"
 
@@ -65,7 +68,7 @@ def examine(system: System) -> Document:
         findings[name] = {"exit_code": exit_code, "lines": output.getvalue().splitlines()}
     units = choose_units(report, asked=None, allow_software=False)
     return {
-        "probe": probe_document(report, units),
+        "probe": probe_document(report, units, NO_LIBRARIES),
         "table": list(report_lines(report, units)),
         **findings,
     }

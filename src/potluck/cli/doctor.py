@@ -66,15 +66,19 @@ def gather(
     """Everything that there is to know; the agent behind ``state`` is asked if one runs there."""
     from potluck.probe.doctor.case import Case
     from potluck.probe.doctor.distribution import read_distribution
+    from potluck.probe.doctor.loading import look_at_opened_libraries, look_at_packages
     from potluck.probe.doctor.look import look_at_shared_memory, look_at_user, missing_packages
 
     directory, missing_folder = _state(state)
     cluster = None if directory is None else _ask_agent(directory)
+    found = probe()
     return Case(
         system=system,
-        report=probe(),
+        report=found,
         backends=tuple(backends),
         missing_packages=missing_packages(backends),
+        unloadable_packages=look_at_packages(),
+        opened_libraries=look_at_opened_libraries(system, found, backends, os.environ),
         distribution=read_distribution(system),
         user=look_at_user(),
         folders=tuple(_folders(system, directory, cache_root)),
@@ -139,15 +143,22 @@ def _state(path: Path | None) -> tuple[StateDirectory | None, str]:
         return state_directory(path), ""
     except UsageError as error:
         return None, error.message
+    except ImportError as error:  # a package that cannot be loaded, of which a check tells
+        note(f"no agent can run here: {error}")
+        return None, ""
 
 
 def _ask_agent(directory: StateDirectory) -> Cluster | None:
     """What the node's agent finds out with the others; None if no agent runs."""
     import msgspec
 
-    from potluck.cluster.agent.control import ask
     from potluck.probe.doctor.case import Cluster
 
+    try:
+        from potluck.cluster.agent.control import ask
+    except ImportError as error:  # a package that cannot be loaded, of which a check tells
+        note(f"no agent can run here: {error}")
+        return None
     try:
         *_, answer = ask(directory.control_socket, "doctor", {})
         return msgspec.convert(answer["result"], Cluster)

@@ -39,6 +39,7 @@ from potluck.types.memory import MemoryLimit
 from potluck.types.unit import ChosenUnit, backend_of
 
 if TYPE_CHECKING:
+    from potluck.probe.node_host import NodeHost
     from potluck.probe.probe import OnProgress
 
 
@@ -70,7 +71,9 @@ def probe(
         report = _limited(report, limit)
     units = choose_units(report, asked=asked, allow_software=allow_software)
     if json:
-        emit_json(probe_document(report, units))
+        from potluck.probe.node_host import describe_node
+
+        emit_json(probe_document(report, units, describe_node(report)))
         return
     for line in report_lines(report, units):
         print(line)
@@ -108,8 +111,12 @@ def probed(
         return probe_node(THIS_MACHINE, options, cache, layers=LAYERS, on_progress=on_progress)
 
 
-def probe_document(report: ProbeReport, units: Sequence[ChosenUnit]) -> dict[str, object]:
-    """The document of schema ``potluck.probe/1``: the report, and the units that came of it."""
+def probe_document(
+    report: ProbeReport, units: Sequence[ChosenUnit], host: NodeHost
+) -> dict[str, object]:
+    """The document of schema ``potluck.probe/1``: the report, the units that came of it, and the
+    machine as builds see it.
+    """
     import msgspec
 
     return {
@@ -117,6 +124,8 @@ def probe_document(report: ProbeReport, units: Sequence[ChosenUnit]) -> dict[str
         "version": potluck.__version__,
         **msgspec.to_builtins(report),
         "units": msgspec.to_builtins(units),
+        "host": host.document,
+        "host_problem": host.problem,
     }
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from potluck.engines.tinygrad.environment import AMD, CL, CPU, CUDA, QCOM
+from potluck.engines.tinygrad.libraries import LIBRARIES as TINYGRAD_LIBRARIES
 from potluck.errors import EngineError
 from potluck.types.hardware import BackendSpec, DeviceKind, Trial
 from potluck.types.unit import UnitAddress
@@ -39,16 +41,12 @@ BACKENDS: tuple[BackendSpec, ...] = (
             api=api,
             packages=_TINYGRAD_PACKAGES,
             extra="tinygrad",
+            libraries=TINYGRAD_LIBRARIES.get(name, ()),
         )
-        for name, api in (
-            ("tinygrad:CUDA", "cuda"),
-            ("tinygrad:AMD", "kfd"),
-            ("tinygrad:QCOM", "kgsl"),
-            ("tinygrad:CL", "opencl"),
-        )
+        for name, api in ((CUDA, "cuda"), (AMD, "kfd"), (QCOM, "kgsl"), (CL, "opencl"))
     ),
     BackendSpec(
-        name="tinygrad:CPU",
+        name=CPU,
         module=_TINYGRAD,
         engine=_TINYGRAD_ENGINE,
         kinds=frozenset({DeviceKind.CPU}),

@@ -94,6 +94,7 @@ class Device:
     is the kernel driver bound to it, or empty. ``versions`` are those of driver and firmware by
     name. ``problem`` is the one line that says why nothing can run on it, or empty. ``interfaces``
     are the ways to reach it. ``is_software``: it only plays a GPU on the CPU (PoCL, llvmpipe).
+    ``compute_capability`` is an NVIDIA GPU's, (8, 9), None where not known.
     """
 
     device_id: str
@@ -110,6 +111,7 @@ class Device:
     problem: str = ""
     interfaces: tuple[Interface, ...] = ()
     is_software: bool = False
+    compute_capability: tuple[int, int] | None = None
 
     @property
     def own_free_bytes(self) -> int | None:
@@ -130,6 +132,22 @@ class LayerReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BackendLibrary:
+    """A library of the machine's that a backend finds and opens by itself when it is used.
+
+    ``name`` is for people (``libOpenCL.so``). It is the first file whose whole name matches one of
+    ``patterns`` (regular expressions, the preferred first) in one of ``folders``, in which
+    ``{machine}`` stands for what ``uname -m`` says. ``variable`` of the environment may name the
+    file, or a folder that goes before them, as folders of ``LD_LIBRARY_PATH`` do.
+    """
+
+    name: str
+    patterns: tuple[str, ...]
+    folders: tuple[str, ...]
+    variable: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BackendSpec:
     """A backend, known by the module that tries it out (``python -m``; see ``probe.trials``).
 
@@ -139,7 +157,8 @@ class BackendSpec:
     ``packages`` are the distributions whose versions belong to the fingerprint of a trial.
     ``api`` is the interface that a device must have, or empty. ``is_software``: it is tried only
     where software that plays a GPU is allowed. ``extra`` of this distribution installs the
-    packages; empty where they are there with it.
+    packages; empty where they are there with it. ``libraries`` are those of the machine that it
+    cannot do without.
     """
 
     name: str
@@ -151,6 +170,7 @@ class BackendSpec:
     api: str = ""
     is_software: bool = False
     extra: str = ""
+    libraries: tuple[BackendLibrary, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

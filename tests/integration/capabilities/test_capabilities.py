@@ -19,8 +19,8 @@ import pytest
 from support.command import environment
 from support.confinement import as_user, covered, limited
 from support.fake_nvml import build
+from support.hidden_modules import REASON, hide_core
 from support.icds import build_icd, icd_environment
-from support.no_core import REASON, hide_core
 from support.umockdev import call_on_machine
 
 import potluck

@@ -67,6 +67,7 @@ ORIN = Device(
     ),
     versions=(("L4T", "36.4.3"),),
     interfaces=(Interface(api="cuda", address=""),),
+    compute_capability=(8, 7),
 )
 
 FOUND: dict[str, tuple[Device, ...]] = {

@@ -71,6 +71,7 @@ def _complete(number: int) -> Device:
         ),
         versions=_VERSIONS,
         interfaces=(_cuda(number),),
+        compute_capability=(8, 9),
     )
 
 
@@ -162,7 +163,7 @@ CARD_CALLS: Mapping[str, Mapping[str, object]] = {
     "nvmlDeviceGetNumGpuCores": {},
     "nvmlDeviceGetMaxClockInfo": {},
     "nvmlDeviceGetMemoryBusWidth": {},
-    "nvmlDeviceGetCudaComputeCapability": {},
+    "nvmlDeviceGetCudaComputeCapability": {"compute_capability": None},
     "nvmlDeviceGetVbiosVersion": {"versions": _without("vbios")},
     "nvmlDeviceGetMigMode": {},
 }

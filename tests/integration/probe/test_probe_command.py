@@ -22,8 +22,8 @@ import jsonschema
 import pytest
 from support.command import COMMAND, environment, run_command
 from support.confinement import as_user, control_group, covered, inside, limited
+from support.hidden_modules import REASON, hide_core
 from support.kernel_build import require_tool
-from support.no_core import REASON, hide_core
 
 import potluck
 from potluck.probe.all_layers import LAYERS

@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -122,6 +122,7 @@ class _Control:
         handlers = {
             "state": self._state,
             "doctor": self._doctor,
+            "hosts": self._hosts,
             "plan": self._plan,
             "deploy": self._deploy,
             "undeploy": self._undeploy,
@@ -147,6 +148,13 @@ class _Control:
 
     async def _doctor(self, params: msgspec.Raw, send: _Send) -> object:
         return msgspec.to_builtins(await self._agent.diagnose())
+
+    async def _hosts(self, params: msgspec.Raw, send: _Send) -> object:
+        """Each node's answer is an event, so that none of them is kept."""
+        async with aclosing(self._agent.hosts()) as answers:
+            async for answer in answers:
+                await send({"event": msgspec.to_builtins(answer)})
+        return None
 
     async def _plan(self, params: msgspec.Raw, send: _Send) -> object:
         return plan_view(await self._coordination.plan(_parse(params, Deploy)))

@@ -22,6 +22,7 @@ from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.diagnosis import be_heard, diagnose, reach_back
 from potluck.cluster.agent.hardware import Hardware
+from potluck.cluster.agent.hosts import HostAnswer, OwnHost, ask_hosts
 from potluck.cluster.agent.model_files import fingerprint
 from potluck.cluster.agent.node import NodeFacts, report
 from potluck.cluster.agent.stages import StageHost
@@ -127,6 +128,7 @@ class Agent:
             unit_failed=self._care.failed,
             report_lost=self._report_lost,
         )
+        self._own_host = OwnHost(lambda: hardware.report)
         self._is_open = asyncio.Event()
         self.membership: Membership
         self.coordination: Coordination
@@ -212,6 +214,10 @@ class Agent:
         """How this node and the others get along."""
         return await diagnose(self.membership)
 
+    def hosts(self) -> AsyncGenerator[HostAnswer, None]:
+        """What every node is to who wants to install something there, as the answers come."""
+        return ask_hosts(self.membership)
+
     async def metrics(self) -> tuple[ModelMetrics, ...]:
         """Of every deployment that serves and whose coordinator answers, oldest first."""
 
@@ -236,6 +242,7 @@ class Agent:
     def _methods(self) -> MethodTable:
         methods = MethodTable()
         methods.register("node.report", self._on_report)
+        methods.register("node.host", self._on_host)
         methods.register("node.clock", self._on_clock)
         methods.register_for_caller("node.reach", self._on_reach)
         methods.register("node.multicast", self._on_multicast)
@@ -264,6 +271,9 @@ class Agent:
                 stages=self._stages.memory,
             )
         )
+
+    async def _on_host(self, _: bytes) -> bytes:
+        return await self._own_host.description()
 
     async def _on_clock(self, _: bytes) -> bytes:
         return encode(Clock(seconds=time.time()))

@@ -8,10 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from potluck.portability.finding import Finding as Lack
 from potluck.probe.doctor.distribution import Distribution
 from potluck.probe.doctor.finding import Severity
 from potluck.probe.system import System
-from potluck.types.hardware import BackendSpec, Device, DeviceKind, ProbeReport
+from potluck.types.hardware import (
+    BackendLibrary,
+    BackendSpec,
+    Device,
+    DeviceKind,
+    ProbeReport,
+    Trial,
+)
 
 KERNEL_LOG = "sudo dmesg --level err,warn | tail -n 50"
 """Where drivers say what ails them."""
@@ -115,10 +123,41 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnloadablePackage:
+    """A package of Python that is installed, and whose compiled part cannot be loaded.
+
+    ``loss`` completes "without it …", empty where Potluck does without. ``said`` is what Python
+    says of it, ``lacks`` what its files need of this machine in vain, as far as they tell.
+    """
+
+    name: str
+    version: str
+    loss: str
+    said: str
+    lacks: tuple[Lack, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedLibrary:
+    """A library of the machine's that a backend opens, which works on nothing it was tried on.
+
+    ``path`` is where it finds it, empty if nowhere. ``said`` is what the dynamic linker says of it,
+    empty if it loads; ``lacks`` is what it needs of this machine in vain, as far as it tells.
+    """
+
+    library: BackendLibrary
+    path: str
+    said: str
+    lacks: tuple[Lack, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """What is examined. ``shared_memory_bytes`` is the size of ``/dev/shm``, None without one.
 
-    ``missing_packages`` are those that backends need and that are not installed.
+    ``missing_packages`` are those that backends need and that are not installed,
+    ``unloadable_packages`` are installed in vain. ``opened_libraries`` are those of backends that
+    do not work.
     ``missing_folder`` says why a folder has no place at all (no home directory), or nothing.
     ``cluster`` is None when no agent runs here.
     """
@@ -127,6 +166,8 @@ class Case:
     report: ProbeReport
     backends: tuple[BackendSpec, ...]
     missing_packages: tuple[str, ...]
+    unloadable_packages: tuple[UnloadablePackage, ...]
+    opened_libraries: tuple[OpenedLibrary, ...]
     distribution: Distribution
     user: User
     folders: tuple[Folder, ...]
@@ -168,6 +209,26 @@ class Case:
         """Those that cannot run before an extra of Potluck is installed."""
         missing = set(self.missing_packages)
         return tuple(each for each in self.backends if each.extra and missing & set(each.packages))
+
+    def hindrances(self, trial: Trial) -> tuple[OpenedLibrary, ...]:
+        """The libraries that keep the trial's backend from working anywhere."""
+        opened = {
+            library
+            for backend in self.backends
+            if backend.name == trial.backend
+            for library in backend.libraries
+        }
+        return tuple(
+            each
+            for each in self.opened_libraries
+            if each.library in opened and (not each.path or each.said)
+        )
+
+    @property
+    def unloadable_backends(self) -> frozenset[str]:
+        """The names of those that need a package which cannot be loaded."""
+        unloadable = {each.name for each in self.unloadable_packages}
+        return frozenset(each.name for each in self.backends if unloadable & set(each.packages))
 
     def _is_wanted(self, device: Device) -> bool:
         """Whether a backend is for it, or would be with the right drivers."""

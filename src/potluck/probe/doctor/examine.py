@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from potluck.probe.doctor import (
+    builds,
     cpu,
     device_files,
     disk,
@@ -32,6 +33,7 @@ CHECKS: tuple[Check, ...] = (
     opencl.unregistered_mali,
     opencl.broken_drivers,
     packages.missing_packages,
+    builds.unloadable_packages,
     trials.failed_trials,
     trials.silent_layers,
     opencl.only_software,
@@ -49,7 +51,7 @@ CHECKS: tuple[Check, ...] = (
     network.blocked_multicast,
 )
 
-RESORTS: tuple[Check, ...] = (opencl.missing_drivers,)
+RESORTS: tuple[Check, ...] = (builds.hindering_libraries, opencl.missing_drivers)
 """Of devices that no other check has an answer to: one cause, one finding."""
 
 _ORDER = tuple(Severity)

@@ -20,7 +20,7 @@ _VENDORS = "/etc/OpenCL/vendors"
 _UNLOADABLE = re.compile(r"(?P<file>\S+\.icd): its library cannot be loaded: (?P<why>.*)")
 _LOADER_MISSING = "libOpenCL.so.1 is not installed"
 
-_LOADER_PACKAGES = {
+LOADER_PACKAGES = {
     "apt": "ocl-icd-libopencl1",
     "dnf": "ocl-icd",
     "pacman": "ocl-icd",
@@ -132,8 +132,8 @@ def broken_drivers(case: Case) -> Iterator[Finding]:
                 check="opencl-driver",
                 severity=Severity.NOTE,
                 message=f"OpenCL drivers are installed, and {_LOADER_MISSING}",
-                command=case.distribution.install(_LOADER_PACKAGES)
-                or f"sudo apt install {_LOADER_PACKAGES['apt']}",
+                command=case.distribution.install(LOADER_PACKAGES)
+                or f"sudo apt install {LOADER_PACKAGES['apt']}",
             )
         elif found := _UNLOADABLE.fullmatch(problem):
             file = found["file"]

@@ -14,14 +14,16 @@ _LATE = "before the deadline"
 
 
 def failed_trials(case: Case) -> Iterator[Finding]:
-    """A unit whose self-test failed; not where a device's own problem, or a package that the
-    backend lacks, explains that.
+    """A unit whose self-test failed; not where a device's own problem, or a package or library
+    that the backend lacks, explains that.
     """
-    lacking = {backend.name for backend in case.lacking_backends}
+    lacking = {backend.name for backend in case.lacking_backends} | case.unloadable_backends
     explained = {device.device_id for device in case.report.devices if device.problem}
     working = {trial.device_id for trial in case.report.trials if trial.works}
     for trial in case.report.trials:
         if trial.works or trial.device_id in explained or trial.backend in lacking:
+            continue
+        if case.hindrances(trial):
             continue
         yield Finding(
             check="self-test",

@@ -54,8 +54,8 @@ _NOT_LISTED = (
 _MAX_CORES = 1 << 20
 _MAX_CLOCK_MHZ = 100_000
 _MAX_BUS_BITS = 1 << 16
+_MAX_MAJOR_CAPABILITY = 99
 """Each some four times what the largest has or more: above it, and at 0, a value means nothing."""
-
 
 _CORES_PER_MULTIPROCESSOR = {(8, 0): 64, (9, 0): 128, (10, 0): 128, (10, 3): 128, (12, 0): 128}
 """By compute capability, of the GPUs that know MIG (CUDA C++ Programming Guide, compute
@@ -196,6 +196,7 @@ def _told(device: Device, card: NvmlCard, document: NvmlDocument) -> tuple[Devic
         # NVML makes device files that are missing, and reads the card through them.
         problem=card.problem or (device.problem if _is_tegra(device) else ""),
         interfaces=_interfaces(card.uuid or card.address, versions) or device.interfaces,
+        compute_capability=_capability(card) or device.compute_capability,
     )
     if not card.is_mig or card.problem:
         return (told,)
@@ -272,6 +273,12 @@ def _instance_figures(card: NvmlCard, instance: NvmlInstance) -> Figures:
         max_memory_clock_hz=_hertz(card.max_memory_clock_mhz),
         compute_capability=card.compute_capability,
     )
+
+
+def _capability(card: NvmlCard) -> tuple[int, int] | None:
+    """Major and minor; a minor one has a single digit, as it is in ``sm_89``."""
+    major, minor = card.compute_capability or (0, 0)
+    return (major, minor) if 0 < major <= _MAX_MAJOR_CAPABILITY and 0 <= minor <= 9 else None
 
 
 def _plausible(value: int | None, most: int) -> int | None:

@@ -22,6 +22,16 @@ _CHIP = re.compile(r"nvidia,(tegra\d+)")
 _GPU = re.compile(r"nvidia,(?:tegra\d+-)?(g[a-z]\d\d[a-z])")
 """``nvidia,gm20b``, ``nvidia,tegra210-gm20b``, ``nvidia,gv11b``, ``nvidia,ga10b``."""
 
+_COMPUTE_CAPABILITIES = {
+    "gk20a": (3, 2),
+    "gm20b": (5, 3),
+    "gp10b": (6, 2),
+    "gv11b": (7, 2),
+    "ga10b": (8, 7),
+}
+"""NVIDIA's lists "CUDA GPU Compute Capability" and "Legacy CUDA GPUs" (developer.nvidia.com), under
+the boards' names: TK1, TX1 and Nano, TX2, Xavier, Orin."""
+
 _NAMES = ("gpu", "gk20a", "gm20b", "gp10b", "gv11b", "ga10b")
 """What the platform devices are called, after their address or before a number."""
 
@@ -74,6 +84,7 @@ def _device(system: System, found: PlatformDevice, chip: str) -> Device:
         versions=_versions(system),
         problem=_problem(system, found.driver, files),
         interfaces=(cuda(""),) if found.driver in TEGRA_DRIVERS else (),
+        compute_capability=_COMPUTE_CAPABILITIES.get(gpu),
     )
 
 

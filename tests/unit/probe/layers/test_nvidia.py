@@ -198,6 +198,23 @@ def test_finds_the_gpu_of_every_jetson(
     assert is_asked(report)
 
 
+@pytest.mark.parametrize(
+    ("compatible", "capability"),
+    [
+        ("nvidia,tegra210-gm20b", (5, 3)),
+        ("nvidia,gp10b", (6, 2)),
+        ("nvidia,gv11b", (7, 2)),
+        ("nvidia,ga10b", (8, 7)),
+        ("nvidia,gz99z", None),
+    ],
+)
+def test_the_compute_capability_of_a_jetson_is_its_chips(
+    tmp_path: Path, compatible: str, capability: tuple[int, int] | None
+) -> None:
+    (device,) = find(tmp_path, jetson("17000000.gpu", "gk20a", compatible)).devices
+    assert device.compute_capability == capability
+
+
 def test_a_jetson_of_newer_releases_has_its_file_elsewhere(tmp_path: Path) -> None:
     files = jetson("17000000.gpu", "gk20a", "nvidia,ga10b")
     (device,) = find(tmp_path, {**files, "dev/nvgpu/igpu0/ctrl": "", "dev/nvmap": ""}).devices

@@ -77,6 +77,20 @@ def test_cards_are_joined_by_address_in_any_order() -> None:
     assert report.problems == ()
 
 
+@pytest.mark.parametrize(
+    ("said", "known"),
+    [((7, 5), (7, 5)), ((12, 0), (12, 0)), (None, None), ((0, 0), None), ((4096, -1), None)],
+)
+def test_a_card_has_the_compute_capability_that_can_be_one(
+    said: tuple[int, int] | None, known: tuple[int, int] | None
+) -> None:
+    (card,) = merged((FIRST,), told(0, "0000:01:00.0", compute_capability=said)).devices
+    assert card.compute_capability == known
+    by_chip = replace(ORIN, compute_capability=(8, 7))
+    (orin,) = merged((by_chip,), told(0, None, compute_capability=said)).devices
+    assert orin.compute_capability == (known or (8, 7))
+
+
 def test_device_files_that_were_missing_are_no_problem_once_nvml_made_them() -> None:
     missing = replace(FIRST, problem="its device files are missing: /dev/nvidia0")
     assert merged((missing,), told(0, "0000:01:00.0")).devices[0].problem == ""
@@ -164,9 +178,11 @@ def test_an_unnamed_mig_instance_is_named_after_its_card() -> None:
         num_slices=2,
     )
     (device,) = merged(
-        (FIRST,), told(0, "0000:01:00.0", is_mig=True, instances=(instance,))
+        (FIRST,),
+        told(0, "0000:01:00.0", is_mig=True, instances=(instance,), compute_capability=(9, 0)),
     ).devices
     assert device.device_id == "pci-0000:01:00.0-mig-3-1"
+    assert device.compute_capability == (9, 0)
     assert device.name == "Tesla T4 MIG 2g"
     assert device.memory.total_bytes is None
     # The whole card's figures are not the instance's.

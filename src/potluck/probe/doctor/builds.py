@@ -1,0 +1,138 @@
+"""What is installed and compiled, and cannot be loaded on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from potluck.portability.finding import Finding as Lack
+from potluck.probe.doctor.case import Case, OpenedLibrary, UnloadablePackage, title
+from potluck.probe.doctor.finding import Finding, Severity
+from potluck.probe.doctor.libraries import libraries
+from potluck.probe.doctor.opencl import LOADER_PACKAGES
+from potluck.types.hardware import BackendLibrary, Device, Trial
+
+_MAX_LACKS = 3
+"""That are said; a build for a newer distribution may lack a hundred symbols."""
+
+_LIBRARY_PACKAGES: Mapping[str, Mapping[str, str]] = {
+    "libcuda.so": {
+        "debian": "libcuda1",
+        "fedora": "xorg-x11-drv-nvidia-cuda-libs",
+        "pacman": "nvidia-utils",
+    },
+    "libOpenCL.so": LOADER_PACKAGES,
+    "libLLVM.so": {"apt": "llvm", "dnf": "llvm-libs", "pacman": "llvm-libs"},
+}
+"""What brings a library, by distribution or package manager."""
+
+_MISSING_LIBRARY = "missing-library"
+"""The code of such a finding (``portability.link_findings``)."""
+
+_UBUNTU_NVIDIA = "sudo ubuntu-drivers install"
+
+_SEARCHES = {
+    "apt": "apt-file search {}",
+    "dnf": "dnf provides '*/{}'",
+    "pacman": "pacman -F {}",
+}
+"""What tells which package brings a file."""
+
+
+def unloadable_packages(case: Case) -> Iterator[Finding]:
+    """Packages of Python whose compiled parts the dynamic linker refuses."""
+    for package in case.unloadable_packages:
+        loss = f": without it {package.loss}" if package.loss else ""
+        yield Finding(
+            check="build",
+            severity=Severity.PREVENTS if package.loss else Severity.NOTE,
+            message=f"{package.name} {package.version} is installed and cannot be loaded "
+            f"({_reason(package)}){loss}",
+            command=_package_command(case, package),
+            details=_way_out(package.lacks),
+        )
+
+
+def _reason(unloadable: UnloadablePackage | OpenedLibrary) -> str:
+    """What its files need in vain, or where they do not tell, what the dynamic linker says."""
+    messages = list(dict.fromkeys(lack.message for lack in unloadable.lacks))
+    if not messages:
+        return unloadable.said
+    more = len(messages) - _MAX_LACKS
+    said = "; ".join(messages[:_MAX_LACKS])
+    return f"{said}; and {more} more" if more > 0 else said
+
+
+def _way_out(lacks: tuple[Lack, ...]) -> str:
+    return next((lack.way_out for lack in lacks if lack.way_out), "")
+
+
+def _package_command(case: Case, package: UnloadablePackage) -> str:
+    """Find the library it lacks; or compile it here, where it was compiled for a newer system."""
+    wanted = f"'{package.name}=={package.version}'"
+    if missing := _missing_library(package.lacks):
+        return _search(case, missing)
+    if any(lack.symbol for lack in package.lacks):
+        return f"pip install --force-reinstall --no-deps --no-binary {package.name} {wanted}"
+    return f"pip install --force-reinstall --no-deps {wanted}"
+
+
+def _missing_library(lacks: tuple[Lack, ...]) -> str:
+    return next((lack.library for lack in lacks if lack.code == _MISSING_LIBRARY), "")
+
+
+def _search(case: Case, file_name: str) -> str:
+    return _SEARCHES.get(case.distribution.manager, "find / -name {}").format(file_name)
+
+
+def hindering_libraries(case: Case) -> Iterator[Finding]:
+    """Libraries without which a backend works on no device: absent, or of no use here."""
+    devices = {device.device_id: device for device in case.report.devices if not device.problem}
+    for trial in case.report.trials:
+        device = devices.get(trial.device_id)
+        if trial.works or device is None:
+            continue
+        for opened in case.hindrances(trial):
+            yield _hindrance(case, device, trial, opened)
+
+
+def _hindrance(case: Case, device: Device, trial: Trial, opened: OpenedLibrary) -> Finding:
+    library = opened.library
+    elsewhere = "" if opened.path else _elsewhere(case, library)
+    details = _way_out(opened.lacks)
+    if opened.path:
+        message = f"{opened.path}, which {trial.backend} opens, cannot be loaded: {_reason(opened)}"
+        missing = _missing_library(opened.lacks)
+        command = _search(case, missing) if missing else _install(case, library)
+    elif elsewhere:
+        message = f"{trial.backend} does not look for {library.name} where it is ({elsewhere})"
+        command = f"export {library.variable}={elsewhere}"
+        details = "before potluck up"
+    else:
+        message = f"{trial.backend} opens {library.name}, which is nowhere"
+        command = _install(case, library)
+    return Finding(
+        check="library",
+        severity=case.severity(device),
+        message=f"{title(device)}: {message}",
+        command=command,
+        details=details,
+        device_id=device.device_id,
+    )
+
+
+def _elsewhere(case: Case, library: BackendLibrary) -> str:
+    """Where vendors put it, if it is there."""
+    for pattern in library.patterns:
+        for file in libraries(case, pattern):
+            return str(file)
+    return ""
+
+
+def _install(case: Case, library: BackendLibrary) -> str:
+    if library.name == "libcuda.so":
+        if tool := case.container_tool:
+            return f"{tool} run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility …"
+        if case.distribution.name == "ubuntu":
+            return _UBUNTU_NVIDIA
+    packages = _LIBRARY_PACKAGES.get(library.name, {})
+    return case.distribution.install(packages) or _search(case, library.name)

@@ -1,0 +1,90 @@
+"""What a cluster's nodes are to builds: each describes itself, and who cannot is named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jsonschema
+import pytest
+from support.agents import AgentProcess, Fleet, eventually
+from support.kernel_build import require_tool
+
+import potluck
+from potluck.cluster.agent.control import ask
+from potluck.portability.host_document import MAX_DOCUMENT_BYTES, read_host
+from potluck.portability.installed_host import describe_host
+
+SCHEMAS = Path(potluck.__file__).parent / "cli/schemas"
+
+CANNOT = (
+    sys.executable,
+    "-c",
+    "import potluck.probe.node_host as node_host; "
+    "node_host._MODULE = 'potluck.probe.children.nowhere'; "
+    "from potluck.cli.main import main; main()",
+)
+"""Potluck where the child that describes the machine fails."""
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[AgentProcess, AgentProcess]]:
+    """Two nodes; the second cannot describe itself."""
+    with Fleet(tmp_path_factory.mktemp("hosts")) as fleet:
+        sound = fleet.start(0, has_http=False).await_up()
+        broken = fleet.start(1, join=sound, has_http=False, command=CANNOT).await_up()
+        fleet.await_members()
+        yield sound, broken
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """A shared library that loads here."""
+    path = tmp_path / "plain.so"
+    command = [require_tool("gcc"), "-shared", "-nostdlib", "-xc", "/dev/null", "-o", str(path)]
+    subprocess.run(command, check=True)
+    return path
+
+
+def test_every_node_describes_itself_or_says_why_not(
+    pair: tuple[AgentProcess, AgentProcess],
+) -> None:
+    sound, broken = pair
+    *events, end = ask(broken.state / "control.sock", "hosts", {})
+    assert end == {"result": None}
+    answers = {each["event"]["node_id"]: each["event"] for each in events}
+    assert set(answers) == {sound.node_id, broken.node_id}
+    description = answers[sound.node_id]["description"]
+    assert len(description.encode()) <= MAX_DOCUMENT_BYTES
+    document = json.loads(description)
+    jsonschema.validate(document, json.loads((SCHEMAS / "host.json").read_text()))
+    host, here = read_host(document), describe_host()
+    assert (host.machine, host.libc_version) == (here.machine, here.libc_version)
+    names = [(each.soname, each.versions, each.needed) for each in here.libraries]
+    assert [(each.soname, each.versions, each.needed) for each in host.libraries] == names
+    assert host.libraries[1].symbols == here.libraries[1].symbols  # the C library's
+    assert answers[broken.node_id]["description"] == ""
+    assert "No module named" in answers[broken.node_id]["problem"]
+
+
+def test_a_wheel_is_checked_on_every_node(
+    pair: tuple[AgentProcess, AgentProcess], library: Path
+) -> None:
+    sound, broken = pair
+    completed = sound.command_line("wheel", "check", str(library), "--cluster", "--json")
+    assert completed.returncode == 1, completed.stderr
+    document = json.loads(completed.stdout)
+    jsonschema.validate(document, json.loads((SCHEMAS / "wheel.json").read_text()))
+    (report,) = document["wheels"]
+    assert [each["verdict"] for each in report["hosts"]] == ["loads"]
+    (silent,) = document["silent"]
+    assert silent["node_id"] == broken.node_id
+    assert silent["problem"].startswith("it cannot be described: ")
+    broken.end()
+    alone = {sound.node_id}
+    eventually(lambda: sound.members() == alone, within=20, what="the other node has left")
+    completed = sound.command_line("wheel", "check", str(library), "--cluster")
+    assert completed.returncode == 0, completed.stderr
