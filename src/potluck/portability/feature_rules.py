@@ -53,8 +53,6 @@ from packaging.utils import canonicalize_name
 
 from potluck.portability.finding import Severity
 
-SCHEMA = "potluck.features/1"
-
 PLACEHOLDERS = frozenset({"version", "toolkit", "driver", "cuda", "gpus", "missing"})
 
 
