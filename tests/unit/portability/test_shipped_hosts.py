@@ -15,7 +15,9 @@ from potluck.portability.host_document import MAX_DOCUMENT_BYTES
 from potluck.portability.shipped_hosts import load_shipped_host, shipped_hosts
 
 PACKAGE = Path(potluck.__file__).parent
-SCHEMA = json.loads((PACKAGE / "cli/schemas/host.json").read_text())
+SCHEMA = jsonschema.Draft202012Validator(
+    json.loads((PACKAGE / "cli/schemas/host.json").read_text())
+)
 FILES = sorted((PACKAGE / "portability/hosts").glob("*.json"))
 
 
@@ -33,7 +35,7 @@ def answer(host: Host, soname: str, name: str, version: str) -> Definition:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_every_file_is_a_small_description_of_the_host_it_is_named_for(file: Path) -> None:
     document = json.loads(file.read_text())
-    jsonschema.validate(document, SCHEMA)
+    SCHEMA.validate(document)
     assert len(json.dumps(document, separators=(",", ":"))) <= MAX_DOCUMENT_BYTES
     assert document["name"] == file.stem
     assert file.stem.endswith(document["machine"])
