@@ -134,9 +134,11 @@ def _newest(project: str, hosts: Sequence[Host]) -> Sequence[Path]:
         raise UsageError(
             f"{project}: there is no home directory to download it to", hint="set XDG_CACHE_HOME"
         )
-    note(f"downloading the newest wheels of {project} to {folder}")
-    pythons = {each.python.version for each in hosts if each.python is not None}
-    return newest_wheels(project, sorted(pythons) or [sys.version_info[:2]], folder)
+    known = sorted({each.python.version for each in hosts if each.python is not None})
+    pythons = known or [sys.version_info[:2]]
+    of_pythons = ", ".join(f"{major}.{minor}" for major, minor in pythons)
+    note(f"downloading the newest wheels of {project} for Python {of_pythons} to {folder}")
+    return newest_wheels(project, pythons, folder)
 
 
 def _named_host(text: str) -> Host:
