@@ -211,11 +211,7 @@ class _Opening:
                     needed_by=each.path,
                     is_loaded=found is not None,
                     path_in_tree=found.path if isinstance(found, TreeObject) else "",
-                    symbols=tuple(
-                        symbol.name
-                        for symbol in each.elf.undefined
-                        if symbol.version == need.version and symbol.library == need.library
-                    ),
+                    symbols=each.symbols_of(need),
                 )
 
     def _is_met(self, need: VersionNeed) -> bool:
