@@ -1,0 +1,108 @@
+"""What is predicted of wheels, beside the dynamic linker: ``METHODOLOGY.md``, "Wheel predictions".
+
+    PYTHONPATH=. python benchmarks/wheel_predictions.py --wheels FOLDER
+        [--output benchmarks/results/wheel_predictions.json] [--only warp-lang] [--roots NAME …]
+
+Wheels are fetched through pip to FOLDER, roots are made in build/roots. One line for each wheel and
+root goes to stdout, with each difference; everything goes to the JSON document, of which
+``wheel_table.py`` makes docs/reference/wheel-predictions.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from circumstances import circumstances
+from wheel_loads import Load, compare_loads, describe_root, tags_of
+from wheel_trials import fetch_wheel, wheel_trials
+
+from potluck.portability.host import Host
+from tools.roots.enter import Root
+from tools.roots.package_set import roots
+from tools.roots.system import system
+from tools.roots.wheel_site import unzip_wheel
+
+_SHOWN_DIFFERENCES = 5
+
+
+def main() -> None:
+    """Compare, print, write the document."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Formatter)
+    parser.add_argument("--wheels", type=Path, required=True)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--only", default="", help="names that contain this")
+    parser.add_argument("--roots", nargs="+", choices=list(roots()), default=list(roots()))
+    arguments = parser.parse_args()
+    systems = [system(name) for name in arguments.roots]
+    hosts = {root.name: describe_root(root) for root in systems}
+    rows = []
+    for trial in wheel_trials():
+        if arguments.only in trial.name:
+            wheel = fetch_wheel(trial, arguments.wheels)
+            rows.append(_row(wheel, systems, hosts))
+    if arguments.output:
+        document = {
+            "schema": "potluck.benchmark.wheel_predictions/1",
+            **circumstances(),
+            "roots": [
+                {"name": name, "machine": host.machine, "libc_version": host.libc_version}
+                for name, host in hosts.items()
+            ],
+            "wheels": rows,
+        }
+        arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Leaves the docstring as it is."""
+
+
+def _row(wheel: Path, systems: Sequence[Root], hosts: Mapping[str, Host]) -> dict[str, object]:
+    """One wheel: its tags, and what each root does with it."""
+    results = {}
+    with tempfile.TemporaryDirectory() as folder:
+        unzip_wheel(wheel, Path(folder))
+        for root in systems:
+            loads = compare_loads(wheel, Path(folder), root, hosts[root.name])
+            _print(wheel, root, loads)
+            results[root.name] = [
+                {"file": load.file, "predicted": load.predicted, "real": load.real}
+                for load in loads
+            ]
+    return {
+        "wheel": wheel.name,
+        **tags_of(wheel),
+        "auditwheel": auditwheel_tag(wheel),
+        "results": results,
+    }
+
+
+def auditwheel_tag(wheel: Path) -> str:
+    """The platform tag that ``auditwheel show`` finds a wheel to be consistent with."""
+    command = [sys.executable, "-m", "auditwheel", "show", str(wheel)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = re.search(r'following\s+platform\s+tag:\s+"([^"]+)"', done.stdout)
+    return found[1] if found else (done.stdout + done.stderr).strip().splitlines()[-1]
+
+
+def _print(wheel: Path, root: Root, loads: Sequence[Load]) -> None:
+    differing = [load for load in loads if not load.is_as_predicted]
+    num_real = sum(not load.real for load in loads)
+    print(
+        f"{wheel.name:70} {root.name:15} {num_real:3} of {len(loads):3} load, "
+        f"{len(differing)} not as predicted",
+        flush=True,
+    )
+    for load in differing[:_SHOWN_DIFFERENCES]:
+        print(f"    {load.file}\n        predicted: {load.predicted}\n        real: {load.real}")
+
+
+if __name__ == "__main__":
+    main()

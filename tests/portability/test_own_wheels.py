@@ -1,0 +1,68 @@
+"""Our wheels on systems older than any that they were built on, and on other CPUs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.own_wheels import own_wheel
+from support.roots import RootPython, require_packages, require_root, root_python
+
+from potluck.kernels import available_isas
+from potluck.probe.self_test import deviation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A root, the Python whose wheel is tried there, and which instruction sets that must find."""
+
+    root: str
+    machine: str
+    python: str
+    isas: tuple[str, ...]
+    cpu: str = "max"
+
+    def __str__(self) -> str:
+        return f"{self.root}-{self.python}-{self.cpu}"
+
+
+ISAS_OF_CPU = {
+    "cortex-a72": ("scalar", "neon"),
+    "cortex-a76": ("scalar", "neon", "dotprod"),
+    "max": ("scalar", "neon", "dotprod", "i8mm"),
+}
+PLACES = (
+    *(
+        Place(root=root, machine="x86_64", python=python, isas=tuple(available_isas()))
+        for root, python in (
+            ("xenial-amd64", "3.11"),
+            ("bionic-amd64", "3.11"),
+            ("bullseye-amd64", "3.11"),
+            ("trixie-amd64", "3.13"),
+        )
+    ),
+    *(
+        Place(root=root, machine="aarch64", python=python, isas=isas, cpu=cpu)
+        for root, python in (("bullseye-arm64", "3.11"), ("trixie-arm64", "3.13"))
+        for cpu, isas in ISAS_OF_CPU.items()
+    ),
+)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_every_instruction_set_passes_its_self_test(place: Place, tmp_path: Path) -> None:
+    python = python_with_core(place, tmp_path)
+    done = python.run("-m", "potluck.engines.native_trial", "self-test", "cpu", "-")
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)["results"]
+    assert tuple(results) == place.isas
+    assert {isa: deviation(each) for isa, each in results.items()} == dict.fromkeys(results, "")
+
+
+def python_with_core(place: Place, folder: Path) -> RootPython:
+    """A Python that finds our wheel, NumPy for glibc 2.17, and nothing else."""
+    core = own_wheel(place.machine, place.python, folder)
+    numpy = require_packages(place.machine, 17, place.python, "numpy")
+    return root_python(require_root(place.root, cpu=place.cpu), place.python, core=core, np=numpy)
