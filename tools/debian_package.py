@@ -6,6 +6,7 @@ A package is an ``ar`` archive of ``debian-binary``, ``control.tar.*`` and ``dat
 from __future__ import annotations
 
 import io
+import lzma
 import tarfile
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -16,14 +17,13 @@ _SIZE = slice(48, 58)
 
 
 class DebianPackageError(Exception):
-    """This is not a Debian package that can be read here."""
+    """Not a Debian package, or none that can be read here."""
 
 
 def archive_members(package: bytes) -> Iterator[tuple[str, bytes]]:
     """Names and contents of the ``ar`` archive's members.
 
-    Raises:
-        DebianPackageError: It is no such archive, or ends early.
+    Raises ``DebianPackageError`` where it is no such archive, or ends early.
     """
     if not package.startswith(_MAGIC):
         raise DebianPackageError("not an ar archive")
@@ -45,8 +45,7 @@ def archive_members(package: bytes) -> Iterator[tuple[str, bytes]]:
 def installed_files(package: bytes) -> Iterator[tuple[PurePosixPath, bytes]]:
     """Regular files of the package: path from the root (``usr/include/…``), and content.
 
-    Raises:
-        DebianPackageError: It is no package, or is compressed by what Python cannot read.
+    Raises ``DebianPackageError`` where it is no package, or Python cannot decompress it.
     """
     for name, content in archive_members(package):
         if not name.startswith("data.tar"):
@@ -57,7 +56,7 @@ def installed_files(package: bytes) -> Iterator[tuple[PurePosixPath, bytes]]:
                     file = archive.extractfile(member) if member.isreg() else None
                     if file is not None:
                         yield PurePosixPath(member.name.removeprefix("./")), file.read()
-        except (tarfile.TarError, OSError) as error:
+        except (tarfile.TarError, lzma.LZMAError, EOFError, OSError) as error:
             raise DebianPackageError(f"{name} cannot be read: {error}") from error
         return
     raise DebianPackageError("it has no data.tar")

@@ -70,8 +70,7 @@ TARGETS = tuple(Target(machine=machine, abi=abi) for machine in MACHINES for abi
 def target_named(name: str) -> Target:
     """The target of that name.
 
-    Raises:
-        ValueError: There is none.
+    Raises ``ValueError`` where there is none.
     """
     for target in TARGETS:
         if target.name == name:
