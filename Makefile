@@ -39,8 +39,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 # WHEELS names some of them: make wheels WHEELS='cp311-x86_64 cp312-aarch64'
+OUT ?= dist
 wheels: $(WHEEL_TOOLS)/.installed
-	$(WHEEL_TOOLS)/bin/python -m tools.wheels.build --sdist $(WHEELS)
+	$(WHEEL_TOOLS)/bin/python -m tools.wheels.build --out $(OUT) --sdist $(WHEELS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -12,14 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.wheels.check import check
-from tools.wheels.core import CoreBuild
+from tools.wheels.core import ROOT, module
 from tools.wheels.errors import BuildError
 from tools.wheels.source import commit_time, package_files, write_sdist
 from tools.wheels.targets import TARGETS, Target, target_named
 from tools.wheels.wheel_archive import wheel_name, with_core, write_wheel
-
-ROOT = Path(__file__).parents[2]
-WORK = ROOT / "build" / "wheels"
 
 
 def build_wheels(targets: Sequence[Target], out: Path) -> tuple[Path, ...]:
@@ -32,8 +29,7 @@ def build_wheels(targets: Sequence[Target], out: Path) -> tuple[Path, ...]:
     out.mkdir(parents=True, exist_ok=True)
     wheels = []
     for target in targets:
-        module = CoreBuild(root=ROOT, work=WORK, target=target).module()
-        files = with_core(package, module.read_bytes(), target)
+        files = with_core(package, module(target).read_bytes(), target)
         path = out / wheel_name(files, target)
         write_wheel(path, files, epoch=epoch)
         wheels.append(path)

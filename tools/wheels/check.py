@@ -16,10 +16,9 @@ from pathlib import Path, PurePosixPath
 
 from elftools.elf.elffile import ELFFile
 
+from tools.wheels.core import ROOT
 from tools.wheels.targets import TARGETS, Target
 from tools.wheels.wheel_archive import dist_info, read_wheel
-
-ROOT = Path(__file__).parents[2]
 
 LARGEST_BYTES = 3_000_000
 """Of a wheel without the demo model."""

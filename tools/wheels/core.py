@@ -1,4 +1,8 @@
-"""Compiles the core for one target, with CMake, Ninja and zig."""
+"""Compiles the core for one target, with CMake, Ninja and zig.
+
+``python -m tools.wheels.core TARGET NAME`` builds what CMake calls NAME, and prints where it is.
+Headers, objects and zig's cache stay in build/wheels from one build to the next.
+"""
 
 from __future__ import annotations
 
@@ -8,78 +12,67 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from dataclasses import dataclass
 from pathlib import Path
 
 from tools.wheels.errors import BuildError
 from tools.wheels.python_headers import include_directories
-from tools.wheels.targets import Target
+from tools.wheels.targets import Target, target_named
 
-_HERE = Path(__file__).parent
+ROOT = Path(__file__).resolve().parents[2]
+
+_HERE = Path(__file__).resolve().parent
+_WORK = ROOT / "build" / "wheels"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoreBuild:
-    """Where the core of a target is compiled. ``root`` is the tree with its source; ``work`` keeps
-    headers, objects and zig's cache from one build to the next.
+def module(target: Target) -> Path:
+    """The extension module, compiled. Raises ``BuildError``."""
+    return build(target, "_core") / target.module_file
+
+
+def build(target: Target, name: str) -> Path:
+    """Build what CMake calls ``name``; the folder that it lies in.
+
+    Raises ``BuildError`` where a tool fails or is missing, or Python's headers cannot be had.
     """
+    folder = _WORK / "cmake" / target.name
+    headers = include_directories(target.abi.headers, _WORK / "headers")
+    definitions = {
+        "CMAKE_MAKE_PROGRAM": _program("ninja"),
+        "CMAKE_TOOLCHAIN_FILE": _HERE / "toolchain.cmake",
+        "CMAKE_MODULE_PATH": _HERE,
+        "POTLUCK_MACHINE": target.machine,
+        "POTLUCK_ZIG": _package_folder("ziglang") / "zig",
+        "POTLUCK_WHEEL_PYTHON": target.abi.headers,
+        "POTLUCK_WHEEL_STABLE_ABI": "ON" if target.abi.is_stable else "OFF",
+        "POTLUCK_WHEEL_INCLUDE_DIRS": ";".join(map(str, headers)),
+        "Python_EXECUTABLE": sys.executable,
+    }
+    options = [f"-D{key}={value}" for key, value in definitions.items()]
+    cmake = _program("cmake")
+    _run(cmake, "-S", ROOT, "-B", folder, "-G", "Ninja", *options)
+    _run(cmake, "--build", folder, "--target", name)
+    return folder
 
-    root: Path
-    work: Path
-    target: Target
 
-    @property
-    def folder(self) -> Path:
-        """CMake's build folder."""
-        return self.work / "cmake" / self.target.name
+def _run(*command: str | Path) -> None:
+    done = subprocess.run(command, env=_environ(), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = (done.stdout + done.stderr)[-4000:]
+        raise BuildError(f"{' '.join(map(str, command))} failed:\n{said}")
 
-    def build(self, name: str) -> Path:
-        """Build what CMake calls ``name``; the folder that it lies in.
 
-        Raises ``BuildError`` where a tool fails or is missing, or Python's headers cannot be had.
-        """
-        headers = include_directories(self.target.abi.headers, self.work / "headers")
-        definitions = {
-            "CMAKE_MAKE_PROGRAM": _program("ninja"),
-            "CMAKE_TOOLCHAIN_FILE": _HERE / "toolchain.cmake",
-            "CMAKE_MODULE_PATH": _HERE,
-            "POTLUCK_MACHINE": self.target.machine,
-            "POTLUCK_ZIG": _package_folder("ziglang") / "zig",
-            "POTLUCK_WHEEL_PYTHON": self.target.abi.headers,
-            "POTLUCK_WHEEL_STABLE_ABI": "ON" if self.target.abi.is_stable else "OFF",
-            "POTLUCK_WHEEL_INCLUDE_DIRS": ";".join(map(str, headers)),
-            "Python_EXECUTABLE": sys.executable,
-        }
-        options = [f"-D{name}={value}" for name, value in definitions.items()]
-        cmake = _program("cmake")
-        self._run(cmake, "-S", self.root, "-B", self.folder, "-G", "Ninja", *options)
-        self._run(cmake, "--build", self.folder, "--target", name)
-        return self.folder
-
-    def module(self) -> Path:
-        """Build the extension module; its file. Raises as ``build`` does."""
-        return self.build("_core") / self.target.module_file
-
-    def _run(self, *command: str | Path) -> None:
-        done = subprocess.run(
-            command, env=self._environ(), capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            said = (done.stdout + done.stderr)[-4000:]
-            raise BuildError(f"{self.target.name}: {command[0]} failed:\n{said}")
-
-    def _environ(self) -> dict[str, str]:
-        """Zig's cache, and flags in place of the user's: no path of this machine is compiled in."""
-        cache = str(self.work / "zig-cache")
-        paths = {self.root: ".", _package_folder("nanobind"): "nanobind"}
-        flags = [f"-ffile-prefix-map={path}={short}" for path, short in paths.items()]
-        return {
-            **os.environ,
-            "ZIG_GLOBAL_CACHE_DIR": cache,
-            "ZIG_LOCAL_CACHE_DIR": cache,
-            "CXXFLAGS": " ".join(flags),
-            "LDFLAGS": "",
-        }
+def _environ() -> dict[str, str]:
+    """Zig's cache, and flags in place of the user's: no path of this machine is compiled in."""
+    cache = str(_WORK / "zig-cache")
+    paths = {ROOT: ".", _package_folder("nanobind"): "nanobind"}
+    flags = [f"-ffile-prefix-map={path}={short}" for path, short in paths.items()]
+    return {
+        **os.environ,
+        "ZIG_GLOBAL_CACHE_DIR": cache,
+        "ZIG_LOCAL_CACHE_DIR": cache,
+        "CXXFLAGS": " ".join(flags),
+        "LDFLAGS": "",
+    }
 
 
 def _program(name: str) -> str:
@@ -96,3 +89,10 @@ def _package_folder(name: str) -> Path:
     if spec is None or spec.origin is None:
         raise BuildError(f"{name} is not installed for {sys.executable}")
     return Path(spec.origin).parent
+
+
+if __name__ == "__main__":
+    try:
+        print(build(target_named(sys.argv[1]), sys.argv[2]) / sys.argv[2])
+    except BuildError as error:
+        sys.exit(f"wheels: {error}")
