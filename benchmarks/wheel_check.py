@@ -22,10 +22,11 @@ import time
 from pathlib import Path
 
 from circumstances import circumstances
-from potluck.portability.check import check_needs
+from potluck.portability.check import HostCheck, PreparedWheel
+from potluck.portability.shipped_hosts import load_shipped_host, shipped_hosts
+
 from potluck.portability.host_document import host_document, read_host
 from potluck.portability.needs_cache import cached_needs
-from potluck.portability.shipped_hosts import load_shipped_host, shipped_hosts
 
 _ROUNDS = 5
 _NUM_HOSTS = 1000
@@ -102,11 +103,11 @@ def _fleet(wheels: list[Path]) -> list[float]:
             cached_needs(wheel, Path(folder))
         for _ in range(_ROUNDS):
             started = time.perf_counter()
-            needs = [cached_needs(wheel, Path(folder)) for wheel in wheels]
+            prepared = [PreparedWheel(cached_needs(wheel, Path(folder))) for wheel in wheels]
             for document in documents:
-                host = read_host(json.loads(document))
-                for each in needs:
-                    check_needs(each, host)
+                check = HostCheck(read_host(json.loads(document)))
+                for each in prepared:
+                    check.check(each)
             samples.append(time.perf_counter() - started)
     return samples
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.portability.installed_host import describe_host
+from potluck.portability.check import HostCheck, PreparedWheel
+from potluck.portability.wheel_report import FileReport
 
-from potluck.portability.host import Host
+from potluck.portability.host import Host, HostPython
+from potluck.portability.host_document import host_document, read_host
+from potluck.portability.installed_host import describe_host
 from tools.roots.enter import Root
 from tools.roots.loads import try_loads
-from tools.roots.wheel_site import SITE, unzip_wheel
+from tools.roots.wheel_site import SITE
+
+_PYTHON = HostPython(implementation="cpython", version=(3, 11))
+"""What opens the files: ``tools.roots.interpreter``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,20 +39,35 @@ class Load:
 
 
 def describe_root(root: Root) -> Host:
-    """The root as a host: what is in its folder, and an interpreter as ``try_loads`` uses it."""
-    return describe_host(root.path)
+    """The root as a host, after its description was JSON."""
+    host = dataclasses.replace(describe_host(root.path, name=root.name), python=_PYTHON)
+    return read_host(json.loads(json.dumps(host_document(host))))
 
 
-def compare_loads(wheel: Path, unpacked: Path, root: Root, host: Host) -> tuple[Load, ...]:
-    """Every shared object of a wheel, which ``unzip_wheel`` has unpacked to the folder."""
-    predicted = predict_loads(wheel, host)
-    real = try_loads(root, unpacked / SITE, tuple(predicted))
-    return tuple(Load(file=file, predicted=why, real=real[file]) for file, why in predicted.items())
+def compare_loads(
+    wheel: PreparedWheel, prefix: Path, root: Root, check: HostCheck
+) -> tuple[Load, ...]:
+    """Every shared object of a wheel, which ``unzip_wheel`` has unpacked to ``prefix``.
+
+    Raises as ``try_loads`` does.
+    """
+    predicted = predict_loads(wheel, check)
+    real = try_loads(root, prefix, tuple(f"{SITE}/{file}" for file in predicted))
+    return tuple(
+        Load(file=file, predicted=why, real=real[f"{SITE}/{file}"])
+        for file, why in predicted.items()
+    )
 
 
-def predict_loads(wheel: Path, host: Host) -> dict[str, str]:
-    """Every shared object of a wheel, and why it will not load, or nothing."""
-    raise NotImplementedError
+def predict_loads(wheel: PreparedWheel, check: HostCheck) -> dict[str, str]:
+    """Why the dynamic linker will not open each shared object by itself, or nothing."""
+    programs = {each.path for each in wheel.tree if each.is_executable}
+    files = check.check(wheel).files
+    return {each.path: _reason(each) for each in files if each.path not in programs}
 
 
-__all__ = ["Load", "compare_loads", "describe_root", "predict_loads", "unzip_wheel"]
+def _reason(file: FileReport) -> str:
+    if file.opens_alone:
+        return ""
+    said = [finding.message for finding in file.findings]
+    return said[0] if said else "for no stated reason"

@@ -14,21 +14,23 @@ import argparse
 import json
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from circumstances import circumstances
-from wheel_loads import Load, compare_loads, describe_root, tags_of
+from potluck.portability.check import HostCheck, PreparedWheel
+from wheel_loads import Load, compare_loads, describe_root
 from wheel_trials import fetch_wheel, wheel_trials
 
-from potluck.portability.host import Host
+from potluck.portability.needs import read_needs
 from tools.roots.enter import Root
 from tools.roots.package_set import roots
 from tools.roots.system import system
 from tools.roots.wheel_site import unzip_wheel
 
+_AUDITWHEEL = Path(__file__).parents[1] / "build" / "wheels" / "tools" / "bin" / "auditwheel"
+"""Installed with what makes our wheels."""
 _SHOWN_DIFFERENCES = 5
 
 
@@ -41,19 +43,19 @@ def main() -> None:
     parser.add_argument("--roots", nargs="+", choices=list(roots()), default=list(roots()))
     arguments = parser.parse_args()
     systems = [system(name) for name in arguments.roots]
-    hosts = {root.name: describe_root(root) for root in systems}
+    checks = {root.name: HostCheck(describe_root(root)) for root in systems}
     rows = []
     for trial in wheel_trials():
         if arguments.only in trial.name:
             wheel = fetch_wheel(trial, arguments.wheels)
-            rows.append(_row(wheel, systems, hosts))
+            rows.append(_row(wheel, systems, checks))
     if arguments.output:
         document = {
             "schema": "potluck.benchmark.wheel_predictions/1",
             **circumstances(),
             "roots": [
-                {"name": name, "machine": host.machine, "libc_version": host.libc_version}
-                for name, host in hosts.items()
+                {"name": name, "machine": each.host.machine, "libc_version": each.host.libc_version}
+                for name, each in checks.items()
             ],
             "wheels": rows,
         }
@@ -64,13 +66,16 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
     """Leaves the docstring as it is."""
 
 
-def _row(wheel: Path, systems: Sequence[Root], hosts: Mapping[str, Host]) -> dict[str, object]:
+def _row(
+    wheel: Path, systems: Sequence[Root], checks: Mapping[str, HostCheck]
+) -> dict[str, object]:
     """One wheel: its tags, and what each root does with it."""
+    prepared = PreparedWheel(read_needs(wheel))
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         unzip_wheel(wheel, Path(folder))
         for root in systems:
-            loads = compare_loads(wheel, Path(folder), root, hosts[root.name])
+            loads = compare_loads(prepared, Path(folder), root, checks[root.name])
             _print(wheel, root, loads)
             results[root.name] = [
                 {"file": load.file, "predicted": load.predicted, "real": load.real}
@@ -78,7 +83,7 @@ def _row(wheel: Path, systems: Sequence[Root], hosts: Mapping[str, Host]) -> dic
             ]
     return {
         "wheel": wheel.name,
-        **tags_of(wheel),
+        "least": [each.platform for each in prepared.minima],
         "auditwheel": auditwheel_tag(wheel),
         "results": results,
     }
@@ -86,7 +91,7 @@ def _row(wheel: Path, systems: Sequence[Root], hosts: Mapping[str, Host]) -> dic
 
 def auditwheel_tag(wheel: Path) -> str:
     """The platform tag that ``auditwheel show`` finds a wheel to be consistent with."""
-    command = [sys.executable, "-m", "auditwheel", "show", str(wheel)]
+    command = [str(_AUDITWHEEL), "show", str(wheel)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = re.search(r'following\s+platform\s+tag:\s+"([^"]+)"', done.stdout)
     return found[1] if found else (done.stdout + done.stderr).strip().splitlines()[-1]

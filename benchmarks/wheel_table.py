@@ -16,6 +16,8 @@ from packaging.utils import parse_wheel_filename
 from wheel_loads import Load
 from wheel_trials import Explanation, explanations
 
+_MACHINES = ("x86_64", "aarch64")
+
 _INTRODUCTION = """\
 # Wheels, as predicted and as they load
 
@@ -33,7 +35,13 @@ def page(document: Mapping[str, Any], known: Sequence[Explanation]) -> str:
     """The whole page. A difference that nobody has explained is said to be unexplained."""
     notes: dict[str, int] = {}
     rows = [_cells(wheel, document["roots"], known, notes) for wheel in document["wheels"]]
-    header = ["wheel", "least tag", "auditwheel", *(_root_title(r) for r in document["roots"])]
+    header = [
+        "wheel",
+        "tag",
+        "least tag",
+        "auditwheel",
+        *(_root_title(r) for r in document["roots"]),
+    ]
     parts = [_INTRODUCTION, _summary(document), _table(header, rows)]
     if notes:
         lines = [f"{number}. {note}" for note, number in notes.items()]
@@ -46,7 +54,7 @@ def _summary(document: Mapping[str, Any]) -> str:
     right = sum(load.is_as_predicted for load in loads)
     num_loading = sum(not load.real for load in loads)
     num_wheels = len(document["wheels"])
-    num_same = sum(wheel["minimal"] == wheel["auditwheel"] for wheel in document["wheels"])
+    num_same = sum(wheel["least"] == [wheel["auditwheel"]] for wheel in document["wheels"])
     return (
         f"{num_wheels} wheels on {len(document['roots'])} systems: {right:,} of {len(loads):,} "
         f"outcomes are as predicted; {num_loading:,} load. The least tag is that of `auditwheel "
@@ -61,9 +69,13 @@ def _cells(
     notes: dict[str, int],
 ) -> list[str]:
     name, version, _, tags = parse_wheel_filename(wheel["wheel"])
-    machine = next(iter(tags)).platform.rpartition("linux")[2]
-    title = f"{name} {version}, {_short(wheel['promised'])} {machine.partition('_')[2]}"
-    cells = [title, _short(wheel["minimal"]), _short(wheel["auditwheel"])]
+    platforms = sorted({tag.platform for tag in tags})
+    machine = next(each for each in _MACHINES if platforms[0].endswith(each))
+    cells = [
+        f"{name} {version} {machine}",
+        *(", ".join(map(_short, each)) for each in (platforms, wheel["least"])),
+        _short(wheel["auditwheel"]),
+    ]
     for root in roots:
         loads = [load for name, load in _loads(wheel) if name == root["name"]]
         loading = sum(not load.real for load in loads)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.kernel_checks import kernel_names
 from support.own_wheels import own_wheel
 from support.roots import RootPython, require_packages, require_root, root_python
+from support.wheel_build import kernel_check_program
 
 from potluck.kernels import available_isas
 from potluck.probe.self_test import deviation
@@ -33,6 +36,8 @@ ISAS_OF_CPU = {
     "cortex-a76": ("scalar", "neon", "dotprod"),
     "max": ("scalar", "neon", "dotprod", "i8mm"),
 }
+OWN_BF16_PRODUCTS = ("avx512_bf16", "amx", "i8mm")
+"""Instruction sets that round products of bf16 in an order of their own."""
 PLACES = (
     *(
         Place(root=root, machine="x86_64", python=python, isas=tuple(available_isas()))
@@ -66,3 +71,31 @@ def python_with_core(place: Place, folder: Path) -> RootPython:
     core = own_wheel(place.machine, place.python, folder)
     numpy = require_packages(place.machine, 17, place.python, "numpy")
     return root_python(require_root(place.root, cpu=place.cpu), place.python, core=core, np=numpy)
+
+
+@pytest.fixture(scope="module")
+def scalar_lines() -> list[str]:
+    return check_kernels(PLACES[0], "scalar")
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_every_kernel_has_the_bits_of_scalar(place: Place, scalar_lines: list[str]) -> None:
+    """Compiled as it is in the wheels; of the CPU's best instruction set."""
+    isa = place.isas[-1]
+    lines = check_kernels(place, isa)
+    assert sorted(line.split()[0] for line in lines) == sorted(kernel_names(isa))
+    assert all(line.endswith(" ok") for line in lines)
+    own = ("linear.bf16 ", "linear_fast.") if isa in OWN_BF16_PRODUCTS else ("none",)
+    assert [line for line in lines if not line.startswith(own)] == [
+        line for line in scalar_lines if not line.startswith(own)
+    ]
+
+
+def check_kernels(place: Place, isa: str) -> list[str]:
+    """The lines of the check program, one for each kernel."""
+    program = kernel_check_program(place.machine)
+    root = require_root(place.root, cpu=place.cpu)
+    entered = dataclasses.replace(root, shared={"kernel_check": program})
+    done = entered.run("/mnt/kernel_check", isa)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()

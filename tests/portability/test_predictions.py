@@ -9,11 +9,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from potluck.portability.check import HostCheck, PreparedWheel
 from support.kernel_build import not_shown
 from support.roots import require_root
 from wheel_loads import compare_loads, describe_root
 from wheel_trials import WheelTrial, explanations, fetch_wheel, wheel_trials
 
+from potluck.portability.needs import read_needs
 from tools.roots.made_once import FOLDER
 from tools.roots.package_set import roots
 from tools.roots.wheel_site import unzip_wheel
@@ -26,8 +28,8 @@ TRIALS = tuple(trial for trial in wheel_trials() if trial.is_in_tests)
 )
 def wheel(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Path]:
-    """A wheel's file, and the folder that it is unpacked to."""
+) -> tuple[PreparedWheel, Path]:
+    """A wheel, and the folder that it is unpacked to."""
     trial: WheelTrial = request.param
     try:
         file = fetch_wheel(trial, FOLDER / "wheels")
@@ -35,19 +37,19 @@ def wheel(
         not_shown(f"pip cannot fetch {trial.name}: {error.stderr.strip()}")
     folder = tmp_path_factory.mktemp("wheel")
     unzip_wheel(file, folder)
-    return file, folder
+    return PreparedWheel(read_needs(file)), folder
 
 
 @pytest.mark.parametrize("name", roots())
-def test_every_load_is_as_predicted(wheel: tuple[Path, Path], name: str) -> None:
-    file, folder = wheel
+def test_every_load_is_as_predicted(wheel: tuple[PreparedWheel, Path], name: str) -> None:
+    prepared, folder = wheel
     root = require_root(name)
-    loads = compare_loads(file, folder, root, describe_root(root))
+    loads = compare_loads(prepared, folder, root, HostCheck(describe_root(root)))
     assert loads
     known = explanations()
     assert not [
         load
         for load in loads
         if not load.is_as_predicted
-        and not any(each.is_of(file.name, name, load.file) for each in known)
+        and not any(each.is_of(prepared.needs.file, name, load.file) for each in known)
     ]
