@@ -7,11 +7,13 @@
     ├── ModelNotFoundError       nothing at the path or hub id given
     ├── ModelFileError           a file is truncated, corrupt, or contradicts another
     ├── WheelFileError           a wheel, or a file in it, is broken, hostile or no wheel at all
+    ├── WheelDownloadError       pip found no wheel, could not download it, or is not there
     ├── UnsupportedModelError    a sound model that this build cannot run
     ├── ChatTemplateError        a chat template is absent or broken, or refuses the messages
     ├── ElfError                 a file is no ELF file, or a broken one
     │   └── NotLoadableError     a sound one of a kind that no dynamic linker loads
     ├── HostError                a host that cannot be described, a broken description
+    ├── FatBinaryError           what should be GPU code in a library is not, or is cut short
     ├── InsufficientMemoryError  it would not fit in the memory that may be used
     ├── OverloadedError          there is no room for more requests now
     ├── EngineError              the compiled core is missing or refused a call
@@ -95,6 +97,12 @@ class WheelFileError(PotluckError):
         self.problem = problem
 
 
+class WheelDownloadError(PotluckError):
+    """pip found no wheel of a project, could not download it, or is not there."""
+
+    exit_code = 2
+
+
 class UnsupportedModelError(PotluckError):
     """The model is sound but this build cannot run it; ``missing`` names what it lacks."""
 
@@ -117,6 +125,10 @@ class NotLoadableError(ElfError):
 
 class HostError(PotluckError):
     """A host cannot be described, or a description of one is broken or not there."""
+
+
+class FatBinaryError(PotluckError):
+    """What should be GPU code in a library is not, or is cut short. It loads all the same."""
 
 
 class InsufficientMemoryError(PotluckError):

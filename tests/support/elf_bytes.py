@@ -206,8 +206,9 @@ class _Builder:
             self.table(0x6FFFFFFC, self.version_definitions())
         if elf.hash_table == "gnu":
             self.table(0x6FFFFEF5, self.gnu_hash_table())
-        elif elf.hash_table == "sysv":
-            self.table(4, self.pack("IIII", 1, len(self.symbols) + 1, 1, 0))
+        elif elf.hash_table in ("sysv", "sysv-wide"):
+            layout = "IIII" if elf.hash_table == "sysv" else "QQQQ"
+            self.table(4, self.pack(layout, 1, len(self.symbols) + 1, 1, 0))
 
     def symbol(self, symbol: Symbol) -> bytes:
         name = self.name(symbol.name)

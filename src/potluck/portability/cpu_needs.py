@@ -1,7 +1,8 @@
 """Which CPUs a file's instructions need, where it can be told, and on which it will not do.
 
-x86 files may say it in a note (``elf_notes``), 32-bit ARM files in attributes. Most do neither:
-compilers write the note only when they are asked to, and what a file has for better CPUs it may
+x86 files may say it in a note (``elf_notes``), 32-bit ARM files in attributes; code of 64-bit ARM
+is looked through for what not every CPU has (``arm64_instructions``). Most x86 files say nothing:
+compilers write the note only when they are asked to. And what a file has for better CPUs it may
 choose at run time. So what is not said is unknown, not fine.
 """
 
@@ -18,6 +19,7 @@ from typing import Annotated
 
 import msgspec
 
+from potluck.portability.arm64_instructions import arm64_flags
 from potluck.portability.elf_attributes import (
     ADVANCED_SIMD_ARCH,
     CPU_ARCH,
@@ -26,13 +28,16 @@ from potluck.portability.elf_attributes import (
     arm_attributes,
 )
 from potluck.portability.elf_file import ElfFile
-from potluck.portability.elf_image import ElfData, ElfImage, open_image
+from potluck.portability.elf_image import EM_AARCH64, EM_ARM, ElfData, ElfImage, open_image
 from potluck.portability.elf_notes import x86_levels
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.host import Host
 
 _CHECKING_GLIBC = (2, 33)
 """The first that compares the note with the CPU (its NEWS; ``sysdeps/x86/dl-prop.h``)."""
+
+_ARM64_BASELINE = "armv8-a"
+"""What every 64-bit ARM CPU is."""
 
 _ARM_LEVELS = {
     6: "armv6",
@@ -53,21 +58,18 @@ _Flags = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuNeeds:
-    """``level`` is what the file says that it needs (``x86-64-v3``, ``armv7-a``), empty if it says
-    nothing, and ``flags`` are the same as flags of ``/proc/cpuinfo``. ``used_level`` is what
-    anything in it uses, maybe after asking the CPU. ``variant_flags`` follow from its name
-    (``libfoo_avx2.so``): whoever opens such a file is expected to choose by the CPU.
+    """``level`` is what the file is known to need (``x86-64-v3``, ``armv7-a``), empty if that is
+    not known, and ``flags`` are the same as flags of ``/proc/cpuinfo``. ``used_level`` and
+    ``used_flags`` are what anything in it uses beyond, maybe after asking the CPU.
+    ``variant_flags`` follow from its name (``libfoo_avx2.so``): whoever opens such a file is
+    expected to choose by the CPU.
     """
 
     level: str = ""
     flags: frozenset[str] = frozenset()
     used_level: str = ""
+    used_flags: frozenset[str] = frozenset()
     variant_flags: frozenset[str] = frozenset()
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the file says what it needs."""
-        return bool(self.level)
 
 
 def cpu_needs(elf: ElfFile, data: ElfData, *, path: str = "") -> CpuNeeds:
@@ -77,16 +79,17 @@ def cpu_needs(elf: ElfFile, data: ElfData, *, path: str = "") -> CpuNeeds:
     """
     image = open_image(data)
     variant_flags = _variant_flags(elf.machine, path or elf.soname)
-    needed, used = x86_levels(image)
-    if needed or used:
-        return CpuNeeds(
-            level=needed,
-            flags=level_flags().get(needed, frozenset()),
-            used_level=used,
-            variant_flags=variant_flags,
-        )
-    level, flags = _arm_needs(image)
-    return CpuNeeds(level=level, flags=flags, variant_flags=variant_flags)
+    machine = image.header.machine_number
+    if machine == EM_AARCH64:
+        used_flags = arm64_flags(image)
+        level = "" if used_flags else _ARM64_BASELINE
+        return CpuNeeds(level=level, used_flags=used_flags, variant_flags=variant_flags)
+    if machine == EM_ARM:
+        level, flags = _arm_needs(image)
+        return CpuNeeds(level=level, flags=flags, variant_flags=variant_flags)
+    level, used_level = x86_levels(image)
+    flags = level_flags().get(level, frozenset())
+    return CpuNeeds(level=level, flags=flags, used_level=used_level, variant_flags=variant_flags)
 
 
 def cpu_findings(needs: CpuNeeds, host: Host, *, file: str) -> tuple[Finding, ...]:
@@ -106,6 +109,16 @@ def cpu_findings(needs: CpuNeeds, host: Host, *, file: str) -> tuple[Finding, ..
                 f"{', '.join(sorted(missing))}, and {then}",
                 file=file,
                 way_out="build it from source for this CPU, or take a build for the baseline",
+            ),
+        )
+    if missing := needs.used_flags - host.cpu_features:
+        return (
+            Finding(
+                code="cpu-used",
+                severity=Severity.NOTE,
+                message=f"it has instructions of {', '.join(sorted(missing))}, which this CPU "
+                "lacks: it must choose when it runs",
+                file=file,
             ),
         )
     if missing := needs.variant_flags - host.cpu_features:

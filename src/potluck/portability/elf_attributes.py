@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from potluck.portability.elf_image import EM_ARM, ElfImage
+from potluck.portability.elf_image import ElfImage
 from potluck.portability.elf_sections import read_sections
 
 CPU_ARCH = 6
@@ -27,11 +27,9 @@ _TEXT_TAGS = (4, 5)  # Tag_CPU_raw_name, Tag_CPU_name; from 33 on, odd tags have
 
 
 def arm_attributes(image: ElfImage) -> Mapping[int, int]:
-    """The numbers among the attributes of the whole file, by tag. Empty for other machines, without
-    attributes, and after what is broken: the linker does not read them either.
+    """The numbers among the attributes of the whole file, by tag. Empty without attributes, and
+    after what is broken: the linker does not read them either.
     """
-    if image.header.machine_number != EM_ARM:
-        return {}
     for section in read_sections(image):
         if section.name == _SECTION and section.num_bytes <= _MAX_BYTES:
             data = image.read(section.offset, section.num_bytes, "the attributes")

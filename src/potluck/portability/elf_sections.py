@@ -4,6 +4,7 @@ without section headers is sound, and has none here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +74,17 @@ def read_sections(image: ElfImage) -> tuple[Section, ...]:
         return _sections(image)
     except ElfError:
         return ()
+
+
+def joined_ranges(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The same bytes in ascending order and none twice, so that whoever reads them reads at most
+    the file, whatever its headers say. Ranges are half-open.
+    """
+    last_end = 0
+    for start, end in sorted(ranges):
+        if end > last_end:
+            yield max(start, last_end), end
+            last_end = end
 
 
 def _sections(image: ElfImage) -> tuple[Section, ...]:

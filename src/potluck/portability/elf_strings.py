@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from potluck.portability.elf_image import PF_R, PF_W, PF_X, PT_LOAD, ElfData, ElfImage, open_image
-from potluck.portability.elf_sections import read_sections
+from potluck.portability.elf_sections import joined_ranges, read_sections
 
 _CONSTANTS = (".rodata", ".lrodata")
 _NAME = re.compile(
@@ -56,15 +56,7 @@ def _constants(image: ElfImage) -> tuple[tuple[int, int], ...]:
                 for each in image.of_type(PT_LOAD)
                 if each["flags"] & (PF_R | PF_W | PF_X) == flags
             ]
-    return tuple(_joined(ranges))
-
-
-def _joined(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    last_end = 0
-    for start, end in sorted(ranges):
-        if end > last_end:
-            yield max(start, last_end), end
-            last_end = end
+    return tuple(joined_ranges(ranges))
 
 
 def _marked_strings(data: ElfData, ranges: Iterable[tuple[int, int]]) -> Iterator[bytes]:

@@ -18,6 +18,7 @@ _STATIC_TLS_BYTES = 1664
 """What glibc keeps for libraries that are opened later (elf/dl-tls.c, _dl_tls_static_surplus_init
 with the tunables' defaults; a constant of the same size before 2.32)."""
 
+
 def mapping_findings(path: str, elf: ElfFile, host: Host) -> tuple[Finding, ...]:
     """Why ``host`` would not map the file at ``path``, which is for its machine."""
     return tuple(_findings(path, elf, host))
@@ -73,6 +74,24 @@ def other_machine_finding(path: str, elf: ElfFile, host: Host, others: Iterable[
         message=f"it is for {elf.machine}, and {host.name} is {host.machine}",
         file=path,
         way_out="" if is_also_here else f"take the wheel for {host.machine}, or build from source",
+    )
+
+
+def other_c_library_finding(path: str, host: Host) -> Finding:
+    """Of a file for glibc on a host with musl, which lacks much of what glibc's headers call."""
+    return Finding(
+        code="other-c-library",
+        severity=Severity.FATAL,
+        message=f"it was built for glibc, and {host.name} has musl",
+        file=path,
+        way_out="take the musllinux wheel, or build from source",
+    )
+
+
+def needs_glibc(elf: ElfFile) -> bool:
+    """Whether a file was linked with glibc."""
+    return "libc.so.6" in elf.needed or any(
+        each.version.startswith("GLIBC_") for each in elf.version_needs
     )
 
 

@@ -108,14 +108,16 @@ def _version(missing: MissingVersion, context: LinkContext) -> Finding:
 def _instead(missing: MissingVersion, host: Host) -> str:
     """What there is: the newest version with the same prefix, where it is the host's library."""
     if not missing.found_at:
-        return "and does not load that library: the linker gives up"
+        return "and does not need that library itself: the linker gives up"
     found = next((each for each in host.libraries if each.path == missing.found_at), None)
     if found is None:
         return f"and {missing.found_at} does not define it"
     prefix = missing.version.rpartition("_")[0] + "_"
-    numbered = [each for each in found.versions if each.startswith(prefix) and _numbers(each)]
-    newest = f" has {max(numbered, key=_numbers)} at most" if numbered else " does not define it"
-    return f"and {host.name}{newest}"
+    alike = (each for each in found.versions if each.startswith(prefix))
+    newest = max(alike, key=_numbers, default="")
+    if newest and _numbers(newest) < _numbers(missing.version):
+        return f"and {host.name} has {newest} at most"
+    return f"and {host.name} does not define it"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.errors import ElfError, NotLoadableError, WheelFileError
+from potluck.portability.cpu_needs import CpuNeeds, cpu_needs
 from potluck.portability.cuda_needs import CudaNeeds, read_cuda_needs
 from potluck.portability.cuda_table import CudaTable, shipped_table
 from potluck.portability.elf_file import ElfFile
@@ -27,6 +28,7 @@ class ObjectNeeds:
 
     path: str
     elf: ElfFile
+    cpu: CpuNeeds
     opened: tuple[OpenedLibrary, ...]
     cuda: CudaNeeds | None
     facts: FileFacts | None
@@ -90,6 +92,7 @@ def _read_object(
     return ObjectNeeds(
         path=name,
         elf=elf,
+        cpu=cpu_needs(elf, data, path=name),
         opened=opened_libraries(elf, data),
         cuda=cuda,
         facts=file_facts(rules, elf, data, cuda) if rules else None,

@@ -153,8 +153,8 @@ def _expanded(entry: str, origin: str) -> str | None:
 
     None of what depends on the working directory, or on the host's ``$LIB`` and ``$PLATFORM``.
     """
-    for token in _ORIGIN_TOKENS:
-        if entry.startswith(token):
-            path = posixpath.normpath(f"{origin or '.'}/{entry.removeprefix(token)}")
-            return "" if path == "." else path
+    token, _, rest = entry.partition("/")
+    if token in _ORIGIN_TOKENS:
+        path = posixpath.normpath(f"{origin or '.'}/{rest}")
+        return "" if path == "." else path
     return posixpath.normpath(entry) if entry.startswith("/") and "$" not in entry else None

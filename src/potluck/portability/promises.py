@@ -11,6 +11,7 @@ import enum
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from potluck.portability.file_findings import needs_glibc
 from potluck.portability.host_libraries import is_glibc_loader
 from potluck.portability.object_tree import ObjectTree, TreeObject
 from potluck.portability.policies import Glibc, policies_for
@@ -53,7 +54,7 @@ def minimum(tree: ObjectTree, machine: str, *, brought: Iterable[str] = ()) -> M
     """
     policies = policies_for(machine)
     objects = [each for each in tree if each.machine == machine]
-    if policies is None or not any(_needs_glibc(each) for each in objects):
+    if policies is None or not any(needs_glibc(each.elf) for each in objects):
         return None
     within = set(brought)
     needed = set(_outer_libraries(tree, objects)) - within
@@ -88,12 +89,6 @@ def promise(promised: Glibc | None, needed: Minimum) -> Promise:
     if needed.glibc is None or needed.glibc > promised:
         return Promise.BROKEN
     return Promise.MODEST if needed.glibc < promised else Promise.KEPT
-
-
-def _needs_glibc(item: TreeObject) -> bool:
-    return "libc.so.6" in item.elf.needed or any(
-        need.version.startswith("GLIBC_") for need in item.elf.version_needs
-    )
 
 
 def _outer_libraries(tree: ObjectTree, objects: Iterable[TreeObject]) -> Iterator[str]:

@@ -14,23 +14,27 @@ from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from potluck.portability.host import Host
+from potluck.portability.host import HostPython
 
 _LEAST_NAME_LENGTH = 4
 """Shorter names are in too many libraries' names by chance."""
 
 
-def required_names(requires: Iterable[str], host: Host) -> tuple[str, ...]:
-    """The distributions that Requires-Dist lines name for a host, without extras, normalized."""
+def required_names(
+    requires: Iterable[str], machine: str, python: HostPython | None
+) -> tuple[str, ...]:
+    """The distributions that Requires-Dist lines name there, without extras, normalized. Where no
+    Python is known, this one stands for it.
+    """
     environment = {
         "extra": "",
         "os_name": "posix",
         "sys_platform": "linux",
         "platform_system": "Linux",
-        "platform_machine": host.machine,
+        "platform_machine": machine,
     }
-    if host.python is not None:
-        version = ".".join(map(str, host.python.version))
+    if python is not None:
+        version = ".".join(map(str, python.version))
         environment |= {"python_version": version, "python_full_version": f"{version}.0"}
     return tuple(
         canonicalize_name(each.name) for each in _parsed(requires) if _applies(each, environment)
@@ -43,15 +47,22 @@ def bringer(library: str, sought: Sequence[str], required: Iterable[str]) -> str
     ``sought`` are the folders that the linker looks in, relative to ``site-packages``.
     """
     names = list(required)
-    for folder in sought:
-        parts = [canonicalize_name(part) for part in folder.split("/") if part]
-        for count in range(len(parts), 0, -1):
-            prefix = "-".join(parts[:count])
-            for name in names:
-                if name == prefix or name.startswith(f"{prefix}-"):
-                    return name
+    of_folders = [name for folder in sought if (name := _of_folder(folder, names))]
     stem = re.split(r"\.so\b", library.removeprefix("lib").lower())[0]
-    return next((name for name in names if _is_named_after(stem, name)), "")
+    named_after = [name for name in names if _is_named_after(stem, name)]
+    both = [name for name in of_folders if name in named_after]
+    return next(iter([*both, *of_folders, *named_after]), "")
+
+
+def _of_folder(folder: str, names: Iterable[str]) -> str:
+    """The distribution whose name begins with as much of a folder's path as any."""
+    parts = [canonicalize_name(part) for part in folder.split("/") if part]
+    for count in range(len(parts), 0, -1):
+        prefix = "-".join(parts[:count])
+        for name in names:
+            if name == prefix or name.startswith(f"{prefix}-"):
+                return name
+    return ""
 
 
 def _is_named_after(stem: str, name: str) -> bool:

@@ -11,6 +11,7 @@ symbol.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -22,9 +23,8 @@ from potluck.portability.host import HostPython
 
 PythonVersion = tuple[int, int]
 
-_PREFIXES = ("Py", "_Py")
-_NOT_PYTHON = ("PyInit_", "PyModExport_", "PyArray_", "_PyArray_")
-"""What modules define themselves, and names of NumPy's API."""
+_NAME = re.compile(r"_?Py(?:_|(?!Array_)[A-Z])")
+"""How names of Python's API begin; those of NumPy's begin with ``PyArray_``."""
 
 _NOT_ON_LINUX = ("MS_WINDOWS", "USE_STACKCHECK", "Py_REF_DEBUG")
 """Conditions of the list that no ordinary build for Linux meets."""
@@ -55,11 +55,7 @@ class StableAbiUse:
 def stable_abi_use(elf: ElfFile) -> StableAbiUse:
     """Of the symbols that the file leaves to others. Weak ones may be missing and do not count."""
     names = {
-        symbol.name
-        for symbol in elf.undefined
-        if symbol.name.startswith(_PREFIXES)
-        and not symbol.name.startswith(_NOT_PYTHON)
-        and not symbol.is_weak
+        symbol.name for symbol in elf.undefined if not symbol.is_weak and _NAME.match(symbol.name)
     }
     added = _versions_added()
     stable = sorted(names & added.keys())
