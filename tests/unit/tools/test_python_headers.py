@@ -30,6 +30,6 @@ def test_another_file_than_the_pinned_one_is_refused(tmp_path: Path) -> None:
     wrong.write_bytes(b"wrong")
     digest = hashlib.sha256(b"right").hexdigest()
     urls = ((tmp_path / "missing").as_uri(), wrong.as_uri())
-    with pytest.raises(BuildError, match="missing.*SHA-256"):
+    with pytest.raises(BuildError, match=r"missing.*SHA-256"):
         fetch(PinnedPackage(urls=urls, sha256=digest))
     assert fetch(PinnedPackage(urls=(*urls, right.as_uri()), sha256=digest)) == b"right"
