@@ -7,6 +7,7 @@ seconds later.
 from __future__ import annotations
 
 import fcntl
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,15 +22,23 @@ TOOLS = WORK / "tools" / "bin" / "python"
 """The interpreter that has what makes wheels, auditwheel and abi3audit too."""
 
 
-@cache
 def built_wheels() -> tuple[Path, ...]:
     """All of our wheels; ``make wheels`` has checked them. One process builds at a time."""
+    return tuple(path for path in _built() if path.suffix == ".whl")
+
+
+def built_sdist() -> Path:
+    """The sdist that is made with them."""
+    (path,) = (path for path in _built() if path.suffix == ".gz")
+    return path
+
+
+@cache
+def _built() -> tuple[Path, ...]:
     folder = WORK / "tested"
     with _lock():
-        for old in folder.glob("*.whl"):
-            old.unlink()
-        _make("wheels", f"OUT={folder}")
-    return tuple(sorted(folder.glob("*.whl")))
+        printed = _make("wheels", f"OUT={folder}")
+    return tuple(folder / name for _, name in re.findall(r"^([0-9a-f]{64})  (\S+)$", printed, re.M))
 
 
 @cache
@@ -49,8 +58,10 @@ def _lock() -> Iterator[None]:
         yield
 
 
-def _make(*arguments: str) -> None:
-    _output(require_tool("make"), "--no-print-directory", f"PYTHON={sys.executable}", *arguments)
+def _make(*arguments: str) -> str:
+    return _output(
+        require_tool("make"), "--no-print-directory", f"PYTHON={sys.executable}", *arguments
+    )
 
 
 def _output(*command: str | Path) -> str:

@@ -62,12 +62,14 @@ def _run(*command: str | Path) -> None:
 
 
 def _environ() -> dict[str, str]:
-    """Zig's cache, and flags in place of the user's: no path of this machine is compiled in."""
+    """All that the tools are told: no variable of the user's, of which compilers heed a dozen, and
+    flags that keep this machine's paths out of what is compiled.
+    """
     cache = str(_WORK / "zig-cache")
     paths = {ROOT: ".", _package_folder("nanobind"): "nanobind"}
     flags = [f"-ffile-prefix-map={path}={short}" for path, short in paths.items()]
     return {
-        **os.environ,
+        "PATH": os.defpath,
         "ZIG_GLOBAL_CACHE_DIR": cache,
         "ZIG_LOCAL_CACHE_DIR": cache,
         "CXXFLAGS": " ".join(flags),

@@ -53,12 +53,13 @@ def include_directories(version: str, folder: Path) -> tuple[Path, Path]:
     wanted = "".join(f"{package.sha256}\n" for package in packages)
     if not done.exists() or done.read_text(encoding="ascii") != wanted:
         for package in packages:
-            _extract(_fetch(package), folder / version)
+            _extract(fetch(package), folder / version)
         done.write_text(wanted, encoding="ascii")
     return include / f"python{version}", include
 
 
-def _fetch(package: PinnedPackage) -> bytes:
+def fetch(package: PinnedPackage) -> bytes:
+    """The package, from the first place that has it. Raises ``BuildError`` where none has."""
     reasons = []
     for url in package.urls:
         try:

@@ -75,12 +75,14 @@ def write_wheel(path: Path, files: Mapping[str, bytes], *, epoch: int) -> None:
     contents = {name: files[name] for name in ordered}
     contents[record] = _record(contents, record)
     when = time.gmtime(max(epoch, 315532800))[:6]  # 1980, the first that an archive can say
-    with zipfile.ZipFile(path, "w") as archive:
+    unfinished = path.with_suffix(".part")
+    with zipfile.ZipFile(unfinished, "w") as archive:
         for name, content in contents.items():
             member = zipfile.ZipInfo(name, date_time=when)
             member.create_system = _UNIX
             member.external_attr = _MODE << 16
             archive.writestr(member, content, zipfile.ZIP_DEFLATED, _LEVEL)
+    unfinished.rename(path)
 
 
 def _retagged(wheel: str, target: Target) -> bytes:
