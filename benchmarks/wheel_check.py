@@ -22,11 +22,12 @@ import time
 from pathlib import Path
 
 from circumstances import circumstances
-from potluck.portability.check import HostCheck, PreparedWheel
 from potluck.portability.shipped_hosts import load_shipped_host, shipped_hosts
 
+from potluck.portability.host_check import HostCheck
 from potluck.portability.host_document import host_document, read_host
 from potluck.portability.needs_cache import cached_needs
+from potluck.portability.prepared_wheel import PreparedWheel
 
 _ROUNDS = 5
 _NUM_HOSTS = 1000

@@ -7,12 +7,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.portability.check import HostCheck, PreparedWheel
-from potluck.portability.wheel_report import FileReport
-
 from potluck.portability.host import Host, HostPython
+from potluck.portability.host_check import HostCheck
 from potluck.portability.host_document import host_document, read_host
 from potluck.portability.installed_host import describe_host
+from potluck.portability.prepared_wheel import PreparedWheel
+from potluck.portability.wheel_report import FileReport
 from tools.roots.enter import Root
 from tools.roots.loads import try_loads
 from tools.roots.wheel_site import SITE

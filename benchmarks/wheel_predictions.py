@@ -19,11 +19,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from circumstances import circumstances
-from potluck.portability.check import HostCheck, PreparedWheel
 from wheel_loads import Load, compare_loads, describe_root
 from wheel_trials import fetch_wheel, wheel_trials
 
+from potluck.portability.host_check import HostCheck
 from potluck.portability.needs import read_needs
+from potluck.portability.prepared_wheel import PreparedWheel
 from tools.roots.enter import Root
 from tools.roots.package_set import roots
 from tools.roots.system import system
