@@ -6,6 +6,7 @@
 #include <semaphore.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
@@ -23,6 +24,17 @@ int getentropy(void* buffer, size_t length) {
     return -1;
   }
   return syscall(SYS_getrandom, buffer, length, 0) == (long)length ? 0 : -1;
+}
+
+void arc4random_buf(void* buffer, size_t length) {
+  for (char* at = buffer; length > 0;) {
+    ssize_t got = getrandom(at, length, 0);
+    if (got < 0 && errno != EINTR) abort();
+    if (got > 0) {
+      at += got;
+      length -= (size_t)got;
+    }
+  }
 }
 
 int memfd_create(const char* name, unsigned flags) {
