@@ -19,7 +19,7 @@ from potluck.portability.file_findings import (
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.host import Host
 from potluck.portability.host_libraries import HostLibraries
-from potluck.portability.link import Link, Linker
+from potluck.portability.link import PYTHON, Link, Linker, Process
 from potluck.portability.link_findings import LinkContext, link_findings
 from potluck.portability.needs import ObjectNeeds
 from potluck.portability.opened_libraries import opened_library_findings
@@ -29,11 +29,14 @@ from potluck.portability.wheel_tags import install_finding
 
 
 class HostCheck:
-    """Checks wheels on one host. Made once for many of them."""
+    """Checks wheels on one host. Made once for many of them.
 
-    def __init__(self, host: Host) -> None:
+    ``process`` is what opens their files: Python, if nothing else is said.
+    """
+
+    def __init__(self, host: Host, process: Process = PYTHON) -> None:
         self.host = host
-        self._linker = Linker(host)
+        self._linker = Linker(host, process)
         self._libraries = HostLibraries(host)
         self._table = shipped_table()
 
@@ -69,7 +72,7 @@ class HostCheck:
             fatal = tuple(finding for findings in brought for finding in findings)
             opens_alone = link.is_opened and not _is_fatal(fatal)
             findings = (*fatal, *link_findings(link, context))
-            if _is_fatal(findings) and each.path in carriers:
+            if not opens_alone and each.path in carriers:
                 findings = (_carried_finding(each.path, carriers[each.path]),)
             yield FileReport(
                 path=each.path,

@@ -156,9 +156,9 @@ def _symbols(link: Link, context: LinkContext) -> Iterator[Finding]:
                 file=file,
                 symbol=_spelled(elsewhere[0]),
             )
-        for each in nowhere[:_MAX_SYMBOLS]:
-            others = len(nowhere) - _MAX_SYMBOLS if each is nowhere[_MAX_SYMBOLS - 1] else 0
-            yield _symbol(each, others, context)
+        for number, each in enumerate(nowhere[:_MAX_SYMBOLS], start=1):
+            num_others = len(nowhere) - number if number == _MAX_SYMBOLS else 0
+            yield _symbol(each, num_others, context)
 
 
 def _symbol(missing: MissingSymbol, num_others: int, context: LinkContext) -> Finding:

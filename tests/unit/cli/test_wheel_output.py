@@ -75,8 +75,9 @@ def test_several_hosts_are_a_table(wheel: str, capsys: pytest.CaptureFixture[str
         ["old", "yes", "will"],
         ["refusing", "no", "loads"],
     ]
-    assert lines[2].endswith("pack/a.so: it needs GLIBC_2.29 of libm.so.6 (exp), and old has "
-                             "GLIBC_2.27 at most")
+    assert lines[2].endswith(
+        "pack/a.so: it needs GLIBC_2.29 of libm.so.6 (exp), and old has GLIBC_2.27 at most"
+    )
     assert "does not go with glibc 2.12" in lines[3]
 
 
@@ -119,9 +120,7 @@ def test_a_file_that_is_no_wheel_has_no_promise(
 ) -> None:
     (tmp_path / "a.so").write_bytes(an_extension())
     assert check_on([NEW], [str(tmp_path / "a.so")], as_json=False) == 0
-    assert capsys.readouterr().out.splitlines()[1] == (
-        "  needs manylinux_2_31_x86_64 (GLIBC_2.29)"
-    )
+    assert capsys.readouterr().out.splitlines()[1] == ("  needs manylinux_2_31_x86_64 (GLIBC_2.29)")
 
 
 def test_one_of_a_projects_wheels_is_enough(

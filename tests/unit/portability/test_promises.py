@@ -112,7 +112,8 @@ def test_the_table_of_policies(machine: str) -> None:
         numbers = version.removeprefix("GLIBC_").split(".")
         if version.startswith("GLIBC_2.") and numbers[1].isdigit():
             first = next((each for each in policies.known if each >= (2, int(numbers[1]))), None)
-            assert policy == first, version
+            # CentOS 7 for aarch64 has glibc 2.17 with what 2.18 added.
+            assert policy == first or (machine, version) == ("aarch64", "GLIBC_2.18"), version
 
 
 def test_systems_that_are_new_enough() -> None:
