@@ -63,19 +63,19 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 def host_document(host: Host) -> dict[str, Any]:
-    """The document, ready for ``json.dumps``.
+    """The document, as ``json.loads`` would give it.
 
     The symbols of the last libraries are left out if it would grow too long with them.
     """
     libraries = [_library(each) for each in host.libraries]
-    document = _document(host, libraries)
+    data = msgspec.json.encode(_document(host, libraries))
     for index in reversed(range(len(libraries))):
-        if len(msgspec.json.encode(document)) <= MAX_DOCUMENT_BYTES:
+        if len(data) <= MAX_DOCUMENT_BYTES:
             break
         libraries[index] = msgspec.structs.replace(libraries[index], symbols=None)
-        document = _document(host, libraries)
-    built: dict[str, Any] = msgspec.to_builtins(document)
-    return built
+        data = msgspec.json.encode(_document(host, libraries))
+    document: dict[str, Any] = msgspec.json.decode(data)
+    return document
 
 
 def read_host(document: object) -> Host:

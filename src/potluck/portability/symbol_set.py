@@ -35,7 +35,7 @@ _LOW_SHIFTS = np.arange(FINGERPRINT_BITS - 1, -1, -1, dtype=np.uint64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodedSymbols:
-    """A ``SymbolSet`` as text in base64: the low and the high bits of the fingerprints, and the kinds."""
+    """A ``SymbolSet`` as text in base64: fingerprints by their low and high bits, and kinds."""
 
     count: int
     fingerprints: str
@@ -46,8 +46,8 @@ class CodedSymbols:
 class SymbolSet:
     """Symbols by fingerprint, sorted; ``kinds`` has an entry beside each fingerprint.
 
-    A kind is twice the number of the symbol's version (0 for none), plus 1 if a reference without
-    a version finds the symbol.
+    A kind is twice the number of the symbol's version (0: none), plus 1 if a reference without a
+    version finds the symbol.
     """
 
     version_numbers: Mapping[str, int]

@@ -130,16 +130,16 @@ def test_an_absurd_table_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_largest_table_of_symbols_is_read_in_bounded_time_and_memory() -> None:
     """As many symbols as are allowed, all of one long name."""
-    count = elf_symbols.MAX_SYMBOLS - 1
-    row = struct.pack("<IBBHQQ", 1, 0x12, 0, 1, 1, 0)
-    table = bytes(24) + row * count
+    count = elf_symbols.MAX_SYMBOLS
+    marker, row = b"the tables", struct.pack("<IBBHQQ", 1, 0x12, 0, 1, 1, 0)
+    tables = marker + struct.pack("<II", 1, count) + bytes(24) + row * (count - 1)
     elf = Elf(
         symbols=[Symbol(name="x" * 200, is_defined=True)],
         hash_table="",
-        segments=[Segment(segment_type=0, content=struct.pack("<II", 1, count + 1) + table)],
+        segments=[Segment(segment_type=0, content=tables)],
     )
-    offset = elf.build().index(struct.pack("<II", 1, count + 1))
-    data = replace(elf, entries={4: BASE + offset, 6: BASE + offset + 8}).build()
+    address = BASE + elf.build().index(marker) + len(marker)
+    data = replace(elf, entries={4: address, 6: address + 8}).build()
     tracemalloc.start()
     start = time.thread_time()
     with pytest.raises(ElfError, match="names take more than"):
