@@ -5,6 +5,7 @@ pyelftools reads sections, the reader what the dynamic linker loads: they share 
 
 from __future__ import annotations
 
+import functools
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ WEAK, BASE = 2, 1
 Row = tuple[str, str, str, bool]
 
 
+@functools.cache
 def libraries() -> list[Path]:
     """An even choice of those of the interpreter, of packages and of the system."""
     roots = [Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platlib")]
@@ -41,8 +43,13 @@ def libraries() -> list[Path]:
         for path in root.rglob("*.so*")
         if path.is_file() and path.stat().st_size < MOST_BYTES
     }
-    paths = sorted(path for path in found if path.read_bytes()[:4] == b"\x7fELF")
+    paths = sorted(path for path in found if first_bytes(path) == b"\x7fELF")
     return paths[:: max(1, len(paths) // MOST_FILES)]
+
+
+def first_bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(4)
 
 
 @pytest.mark.parametrize("path", libraries(), ids=lambda path: path.name)

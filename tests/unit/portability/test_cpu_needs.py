@@ -138,7 +138,7 @@ def test_code_of_64_bit_arm_that_has_nothing_more_runs_on_all_of_it() -> None:
     assert (needs_of(elf).level, needs_of(elf).used_flags) == ("armv8-a", frozenset())
     elf = replace(elf, segments=[Segment(segment_type=1, flags=5, content=add + sdot)])
     needs = needs_of(elf)
-    assert (needs.level, needs.used_flags) == ("", {"asimddp"})
+    assert (needs.level, needs.used_flags) == ("", frozenset({"asimddp"}))
     (finding,) = cpu_findings(needs, host(frozenset({"asimd"})), file="a.so")
     assert (finding.code, finding.severity) == ("cpu-used", Severity.NOTE)
     assert "asimddp" in finding.message
@@ -171,7 +171,7 @@ ARM = Elf(machine=40, is_64_bit=False)
 )
 def test_attributes_of_32_bit_arm(content: bytes, level: str, flags: set[str]) -> None:
     needs = needs_of(replace(ARM, sections={".ARM.attributes": content}))
-    assert (needs.level, needs.flags) == (level, flags)
+    assert (needs.level, needs.flags) == (level, frozenset(flags))
 
 
 def test_a_32_bit_arm_cpu_may_lack_vectors() -> None:

@@ -23,22 +23,13 @@ Build = Callable[..., Path]
 @pytest.fixture
 def build(tmp_path: Path) -> Build:
     def compile_library(source: str, *flags: str, script: str = "") -> Path:
-        (tmp_path / "source.c").write_text(source)
-        (tmp_path / "versions.map").write_text(script)
-        library = tmp_path / "library.so"
-        arguments = [
-            require_tool("cc"),
-            "-shared",
-            "-fPIC",
-            "-O1",
-            "-o",
-            library,
-            tmp_path / "source.c",
-            *flags,
-        ]
+        source_file, library = tmp_path / "source.c", tmp_path / "library.so"
+        source_file.write_text(source)
+        options = ["-shared", "-fPIC", "-O1", *flags]
         if script:
-            arguments.append(f"-Wl,--version-script={tmp_path / 'versions.map'}")
-        subprocess.run(arguments, check=True)
+            (tmp_path / "versions.map").write_text(script)
+            options.append(f"-Wl,--version-script={tmp_path / 'versions.map'}")
+        subprocess.run([require_tool("cc"), "-o", library, source_file, *options], check=True)
         return library
 
     return compile_library
@@ -54,6 +45,7 @@ VERSIONED = """
     int old_answer(void) { return 1; }
     int new_answer(void) { return 2; }
 """
+SCRIPT = "V_1 { global: answer; }; V_2 { global: answer; local: *; } V_1;"
 
 
 @pytest.mark.parametrize("hash_style", ["gnu", "sysv", "both"])
@@ -61,7 +53,7 @@ def test_versions_that_a_script_defines(build: Build, hash_style: str) -> None:
     path = build(
         VERSIONED,
         f"-Wl,--hash-style={hash_style},-soname,libv.so.1",
-        script="V_1 { local: *; };\nV_2 { answer; } V_1;",
+        script=SCRIPT,
     )
     elf = read(path)
     assert elf.soname == "libv.so.1"
@@ -91,7 +83,7 @@ def test_needs_of_a_file_that_defines_nothing(build: Build, hash_style: str) -> 
 
 
 def test_section_headers_are_not_needed(build: Build) -> None:
-    path = build(VERSIONED, script="V_1 { local: *; };\nV_2 { answer; } V_1;")
+    path = build(VERSIONED, script=SCRIPT)
     data = bytearray(path.read_bytes())
     with_sections = read_elf(data)
     struct.pack_into("<Q", data, 40, 0)
