@@ -10,10 +10,16 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from support.elf_bytes import BASE, Elf
+
 from potluck.portability.elf_file import DefinedSymbol, ElfFile
 
 X86_64 = 62
 AARCH64 = 183
+
+_SYMBOL = struct.Struct("<IBBHQQ")
+FIRST_FUNCTION = BASE + 64 + 2 * 56
+"""Its address: after the header of the file and those of its two segments."""
 
 PTX = 1
 SASS = 2
@@ -66,56 +72,15 @@ def shared_object(
     *,
     machine: int = X86_64,
 ) -> bytes:
-    """A library with these sections, and these functions among its dynamic symbols.
-
-    All of the file is one segment that is loaded at 0x10000.
-    """
-    base, start = 0x10000, 64 + 56
-    functions = functions or {}
-    code = b""
-    strings = b"\0"
-    symbols = bytes(24)
-    text_offset = start
-    for name, body in functions.items():
-        address = base + text_offset + len(code)
-        symbols += struct.pack("<IBBHQQ", len(strings), 0x12, 0, 1, address, len(body))
+    """A library with these sections, and these functions among its dynamic symbols."""
+    code, strings, symbols = b"", b"\0", bytes(_SYMBOL.size)
+    for name, body in (functions or {}).items():
+        address = FIRST_FUNCTION + len(code)
+        symbols += _SYMBOL.pack(len(strings), 0x12, 0, 1, address, len(body))
         strings += name.encode() + b"\0"
         code += body + bytes(-len(body) % 16)
-    contents = {".text": code, ".dynstr": strings, ".dynsym": symbols, **sections}
-
-    names, body, rows = b"\0", b"", [bytes(64)]
-    for name, data in [*contents.items(), (".shstrtab", b"")]:
-        offset = start + len(body)
-        names += name.encode() + b"\0"
-        data = data or (names if name == ".shstrtab" else b"")
-        name_offset = len(names) - len(name) - 1
-        rows.append(
-            struct.pack(
-                "<IIQQQQIIQQ", name_offset, 1, 2, base + offset, offset, len(data), 0, 0, 8, 0
-            )
-        )
-        body += data + bytes(-len(data) % 8)
-    section_offset = start + len(body)
-    num_bytes = section_offset + 64 * len(rows)
-    header = b"\x7fELF\x02\x01\x01" + bytes(9)
-    header += struct.pack(
-        "<HHIQQQIHHHHHH",
-        3,
-        machine,
-        1,
-        0,
-        64,
-        section_offset,
-        0,
-        64,
-        56,
-        1,
-        64,
-        len(rows),
-        len(rows) - 1,
-    )
-    segment = struct.pack("<IIQQQQQQ", 1, 5, 0, base, base, num_bytes, num_bytes, 0x1000)
-    return header + segment + body + b"".join(rows)
+    tables = {".dynstr": strings, ".dynsym": symbols}
+    return Elf(machine=machine, constants=code, sections={**tables, **sections}).build()
 
 
 def elf_file(

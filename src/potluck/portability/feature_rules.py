@@ -169,10 +169,13 @@ def rule_files() -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml")))
 
 
-@functools.cache
 def rules_for(distribution: str) -> FeatureRules | None:
     """The shipped rules for a distribution, by its name in any spelling; None without any."""
-    name = canonicalize_name(distribution)
+    return _shipped_rules(canonicalize_name(distribution))
+
+
+@functools.cache
+def _shipped_rules(name: str) -> FeatureRules | None:
     if name not in rule_files():
         return None
     file = resources.files(__package__).joinpath("features", f"{name}.toml")
