@@ -15,6 +15,7 @@ from support.wheel_build import kernel_check_program
 
 from potluck.kernels import available_isas
 from potluck.probe.self_test import deviation
+from tools.roots.enter import EVERY_FEATURE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,7 @@ class Place:
     machine: str
     python: str
     isas: tuple[str, ...]
-    cpu: str = "max"
+    cpu: str = EVERY_FEATURE
 
     def __str__(self) -> str:
         return f"{self.root}-{self.python}-{self.cpu}"
@@ -34,7 +35,7 @@ class Place:
 ISAS_OF_CPU = {
     "cortex-a72": ("scalar", "neon"),
     "cortex-a76": ("scalar", "neon", "dotprod"),
-    "max": ("scalar", "neon", "dotprod", "i8mm"),
+    EVERY_FEATURE: ("scalar", "neon", "dotprod", "i8mm"),
 }
 OWN_BF16_PRODUCTS = ("avx512_bf16", "amx", "i8mm")
 """Instruction sets that round products of bf16 in an order of their own."""

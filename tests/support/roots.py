@@ -12,7 +12,7 @@ from typing import TypeVar
 from support.kernel_build import not_shown
 
 from tools.roots.archive import ArchiveError
-from tools.roots.enter import Root
+from tools.roots.enter import EVERY_FEATURE, Root
 from tools.roots.interpreter import portable_python
 from tools.roots.made_once import FOLDER, digest, made_once
 from tools.roots.system import system
@@ -21,7 +21,7 @@ from tools.roots.wheel_site import install_for
 T = TypeVar("T")
 
 
-def require_root(name: str, *, cpu: str = "max") -> Root:
+def require_root(name: str, *, cpu: str = EVERY_FEATURE) -> Root:
     """The root of that name (``tools/roots/package_sets.toml``), its emulated CPU being ``cpu``."""
     return dataclasses.replace(_had(lambda: system(name)), cpu=cpu)
 

@@ -16,6 +16,10 @@ from pathlib import Path
 
 from tools.roots.launcher import launcher
 
+EVERY_FEATURE = "max,pauth-impdef=on"
+"""The CPU with all that the emulator knows; pointers are signed with a cipher of its own, as the
+architecture's takes most of the time where a distribution's builds sign them (Debian since 13)."""
+
 _SCRIPT = Path(__file__).with_name("enter.sh")
 
 # Paths of the machine's own tools, which enter.sh uses: a plain user's path lacks the last two.
@@ -31,7 +35,7 @@ class Root:
     name: str
     path: Path
     machine: str
-    cpu: str = "max"
+    cpu: str = EVERY_FEATURE
     shared: Mapping[str, Path] = field(default_factory=dict)
     """Folders and files of this machine that are found as ``/mnt/<name>``."""
 
