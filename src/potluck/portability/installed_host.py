@@ -45,7 +45,7 @@ def describe_host(root: Path = THIS_ROOT, *, name: str = "", origin: str = "") -
     is_this = root == THIS_ROOT
     c_library = find_c_library(files, os.path.realpath(sys.executable) if is_this else None)
     libraries = _libraries(files, c_library)
-    sonames = c_library.paths.sonames(files, _abi(files, c_library, libraries))
+    sonames = c_library.paths.sonames(files, _abi(c_library, libraries))
     return Host(
         name=name or (platform.node() if is_this else root.name) or "host",
         origin=origin or f"the files of {_distribution(files)}",
@@ -88,7 +88,7 @@ def _described(soname: str, path: str, elf: ElfFile) -> HostLibrary:
     )
 
 
-def _abi(files: RootFiles, c_library: CLibrary, libraries: tuple[HostLibrary, ...]) -> int | None:
+def _abi(c_library: CLibrary, libraries: tuple[HostLibrary, ...]) -> int | None:
     """The number that the loader's cache has for libraries of this host's ABI: its C library's."""
     path = next((each.path for each in libraries if each.soname == c_library.soname), "")
     return next((each.flags for each in c_library.paths.cache if each.path == path), None)
