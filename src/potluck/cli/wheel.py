@@ -45,7 +45,7 @@ def check(
             "--host",
             metavar="HOST",
             help="What potluck probe --json said on a machine, in a file, or a host that is known "
-            "by its name (debian-12-amd64). Can be repeated. Default: this machine.",
+            "by its name (debian-12-x86_64). Can be repeated. Default: this machine.",
             show_default=False,
         ),
     ] = None,

@@ -92,9 +92,14 @@ class HostCheck:
         is_other_libc = self.host.libc == "musl" and needs_glibc(needs.elf)
         return needs.elf.machine == self.host.machine and not is_other_libc
 
-    def _links(self, wheel: PreparedWheel, linkable: Mapping[str, ObjectNeeds]) -> dict[str, Link]:
-        roots = [each for each in wheel.tree if each.path in linkable]
-        return {link.path: link for link in self._linker.link(wheel.tree, roots)}
+    def _links(
+        self, wheel: PreparedWheel, linkable: Mapping[str, ObjectNeeds]
+    ) -> Mapping[str, Link]:
+        def link() -> Mapping[str, Link]:
+            roots = [each for each in wheel.tree if each.path in linkable]
+            return {link.path: link for link in self._linker.link(wheel.tree, roots)}
+
+        return wheel.links.get((self._linker.depends_on, self.host.machine), link)
 
     def _refusals(self, needs: ObjectNeeds) -> tuple[Finding, ...]:
         """Of a file by itself, whatever it links with."""

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from functools import cached_property
 
 from potluck.portability.elf_file import UndefinedSymbol
 from potluck.portability.host import Definition, Host, HostLibrary
+from potluck.portability.memory import Memory
 
 _LOADER_PREFIXES = ("ld-linux", "ld64.so")
 """How glibc's dynamic linkers are called; each process has its own in it."""
 
 _MUSL_ITSELF = ("libc.", "libpthread.", "librt.", "libm.", "libdl.", "libutil.", "libxnet.")
 """What musl's dynamic linker takes for itself (its ``load_library``)."""
+
+
+_MAX_SYSTEMS = 256
+"""That are told from each other at a time: a fleet has some tens."""
+
+
+class System:
+    """Libraries that many hosts have alike. Two hosts with the same ones have the same object."""
+
+    def __init__(self, libraries: tuple[HostLibrary, ...]) -> None:
+        self.libraries = libraries
+
+
+_SYSTEMS: Memory[System] = Memory(_MAX_SYSTEMS)
 
 
 class HostLibraries:
@@ -68,6 +84,25 @@ class HostLibraries:
         is_met = version in library.versions or not library.versions
         return is_met or self.host.libc == "musl"
 
+    @cached_property
+    def system(self) -> System:
+        """Everything that is found here and by whom it can be told from other systems."""
+        key = (
+            self.identity(self.host.libraries),
+            tuple((each.path, each.versions, each.needed) for each in self.host.libraries),
+            self.host.other_libraries,
+        )
+        return _SYSTEMS.get(key, lambda: System(self.host.libraries))
+
+    def identity(self, scope: Sequence[HostLibrary]) -> Hashable:
+        """What ``definition`` depends on, as long as the libraries of ``scope`` are there."""
+        return self.host.libc, tuple(
+            (each.soname, bool(each.versions), id(each.symbols))
+            if each.symbols is not None
+            else (each.soname, each.versions)
+            for each in scope
+        )
+
     def definition(self, symbol: UndefinedSymbol, scope: Sequence[HostLibrary]) -> Definition:
         """Whether any library of ``scope`` defines a symbol.
 
@@ -76,7 +111,8 @@ class HostLibraries:
         """
         version = "" if self.host.libc == "musl" else symbol.version
         is_unknown = False
-        for library in scope:
+        # The one that is named mostly has it, and order does not matter to whether any has.
+        for library in sorted(scope, key=lambda each: each.soname != symbol.library):
             if library.symbols is None:
                 if version and version in library.versions:
                     return Definition.PRESENT

@@ -12,13 +12,13 @@ libraries bind among themselves, which is taken to work.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from potluck.portability.elf_file import UndefinedSymbol, VersionNeed
 from potluck.portability.host import Definition, Host, HostLibrary
 from potluck.portability.host_libraries import HostLibraries
-from potluck.portability.object_tree import ObjectTree, TreeObject
+from potluck.portability.object_tree import LookedUp, ObjectTree, TreeObject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +110,13 @@ class Linker:
         self._process = process
         self._before = self._libraries.loaded_with(process.libraries)
 
+    @property
+    def depends_on(self) -> Hashable:
+        """All of a host that linking depends on, as one small value: it is the same for machines
+        that run one system.
+        """
+        return self._libraries.system, self._process
+
     def link(self, tree: ObjectTree, roots: Iterable[TreeObject]) -> Iterator[Link]:
         """Open each of ``roots``, which must be for the host's machine, in a process of its own.
 
@@ -188,9 +195,13 @@ class _Opening:
 
     def missing_versions(self) -> Iterator[MissingVersion]:
         """What is not defined of the versions asked of what was mapped."""
+        asked = frozenset().union(*(each.strong_needs for each in self.objects))
+        missing = {need for need in asked if not self._is_met(need)}
+        if not missing:
+            return
         for each in self.objects:
             for need in each.elf.version_needs:
-                if need.is_weak or self._is_met(need):
+                if need not in missing:
                     continue
                 yield MissingVersion(
                     library=need.library,
@@ -257,12 +268,15 @@ class _Opening:
 
 
 class _Binding:
-    """Symbols of one tree and a host's libraries; what was looked up once is remembered."""
+    """Symbols of one tree and a host's libraries.
+
+    What was looked up once is remembered with the tree: hosts that run one system share its
+    libraries.
+    """
 
     def __init__(self, host: HostLibraries, tree: ObjectTree) -> None:
         self._host = host
         self._tree = tree
-        self._looked_up: dict[tuple[str, ...], tuple[set[int], set[int]]] = {}
 
     def missing(
         self, opening: _Opening, process: Process, versions: Sequence[MissingVersion]
@@ -271,16 +285,17 @@ class _Binding:
 
         Where a library is missing, those that it may have brought are passed over.
         """
+        required = frozenset().union(*(each.required for each in opening.objects))
+        provided = frozenset().union(*(each.provided for each in opening.objects))
+        left = required - provided - self._tree.numbers_of(process.symbol_prefixes)
+        left = self._absent(left, opening.before)
+        left = self._absent(left, tuple(opening.libraries))
+        if not left:
+            return
         without = {(each.library, each.version) for each in versions}
         unseen = opening.presumed | opening.absent
-        given = self._tree.numbers_of(process.symbol_prefixes)
         for each in opening.objects:
-            left = each.required - given
-            for other in opening.objects:
-                left -= other.provided
-            left = self._absent(left, opening.before)
-            left = self._absent(left, tuple(opening.libraries))
-            for number in sorted(left):
+            for number in sorted(left & each.required):
                 symbol = self._tree.symbols[number]
                 may_be_unseen = unseen and (not symbol.version or symbol.library in unseen)
                 if may_be_unseen or (symbol.library, symbol.version) in without:
@@ -296,14 +311,15 @@ class _Binding:
         """Those that no library of ``scope`` defines, nor may define."""
         if not numbers or not scope:
             return numbers
-        names = tuple(each.soname for each in scope)
-        known, absent = self._looked_up.setdefault(names, (set(), set()))
-        for number in numbers - known:
+        memory = self._tree.looked_up.get(
+            self._host.identity(scope), lambda: LookedUp(scope, set(), set())
+        )
+        for number in numbers - memory.looked_up:
             found = self._host.definition(self._tree.symbols[number], scope)
             if found is Definition.ABSENT:
-                absent.add(number)
-        known |= numbers
-        return numbers & absent
+                memory.absent.add(number)
+        memory.looked_up |= numbers
+        return numbers & memory.absent
 
 
 def _needed(item: TreeObject | HostLibrary) -> tuple[str, ...]:

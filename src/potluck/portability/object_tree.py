@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import posixpath
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from potluck.portability.elf_file import DefinedSymbol, ElfFile, UndefinedSymbol
+from potluck.portability.host import HostLibrary
+from potluck.portability.memory import Memory
+
+_MAX_SCOPES = 256
+"""Sets of libraries that are remembered: of some tens of systems, several each."""
 
 _ORIGIN_TOKENS = ("${ORIGIN}", "$ORIGIN")
 
@@ -20,7 +26,7 @@ _ORIGIN_TOKENS = ("${ORIGIN}", "$ORIGIN")
 class ObjectTree:
     """``objects`` by their paths; ``links`` are paths that lead to others of them.
 
-    Not changed once it is made; a tree may be shared by threads.
+    Nothing but its memory changes once it is made. Not for several threads at once.
     """
 
     def __init__(
@@ -28,6 +34,7 @@ class ObjectTree:
     ) -> None:
         self.symbols: list[UndefinedSymbol] = []
         self._numbers: dict[UndefinedSymbol, int] = {}
+        self.looked_up: Memory[LookedUp] = Memory(_MAX_SCOPES)
         self._by_prefixes: dict[tuple[str, ...], frozenset[int]] = {}
         self._objects = {path: TreeObject(path, elf, self) for path, elf in objects.items()}
         self._links = dict(links or {})
@@ -87,6 +94,18 @@ class ObjectTree:
         return found
 
 
+@dataclass(slots=True)
+class LookedUp:
+    """Which of a tree's symbols were looked up in the libraries ``scope``, and which are absent.
+
+    The libraries are held here so that no others can have their identity.
+    """
+
+    scope: Sequence[HostLibrary]
+    looked_up: set[int]
+    absent: set[int]
+
+
 class TreeObject:
     """An ELF file at its place in a tree."""
 
@@ -99,6 +118,7 @@ class TreeObject:
         self.required = frozenset(
             tree.number(symbol) for symbol in elf.undefined if not symbol.is_weak
         )
+        self.strong_needs = frozenset(need for need in elf.version_needs if not need.is_weak)
         self._tree = tree
 
     @cached_property

@@ -11,6 +11,8 @@ from potluck.portability.feature_rules import rules_for
 from potluck.portability.features import Build
 from potluck.portability.finding import Finding
 from potluck.portability.host import Host, HostPython
+from potluck.portability.link import Link
+from potluck.portability.memory import Memory
 from potluck.portability.needs import WheelNeeds
 from potluck.portability.object_tree import ObjectTree
 from potluck.portability.promises import Minimum, Promise, minimum, promise
@@ -18,9 +20,16 @@ from potluck.portability.requirements import bringer, required_names
 from potluck.portability.stable_abi import stable_abi_findings
 from potluck.portability.wheel_tags import promised_glibc
 
+_MAX_SYSTEMS = 256
+"""Of which is remembered what the dynamic linker does with a wheel."""
+
 
 class PreparedWheel:
-    """What was read of a wheel, and what follows from it whatever the host."""
+    """What was read of a wheel, and what follows from it whatever the host.
+
+    What was found out on a host is remembered for those that run the same system. Not for several
+    threads at once.
+    """
 
     def __init__(self, needs: WheelNeeds, *, beside: Iterable[WheelNeeds] = ()) -> None:
         self.needs = needs
@@ -35,9 +44,11 @@ class PreparedWheel:
             version=distribution.version if distribution else "",
             files={PurePosixPath(each.path): each.facts for each in needs.objects if each.facts},
         )
+        self.links: Memory[Mapping[str, Link]] = Memory(_MAX_SYSTEMS)
         self.minima = tuple(self._minima())
         self.promise = self._promise()
         self._tags = tuple(_parsed(distribution.tags)) if distribution else ()
+        self._required: dict[tuple[str, HostPython | None], tuple[str, ...]] = {}
         self._abi: dict[HostPython | None, Mapping[str, tuple[Finding, ...]]] = {}
 
     def abi_findings(self, python: HostPython | None) -> Mapping[str, tuple[Finding, ...]]:
@@ -54,7 +65,10 @@ class PreparedWheel:
         distribution = self.needs.distribution
         if distribution is None:
             return ()
-        return required_names(distribution.requires, host.machine, host.python)
+        key = host.machine, host.python
+        if key not in self._required:
+            self._required[key] = required_names(distribution.requires, *key)
+        return self._required[key]
 
     def _minima(self) -> Iterator[Minimum]:
         distribution = self.needs.distribution
