@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import email.parser
+import http
+import io
 import json
 import subprocess
 import sys
+import urllib.error
 import urllib.request
+import zipfile
 from functools import cache
 from typing import Any
 
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.tags import Tag
 from packaging.utils import (
     InvalidSdistFilename,
@@ -48,7 +52,7 @@ class PackageIndex:
     def requirements(self, wheel: ReleaseFile) -> tuple[Requirement, ...]:
         """What a wheel's metadata requires, extras included."""
         if wheel.url not in self._requirements:
-            metadata = email.parser.BytesParser().parsebytes(_fetch(f"{wheel.url}.metadata"))
+            metadata = email.parser.BytesParser().parsebytes(_metadata(wheel.url))
             lines = metadata.get_all("Requires-Dist") or ()
             self._requirements[wheel.url] = tuple(map(Requirement, lines))
         return self._requirements[wheel.url]
@@ -76,9 +80,29 @@ def _release(listed: dict[str, Any]) -> ReleaseFile | None:
         url=listed["url"],
         version=version,
         tags=tags,
-        requires_python=SpecifierSet(listed.get("requires-python") or ""),
+        requires_python=_pythons(listed.get("requires-python") or ""),
         uploaded=listed["upload-time"][:10],
     )
+
+
+def _pythons(written: str) -> SpecifierSet:
+    """Any where it is not written as it should be, as for pip."""
+    try:
+        return SpecifierSet(written)
+    except InvalidSpecifier:
+        return SpecifierSet()
+
+
+def _metadata(wheel: str) -> bytes:
+    """The wheel's metadata, which most indexes have beside it."""
+    try:
+        return _fetch(f"{wheel}.metadata")
+    except urllib.error.HTTPError as error:
+        if error.code != http.HTTPStatus.NOT_FOUND:
+            raise
+    with zipfile.ZipFile(io.BytesIO(_fetch(wheel))) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return archive.read(name)
 
 
 def _fetch(address: str, accept: str = "*/*") -> bytes:

@@ -9,7 +9,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tools.platforms.survey import OlderSystem, Survey, SurveyedPlatform, SurveyedProject
+from tools.platforms.survey import (
+    OlderSystem,
+    Survey,
+    SurveyedPlatform,
+    SurveyedProject,
+    Taken,
+)
 
 _OURS = "2.17"
 _HEAD = """\
@@ -41,7 +47,8 @@ _OLDER = """\
 
 What pip does there without being told. It does not say that it took an older version, so the lower
 bounds in `pyproject.toml` are such that no version is old (`tests/unit/tools/test_platforms.py`).
-"Builds" means from the source, for which it needs a compiler, and often Rust's.
+"Builds" means from the source, for which it needs a compiler, and often Rust's; a wheel is what it
+takes with `--only-binary=:all:`.
 """
 
 
@@ -155,12 +162,18 @@ def _spans(project: SurveyedProject) -> list[tuple[str, str]]:
 
 
 def _what_happens(older: OlderSystem, project: SurveyedProject) -> str:
-    taken = older.takes
+    taken, wheel = older.takes, older.takes_wheel
     if taken is None:
         return "cannot be installed: pip finds no version"
-    if taken.glibc == "source":
-        return f"builds {taken.version}"
-    return f"is {taken.version} ({taken.uploaded}) in place of {project.takes.version}"
+    if taken.glibc != "source":
+        return f"is {_dated(taken)} in place of {_dated(project.takes)}"
+    if wheel is None:
+        return f"builds {taken.version}; there is no wheel"
+    return f"builds {taken.version}; as a wheel it is {_dated(wheel)}"
+
+
+def _dated(taken: Taken) -> str:
+    return f"{taken.version} ({taken.uploaded[:7]})"
 
 
 def _of_machine(survey: Survey, machine: str) -> tuple[SurveyedPlatform, ...]:

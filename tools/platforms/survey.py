@@ -33,10 +33,13 @@ class Taken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OlderSystem:
-    """What pip takes instead where the C library is ``glibc``; None where it refuses."""
+    """What pip takes instead where the C library is ``glibc``, and where it may not build
+    (``--only-binary=:all:``); None where it refuses.
+    """
 
     glibc: str
     takes: Taken | None
+    takes_wheel: Taken | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,12 +109,19 @@ def glibc_name(glibc: Glibc) -> str:
 
 
 def _surveyed(project: Project) -> SurveyedProject:
+    wheels = [each for each in project.offered if each.is_wheel]
     older = []
     for glibc in OLDER_GLIBCS:
         choice = choose(project.offered, project.allowed, glibc)
         if choice is None or _is_worse(choice, project.newest):
-            takes = None if choice is None else _taken(choice)
-            older.append(OlderSystem(glibc=glibc_name(glibc), takes=takes))
+            wheel = choose(wheels, project.allowed, glibc)
+            older.append(
+                OlderSystem(
+                    glibc=glibc_name(glibc),
+                    takes=choice and _taken(choice),
+                    takes_wheel=wheel and _taken(wheel),
+                )
+            )
     return SurveyedProject(
         name=project.name,
         required_by=project.required_by,
@@ -144,7 +154,9 @@ def _read_platform(document: dict[str, Any]) -> SurveyedPlatform:
                 takes=Taken(**each["takes"]),
                 older=tuple(
                     OlderSystem(
-                        glibc=one["glibc"], takes=Taken(**one["takes"]) if one["takes"] else None
+                        glibc=one["glibc"],
+                        takes=_read_taken(one["takes"]),
+                        takes_wheel=_read_taken(one["takes_wheel"]),
                     )
                     for one in each["older"]
                 ),
@@ -152,3 +164,7 @@ def _read_platform(document: dict[str, Any]) -> SurveyedPlatform:
             for each in document["projects"]
         ),
     )
+
+
+def _read_taken(document: dict[str, str] | None) -> Taken | None:
+    return None if document is None else Taken(**document)

@@ -180,9 +180,10 @@ def test_no_old_system_gets_an_old_version_or_a_pre_release() -> None:
         for project in platform.projects:
             newest = datetime.date.fromisoformat(project.takes.uploaded)
             for older in project.older:
-                if older.takes is None:
-                    continue
-                where = f"{project.name} {older} on {platform.machine}, Python {platform.python}"
-                assert not Version(older.takes.version).is_prerelease, where
-                age = newest - datetime.date.fromisoformat(older.takes.uploaded)
-                assert age <= OLDEST, where
+                for taken in (older.takes, older.takes_wheel):
+                    if taken is None:
+                        continue
+                    where = f"{project.name} on {platform.machine}, Python {platform.python}"
+                    assert not Version(taken.version).is_prerelease, (where, older)
+                    age = newest - datetime.date.fromisoformat(taken.uploaded)
+                    assert age <= OLDEST, (where, older)
