@@ -41,8 +41,8 @@ _MAX_ENTRIES = 2**16
 """Of the dynamic segment; most files have 30, one that needs a thousand libraries has 1,030."""
 
 MAX_NAME_BYTES = 2**27
-"""Of all names of a file together. TensorFlow's and PyTorch's largest have 30 MB; names of which
-each is the tail of another could otherwise be made to take the square of the file's size."""
+"""Of all names of a file together. libtorch_cpu.so of PyTorch 2.13 has 5 MB; names of which each is
+the tail of another could otherwise be made to take the square of the file's size."""
 
 
 class StringTable:

@@ -51,8 +51,9 @@ class ElfFile:
 
     ``machine`` is as ``uname -m`` says it (``x86_64``, ``aarch64``), or ``EM_<number>``.
     ``search_path`` is DT_RUNPATH, or else DT_RPATH (``is_rpath``: it is handed down to what is
-    needed), ``$ORIGIN`` and all. ``features`` are what notes say that the CPU must have
-    (``x86-64-v3``). Symbols are in the order of the file.
+    needed), ``$ORIGIN`` and all; empty elements, which mean the current directory, are left out.
+    ``features`` are what notes say that the CPU must have (``x86-64-v3``). Symbols are in the order
+    of the file.
 
     ``max_page_bytes`` is the largest page of a kernel that it can be mapped with (0: it has nothing
     to map); ``needs_executable_stack``, which glibc 2.41 and later refuse to give to what is opened

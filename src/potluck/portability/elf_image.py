@@ -175,11 +175,6 @@ def read_bytes(data: ElfData, offset: int, num_bytes: int, what: str) -> bytes:
     return bytes(data[offset : offset + num_bytes])
 
 
-def is_elf(data: ElfData) -> bool:
-    """Whether the file begins as ELF files do."""
-    return bytes(data[:4]) == b"\x7fELF"
-
-
 def open_image(data: ElfData) -> ElfImage:
     """The headers of an executable or a shared object.
 

@@ -23,8 +23,8 @@ _MARK = b".so"
 _MAX_STRING_BYTES = 2**8
 _WINDOW_BYTES = 2**20
 _MAX_MARKS = 2**16
-"""Strings with ``.so`` that are looked at, per file. PyTorch's largest has 100: whatever a file has
-after so many is meant to take time."""
+"""Strings with ``.so`` that are looked at, per file. libtorch_cpu.so of PyTorch 2.13 has 58:
+whatever a file has after so many is meant to take time."""
 
 
 def library_names(data: ElfData) -> tuple[str, ...]:

@@ -35,11 +35,12 @@ from potluck.portability.elf_dynamic import (
     Dynamic,
 )
 from potluck.portability.elf_file import DefinedSymbol, UndefinedSymbol
-from potluck.portability.elf_image import EM_MIPS, ElfImage
+from potluck.portability.elf_image import EM_MIPS, ElfImage, Table
 from potluck.portability.elf_versions import HIDDEN, INDEX_MASK, SymbolVersion, Versions
 
 MAX_SYMBOLS = 2**20
-"""Of one file: PyTorch's largest has 200,000. As many take 2 s and 200 MB besides their names."""
+"""Of one file. libtorch_cpu.so of PyTorch 2.13 has 75,000; as many as are allowed, with names of 100
+bytes, take 2 s and 270 MB."""
 
 _SHN_UNDEF = 0
 _SHN_ABS = 0xFFF1
@@ -87,35 +88,17 @@ def read_symbols(image: ElfImage, dynamic: Dynamic, versions: Versions) -> Symbo
     count = max(end_found, len(asked_for))
     if not count:
         return Symbols(undefined=(), defined=())
-    record = image.header.record(**_SYMBOL_FIELDS[image.header.is_64_bit])
-    if dynamic.entries.get(DT_SYMENT, record.itemsize) != record.itemsize:
-        raise ElfError(f"its symbols do not have {record.itemsize} bytes")
-    what = "the table of symbols"
-    table = image.loaded_table(record, dynamic.address(DT_SYMTAB, what), count, what)
-    indexes = np.ones(count, np.uint16)
-    if DT_VERSYM in dynamic.entries:
-        what = "the table of symbols' versions"
-        number = np.dtype(image.header.byte_order + "u2")
-        indexes = image.loaded_table(number, dynamic.entries[DT_VERSYM], count, what)
-
-    binding, kind = table["info"] >> 4, table["info"] & 0xF
-    is_visible = np.isin(table["other"] & 3, _VISIBLE)
-    is_undefined = table["shndx"] == _SHN_UNDEF
-
-    rows = np.zeros(count, np.bool_)
-    rows[: len(asked_for)] = asked_for
-    rows &= is_undefined & is_visible & np.isin(binding, (_STB_GLOBAL, _STB_WEAK))
+    table = _table(image, dynamic, count)
+    indexes = _version_indexes(image, dynamic, count)
+    rows = _undefined_rows(table, asked_for)
     undefined = _undefined(
         names=dynamic.strings.texts(table["name"][rows].astype(np.int64)),
         versions=_versions_of(indexes[rows], versions),
-        is_weak=binding[rows] == _STB_WEAK,
-        is_function=np.isin(kind[rows], (_STT_FUNC, _STT_GNU_IFUNC))
+        is_weak=(table["info"] >> 4)[rows] == _STB_WEAK,
+        is_function=np.isin((table["info"] & 0xF)[rows], (_STT_FUNC, _STT_GNU_IFUNC))
         | np.isin(np.flatnonzero(rows), called),
     )
-
-    has_place = (table["value"] != 0) | (table["shndx"] == _SHN_ABS) | (kind == _STT_TLS)
-    rows = ~is_undefined & is_visible & has_place & np.isin(kind, _FOUND_TYPES)
-    rows &= np.isin(binding, (_STB_GLOBAL, _STB_WEAK, _STB_GNU_UNIQUE))
+    rows = _defined_rows(table)
     rows[:first_found] = False
     rows[end_found:] = False
     defined = _defined(
@@ -126,12 +109,49 @@ def read_symbols(image: ElfImage, dynamic: Dynamic, versions: Versions) -> Symbo
     return Symbols(undefined=undefined, defined=defined)
 
 
-_NO_VERSION = SymbolVersion(version="")
+def _table(image: ElfImage, dynamic: Dynamic, count: int) -> Table:
+    record = image.header.record(**_SYMBOL_FIELDS[image.header.is_64_bit])
+    if dynamic.entries.get(DT_SYMENT, record.itemsize) != record.itemsize:
+        raise ElfError(f"its symbols do not have {record.itemsize} bytes")
+    what = "the table of symbols"
+    table: Table = image.loaded_table(record, dynamic.address(DT_SYMTAB, what), count, what)
+    return table
+
+
+def _version_indexes(image: ElfImage, dynamic: Dynamic, count: int) -> npt.NDArray[np.uint16]:
+    """Of each symbol; all 1, the base definition, in a file without versions."""
+    if DT_VERSYM not in dynamic.entries:
+        return np.ones(count, np.uint16)
+    number = np.dtype(image.header.byte_order + "u2")
+    what = "the table of symbols' versions"
+    indexes: npt.NDArray[np.uint16] = image.loaded_table(
+        number, dynamic.entries[DT_VERSYM], count, what
+    )
+    return indexes
+
+
+def _undefined_rows(table: Table, asked_for: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    rows: npt.NDArray[np.bool_] = np.zeros(len(table), np.bool_)
+    rows[: len(asked_for)] = asked_for
+    rows &= table["shndx"] == _SHN_UNDEF
+    rows &= np.isin(table["other"] & 3, _VISIBLE)
+    rows &= np.isin(table["info"] >> 4, (_STB_GLOBAL, _STB_WEAK))
+    return rows
+
+
+def _defined_rows(table: Table) -> npt.NDArray[np.bool_]:
+    kind = table["info"] & 0xF
+    rows: npt.NDArray[np.bool_] = table["shndx"] != _SHN_UNDEF
+    rows &= (table["value"] != 0) | (table["shndx"] == _SHN_ABS) | (kind == _STT_TLS)
+    rows &= np.isin(kind, _FOUND_TYPES)
+    rows &= np.isin(table["other"] & 3, _VISIBLE)
+    rows &= np.isin(table["info"] >> 4, (_STB_GLOBAL, _STB_WEAK, _STB_GNU_UNIQUE))
+    return rows
 
 
 def _versions_of(indexes: npt.NDArray[np.uint16], versions: Versions) -> list[SymbolVersion]:
-    by_index = versions.by_index
-    return [by_index.get(index, _NO_VERSION) for index in (indexes & INDEX_MASK).tolist()]
+    by_index, none = versions.by_index, SymbolVersion(version="")
+    return [by_index.get(index, none) for index in (indexes & INDEX_MASK).tolist()]
 
 
 def _undefined(

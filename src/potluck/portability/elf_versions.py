@@ -26,8 +26,8 @@ _DEFINITION = "HHHHIII"  # vd_version, vd_flags, vd_ndx, vd_cnt, vd_hash, vd_aux
 _DEFINITION_AUX = "II"  # vda_name, vda_next
 
 _MAX_RECORDS = 2**15
-"""Of a table, with those of its second level: a symbol's index of versions has 15 bits. libc.so.6,
-which has more versions than anything else, has 50."""
+"""Of a table, with those of its second level: a symbol's index of versions has 15 bits. libc.so.6
+of glibc 2.36 defines 38 versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,10 @@ calls.
 
 A wheel tagged ``cp38-abi3`` promises to call only functions that every CPython since 3.8 has. No
 linker checks that when the wheel is built. The stable ABI's symbols and the versions that added
-them are CPython's own list (``Misc/stable_abi.toml``), as the package ``abi3info`` ships it. What
-is called by way of structures is not seen: macros that look into an object's fields leave no
-symbol.
+them are CPython's own list (``Misc/stable_abi.toml``), as the package ``abi3info`` ships it. An
+older CPython may have had a function before it was promised, so what asks for too new a Python is
+likely to fail there, not certain. What is called by way of structures is not seen: macros that look
+into an object's fields leave no symbol.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ _MOST_NAMED = 3
 class StableAbiUse:
     """Which of Python's symbols an extension uses.
 
-    ``outside`` are those that are in no stable ABI; ``least_python`` is the first version that has
-    all others, and ``newest`` are those that it is the first to have.
+    ``outside`` are those that are in no stable ABI; ``least_python`` is the first version whose
+    stable ABI has all others, and ``newest`` are those that it is the first to have.
     """
 
     outside: tuple[str, ...]
@@ -73,7 +74,7 @@ def stable_abi_findings(
     """How ``elf`` breaks what an ``abi3`` tag among the wheel's ``tags`` promises; nothing without
     such a tag, or if it is kept.
 
-    A symbol that the host's ``python`` is too old to have is fatal there.
+    What the host's ``python`` is too old to promise is likely to be missing there.
     """
     promised = promised_python(tags)
     if promised is None:
@@ -93,13 +94,13 @@ def stable_abi_findings(
             )
         )
     if use.least_python > promised:
-        is_fatal = python is not None and python.version < use.least_python
+        is_too_old = python is not None and python.version < use.least_python
         findings.append(
             Finding(
                 code="newer-stable-abi",
-                severity=Severity.FATAL if is_fatal else Severity.NOTE,
+                severity=Severity.LIKELY if is_too_old else Severity.NOTE,
                 message=f"it is tagged for Python {_dotted(promised)} and later, and uses "
-                f"{_listed(use.newest)} of Python {_dotted(use.least_python)}",
+                f"{_listed(use.newest)}, stable since Python {_dotted(use.least_python)}",
                 file=file,
                 symbol=use.newest[0],
                 way_out=f"use Python {_dotted(use.least_python)} or later, or an older release",

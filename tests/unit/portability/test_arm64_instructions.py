@@ -61,12 +61,16 @@ INSTRUCTIONS = {
     "paca": ["retaa", "retab"],
     "sve": [
         "ptrue p0.b",
+        "ptrues p15.d, vl8",
         "whilelo p0.s, x0, x1",
-        "ld1w z0.s, p0/z, [x0]",
+        "whilelt p3.b, w0, w1",
+        "cntb x0",
+        "cntd x0, all, mul #3",
         "incb x0",
+        "decw x3",
         "rdvl x0, #1",
     ],
-    "sme": ["zero {za}", "fmopa za0.s, p0/m, p1/m, z0.s, z1.s"],
+    "sme": ["smstart", "smstop", "smstart sm", "smstop za"],
 }
 EVERY_CPU = """
     add x0, x1, x2
