@@ -4,7 +4,8 @@
 
 Each wheel of warp-lang that fits this machine is installed into a folder of its own, without
 dependencies. What its files say, read without running anything, is compared with what Warp itself
-returns and computes in a process of its own on the CPU. Exit code 1 where they differ.
+returns and computes on the CPU, in a process of its own for each operation. Exit code 1 where they
+differ.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from zipfile import ZipFile
 
+import msgspec
 from circumstances import circumstances
 from packaging.utils import parse_wheel_filename
 
@@ -37,13 +39,15 @@ from potluck.portability.host import Host
 
 CHILD_SECONDS = 600.0
 
+_TILES_ON_CPUS = "tile_matmul, tile_fft and tile_cholesky on CPUs"
+
 CPU_OPERATIONS = {
-    "kernel": "kernels on CPUs",
-    "tile_matmul": "tile_matmul on CPUs",
-    "tile_cholesky": "tile_cholesky on CPUs",
-    "tile_fft": "tile_fft and tile_ifft on CPUs",
+    "kernel": {"kernels on CPUs"},
+    "tile_matmul": {_TILES_ON_CPUS},
+    "tile_cholesky": {_TILES_ON_CPUS},
+    "tile_fft": {_TILES_ON_CPUS, "tile_fft and tile_ifft on CPUs"},
 }
-"""Operations that the child tries, and the feature whose absence would be predicted."""
+"""Operations that the child tries, and the features whose absence would predict that they fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,15 @@ class Prediction:
     def missing(self) -> frozenset[str]:
         """The features that will not work."""
         return frozenset(each.feature for each in self.findings if each.severity is Severity.LIMIT)
+
+
+class Ran(msgspec.Struct, frozen=True):
+    """What the child said of one operation; what it did not come to say is empty."""
+
+    result: str
+    version: str = ""
+    devices: tuple[str, ...] = ()
+    returns: dict[str, int | None] = msgspec.field(default_factory=dict)
 
 
 def main() -> int:
@@ -93,7 +106,7 @@ def _case(wheel: Path, rules: FeatureRules) -> dict[str, object]:
         "agrees": not differences,
         "differences": differences,
         "predicted": asdict(prediction),
-        "ran": ran,
+        "ran": {name: msgspec.to_builtins(each) for name, each in ran.items()},
     }
 
 
@@ -154,7 +167,8 @@ def _this_host() -> Host:
     )
 
 
-def _run(wheel: Path, functions: tuple[str, ...]) -> dict[str, object]:
+def _run(wheel: Path, functions: tuple[str, ...]) -> dict[str, Ran]:
+    """What the child said of each operation."""
     with tempfile.TemporaryDirectory() as folder:
         install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
         subprocess.run([*install, "--target", folder, wheel], check=True)
@@ -164,36 +178,35 @@ def _run(wheel: Path, functions: tuple[str, ...]) -> dict[str, object]:
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "WARP_CACHE_PATH": str(Path(folder) / "kernels"),
         }
-        completed = subprocess.run(
-            [sys.executable, "-m", "warp_child", *functions],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=CHILD_SECONDS,
-            check=False,
-        )
+        return {name: _run_one(name, functions, environment) for name in CPU_OPERATIONS}
+
+
+def _run_one(operation: str, functions: tuple[str, ...], environment: Mapping[str, str]) -> Ran:
+    completed = subprocess.run(
+        [sys.executable, "-m", "warp_child", operation, *functions],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=CHILD_SECONDS,
+        check=False,
+    )
     if completed.returncode != 0:
         last = (completed.stderr.strip().splitlines() or ["no output"])[-1]
-        return {"failed": last, "returncode": completed.returncode}
-    answer: dict[str, object] = json.loads(completed.stdout.strip().splitlines()[-1])
-    return answer
+        return Ran(result=f"exit code {completed.returncode}: {last}")
+    return msgspec.json.decode(completed.stdout.strip().splitlines()[-1], type=Ran)
 
 
-def _differences(prediction: Prediction, ran: Mapping[str, object]) -> list[str]:
-    if "failed" in ran:
-        return [f"it did not run: {ran['failed']}"]
+def _differences(prediction: Prediction, ran: Mapping[str, Ran]) -> list[str]:
     found = []
-    returned, results = ran["returns"], ran["results"]
-    if not isinstance(returned, dict) or not isinstance(results, dict):
-        raise TypeError("the child's answer has another form")
-    for name, number in returned.items():
-        if number != prediction.returns.get(name):
-            found.append(f"{name}() returned {number}, not {prediction.returns.get(name)}")
-    for operation, feature in CPU_OPERATIONS.items():
-        works = results[operation] == "right"
-        if works is (feature in prediction.missing):
-            found.append(f"{operation}: {results[operation]}")
-    return found
+    for operation, features in CPU_OPERATIONS.items():
+        answer = ran[operation]
+        works = answer.result == "right"
+        if works is bool(features & prediction.missing):
+            found.append(f"{operation}: {answer.result}")
+        for name, number in answer.returns.items():
+            if number != prediction.returns.get(name):
+                found.append(f"{name}() returned {number}, not {prediction.returns.get(name)}")
+    return list(dict.fromkeys(found))
 
 
 if __name__ == "__main__":

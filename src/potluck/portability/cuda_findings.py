@@ -56,7 +56,7 @@ def _findings(needs: CudaNeeds, host: Host, table: CudaTable, file: str) -> Iter
             code="no-cuda-driver",
             # Of a host that was not looked at, nothing follows from what is not listed.
             severity=Severity.LIMIT if host.is_complete else Severity.NOTE,
-            message=f"{host.name} has no driver of NVIDIA: its GPU code is not used",
+            message=f"{host.name} has no driver of NVIDIA: the GPU code in this file is not used",
             file=file,
             library="libcuda.so.1",
             feature=FEATURE,

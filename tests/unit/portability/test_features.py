@@ -238,11 +238,16 @@ WARP_OLD_CPU = {"is_cuda_enabled": 0, "is_mathdx_enabled": 0}
             WARP_OLD_CPU,
             (),
             HOST,
+            {"CUDA", "tile_fft and tile_ifft on CPUs", "tile_fft and tile_ifft on GPUs"},
+        ),
+        (
+            "1.6.2",
+            {"is_cuda_enabled": 1, "is_mathdx_enabled": 0},
+            (11, 8),
+            HOST,
             {
-                "CUDA",
-                "tile_fft and tile_ifft on CPUs",
-                "tile_fft and tile_ifft on GPUs",
-                "tile_cholesky and triangular solves on GPUs",
+                "tile_matmul, tile_fft and tile_cholesky on CPUs",
+                "tile_matmul, tile_fft and tile_cholesky on GPUs",
             },
         ),
     ],
@@ -259,6 +264,18 @@ def test_what_warp_lacks(
     findings = feature_findings(shipped, Build(version=version, files=files), host, TABLE, ())
     limits = {finding.feature for finding in findings if finding.severity is Severity.LIMIT}
     assert limits == lacks
+
+
+def test_warp_does_not_start_where_one_of_its_libraries_does_not_load() -> None:
+    shipped = rules_for("warp-lang")
+    assert shipped is not None
+    name = "warp/bin/warp-clang.so"
+    files = {PurePosixPath(name): facts()}
+    before = Finding(code="missing-version", severity=Severity.FATAL, message="m", file=name)
+    findings = feature_findings(
+        shipped, Build(version="1.19.0", files=files), HOST, TABLE, [before]
+    )
+    assert [each.feature for each in findings] == ["all of Warp"]
 
 
 def test_rules_for_what_has_no_libraries_of_its_own() -> None:
