@@ -19,15 +19,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from circumstances import circumstances
-from potluck.portability.shipped_hosts import load_shipped_host, shipped_hosts
 
 from potluck.portability.host_check import HostCheck
 from potluck.portability.host_document import host_document, read_host
 from potluck.portability.needs_cache import cached_needs
 from potluck.portability.prepared_wheel import PreparedWheel
+from potluck.portability.shipped_hosts import load_shipped_host, shipped_hosts
 
 _ROUNDS = 5
 _NUM_HOSTS = 1000
@@ -46,11 +47,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     samples = _commands({"large": arguments.large, "own": arguments.own})
-    for name, seconds in samples.items():
-        print(f"{name:12} median {statistics.median(seconds):.3f} s")
     wheels = sorted(arguments.fleet.glob("*.whl"))[:_NUM_WHEELS]
-    fleet = _fleet(wheels)
-    print(f"{_NUM_HOSTS} hosts x {len(wheels)} wheels: median {statistics.median(fleet):.2f} s")
+    samples[f"{_NUM_HOSTS} hosts x {len(wheels)} wheels"] = _fleet(wheels)
+    for name, taken in samples.items():
+        wall = statistics.median(each.wall_seconds for each in taken)
+        cpu = statistics.median(each.cpu_seconds for each in taken)
+        print(f"{name:30} median {wall:.3f} s, of which computing {cpu:.3f} s")
     if arguments.output:
         document = {
             "schema": "potluck.benchmark.wheel_check/1",
@@ -59,11 +61,10 @@ def main() -> None:
                 "large": arguments.large.stat().st_size,
                 "own": arguments.own.stat().st_size,
             },
-            "commands_seconds": samples,
-            "fleet": {
-                "num_hosts": _NUM_HOSTS,
-                "wheels": [wheel.name for wheel in wheels],
-                "seconds": fleet,
+            "fleet_wheels": [wheel.name for wheel in wheels],
+            "samples": {
+                name: [dataclasses.asdict(each) for each in taken]
+                for name, taken in samples.items()
             },
         }
         arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
@@ -73,9 +74,17 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
     """Leaves the docstring as it is."""
 
 
-def _commands(wheels: dict[str, Path]) -> dict[str, list[float]]:
-    """Seconds of the command for each wheel, first with an empty cache and then with a full one."""
-    samples: dict[str, list[float]] = {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """Time from begin to end, and that of cores which computed."""
+
+    wall_seconds: float
+    cpu_seconds: float
+
+
+def _commands(wheels: dict[str, Path]) -> dict[str, list[Taken]]:
+    """What the command takes for each wheel, first with an empty cache and then with a full one."""
+    samples: dict[str, list[Taken]] = {}
     for _ in range(_ROUNDS):
         for name, wheel in wheels.items():
             with tempfile.TemporaryDirectory() as cache:
@@ -84,32 +93,38 @@ def _commands(wheels: dict[str, Path]) -> dict[str, list[float]]:
     return samples
 
 
-def _command(wheel: Path, cache: str) -> float:
+def _command(wheel: Path, cache: str) -> Taken:
     command = [sys.executable, "-m", "potluck", "wheel", "check", str(wheel), "--host", _HOST]
     env = {**os.environ, "XDG_CACHE_HOME": cache}
-    started = time.perf_counter()
+    started, before = time.perf_counter(), os.times()
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    elapsed = time.perf_counter() - started
+    wall, after = time.perf_counter() - started, os.times()
     if done.returncode not in (0, 1):
         raise RuntimeError(done.stderr)
-    return elapsed
+    cpu = after.children_user + after.children_system
+    return Taken(wall_seconds=wall, cpu_seconds=cpu - before.children_user - before.children_system)
 
 
-def _fleet(wheels: list[Path]) -> list[float]:
-    """Seconds of each round, with the needs of all wheels in the cache."""
+def _fleet(wheels: list[Path]) -> list[Taken]:
+    """What each round takes, with the needs of all wheels in the cache."""
     documents = _documents()
     samples = []
     with tempfile.TemporaryDirectory() as folder:
         for wheel in wheels:
             cached_needs(wheel, Path(folder))
         for _ in range(_ROUNDS):
-            started = time.perf_counter()
+            started, cpu = time.perf_counter(), time.process_time()
             prepared = [PreparedWheel(cached_needs(wheel, Path(folder))) for wheel in wheels]
             for document in documents:
                 check = HostCheck(read_host(json.loads(document)))
                 for each in prepared:
                     check.check(each)
-            samples.append(time.perf_counter() - started)
+            samples.append(
+                Taken(
+                    wall_seconds=time.perf_counter() - started,
+                    cpu_seconds=time.process_time() - cpu,
+                )
+            )
     return samples
 
 

@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from circumstances import circumstances
 from wheel_loads import Load, compare_loads, describe_root
@@ -45,22 +46,21 @@ def main() -> None:
     arguments = parser.parse_args()
     systems = [system(name) for name in arguments.roots]
     checks = {root.name: HostCheck(describe_root(root)) for root in systems}
-    rows = []
+    document: dict[str, Any] = {
+        "schema": "potluck.benchmark.wheel_predictions/1",
+        **circumstances(),
+        "roots": [
+            {"name": name, "machine": each.host.machine, "libc_version": each.host.libc_version}
+            for name, each in checks.items()
+        ],
+        "wheels": [],
+    }
     for trial in wheel_trials():
         if arguments.only in trial.name:
             wheel = fetch_wheel(trial, arguments.wheels)
-            rows.append(_row(wheel, systems, checks))
-    if arguments.output:
-        document = {
-            "schema": "potluck.benchmark.wheel_predictions/1",
-            **circumstances(),
-            "roots": [
-                {"name": name, "machine": each.host.machine, "libc_version": each.host.libc_version}
-                for name, each in checks.items()
-            ],
-            "wheels": rows,
-        }
-        arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            document["wheels"].append(_row(wheel, systems, checks))
+            if arguments.output:  # after each: all of them take long
+                arguments.output.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

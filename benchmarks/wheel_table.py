@@ -28,21 +28,24 @@ Every shared object of each wheel was opened (`dlopen`, `RTLD_NOW`) by the dynam
 systems' own packages, those for aarch64 under qemu, each alone and without the wheel's
 dependencies; and Potluck was asked before, of the same files and a description of the same system.
 A cell says how many of a wheel's shared objects load, and nothing else where all outcomes are as
-predicted; where not, how many differ, and which note says why."""
+predicted; where not, how many differ, and which note says why. The last column is of systems for
+the other machine."""
 
 
 def page(document: Mapping[str, Any], known: Sequence[Explanation]) -> str:
     """The whole page. A difference that nobody has explained is said to be unexplained."""
     notes: dict[str, int] = {}
-    rows = [_cells(wheel, document["roots"], known, notes) for wheel in document["wheels"]]
-    header = [
-        "wheel",
-        "tag",
-        "least tag",
-        "auditwheel",
-        *(_root_title(r) for r in document["roots"]),
-    ]
-    parts = [_INTRODUCTION, _summary(document), _table(header, rows)]
+    parts = [_INTRODUCTION, _summary(document)]
+    for machine in _MACHINES:
+        own = [root for root in document["roots"] if root["machine"] == machine]
+        titles = [*map(_root_title, own), "another machine's"]
+        rows = [
+            _cells(wheel, own, known, notes)
+            for wheel in document["wheels"]
+            if machine in wheel["wheel"]
+        ]
+        header = ["wheel", "tag", "least tag", "auditwheel", *titles]
+        parts.append(f"## {machine}\n\n{_table(header, rows)}")
     if notes:
         lines = [f"{number}. {note}" for note, number in notes.items()]
         parts.append("## Differences\n\n" + "\n".join(lines))
@@ -64,28 +67,39 @@ def _summary(document: Mapping[str, Any]) -> str:
 
 def _cells(
     wheel: Mapping[str, Any],
-    roots: Sequence[Mapping[str, Any]],
+    own_roots: Sequence[Mapping[str, Any]],
     known: Sequence[Explanation],
     notes: dict[str, int],
 ) -> list[str]:
+    """A row: the wheel, its tags, a cell for each root of its machine, one for all others."""
     name, version, _, tags = parse_wheel_filename(wheel["wheel"])
-    platforms = sorted({tag.platform for tag in tags})
-    machine = next(each for each in _MACHINES if platforms[0].endswith(each))
-    cells = [
-        f"{name} {version} {machine}",
-        *(", ".join(map(_short, each)) for each in (platforms, wheel["least"])),
-        _short(wheel["auditwheel"]),
+    names = [root["name"] for root in own_roots]
+    groups = [*([each] for each in names), [each for each in wheel["results"] if each not in names]]
+    return [
+        f"{name} {version}",
+        *(
+            ", ".join(sorted(set(map(_short, each))))
+            for each in ([tag.platform for tag in tags], wheel["least"], [wheel["auditwheel"]])
+        ),
+        *(_cell(wheel, group, known, notes) for group in groups),
     ]
-    for root in roots:
-        loads = [load for name, load in _loads(wheel) if name == root["name"]]
-        loading = sum(not load.real for load in loads)
-        cell = "all" if loading == len(loads) else f"{loading} of {len(loads)}"
-        differing = [load for load in loads if not load.is_as_predicted]
-        if differing:
-            marks = {_note(wheel["wheel"], root["name"], load, known, notes) for load in differing}
-            cell += f"; {len(differing)} differ: note {', '.join(map(str, sorted(marks)))}"
-        cells.append(cell)
-    return cells
+
+
+def _cell(
+    wheel: Mapping[str, Any],
+    roots: Sequence[str],
+    known: Sequence[Explanation],
+    notes: dict[str, int],
+) -> str:
+    """How many files load on some roots, and the notes on what is not as predicted."""
+    loads = [(root, load) for root, load in _loads(wheel) if root in roots]
+    loading = sum(not load.real for _, load in loads)
+    cell = {len(loads): "all", 0: "none"}.get(loading, f"{loading} of {len(loads)}")
+    differing = [(root, load) for root, load in loads if not load.is_as_predicted]
+    if not differing:
+        return cell
+    numbers = {_note(wheel["wheel"], root, load, known, notes) for root, load in differing}
+    return f"{cell}; {len(differing)} differ: note {', '.join(map(str, sorted(numbers)))}"
 
 
 def _note(

@@ -38,7 +38,7 @@ def document(predicted: str, real: str) -> dict[str, Any]:
 
 def test_what_is_as_predicted_has_no_note() -> None:
     made = page(document("it needs GLIBC_2.28", "version `GLIBC_2.28' not found"), ())
-    assert "| thing 1.0 x86_64 | 2014 | 2_28 | 2_28 | 1 of 2 |" in made
+    assert "| thing 1.0 | 2014 | 2_28 | 2_28 | 1 of 2 |" in made
     assert "2 of 2 outcomes are as predicted; 1 load" in made
     assert "Differences" not in made
 
