@@ -33,6 +33,8 @@ from tools.roots.wheel_site import unzip_wheel
 
 _AUDITWHEEL = Path(__file__).parents[1] / "build" / "wheels" / "tools" / "bin" / "auditwheel"
 """Installed with what makes our wheels."""
+_AUDITWHEEL_SECONDS = 300
+"""It looks at each pair of a wheel's files: minutes for hundreds of them."""
 _SHOWN_DIFFERENCES = 5
 
 
@@ -91,11 +93,16 @@ def _row(
 
 
 def auditwheel_tag(wheel: Path) -> str:
-    """The platform tag that ``auditwheel show`` finds a wheel to be consistent with."""
+    """The platform tag that ``auditwheel show`` finds a wheel consistent with, or ``none``."""
     command = [str(_AUDITWHEEL), "show", str(wheel)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_AUDITWHEEL_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"not in {_AUDITWHEEL_SECONDS} s"
     found = re.search(r'following\s+platform\s+tag:\s+"([^"]+)"', done.stdout)
-    return found[1] if found else (done.stdout + done.stderr).strip().splitlines()[-1]
+    return found[1] if found else "none"
 
 
 def _print(wheel: Path, root: Root, loads: Sequence[Load]) -> None:

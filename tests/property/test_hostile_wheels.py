@@ -28,7 +28,7 @@ EXTENSION = Elf(
 ).build()
 
 SETTINGS = settings(
-    max_examples=150,
+    max_examples=50,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -60,7 +60,7 @@ class Plain:
 
     def __init__(self, objects: Mapping[str, ElfFile], root: str) -> None:
         self.objects = objects
-        self.loaded = [(root, None)]
+        self.loaded: list[tuple[str, int | None]] = [(root, None)]
         self.known = [("libc.so.6", ""), ("libm.so.6", ""), (objects[root].soname, root)]
         self.missing: list[str] = []
 
@@ -146,7 +146,7 @@ class Plain:
         return not elf.version_definitions or given.version in ("", symbol.version)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(objects=st.fixed_dictionaries({path: files() for path in PATHS}))
 def test_linking_follows_the_plain_rules(objects: dict[str, ElfFile]) -> None:
     tree = ObjectTree(objects)

@@ -33,7 +33,7 @@ def check(
     wheels: Annotated[
         list[str],
         typer.Argument(
-            metavar="WHEEL...",
+            metavar="WHEEL",
             help="A wheel, a shared library, a folder of them, or the name of a project "
             "(warp-lang, numpy==2.1.0), whose newest wheels pip downloads.",
             show_default=False,

@@ -50,13 +50,15 @@ def _findings(needs: CudaNeeds, host: Host, table: CudaTable, file: str) -> Iter
             file=file,
             feature=FEATURE,
         )
+    if not needs.uses_driver:
+        return
     cuda = host_cuda(host, table)
     if cuda is None and host.cuda_driver is None:
         yield Finding(
             code="no-cuda-driver",
             # Of a host that was not looked at, nothing follows from what is not listed.
             severity=Severity.LIMIT if host.is_complete else Severity.NOTE,
-            message=f"{host.name} has no driver of NVIDIA: the GPU code in this file is not used",
+            message=f"{host.name} has no driver of NVIDIA: what this file has for GPUs is not used",
             file=file,
             library="libcuda.so.1",
             feature=FEATURE,
@@ -72,7 +74,9 @@ def _description(needs: CudaNeeds, table: CudaTable) -> str:
     parts = []
     if needs.toolkit:
         driver = least_driver(needs.toolkit, table)
-        wants = f", which wants a driver of {driver} or newer" if driver else ""
+        wants = (
+            f", which wants a driver of {driver} or newer" if driver and needs.uses_driver else ""
+        )
         parts.append(f"built with CUDA {dotted(needs.toolkit)} ({needs.evidence}){wants}")
     if needs.modules:
         parts.append(f"GPU code for {_code_names(needs.modules)}")

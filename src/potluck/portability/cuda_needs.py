@@ -21,7 +21,8 @@ _TOOLKIT_LIBRARY = re.compile(
 )
 """Libraries whose soname ends in the toolkit's major version; others count for themselves."""
 
-_DRIVER_LIBRARY = "libcuda.so.1"
+_DRIVER_USERS = re.compile(r"lib(?:cuda|cudart|cublas|cublasLt|cupti)\.so\..*")
+"""The driver, and libraries that open it; compilers (NVRTC, nvJitLink) do without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +32,13 @@ class CudaNeeds:
     ``toolkit`` it was built with is (13, 4), (13,) where the minor version left no trace, empty
     where it is not known; ``evidence`` says where that was read. ``modules`` are its GPU code;
     empty if it has none of its own, as libraries that only call others, or if it cannot be read:
-    then ``problem`` says why.
+    then ``problem`` says why. ``uses_driver`` is false of what only compiles.
     """
 
     toolkit: tuple[int, ...]
     evidence: str
     modules: tuple[GpuModule, ...]
+    uses_driver: bool
     problem: str = ""
 
 
@@ -47,12 +49,19 @@ def read_cuda_needs(elf: ElfFile, data: ElfData, table: CudaTable) -> CudaNeeds 
     """
     modules, problem = _modules(data)
     libraries = tuple(filter(_TOOLKIT_LIBRARY.fullmatch, elf.needed))
-    if not modules and not problem and not libraries and _DRIVER_LIBRARY not in elf.needed:
+    uses_driver = bool(modules) or any(map(_DRIVER_USERS.fullmatch, elf.needed))
+    if not uses_driver and not problem and not libraries:
         return None
     traces = [_compiler(data), *_written(modules, table), *map(_linked, libraries)]
     # What linked the rest together is at least as new as what it linked.
     toolkit, evidence = max(traces, key=lambda trace: trace[0])
-    return CudaNeeds(toolkit=toolkit, evidence=evidence, modules=modules, problem=problem)
+    return CudaNeeds(
+        toolkit=toolkit,
+        evidence=evidence,
+        modules=modules,
+        uses_driver=uses_driver,
+        problem=problem,
+    )
 
 
 def _modules(data: ElfData) -> tuple[tuple[GpuModule, ...], str]:

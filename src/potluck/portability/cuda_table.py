@@ -28,6 +28,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     least_driver: str
     oldest_capability: str
     document: str
+    capability_document: str
 
 
 class Toolkit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,6 +65,7 @@ class CudaTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         cited = {row.document for row in self.generation}
+        cited |= {row.capability_document for row in self.generation}
         cited |= {self.toolkits.document, self.toolkits.ptx_document}
         cited |= {self.binary_compatibility.document, self.binary_compatibility.tegra_document}
         if wrong := cited ^ set(self.documents):

@@ -46,7 +46,7 @@ class HostCheck:
         found = [finding for each in files for finding in each.findings]
         distribution = wheel.needs.distribution
         features: tuple[Finding, ...] = ()
-        if wheel.rules is not None:
+        if wheel.rules is not None and self.host.machine in wheel.machines:
             features = feature_findings(wheel.rules, wheel.build, self.host, self._table, found)
         return HostReport(
             host=self.host.name,

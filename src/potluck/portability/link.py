@@ -208,11 +208,7 @@ class _Opening:
                     version=need.version,
                     needed_by=each.path,
                     found_at=found.path if (found := self._names.get(need.library)) else "",
-                    symbols=tuple(
-                        symbol.name
-                        for symbol in each.elf.undefined
-                        if symbol.version == need.version and symbol.library == need.library
-                    ),
+                    symbols=each.wanted_of.get((need.library, need.version), ()),
                 )
 
     def _is_met(self, need: VersionNeed) -> bool:

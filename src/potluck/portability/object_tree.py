@@ -137,6 +137,14 @@ class TreeObject:
             if _binds(symbols[number].version, found, self.elf)
         )
 
+    @cached_property
+    def wanted_of(self) -> Mapping[tuple[str, str], tuple[str, ...]]:
+        """The names of the undefined symbols for each library and version, in the file's order."""
+        names: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for symbol in self.elf.undefined:
+            names[symbol.library, symbol.version].append(symbol.name)
+        return {of: tuple(each) for of, each in names.items()}
+
     def expanded(self, needed: str) -> str:
         """A needed name that has a folder, as the path that it means."""
         return _expanded(needed, posixpath.dirname(self.path)) or needed

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 
+import msgspec
+
 Glibc = tuple[int, int]
 
 
@@ -25,23 +27,34 @@ class Policies:
     versions: Mapping[str, Glibc]
     libraries: Mapping[str, Glibc]
 
-    def oldest(self, glibc: Glibc) -> Glibc | None:
-        """The first policy that goes with at least this glibc; None if there is none yet."""
-        return next((each for each in self.known if each >= glibc), None)
+
+class _System(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    maker: str
+    release: str
+    glibc: str
+
+
+class _Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    policies: tuple[str, ...]
+    versions: dict[str, tuple[str, ...]]
+    libraries: dict[str, tuple[str, ...]]
+
+
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    system: tuple[_System, ...]
+    machine: dict[str, _Machine]
 
 
 @functools.cache
 def policies_for(machine: str) -> Policies | None:
     """The policies of a machine; None where there are none."""
-    table = _document()["machine"].get(machine)
+    table = _document().machine.get(machine)
     if table is None:
         return None
-    versions = _by_name(table["versions"])
-    libraries = _by_name(table["libraries"])
     return Policies(
-        known=tuple(sorted(map(_glibc, table["policies"]))),
-        versions=versions,
-        libraries=libraries,
+        known=tuple(sorted(map(_glibc, table.policies))),
+        versions=_by_name(table.versions),
+        libraries=_by_name(table.libraries),
     )
 
 
@@ -49,19 +62,19 @@ def policies_for(machine: str) -> Policies | None:
 def systems_with(glibc: Glibc) -> tuple[str, ...]:
     """Well-known systems with at least this glibc, the oldest of each maker."""
     found: dict[str, str] = {}
-    for system in _document()["system"]:
-        if _glibc(system["glibc"]) >= glibc:
-            found.setdefault(system["maker"], f"{system['maker']} {system['release']}")
+    for system in _document().system:
+        if _glibc(system.glibc) >= glibc:
+            found.setdefault(system.maker, f"{system.maker} {system.release}")
     return tuple(found.values())
 
 
 @functools.cache
-def _document() -> dict[str, dict[str, dict[str, dict[str, list[str]]]]]:
+def _document() -> _Document:
     file = resources.files(__package__).joinpath("policies.toml")
-    return tomllib.loads(file.read_text("utf-8"))
+    return msgspec.convert(tomllib.loads(file.read_text("utf-8")), _Document)
 
 
-def _by_name(table: Mapping[str, list[str]]) -> dict[str, Glibc]:
+def _by_name(table: Mapping[str, tuple[str, ...]]) -> dict[str, Glibc]:
     return {name: _glibc(policy) for policy, names in table.items() for name in names}
 
 

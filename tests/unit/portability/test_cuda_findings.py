@@ -40,6 +40,7 @@ def built(toolkit: tuple[int, ...], *modules: tuple[GpuCode, ...]) -> CudaNeeds:
         toolkit=toolkit,
         evidence="a test says so" if toolkit else "",
         modules=tuple(GpuModule(codes=codes, count=2) for codes in modules),
+        uses_driver=True,
     )
 
 
@@ -82,6 +83,14 @@ def test_a_host_without_a_driver_loads_without_cuda() -> None:
 def test_nothing_follows_of_a_policy_that_lists_no_driver() -> None:
     findings = found(built((13, 0), (sass(9, 0),)), described_host(is_complete=False))
     assert findings["no-cuda-driver"].severity is Severity.NOTE
+
+
+def test_a_compiler_wants_no_driver() -> None:
+    needs = CudaNeeds(toolkit=(13,), evidence="a test says so", modules=(), uses_driver=False)
+    assert found(needs, described_host())["cuda-build"].message == (
+        "built with CUDA 13 (a test says so)"
+    )
+    assert set(found(needs, described_host(driver=(535, 54, 3)))) == {"cuda-build"}
 
 
 def test_a_driver_of_an_older_generation_is_too_old() -> None:
@@ -163,7 +172,9 @@ def test_code_for_a_neighbour_of_tegra_is_likely() -> None:
 
 
 def test_code_that_could_not_be_read_is_said() -> None:
-    needs = CudaNeeds(toolkit=(), evidence="", modules=(), problem="it is cut short")
+    needs = CudaNeeds(
+        toolkit=(), evidence="", modules=(), uses_driver=True, problem="it is cut short"
+    )
     findings = found(needs, described_host(cuda=(12, 0)))
     assert set(findings) == {"unreadable-gpu-code"}
     assert "it is cut short" in findings["unreadable-gpu-code"].message

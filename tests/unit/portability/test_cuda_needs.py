@@ -44,6 +44,14 @@ def test_the_newest_trace_of_a_toolkit_counts(
     assert found.toolkit == toolkit
     assert evidence in found.evidence
     assert bool(found.evidence) is bool(toolkit)
+    assert found.uses_driver
+
+
+@pytest.mark.parametrize("library", ["libnvrtc.so.12", "libnvJitLink.so.13"])
+def test_what_only_compiles_uses_no_driver(library: str) -> None:
+    found = needs({}, library)
+    assert found is not None
+    assert not found.uses_driver
 
 
 def test_machine_code_tells_no_toolkit() -> None:

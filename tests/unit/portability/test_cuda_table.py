@@ -88,6 +88,7 @@ major = 12
 least_driver = "525.60.13"
 oldest_capability = "5.0"
 document = "a"
+capability_document = "a"
 [toolkits]
 document = "a"
 ptx_document = "a"

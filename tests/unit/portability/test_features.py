@@ -179,7 +179,7 @@ when = { exports = ["is_on", "is_absent"] }
     code = {"is_on": "b8 01 00 00 00 c3", "toolkit": "b8 f0 32 00 00 c3", "other": "31 c0 c3"}
     data = shared_object({}, {name: bytes.fromhex(text) for name, text in code.items()})
     elf = elf_file(exports=tuple(code))
-    cuda = CudaNeeds(toolkit=(12, 9), evidence="its compiler", modules=())
+    cuda = CudaNeeds(toolkit=(12, 9), evidence="its compiler", modules=(), uses_driver=True)
     found = file_facts(asked, elf, data, cuda)
     assert found.exports == {"is_on", "toolkit"}
     assert found.results == {"is_on": 1, "toolkit": 13040}
