@@ -33,9 +33,14 @@ class Load:
     real: str
 
     @property
+    def is_linked(self) -> bool:
+        """Whether the dynamic linker had nothing against it."""
+        return not self.real or self.real.startswith("signal ")
+
+    @property
     def is_as_predicted(self) -> bool:
         """Whether both say that it loads, or both that it does not."""
-        return bool(self.predicted) == (bool(self.real) and not self.real.startswith("signal "))
+        return self.is_linked == (not self.predicted)
 
 
 def describe_root(root: Root) -> Host:

@@ -15,6 +15,7 @@ import json
 import re
 import subprocess
 import tempfile
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,10 @@ from potluck.portability.host_check import HostCheck
 from potluck.portability.needs import read_needs
 from potluck.portability.prepared_wheel import PreparedWheel
 from tools.roots.enter import Root
+from tools.roots.loads import OPENED
 from tools.roots.package_set import roots
 from tools.roots.system import system
-from tools.roots.wheel_site import unzip_wheel
+from tools.roots.wheel_site import SITE, unzip_wheel
 
 _AUDITWHEEL = Path(__file__).parents[1] / "build" / "wheels" / "tools" / "bin" / "auditwheel"
 """Installed with what makes our wheels."""
@@ -75,21 +77,34 @@ def _row(
     """One wheel: its tags, and what each root does with it."""
     prepared = PreparedWheel(read_needs(wheel))
     results = {}
+    files: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
-        unzip_wheel(wheel, Path(folder))
+        prefix = Path(folder)
+        unzip_wheel(wheel, prefix)
         for root in systems:
-            loads = compare_loads(prepared, Path(folder), root, checks[root.name])
+            loads = compare_loads(prepared, prefix, root, checks[root.name])
             _print(wheel, root, loads)
-            results[root.name] = [
-                {"file": load.file, "predicted": load.predicted, "real": load.real}
-                for load in loads
-            ]
+            files = [load.file for load in loads]
+            results[root.name] = _outcomes(loads)
     return {
         "wheel": wheel.name,
         "least": [each.platform for each in prepared.minima],
         "auditwheel": auditwheel_tag(wheel),
+        "files": files,
         "results": results,
     }
+
+
+def _outcomes(loads: Sequence[Load]) -> list[dict[str, object]]:
+    """What was predicted and what happened, each pair once with the numbers of its files."""
+    numbers: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for number, load in enumerate(loads):
+        own_path = f"{OPENED}/{SITE}/{load.file}: "
+        numbers[load.predicted, load.real.removeprefix(own_path)].append(number)
+    return [
+        {"predicted": predicted, "real": real, "files": files}
+        for (predicted, real), files in numbers.items()
+    ]
 
 
 def auditwheel_tag(wheel: Path) -> str:

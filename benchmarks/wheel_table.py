@@ -8,13 +8,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
 from wheel_loads import Load
-from wheel_trials import Explanation, explanations
+from wheel_trials import Explanation, explanations, tag_explanations
 
 _MACHINES = ("x86_64", "aarch64")
 
@@ -29,10 +31,14 @@ systems' own packages, those for aarch64 under qemu, each alone and without the 
 dependencies; and Potluck was asked before, of the same files and a description of the same system.
 A cell says how many of a wheel's shared objects load, and nothing else where all outcomes are as
 predicted; where not, how many differ, and which note says why. The last column is of systems for
-the other machine."""
+the other machine. Files that are linked and whose initializers then end the process count as
+loading: matplotlib's `ft2font` calls Python, which is not started here, and onnxruntime for aarch64
+does not get on with the emulated CPU."""
 
 
-def page(document: Mapping[str, Any], known: Sequence[Explanation]) -> str:
+def page(
+    document: Mapping[str, Any], known: Sequence[Explanation], known_tags: Mapping[str, str]
+) -> str:
     """The whole page. A difference that nobody has explained is said to be unexplained."""
     notes: dict[str, int] = {}
     parts = [_INTRODUCTION, _summary(document)]
@@ -40,7 +46,7 @@ def page(document: Mapping[str, Any], known: Sequence[Explanation]) -> str:
         own = [root for root in document["roots"] if root["machine"] == machine]
         titles = [*map(_root_title, own), "another machine's"]
         rows = [
-            _cells(wheel, own, known, notes)
+            _cells(wheel, own, known, known_tags, notes)
             for wheel in document["wheels"]
             if machine in wheel["wheel"]
         ]
@@ -55,7 +61,7 @@ def page(document: Mapping[str, Any], known: Sequence[Explanation]) -> str:
 def _summary(document: Mapping[str, Any]) -> str:
     loads = [load for wheel in document["wheels"] for _, load in _loads(wheel)]
     right = sum(load.is_as_predicted for load in loads)
-    num_loading = sum(not load.real for load in loads)
+    num_loading = sum(load.is_linked for load in loads)
     num_wheels = len(document["wheels"])
     num_same = sum(wheel["least"] == [wheel["auditwheel"]] for wheel in document["wheels"])
     return (
@@ -69,20 +75,28 @@ def _cells(
     wheel: Mapping[str, Any],
     own_roots: Sequence[Mapping[str, Any]],
     known: Sequence[Explanation],
+    known_tags: Mapping[str, str],
     notes: dict[str, int],
 ) -> list[str]:
     """A row: the wheel, its tags, a cell for each root of its machine, one for all others."""
     name, version, _, tags = parse_wheel_filename(wheel["wheel"])
     names = [root["name"] for root in own_roots]
     groups = [*([each] for each in names), [each for each in wheel["results"] if each not in names]]
+    auditwheel = _short(wheel["auditwheel"])
+    if [wheel["auditwheel"]] != wheel["least"]:
+        why = (why for each, why in known_tags.items() if fnmatchcase(wheel["wheel"], each))
+        note = next(why, f"Unexplained: the least tag of `{wheel['wheel']}`")
+        auditwheel += f": note {notes.setdefault(note, len(notes) + 1)}"
     return [
         f"{name} {version}",
-        *(
-            ", ".join(sorted(set(map(_short, each))))
-            for each in ([tag.platform for tag in tags], wheel["least"], [wheel["auditwheel"]])
-        ),
+        *(", ".join(sorted(set(map(_short, each)))) for each in (_platforms(tags), wheel["least"])),
+        auditwheel,
         *(_cell(wheel, group, known, notes) for group in groups),
     ]
+
+
+def _platforms(tags: Iterable[Tag]) -> list[str]:
+    return [tag.platform for tag in tags]
 
 
 def _cell(
@@ -93,7 +107,7 @@ def _cell(
 ) -> str:
     """How many files load on some roots, and the notes on what is not as predicted."""
     loads = [(root, load) for root, load in _loads(wheel) if root in roots]
-    loading = sum(not load.real for _, load in loads)
+    loading = sum(load.is_linked for _, load in loads)
     cell = {len(loads): "all", 0: "none"}.get(loading, f"{loading} of {len(loads)}")
     differing = [(root, load) for root, load in loads if not load.is_as_predicted]
     if not differing:
@@ -115,9 +129,11 @@ def _note(
 
 
 def _loads(wheel: Mapping[str, Any]) -> Iterator[tuple[str, Load]]:
-    for root, loads in wheel["results"].items():
-        for load in loads:
-            yield root, Load(**load)
+    for root, outcomes in wheel["results"].items():
+        for outcome in outcomes:
+            for number in outcome["files"]:
+                file = wheel["files"][number]
+                yield root, Load(file=file, predicted=outcome["predicted"], real=outcome["real"])
 
 
 def _root_title(root: Mapping[str, Any]) -> str:
@@ -143,7 +159,7 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     arguments = parser.parse_args()
     document = json.loads(arguments.results.read_text(encoding="utf-8"))
-    sys.stdout.write(page(document, explanations()))
+    sys.stdout.write(page(document, explanations(), tag_explanations()))
 
 
 if __name__ == "__main__":

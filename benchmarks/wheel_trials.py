@@ -70,6 +70,12 @@ def explanations() -> tuple[Explanation, ...]:
     return tuple(Explanation(**row) for row in rows)
 
 
+def tag_explanations() -> Mapping[str, str]:
+    """Why the least tag is not auditwheel's, by pattern of wheel."""
+    rows = tomllib.loads(_DATA.read_text("utf-8")).get("tag_explanation", [])
+    return {row["wheel"]: row["why"] for row in rows}
+
+
 def fetch_wheel(trial: WheelTrial, folder: Path) -> Path:
     """The wheel's file in ``folder``; fetched where it is not there.
 

@@ -9,6 +9,9 @@ from pathlib import Path
 from tools.roots.enter import Root
 from tools.roots.interpreter import portable_python
 
+OPENED = "/mnt/opened"
+"""Where the files are in a root."""
+
 
 def try_loads(root: Root, folder: Path, files: Sequence[str]) -> Mapping[str, str]:
     """Open each of ``files``, relative to ``folder``, as Python opens extension modules.
@@ -19,7 +22,7 @@ def try_loads(root: Root, folder: Path, files: Sequence[str]) -> Mapping[str, st
     """
     python = portable_python(root.machine)
     entered = dataclasses.replace(root, shared={**root.shared, "python": python, "opened": folder})
-    asked = "".join(f"/mnt/opened/{file}\n" for file in files)
+    asked = "".join(f"{OPENED}/{file}\n" for file in files)
     done = entered.run("/mnt/python/bin/try_load", stdin=asked, timeout_seconds=1800)
     answers = done.stdout.splitlines()
     if done.returncode != 0 or len(answers) != len(files):
