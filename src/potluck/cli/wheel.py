@@ -12,7 +12,7 @@ import typer
 
 from potluck.cli.options import JsonOption
 from potluck.cli.output import emit_json, note
-from potluck.errors import UsageError
+from potluck.errors import HostError, UsageError
 
 if TYPE_CHECKING:
     from potluck.portability.host import Host
@@ -110,21 +110,21 @@ def _newest(project: str, hosts: Sequence[Host]) -> Sequence[Path]:
         raise UsageError(
             f"{project}: there is no home directory to download it to", hint="set XDG_CACHE_HOME"
         )
+    note(f"downloading the newest wheels of {project} to {folder}")
     pythons = {each.python.version for each in hosts if each.python is not None}
-    found: dict[Path, None] = {}
-    for python in sorted(pythons) or [sys.version_info[:2]]:
-        note(f"downloading the newest wheels of {project} to {folder}")
-        found.update(dict.fromkeys(newest_wheels(project, python, folder)))
-    return list(found)
+    return newest_wheels(project, sorted(pythons) or [sys.version_info[:2]], folder)
 
 
 def _named_host(text: str) -> Host:
-    """A description in a file, or one that comes with Potluck."""
+    """A description in a file, or one that comes with Potluck. Raises ``UsageError``."""
     from potluck.portability.host_document import read_host_file
     from potluck.portability.shipped_hosts import load_shipped_host
 
     path = Path(text)
-    return read_host_file(path) if path.is_file() else load_shipped_host(text)
+    try:
+        return read_host_file(path) if path.is_file() else load_shipped_host(text)
+    except HostError as error:
+        raise UsageError(f"--host {text}: {error.message}", hint=error.hint) from None
 
 
 def _this_host() -> Host:

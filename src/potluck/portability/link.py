@@ -60,14 +60,15 @@ class MissingLibrary:
 class MissingVersion:
     """A version that a library does not define, and the symbols that were to have it.
 
-    ``found_at`` is the path of that library, in the tree or on the host; empty if it is not loaded
-    at all: glibc ends the process then (``Assertion `needed != NULL' failed``).
+    The library is the host's, unless ``path_in_tree`` says where it is. Where it is not loaded at
+    all, glibc ends the process (``Assertion `needed != NULL' failed``).
     """
 
     library: str
     version: str
     needed_by: str
-    found_at: str
+    is_loaded: bool
+    path_in_tree: str
     symbols: tuple[str, ...]
 
 
@@ -203,11 +204,13 @@ class _Opening:
             for need in each.elf.version_needs:
                 if need not in missing:
                     continue
+                found = self._names.get(need.library)
                 yield MissingVersion(
                     library=need.library,
                     version=need.version,
                     needed_by=each.path,
-                    found_at=found.path if (found := self._names.get(need.library)) else "",
+                    is_loaded=found is not None,
+                    path_in_tree=found.path if isinstance(found, TreeObject) else "",
                     symbols=each.wanted_of.get((need.library, need.version), ()),
                 )
 

@@ -107,13 +107,13 @@ def _version(missing: MissingVersion, context: LinkContext) -> Finding:
 
 def _instead(missing: MissingVersion, host: Host) -> str:
     """What there is: the newest version with the same prefix, where it is the host's library."""
-    if not missing.found_at:
+    if not missing.is_loaded:
         return "and does not need that library itself: the linker gives up"
-    found = next((each for each in host.libraries if each.path == missing.found_at), None)
-    if found is None:
-        return f"and {missing.found_at} does not define it"
+    if missing.path_in_tree:
+        return f"and {missing.path_in_tree} does not define it"
+    defined = next((each.versions for each in host.libraries if each.soname == missing.library), ())
     prefix = missing.version.rpartition("_")[0] + "_"
-    alike = (each for each in found.versions if each.startswith(prefix))
+    alike = (each for each in defined if each.startswith(prefix))
     newest = max(alike, key=_numbers, default="")
     if newest and _numbers(newest) < _numbers(missing.version):
         return f"and {host.name} has {newest} at most"

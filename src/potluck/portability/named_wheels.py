@@ -6,10 +6,11 @@ and nothing is built: a project without wheels for a platform has none here.
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -59,10 +60,10 @@ def run_pip(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def newest_wheels(
-    text: str, python: tuple[int, int], folder: Path, *, run: Run = run_pip
+    text: str, pythons: Iterable[tuple[int, int]], folder: Path, *, run: Run = run_pip
 ) -> tuple[Path, ...]:
-    """The newest wheel of a requirement (``warp-lang``, ``numpy==2.1.0``) for each machine and for
-    a Python, in ``folder``. What is there already is not replaced by the same.
+    """The newest wheel of a requirement (``warp-lang``, ``numpy==2.1.0``) for each machine and
+    each Python, in ``folder``. What is there already is not replaced by the same.
 
     Raises ``UsageError`` if it is no requirement, ``WheelDownloadError`` if there is none for any.
     """
@@ -70,7 +71,7 @@ def newest_wheels(
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, Path] = {}
     problems = []
-    for machine in MACHINES:
+    for python, machine in itertools.product(pythons, MACHINES):
         with tempfile.TemporaryDirectory(dir=folder, prefix=".coming-") as coming:
             completed = run(_arguments(requirement, python, machine, coming))
             if completed.returncode:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from support.linking import LIBC, a_host, a_library, an_elf, undefined
+from support.linking import a_host, a_library, an_elf, undefined
 
 from potluck.portability.elf_file import ElfFile, UndefinedSymbol
 from potluck.portability.host import Host
@@ -249,7 +249,8 @@ def test_a_version_that_the_host_lacks() -> None:
     (found,) = link.missing_versions
     assert (found.library, found.version, found.needed_by) == ("libc.so.6", "GLIBC_2.33", "a.so")
     assert found.symbols == ("stat", "lstat")
-    assert found.found_at == LIBC.path
+    assert found.is_loaded
+    assert found.path_in_tree == ""
     assert symbols(link) == []  # they are what the version was for
 
 
@@ -282,7 +283,7 @@ def test_versions_are_wanted_of_what_is_loaded() -> None:
     elf = an_elf(needed=["libc.so.6"], also_needs_versions=[("libx.so.1", "X_1")])
     host = a_host(a_library("libx.so.1", versions=("X_1",)))
     (found,) = opened({"a.so": elf}, "a.so", host).missing_versions
-    assert found.found_at == ""
+    assert not found.is_loaded
     loaded_before = an_elf(also_needs_versions=[("libm.so.6", "GLIBC_2.29")])
     assert opened({"a.so": loaded_before}, "a.so").is_opened
 
@@ -298,7 +299,7 @@ def test_a_version_of_a_library_in_the_tree() -> None:
     }
     link = opened(objects, "a.so")
     assert versions(link) == ["X_2"]
-    assert link.missing_versions[0].found_at == "libx.so"
+    assert link.missing_versions[0].path_in_tree == "libx.so"
 
 
 def test_what_is_brought_along_is_checked_too() -> None:

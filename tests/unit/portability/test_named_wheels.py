@@ -15,7 +15,7 @@ Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 
 class Pip:
-    """Brings a wheel of ``num_bytes`` for each of ``machines``."""
+    """Brings a wheel of ``num_bytes`` for each of ``machines``, and Python 3.11."""
 
     def __init__(self, *machines: str, num_bytes: int = 3) -> None:
         self.machines = machines
@@ -27,7 +27,8 @@ class Pip:
         folder = Path(arguments[arguments.index("--dest") + 1])
         for machine in self.machines:
             platform = f"manylinux_2_39_{machine}"
-            if platform in arguments:
+            python = arguments[arguments.index("--python-version") + 1]
+            if platform in arguments and python == "3.11":
                 name = f"pack-1.0-py3-none-{platform}.whl"
                 (folder / name).write_bytes(bytes(self.num_bytes))
                 return subprocess.CompletedProcess(arguments, 0, "", "")
@@ -37,7 +38,7 @@ class Pip:
 
 def test_the_newest_for_each_machine(tmp_path: Path) -> None:
     pip = Pip("x86_64", "aarch64")
-    found = newest_wheels("pack >= 1", (3, 11), tmp_path / "new", run=pip)
+    found = newest_wheels("pack >= 1", [(3, 11)], tmp_path / "new", run=pip)
     assert [each.name for each in found] == [
         "pack-1.0-py3-none-manylinux_2_39_x86_64.whl",
         "pack-1.0-py3-none-manylinux_2_39_aarch64.whl",
@@ -56,22 +57,29 @@ def test_the_newest_for_each_machine(tmp_path: Path) -> None:
 
 
 def test_one_machine_may_have_none(tmp_path: Path) -> None:
-    (found,) = newest_wheels("pack", (3, 11), tmp_path, run=Pip("aarch64"))
+    (found,) = newest_wheels("pack", [(3, 11)], tmp_path, run=Pip("aarch64"))
     assert found.name.endswith("aarch64.whl")
+
+
+def test_one_python_may_have_none(tmp_path: Path) -> None:
+    pip = Pip("x86_64")
+    (found,) = newest_wheels("pack", [(3, 6), (3, 11)], tmp_path, run=pip)
+    assert found.name.endswith("x86_64.whl")
+    assert len(pip.calls) == 4
 
 
 def test_none_at_all(tmp_path: Path) -> None:
     with pytest.raises(WheelDownloadError, match="No matching distribution") as caught:
-        newest_wheels("pack", (3, 11), tmp_path, run=Pip())
+        newest_wheels("pack", [(3, 11)], tmp_path, run=Pip())
     assert caught.value.exit_code == 2
     assert caught.value.hint
 
 
 @pytest.mark.parametrize(("num_bytes", "is_kept"), [(3, True), (4, False)])
 def test_the_same_wheel_is_not_replaced(tmp_path: Path, num_bytes: int, is_kept: bool) -> None:
-    (first,) = newest_wheels("pack", (3, 11), tmp_path, run=Pip("x86_64"))
+    (first,) = newest_wheels("pack", [(3, 11)], tmp_path, run=Pip("x86_64"))
     before = first.stat().st_ino
-    (second,) = newest_wheels("pack", (3, 11), tmp_path, run=Pip("x86_64", num_bytes=num_bytes))
+    (second,) = newest_wheels("pack", [(3, 11)], tmp_path, run=Pip("x86_64", num_bytes=num_bytes))
     assert second == first
     assert second.stat().st_size == num_bytes
     assert (second.stat().st_ino == before) is is_kept
@@ -82,7 +90,7 @@ def test_the_same_wheel_is_not_replaced(tmp_path: Path, num_bytes: int, is_kept:
 )
 def test_what_is_no_name(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError, match="neither a file nor"):
-        newest_wheels(text, (3, 11), tmp_path, run=lambda _: pytest.fail("pip is run"))
+        newest_wheels(text, [(3, 11)], tmp_path, run=lambda _: pytest.fail("pip is run"))
 
 
 def test_where_they_go() -> None:

@@ -1,0 +1,58 @@
+"""``potluck wheel check`` as a command: exit codes, and where output goes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+from support.command import assert_refused, run_command
+from support.elf_bytes import Elf, Need, Symbol
+from support.wheel_bytes import write_wheel
+
+import potluck
+
+SCHEMA = json.loads((Path(potluck.__file__).parent / "cli/schemas/wheel.json").read_text())
+OLD, NEW = "ubuntu-18.04-x86_64", "debian-12-x86_64"
+
+
+def a_wheel(folder: Path) -> str:
+    """One that needs what glibc 2.29 added."""
+    extension = Elf(
+        needed=["libc.so.6", "libm.so.6"],
+        symbols=[Symbol(name="exp", version=2)],
+        needs=[Need(library="libm.so.6", versions=[("GLIBC_2.29", 2, 0)])],
+    )
+    tag = "py3-none-manylinux2014_x86_64"
+    return str(write_wheel(folder, {"pack/_core.so": extension.build()}, tag=tag))
+
+
+def test_two_hosts_in_a_document(tmp_path: Path) -> None:
+    wheel = a_wheel(tmp_path)
+    completed = run_command("wheel", "check", wheel, "--host", NEW, "--host", OLD, "--json")
+    assert (completed.returncode, completed.stderr) == (1, "")
+    document = json.loads(completed.stdout)
+    jsonschema.validate(document, SCHEMA)
+    (found,) = document["wheels"]
+    assert [each["verdict"] for each in found["hosts"]] == ["loads", "will not load"]
+    assert found["promise"] == "promises more than it keeps"
+
+
+def test_a_host_that_loads_it(tmp_path: Path) -> None:
+    completed = run_command("wheel", "check", a_wheel(tmp_path), "--host", NEW)
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert completed.stdout.endswith(f"  on {NEW}: installs, loads\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["no/such.whl"], "there is no such file", "name a wheel"),
+        (["--host", "debian-99"], "--host debian-99", "debian-1"),
+        (["--host", "."], "no host named", ""),
+    ],
+)
+def test_a_wrong_use(tmp_path: Path, arguments: list[str], message: str, hint: str) -> None:
+    wheel = [] if arguments[0].endswith(".whl") else [a_wheel(tmp_path)]
+    assert_refused(run_command("wheel", "check", *wheel, *arguments), 2, message, hint)
