@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 WHEEL_TOOLS := build/wheels/tools
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(shell find cpp -type f)
 
-.PHONY: demo test test-core test-integration test-cluster wheels lint clean
+.PHONY: demo test test-core test-integration test-portability test-cluster wheels lint clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -20,7 +20,7 @@ demo: $(VENV)/.installed
 # clock, alone.
 test: $(VENV)/.installed-dev
 	@echo 'Running all tests; the first results come after some minutes.'
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-core test-integration
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-core test-integration test-portability
 	@$(MAKE) --no-print-directory test-cluster
 
 test-core: $(VENV)/.installed-dev
@@ -28,6 +28,9 @@ test-core: $(VENV)/.installed-dev
 
 test-integration: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -p no:cacheprovider tests/integration
+
+test-portability: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -p no:cacheprovider tests/portability
 
 test-cluster: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/cluster

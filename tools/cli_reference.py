@@ -24,12 +24,16 @@ def command_help(*arguments: str) -> str:
     return "\n".join(line.rstrip() for line in completed.stdout.strip().splitlines())
 
 
-def command_names() -> list[str]:
-    """The subcommands, as the top-level help lists them."""
-    _, _, listed = command_help().partition("Commands:\n")
-    return [
-        line.split()[0] for line in listed.splitlines() if line.startswith("  ") and line[2] != " "
-    ]
+def command_names(*group: str) -> list[tuple[str, ...]]:
+    """The subcommands, as the help of the program or of a group lists them, each group's own after
+    it.
+    """
+    names: list[tuple[str, ...]] = [group] if group else []
+    _, _, listed = command_help(*group).partition("Commands:\n")
+    for line in listed.splitlines():
+        if line.startswith("  ") and line[2] != " ":
+            names += command_names(*group, line.split()[0])
+    return names
 
 
 def reference() -> str:
@@ -40,7 +44,7 @@ def reference() -> str:
         f"```text\n{command_help()}\n```",
     ]
     for name in command_names():
-        parts.append(f"## `potluck {name}`\n\n```text\n{command_help(name)}\n```")
+        parts.append(f"## `potluck {' '.join(name)}`\n\n```text\n{command_help(*name)}\n```")
     parts.append(
         "## Output and exit codes\n\n"
         "Data goes to stdout, everything else to stderr. `--json` prints one document whose "

@@ -6,8 +6,14 @@
     │   └── PromptTooLongError   a prompt does not fit in the context
     ├── ModelNotFoundError       nothing at the path or hub id given
     ├── ModelFileError           a file is truncated, corrupt, or contradicts another
+    ├── WheelFileError           a wheel, or a file in it, is broken, hostile or no wheel at all
+    ├── WheelDownloadError       pip found no wheel, could not download it, or is not there
     ├── UnsupportedModelError    a sound model that this build cannot run
     ├── ChatTemplateError        a chat template is absent or broken, or refuses the messages
+    ├── ElfError                 a file is no ELF file, or a broken one
+    │   └── NotLoadableError     a sound one of a kind that no dynamic linker loads
+    ├── HostError                a host that cannot be described, a broken description
+    ├── FatBinaryError           what should be GPU code in a library is not, or is cut short
     ├── InsufficientMemoryError  it would not fit in the memory that may be used
     ├── OverloadedError          there is no room for more requests now
     ├── EngineError              the compiled core is missing or refused a call
@@ -77,6 +83,26 @@ class ModelFileError(PotluckError):
         self.problem = problem
 
 
+class WheelFileError(PotluckError):
+    """The file ``path`` is no wheel that can be read, or tries to do harm: ``problem``."""
+
+    exit_code = 2
+
+    def __init__(self, path: str, problem: str, *, hint: str = "") -> None:
+        super().__init__(
+            f"{path}: {problem}",
+            hint=hint or "do not install it: get the file again, from where its project says",
+        )
+        self.path = path
+        self.problem = problem
+
+
+class WheelDownloadError(PotluckError):
+    """pip found no wheel of a project, could not download it, or is not there."""
+
+    exit_code = 2
+
+
 class UnsupportedModelError(PotluckError):
     """The model is sound but this build cannot run it; ``missing`` names what it lacks."""
 
@@ -87,6 +113,22 @@ class UnsupportedModelError(PotluckError):
 
 class ChatTemplateError(PotluckError):
     """A chat template is absent or broken, or refuses the messages it was given."""
+
+
+class ElfError(PotluckError):
+    """A file is no ELF file, or one that contradicts itself. Whoever knows its path says it."""
+
+
+class NotLoadableError(ElfError):
+    """A sound ELF file that no dynamic linker loads: an object file, a core dump."""
+
+
+class HostError(PotluckError):
+    """A host cannot be described, or a description of one is broken or not there."""
+
+
+class FatBinaryError(PotluckError):
+    """What should be GPU code in a library is not, or is cut short. It loads all the same."""
 
 
 class InsufficientMemoryError(PotluckError):

@@ -23,8 +23,9 @@ _MODULES = {
     "ps": "potluck.cli.cluster",
     "undeploy": "potluck.cli.cluster",
     "down": "potluck.cli.cluster",
+    "wheel": "potluck.cli.wheel",
 }
-"""Where each command is; the function has its name."""
+"""Where each command is; the function, or the group of commands, has its name."""
 
 
 def application(arguments: Sequence[str]) -> typer.Typer:
@@ -42,7 +43,11 @@ def application(arguments: Sequence[str]) -> typer.Typer:
     app.callback()(_options)
     named = next((word for word in arguments if not word.startswith("-")), "")
     for name in [named] if named in _MODULES else _MODULES:
-        app.command(name)(getattr(import_module(_MODULES[name]), name))
+        command = getattr(import_module(_MODULES[name]), name)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
     return app
 
 

@@ -18,7 +18,7 @@ class VersionNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndefinedSymbol:
-    """A dynamic symbol that another object must define.
+    """A dynamic symbol that another object must define: some relocation asks for it.
 
     ``version`` and ``library`` are those of its version need, empty without one. A weak symbol may
     stay undefined.
@@ -33,8 +33,11 @@ class UndefinedSymbol:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefinedSymbol:
-    """A dynamic symbol that the object exports. ``version`` is empty without one; a symbol whose
-    version is no default (``name@VERSION``) is found by those who ask for that version alone.
+    """A dynamic symbol that the object exports and that its hash table finds.
+
+    ``version`` is empty without one, or if it is the base definition: then the symbol answers to
+    any version that is asked for. A symbol whose version is no default (``name@VERSION``) is found
+    by those who ask for that version alone.
     """
 
     name: str
@@ -48,8 +51,14 @@ class ElfFile:
 
     ``machine`` is as ``uname -m`` says it (``x86_64``, ``aarch64``), or ``EM_<number>``.
     ``search_path`` is DT_RUNPATH, or else DT_RPATH (``is_rpath``: it is handed down to what is
-    needed), ``$ORIGIN`` and all. ``features`` are what notes say that the CPU must have
-    (``x86-64-v3``). Symbols are in the order of the file.
+    needed), ``$ORIGIN`` and all; empty elements, which mean the current directory, are left out.
+    ``features`` are what notes say that the CPU must have (``x86-64-v3``). Symbols are in the order
+    of the file.
+
+    ``max_page_bytes`` is the largest page of a kernel that it can be mapped with (0: it has nothing
+    to map); ``needs_executable_stack``, which glibc 2.41 and later refuse to give to what is opened
+    at run time; ``static_tls_bytes`` are what it takes of the little space that is left for
+    libraries with static thread-local storage (0: it needs none there).
     """
 
     machine: str
@@ -63,3 +72,6 @@ class ElfFile:
     undefined: tuple[UndefinedSymbol, ...]
     defined: tuple[DefinedSymbol, ...]
     features: tuple[str, ...]
+    max_page_bytes: int = 0
+    needs_executable_stack: bool = False
+    static_tls_bytes: int = 0

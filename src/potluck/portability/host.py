@@ -63,10 +63,11 @@ class Host:
 
     ``libc`` is ``glibc`` or ``musl``, ``libc_version`` (2, 36). ``is_complete``: a library that is
     not among ``libraries`` nor ``other_libraries`` (names alone are known of these) is not there;
-    of a policy, which promises some libraries, it only is not promised. ``cpu_features`` are named
-    as in ``/proc/cpuinfo``, None where not known. ``cuda_driver`` is the driver's version
-    ``(580, 65)``, ``cuda_version`` the newest CUDA that it runs ``(13, 0)``. ``origin`` says where
-    the description is from.
+    of a policy, which promises some libraries, it only is not promised, and of the base of a system
+    it only is not told. ``cpu_features`` are named
+    as in ``/proc/cpuinfo``, ``page_bytes`` is the size of the kernel's pages; None where not known.
+    ``cuda_driver`` is the driver's version ``(580, 65)``, ``cuda_version`` the newest CUDA that it
+    runs ``(13, 0)``. ``origin`` says where the description is from.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Host:
     other_libraries: frozenset[str]
     python: HostPython | None = None
     cpu_features: frozenset[str] | None = None
+    page_bytes: int | None = None
     cuda_driver: tuple[int, ...] | None = None
     cuda_version: tuple[int, int] | None = None
     gpus: tuple[HostGpu, ...] = ()

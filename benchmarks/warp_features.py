@@ -1,0 +1,213 @@
+"""Whether Warp can what is predicted of it: ``benchmarks/METHODOLOGY.md``, "Warp's features".
+
+    python benchmarks/warp_features.py WHEEL… [--output benchmarks/results/warp_features.json]
+
+Each wheel of warp-lang that fits this machine is installed into a folder of its own, without
+dependencies. What its files say, read without running anything, is compared with what Warp itself
+returns and computes on the CPU, in a process of its own for each operation. Exit code 1 where they
+differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from zipfile import ZipFile
+
+import msgspec
+from circumstances import circumstances
+from packaging.utils import parse_wheel_filename
+
+from potluck.portability.cuda_findings import cuda_findings
+from potluck.portability.cuda_needs import CudaNeeds, read_cuda_needs
+from potluck.portability.cuda_table import shipped_table
+from potluck.portability.elf_image import is_elf
+from potluck.portability.elf_reader import read_elf
+from potluck.portability.feature_facts import FileFacts, file_facts
+from potluck.portability.feature_rules import FeatureRules, rules_for
+from potluck.portability.features import Build, feature_findings
+from potluck.portability.finding import Finding, Severity
+from potluck.portability.host import Host
+
+CHILD_SECONDS = 600.0
+
+_TILES_ON_CPUS = "tile_matmul, tile_fft and tile_cholesky on CPUs"
+
+CPU_OPERATIONS = {
+    "kernel": {"kernels on CPUs"},
+    "tile_matmul": {_TILES_ON_CPUS},
+    "tile_cholesky": {_TILES_ON_CPUS},
+    "tile_fft": {_TILES_ON_CPUS, "tile_fft and tile_ifft on CPUs"},
+}
+"""Operations that the child tries, and the features whose absence would predict that they fail."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Of one wheel: what its functions return, its CUDA, and the findings on this machine."""
+
+    version: str
+    seconds: float
+    returns: Mapping[str, int]
+    toolkit: tuple[int, ...]
+    gpu_code: Mapping[str, tuple[str, ...]]
+    findings: tuple[Finding, ...]
+
+    @property
+    def missing(self) -> frozenset[str]:
+        """The features that will not work."""
+        return frozenset(each.feature for each in self.findings if each.severity is Severity.LIMIT)
+
+
+class Ran(msgspec.Struct, frozen=True):
+    """What the child said of one operation; what it did not come to say is empty."""
+
+    result: str
+    version: str = ""
+    devices: tuple[str, ...] = ()
+    returns: dict[str, int | None] = msgspec.field(default_factory=dict)
+
+
+def main() -> int:
+    """Predict, run, compare; print a line for each comparison, and write the document."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL")
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    rules = rules_for("warp-lang")
+    if rules is None:
+        raise LookupError("there are no rules for warp-lang")
+    cases = [_case(wheel, rules) for wheel in arguments.wheels]
+    document = {**circumstances(), "wheels": cases}
+    if arguments.output:
+        arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return 0 if all(case["agrees"] for case in cases) else 1
+
+
+def _case(wheel: Path, rules: FeatureRules) -> dict[str, object]:
+    prediction = predict(wheel, rules)
+    ran = _run(wheel, (*rules.functions, *rules.toolkit_functions))
+    differences = _differences(prediction, ran)
+    print(f"{wheel.name}: predicted in {prediction.seconds:.2f} s")
+    for difference in differences:
+        print(f"  differs: {difference}")
+    return {
+        "wheel": wheel.name,
+        "agrees": not differences,
+        "differences": differences,
+        "predicted": asdict(prediction),
+        "ran": {name: msgspec.to_builtins(each) for name, each in ran.items()},
+    }
+
+
+def predict(wheel: Path, rules: FeatureRules) -> Prediction:
+    """What the files of the wheel say, on this machine without a GPU."""
+    started = time.perf_counter()
+    table, host = shipped_table(), _this_host()
+    files: dict[PurePosixPath, FileFacts] = {}
+    cuda: dict[PurePosixPath, CudaNeeds] = {}
+    with ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if not name.endswith(".so"):
+                continue
+            data = archive.read(name)
+            if not is_elf(data):
+                continue
+            path, elf = PurePosixPath(name), read_elf(data)
+            needs = read_cuda_needs(elf, data, table)
+            files[path] = file_facts(rules, elf, data, needs)
+            if needs is not None:
+                cuda[path] = needs
+    _, version, _, _ = parse_wheel_filename(wheel.name)
+    build = Build(version=str(version), files=files)
+    findings = [
+        finding
+        for path, needs in cuda.items()
+        for finding in cuda_findings(needs, host, table, file=str(path))
+    ]
+    findings += feature_findings(rules, build, host, table, findings)
+    return Prediction(
+        version=build.version,
+        seconds=time.perf_counter() - started,
+        returns={
+            name: number for facts in files.values() for name, number in facts.results.items()
+        },
+        toolkit=build.toolkit,
+        gpu_code={str(path): _architectures(needs) for path, needs in cuda.items()},
+        findings=tuple(findings),
+    )
+
+
+def _architectures(needs: CudaNeeds) -> tuple[str, ...]:
+    codes = sorted({code for module in needs.modules for code in module.codes})
+    return tuple(f"{code.kind} {code.capability[0]}.{code.capability[1]}" for code in codes)
+
+
+def _this_host() -> Host:
+    """A machine without a GPU, since the child runs on the CPU."""
+    return Host(
+        name="this machine",
+        origin="the benchmark",
+        machine=os.uname().machine,
+        libc="glibc",
+        libc_version=(2, 17),
+        is_complete=True,
+        libraries=(),
+        other_libraries=frozenset(),
+    )
+
+
+def _run(wheel: Path, functions: tuple[str, ...]) -> dict[str, Ran]:
+    """What the child said of each operation."""
+    with tempfile.TemporaryDirectory() as folder:
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
+        subprocess.run([*install, "--target", folder, wheel], check=True)
+        paths = [folder, str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "WARP_CACHE_PATH": str(Path(folder) / "kernels"),
+        }
+        return {name: _run_one(name, functions, environment) for name in CPU_OPERATIONS}
+
+
+def _run_one(operation: str, functions: tuple[str, ...], environment: Mapping[str, str]) -> Ran:
+    completed = subprocess.run(
+        [sys.executable, "-m", "warp_child", operation, *functions],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=CHILD_SECONDS,
+        check=False,
+    )
+    if completed.returncode != 0:
+        last = (completed.stderr.strip().splitlines() or ["no output"])[-1]
+        return Ran(result=f"exit code {completed.returncode}: {last}")
+    return msgspec.json.decode(completed.stdout.strip().splitlines()[-1], type=Ran)
+
+
+def _differences(prediction: Prediction, ran: Mapping[str, Ran]) -> list[str]:
+    found = []
+    for operation, features in CPU_OPERATIONS.items():
+        answer = ran[operation]
+        works = answer.result == "right"
+        if works is bool(features & prediction.missing):
+            found.append(f"{operation}: {answer.result}")
+        for name, number in answer.returns.items():
+            if number != prediction.returns.get(name):
+                found.append(f"{name}() returned {number}, not {prediction.returns.get(name)}")
+    return list(dict.fromkeys(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

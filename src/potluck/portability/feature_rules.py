@@ -1,0 +1,182 @@
+"""What a build can and cannot do, as rules: one TOML file in ``features/`` for each distribution.
+
+A file begins with what is asked of the ELF files of a wheel, once, while they are read:
+
+    schema = "potluck.features/1"
+    distribution = "warp-lang"
+    functions = ["wp_is_cuda_enabled"]    exports that rules name, or whose result they compare
+    toolkit_functions = ["wp_cuda_…"]     exports that return CUDA's version, 13040 for 13.4
+
+    [documents.NAME]                      title, url, and which copy of it was read
+
+Then come rules. One holds where all that stands under ``when`` holds; without ``when``, always:
+
+    [[rule]]
+    name = "no-mathdx"                    the finding's code is "feature-no-mathdx"
+    feature = "tile_fft on GPUs"          what does not work; empty for a plain note
+    severity = "limit"                    limit, likely or note
+    message = "…"                         in it {version}, {toolkit}, {driver}, {cuda}, {gpus} and
+    way_out = "…"                           {missing} stand for what is known; optional
+    document = "NAME"                     where it was read
+    [rule.when]
+    version = ">=1.9,<1.14"               of the distribution (PEP 440)
+    machine = ["aarch64"]                 of the files: one of these
+    has_file = "warp/bin/*.so"            an ELF file of that name is in the wheel,
+    lacks_file = "…"                        or none is
+    fails_to_load = "…"                   an ELF file of that name does not load on the host
+    exports = ["a", "b"]                  one of these is exported by some file,
+    lacks_exports = ["a", "b"]              or none of them by any
+    returns = { functions = ["a"], number = 0 }    one of these only returns that number
+    toolkit = "<13"                       CUDA that it was built with, where that is known
+    host_cuda = "<12.4"                   the newest CUDA that the host's driver runs, where there
+                                            is one
+    has_driver = true                     the host has NVIDIA's driver, or has none
+    gpu = "<7.5"                          the compute capability of one of its GPUs
+    host_lacks = ["libOpenCL.so*"]        none of these is on the host, nor in the wheel
+    cpu_lacks = ["avx2", "fma"]           the host's CPU lacks one of these, as /proc/cpuinfo has it
+
+What is not known of a host (the CPU of a shipped description, the libraries beyond a policy's list)
+makes a condition that asks for it false: a rule never speaks of what nobody looked at.
+"""
+
+from __future__ import annotations
+
+import functools
+import string
+import tomllib
+from importlib import resources
+from typing import Literal
+
+import msgspec
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+
+from potluck.portability.finding import Severity
+
+SCHEMA = "potluck.features/1"
+
+PLACEHOLDERS = frozenset({"version", "toolkit", "driver", "cuda", "gpus", "missing"})
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of a rule file: a key that is not meant is an error, never passed over."""
+
+
+class Document(_Table):
+    """Where a rule was read; ``read`` says which copy of it."""
+
+    title: str
+    url: str
+    read: str
+
+
+class Returns(_Table):
+    """One of ``functions`` does nothing but return ``number``."""
+
+    functions: tuple[str, ...]
+    number: int
+
+
+class When(_Table):
+    """What must hold, all of it. A condition that is not given asks nothing."""
+
+    version: str = ""
+    machine: tuple[str, ...] = ()
+    has_file: str = ""
+    lacks_file: str = ""
+    fails_to_load: str = ""
+    exports: tuple[str, ...] = ()
+    lacks_exports: tuple[str, ...] = ()
+    returns: Returns | None = None
+    toolkit: str = ""
+    host_cuda: str = ""
+    has_driver: bool | None = None
+    gpu: str = ""
+    host_lacks: tuple[str, ...] = ()
+    cpu_lacks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for specifier in (self.version, self.toolkit, self.host_cuda, self.gpu):
+            try:
+                SpecifierSet(specifier)
+            except InvalidSpecifier as error:
+                raise ValueError(str(error)) from error
+
+    @property
+    def functions(self) -> frozenset[str]:
+        """Those that the conditions name."""
+        compared = self.returns.functions if self.returns else ()
+        return frozenset((*self.exports, *self.lacks_exports, *compared))
+
+
+class Rule(_Table):
+    """One statement about a build, with where it was read."""
+
+    name: str
+    severity: Literal["limit", "likely", "note"]
+    message: str
+    document: str
+    feature: str = ""
+    way_out: str = ""
+    when: When = When()
+
+    def __post_init__(self) -> None:
+        for text in (self.message, self.way_out):
+            fields = {field for _, field, _, _ in string.Formatter().parse(text) if field}
+            if unknown := fields - PLACEHOLDERS:
+                raise ValueError(f"{self.name} has no {', '.join(sorted(unknown))} to fill in")
+        if self.severity == "limit" and not self.feature:
+            raise ValueError(f"{self.name} limits no feature")
+
+    @property
+    def finding_severity(self) -> Severity:
+        """The same, as findings have it."""
+        return Severity(self.severity)
+
+
+class FeatureRules(_Table):
+    """The rules for one distribution."""
+
+    schema: Literal["potluck.features/1"]
+    distribution: str
+    documents: dict[str, Document]
+    rule: tuple[Rule, ...]
+    functions: tuple[str, ...] = ()
+    toolkit_functions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if canonicalize_name(self.distribution) != self.distribution:
+            raise ValueError(f"{self.distribution} is not spelt as PyPI normalizes names")
+        if wrong := {rule.document for rule in self.rule} ^ set(self.documents):
+            raise ValueError(f"documents not listed, or not cited: {', '.join(sorted(wrong))}")
+        named = frozenset().union(*(rule.when.functions for rule in self.rule))
+        if wrong := named ^ set(self.functions):
+            raise ValueError(f"functions not listed, or not used: {', '.join(sorted(wrong))}")
+        names = [rule.name for rule in self.rule]
+        if repeated := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"rules twice: {', '.join(sorted(repeated))}")
+
+
+def parse_rules(text: str) -> FeatureRules:
+    """Rules from TOML. Raises ``ValueError`` that says what is wrong and where."""
+    return msgspec.convert(tomllib.loads(text), FeatureRules)
+
+
+def rule_files() -> tuple[str, ...]:
+    """The distributions that have rules, in alphabetical order."""
+    folder = resources.files(__package__).joinpath("features")
+    names = (entry.name for entry in folder.iterdir())
+    return tuple(sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml")))
+
+
+def rules_for(distribution: str) -> FeatureRules | None:
+    """The shipped rules for a distribution, by its name in any spelling; None without any."""
+    return _shipped_rules(canonicalize_name(distribution))
+
+
+@functools.cache
+def _shipped_rules(name: str) -> FeatureRules | None:
+    if name not in rule_files():
+        return None
+    file = resources.files(__package__).joinpath("features", f"{name}.toml")
+    return parse_rules(file.read_text("utf-8"))

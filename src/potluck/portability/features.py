@@ -1,0 +1,168 @@
+"""What of a distribution will not work on a host, by the rules for it (``feature_rules``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from potluck.portability.cuda_findings import host_cuda
+from potluck.portability.cuda_table import CudaTable, dotted
+from potluck.portability.feature_facts import FileFacts
+from potluck.portability.feature_rules import FeatureRules, Rule, When
+from potluck.portability.finding import Finding, Severity
+from potluck.portability.host import Host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Build:
+    """A wheel as rules see it: its version, and the facts of its ELF files by their paths in it."""
+
+    version: str
+    files: Mapping[PurePosixPath, FileFacts]
+
+    @property
+    def toolkit(self) -> tuple[int, ...]:
+        """The newest CUDA among the files; empty if none is known."""
+        return max((facts.toolkit for facts in self.files.values()), default=())
+
+
+def feature_findings(
+    rules: FeatureRules,
+    build: Build,
+    host: Host,
+    table: CudaTable,
+    findings: Iterable[Finding],
+) -> tuple[Finding, ...]:
+    """What follows from the rules for ``build`` on ``host``, in their order.
+
+    ``findings`` are those about its files so far: which of them do not load.
+    """
+    case = _Case(
+        build=build,
+        host=host,
+        cuda=host_cuda(host, table),
+        failing=frozenset(each.file for each in findings if each.severity is Severity.FATAL),
+    )
+    return tuple(_finding(rule, case) for rule in rules.rule if case.holds(rule.when))
+
+
+def _finding(rule: Rule, case: _Case) -> Finding:
+    values = case.values(rule.when)
+    return Finding(
+        code=f"feature-{rule.name}",
+        severity=rule.finding_severity,
+        message=rule.message.format_map(values),
+        feature=rule.feature,
+        way_out=rule.way_out.format_map(values),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """A build on a host. ``failing`` are the paths of files that do not load there."""
+
+    build: Build
+    host: Host
+    cuda: tuple[int, int] | None
+    failing: frozenset[str]
+
+    def holds(self, when: When) -> bool:
+        """Whether all the conditions do."""
+        return (
+            (not when.version or _in_range(when.version, self.build.version))
+            and (not when.machine or any(self._machine_is(name) for name in when.machine))
+            and (not when.has_file or self._has_file(when.has_file))
+            and (not when.lacks_file or not self._has_file(when.lacks_file))
+            and (not when.fails_to_load or self._fails(when.fails_to_load))
+            and (not when.exports or self._exports(when.exports))
+            and (not when.lacks_exports or not self._exports(when.lacks_exports))
+            and (when.returns is None or self._returns(when.returns.functions, when.returns.number))
+            and (not when.toolkit or _toolkit_in_range(when.toolkit, self.build.toolkit))
+            and (not when.host_cuda or _in_range(when.host_cuda, dotted(self.cuda or ())))
+            and (when.has_driver is None or self._has_driver() is when.has_driver)
+            and (not when.gpu or bool(self._gpus(when.gpu)))
+            and (not when.host_lacks or self._lacks_libraries(when.host_lacks))
+            and (not when.cpu_lacks or bool(self._missing_cpu_features(when.cpu_lacks)))
+        )
+
+    def values(self, when: When) -> dict[str, str]:
+        """What stands for the placeholders of a rule."""
+        driver = self.host.cuda_driver
+        return {
+            "version": self.build.version,
+            "toolkit": dotted(self.build.toolkit) or "an unknown version",
+            "driver": dotted(driver) if driver else "none",
+            "cuda": dotted(self.cuda) if self.cuda else "none",
+            "gpus": ", ".join(self._gpus(when.gpu)),
+            "missing": ", ".join(self._missing_cpu_features(when.cpu_lacks)),
+        }
+
+    def _machine_is(self, machine: str) -> bool:
+        return any(facts.machine == machine for facts in self.build.files.values())
+
+    def _has_file(self, pattern: str) -> bool:
+        return any(fnmatchcase(str(path), pattern) for path in self.build.files)
+
+    def _fails(self, pattern: str) -> bool:
+        return any(fnmatchcase(path, pattern) for path in self.failing)
+
+    def _exports(self, names: Sequence[str]) -> bool:
+        return any(name in facts.exports for facts in self.build.files.values() for name in names)
+
+    def _returns(self, names: Sequence[str], number: int) -> bool:
+        return any(
+            facts.results.get(name) == number
+            for facts in self.build.files.values()
+            for name in names
+        )
+
+    def _has_driver(self) -> bool | None:
+        """None if that is not known: nobody looked for one."""
+        if self.cuda is not None or self.host.cuda_driver is not None:
+            return True
+        return False if self.host.is_complete else None
+
+    def _gpus(self, specifier: str) -> tuple[str, ...]:
+        return tuple(
+            dict.fromkeys(
+                gpu.name
+                for gpu in self.host.gpus
+                if gpu.compute_capability and _in_range(specifier, dotted(gpu.compute_capability))
+            )
+        )
+
+    def _lacks_libraries(self, patterns: Sequence[str]) -> bool:
+        if not self.host.is_complete:
+            return False
+        names = {library.soname for library in self.host.libraries}
+        names |= self.host.other_libraries | {path.name for path in self.build.files}
+        return not any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+    def _missing_cpu_features(self, wanted: Sequence[str]) -> tuple[str, ...]:
+        features = self.host.cpu_features
+        return () if features is None else tuple(name for name in wanted if name not in features)
+
+
+def _in_range(specifier: str, version: str) -> bool:
+    """Whether a known version is in the range; one that is not known is in none."""
+    if not version:
+        return False
+    return SpecifierSet(specifier, prereleases=True).contains(Version(version))
+
+
+_MINORS = (0, 99)
+"""The first minor version, and one that no toolkit reaches."""
+
+
+def _toolkit_in_range(specifier: str, toolkit: tuple[int, ...]) -> bool:
+    """The same of a toolkit, of which the major version alone may be known: all of its minor
+    versions have to be in the range then.
+    """
+    if len(toolkit) == 1:
+        return all(_in_range(specifier, f"{toolkit[0]}.{minor}") for minor in _MINORS)
+    return _in_range(specifier, dotted(toolkit))

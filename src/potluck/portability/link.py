@@ -1,0 +1,341 @@
+"""What the dynamic linker does when a file is opened on a host, without doing it.
+
+As glibc does it for ``dlopen(path, RTLD_NOW)``, which is how Python opens extension modules and
+``ctypes`` libraries (elf/dl-load.c, dl-deps.c, dl-version.c, dl-lookup.c): what is needed is mapped
+breadth first, versions are checked in all that was mapped, then every symbol that is not weak must
+be bound. Nothing here knows about wheels, tags or what a finding means to somebody.
+
+Not simulated: LD_LIBRARY_PATH and LD_PRELOAD, filters (DT_FILTER), audit modules, and how host
+libraries bind among themselves, which is taken to work.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from potluck.portability.elf_file import UndefinedSymbol, VersionNeed
+from potluck.portability.host import Definition, Host, HostLibrary
+from potluck.portability.host_libraries import HostLibraries
+from potluck.portability.object_tree import LookedUp, ObjectTree, TreeObject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """What a process has before it opens anything.
+
+    ``libraries`` are the SONAMEs in its global scope, as far as the host has them; symbols without
+    a version whose names begin with one of ``symbol_prefixes`` are its executable's own.
+    """
+
+    libraries: tuple[str, ...]
+    symbol_prefixes: tuple[str, ...]
+
+
+PYTHON = Process(
+    libraries=("libm.so.6", "libdl.so.2", "libpthread.so.0", "libutil.so.1", "libc.so.6"),
+    symbol_prefixes=("Py", "_Py"),
+)
+"""The interpreter: what CPython links with on glibc (LIBS and LIBM of its configure.ac), whatever
+else a distribution adds."""
+
+NO_PROCESS = Process(libraries=(), symbol_prefixes=())
+"""For a program of its own, which comes first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingLibrary:
+    """A needed library that is found nowhere. ``path_in_tree`` is where one with its name lies that
+    the linker would not look at; ``sought`` are the folders in which it looked besides the host's.
+    """
+
+    library: str
+    needed_by: str
+    sought: tuple[str, ...]
+    path_in_tree: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingVersion:
+    """A version that a library does not define, and the symbols that were to have it.
+
+    ``found_at`` is the path of that library, in the tree or on the host; empty if it is not loaded
+    at all: glibc ends the process then (``Assertion `needed != NULL' failed``).
+    """
+
+    library: str
+    version: str
+    needed_by: str
+    found_at: str
+    symbols: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingSymbol:
+    """A symbol that nothing in scope defines. ``path_in_tree`` is an object that would."""
+
+    symbol: UndefinedSymbol
+    needed_by: str
+    path_in_tree: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What comes of opening the object ``path``, all of the objects that it brings along included.
+
+    ``presumed`` are libraries of which the host's description has only the names: what is asked of
+    them is taken to be there. ``mapped`` are the paths of the tree's objects that are loaded.
+    """
+
+    path: str
+    mapped: tuple[str, ...]
+    missing_libraries: tuple[MissingLibrary, ...]
+    missing_versions: tuple[MissingVersion, ...]
+    missing_symbols: tuple[MissingSymbol, ...]
+    presumed: frozenset[str]
+
+    @property
+    def is_opened(self) -> bool:
+        """Whether the linker opens it, in a process that has opened nothing else before."""
+        return not (self.missing_libraries or self.missing_versions or self.missing_symbols)
+
+
+class Linker:
+    """The dynamic linker of a host. Made once for many trees; linking does not change it."""
+
+    def __init__(self, host: Host, process: Process = PYTHON) -> None:
+        self.host = host
+        self._libraries = HostLibraries(host)
+        self._process = process
+        self._before = self._libraries.loaded_with(process.libraries)
+
+    @property
+    def depends_on(self) -> Hashable:
+        """All of a host that linking depends on, as one small value: it is the same for machines
+        that run one system.
+        """
+        return self._libraries.system, self._process
+
+    def link(self, tree: ObjectTree, roots: Iterable[TreeObject]) -> Iterator[Link]:
+        """Open each of ``roots``, which must be for the host's machine, in a process of its own.
+
+        A program is started instead: nothing is there before it.
+        """
+        binding = _Binding(self._libraries, tree)
+        for root in roots:
+            process, before = self._process, self._before
+            if root.is_executable:
+                process, before = NO_PROCESS, ()
+            opening = _Opening(self._libraries, tree, root, before)
+            opening.map_all()
+            missing_versions = tuple(opening.missing_versions())
+            yield Link(
+                path=root.path,
+                mapped=tuple(each.path for each in opening.objects),
+                missing_libraries=tuple(opening.missing_libraries),
+                missing_versions=missing_versions,
+                missing_symbols=tuple(binding.missing(opening, process, missing_versions)),
+                presumed=frozenset(opening.presumed),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapped:
+    """What was mapped because ``loader`` needs it; the root has none."""
+
+    item: TreeObject | HostLibrary
+    loader: _Mapped | None
+
+
+class _Opening:
+    """One opening: what gets mapped, in order, and the names that it is known by."""
+
+    def __init__(
+        self,
+        host: HostLibraries,
+        tree: ObjectTree,
+        root: TreeObject,
+        before: Sequence[HostLibrary],
+    ) -> None:
+        self.root = root
+        self.objects = [root]
+        self.before = tuple(before)
+        self.libraries: list[HostLibrary] = []
+        self.presumed: set[str] = set()
+        self.absent: set[str] = set()
+        self.missing_libraries: list[MissingLibrary] = []
+        self._host = host
+        self._tree = tree
+        self._names: dict[str, TreeObject | HostLibrary] = {each.soname: each for each in before}
+        if root.elf.soname:
+            self._names.setdefault(root.elf.soname, root)
+        self._seen = {id(root), *(id(each) for each in before)}
+
+    def map_all(self) -> None:
+        """Map what the root needs, what that needs, and so on, breadth first."""
+        queue = [_Mapped(self.root, None)]
+        for mapped in queue:
+            for name in _needed(mapped.item):
+                if name in self._names or name in self.presumed or name in self.absent:
+                    continue
+                found = self._search(name, mapped) or self._without(name, mapped)
+                if found is None:
+                    continue
+                self._names[name] = found
+                self._names.setdefault(_soname(found) or name, found)
+                if id(found) in self._seen:
+                    continue
+                self._seen.add(id(found))
+                queue.append(_Mapped(found, mapped))
+                if isinstance(found, TreeObject):
+                    self.objects.append(found)
+                else:
+                    self.libraries.append(found)
+
+    def missing_versions(self) -> Iterator[MissingVersion]:
+        """What is not defined of the versions asked of what was mapped."""
+        asked = frozenset().union(*(each.strong_needs for each in self.objects))
+        missing = {need for need in asked if not self._is_met(need)}
+        if not missing:
+            return
+        for each in self.objects:
+            for need in each.elf.version_needs:
+                if need not in missing:
+                    continue
+                yield MissingVersion(
+                    library=need.library,
+                    version=need.version,
+                    needed_by=each.path,
+                    found_at=found.path if (found := self._names.get(need.library)) else "",
+                    symbols=each.wanted_of.get((need.library, need.version), ()),
+                )
+
+    def _is_met(self, need: VersionNeed) -> bool:
+        found = self._names.get(need.library)
+        if found is None:
+            # Of a library that was not needed, glibc wants no versions: its assertion fails.
+            is_excused = need.library in self.presumed or need.library in self.absent
+            return is_excused or self._host.is_loader(need.library)
+        if isinstance(found, TreeObject):
+            defined = found.elf.version_definitions
+            return not defined or need.version in defined
+        return self._host.has_version(found, need.version)
+
+    def _search(self, name: str, mapped: _Mapped) -> TreeObject | HostLibrary | None:
+        if "/" in name:
+            item = mapped.item
+            return self._at(item.expanded(name) if isinstance(item, TreeObject) else name)
+        for folder in _folders(mapped):
+            found = self._at(f"{folder}/{name}" if folder else name)
+            if found is not None:
+                return found
+        return self._host.find(name)
+
+    def _at(self, path: str) -> TreeObject | HostLibrary | None:
+        """What lies at a path; the linker passes over what is for another machine."""
+        if path.startswith("/"):
+            return self._host.find_at(path)
+        found = self._tree.at(path)
+        return found if found is not None and found.machine == self.root.machine else None
+
+    def _without(self, name: str, mapped: _Mapped) -> TreeObject | None:
+        """Note what is found nowhere. What lies elsewhere in the tree is gone on with: a package
+        can open it first.
+        """
+        if self._host.is_present(name):
+            self.presumed.add(name)
+            return None
+        if not isinstance(mapped.item, TreeObject):  # the description of the host ends here
+            self.presumed.add(name)
+            return None
+        elsewhere = self._tree.named(posixpath.basename(name), self.root.machine)
+        self.missing_libraries.append(
+            MissingLibrary(
+                library=name,
+                needed_by=mapped.item.path,
+                sought=tuple(_folders(mapped)),
+                path_in_tree="" if elsewhere is None else elsewhere.path,
+            )
+        )
+        if elsewhere is None:
+            self.absent.add(name)
+        return elsewhere
+
+
+class _Binding:
+    """Symbols of one tree and a host's libraries.
+
+    What was looked up once is remembered with the tree: hosts that run one system share its
+    libraries.
+    """
+
+    def __init__(self, host: HostLibraries, tree: ObjectTree) -> None:
+        self._host = host
+        self._tree = tree
+
+    def missing(
+        self, opening: _Opening, process: Process, versions: Sequence[MissingVersion]
+    ) -> Iterator[MissingSymbol]:
+        """The symbols that nothing defines, but for those whose version is missing altogether.
+
+        Where a library is missing, those that it may have brought are passed over.
+        """
+        required = frozenset().union(*(each.required for each in opening.objects))
+        provided = frozenset().union(*(each.provided for each in opening.objects))
+        left = required - provided - self._tree.numbers_of(process.symbol_prefixes)
+        left = self._absent(left, opening.before)
+        left = self._absent(left, tuple(opening.libraries))
+        if not left:
+            return
+        without = {(each.library, each.version) for each in versions}
+        unseen = opening.presumed | opening.absent
+        for each in opening.objects:
+            for number in sorted(left & each.required):
+                symbol = self._tree.symbols[number]
+                may_be_unseen = unseen and (not symbol.version or symbol.library in unseen)
+                if may_be_unseen or (symbol.library, symbol.version) in without:
+                    continue
+                definer = next(self._tree.definers(number, each.machine), None)
+                yield MissingSymbol(
+                    symbol=symbol,
+                    needed_by=each.path,
+                    path_in_tree="" if definer is None else definer.path,
+                )
+
+    def _absent(self, numbers: frozenset[int], scope: tuple[HostLibrary, ...]) -> frozenset[int]:
+        """Those that no library of ``scope`` defines, nor may define."""
+        if not numbers or not scope:
+            return numbers
+        memory = self._tree.looked_up.get(
+            self._host.identity(scope), lambda: LookedUp(scope, set(), set())
+        )
+        for number in numbers - memory.looked_up:
+            found = self._host.definition(self._tree.symbols[number], scope)
+            if found is Definition.ABSENT:
+                memory.absent.add(number)
+        memory.looked_up |= numbers
+        return numbers & memory.absent
+
+
+def _needed(item: TreeObject | HostLibrary) -> tuple[str, ...]:
+    return item.elf.needed if isinstance(item, TreeObject) else item.needed
+
+
+def _soname(item: TreeObject | HostLibrary) -> str:
+    return item.elf.soname if isinstance(item, TreeObject) else item.soname
+
+
+def _folders(mapped: _Mapped) -> Iterator[str]:
+    """Where the linker looks before the host's own folders: an object's RUNPATH, or if it has none
+    its RPATH and that of all who brought it along.
+    """
+    item = mapped.item
+    if isinstance(item, TreeObject) and item.elf.search_path and not item.elf.is_rpath:
+        yield from item.search_folders
+        return
+    each: _Mapped | None = mapped
+    while each is not None:
+        if isinstance(each.item, TreeObject) and each.item.elf.is_rpath:
+            yield from each.item.search_folders
+        each = each.loader

@@ -1,0 +1,30 @@
+"""The values that were made last, by what they were made for."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+Value = TypeVar("Value")
+
+
+class Memory(Generic[Value]):
+    """At most ``capacity`` values; those that were not asked for the longest are forgotten.
+
+    Not for several threads at once.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._values: OrderedDict[Hashable, Value] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """The value for ``key``, made now if it is not remembered."""
+        if key in self._values:
+            self._values.move_to_end(key)
+            return self._values[key]
+        value = self._values[key] = make()
+        if len(self._values) > self._capacity:
+            self._values.popitem(last=False)
+        return value

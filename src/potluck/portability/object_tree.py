@@ -1,0 +1,188 @@
+"""ELF files at the places where they get installed, prepared for many questions of a linker.
+
+A tree holds the objects of a wheel and of those that are installed beside it. The symbols that they
+want of each other and of a host are numbered once, so that linking for a host is work with sets of
+numbers. What follows from a tree alone, whatever the host, is kept in it.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from potluck.portability.elf_file import DefinedSymbol, ElfFile, UndefinedSymbol
+from potluck.portability.host import HostLibrary
+from potluck.portability.memory import Memory
+
+_MAX_SCOPES = 256
+"""Sets of libraries that are remembered: of some tens of systems, several each."""
+
+_ORIGIN_TOKENS = ("${ORIGIN}", "$ORIGIN")
+
+
+class ObjectTree:
+    """``objects`` by their paths; ``links`` are paths that lead to others of them.
+
+    Nothing but its memory changes once it is made. Not for several threads at once.
+    """
+
+    def __init__(
+        self, objects: Mapping[str, ElfFile], links: Mapping[str, str] | None = None
+    ) -> None:
+        self.symbols: list[UndefinedSymbol] = []
+        self._numbers: dict[UndefinedSymbol, int] = {}
+        self.looked_up: Memory[LookedUp] = Memory(_MAX_SCOPES)
+        self._by_prefixes: dict[tuple[str, ...], frozenset[int]] = {}
+        self._objects = {path: TreeObject(path, elf, self) for path, elf in objects.items()}
+        self._links = dict(links or {})
+
+    def __iter__(self) -> Iterator[TreeObject]:
+        return iter(self._objects.values())
+
+    def at(self, path: str) -> TreeObject | None:
+        """The object at a normalized path, through a link where it is one."""
+        return self._objects.get(self._links.get(path, path))
+
+    def named(self, name: str, machine: str) -> TreeObject | None:
+        """Any object for ``machine`` that has this file name or SONAME, wherever it lies."""
+        return next((each for each in self._by_name.get(name, ()) if each.machine == machine), None)
+
+    def definers(self, number: int, machine: str) -> Iterator[TreeObject]:
+        """The objects that define the symbol with this number."""
+        for each in self._objects.values():
+            if each.machine == machine and number in each.provided:
+                yield each
+
+    def number(self, symbol: UndefinedSymbol) -> int:
+        """The number of a symbol that an object of the tree wants; used while the tree is made."""
+        number = self._numbers.setdefault(symbol, len(self.symbols))
+        if number == len(self.symbols):
+            self.symbols.append(symbol)
+        return number
+
+    def numbers_of(self, prefixes: tuple[str, ...]) -> frozenset[int]:
+        """The numbers of the symbols without a version whose names begin with one of these."""
+        if prefixes not in self._by_prefixes:
+            self._by_prefixes[prefixes] = frozenset(
+                number
+                for number, symbol in enumerate(self.symbols)
+                if not symbol.version and symbol.name.startswith(prefixes)
+            )
+        return self._by_prefixes[prefixes]
+
+    @cached_property
+    def wanted(self) -> Mapping[str, tuple[int, ...]]:
+        """The numbers of the symbols that have a name."""
+        numbers: dict[str, list[int]] = defaultdict(list)
+        for symbol, number in self._numbers.items():
+            numbers[symbol.name].append(number)
+        return {name: tuple(each) for name, each in numbers.items()}
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, list[TreeObject]]:
+        found: dict[str, list[TreeObject]] = defaultdict(list)
+        for each in self._objects.values():
+            names = {posixpath.basename(each.path), each.elf.soname}
+            for name in names - {""}:
+                found[name].append(each)
+        for link, target in self._links.items():
+            if target in self._objects:
+                found[posixpath.basename(link)].append(self._objects[target])
+        return found
+
+
+@dataclass(slots=True)
+class LookedUp:
+    """Which of a tree's symbols were looked up in the libraries ``scope``, and which are absent.
+
+    The libraries are held here so that no others can have their identity.
+    """
+
+    scope: Sequence[HostLibrary]
+    looked_up: set[int]
+    absent: set[int]
+
+
+class TreeObject:
+    """An ELF file at its place in a tree."""
+
+    def __init__(self, path: str, elf: ElfFile, tree: ObjectTree) -> None:
+        self.path = path
+        self.elf = elf
+        self.machine = elf.machine
+        self.is_executable = bool(elf.interpreter) and not elf.soname
+        self.search_folders = tuple(_folders(elf.search_path, posixpath.dirname(path)))
+        self.required = frozenset(
+            tree.number(symbol) for symbol in elf.undefined if not symbol.is_weak
+        )
+        self.strong_needs = frozenset(need for need in elf.version_needs if not need.is_weak)
+        self._tree = tree
+
+    @cached_property
+    def provided(self) -> frozenset[int]:
+        """The numbers of the tree's wanted symbols that this object defines."""
+        wanted = self._tree.wanted
+        definitions: dict[str, list[DefinedSymbol]] = defaultdict(list)
+        for each in self.elf.defined:
+            if each.name in wanted:
+                definitions[each.name].append(each)
+        symbols = self._tree.symbols
+        return frozenset(
+            number
+            for name, found in definitions.items()
+            for number in wanted[name]
+            if _binds(symbols[number].version, found, self.elf)
+        )
+
+    @cached_property
+    def wanted_of(self) -> Mapping[tuple[str, str], tuple[str, ...]]:
+        """The names of the undefined symbols for each library and version, in the file's order."""
+        names: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for symbol in self.elf.undefined:
+            names[symbol.library, symbol.version].append(symbol.name)
+        return {of: tuple(each) for of, each in names.items()}
+
+    def expanded(self, needed: str) -> str:
+        """A needed name that has a folder, as the path that it means."""
+        return _expanded(needed, posixpath.dirname(self.path)) or needed
+
+
+def _binds(version: str, definitions: Iterable[DefinedSymbol], elf: ElfFile) -> bool:
+    """Whether a reference to a version, or to none, is bound to one of a symbol's definitions.
+
+    As ``check_match`` does it in glibc's elf/dl-lookup.c: who asks for no version gets an
+    unversioned definition, that of the first version even where it is hidden, or the default; who
+    asks for one gets it, or what has none. An object without versions satisfies everybody.
+    """
+    if not version:
+        oldest = elf.version_definitions[:1]
+        return any(
+            each.is_default or not each.version or each.version in oldest for each in definitions
+        )
+    if not elf.version_definitions:
+        return True
+    return any(
+        each.version == version or (not each.version and each.is_default) for each in definitions
+    )
+
+
+def _folders(search_path: Iterable[str], origin: str) -> Iterator[str]:
+    for entry in search_path:
+        folder = _expanded(entry, origin)
+        if folder is not None:
+            yield folder
+
+
+def _expanded(entry: str, origin: str) -> str | None:
+    """A folder or path with ``$ORIGIN`` put in, as it is spelled in the tree.
+
+    None of what depends on the working directory, or on the host's ``$LIB`` and ``$PLATFORM``.
+    """
+    token, _, rest = entry.partition("/")
+    if token in _ORIGIN_TOKENS:
+        path = posixpath.normpath(f"{origin or '.'}/{rest}")
+        return "" if path == "." else path
+    return posixpath.normpath(entry) if entry.startswith("/") and "$" not in entry else None

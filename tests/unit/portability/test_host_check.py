@@ -1,0 +1,275 @@
+"""Whole checks: verdicts, reasons and ways out, from what was read of a wheel and a host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from support.linking import a_host, a_library, an_elf, undefined
+
+from potluck.portability.check import check_on_hosts
+from potluck.portability.cpu_needs import CpuNeeds
+from potluck.portability.elf_file import ElfFile
+from potluck.portability.finding import Finding, Severity, Verdict
+from potluck.portability.host import Host
+from potluck.portability.host_check import HostCheck
+from potluck.portability.needs import BrokenObject, ObjectNeeds, WheelNeeds
+from potluck.portability.opened_libraries import OpenedLibrary
+from potluck.portability.prepared_wheel import PreparedWheel
+from potluck.portability.promises import Promise
+from potluck.portability.wheel_file import Distribution
+from potluck.portability.wheel_report import HostReport
+
+
+def needs_of(
+    objects: Mapping[str, ElfFile],
+    *,
+    name: str = "pack",
+    tags: Sequence[str] = ("cp311-cp311-manylinux_2_17_x86_64",),
+    requires: Sequence[str] = (),
+) -> WheelNeeds:
+    return WheelNeeds(
+        file=f"{name}.whl",
+        distribution=Distribution(
+            name=name,
+            version="1.0",
+            tags=tuple(tags),
+            requires_python="",
+            requires=tuple(requires),
+        ),
+        objects=tuple(
+            ObjectNeeds(path=path, elf=elf, cpu=CpuNeeds(), opened=(), cuda=None, facts=None)
+            for path, elf in objects.items()
+        ),
+        broken=(),
+        links={},
+    )
+
+
+def report(needs: WheelNeeds, host: Host | None = None) -> HostReport:
+    return HostCheck(host or a_host()).check(PreparedWheel(needs))
+
+
+def only(found: HostReport) -> Finding:
+    (finding,) = found.findings
+    return finding
+
+
+def test_a_wheel_that_loads() -> None:
+    elf = an_elf(needed=["libc.so.6"], wants=["malloc@GLIBC_2.2.5", "PyModule_Create2"])
+    found = report(needs_of({"a.so": elf}))
+    assert found.verdict is Verdict.LOADS
+    assert found.is_installed
+    assert [each.opens_alone for each in found.files] == [True]
+    assert found.findings == ()
+
+
+def test_a_wheel_without_native_code_loads() -> None:
+    assert report(needs_of({}, tags=["py3-none-any"])).verdict is Verdict.LOADS
+
+
+def test_a_missing_version_has_a_way_out() -> None:
+    elf = an_elf(needed=["libc.so.6"], wants=["f@GLIBC_2.36", "g@GLIBC_2.36"])
+    finding = only(report(needs_of({"a.so": elf})))
+    assert (finding.code, finding.severity) == ("missing-version", Severity.FATAL)
+    assert finding.symbol == "f@GLIBC_2.36"
+    assert finding.message == (
+        "it needs GLIBC_2.36 of libc.so.6 (f, g), and a host has GLIBC_2.34 at most"
+    )
+    assert "Debian 12" in finding.way_out
+    assert "older release of pack 1.0" in finding.way_out
+
+
+def test_a_version_between_those_that_are_there() -> None:
+    elf = an_elf(needed=["libc.so.6"], wants=["f@GLIBC_2.33"])
+    assert only(report(needs_of({"a.so": elf}))).message.endswith("and a host does not define it")
+
+
+def test_a_missing_symbol() -> None:
+    elf = an_elf(needed=["libc.so.6"], wants=["nothing@GLIBC_2.2.5"])
+    finding = only(report(needs_of({"a.so": elf})))
+    assert (finding.code, finding.symbol) == ("missing-symbol", "nothing@GLIBC_2.2.5")
+
+
+def test_many_missing_symbols_are_counted() -> None:
+    elf = an_elf(wants=[f"f{number:02}" for number in range(25)])
+    found = report(needs_of({"a.so": elf})).findings
+    assert len(found) == 20
+    assert "nor 5 other symbols" in found[-1].message
+    assert all("other symbols" not in each.message for each in found[:-1])
+
+
+@pytest.mark.parametrize(
+    ("library", "host", "code", "severity"),
+    [
+        ("libx.so.1", a_host(), "missing-library", Severity.FATAL),
+        ("libx.so.1", a_host(is_complete=False), "missing-library", Severity.LIKELY),
+        ("libc.musl-x86_64.so.1", a_host(), "other-c-library", Severity.FATAL),
+        ("libtorch.so", a_host(), "from-requirement", Severity.LIKELY),
+    ],
+)
+def test_a_missing_library(library: str, host: Host, code: str, severity: Severity) -> None:
+    elf = an_elf(needed=[library])
+    found = report(needs_of({"a.so": elf}, requires=["torch>=2"]), host)
+    finding = only(found)
+    assert (finding.code, finding.severity, finding.library) == (code, severity, library)
+    assert found.files[0].opens_alone is False
+
+
+def test_what_goes_with_a_requirement_is_left_to_it() -> None:
+    """libc10 is PyTorch's, too, and its name does not say so."""
+    elf = an_elf(needed=["libtorch.so", "libc10.so"])
+    found = report(needs_of({"a.so": elf}, requires=["torch"]))
+    assert [each.code for each in found.findings] == ["from-requirement"] * 2
+
+
+def test_a_wheel_beside_it_brings_the_library() -> None:
+    own = needs_of(
+        {"pack/a.so": an_elf(needed=["libx.so"], runpath=["$ORIGIN/../other/lib"], wants=["f"])}
+    )
+    other = needs_of({"other/lib/libx.so": an_elf(gives=["f"])}, name="other")
+    found = HostCheck(a_host()).check(PreparedWheel(own, beside=[other]))
+    assert found.findings == ()
+    assert [each.path for each in found.files] == ["pack/a.so"]
+
+
+def test_what_the_package_opens_first() -> None:
+    objects = {
+        "p/a.so": an_elf(needed=["libx.so"], wants=["g"]),
+        "p/lib/libx.so": an_elf(gives=["f"]),
+        "p/lib/liby.so": an_elf(gives=["g"]),
+    }
+    found = report(needs_of(objects))
+    assert [(each.code, each.severity) for each in found.findings] == [
+        ("opened-before", Severity.LIKELY)
+    ] * 2
+    assert found.verdict is Verdict.LOADS
+    assert [each.opens_alone for each in found.files] == [False, True, True]
+
+
+def test_a_part_need_not_open_alone() -> None:
+    """It finds its neighbour by the RPATH of who brings it along."""
+    objects = {
+        "p/a.so": an_elf(needed=["lib1.so"], rpath=["$ORIGIN/lib"]),
+        "p/lib/lib1.so": an_elf(needed=["lib2.so"], wants=["nothing_else"]),
+        "p/lib/lib2.so": an_elf(gives=["nothing_else"]),
+    }
+    found = report(needs_of(objects))
+    assert found.verdict is Verdict.LOADS
+    assert only(found).code == "opened-with"
+    assert [each.opens_alone for each in found.files] == [True, False, True]
+
+
+def test_files_for_another_machine() -> None:
+    arm = an_elf(machine="aarch64")
+    finding = only(report(needs_of({"a.so": arm})))
+    assert (finding.code, finding.severity) == ("other-machine", Severity.FATAL)
+    both = report(needs_of({"a.so": arm, "b.so": an_elf()}))
+    assert only(both).severity is Severity.NOTE
+    assert [each.opens_alone for each in both.files] == [None, True]
+    assert both.verdict is Verdict.LOADS
+
+
+def test_glibc_on_musl() -> None:
+    host = a_host(libc="musl", libc_version=(1, 2))
+    finding = only(report(needs_of({"a.so": an_elf(needed=["libc.so.6"])}), host))
+    assert (finding.code, finding.severity) == ("other-c-library", Severity.FATAL)
+
+
+def test_a_broken_file() -> None:
+    needs = replace(needs_of({}), broken=(BrokenObject(path="a.so", problem="it is cut short"),))
+    found = report(needs)
+    assert found.verdict is Verdict.WILL_NOT_LOAD
+    assert "cut short" in only(found).message
+
+
+@pytest.mark.parametrize(
+    ("elf", "host", "code"),
+    [
+        (an_elf(max_page_bytes=0x1000), a_host(page_bytes=0x4000), "page-size"),
+        (an_elf(max_page_bytes=0x10000), a_host(page_bytes=0x4000), ""),
+        (an_elf(max_page_bytes=0x1000), a_host(page_bytes=None), ""),
+        (an_elf(max_page_bytes=0), a_host(page_bytes=0x4000), ""),
+        (an_elf(needs_executable_stack=True), a_host(libc_version=(2, 41)), "executable-stack"),
+        (an_elf(needs_executable_stack=True), a_host(libc_version=(2, 40)), ""),
+        (
+            an_elf(needs_executable_stack=True, interpreter="/lib64/ld-linux-x86-64.so.2"),
+            a_host(libc_version=(2, 41)),
+            "",
+        ),
+        (an_elf(static_tls_bytes=4096), a_host(), "static-tls"),
+        (an_elf(static_tls_bytes=512), a_host(), ""),
+    ],
+)
+def test_what_the_linker_refuses_to_map(elf: ElfFile, host: Host, code: str) -> None:
+    found = report(needs_of({"a.so": elf}), host)
+    assert [each.code for each in found.findings] == ([code] if code else [])
+    assert found.files[0].opens_alone is not bool(code)
+
+
+def test_who_brings_along_what_is_refused_is_refused() -> None:
+    objects = {
+        "a.so": an_elf(needed=["libx.so"], runpath=["$ORIGIN"]),
+        "libx.so": an_elf(needs_executable_stack=True),
+    }
+    found = report(needs_of(objects), a_host(libc_version=(2, 41)))
+    assert [each.opens_alone for each in found.files] == [False, False]
+    assert only(found).file == "libx.so"
+
+
+def test_a_cpu_that_is_too_old() -> None:
+    needs = needs_of({"a.so": an_elf()})
+    cpu = CpuNeeds(level="x86-64-v3", flags=frozenset({"avx2", "sse2"}))
+    needs = replace(needs, objects=(replace(needs.objects[0], cpu=cpu),))
+    found = report(needs, a_host(cpu_features=["sse2"]))
+    assert only(found).code == "cpu-level"
+    assert found.files[0].opens_alone is False
+    assert report(needs, a_host(cpu_features=["sse2", "avx2"])).findings == ()
+    assert report(needs, a_host()).findings == ()
+
+
+def test_libraries_that_are_opened_later() -> None:
+    needs = needs_of({"p/a.so": an_elf(), "p/libown.so": an_elf()})
+    opened = (
+        OpenedLibrary(soname="libOpenCL.so.1", kind="opencl"),
+        OpenedLibrary(soname="libown.so", kind="other"),
+    )
+    needs = replace(needs, objects=(replace(needs.objects[0], opened=opened), needs.objects[1]))
+    finding = only(report(needs))
+    assert (finding.severity, finding.library) == (Severity.LIKELY, "libOpenCL.so.1")
+    assert report(needs, a_host(a_library("libOpenCL.so.1"))).findings == ()
+    assert report(needs, a_host(others=["libOpenCL.so.1"])).findings == ()
+    assert report(needs, a_host(is_complete=False)).findings == ()
+
+
+def test_the_stable_abi() -> None:
+    elf = an_elf(wants=["PyType_GetQualName"])  # since 3.11
+    needs = needs_of({"a.so": elf}, tags=["cp38-abi3-manylinux_2_17_x86_64"])
+    assert report(needs, a_host(python=(3, 9))).verdict is Verdict.WILL_NOT_LOAD
+    assert report(needs, a_host(python=(3, 12))).verdict is Verdict.LOADS
+
+
+def test_a_refusal_by_tag_is_apart_from_the_verdict() -> None:
+    elf = an_elf(needed=["libc.so.6"], wants=["malloc@GLIBC_2.2.5"])
+    found = report(needs_of({"a.so": elf}, tags=["py3-none-manylinux_2_39_x86_64"]))
+    assert found.verdict is Verdict.LOADS
+    assert not found.is_installed
+
+
+def test_rules_about_features_speak_of_what_does_not_load() -> None:
+    """warp-lang without its compiler for CPUs."""
+    found = report(needs_of({"warp/bin/warp.so": an_elf()}, name="warp-lang"))
+    assert found.verdict is Verdict.LOADS_WITHOUT
+    assert any(each.feature == "kernels on CPUs" for each in found.features)
+
+
+def test_one_wheel_on_several_hosts_and_its_promise() -> None:
+    elf = an_elf(needed=["libm.so.6"], wants=[undefined("exp@GLIBC_2.29", "libm.so.6")])
+    elf = replace(elf, needed=("libc.so.6", "libm.so.6"))
+    wheel = PreparedWheel(needs_of({"a.so": elf}, tags=["py3-none-manylinux2014_x86_64"]))
+    old = replace(a_host(), name="old", libraries=a_host().libraries[:1])
+    found = check_on_hosts(wheel, [HostCheck(a_host()), HostCheck(old)])
+    assert [each.verdict for each in found.hosts] == [Verdict.LOADS, Verdict.WILL_NOT_LOAD]
+    assert found.promise is Promise.BROKEN
+    assert [each.platform for each in found.minima] == ["manylinux_2_31_x86_64"]
