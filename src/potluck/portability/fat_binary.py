@@ -13,8 +13,8 @@ its code, padded.
 Sources: ``fatbinary.h`` and ``fatBinaryCtl.h`` of the CUDA toolkit, for the header and kinds;
 github.com/n-eiling/cuda-fatbin-decompression (``fatbin-decompress.h``) and
 github.com/GrigoryEvko/nvopen-tools (``fatbin/FORMAT_SPECIFICATION.md``), which found the entries
-out, and agree. The architectures are those in the flags of the ELF files inside (warp-lang 1.6.2 and
-1.19.0) and in the ``.target`` of the unpacked PTX (1.19.0).
+out, and agree. The architectures are those in the flags of the ELF files inside (warp-lang 1.6.2
+and 1.19.0) and in the ``.target`` of the unpacked PTX (1.19.0).
 """
 
 from __future__ import annotations
