@@ -258,6 +258,13 @@ def test_a_refusal_by_tag_is_apart_from_the_verdict() -> None:
     assert not found.is_installed
 
 
+def test_rules_about_features_speak_of_what_is_python_alone() -> None:
+    needs = needs_of({}, name="tinygrad", tags=["py3-none-any"])
+    found = report(needs)
+    assert found.verdict is Verdict.LOADS_WITHOUT
+    assert "the backends CUDA and NV (NVIDIA)" in {each.feature for each in found.features}
+
+
 def test_rules_about_features_speak_of_what_does_not_load() -> None:
     """warp-lang without its compiler for CPUs."""
     found = report(needs_of({"warp/bin/warp.so": an_elf()}, name="warp-lang"))
