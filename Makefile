@@ -1,14 +1,16 @@
 # make demo   set everything up, and cut the built-in model over three agents on this machine
 # make test   set everything up and run all tests
+# make wheels set up zig and build the wheels and the sdist: dist/ (docs/development/wheels.md)
 # make lint   ruff, mypy --strict, import-linter
 # make clean  remove what was made
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+WHEEL_TOOLS := build/wheels/tools
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(shell find cpp -type f)
 
-.PHONY: demo test test-core test-integration test-cluster lint clean
+.PHONY: demo test test-core test-integration test-portability test-cluster wheels lint clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -18,7 +20,7 @@ demo: $(VENV)/.installed
 # clock, alone.
 test: $(VENV)/.installed-dev
 	@echo 'Running all tests; the first results come after some minutes.'
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-core test-integration
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-core test-integration test-portability
 	@$(MAKE) --no-print-directory test-cluster
 
 test-core: $(VENV)/.installed-dev
@@ -26,6 +28,9 @@ test-core: $(VENV)/.installed-dev
 
 test-integration: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -p no:cacheprovider tests/integration
+
+test-portability: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -p no:cacheprovider tests/portability
 
 test-cluster: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/cluster
@@ -36,8 +41,13 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# WHEELS names some of them: make wheels WHEELS='cp311-x86_64 cp312-aarch64'
+OUT ?= dist
+wheels: $(WHEEL_TOOLS)/.installed
+	$(WHEEL_TOOLS)/bin/python -m tools.wheels.build --out $(OUT) --sdist $(WHEELS)
+
 clean:
-	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
 	@PYTHON='$(PYTHON)' sh tools/check_requirements.sh
@@ -51,4 +61,10 @@ $(VENV)/.installed: $(BIN)/python $(BUILD_INPUTS)
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+# An environment of its own: what makes the wheels is pinned, what develops Potluck is not.
+$(WHEEL_TOOLS)/.installed: tools/wheels/requirements.txt
+	$(PYTHON) -m venv $(WHEEL_TOOLS)
+	$(WHEEL_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@touch $@

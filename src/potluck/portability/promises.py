@@ -50,13 +50,14 @@ class Minimum:
 
 def minimum(tree: ObjectTree, machine: str, *, brought: Iterable[str] = ()) -> Minimum | None:
     """The minimum of the tree's objects for a machine; ``brought`` are libraries that come with
-    other wheels. None where there are no policies, or none of the objects needs glibc.
+    other wheels, of which those that policies have are the host's all the same. None where there
+    are no policies, or none of the objects needs glibc.
     """
     policies = policies_for(machine)
     objects = [each for each in tree if each.machine == machine]
     if policies is None or not any(needs_glibc(each.elf) for each in objects):
         return None
-    within = set(brought)
+    within = set(brought) - set(policies.libraries)
     needed = set(_outer_libraries(tree, objects)) - within
     versions = {
         (need.version, each.path)

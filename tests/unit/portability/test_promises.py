@@ -79,6 +79,13 @@ def test_libraries_outside_of_all_policies() -> None:
     assert brought.outside == ("libcuda.so.1",)
 
 
+def test_the_c_library_comes_with_no_other_wheel() -> None:
+    tree = ObjectTree({"a": an_extension("f@GLIBC_2.28", library="libc.so.6")})
+    found = minimum(tree, "x86_64", brought=["libc.so.6"])
+    assert found is not None
+    assert found.glibc == (2, 28)
+
+
 def test_files_for_other_machines_and_other_c_libraries() -> None:
     tree = ObjectTree({"a": an_elf(needed=["libc.musl-x86_64.so.1"]), "b": an_elf(needed=["x"])})
     assert minimum(tree, "x86_64") is None

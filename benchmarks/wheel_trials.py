@@ -1,0 +1,120 @@
+"""The wheels that predictions are tried with (``wheel_trials.toml``), fetched through pip."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import Version
+
+from tools.roots.wheel_site import manylinux_platforms
+
+_DATA = Path(__file__).with_name("wheel_trials.toml")
+
+_NEWEST_MINOR = 41
+"""Of glibc 2.x: wheels for any system that has a policy are taken."""
+_PYTHON = (3, 11)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelTrial:
+    """A release for one machine; ``is_in_tests``: a test tries it too."""
+
+    name: str
+    version: str
+    machine: str
+    is_in_tests: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Why a prediction and the dynamic linker differ: patterns of wheel, root and file, and why."""
+
+    wheel: str
+    root: str
+    file: str
+    why: str
+
+    def is_of(self, wheel: str, root: str, file: str) -> bool:
+        """Whether it explains a difference."""
+        return (
+            fnmatchcase(wheel, self.wheel)
+            and fnmatchcase(root, self.root)
+            and fnmatchcase(file, self.file)
+        )
+
+
+def wheel_trials() -> Iterator[WheelTrial]:
+    """All of them, in the order of the file."""
+    for row in tomllib.loads(_DATA.read_text("utf-8"))["wheel"]:
+        for machine in row["machines"]:
+            yield WheelTrial(
+                name=row["name"],
+                version=row["version"],
+                machine=machine,
+                is_in_tests=row.get("in_tests", False),
+            )
+
+
+def explanations() -> tuple[Explanation, ...]:
+    """Those of differences that are known."""
+    rows = tomllib.loads(_DATA.read_text("utf-8")).get("explanation", [])
+    return tuple(Explanation(**row) for row in rows)
+
+
+def tag_explanations() -> Mapping[str, str]:
+    """Why the least tag is not auditwheel's, by pattern of wheel."""
+    rows = tomllib.loads(_DATA.read_text("utf-8")).get("tag_explanation", [])
+    return {row["wheel"]: row["why"] for row in rows}
+
+
+def fetch_wheel(trial: WheelTrial, folder: Path) -> Path:
+    """The wheel's file in ``folder``; fetched where it is not there.
+
+    Raises ``CalledProcessError`` with what pip said in ``stderr``.
+    """
+    found = _in_folder(trial, folder)
+    if found is not None:
+        return found
+    command = (
+        *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
+        *("--no-deps", "--only-binary", ":all:", "--dest", str(folder)),
+        *("--implementation", "cp", "--python-version", "3.11"),
+        *(f"--platform={each}" for each in manylinux_platforms(trial.machine, _NEWEST_MINOR)),
+        f"{trial.name}=={trial.version}",
+    )
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    found = _in_folder(trial, folder)
+    if found is None:
+        raise FileNotFoundError(f"pip fetched no wheel of {trial.name} for {trial.machine}")
+    return found
+
+
+def _in_folder(trial: WheelTrial, folder: Path) -> Path | None:
+    """The file that pip would take of those that are there."""
+    preference = _preference(trial.machine)
+    found = []
+    for path in folder.glob("*.whl"):
+        name, version, _, tags = parse_wheel_filename(path.name)
+        if (name, version) == (canonicalize_name(trial.name), Version(trial.version)):
+            found += [(preference[tag], path) for tag in tags if tag in preference]
+    return min(found)[1] if found else None
+
+
+@cache
+def _preference(machine: str) -> Mapping[Tag, int]:
+    """Each tag that is taken, and its place among them."""
+    platforms = manylinux_platforms(machine, _NEWEST_MINOR)
+    tags = [
+        *cpython_tags(_PYTHON, platforms=platforms),
+        *compatible_tags(_PYTHON, "cp311", platforms),
+    ]
+    return {tag: place for place, tag in enumerate(tags)}

@@ -1,0 +1,37 @@
+"""``potluck run demo`` from our wheel and its dependencies' says what it says here."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from support.command import run_command
+from support.kernel_build import ROOT
+from support.own_wheels import own_wheel
+from support.roots import require_packages, require_root, root_python
+
+ASKED = ("run", "demo", "-p", "The fox", "-n", "24", "--temperature", "0")
+
+
+@pytest.fixture(scope="module")
+def text_here() -> str:
+    done = run_command(*ASKED)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "glibc_minor", "version"),
+    [("bookworm-amd64", "x86_64", 36, "3.11"), ("bookworm-arm64", "aarch64", 36, "3.11")],
+)
+def test_the_text_is_the_same(
+    name: str, machine: str, glibc_minor: int, version: str, text_here: str, tmp_path: Path
+) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    needed = require_packages(machine, glibc_minor, version, *project["dependencies"])
+    own = own_wheel(machine, version, tmp_path)
+    python = root_python(require_root(name), version, own=own, needed=needed)
+    done = python.run("-m", "potluck", *ASKED)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == text_here

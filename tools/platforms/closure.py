@@ -1,0 +1,127 @@
+"""Everything that an installation brings along, and what each project of it is restricted to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from tools.platforms.release import Candidate, Platform, ReleaseFile, candidates, choose
+
+_MOST_ROUNDS = 20  # a project that is restricted late changes what it requires itself
+
+
+class Index(Protocol):
+    """Where projects are listed."""
+
+    def files(self, project: str) -> tuple[ReleaseFile, ...]:
+        """All files of a project."""
+        ...
+
+    def requirements(self, wheel: ReleaseFile) -> tuple[Requirement, ...]:
+        """What a wheel requires, extras included."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """A project of an installation. ``allowed`` is what all those allow that require it
+    (``required_by``; none for our own dependencies), ``newest`` what pip takes where the C library
+    is no obstacle, ``offered`` what there is for the platform.
+    """
+
+    name: str
+    allowed: SpecifierSet
+    required_by: tuple[str, ...]
+    newest: Candidate
+    offered: tuple[Candidate, ...]
+
+
+_Demands = Mapping[str, Mapping[str, SpecifierSet]]  # project, and who wants what of it
+
+
+def closure(
+    requirements: Iterable[Requirement], platform: Platform, index: Index
+) -> tuple[Project, ...]:
+    """The projects that ``requirements`` bring on ``platform``, by name.
+
+    Each is the newest that all who require it allow. Unlike pip this tries no older version of one
+    to get a newer of another. Raises ``LookupError`` where nothing is allowed.
+    """
+    wanted = [each for each in requirements if platform.applies(each)]
+    chosen: dict[str, Candidate] = {}
+    for _ in range(_MOST_ROUNDS):
+        demands = _demands(wanted, chosen, platform, index)
+        found = {name: _newest(name, by, platform, index) for name, by in sorted(demands.items())}
+        if found == chosen:
+            return tuple(
+                Project(
+                    name=name,
+                    allowed=_all_of(demands[name].values()),
+                    required_by=tuple(sorted(by for by in demands[name] if by)),
+                    newest=newest,
+                    offered=candidates(index.files(name), platform),
+                )
+                for name, newest in chosen.items()
+            )
+        chosen = found
+    raise LookupError("the projects' requirements lead in a circle")
+
+
+def _demands(
+    wanted: Iterable[Requirement],
+    chosen: Mapping[str, Candidate],
+    platform: Platform,
+    index: Index,
+) -> _Demands:
+    """What is required, directly and by those that are chosen."""
+    demands: defaultdict[str, dict[str, SpecifierSet]] = defaultdict(dict)
+    open_ends = [(requirement, "") for requirement in wanted]
+    seen: set[tuple[str, str]] = set()
+    while open_ends:
+        requirement, by = open_ends.pop()
+        name = canonicalize_name(requirement.name)
+        demands[name][by] = demands[name].get(by, SpecifierSet()) & requirement.specifier
+        if name not in chosen:
+            continue
+        wheel = _a_wheel(name, chosen[name].version, index)
+        for extra in {"", *requirement.extras}:
+            if (name, extra) not in seen:
+                seen.add((name, extra))
+                open_ends += [
+                    (each, name)
+                    for each in index.requirements(wheel)
+                    if platform.applies(each, extra)
+                ]
+    return demands
+
+
+def _all_of(specifiers: Iterable[SpecifierSet]) -> SpecifierSet:
+    allowed = SpecifierSet()
+    for specifier in specifiers:
+        allowed &= specifier
+    return allowed
+
+
+def _newest(
+    name: str, by: Mapping[str, SpecifierSet], platform: Platform, index: Index
+) -> Candidate:
+    allowed = _all_of(by.values())
+    newest = choose(candidates(index.files(name), platform), allowed)
+    if newest is None:
+        raise LookupError(f"no version of {name} is {allowed} and for {platform}")
+    return newest
+
+
+def _a_wheel(name: str, version: Version, index: Index) -> ReleaseFile:
+    """A wheel of that version: all of them require the same."""
+    for file in index.files(name):
+        if file.version == version and file.is_wheel:
+            return file
+    raise LookupError(f"{name} {version} has no wheel that says what it requires")

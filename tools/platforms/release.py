@@ -1,0 +1,142 @@
+"""What an index has of a project, and what of it can be installed where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.version import Version
+
+Glibc = tuple[int, int]
+
+ANY_GLIBC: Glibc = (0, 0)
+"""What has no native code needs no C library in particular."""
+NEWEST_GLIBC: Glibc = (2, 99)
+"""One that is no obstacle."""
+
+_LEGACY = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
+_PLATFORM_TAG = re.compile(r"(?:manylinux_(\d+)_(\d+)|(manylinux(?:1|2010|2014)))_(\w+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """An interpreter on a machine, whose C library is not said."""
+
+    machine: str
+    python: tuple[int, int]
+
+    @property
+    def python_version(self) -> str:
+        """As people and markers write it: ``3.11``."""
+        return f"{self.python[0]}.{self.python[1]}"
+
+    def applies(self, requirement: Requirement, extra: str = "") -> bool:
+        """Whether a requirement's marker is true here, with ``extra`` asked for."""
+        environment = {
+            "implementation_name": "cpython",
+            "implementation_version": f"{self.python_version}.0",
+            "os_name": "posix",
+            "platform_machine": self.machine,
+            "platform_python_implementation": "CPython",
+            "platform_release": "",
+            "platform_system": "Linux",
+            "platform_version": "",
+            "python_full_version": f"{self.python_version}.0",
+            "python_version": self.python_version,
+            "sys_platform": "linux",
+            "extra": extra,
+        }
+        return requirement.marker is None or requirement.marker.evaluate(environment)
+
+
+PLATFORMS = tuple(
+    Platform(machine=machine, python=python)
+    for machine in ("x86_64", "aarch64")
+    for python in ((3, 11), (3, 12), (3, 13), (3, 14))
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseFile:
+    """A wheel, or an sdist (which has no tags), as an index lists it. ``uploaded`` is a date."""
+
+    url: str
+    version: Version
+    tags: frozenset[Tag]
+    requires_python: SpecifierSet
+    uploaded: str
+
+    @property
+    def is_wheel(self) -> bool:
+        """Whether it need not be built."""
+        return bool(self.tags)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A file that can be installed on some platform, from the C library ``glibc`` on."""
+
+    version: Version
+    glibc: Glibc
+    is_wheel: bool
+    uploaded: str
+
+
+def candidates(files: Iterable[ReleaseFile], platform: Platform) -> tuple[Candidate, ...]:
+    """What of ``files`` can be installed on ``platform``, if its C library is new enough."""
+    return tuple(
+        Candidate(version=file.version, glibc=glibc, is_wheel=file.is_wheel, uploaded=file.uploaded)
+        for file in files
+        if (glibc := _oldest_glibc(file, platform)) is not None
+        and file.requires_python.contains(platform.python_version)
+    )
+
+
+def choose(
+    offered: Iterable[Candidate], allowed: SpecifierSet, glibc: Glibc = NEWEST_GLIBC
+) -> Candidate | None:
+    """What pip takes where the C library is ``glibc``; None where it finds nothing.
+
+    The newest version that is allowed and has any file, of that a wheel before the sdist, and of
+    wheels the one that asks for least; a pre-release only where there is nothing else.
+    """
+    usable = [each for each in offered if each.glibc <= glibc]
+    permitted = set(allowed.filter(each.version for each in usable))
+    return max(
+        (each for each in usable if each.version in permitted),
+        key=lambda each: (each.version, each.is_wheel, (-each.glibc[0], -each.glibc[1])),
+        default=None,
+    )
+
+
+def _oldest_glibc(file: ReleaseFile, platform: Platform) -> Glibc | None:
+    """The oldest C library with which ``platform`` takes the file; None where it never does."""
+    if not file.is_wheel:
+        return ANY_GLIBC
+    floors = [_glibc_of(tag, platform) for tag in file.tags]
+    return min((floor for floor in floors if floor is not None), default=None)
+
+
+def _glibc_of(tag: Tag, platform: Platform) -> Glibc | None:
+    if tag.platform == "any":
+        return ANY_GLIBC if tag in _taken(platform) else None
+    matched = _PLATFORM_TAG.fullmatch(tag.platform)
+    if matched is None or matched[4] != platform.machine:
+        return None
+    if Tag(tag.interpreter, tag.abi, platform.machine) not in _taken(platform):
+        return None
+    return _LEGACY[matched[3]] if matched[3] else (int(matched[1]), int(matched[2]))
+
+
+@cache
+def _taken(platform: Platform) -> frozenset[Tag]:
+    """The tags that an interpreter takes, the machine standing for all tags of platforms."""
+    interpreter = f"cp{platform.python[0]}{platform.python[1]}"
+    machine = [platform.machine]
+    native = cpython_tags(platform.python, abis=[interpreter], platforms=machine)
+    return frozenset((*native, *compatible_tags(platform.python, interpreter, machine)))

@@ -1,0 +1,85 @@
+"""Commands in a root: what they find is what the root has, and what is shared with it.
+
+As root, or as any user where user namespaces are allowed; another machine's roots through
+qemu-user.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tools.roots.launcher import launcher
+
+EVERY_FEATURE = "max,pauth-impdef=on"
+"""The CPU with all that the emulator knows; pointers are signed with a cipher of its own, as the
+architecture's takes most of the time where a distribution's builds sign them (Debian since 13)."""
+
+_SCRIPT = Path(__file__).with_name("enter.sh")
+
+# Paths of the machine's own tools, which enter.sh uses: a plain user's path lacks the last two.
+_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Root:
+    """A root at ``path`` for programs of ``machine``. ``cpu`` is the one that the emulator plays,
+    as ``qemu-aarch64 -cpu help`` names it; it means nothing to the machine's own programs.
+    """
+
+    name: str
+    path: Path
+    machine: str
+    cpu: str = EVERY_FEATURE
+    shared: Mapping[str, Path] = field(default_factory=dict)
+    """Folders and files of this machine that are found as ``/mnt/<name>``."""
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether this machine runs the root's programs through an emulator only."""
+        return self.machine != platform.machine()
+
+    def run(
+        self,
+        *command: str,
+        stdin: str = "",
+        env: Mapping[str, str] | None = None,
+        timeout_seconds: float = 120.0,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program of the root, ``command[0]`` being its path there, to its end.
+
+        ``env`` is all that it has of an environment. Raises ``TimeoutExpired``.
+        """
+        shared, env = dict(self.shared), {"PATH": _PATH, **(env or {})}
+        if self.is_emulated:
+            shared |= {"emulator": _emulator(self.machine), "launch": launcher()}
+            env |= {"EMULATED_PROGRAM": command[0], "QEMU_CPU": self.cpu}
+            command = ("/mnt/launch", *command[1:])
+        as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
+        return subprocess.run(
+            [
+                *("unshare", "--mount", *as_root, "--", "sh", str(_SCRIPT), str(self.path)),
+                *(f"{name}={path}" for name, path in shared.items()),
+                *("--", *command),
+            ],
+            input=stdin,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=timeout_seconds,
+            check=False,
+        )
+
+
+def _emulator(machine: str) -> Path:
+    """The emulator, which must be linked statically: it is used where its libraries are not."""
+    name = f"qemu-{machine}-static"
+    found = shutil.which(name)
+    if found is None:
+        raise FileNotFoundError(f"there is no {name} (Debian: qemu-user-static)")
+    return Path(found)

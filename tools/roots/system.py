@@ -1,0 +1,37 @@
+"""A root made from a set of packages, ready to run programs in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tools.roots.enter import Root
+from tools.roots.made_once import FOLDER, made_once
+from tools.roots.package_set import roots
+from tools.roots.unpack import unpack
+
+_MOUNT_POINTS = ("dev", "mnt", "proc", "sys", "tmp")
+
+
+def system(name: str, folder: Path = FOLDER) -> Root:
+    """The root of that name (``package_sets.toml``), made where it is not there yet.
+
+    Any number of processes may ask at a time. Raises as ``unpack`` and ``Root.run`` do, and
+    ``OSError`` where the loader's cache cannot be made.
+    """
+    package_set = roots()[name]
+    path = folder / f"{name}-{package_set.digest}"
+    with made_once(path) as made:
+        if made:
+            unpack(package_set, made, folder / "packages")
+            for mount_point in _MOUNT_POINTS:
+                (made / mount_point).mkdir(exist_ok=True)
+            _make_loader_cache(Root(name=name, path=made, machine=package_set.machine))
+    return Root(name=name, path=path, machine=package_set.machine)
+
+
+def _make_loader_cache(root: Root) -> None:
+    """As installing packages does. Ubuntu's ``ldconfig`` is a script around the program."""
+    script = root.path / "sbin" / "ldconfig.real"
+    done = root.run("/sbin/ldconfig.real" if script.exists() else "/sbin/ldconfig")
+    if done.returncode != 0:
+        raise OSError(f"ldconfig failed in {root.name}: {done.stderr.strip()}")

@@ -1,0 +1,82 @@
+"""Python's headers for every machine, from Debian's packages: they need not be installed here.
+
+The packages are pinned, with their digests, in ``python_headers.toml``. Debian writes ``#if`` by
+machine into ``pyconfig.h``, so that one folder serves all machines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from tools.debian_package import installed_files
+from tools.wheels.errors import BuildError
+
+_PINS = Path(__file__).with_name("python_headers.toml")
+_TIMEOUT_SECONDS = 60.0
+_INCLUDE = PurePosixPath("usr/include")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedPackage:
+    """A package: where it is to be found, the first place first, and its SHA-256."""
+
+    urls: tuple[str, ...]
+    sha256: str
+
+
+def pinned_packages(version: str) -> tuple[PinnedPackage, ...]:
+    """The packages with the headers of Python ``version`` (``3.11``), one for each machine."""
+    pins = tomllib.loads(_PINS.read_text(encoding="utf-8"))
+    return tuple(
+        PinnedPackage(
+            urls=tuple(f"{each}/{pin['path']}" for each in pins["archives"]), sha256=pin["sha256"]
+        )
+        for pin in pins["package"]
+        if pin["python"] == version
+    )
+
+
+def include_directories(version: str, folder: Path) -> tuple[Path, Path]:
+    """Where the headers of Python ``version`` are, once they lie in ``folder``; what is there
+    already is not fetched again.
+
+    Raises ``BuildError`` where a package cannot be had, or is not the one that is pinned.
+    """
+    packages = pinned_packages(version)
+    include = folder / version / _INCLUDE
+    done = folder / version / "packages"
+    wanted = "".join(f"{package.sha256}\n" for package in packages)
+    if not done.exists() or done.read_text(encoding="ascii") != wanted:
+        for package in packages:
+            _extract(fetch(package), folder / version)
+        done.write_text(wanted, encoding="ascii")
+    return include / f"python{version}", include
+
+
+def fetch(package: PinnedPackage) -> bytes:
+    """The package, from the first place that has it. Raises ``BuildError`` where none has."""
+    reasons = []
+    for url in package.urls:
+        try:
+            with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as response:
+                content: bytes = response.read()
+        except (urllib.error.URLError, TimeoutError) as error:
+            reasons.append(f"{url}: {error}")
+            continue
+        if hashlib.sha256(content).hexdigest() == package.sha256:
+            return content
+        reasons.append(f"{url}: not the file whose SHA-256 is pinned")
+    raise BuildError("; ".join(reasons))
+
+
+def _extract(package: bytes, folder: Path) -> None:
+    for path, content in installed_files(package):
+        if path.is_relative_to(_INCLUDE) and ".." not in path.parts:
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
