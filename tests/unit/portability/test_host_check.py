@@ -78,7 +78,7 @@ def test_a_missing_version_has_a_way_out() -> None:
         "it needs GLIBC_2.36 of libc.so.6 (f, g), and a host has GLIBC_2.34 at most"
     )
     assert "Debian 12" in finding.way_out
-    assert "older release of pack 1.0" in finding.way_out
+    assert "older release of pack," in finding.way_out
 
 
 def test_a_version_between_those_that_are_there() -> None:
