@@ -26,7 +26,7 @@ _MAX_NAMED_SYMBOLS = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkContext:
     """``required`` are the distributions that the wheel requires on this host; ``label`` is what
-    is checked, as ``warp-lang 1.6.2``.
+    is checked, as ``warp-lang``.
     """
 
     host: Host
