@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from support.kernel_build import not_shown
+import pytest
 
 from tools.roots.archive import ArchiveError
 from tools.roots.enter import EVERY_FEATURE, Root
@@ -75,9 +75,11 @@ def require_packages(machine: str, glibc_minor: int, version: str, *requirements
 
 
 def _had(get: Callable[[], T]) -> T:
-    """What ``get`` returns; the test shows nothing where it cannot be had."""
+    """What ``get`` returns. The test shows nothing where it cannot be had, and says so: on CI too,
+    since archives are other people's machines.
+    """
     try:
         return get()
     except (ArchiveError, OSError, subprocess.CalledProcessError) as error:
         said = getattr(error, "stderr", "") or str(error)
-        not_shown(f"a root cannot be made: {said.strip()[-1000:]}")
+        pytest.skip(f"not shown: a root cannot be made: {said.strip()[-1000:]}")
