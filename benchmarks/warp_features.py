@@ -19,23 +19,19 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
-from zipfile import ZipFile
+from pathlib import Path
 
 import msgspec
 from circumstances import circumstances
-from packaging.utils import parse_wheel_filename
 
-from potluck.portability.cuda_findings import cuda_findings
-from potluck.portability.cuda_needs import CudaNeeds, read_cuda_needs
-from potluck.portability.cuda_table import shipped_table
-from potluck.portability.elf_image import is_elf
-from potluck.portability.elf_reader import read_elf
-from potluck.portability.feature_facts import FileFacts, file_facts
-from potluck.portability.feature_rules import FeatureRules, rules_for
-from potluck.portability.features import Build, feature_findings
-from potluck.portability.finding import Finding, Severity
+from potluck.portability.cuda_needs import CudaNeeds
+from potluck.portability.feature_rules import rules_for
+from potluck.portability.finding import Finding, Severity, Verdict
 from potluck.portability.host import Host
+from potluck.portability.host_check import HostCheck
+from potluck.portability.installed_host import describe_host
+from potluck.portability.needs import read_needs
+from potluck.portability.prepared_wheel import PreparedWheel
 
 CHILD_SECONDS = 600.0
 
@@ -52,10 +48,11 @@ CPU_OPERATIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Of one wheel: what its functions return, its CUDA, and the findings on this machine."""
+    """Of one wheel: what its functions return, its CUDA, and what is found on a host."""
 
     version: str
     seconds: float
+    verdict: Verdict
     returns: Mapping[str, int]
     toolkit: tuple[int, ...]
     gpu_code: Mapping[str, tuple[str, ...]]
@@ -87,16 +84,18 @@ def main() -> int:
     rules = rules_for("warp-lang")
     if rules is None:
         raise LookupError("there are no rules for warp-lang")
-    cases = [_case(wheel, rules) for wheel in arguments.wheels]
+    host = describe_host(name="this machine")
+    functions = (*rules.functions, *rules.toolkit_functions)
+    cases = [_case(wheel, host, functions) for wheel in arguments.wheels]
     document = {**circumstances(), "wheels": cases}
     if arguments.output:
         arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0 if all(case["agrees"] for case in cases) else 1
 
 
-def _case(wheel: Path, rules: FeatureRules) -> dict[str, object]:
-    prediction = predict(wheel, rules)
-    ran = _run(wheel, (*rules.functions, *rules.toolkit_functions))
+def _case(wheel: Path, host: Host, functions: tuple[str, ...]) -> dict[str, object]:
+    prediction = predict(wheel, host)
+    ran = _run(wheel, functions)
     differences = _differences(prediction, ran)
     print(f"{wheel.name}: predicted in {prediction.seconds:.2f} s")
     for difference in differences:
@@ -110,61 +109,27 @@ def _case(wheel: Path, rules: FeatureRules) -> dict[str, object]:
     }
 
 
-def predict(wheel: Path, rules: FeatureRules) -> Prediction:
-    """What the files of the wheel say, on this machine without a GPU."""
+def predict(wheel: Path, host: Host) -> Prediction:
+    """What the files of the wheel say, and what follows from it on ``host``."""
     started = time.perf_counter()
-    table, host = shipped_table(), _this_host()
-    files: dict[PurePosixPath, FileFacts] = {}
-    cuda: dict[PurePosixPath, CudaNeeds] = {}
-    with ZipFile(wheel) as archive:
-        for name in archive.namelist():
-            if not name.endswith(".so"):
-                continue
-            data = archive.read(name)
-            if not is_elf(data):
-                continue
-            path, elf = PurePosixPath(name), read_elf(data)
-            needs = read_cuda_needs(elf, data, table)
-            files[path] = file_facts(rules, elf, data, needs)
-            if needs is not None:
-                cuda[path] = needs
-    _, version, _, _ = parse_wheel_filename(wheel.name)
-    build = Build(version=str(version), files=files)
-    findings = [
-        finding
-        for path, needs in cuda.items()
-        for finding in cuda_findings(needs, host, table, file=str(path))
-    ]
-    findings += feature_findings(rules, build, host, table, findings)
+    needs = read_needs(wheel)
+    prepared = PreparedWheel(needs)
+    report = HostCheck(host).check(prepared)
+    facts = [each.facts for each in needs.objects if each.facts]
     return Prediction(
-        version=build.version,
+        version=prepared.build.version,
         seconds=time.perf_counter() - started,
-        returns={
-            name: number for facts in files.values() for name, number in facts.results.items()
-        },
-        toolkit=build.toolkit,
-        gpu_code={str(path): _architectures(needs) for path, needs in cuda.items()},
-        findings=tuple(findings),
+        verdict=report.verdict,
+        returns={name: number for each in facts for name, number in each.results.items()},
+        toolkit=prepared.build.toolkit,
+        gpu_code={each.path: _architectures(each.cuda) for each in needs.objects if each.cuda},
+        findings=report.findings,
     )
 
 
 def _architectures(needs: CudaNeeds) -> tuple[str, ...]:
     codes = sorted({code for module in needs.modules for code in module.codes})
     return tuple(f"{code.kind} {code.capability[0]}.{code.capability[1]}" for code in codes)
-
-
-def _this_host() -> Host:
-    """A machine without a GPU, since the child runs on the CPU."""
-    return Host(
-        name="this machine",
-        origin="the benchmark",
-        machine=os.uname().machine,
-        libc="glibc",
-        libc_version=(2, 17),
-        is_complete=True,
-        libraries=(),
-        other_libraries=frozenset(),
-    )
 
 
 def _run(wheel: Path, functions: tuple[str, ...]) -> dict[str, Ran]:

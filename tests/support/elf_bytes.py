@@ -21,7 +21,7 @@ DT_TEXT_TAGS = {"needed": 1, "soname": 14, "rpath": 15, "runpath": 29}
 @dataclass(frozen=True, kw_only=True)
 class Symbol:
     """``version`` is the raw index of the version table. Values and sections follow from
-    ``is_defined`` unless they are given.
+    ``is_defined`` unless they are given. The GNU hash table leads to what ``is_found``.
     """
 
     name: str | bytes
@@ -30,6 +30,7 @@ class Symbol:
     binding: int = 1
     kind: int = 2
     visibility: int = 0
+    is_found: bool = True
     is_asked_for: bool = True
     is_called: bool = False
     value: int | None = None
@@ -84,6 +85,7 @@ class Elf:
     align: int = 0x1000
     entries: Mapping[int, int] = field(default_factory=dict)
     """Of the dynamic segment, over those that belong there."""
+    entries_after_end: Mapping[int, int] = field(default_factory=dict)
 
     def build(self) -> bytes:
         return _Builder(self).build()
@@ -106,6 +108,10 @@ def property_note(
     return struct.pack(order + "III", 4, len(entries), 5) + b"GNU\0" + entries
 
 
+def is_hashed(symbol: Symbol) -> bool:
+    return symbol.is_defined and symbol.is_found
+
+
 class _Builder:
     def __init__(self, elf: Elf) -> None:
         self.elf = elf
@@ -116,7 +122,7 @@ class _Builder:
         self.headers: list[tuple[int, int, int, int, int, int]] = []
         self.entries: list[tuple[int, int]] = []
         # Those that are not found by their names come first, as the GNU hash table wants it.
-        self.symbols = sorted(elf.symbols, key=lambda symbol: symbol.is_defined)
+        self.symbols = sorted(elf.symbols, key=is_hashed)
 
     def pack(self, layout: str, *values: int) -> bytes:
         return struct.pack(self.elf.byte_order + layout.replace("W", self.word), *values)
@@ -159,6 +165,7 @@ class _Builder:
         self.symbol_tables()
         self.table(5, self.names, 10)
         entries = [*self.entries, *elf.entries.items(), (0, 0)]
+        entries += [*elf.entries_after_end.items(), (0, 0)] if elf.entries_after_end else []
         dynamic = b"".join(self.pack("WW", *entry) for entry in entries)
         offset = self.place(dynamic)
         self.headers.append((2, 6, offset, len(dynamic), len(dynamic), 8))
@@ -240,8 +247,8 @@ class _Builder:
         return table
 
     def gnu_hash_table(self) -> bytes:
-        """One bucket with all symbols that are defined, after a filter that lets all pass."""
-        defined = [symbol for symbol in self.symbols if symbol.is_defined]
+        """One bucket, after a filter that lets all pass."""
+        defined = [symbol for symbol in self.symbols if is_hashed(symbol)]
         first = 1 + len(self.symbols) - len(defined)
         head = self.pack("IIII", 1, first, 1, 0) + b"\xff" * self.word_bytes
         chain = b""

@@ -2,8 +2,9 @@
 
 Its instructions have four bytes each and stand at multiples of four, so words can be compared with
 encodings without following the code. A word that is data among code may look like an instruction,
-and what is there may be chosen at run time: what is found *may* be needed. What is not found is not
-needed.
+and what is there may be chosen at run time: what is found *may* be needed. Of what the table lists,
+what is not found is not needed; it has what compilers emit by themselves for ARMv8.1 to ARMv8.6 and
+SVE, and what libraries write by hand.
 """
 
 from __future__ import annotations
@@ -41,17 +42,15 @@ def arm64_flags(image: ElfImage) -> frozenset[str]:
     """The flags of ``/proc/cpuinfo`` that stand for what appears; none for other machines."""
     if image.header.machine_number != EM_AARCH64:
         return frozenset()
-    open_flags = {flag: list(rows) for flag, rows in _instructions().items()}
-    found = set()
+    not_found = dict(_instructions())
     for start, end in _code(image):
         for position in range(start, end - 3, _BLOCK_BYTES):
             num_words = min(end - position, _BLOCK_BYTES) // 4
             words = image.table(np.dtype("<u4"), position, num_words, "code")
-            for flag, rows in list(open_flags.items()):
-                if any(bool(np.any(words & row.mask == row.value)) for row in rows):
-                    found.add(flag)
-                    del open_flags[flag]
-    return frozenset(found)
+            for flag, rows in list(not_found.items()):
+                if any(np.any(words & row.mask == row.value) for row in rows):
+                    del not_found[flag]
+    return frozenset(_instructions().keys() - not_found.keys())
 
 
 def _code(image: ElfImage) -> tuple[tuple[int, int], ...]:

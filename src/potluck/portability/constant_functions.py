@@ -101,13 +101,12 @@ class _SymbolTables:
 
     def address(self, name: str) -> int | None:
         """Of the symbol that is defined here, or None."""
-        # A name may be the end of a longer one, whose bytes it shares: each place is asked for.
-        for match in re.finditer(re.escape(name.encode("ascii")) + rb"\0", self.names):
-            is_asked = (self.symbols["name"] == match.start()) & (self.symbols["shndx"] != 0)
-            found = self.symbols[is_asked]
-            if found.size:
-                return int(found["value"][0])
-        return None
+        # A name may be the end of a longer one, whose bytes it shares: every place counts.
+        pattern = re.escape(name.encode("ascii")) + rb"\0"
+        places = [match.start() for match in re.finditer(pattern, self.names)]
+        is_asked = np.isin(self.symbols["name"], places) & (self.symbols["shndx"] != 0)
+        found = self.symbols["value"][is_asked]
+        return int(found[0]) if found.size else None
 
 
 def _code(image: ElfImage, address: int | None) -> bytes:

@@ -90,16 +90,23 @@ def least_driver(toolkit: Numbers, table: CudaTable) -> str:
 
 
 def host_cuda(host: Host, table: CudaTable) -> tuple[int, int] | None:
-    """The newest CUDA that the host's driver runs: its own word, which alone holds for Tegra's."""
-    if host.cuda_version is not None:
+    """The newest CUDA that the host's driver runs: its own word, or else by the driver's number,
+    which says nothing of Tegra's. None if that is not known, or from before the table.
+    """
+    if host.cuda_version is not None or host.cuda_driver is None or _is_tegra(host, table):
         return host.cuda_version
-    return table.cuda_of_driver(host.cuda_driver) if host.cuda_driver is not None else None
+    return table.cuda_of_driver(host.cuda_driver)
+
+
+def _is_tegra(host: Host, table: CudaTable) -> bool:
+    capabilities = [gpu.compute_capability for gpu in host.gpus if gpu.compute_capability]
+    return any(map(table.is_tegra, capabilities))
 
 
 def _driver_findings(
     needs: CudaNeeds, host: Host, table: CudaTable, file: str, cuda: tuple[int, int] | None
 ) -> Iterator[Finding]:
-    if not needs.toolkit:
+    if not needs.toolkit or (cuda is None and _is_tegra(host, table)):
         return
     driver = f" (driver {dotted(host.cuda_driver)})" if host.cuda_driver else ""
     if cuda is None:

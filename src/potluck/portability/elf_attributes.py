@@ -7,6 +7,7 @@ those of its properties (BTI, PAC, GCS) mean nothing to CPUs without them.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 
 from potluck.portability.elf_image import ElfImage
@@ -33,14 +34,14 @@ def arm_attributes(image: ElfImage) -> Mapping[int, int]:
     for section in read_sections(image):
         if section.name == _SECTION and section.num_bytes <= _MAX_BYTES:
             data = image.read(section.offset, section.num_bytes, "the attributes")
-            return _Reader(data, "big" if image.header.byte_order == ">" else "little").numbers()
+            return _Reader(data, image.header.byte_order).numbers()
     return {}
 
 
 class _Reader:
     def __init__(self, data: bytes, byte_order: str) -> None:
         self._data = data
-        self._order = byte_order
+        self._length = struct.Struct(byte_order + "I")
 
     def numbers(self) -> dict[int, int]:
         numbers: dict[int, int] = {}
@@ -72,8 +73,10 @@ class _Reader:
 
     def _word(self, start: int) -> int:
         """Four bytes as a number; 0 after the end."""
-        word = self._data[start : start + 4]
-        return int.from_bytes(word, "big" if self._order == "big" else "little") * (len(word) == 4)
+        if start + self._length.size > len(self._data):
+            return 0
+        length: int = self._length.unpack_from(self._data, start)[0]
+        return length
 
     def _uleb(self, start: int) -> tuple[int, int]:
         """A number of seven bits per byte, low ones first, and where it ends."""

@@ -50,7 +50,7 @@ _ET_DYN = 3
 _OTHER_TYPES = {1: "an object file", 4: "a core dump"}
 
 _MACHINES = {
-    # number: (32 bits little endian, 32 bits big endian, 64 bits little, 64 bits big)
+    # 32 bits little endian, 32 bits big endian, 64 bits little endian, 64 bits big endian
     EM_386: ("i686", "", "", ""),
     EM_MIPS: ("mips", "mips", "mips64", "mips64"),
     20: ("", "ppc", "", ""),
@@ -85,7 +85,6 @@ class ElfHeader:
     is_64_bit: bool
     byte_order: str
     machine_number: int
-    flags: int
     section_offset: int
     num_sections: int
     section_bytes: int
@@ -217,7 +216,6 @@ def _read_header(data: ElfData) -> tuple[ElfHeader, int, int, int, int]:
         is_64_bit=is_64_bit,
         byte_order=byte_order,
         machine_number=fields[1],
-        flags=fields[6],
         section_offset=fields[5],
         section_bytes=fields[10],
         num_sections=fields[11],

@@ -39,8 +39,8 @@ from potluck.portability.elf_image import EM_MIPS, ElfImage, Table
 from potluck.portability.elf_versions import HIDDEN, INDEX_MASK, SymbolVersion, Versions
 
 MAX_SYMBOLS = 2**20
-"""Of one file. libtorch_cpu.so of PyTorch 2.13 has 75,000; as many as are allowed, with names of 100
-bytes, take 2 s and 270 MB."""
+"""Of one file. libtorch_cpu.so of PyTorch 2.13 has 75,000; as many as are allowed, with names of
+100 bytes, take 2 s and 270 MB."""
 
 _SHN_UNDEF = 0
 _SHN_ABS = 0xFFF1
@@ -251,7 +251,6 @@ def _asked_for(
     asked_for = np.zeros(count, np.bool_)
     for table in tables:
         asked_for[table] = True
-    asked_for[:1] = False
     return asked_for, tables[-1]
 
 

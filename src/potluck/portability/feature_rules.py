@@ -53,16 +53,10 @@ from packaging.utils import canonicalize_name
 
 from potluck.portability.finding import Severity
 
-SCHEMA = "potluck.features/1"
-
 PLACEHOLDERS = frozenset({"version", "toolkit", "driver", "cuda", "gpus", "missing"})
 
 
-class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of a rule file: a key that is not meant is an error, never passed over."""
-
-
-class Document(_Table):
+class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a rule was read; ``read`` says which copy of it."""
 
     title: str
@@ -70,14 +64,14 @@ class Document(_Table):
     read: str
 
 
-class Returns(_Table):
+class Returns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One of ``functions`` does nothing but return ``number``."""
 
     functions: tuple[str, ...]
     number: int
 
 
-class When(_Table):
+class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What must hold, all of it. A condition that is not given asks nothing."""
 
     version: str = ""
@@ -109,7 +103,7 @@ class When(_Table):
         return frozenset((*self.exports, *self.lacks_exports, *compared))
 
 
-class Rule(_Table):
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One statement about a build, with where it was read."""
 
     name: str
@@ -134,7 +128,7 @@ class Rule(_Table):
         return Severity(self.severity)
 
 
-class FeatureRules(_Table):
+class FeatureRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The rules for one distribution."""
 
     schema: Literal["potluck.features/1"]
@@ -147,8 +141,8 @@ class FeatureRules(_Table):
     def __post_init__(self) -> None:
         if canonicalize_name(self.distribution) != self.distribution:
             raise ValueError(f"{self.distribution} is not spelt as PyPI normalizes names")
-        if wrong := {rule.document for rule in self.rule} ^ set(self.documents):
-            raise ValueError(f"documents not listed, or not cited: {', '.join(sorted(wrong))}")
+        if uncited := {rule.document for rule in self.rule} ^ set(self.documents):
+            raise ValueError(f"documents not listed, or not cited: {', '.join(sorted(uncited))}")
         named = frozenset().union(*(rule.when.functions for rule in self.rule))
         if wrong := named ^ set(self.functions):
             raise ValueError(f"functions not listed, or not used: {', '.join(sorted(wrong))}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from packaging.specifiers import SpecifierSet
@@ -106,10 +107,10 @@ class _Case:
         return any(facts.machine == machine for facts in self.build.files.values())
 
     def _has_file(self, pattern: str) -> bool:
-        return any(fnmatchcase(str(path), pattern) for path in self.build.files)
+        return any(fnmatch.fnmatchcase(str(path), pattern) for path in self.build.files)
 
     def _fails(self, pattern: str) -> bool:
-        return any(fnmatchcase(path, pattern) for path in self.failing)
+        return any(fnmatch.fnmatchcase(path, pattern) for path in self.failing)
 
     def _exports(self, names: Sequence[str]) -> bool:
         return any(name in facts.exports for facts in self.build.files.values() for name in names)
@@ -141,13 +142,14 @@ class _Case:
             return False
         names = {library.soname for library in self.host.libraries}
         names |= self.host.other_libraries | {path.name for path in self.build.files}
-        return not any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+        return not any(fnmatch.filter(names, pattern) for pattern in patterns)
 
     def _missing_cpu_features(self, wanted: Sequence[str]) -> tuple[str, ...]:
         features = self.host.cpu_features
         return () if features is None else tuple(name for name in wanted if name not in features)
 
 
+@functools.lru_cache(maxsize=4096)
 def _in_range(specifier: str, version: str) -> bool:
     """Whether a known version is in the range; one that is not known is in none."""
     if not version:

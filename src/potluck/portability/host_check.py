@@ -46,7 +46,9 @@ class HostCheck:
         found = [finding for each in files for finding in each.findings]
         distribution = wheel.needs.distribution
         features: tuple[Finding, ...] = ()
-        if wheel.rules is not None and self.host.machine in wheel.machines:
+        # What is Python alone is for every machine.
+        is_meant = not wheel.machines or self.host.machine in wheel.machines
+        if wheel.rules is not None and is_meant:
             features = feature_findings(wheel.rules, wheel.build, self.host, self._table, found)
         return HostReport(
             host=self.host.name,

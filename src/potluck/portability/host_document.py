@@ -23,6 +23,7 @@ from potluck.portability.symbol_set import (
     SymbolsOfVersions,
     coded_symbols,
     decoded_symbols,
+    symbols_of_versions,
 )
 
 MAX_DOCUMENT_BYTES = 1 << 16
@@ -190,7 +191,7 @@ def _read_symbols(
         case CodedSymbols():
             return decoded_symbols(symbols, versions)
         case "by-version":
-            return SymbolsOfVersions(versions=versions)
+            return symbols_of_versions(versions)
         case _:
             return None
 

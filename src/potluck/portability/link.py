@@ -211,7 +211,7 @@ class _Opening:
                     needed_by=each.path,
                     is_loaded=found is not None,
                     path_in_tree=found.path if isinstance(found, TreeObject) else "",
-                    symbols=each.wanted_of.get((need.library, need.version), ()),
+                    symbols=each.symbols_of(need),
                 )
 
     def _is_met(self, need: VersionNeed) -> bool:

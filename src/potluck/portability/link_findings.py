@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ _MAX_NAMED_SYMBOLS = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkContext:
     """``required`` are the distributions that the wheel requires on this host; ``label`` is what
-    is checked, as ``warp-lang 1.6.2``.
+    is checked, as ``warp-lang``.
     """
 
     host: Host
@@ -111,15 +112,22 @@ def _instead(missing: MissingVersion, host: Host) -> str:
         return "and does not need that library itself: the linker gives up"
     if missing.path_in_tree:
         return f"and {missing.path_in_tree} does not define it"
-    defined = next((each.versions for each in host.libraries if each.soname == missing.library), ())
-    prefix = missing.version.rpartition("_")[0] + "_"
-    alike = (each for each in defined if each.startswith(prefix))
-    newest = max(alike, key=_numbers, default="")
+    defined = next(
+        (each.versions for each in host.libraries if each.soname == missing.library), frozenset()
+    )
+    newest = _newest(defined, missing.version.rpartition("_")[0] + "_")
     if newest and _numbers(newest) < _numbers(missing.version):
         return f"and {host.name} has {newest} at most"
     return f"and {host.name} does not define it"
 
 
+@functools.lru_cache(maxsize=1024)  # whole fleets ask it of the same libraries
+def _newest(versions: frozenset[str], prefix: str) -> str:
+    """The newest version that begins with a prefix; empty if none does."""
+    return max((each for each in versions if each.startswith(prefix)), key=_numbers, default="")
+
+
+@functools.lru_cache(maxsize=1024)
 def _numbers(version: str) -> tuple[int, ...]:
     parts = version.rpartition("_")[2].split(".")
     return tuple(map(int, parts)) if all(part.isdigit() for part in parts) else ()

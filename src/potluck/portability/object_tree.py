@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from potluck.portability.elf_file import DefinedSymbol, ElfFile, UndefinedSymbol
+from potluck.portability.elf_file import DefinedSymbol, ElfFile, UndefinedSymbol, VersionNeed
 from potluck.portability.host import HostLibrary
 from potluck.portability.memory import Memory
 
@@ -137,13 +137,16 @@ class TreeObject:
             if _binds(symbols[number].version, found, self.elf)
         )
 
+    def symbols_of(self, need: VersionNeed) -> tuple[str, ...]:
+        """The names of the symbols that it wants with a version of a library."""
+        return self._by_version.get((need.library, need.version), ())
+
     @cached_property
-    def wanted_of(self) -> Mapping[tuple[str, str], tuple[str, ...]]:
-        """The names of the undefined symbols for each library and version, in the file's order."""
+    def _by_version(self) -> Mapping[tuple[str, str], tuple[str, ...]]:
         names: dict[tuple[str, str], list[str]] = defaultdict(list)
         for symbol in self.elf.undefined:
             names[symbol.library, symbol.version].append(symbol.name)
-        return {of: tuple(each) for of, each in names.items()}
+        return {version: tuple(each) for version, each in names.items()}
 
     def expanded(self, needed: str) -> str:
         """A needed name that has a folder, as the path that it means."""

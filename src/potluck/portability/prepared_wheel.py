@@ -38,7 +38,7 @@ class PreparedWheel:
         self.tree = ObjectTree(objects, needs.links)
         self.machines = tuple(sorted({each.elf.machine for each in needs.objects}))
         distribution = needs.distribution
-        self.label = f"{distribution.name} {distribution.version}" if distribution else needs.file
+        self.label = distribution.name if distribution else needs.file
         self.rules = rules_for(distribution.name) if distribution else None
         self.build = Build(
             version=distribution.version if distribution else "",

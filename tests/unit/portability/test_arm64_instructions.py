@@ -37,23 +37,73 @@ INSTRUCTIONS = {
         "sdot v0.4s, v1.16b, v31.4b[3]",
         "udot v0.2s, v1.8b, v2.4b[0]",
     ],
-    "fphp": ["fadd h0, h1, h2", "fmul h0, h1, h2", "fmaxnm h0, h1, h2"],
+    "fphp": [
+        "fadd h0, h1, h2",
+        "fmul h0, h1, h2",
+        "fmaxnm h0, h1, h2",
+        "fmadd h0, h1, h2, h3",
+        "scvtf h0, w1",
+        "fcvtzs x0, h1",
+        "fmov h0, w1",
+        "fabs h0, h1",
+        "fsqrt h0, h1",
+        "frintz h0, h1",
+        "fcmp h0, h1",
+        "fcmp h0, #0.0",
+        "fcsel h0, h1, h2, eq",
+        "fmov h0, #1.0",
+    ],
+    "fcma": [
+        "fcmla v0.4s, v1.4s, v2.4s, #90",
+        "fcadd v0.4h, v1.4h, v2.4h, #270",
+        "fcmla v0.4s, v1.4s, v2.s[1], #180",
+    ],
+    "jscvt": ["fjcvtzs w0, d1"],
+    "frint": ["frint32x s0, s1", "frint64z d0, d1"],
+    "flagm": ["cfinv", "rmif x0, #3, #5", "setf8 w0", "setf16 w1"],
+    "ilrcpc": ["ldapur x0, [x1, #8]", "stlurb w0, [x1]", "ldapursw x0, [x1]"],
+    "sha512": [
+        "sha512h q0, q1, v2.2d",
+        "sha512h2 q0, q1, v2.2d",
+        "sha512su0 v0.2d, v1.2d",
+        "sha512su1 v0.2d, v1.2d, v2.2d",
+    ],
+    "sha3": [
+        "eor3 v0.16b, v1.16b, v2.16b, v3.16b",
+        "bcax v0.16b, v1.16b, v2.16b, v3.16b",
+        "xar v0.2d, v1.2d, v2.2d, #7",
+        "rax1 v0.2d, v1.2d, v2.2d",
+    ],
+    "asimdfhm": [
+        "fmlal v0.4s, v1.4h, v2.4h",
+        "fmlsl2 v0.4s, v1.4h, v2.4h",
+        "fmlsl v0.4s, v1.4h, v2.h[3]",
+        "fmlal2 v0.4s, v1.4h, v2.h[7]",
+    ],
     "asimdhp": [
         "fadd v0.8h, v1.8h, v2.8h",
         "fmla v0.4h, v1.4h, v2.4h",
         "fcmgt v0.8h, v1.8h, v2.8h",
+        "fneg v0.8h, v1.8h",
+        "fcvtzs v0.4h, v1.4h",
+        "fmla v0.8h, v1.8h, v2.h[3]",
+        "fmulx v0.8h, v1.8h, v2.h[3]",
     ],
     "i8mm": [
         "smmla v0.4s, v1.16b, v2.16b",
         "ummla v0.4s, v1.16b, v2.16b",
         "usmmla v0.4s, v1.16b, v2.16b",
         "usdot v0.4s, v1.16b, v2.16b",
+        "usdot v0.4s, v1.16b, v2.4b[1]",
+        "sudot v0.2s, v1.8b, v2.4b[3]",
     ],
     "bf16": [
         "bfdot v0.4s, v1.8h, v2.8h",
         "bfmmla v0.4s, v1.8h, v2.8h",
         "bfmlalb v0.4s, v1.8h, v2.8h",
         "bfmlalt v0.4s, v1.8h, v2.8h",
+        "bfdot v0.4s, v1.8h, v2.2h[1]",
+        "bfmlalt v0.4s, v1.8h, v2.h[7]",
         "bfcvt h0, s1",
         "bfcvtn v0.4h, v1.4s",
         "bfcvtn2 v0.8h, v1.4s",
@@ -82,6 +132,24 @@ EVERY_CPU = """
     ldr q0, [x1], #16
     ldursw x0, [x1, #-4]
     fcvt s0, h1
+    fcvt d0, h1
+    fcvt h0, s1
+    fcmp d0, d1
+    frintx s0, s1
+    frinta d0, d1
+    scvtf s0, w1
+    fcsel s0, s1, s2, ne
+    fmov s0, #1.0
+    fmulx v0.4s, v1.4s, v2.s[1]
+    mul v0.8h, v1.8h, v2.h[5]
+    mls v0.4s, v1.4s, v2.s[2]
+    smlsl2 v0.4s, v1.8h, v2.h[3]
+    umull v0.2d, v1.2s, v2.s[0]
+    sqdmlal v0.4s, v1.4h, v2.h[1]
+    sqrdmulh h0, h1, h2
+    ccmn x0, x1, #0, eq
+    adcs x0, x1, x2
+    stlr w0, [x1]
     fcvt h0, d1
     fcvtl v0.4s, v1.4h
     fadd v0.4s, v1.4s, v2.4s
@@ -117,7 +185,7 @@ def code(tmp_path: Path, *lines: str) -> bytes:
     source, assembled, binary = (tmp_path / name for name in ("code.s", "code.o", "code.bin"))
     source.write_text("\n".join(lines) + "\n")
     assembler = require_tool("aarch64-linux-gnu-as")
-    march = "-march=armv8.6-a+sve2+sme+crypto"
+    march = "-march=armv8.6-a+sve2+sme+crypto+sha3+fp16fml"
     subprocess.run([assembler, march, "-o", assembled, source], check=True)
     copier = require_tool("aarch64-linux-gnu-objcopy")
     subprocess.run([copier, "-O", "binary", "-j", ".text", assembled, binary], check=True)

@@ -118,6 +118,13 @@ def test_versions_that_lead_in_a_circle_of_tiny_steps(monkeypatch: pytest.Monkey
     needs = [Need(library="l", versions=[(f"V{number}", 2, 0) for number in range(101)])]
     with pytest.raises(ElfError, match="does not end"):
         read_elf(Elf(symbols=SOUND.symbols, needs=needs).build())
+    needs = [
+        Need(library=f"l{library}", versions=[(f"V{number}", 2, 0) for number in range(20)])
+        for library in range(6)
+    ]
+    assert len(read_elf(Elf(symbols=SOUND.symbols, needs=needs[:5]).build()).version_needs) == 100
+    with pytest.raises(ElfError, match="does not end"):
+        read_elf(Elf(symbols=SOUND.symbols, needs=needs).build())
 
 
 def test_an_absurd_table_of_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,15 +109,7 @@ RETURNED = {"one": 1, "zero": 0, "toolkit": 13040, "large": 0x12345678, "negativ
 def test_what_a_compiler_makes(compiler: str, level: str, tmp_path: Path) -> None:
     source, library = tmp_path / "numbers.c", tmp_path / "numbers.so"
     source.write_text(SOURCE, encoding="utf-8")
-    command = [
-        require_tool(compiler),
-        level,
-        "-shared",
-        "-fPIC",
-        "-nostdlib",
-        "-o",
-        library,
-        source,
-    ]
+    options = [level, "-shared", "-fPIC", "-nostdlib", "-o", str(library)]
+    command = [require_tool(compiler), *options, str(source)]
     subprocess.run(command, check=True)
     assert constant_results(library.read_bytes(), [*RETURNED, "varying", "adding"]) == RETURNED

@@ -82,6 +82,7 @@ def test_other_notes_and_broken_ones_are_passed_over() -> None:
         (build_id + note, ("x86-64-v3",)),
         (struct.pack("<III", 4, 2**31, 5) + b"GNU\0" + note, ()),
         (note[:-8], ()),
+        (note.replace(b"GNU", b"XYZ"), ()),
         (b"\0\0\0", ()),
         (struct.pack("<III", 4, 8, 5) + b"GNU\0" + struct.pack("<II", NEEDED, 2**31), ()),
     ):
@@ -159,7 +160,7 @@ ARM = Elf(machine=40, is_64_bit=False)
     [
         (attributes(b"\x06\x0a", b"\x0a\x04", b"\x0c\x01"), "armv7-a", {"vfpv3d16", "neon"}),
         (attributes(b"\x05Cortex-A7\0", b"\x06\x0a", b"\x2c\x02"), "armv7-a", {"idiva"}),
-        (attributes(b"\x43\x32.09\0", b"\x06\x06", b"\x0a\x02"), "armv6", {"vfp"}),
+        (attributes(b"\x432.9\0", b"\x06\x06", b"\x0a\x02"), "armv6", {"vfp"}),
         (attributes(b"\x20\x01gnu\0", b"\x06\x0e"), "armv8-a", set()),
         (attributes(b"\x06\x0a", vendor=b"other\0"), "", set()),
         (attributes(b"\x06\x0a")[:-1], "", set()),

@@ -129,6 +129,11 @@ def test_the_drivers_own_word_on_cuda_goes_before_its_number() -> None:
     assert set(found(built((12, 6), (sass(8, 7),)), host)) == {"cuda-build"}
 
 
+def test_the_number_of_a_tegras_driver_says_nothing() -> None:
+    host = described_host(machine="aarch64", driver=(540, 4, 0), gpus=[("Orin", (8, 7))])
+    assert set(found(built((13, 0), (sass(8, 7),)), host)) == {"cuda-build"}
+
+
 def test_a_toolkit_without_a_minor_version_is_compared_by_its_generation() -> None:
     assert "old-cuda-driver" in found(built((13,)), described_host(cuda=(12, 8)))
     assert set(found(built((12,)), described_host(cuda=(12, 0)))) == {"cuda-build"}

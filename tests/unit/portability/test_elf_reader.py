@@ -112,6 +112,11 @@ def test_rpath_counts_without_runpath() -> None:
     assert (emptied.search_path, emptied.is_rpath) == ((), False)
 
 
+def test_entries_after_the_end_do_not_count() -> None:
+    elf = Elf(soname="libthis.so", entries_after_end={30: 0x10, 14: 0}).build()
+    assert read_elf(elf).soname == "libthis.so"
+
+
 def test_names_that_are_not_utf_8_can_be_printed() -> None:
     data = Elf(soname=b"lib\xff.so", symbols=[Symbol(name=b"caf\xe9"), Symbol(name="é")]).build()
     elf = read_elf(data)

@@ -9,7 +9,7 @@ from support.elf_bytes import Elf
 
 from potluck.errors import ElfError
 from potluck.portability.elf_image import open_image
-from potluck.portability.elf_sections import read_sections, section
+from potluck.portability.elf_sections import joined_ranges, read_sections, section
 
 ELF = Elf(sections={".rodata": b"constants", ".nv_fatbin": b"\x50\xed\x55\xba" * 4})
 
@@ -77,3 +77,10 @@ def test_many_sections_are_counted_in_the_first_header() -> None:
     assert section(data, ".nv_fatbin") is not None
     struct.pack_into("<Q", data, headers + 32, 2**40)
     assert section(data, ".nv_fatbin") is None
+
+
+def test_joined_ranges_have_every_byte_once() -> None:
+    ranges = [(5, 9), (0, 3), (1, 2), (7, 12), (12, 14), (5, 6)]
+    joined = list(joined_ranges(ranges))
+    covered = [place for start, end in joined for place in range(start, end)]
+    assert covered == [0, 1, 2, *range(5, 14)]

@@ -84,6 +84,15 @@ def test_definitions_that_a_lookup_returns(symbol: Symbol, is_found: bool, hash_
     assert defined(read_elf(elf.build())) == (["s"] if is_found else [])
 
 
+def test_definitions_that_the_hash_table_passes_over_are_not_found() -> None:
+    symbols = [
+        Symbol(name="found", is_defined=True),
+        Symbol(name="passed_over", is_defined=True, is_found=False),
+    ]
+    assert defined(read_elf(Elf(symbols=symbols).build())) == ["found"]
+    assert defined(read_elf(Elf(symbols=symbols[1:]).build())) == []
+
+
 def test_without_a_hash_table_nothing_is_found_and_needs_are_the_same() -> None:
     elf = Elf(symbols=[Symbol(name="f"), Symbol(name="g", is_defined=True)], hash_table="")
     assert undefined(read_elf(elf.build())) == ["f"]

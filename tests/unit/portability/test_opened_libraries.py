@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -75,7 +74,7 @@ def test_strings_at_every_place_around_the_border_of_a_window() -> None:
 def test_a_long_string_is_not_cut_to_a_name_at_a_border() -> None:
     tail = b"libx.so"
     for cut in range(250, 264):
-        prefix = b"x" * (2**20 - 256 + cut - len(tail) - 1)
+        prefix = b"/" * (2**20 - 256 + cut - len(tail) - 1)
         assert library_names(with_constants(prefix + tail).build()) == ()
 
 
@@ -101,11 +100,10 @@ def test_old_linkers_put_constants_beside_code() -> None:
     assert library_names(data) == ()
 
 
-def test_a_file_full_of_names_is_read_in_bounded_time() -> None:
-    data = replace(OPENER, sections={".rodata": b"\0libx.so" * 2**20}).build()
-    start = time.thread_time()
-    assert library_names(data) == ("libx.so",)
-    assert time.thread_time() - start < 2
+def test_no_more_strings_are_looked_at_than_any_file_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elf_strings, "_MAX_MARKS", 2)
+    data = with_constants(b"liba.so", b"libb.so", b"libc.so").build()
+    assert library_names(data) == ("liba.so", "libb.so")
 
 
 def test_what_is_opened() -> None:
