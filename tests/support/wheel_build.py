@@ -46,7 +46,7 @@ def kernel_check_program(machine: str) -> Path:
     """``kernel_check`` for ``machine``, by the compiler that wheels are made with."""
     with _lock():
         _make("build/wheels/tools/.installed")
-        command = (TOOLS, "-m", "tools.wheels.core", f"cp311-{machine}", "kernel_check")
+        command = (TOOLS, "-m", "tools.wheels.core", machine, "kernel_check")
         return Path(_output(*command).strip())
 
 

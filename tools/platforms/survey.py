@@ -118,8 +118,8 @@ def _surveyed(project: Project) -> SurveyedProject:
             older.append(
                 OlderSystem(
                     glibc=glibc_name(glibc),
-                    takes=choice and _taken(choice),
-                    takes_wheel=wheel and _taken(wheel),
+                    takes=None if choice is None else _taken(choice),
+                    takes_wheel=None if wheel is None else _taken(wheel),
                 )
             )
     return SurveyedProject(

@@ -1,7 +1,9 @@
-"""Compiles the core for one target, with CMake, Ninja and zig.
+"""Compiles the core, with CMake, Ninja and zig: what knows no Python once for each machine, and the
+module for each target.
 
-``python -m tools.wheels.core TARGET NAME`` builds what CMake calls NAME, and prints where it is.
-Headers, objects and zig's cache stay in build/wheels from one build to the next.
+``python -m tools.wheels.core MACHINE NAME`` builds what CMake calls NAME, without Python, and
+prints where it is. Headers, objects and zig's cache stay in build/wheels from one build to the
+next.
 """
 
 from __future__ import annotations
@@ -12,46 +14,58 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 
 from tools.wheels.errors import BuildError
 from tools.wheels.python_headers import include_directories
-from tools.wheels.targets import Target, target_named
+from tools.wheels.targets import Target
 
 ROOT = Path(__file__).resolve().parents[2]
 
 _HERE = Path(__file__).resolve().parent
 _WORK = ROOT / "build" / "wheels"
+_LIBRARIES = ("potluck_kernels", "potluck_program", "potluck_measure")
 
 
 def module(target: Target) -> Path:
-    """The extension module, compiled. Raises ``BuildError``."""
-    return build(target, "_core") / target.module_file
-
-
-def build(target: Target, name: str) -> Path:
-    """Build what CMake calls ``name``; the folder that it lies in.
+    """The extension module, compiled.
 
     Raises ``BuildError`` where a tool fails or is missing, or Python's headers cannot be had.
     """
-    folder = _WORK / "cmake" / target.name
     headers = include_directories(target.abi.headers, _WORK / "headers")
     definitions = {
-        "CMAKE_MAKE_PROGRAM": _program("ninja"),
-        "CMAKE_TOOLCHAIN_FILE": _HERE / "toolchain.cmake",
-        "CMAKE_MODULE_PATH": _HERE,
-        "POTLUCK_MACHINE": target.machine,
-        "POTLUCK_ZIG": _package_folder("ziglang") / "zig",
+        "POTLUCK_LIBRARIES": str(without_python(target.machine, *_LIBRARIES)),
         "POTLUCK_WHEEL_PYTHON": target.abi.headers,
         "POTLUCK_WHEEL_STABLE_ABI": "ON" if target.abi.is_stable else "OFF",
         "POTLUCK_WHEEL_INCLUDE_DIRS": ";".join(map(str, headers)),
         "Python_EXECUTABLE": sys.executable,
     }
-    options = [f"-D{key}={value}" for key, value in definitions.items()]
-    cmake = _program("cmake")
-    _run(cmake, "-S", ROOT, "-B", folder, "-G", "Ninja", *options)
-    _run(cmake, "--build", folder, "--target", name)
+    folder = _WORK / "cmake" / target.name
+    _build(folder, target.machine, definitions, "_core")
+    return folder / target.module_file
+
+
+def without_python(machine: str, *names: str) -> Path:
+    """Build what CMake calls ``names`` for a machine; the build folder. Raises ``BuildError``."""
+    folder = _WORK / "cmake" / machine
+    _build(folder, machine, {"POTLUCK_PYTHON": "OFF"}, *names)
     return folder
+
+
+def _build(folder: Path, machine: str, definitions: Mapping[str, str], *names: str) -> None:
+    options = {
+        **definitions,
+        "CMAKE_MAKE_PROGRAM": _program("ninja"),
+        "CMAKE_TOOLCHAIN_FILE": str(_HERE / "toolchain.cmake"),
+        "CMAKE_MODULE_PATH": str(_HERE),
+        "POTLUCK_MACHINE": machine,
+        "POTLUCK_ZIG": str(_package_folder("ziglang") / "zig"),
+    }
+    given = [f"-D{key}={value}" for key, value in options.items()]
+    cmake = _program("cmake")
+    _run(cmake, "-S", ROOT, "-B", folder, "-G", "Ninja", *given)
+    _run(cmake, "--build", folder, "--target", *names)
 
 
 def _run(*command: str | Path) -> None:
@@ -95,6 +109,6 @@ def _package_folder(name: str) -> Path:
 
 if __name__ == "__main__":
     try:
-        print(build(target_named(sys.argv[1]), sys.argv[2]) / sys.argv[2])
+        print(without_python(sys.argv[1], sys.argv[2]) / sys.argv[2])
     except BuildError as error:
         sys.exit(f"wheels: {error}")

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 
-from tools.wheels.build import ROOT
+from tools.wheels.core import ROOT
 from tools.wheels.source import commit_time
 from tools.wheels.targets import TARGETS, target_named
 
@@ -25,18 +25,19 @@ _CIRCUMSTANCES = (
     {"TZ": "Asia/Kathmandu", "LC_ALL": "POSIX", "CXXFLAGS": "-O0"},
 )
 _UMASKS = (0o022, 0o077)
+_FILE_TIMES = (1_000_000_000, 1_500_000_000)
 
 
 def build_afresh(names: Sequence[str], folder: Path, which: int) -> dict[str, bytes]:
     """Build ``names`` of the last commit in ``folder``, under one of two kinds of circumstances."""
-    source = folder / "x" * (1 + 20 * which) / "source"
+    source = folder / ("x" * (1 + 20 * which)) / "source"
     source.mkdir(parents=True)
     command = ("git", "-C", str(ROOT), "archive", "HEAD")
     archive = subprocess.run(command, capture_output=True, check=True).stdout
     with tarfile.open(fileobj=BytesIO(archive)) as tree:
         tree.extractall(source, filter="data")
     for path in source.rglob("*"):
-        os.utime(path, (which * 10**9, which * 10**9))
+        os.utime(path, (_FILE_TIMES[which],) * 2)
     environ = {"SOURCE_DATE_EPOCH": str(commit_time(ROOT)), **_CIRCUMSTANCES[which]}
     subprocess.run(
         [sys.executable, "-m", "tools.wheels.build", *names, "--out", folder / "out"],

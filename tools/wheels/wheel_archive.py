@@ -38,7 +38,7 @@ def with_core(files: Mapping[str, bytes], module: bytes, target: Target) -> dict
     Raises ``BuildError`` where ``files`` are no wheel's, or have a core.
     """
     info = dist_info(files)
-    if any(name.startswith(f"{_MODULE_FOLDER}/_core.") for name in files):
+    if any(name.endswith(".so") for name in files):
         raise BuildError("it has a core already")
     made = {name: content for name, content in files.items() if name != f"{info}/RECORD"}
     made[f"{_MODULE_FOLDER}/{target.module_file}"] = module
