@@ -29,7 +29,8 @@ class Place:
     cpu: str = EVERY_FEATURE
 
     def __str__(self) -> str:
-        return f"{self.root}-{self.python}-{self.cpu}"
+        cpu = f"-{self.cpu.partition(',')[0]}" if self.machine == "aarch64" else ""
+        return f"{self.root}-{self.python}{cpu}"
 
 
 ISAS_OF_CPU = {
