@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tools.wheels.errors import BuildError
 from tools.wheels.python_headers import include_directories
-from tools.wheels.targets import Target
+from tools.wheels.targets import MACHINES, Target
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,6 +35,7 @@ def module(target: Target) -> Path:
     """
     headers = include_directories(target.abi.headers, _WORK / "headers")
     definitions = {
+        "POTLUCK_PYTHON": "ON",
         "POTLUCK_LIBRARIES": str(without_python(target.machine, *_LIBRARIES)),
         "POTLUCK_WHEEL_PYTHON": target.abi.headers,
         "POTLUCK_WHEEL_STABLE_ABI": "ON" if target.abi.is_stable else "OFF",
@@ -48,6 +49,8 @@ def module(target: Target) -> Path:
 
 def without_python(machine: str, *names: str) -> Path:
     """Build what CMake calls ``names`` for a machine; the build folder. Raises ``BuildError``."""
+    if machine not in MACHINES:
+        raise BuildError(f"no machine is called {machine}; there are {', '.join(MACHINES)}")
     folder = _WORK / "cmake" / machine
     _build(folder, machine, {"POTLUCK_PYTHON": "OFF"}, *names)
     return folder
