@@ -1,5 +1,14 @@
-"""The one error of this package."""
+"""The errors of this package."""
+
+NOT_DOWNLOADED = "a package cannot be downloaded"
 
 
 class BuildError(Exception):
     """A wheel cannot be built; the message ends with what a tool said, where one failed."""
+
+
+class DownloadError(BuildError):
+    """What a build needs is nowhere to be had now."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{NOT_DOWNLOADED}: {reason}")

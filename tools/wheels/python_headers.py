@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from tools.debian_package import installed_files
-from tools.wheels.errors import BuildError
+from tools.wheels.errors import DownloadError
 
 _PINS = Path(__file__).with_name("python_headers.toml")
 _TIMEOUT_SECONDS = 60.0
@@ -45,7 +45,7 @@ def include_directories(version: str, folder: Path) -> tuple[Path, Path]:
     """Where the headers of Python ``version`` are, once they lie in ``folder``; what is there
     already is not fetched again.
 
-    Raises ``BuildError`` where a package cannot be had, or is not the one that is pinned.
+    Raises ``DownloadError`` where a package cannot be had, or is not the one that is pinned.
     """
     packages = pinned_packages(version)
     include = folder / version / _INCLUDE
@@ -59,7 +59,7 @@ def include_directories(version: str, folder: Path) -> tuple[Path, Path]:
 
 
 def fetch(package: PinnedPackage) -> bytes:
-    """The package, from the first place that has it. Raises ``BuildError`` where none has."""
+    """The package, from the first place that has it. Raises ``DownloadError`` where none has."""
     reasons = []
     for url in package.urls:
         try:
@@ -71,7 +71,7 @@ def fetch(package: PinnedPackage) -> bytes:
         if hashlib.sha256(content).hexdigest() == package.sha256:
             return content
         reasons.append(f"{url}: not the file whose SHA-256 is pinned")
-    raise BuildError("; ".join(reasons))
+    raise DownloadError("; ".join(reasons))
 
 
 def _extract(package: bytes, folder: Path) -> None:
