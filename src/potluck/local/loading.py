@@ -107,10 +107,13 @@ def plan_load(
             sizes = [size, *stronger_quantizations(size)]
             fitting = (each for each in sizes if room.holds(count(each)))
             size = next(fitting, sizes[-1])
-        formats = count(size).formats
-        size = replace(size, prefill=prefill_of_weights(unit.address, size.prefill, formats))
         stages = _plan(description, tensors, shards, size, unit)
         memory = combined([stage.memory for stage in stages])
+        prefill = prefill_of_weights(unit.address, size.prefill, memory.formats)
+        if prefill is not size.prefill:
+            size = replace(size, prefill=prefill)
+            stages = _plan(description, tensors, shards, size, unit)
+            memory = combined([stage.memory for stage in stages])
         require_memory(memory, room, size, count)
     return LoadPlan(stages=stages, size=size, memory=memory, unit=unit)
 

@@ -85,9 +85,11 @@ def load_for(
         def count(size: StageSize) -> MemoryPlan:
             return plan_worker(description, headers, shard, size, cost=cost).memory
 
-        formats = count(size).formats
-        size = replace(size, prefill=prefill_of_weights(load.unit, size.prefill, formats))
         plan = plan_worker(description, headers, shard, size, cost=cost)
+        prefill = prefill_of_weights(load.unit, size.prefill, plan.memory.formats)
+        if prefill is not size.prefill:
+            size = replace(size, prefill=prefill)
+            plan = plan_worker(description, headers, shard, size, cost=cost)
         require_memory(plan.memory, _room(load), size, count)
         with closing(open_weights(description, [shard], on_fetch)) as tensors:
             pool = make_pool(load.num_threads)
