@@ -18,7 +18,6 @@ from potluck.portability.file_findings import (
 )
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.host import Host
-from potluck.portability.host_libraries import HostLibraries
 from potluck.portability.link import PYTHON, Link, Linker, Process
 from potluck.portability.link_findings import LinkContext, link_findings
 from potluck.portability.needs import ObjectNeeds
@@ -37,7 +36,6 @@ class HostCheck:
     def __init__(self, host: Host, process: Process = PYTHON) -> None:
         self.host = host
         self._linker = Linker(host, process)
-        self._libraries = HostLibraries(host)
         self._table = shipped_table()
 
     def check(self, wheel: PreparedWheel) -> HostReport:
@@ -136,7 +134,7 @@ class HostCheck:
         """Whether a library may be found when it is opened: of a policy, nobody knows."""
         return (
             not self.host.is_complete
-            or self._libraries.is_present(name)
+            or self._linker.libraries.is_present(name)
             or wheel.tree.named(name, machine) is not None
         )
 

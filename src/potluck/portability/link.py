@@ -107,28 +107,28 @@ class Linker:
 
     def __init__(self, host: Host, process: Process = PYTHON) -> None:
         self.host = host
-        self._libraries = HostLibraries(host)
+        self.libraries = HostLibraries(host)
         self._process = process
-        self._before = self._libraries.loaded_with(process.libraries)
+        self._before = self.libraries.loaded_with(process.libraries)
 
     @property
     def depends_on(self) -> Hashable:
         """All of a host that linking depends on, as one small value: it is the same for machines
         that run one system.
         """
-        return self._libraries.system, self._process
+        return self.libraries.system, self._process
 
     def link(self, tree: ObjectTree, roots: Iterable[TreeObject]) -> Iterator[Link]:
         """Open each of ``roots``, which must be for the host's machine, in a process of its own.
 
         A program is started instead: nothing is there before it.
         """
-        binding = _Binding(self._libraries, tree)
+        binding = _Binding(self.libraries, tree)
         for root in roots:
             process, before = self._process, self._before
             if root.is_executable:
                 process, before = NO_PROCESS, ()
-            opening = _Opening(self._libraries, tree, root, before)
+            opening = _Opening(self.libraries, tree, root, before)
             opening.map_all()
             missing_versions = tuple(opening.missing_versions())
             yield Link(
