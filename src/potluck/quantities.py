@@ -1,6 +1,8 @@
-"""Sizes and times as people read them."""
+"""Sizes, times and lists as people read them."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -37,3 +39,10 @@ def format_seconds(seconds: float) -> str:
 
 def _three_digits(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def format_few(names: Sequence[str], most: int) -> str:
+    """``a, b and 3 more``: the first ``most`` names, and how many others there are."""
+    shown = ", ".join(names[:most])
+    others = len(names) - most
+    return f"{shown} and {others} more" if others > 0 else shown

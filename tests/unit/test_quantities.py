@@ -1,6 +1,6 @@
 import pytest
 
-from potluck.quantities import format_bytes, format_rate, format_seconds
+from potluck.quantities import format_bytes, format_few, format_rate, format_seconds
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,10 @@ def test_format_rate(per_second: float, text: str) -> None:
 )
 def test_format_seconds(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("names", "text"), [((), ""), (("a",), "a"), (("a", "b"), "a, b"), ("abcd", "a, b and 2 more")]
+)
+def test_format_few(names: tuple[str, ...] | str, text: str) -> None:
+    assert format_few(names, 2) == text

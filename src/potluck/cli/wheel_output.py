@@ -12,6 +12,7 @@ from potluck.portability.finding import Finding, Severity, Verdict
 from potluck.portability.host import Host
 from potluck.portability.promises import Minimum
 from potluck.portability.wheel_report import HostReport, WheelReport
+from potluck.quantities import format_few
 
 _SHOWN_FILES = 3
 """Of those that one thing is said of."""
@@ -160,11 +161,7 @@ def _host_lines(report: HostReport) -> Iterator[str]:
 
 def _files(files: Sequence[str]) -> str:
     named = [each for each in files if each]
-    if not named:
-        return ""
-    others = len(named) - _SHOWN_FILES
-    more = f" and {others} more" if others > 0 else ""
-    return f"{', '.join(named[:_SHOWN_FILES])}{more}: "
+    return f"{format_few(named, _SHOWN_FILES)}: " if named else ""
 
 
 def is_usable(reports: Sequence[WheelReport]) -> bool:

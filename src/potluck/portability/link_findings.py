@@ -12,6 +12,7 @@ from potluck.portability.link import Link, MissingLibrary, MissingSymbol, Missin
 from potluck.portability.opened_libraries import kind_of, library_kinds
 from potluck.portability.policies import systems_with
 from potluck.portability.requirements import bringer
+from potluck.quantities import format_few
 
 OPENED_BEFORE = "opened-before"
 """The linker refuses the file, unless its package opens another of its files first."""
@@ -91,7 +92,7 @@ def _library(missing: MissingLibrary, required: str, context: LinkContext) -> Fi
 
 
 def _version(missing: MissingVersion, context: LinkContext) -> Finding:
-    symbols = f" ({_few(missing.symbols)})" if missing.symbols else ""
+    symbols = f" ({format_few(missing.symbols, _MAX_NAMED_SYMBOLS)})" if missing.symbols else ""
     return Finding(
         code="missing-version",
         severity=Severity.FATAL,
@@ -154,11 +155,12 @@ def _symbols(link: Link, context: LinkContext) -> Iterator[Finding]:
         nowhere = [each for each in missing if not each.path_in_tree]
         if elsewhere:
             paths = ", ".join(dict.fromkeys(each.path_in_tree for each in elsewhere))
+            names = [each.symbol.name for each in elsewhere]
             yield Finding(
                 code=OPENED_BEFORE,
                 severity=Severity.LIKELY,
                 message=(
-                    f"it wants {_few([each.symbol.name for each in elsewhere])} of {paths}, which"
+                    f"it wants {format_few(names, _MAX_NAMED_SYMBOLS)} of {paths}, which"
                     " it does not need by name: the package has to open that first, for all"
                 ),
                 file=file,
@@ -189,9 +191,3 @@ def _symbol(missing: MissingSymbol, num_others: int, context: LinkContext) -> Fi
 def _spelled(missing: MissingSymbol) -> str:
     symbol = missing.symbol
     return f"{symbol.name}@{symbol.version}" if symbol.version else symbol.name
-
-
-def _few(names: tuple[str, ...] | list[str]) -> str:
-    shown = ", ".join(names[:_MAX_NAMED_SYMBOLS])
-    others = len(names) - _MAX_NAMED_SYMBOLS
-    return f"{shown} and {others} more" if others > 0 else shown

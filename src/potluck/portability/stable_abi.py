@@ -21,6 +21,7 @@ from packaging.tags import Tag
 from potluck.portability.elf_file import ElfFile
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.host import HostPython
+from potluck.quantities import format_few
 
 PythonVersion = tuple[int, int]
 
@@ -86,8 +87,8 @@ def stable_abi_findings(
             Finding(
                 code="outside-stable-abi",
                 severity=Severity.LIKELY,
-                message=f"it is tagged abi3 and uses {_listed(use.outside)}, which Python does not "
-                "promise to keep",
+                message=f"it is tagged abi3 and uses {format_few(use.outside, _MOST_NAMED)}, which "
+                "Python does not promise to keep",
                 file=file,
                 symbol=use.outside[0],
                 way_out="use it with the Python versions that its makers test",
@@ -100,7 +101,8 @@ def stable_abi_findings(
                 code="newer-stable-abi",
                 severity=Severity.LIKELY if is_too_old else Severity.NOTE,
                 message=f"it is tagged for Python {_dotted(promised)} and later, and uses "
-                f"{_listed(use.newest)}, stable since Python {_dotted(use.least_python)}",
+                f"{format_few(use.newest, _MOST_NAMED)}, stable since Python "
+                f"{_dotted(use.least_python)}",
                 file=file,
                 symbol=use.newest[0],
                 way_out=f"use Python {_dotted(use.least_python)} or later, or an older release",
@@ -131,12 +133,6 @@ def _versions_added() -> Mapping[str, PythonVersion]:
         for entry in (*FUNCTIONS.values(), *DATAS.values())
         if entry.ifdef is None or entry.ifdef.name not in _NOT_ON_LINUX
     }
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    listed = ", ".join(names[:_MOST_NAMED])
-    more = len(names) - _MOST_NAMED
-    return f"{listed} and {more} more" if more > 0 else listed
 
 
 def _dotted(version: PythonVersion) -> str:
