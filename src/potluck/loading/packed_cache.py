@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from potluck.cache_folder import cache_folder
 from potluck.formats.packed import PackedLayout, PackedTensor
 from potluck.quantities import format_bytes
 
@@ -55,13 +56,8 @@ class PackedWeights:
 
 def default_packed_folder(environ: Mapping[str, str]) -> Path | None:
     """``$XDG_CACHE_HOME/potluck/packed``, or below ``~/.cache``; None without a home."""
-    base = environ.get("XDG_CACHE_HOME", "")
-    if base.startswith("/"):  # others are ignored, as the specification has it
-        return Path(base) / "potluck" / "packed"
-    try:
-        return Path.home() / ".cache" / "potluck" / "packed"
-    except RuntimeError:
-        return None
+    folder = cache_folder(environ)
+    return None if folder is None else folder / "packed"
 
 
 class PackedCache:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
+from potluck.cache_folder import cache_folder
 from potluck.errors import UsageError, WheelDownloadError
 from potluck.portability.wheel_tags import LEGACY_POLICIES
 
@@ -31,13 +32,8 @@ Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 def default_wheels_folder(environ: Mapping[str, str]) -> Path | None:
     """``$XDG_CACHE_HOME/potluck/wheels``, or below ``~/.cache``; None without a home."""
-    base = environ.get("XDG_CACHE_HOME", "")
-    if base.startswith("/"):
-        return Path(base) / "potluck" / "wheels"
-    try:
-        return Path.home() / ".cache" / "potluck" / "wheels"
-    except RuntimeError:
-        return None
+    folder = cache_folder(environ)
+    return None if folder is None else folder / "wheels"
 
 
 def run_pip(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:

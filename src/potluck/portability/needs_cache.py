@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from potluck.cache_folder import cache_folder
 from potluck.portability.needs import WheelNeeds, read_needs
 from potluck.version import __version__
 
@@ -28,13 +29,8 @@ _MAX_FILES = 256
 
 def default_needs_folder(environ: Mapping[str, str]) -> Path | None:
     """``$XDG_CACHE_HOME/potluck/wheel-needs``, or below ``~/.cache``; None without a home."""
-    base = environ.get("XDG_CACHE_HOME", "")
-    if base.startswith("/"):
-        return Path(base) / "potluck" / "wheel-needs"
-    try:
-        return Path.home() / ".cache" / "potluck" / "wheel-needs"
-    except RuntimeError:
-        return None
+    folder = cache_folder(environ)
+    return None if folder is None else folder / "wheel-needs"
 
 
 def cached_needs(path: Path, folder: Path | None) -> WheelNeeds:

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
+from potluck.cache_folder import cache_folder
+
 _log = logging.getLogger(__name__)
 
 SCHEMA = "potluck.probe-cache/1"
@@ -35,17 +37,9 @@ _Entries = dict[str, dict[str, object]]
 
 
 def default_cache_path(environ: Mapping[str, str]) -> Path | None:
-    """``$XDG_CACHE_HOME/potluck/probe.json``, or below ``~/.cache``; None without a home.
-
-    The XDG base directory specification has relative paths ignored.
-    """
-    base = environ.get("XDG_CACHE_HOME", "")
-    if base.startswith("/"):
-        return Path(base) / "potluck" / "probe.json"
-    try:
-        return Path.home() / ".cache" / "potluck" / "probe.json"
-    except RuntimeError:
-        return None
+    """``$XDG_CACHE_HOME/potluck/probe.json``, or below ``~/.cache``; None without a home."""
+    folder = cache_folder(environ)
+    return None if folder is None else folder / "probe.json"
 
 
 class ProbeCache:
