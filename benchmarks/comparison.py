@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,8 +94,7 @@ class Rates:
 
     def median(self, phase: Phase) -> float | None:
         """None where no run gave a sample."""
-        samples = self.prefill if phase is Phase.PREFILL else self.decode
-        return statistics.median(samples) if samples else None
+        return median_of(self.prefill if phase is Phase.PREFILL else self.decode)
 
 
 Samples = Mapping[tuple[Side, Setting], Rates]
@@ -361,9 +360,9 @@ def answer(
     setting = question.setting
     if setting.isa is None and setting.num_sequences == 1 and not setting.is_busy:
         fractions = [_fraction(rate, question, work, limits) for rate in (ours, theirs)]
-        reached = samples.get((Side.OURS, setting), Rates()).of_bandwidth
-        if question.phase is Phase.DECODE and not setting.depth_tokens and reached:
-            fractions[0] = statistics.median(reached)
+        reached = median_of(samples.get((Side.OURS, setting), Rates()).of_bandwidth)
+        if question.phase is Phase.DECODE and not setting.depth_tokens and reached is not None:
+            fractions[0] = reached
     own: list[float | None] = [None, None]
     if question.baseline is not None:
         own = [
@@ -416,6 +415,12 @@ def work_of(shape: Shape, type_name: str) -> Work:
     return Work(read_bytes=read_bytes, operations=operations)
 
 
+def median_of(samples: Iterable[float | None]) -> float | None:
+    """Of those that are known; None where none is."""
+    known = [each for each in samples if each is not None]
+    return statistics.median(known) if known else None
+
+
 def _rate(samples: Samples, side: Side, setting: Setting, phase: Phase) -> float | None:
     rates = samples.get((side, setting.on(side)))
     return None if rates is None else rates.median(phase)
@@ -424,8 +429,7 @@ def _rate(samples: Samples, side: Side, setting: Setting, phase: Phase) -> float
 def _outside_fraction(samples: Samples, question: Question) -> float | None:
     if question.aims.outside is None:
         return None
-    fractions = samples.get((Side.OURS, question.setting), Rates()).outside
-    return statistics.median(fractions) if fractions else None
+    return median_of(samples.get((Side.OURS, question.setting), Rates()).outside)
 
 
 def _fraction(rate: float | None, question: Question, work: Work, limits: Limits) -> float | None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from comparison import Limits, Rates, Setting
+from comparison import Limits, Rates, Setting, median_of
 from peer_process import Outcome, Run, RunFailedError, measured
 
 
@@ -51,8 +50,8 @@ def parse_bench(printed: str, *, is_fast: bool) -> Outcome:
             of_bandwidth=() if decode is None else tuple(decode["fraction_of_bound"] or ()),
         ),
         limits=Limits(
-            read_bytes_per_second=_median(limits["read_bytes_per_second"]),
-            int8_operations_per_second=_median(peaks.get("int8", [])),
+            read_bytes_per_second=median_of(limits["read_bytes_per_second"]),
+            int8_operations_per_second=median_of(peaks.get("int8", [])),
         ),
     )
 
@@ -67,7 +66,3 @@ def outside_products(phase: Mapping[str, Any]) -> float:
         if "." not in each["op"] and not {"head", "experts"} & set(each["op"].split("+"))
     ]
     return sum(shares)
-
-
-def _median(samples: list[float]) -> float | None:
-    return statistics.median(samples) if samples else None

@@ -15,11 +15,10 @@ import contextlib
 import dataclasses
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from comparison import (
     Setting,
     Side,
     answer,
+    median_of,
     questions,
     settings_of,
     work_of,
@@ -84,11 +84,11 @@ class Session:
         what is held against them.
         """
         return Limits(
-            read_bytes_per_second=_median(
-                [each.read_bytes_per_second for each in self.seen_limits]
+            read_bytes_per_second=median_of(
+                each.read_bytes_per_second for each in self.seen_limits
             ),
-            int8_operations_per_second=_median(
-                [each.int8_operations_per_second for each in self.seen_limits]
+            int8_operations_per_second=median_of(
+                each.int8_operations_per_second for each in self.seen_limits
             ),
         )
 
@@ -312,11 +312,6 @@ def _ratio(value: float | None) -> str:
 
 def _percent(fraction: float | None) -> str:
     return "–" if fraction is None else f"{100 * fraction:.0f} %"
-
-
-def _median(samples: Iterable[float | None]) -> float | None:
-    known = [each for each in samples if each is not None]
-    return statistics.median(known) if known else None
 
 
 def row_document(row: Row) -> dict[str, Any]:
