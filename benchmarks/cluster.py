@@ -31,9 +31,10 @@ from typing import Any
 
 from circumstances import circumstances
 
+from potluck.child_environment import SECRET_VARIABLE
 from potluck.cluster.agent.control import ask
 from potluck.cluster.agent.state import StateDirectory
-from potluck.cluster.trust.secret import SECRET_VARIABLE, generate_secret
+from potluck.cluster.trust.secret import generate_secret
 
 NUM_STAGES = (1, 2, 3)
 MODEL_ID = "model"

@@ -9,6 +9,8 @@
   come from memory.
 - *Batch*: as many tokens as ``--batch`` says, of sequences that are decoded together, over the same
   weights; bytes of the weights per second. As fast as decode where it is bound by memory.
+- *Exact* and *fast*: the kernels that arithmetic exact uses, with the bits of the scalar ones; and
+  the products of bf16, of the formats that the instruction set has them for.
 - *Prefill*: 512 tokens; 2 x rows x columns x tokens operations per second.
 
 Each figure is that of the fastest of ``--repeats`` passes after one that does not count; the
@@ -27,10 +29,10 @@ from pathlib import Path
 import numpy as np
 from circumstances import circumstances
 
-from potluck.kernels import available_isas, kernels_for, panel_bytes
+from potluck.kernels import available_isas, fast_formats, kernels_for, panel_bytes
 from potluck.types.tensor import TensorFormat
 
-SCHEMA = "potluck.benchmark.kernels/2"
+SCHEMA = "potluck.benchmark.kernels/3"
 COLUMNS = 2048
 PREFILL_TOKENS = 512
 PREFILL_ROWS = 512
@@ -48,9 +50,9 @@ def seconds_of_passes(run: Callable[[], object], repeats: int) -> list[float]:
 
 
 def make_run(
-    isa: str, format: TensorFormat, num_rows: int, num_tokens: int
+    isa: str, format: TensorFormat, num_rows: int, num_tokens: int, *, is_fast: bool
 ) -> tuple[Callable[[], None], int]:
-    """A call of the kernel over random weights, and the weights' bytes.
+    """A call of the exact or the fast kernel over random weights, and the weights' bytes.
 
     Two bits of every byte are fixed, so that no float and no scale among them, wherever it lies,
     is infinite or subnormal; what the weights are worth does not matter otherwise.
@@ -62,11 +64,11 @@ def make_run(
     panels = np.resize(rng.integers(0, 256, 1 << 20, dtype=np.uint8) & 0xBF | 0x20, num_bytes)
     x = rng.standard_normal((num_tokens, COLUMNS)).astype(np.float32)
     out = np.empty((num_tokens, num_rows), np.float32)
-    if format is TensorFormat.BF16 and kernels.bf16_activations:
+    if is_fast:
         rounded = np.empty(x.size, np.uint16)
         kernels.round_bf16(x.reshape(-1), rounded)
         bf16 = rounded.reshape(x.shape)
-        return lambda: kernels.linear_bf16(panels, bf16, None, out, 0, end_panel), num_bytes
+        return lambda: kernels.linear_fast(label, panels, bf16, None, out, 0, end_panel), num_bytes
     if not format.is_quantized:
         return lambda: kernels.linear_float(label, panels, x, None, out, 0, end_panel), num_bytes
     q = np.empty(x.shape, np.int8)
@@ -81,16 +83,22 @@ def make_run(
 
 
 def measure(
-    isa: str, format: TensorFormat, weights_bytes: int, batches: list[int], repeats: int
+    isa: str,
+    format: TensorFormat,
+    weights_bytes: int,
+    batches: list[int],
+    repeats: int,
+    *,
+    is_fast: bool,
 ) -> dict[str, object]:
     """One row of the results."""
     num_rows = weights_bytes // format.row_bytes(COLUMNS) // 16 * 16
-    decode, num_bytes = make_run(isa, format, num_rows, 1)
+    decode, num_bytes = make_run(isa, format, num_rows, 1, is_fast=is_fast)
     decode_seconds = seconds_of_passes(decode, repeats)
     memory_seconds = seconds_of_passes(np.ones(num_bytes // 8, np.int64).sum, repeats)
     batch_rows = []
     for num_tokens in batches:
-        batch, _ = make_run(isa, format, num_rows, num_tokens)
+        batch, _ = make_run(isa, format, num_rows, num_tokens, is_fast=is_fast)
         seconds = seconds_of_passes(batch, repeats)
         batch_rows.append(
             {
@@ -100,12 +108,13 @@ def measure(
                 "seconds": seconds,
             }
         )
-    prefill, _ = make_run(isa, format, PREFILL_ROWS, PREFILL_TOKENS)
+    prefill, _ = make_run(isa, format, PREFILL_ROWS, PREFILL_TOKENS, is_fast=is_fast)
     prefill_seconds = seconds_of_passes(prefill, repeats)
     operations = 2 * PREFILL_ROWS * COLUMNS * PREFILL_TOKENS
     return {
         "isa": isa,
         "format": format.label,
+        "is_fast": is_fast,
         "decode_weights_bytes": num_bytes,
         "decode_bytes_per_second": num_bytes / min(decode_seconds),
         "decode_fraction_of_memory_read": min(memory_seconds) / min(decode_seconds),
@@ -144,15 +153,21 @@ def main() -> None:
     }
     results = []
     for isa in arguments.isa:
-        for format in TensorFormat:
-            if format.label not in arguments.format:
-                continue
+        formats = [each for each in TensorFormat if each.label in arguments.format]
+        kernels = [(each, False) for each in formats]
+        kernels += [(each, True) for each in formats if each.label in fast_formats(isa)]
+        for format, is_fast in kernels:
             row = measure(
-                isa, format, arguments.weights_mb << 20, arguments.batch, arguments.repeats
+                isa,
+                format,
+                arguments.weights_mb << 20,
+                arguments.batch,
+                arguments.repeats,
+                is_fast=is_fast,
             )
             results.append(row)
             print(
-                f"{isa:11} {format.label:5}"
+                f"{isa:11} {format.label:5} {'fast' if is_fast else 'exact':5}"
                 f"  decode {row['decode_bytes_per_second']:.3g} B/s,"
                 f" {row['decode_fraction_of_memory_read']:.2f} of a memory read"
                 f"  prefill {row['prefill_operations_per_second']:.3g} op/s",

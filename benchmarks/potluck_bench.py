@@ -22,7 +22,7 @@ def run_potluck(model: Path, setting: Setting, *, num_repeats: int, timeout_seco
         *("--decode", str(setting.num_decode_tokens), "--depth", str(setting.depth_tokens)),
         *("--sequences", str(setting.num_sequences), "--threads", str(setting.num_threads)),
         *("--repeats", str(num_repeats)),
-        *(("--prefill", "fast") if setting.is_fast else ()),
+        *(("--arithmetic", "fast") if setting.is_fast else ()),
     ]
     environment = dict(os.environ)
     if setting.isa is not None:
@@ -34,14 +34,14 @@ def run_potluck(model: Path, setting: Setting, *, num_repeats: int, timeout_seco
 def parse_bench(printed: str, *, is_fast: bool) -> Outcome:
     """Of ``potluck bench --json``: rates, and the medians of what the machine did at best.
 
-    Raises ``RunFailedError`` when fast prefill was asked for and is not to be had.
+    Raises ``RunFailedError`` when fast arithmetic was asked for and is not to be had.
     """
     document = json.loads(printed)
-    if is_fast and document["prefill_mode"] != "fast":
-        raise RunFailedError(f"{document['isa']} has no fast prefill")
+    if is_fast and document["arithmetic"] == "exact":
+        raise RunFailedError(f"{document['isa']} has no fast arithmetic")
     decode = document["decode"]
     limits = document["limits"] or {"read_bytes_per_second": [], "peaks": []}
-    peaks = {each["arithmetic"]: each["operations_per_second"] for each in limits["peaks"]}
+    peaks = {each["operands"]: each["operations_per_second"] for each in limits["peaks"]}
     return Outcome(
         rates=Rates(
             prefill=tuple(document["prefill_tokens_per_second"]),

@@ -1,9 +1,13 @@
 """What it costs to know a machine: ``benchmarks/METHODOLOGY.md``, "Probe".
 
     python benchmarks/probe.py [--runs 9] [--output benchmarks/results/probe.json]
+    python benchmarks/probe.py --busy 10 [--runs 5] [--compare PYTHON] [--output OUT.json]
 
 Times of each layer, of the whole probe and of its parts on this machine, and the memory of an agent
-that does nothing. Medians go to stdout, the JSON document with all samples to the file.
+that does nothing. With ``--busy`` instead: ``potluck probe`` and ``potluck doctor`` beside as many
+processes that want a core each, in turns with those of another installation (``--compare``, its
+Python) and with a plain program of 200 ms. Medians go to stdout, the JSON document with all samples
+to the file.
 """
 
 from __future__ import annotations
@@ -11,12 +15,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +47,8 @@ IDLE_SECONDS = 3.0
 
 DEADLINE_SECONDS = 60.0
 _POLL_SECONDS = 0.1
+
+_WORK = "import time\nwhile time.process_time() < 0.2: pass"
 
 _IMPORT = """
 import sys, time
@@ -79,11 +88,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=9)
+    parser.add_argument("--busy", type=int, default=0, metavar="PROCESSES")
+    parser.add_argument("--compare", metavar="PYTHON")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     start = circumstances()  # the load before, and not that of this script
     results = []
-    for result in _measure(arguments.runs):
+    if arguments.busy:
+        pythons = [sys.executable, *([arguments.compare] if arguments.compare else [])]
+        measured = _measure_beside(arguments.busy, pythons, arguments.runs)
+    else:
+        measured = _measure(arguments.runs)
+    for result in measured:
         median = statistics.median(result.samples)
         spread = f"{min(result.samples):.4g} to {max(result.samples):.4g}"
         print(f"{result.name:40} {median:9.4g} {result.unit:4} ({spread})", flush=True)
@@ -128,6 +144,56 @@ def _measure(runs: int) -> Iterator[Result]:
             unit="MiB",
             samples=tuple(sample[index] for sample in agents),
         )
+
+
+def _measure_beside(num_busy: int, pythons: Sequence[str], runs: int) -> Iterator[Result]:
+    """One round after the other, in which everything has its turn: only ratios tell something."""
+    samples: dict[tuple[str, str], list[float]] = defaultdict(list)
+    with tempfile.TemporaryDirectory() as directory, _busy(num_busy):
+        commands: dict[str, tuple[tuple[str, ...], str]] = {
+            "200 ms of work": ((sys.executable, "-c", _WORK), directory)
+        }
+        for number, python in enumerate(pythons):
+            whose = f" of {number}" if number else ""
+            cache = str(Path(directory, str(number)))
+            for command in ("probe", "doctor"):
+                line: tuple[str, ...] = (python, "-m", "potluck", command)
+                commands[f"potluck {command}{whose}"] = (line, cache)
+                _timed(*line, cache=cache)  # from now on all is known
+        for _ in range(runs):
+            for name, (line, cache) in commands.items():
+                seconds, cpu_seconds = _timed(*line, cache=cache)
+                samples[name, "wall clock"].append(seconds * 1e3)
+                samples[name, "CPU"].append(cpu_seconds * 1e3)
+    for (name, clock), times in samples.items():
+        yield Result(name=f"{name}, {num_busy} busy: {clock}", unit="ms", samples=tuple(times))
+
+
+@contextmanager
+def _busy(number: int) -> Iterator[None]:
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for each in busy:
+            each.kill()
+            each.wait()
+
+
+def _timed(*command: str, cache: str) -> tuple[float, float]:
+    """Seconds of a command by the clock, and on CPUs, with its children."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    started = time.perf_counter()
+    subprocess.run(
+        command,
+        env=_environment({"XDG_CACHE_HOME": cache}),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=False,  # the doctor's exit code says what it found
+    )
+    seconds = time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def _look(find: Callable[[], object]) -> float:

@@ -37,7 +37,13 @@ from potluck.kernels.runner import ThreadPool
 from potluck.types.tensor import TensorFormat
 
 SCHEMA = "potluck.benchmark.quantize/1"
-TARGETS = (TensorFormat.Q8_0, TensorFormat.Q4_0, TensorFormat.Q4_K, TensorFormat.Q6_K)
+TARGETS = (
+    TensorFormat.Q8_0,
+    TensorFormat.Q4_0,
+    TensorFormat.Q5_0,
+    TensorFormat.Q4_K,
+    TensorFormat.Q6_K,
+)
 COLUMNS = 1024
 DEMO = Path(__file__).parents[1] / "src/potluck/data/demo/model.safetensors"
 

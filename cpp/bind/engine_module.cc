@@ -52,7 +52,7 @@ const Kernels& find_kernels(const std::string& isa) {
   return *kernels;
 }
 
-Prefill as_prefill(bool fast) { return fast ? Prefill::Fast : Prefill::Exact; }
+Arithmetic as_arithmetic(bool is_fast) { return is_fast ? Arithmetic::Fast : Arithmetic::Exact; }
 
 void check_num_threads(int num_threads) {
   if (num_threads < 1) throw Error("num_threads must be at least 1");
@@ -60,9 +60,10 @@ void check_num_threads(int num_threads) {
 
 void bind_values(nb::module_& m) {
   nb::class_<Slice>(m, "Slice")
-      .def(nb::init<int64_t, std::vector<int64_t>, int64_t, std::vector<int64_t>, bool>(),
+      .def(nb::init<int64_t, std::vector<int64_t>, int64_t, std::vector<int64_t>, bool,
+                    std::optional<int64_t>, std::optional<int64_t>>(),
            nb::kw_only(), "sequence_id"_a, "tokens"_a, "start_position"_a, "block_table"_a,
-           "sample"_a);
+           "sample"_a, "score_from"_a = nb::none(), "next_token"_a = nb::none());
   nb::class_<SamplingParams>(m, "SamplingParams")
       .def(nb::init<float, std::optional<int64_t>, float, float, float, float, float,
                     std::vector<std::pair<int64_t, float>>, uint64_t, bool, int64_t>(),
@@ -91,21 +92,21 @@ void bind_stage(nb::module_& m) {
   nb::class_<Stage>(m, "Stage")
       .def(nb::new_([](std::shared_ptr<const Program> program, const std::string& isa,
                        std::shared_ptr<ThreadPool> pool, int64_t num_blocks,
-                       int64_t max_step_tokens, bool fast_prefill) {
+                       int64_t max_step_tokens, bool is_fast) {
              return std::make_unique<Stage>(std::move(program), find_kernels(isa), std::move(pool),
-                                            num_blocks, max_step_tokens, as_prefill(fast_prefill));
+                                            num_blocks, max_step_tokens, as_arithmetic(is_fast));
            }),
            nb::kw_only(), "program"_a, "isa"_a, "pool"_a, "num_blocks"_a, "max_step_tokens"_a,
-           "fast_prefill"_a)
+           "is_fast"_a)
       .def_static("cache_bytes", &Stage::cache_bytes, nb::kw_only(), "program"_a, "num_blocks"_a)
       .def_static(
           "scratch_bytes",
-          [](const Program& program, int64_t max_step_tokens, int num_threads, bool fast_prefill) {
+          [](const Program& program, int64_t max_step_tokens, int num_threads, bool is_fast) {
             check_num_threads(num_threads);
             return Stage::scratch_bytes(program, max_step_tokens, num_threads,
-                                        as_prefill(fast_prefill));
+                                        as_arithmetic(is_fast));
           },
-          nb::kw_only(), "program"_a, "max_step_tokens"_a, "num_threads"_a, "fast_prefill"_a)
+          nb::kw_only(), "program"_a, "max_step_tokens"_a, "num_threads"_a, "is_fast"_a)
       .def(
           "begin_weight",
           [](Stage& stage, const std::string& name, const std::vector<int64_t>& shape,
@@ -180,12 +181,22 @@ class StandaloneSampler {
   }
 
   std::vector<SampledToken> sample(const std::vector<std::pair<int64_t, int64_t>>& wanted,
-                                   MatrixView logits) {
+                                   MatrixView logits,
+                                   const std::vector<std::optional<int64_t>>& known) {
+    if (!known.empty() && known.size() != wanted.size()) {
+      throw Error("known must have an entry per sequence, or none");
+    }
     if (logits.rows != static_cast<int64_t>(wanted.size()) || logits.columns != vocab_size_) {
       throw Error("logits must have a row of the vocabulary's size per sequence");
     }
     std::vector<WantedRow> rows;
-    for (const auto& [sequence_id, position] : wanted) rows.push_back({0, sequence_id, position});
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      rows.push_back({0, wanted[i].first, wanted[i].second,
+                      known.empty() ? std::nullopt : known[i]});
+      if (rows.back().known && (*rows.back().known < 0 || *rows.back().known >= vocab_size_)) {
+        throw Error("a known token is not within the vocabulary");
+      }
+    }
     const std::lock_guard<std::mutex> lock(mutex_);
     ThreadPool::Session session(*pool_);
     auto sampled = sampler_.sample(rows.data(), rows.data() + rows.size(), logits.data, session);
@@ -211,11 +222,11 @@ void bind_sampler(nb::module_& m) {
       .def(
           "sample",
           [](StandaloneSampler& sampler, const std::vector<std::pair<int64_t, int64_t>>& wanted,
-             const InMatrix& logits) {
+             const InMatrix& logits, const std::vector<std::optional<int64_t>>& known) {
             nb::gil_scoped_release released;
-            return sampler.sample(wanted, view(logits));
+            return sampler.sample(wanted, view(logits), known);
           },
-          "wanted"_a, "logits"_a);
+          "wanted"_a, "logits"_a, "known"_a = std::vector<std::optional<int64_t>>());
 }
 
 void bind_packing(nb::module_& m) {

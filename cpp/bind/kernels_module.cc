@@ -151,21 +151,7 @@ void linear_float(const Kernels& kernels, const std::string& format, Vector<cons
   LinearArgs args{};
   args.weight = make_matrix(format, panels, out.shape(1), x.shape(1));
   require(!is_quantized(args.weight.format), "the format takes quantized activations");
-  require(args.weight.format != Format::BF16 || !kernels.bf16_activations,
-          "the kernel takes bf16 activations");
   args.input.x = x.data();
-  args.num_tokens = x.shape(0);
-  run_linear(kernels.linear[static_cast<int>(args.weight.format)], args, bias, out, first_panel,
-             end_panel);
-}
-
-void linear_bf16(const Kernels& kernels, Vector<const uint8_t> panels, Rows<const uint16_t> x,
-                 std::optional<Vector<const float>> bias, StridedRows out, int64_t first_panel,
-                 int64_t end_panel) {
-  LinearArgs args{};
-  args.weight = make_matrix("bf16", panels, out.shape(1), x.shape(1));
-  require(kernels.bf16_activations, "the kernel takes f32 activations");
-  args.input.bf16 = x.data();
   args.num_tokens = x.shape(0);
   run_linear(kernels.linear[static_cast<int>(args.weight.format)], args, bias, out, first_panel,
              end_panel);
@@ -391,14 +377,10 @@ void bind_kernels(nb::module_& m, KernelLookup lookup) {
 
   nb::class_<Kernels>(m, "Kernels")
       .def_prop_ro("isa", [](const Kernels& kernels) { return std::string(kernels.isa); })
-      .def_prop_ro("bf16_activations",
-                   [](const Kernels& kernels) { return kernels.bf16_activations; })
       .def("quantize", &quantize, "x"_a.noconvert(), "q"_a.noconvert(), "scales"_a.noconvert(),
            "sums"_a.noconvert())
       .def("round_bf16", &round_bf16, "x"_a.noconvert(), "out"_a.noconvert())
       .def("linear_float", &linear_float, "format"_a, "panels"_a.noconvert(), "x"_a.noconvert(),
-           "bias"_a.noconvert().none(), "out"_a.noconvert(), "first_panel"_a, "end_panel"_a)
-      .def("linear_bf16", &linear_bf16, "panels"_a.noconvert(), "x"_a.noconvert(),
            "bias"_a.noconvert().none(), "out"_a.noconvert(), "first_panel"_a, "end_panel"_a)
       .def("linear_quantized", &linear_quantized, "format"_a, "panels"_a.noconvert(),
            "q"_a.noconvert(), "scales"_a.noconvert(), "sums"_a.noconvert(),

@@ -21,25 +21,25 @@ using namespace nb::literals;
 namespace potluck {
 namespace {
 
-const PeakLoop* find_loop(const std::string& isa, const std::string& arithmetic) {
+const PeakLoop* find_loop(const std::string& isa, const std::string& operands) {
   if (kernels_for(isa.c_str()) == nullptr) throw Error("no kernels for '" + isa + "' can run here");
-  if (arithmetic == "int8") return find_peak_loop(isa.c_str(), Arithmetic::Int8);
-  if (arithmetic == "bf16") return find_peak_loop(isa.c_str(), Arithmetic::Bf16);
-  if (arithmetic == "f32") return find_peak_loop(isa.c_str(), Arithmetic::F32);
-  throw Error("there is no arithmetic '" + arithmetic + "'");
+  if (operands == "int8") return find_peak_loop(isa.c_str(), Operands::Int8);
+  if (operands == "bf16") return find_peak_loop(isa.c_str(), Operands::Bf16);
+  if (operands == "f32") return find_peak_loop(isa.c_str(), Operands::F32);
+  throw Error("there are no operands '" + operands + "'");
 }
 
 std::optional<std::string> peak_instruction(const std::string& isa,
-                                            const std::string& arithmetic) {
-  const PeakLoop* loop = find_loop(isa, arithmetic);
+                                            const std::string& operands) {
+  const PeakLoop* loop = find_loop(isa, operands);
   if (loop == nullptr) return std::nullopt;
   return loop->instruction;
 }
 
-double peak_of(ThreadPool& pool, const std::string& isa, const std::string& arithmetic,
+double peak_of(ThreadPool& pool, const std::string& isa, const std::string& operands,
                int64_t num_chunks, int64_t num_rounds) {
-  const PeakLoop* loop = find_loop(isa, arithmetic);
-  if (loop == nullptr) throw Error("'" + isa + "' has no " + arithmetic + " of its own");
+  const PeakLoop* loop = find_loop(isa, operands);
+  if (loop == nullptr) throw Error("'" + isa + "' has no " + operands + " of its own");
   if (num_chunks < 1 || num_rounds < 1) throw Error("num_chunks and num_rounds are at least 1");
   return measure_peak(*loop, num_chunks, num_rounds, pool);
 }
@@ -52,8 +52,8 @@ void bind_measure(nb::module_& m) {
            "pool"_a, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("num_bytes", &MemoryReader::num_bytes)
       .def("read", &MemoryReader::read, nb::call_guard<nb::gil_scoped_release>());
-  m.def("peak_instruction", &peak_instruction, "isa"_a, "arithmetic"_a);
-  m.def("measure_peak", &peak_of, nb::kw_only(), "pool"_a, "isa"_a, "arithmetic"_a,
+  m.def("peak_instruction", &peak_instruction, "isa"_a, "operands"_a);
+  m.def("measure_peak", &peak_of, nb::kw_only(), "pool"_a, "isa"_a, "operands"_a,
         "num_chunks"_a, "num_rounds"_a, nb::call_guard<nb::gil_scoped_release>());
 }
 

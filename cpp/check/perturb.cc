@@ -53,11 +53,6 @@ struct Perturbed {
     if (is_active("round_bf16")) nudge(out + count - 1);
   }
 
-  // Compared with a tolerance, not bit for bit.
-  static bool has_own_bits(Format format) {
-    return kIsScalar || (format == Format::BF16 && real().bf16_activations);
-  }
-
   static std::vector<uint16_t> without_last_column(const LinearArgs& args) {
     const int64_t columns = args.weight.columns;
     std::vector<uint16_t> x(args.input.bf16, args.input.bf16 + args.num_tokens * columns);
@@ -72,12 +67,7 @@ struct Perturbed {
     if (!is_active(std::string("linear.") + info.name)) return run(args, first_panel, end_panel);
     LinearArgs changed = args;
     std::vector<float> factors;
-    std::vector<uint16_t> rounded;
-    const bool own_bits = has_own_bits(static_cast<Format>(format));
-    if (own_bits && real().bf16_activations) {  // the last column is forgotten
-      rounded = without_last_column(args);
-      changed.input.bf16 = rounded.data();
-    } else if (own_bits) {  // the last group, or column, is forgotten
+    if (kIsScalar) {  // compared with a tolerance: the last group, or column, is forgotten
       const bool quantized = is_quantized(args.weight.format);
       const int64_t width = args.weight.columns / (quantized ? kGroupColumns : 1);
       const float* source = quantized ? args.input.scales : args.input.x;
@@ -87,7 +77,7 @@ struct Perturbed {
       (quantized ? changed.input.scales : changed.input.x) = factors.data();
     }
     run(changed, first_panel, end_panel);
-    if (!own_bits && first_panel < end_panel) {
+    if (!kIsScalar && first_panel < end_panel) {
       const int64_t end_row = end_panel * kPanelRows;
       const int64_t row = (end_row < args.weight.rows ? end_row : args.weight.rows) - 1;
       nudge(args.out + (args.num_tokens - 1) * args.out_stride + row);
@@ -247,14 +237,13 @@ struct Perturbed {
 #define POTLUCK_WIDEN(format, suffix) widen<static_cast<int>(Format::format)>,
   static const Kernels* table() {
     static const Kernels kernels = {real().isa,
-                                    real().bf16_activations,
                                     real().least_panels,
                                     quantize,
                                     round_bf16,
                                     {POTLUCK_FORMATS(POTLUCK_LINEAR)},
                                     {POTLUCK_FORMATS(POTLUCK_EMBED)},
                                     {POTLUCK_FLOAT_FORMATS(POTLUCK_WIDEN)},
-                                    {encode<0>, encode<1>, encode<2>, encode<3>},
+                                    {encode<0>, encode<1>, encode<2>, encode<3>, encode<4>},
                                     rms_norm,
                                     rope,
                                     silu_gate,

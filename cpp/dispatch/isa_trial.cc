@@ -165,11 +165,14 @@ std::string isa_problem(const Kernels& kernels) {
   Draws draws;
   const Input input = make_input(draws);
   std::vector<Case> cases;
-  for (int f = static_cast<int>(Format::BF16); f < kNumFormats; ++f)
+  const auto fast = [&](Format format) {
+    const auto linear = kernels.linear_fast[static_cast<int>(format)];
+    cases.push_back(make_case(format, linear, input, draws));
+  };
+  fast(Format::BF16);
+  for (int f = static_cast<int>(Format::Q8_0); f < kNumFormats; ++f)
     cases.push_back(make_case(static_cast<Format>(f), kernels.linear[f], input, draws));
-  // Its weights, of 4 bits and a power of two, are bf16.
-  const int q4_0 = static_cast<int>(Format::Q4_0);
-  cases.push_back(make_case(Format::Q4_0, kernels.linear_fast[q4_0], input, draws));
+  fast(Format::Q4_0);  // weights of 4 bits and a power of two are bf16
 
   const SharedInt found;
   if (!found.is_there()) return not_tried();

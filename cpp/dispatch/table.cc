@@ -49,7 +49,7 @@ namespace {
 #define POTLUCK_ENCODE(format, suffix) POTLUCK_TABLE_ISA::encode_##suffix,
 #define POTLUCK_ROW(isa)                                                               \
   {                                                                                    \
-    #isa, false, 1, isa::quantize, isa::round_bf16, {POTLUCK_FORMATS(POTLUCK_LINEAR)}, \
+    #isa, 1, isa::quantize, isa::round_bf16, {POTLUCK_FORMATS(POTLUCK_LINEAR)}, \
         {POTLUCK_FORMATS(POTLUCK_EMBED)}, {POTLUCK_FLOAT_FORMATS(POTLUCK_WIDEN)},      \
         {POTLUCK_TARGETS(POTLUCK_ENCODE)}, isa::rms_norm, isa::rope, isa::silu_gate,   \
         isa::add, isa::append_kv, isa::attention, isa::attention_span,                 \
@@ -74,12 +74,11 @@ constexpr Kernels kNeon = POTLUCK_ROW(neon);
 #endif
 
 #if defined(POTLUCK_HAS_AVX512_BF16) || defined(POTLUCK_HAS_I8MM)
-// As `row`, with another product for BF16 weights, which takes activations as bf16.
+// As `row`, with a fast product for BF16 weights.
 constexpr Kernels with_bf16_products(Kernels row, const char* isa,
                                      void (*linear)(const LinearArgs&, int64_t, int64_t)) {
   row.isa = isa;
-  row.bf16_activations = true;
-  row.linear[static_cast<int>(Format::BF16)] = linear;
+  row.linear_fast[static_cast<int>(Format::BF16)] = linear;
   return row;
 }
 #endif
@@ -119,7 +118,7 @@ constexpr Kernels dotprod_row() {
 constexpr Kernels kDotprod = dotprod_row();
 #endif
 #if defined(POTLUCK_HAS_I8MM)
-// As dotprod, with other products for Q8_0 and BF16 weights.
+// As dotprod, with other products for Q8_0 and fast ones for BF16.
 constexpr Kernels i8mm_row() {
   Kernels row = with_bf16_products(kDotprod, "i8mm", i8mm::linear_bf16);
   row.linear[static_cast<int>(Format::Q8_0)] = i8mm::linear_q8_0;

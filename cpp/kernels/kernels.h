@@ -1,8 +1,8 @@
 // The interface between kernels and everything above them: what a kernel takes and promises.
 //
 // Every kernel exists once per instruction set, built from one body over 16 virtual lanes
-// (cpp/simd). All variants give the same bits as the scalar one (docs/adr/0004), but for BF16
-// weights where the instruction set has products of bf16 (docs/adr/0017).
+// (cpp/simd). All variants give the same bits as the scalar one for every format (docs/adr/0004),
+// but for `linear_fast`, whose products of bf16 are an instruction set's own (docs/adr/0026).
 // Kernels do not allocate, lock, throw or divide work among threads: the program runner calls
 // them on ranges. Pointers need no alignment beyond their element's.
 //
@@ -58,8 +58,9 @@ void pack_rows(Format format, int64_t columns, const uint8_t* rows, int64_t star
                int64_t num_rows, uint8_t* panels);
 
 // The formats that weights can be quantized to; the order is that of the dispatch table.
-constexpr int kNumTargets = 4;
-constexpr Format kTargets[kNumTargets] = {Format::Q8_0, Format::Q4_0, Format::Q4_K, Format::Q6_K};
+constexpr int kNumTargets = 5;
+constexpr Format kTargets[kNumTargets] = {Format::Q8_0, Format::Q4_0, Format::Q5_0, Format::Q4_K,
+                                          Format::Q6_K};
 
 // Dequantizes `count` columns, whole blocks, of a quantized format. The arithmetic is that of the
 // `gguf` package: one multiplication per value, and an addition or subtraction where the format has
@@ -73,7 +74,7 @@ struct Activations {
   const int8_t* q;       // [tokens][columns], for quantized formats
   const float* scales;   // [tokens][columns / 32]: max|x| / 127
   const int32_t* sums;   // [tokens][columns / 32]: sum of q
-  const uint16_t* bf16;  // [tokens][columns], for linear_fast, and BF16 with bf16_activations
+  const uint16_t* bf16;  // [tokens][columns], for linear_fast
 };
 
 struct LinearArgs {
@@ -137,10 +138,6 @@ int64_t attention_scratch_floats(int64_t num_rows, int64_t head_dim);
 struct Kernels {
   const char* isa;
 
-  // Whether linear[BF16] takes Activations::bf16 instead of x. Its results are then its own: the
-  // instruction set's order of additions, subnormals taken as zero (docs/adr/0017).
-  bool bf16_activations;
-
   // How many panels a call of linear or linear_fast with many tokens should have at least: more than
   // one where it copies all of them first.
   int64_t least_panels;
@@ -165,10 +162,10 @@ struct Kernels {
   // max |x|, which is infinite or NaN where not all are finite.
   float (*widen[kNumFloatFormats])(const uint8_t* stored, int64_t count, float* out);
 
-  // Quantizes `count` finite numbers, whole blocks, to the file's layout of kTargets[i]. Q8_0 and
-  // Q4_0 have the bytes that the `gguf` package makes; the K formats minimize each block's squared
-  // error by a search (convert/q4_k.h, convert/q6_k.h). Returns false where a scale is beyond f16:
-  // such a block of Q8_0 or Q4_0 has an infinite scale, one of a K format only zero bytes.
+  // Quantizes `count` finite numbers, whole blocks, to the file's layout of kTargets[i]. Q8_0, Q4_0
+  // and Q5_0 have the bytes that the `gguf` package makes; the K formats minimize each block's
+  // squared error by a search (convert/q4_k.h, convert/q6_k.h). Returns false where a scale is
+  // beyond f16: such a block of 32 has an infinite scale, one of a K format only zero bytes.
   bool (*encode[kNumTargets])(const float* x, int64_t count, uint8_t* out);
 
   // out = x / sqrt(mean(x^2) + epsilon) * weight per group of columns; weight has `group` entries.
@@ -199,9 +196,10 @@ struct Kernels {
   // out[i] = exp(x[i] - max); returns the sum over 16 lanes and one tree. For sampling.
   float (*exp_sum)(const float* x, int64_t count, float max, float* out);
 
-  // As `linear` for quantized weights, faster and not exact: weights are rounded to bf16 and
-  // multiplied with Activations::bf16. An output element still depends on its token alone. Null
-  // where the instruction set has no such product, and for float formats.
+  // As `linear`, faster and with bits of its own: BF16 weights, or quantized ones rounded to bf16,
+  // are multiplied with Activations::bf16 in the instruction set's order of additions, subnormals
+  // taken as zero (docs/adr/0017). An output element still depends on its token alone. Null where
+  // the instruction set has no such product of the format; F32 and F16 never have one.
   void (*linear_fast[kNumFormats])(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
 };
 

@@ -21,6 +21,23 @@ int64_t end_position(const Slice& slice) {
 // Blocks that hold positions [0, end).
 int64_t blocks_for(int64_t end) { return (end + kBlockTokens - 1) / kBlockTokens; }
 
+void check_scored(const Slice& slice, const BatchLimits& limits) {
+  if (!slice.score_from) {
+    if (slice.next_token) fail(slice, "a next token is given, and nothing is scored");
+    return;
+  }
+  if (*slice.score_from < 0 || *slice.score_from >= static_cast<int64_t>(slice.tokens.size())) {
+    fail(slice, "there is no token " + std::to_string(*slice.score_from) + " to score from");
+  }
+  if (slice.sample == slice.next_token.has_value()) {
+    fail(slice, "what follows the last token is either sampled or known and scored");
+  }
+  if (slice.next_token && (*slice.next_token < 0 || *slice.next_token >= limits.vocab_size)) {
+    fail(slice, "token " + std::to_string(*slice.next_token) + " is not within the vocabulary of " +
+                    std::to_string(limits.vocab_size));
+  }
+}
+
 void check_slice(const Slice& slice, const BatchLimits& limits) {
   if (slice.tokens.empty()) fail(slice, "the slice has no tokens");
   if (slice.start_position < 0 || slice.start_position >= limits.context_tokens ||
@@ -35,6 +52,7 @@ void check_slice(const Slice& slice, const BatchLimits& limits) {
                       std::to_string(limits.vocab_size));
     }
   }
+  check_scored(slice, limits);
   if (!limits.num_blocks) return;
   const int64_t num_needed = blocks_for(end_position(slice));
   if (static_cast<int64_t>(slice.block_table.size()) < num_needed) {
@@ -108,8 +126,12 @@ Batch::Batch(const std::vector<Slice>& slices, const BatchLimits& limits) {
     } else {
       ranges_.push_back({begin, end, is_prefill});
     }
-    if (slice.sample) {
-      wanted_.push_back({static_cast<int64_t>(rows_.size()) - 1, slice.sequence_id, position});
+    const auto num_rows = static_cast<int64_t>(slice.tokens.size());
+    const int64_t unscored = slice.sample ? num_rows - 1 : num_rows;
+    for (int64_t i = slice.score_from.value_or(unscored); i < num_rows; ++i) {
+      std::optional<int64_t> known = slice.next_token;
+      if (i + 1 < num_rows) known = slice.tokens[static_cast<size_t>(i) + 1];
+      wanted_.push_back({begin + i, slice.sequence_id, slice.start_position + i + 1, known});
     }
   }
 }

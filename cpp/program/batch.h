@@ -16,6 +16,8 @@ struct Slice {
   int64_t start_position;
   std::vector<int64_t> block_table;
   bool sample;
+  std::optional<int64_t> score_from = std::nullopt;
+  std::optional<int64_t> next_token = std::nullopt;
 };
 
 // What a stage can take in one step.
@@ -48,17 +50,19 @@ struct BatchSlice {
   int64_t position;
 };
 
-// A row whose logits are wanted: the last one of a slice with `sample`.
+// A row whose logits are wanted: those of a slice from `score_from` on, and the last with `sample`.
 struct WantedRow {
   int64_t row;
   int64_t sequence_id;
-  int64_t next_position;  // where the token to be sampled will stand
+  int64_t next_position;         // where the token stands that follows
+  std::optional<int64_t> known;  // it, if it is scored and not sampled
 };
 
 class Batch {
  public:
   // Throws Error, naming the sequence, for a slice without tokens, a token outside the vocabulary,
-  // a position outside the context, a block table that is too short or names a block that does not
+  // a position outside the context, scores from no token of the slice on or of a last token that is
+  // sampled, a block table that is too short or names a block that does not
   // exist, a sequence that appears twice, and a block that one slice writes and another one has.
   Batch(const std::vector<Slice>& slices, const BatchLimits& limits);
 

@@ -25,7 +25,7 @@ struct Executor::Layout {
   uint64_t q, q_scales, q_sums, bf16, attention, attention_floats, partials, moe, head_input;
   uint64_t num_bytes = 0;
 
-  Layout(const Program& program, int64_t max_tokens, int num_threads, Prefill prefill) {
+  Layout(const Program& program, int64_t max_tokens, int num_threads, Arithmetic arithmetic) {
     const auto tokens = static_cast<uint64_t>(max_tokens);
     for (const Register& reg : program.spec().registers) {
       registers.push_back(take(tokens * static_cast<uint64_t>(reg.width) * sizeof(float)));
@@ -35,12 +35,7 @@ struct Executor::Layout {
     q = take(tokens * columns);
     q_scales = take(tokens * groups * sizeof(float));
     q_sums = take(tokens * groups * sizeof(int32_t));
-    if (prefill == Prefill::Fast) {
-      bf16 = take(tokens * columns * sizeof(uint16_t));
-    } else {  // one form at a time
-      bf16 = q;
-      num_bytes = std::max(num_bytes, bf16 + aligned(tokens * columns * sizeof(uint16_t)));
-    }
+    bf16 = arithmetic == Arithmetic::Fast ? take(tokens * columns * sizeof(uint16_t)) : q;
     int64_t thread_floats = 0, cut_floats = 0;
     const AttentionLimits limits{max_tokens, program.spec().context_tokens, num_threads};
     for (const op::Resolved& any : program.ops()) {
@@ -76,15 +71,15 @@ struct Executor::Layout {
 };
 
 Executor::Executor(const Program& program, const Kernels& kernels, const WeightStore& weights,
-                   int64_t num_blocks, int64_t max_step_tokens, int num_threads, Prefill prefill)
+                   int64_t num_blocks, int64_t max_step_tokens, int num_threads, Arithmetic arithmetic)
     : program_(program),
       kernels_(kernels),
-      prefill_(prefill),
+      arithmetic_(arithmetic),
       weights_(weights),
       phases_(schedule(program.ops())),
       read_ahead_(program, weights),
       attention_limits_{max_step_tokens, program.spec().context_tokens, num_threads} {
-  Layout layout(program, max_step_tokens, num_threads, prefill);
+  Layout layout(program, max_step_tokens, num_threads, arithmetic);
   scratch_ = Buffer(layout.num_bytes, Pages::Huge, "scratch");
   register_offsets_ = std::move(layout.registers);
   q_offset_ = layout.q;
@@ -95,7 +90,8 @@ Executor::Executor(const Program& program, const Kernels& kernels, const WeightS
   attention_floats_ = layout.attention_floats;
   partials_offset_ = layout.partials;
   head_input_offset_ = layout.head_input;
-  moe_.emplace(program, kernels, weights, max_step_tokens, scratch_.data() + layout.moe);
+  moe_.emplace(program, kernels, weights, arithmetic, max_step_tokens,
+               scratch_.data() + layout.moe);
   for (const CacheSpec& spec : program.spec().caches) caches_.emplace_back(spec, num_blocks);
   for (size_t i = 0; i < phases_.size(); ++i) {
     const size_t wide = phases_[i].first_op + phases_[i].row_wise.size();
@@ -114,8 +110,8 @@ uint64_t Executor::cache_bytes(const Program& program, int64_t num_blocks) {
 }
 
 uint64_t Executor::scratch_bytes(const Program& program, int64_t max_step_tokens,
-                                 int num_threads, Prefill prefill) {
-  return Layout(program, max_step_tokens, num_threads, prefill).num_bytes;
+                                 int num_threads, Arithmetic arithmetic) {
+  return Layout(program, max_step_tokens, num_threads, arithmetic).num_bytes;
 }
 
 void Executor::run(const Batch& batch, ThreadPool::Session& session) {
@@ -144,7 +140,7 @@ void Executor::head(const WantedRow* rows, int64_t num_rows, float* logits,
   }
   const Matrix& weight = weights_.matrix(o.weight);
   make_forms(forms(weight, false), input, num_rows, columns, session);
-  products_ = {product(weight, nullptr, input, num_rows, logits)};
+  products_ = {product(weight, nullptr, input, num_rows, logits, false)};
   multiply(products_, session);
   timer_.add_to(timed_head_);
 }
@@ -208,15 +204,13 @@ void Executor::run_row(const op::Add<int>& o, const Batch&, int64_t t) {
   kernels_.add(row(o.x, t), row(o.y, t), program_.width(o.x));
 }
 
-bool Executor::has_fast(const Matrix& weight) const {
-  return prefill_ == Prefill::Fast &&
-         kernels_.linear_fast[static_cast<int>(weight.format)] != nullptr;
+bool Executor::uses_fast(const Matrix& weight, bool is_prefill) const {
+  return potluck::uses_fast(kernels_, arithmetic_, weight.format, is_prefill);
 }
 
 Executor::Forms Executor::forms(const Matrix& weight, bool is_prefill) const {
-  if (is_prefill && has_fast(weight)) return {false, true};
-  return {is_quantized(weight.format),
-          weight.format == Format::BF16 && kernels_.bf16_activations};
+  if (uses_fast(weight, is_prefill)) return {false, true};
+  return {is_quantized(weight.format), false};
 }
 
 Executor::Forms Executor::forms(const Linears& linears, bool is_prefill) const {
@@ -229,36 +223,19 @@ Executor::Forms Executor::forms(const Linears& linears, bool is_prefill) const {
   return all;
 }
 
-bool Executor::in_two_passes(const Linears& linears) const {
-  const Forms all = forms(linears, false);
-  return prefill_ == Prefill::Exact && all.integers && all.bf16;
-}
-
 int64_t Executor::input_work(const Linears& linears) const {
   const Forms all = forms(linears, false);
   return all.integers || all.bf16 ? kNormWork * program_.width(linears.x) : 0;
 }
 
 void Executor::make_input(const Linears& linears, const Batch& batch, int64_t t) {
-  Forms all = forms(linears, batch.rows()[t].is_prefill);
-  if (in_two_passes(linears)) all.bf16 = false;
-  make_form_rows(all, register_data(linears.x), program_.width(linears.x), t, t + 1);
+  make_form_rows(forms(linears, batch.rows()[t].is_prefill), register_data(linears.x),
+                 program_.width(linears.x), t, t + 1);
 }
 
 void Executor::run_op(const Linears& linears, const Batch& batch, ThreadPool::Session& session) {
-  const bool in_two = in_two_passes(linears);
   products_.clear();
-  for (const op::Linear<int>& o : linears.ops) {
-    if (!in_two || !forms(weights_.matrix(o.weight), false).bf16) add_products(o, batch);
-  }
-  multiply(products_, session);
-  if (!in_two) return;
-  make_forms({false, true}, register_data(linears.x), batch.num_tokens(),
-             program_.width(linears.x), session);
-  products_.clear();
-  for (const op::Linear<int>& o : linears.ops) {
-    if (forms(weights_.matrix(o.weight), false).bf16) add_products(o, batch);
-  }
+  for (const op::Linear<int>& o : linears.ops) add_products(o, batch);
   multiply(products_, session);
 }
 
@@ -359,7 +336,7 @@ Activations Executor::activations(const float* x) {
 }
 
 Product Executor::product(const Matrix& weight, const float* bias, const float* x,
-                          int64_t num_tokens, float* out) {
+                          int64_t num_tokens, float* out, bool is_prefill) {
   LinearArgs args{};
   args.weight = weight;
   args.input = activations(x);
@@ -367,28 +344,31 @@ Product Executor::product(const Matrix& weight, const float* bias, const float* 
   args.bias = bias;
   args.out = out;
   args.out_stride = weight.rows;
-  return {kernels_.linear[static_cast<int>(weight.format)], args, kernels_.least_panels};
+  const auto& kernels = uses_fast(weight, is_prefill) ? kernels_.linear_fast : kernels_.linear;
+  return {kernels[static_cast<int>(weight.format)], args, kernels_.least_panels};
 }
 
 void Executor::add_products(const op::Linear<int>& o, const Batch& batch) {
   const Matrix& weight = weights_.matrix(o.weight);
-  const Product whole = product(weight, o.bias ? weights_.vector(*o.bias) : nullptr,
-                                register_data(o.x), batch.num_tokens(), register_data(o.out));
-  if (!has_fast(weight)) {
-    products_.push_back(whole);
+  const float* bias = o.bias ? weights_.vector(*o.bias) : nullptr;
+  const auto of_rows = [&](bool is_prefill) {
+    return product(weight, bias, register_data(o.x), batch.num_tokens(), register_data(o.out),
+                   is_prefill);
+  };
+  if (uses_fast(weight, true) == uses_fast(weight, false)) {
+    products_.push_back(of_rows(false));
     return;
   }
   const int64_t columns = weight.columns;
   const int64_t groups = columns / kGroupColumns;
   for (const RowRange& range : batch.ranges()) {
-    Product part = whole;
-    if (range.is_prefill) part.kernel = kernels_.linear_fast[static_cast<int>(weight.format)];
-    const Activations& input = whole.args.input;
+    Product part = of_rows(range.is_prefill);
+    const Activations input = part.args.input;
     part.args.input = {input.x + range.begin * columns, input.q + range.begin * columns,
                        input.scales + range.begin * groups, input.sums + range.begin * groups,
                        input.bf16 + range.begin * columns};
     part.args.num_tokens = range.end - range.begin;
-    part.args.out = whole.args.out + range.begin * whole.args.out_stride;
+    part.args.out += range.begin * part.args.out_stride;
     products_.push_back(part);
   }
 }

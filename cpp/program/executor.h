@@ -25,19 +25,15 @@
 
 namespace potluck {
 
-// Whether prompts are computed with the bits of decodes, or faster where there is a way.
-enum class Prefill : uint8_t { Exact, Fast };
-
 class Executor {
  public:
-  // Allocates all that any step needs. The references must outlive it. With `prefill` Fast, rows of
-  // prompts go through Kernels::linear_fast, of the formats that have it. Throws OutOfMemoryError.
+  // Allocates all that any step needs. The references must outlive it. Throws OutOfMemoryError.
   Executor(const Program& program, const Kernels& kernels, const WeightStore& weights,
-           int64_t num_blocks, int64_t max_step_tokens, int num_threads, Prefill prefill);
+           int64_t num_blocks, int64_t max_step_tokens, int num_threads, Arithmetic arithmetic);
 
   static uint64_t cache_bytes(const Program& program, int64_t num_blocks);
   static uint64_t scratch_bytes(const Program& program, int64_t max_step_tokens, int num_threads,
-                                Prefill prefill);
+                                Arithmetic arithmetic);
 
   // The register `hidden`, [tokens][hidden_size]: the input before `run` without an embedding, the
   // output after it without a head.
@@ -101,18 +97,16 @@ class Executor {
   void run_op(const op::Moe<int>& o, const Batch& batch, ThreadPool::Session& session);
   void run_op(const op::Head<int>&, const Batch&, ThreadPool::Session&) {}
 
-  // Whether rows of prompts are multiplied with `weight` by its fast kernel.
-  bool has_fast(const Matrix& weight) const;
+  bool uses_fast(const Matrix& weight, bool is_prefill) const;
   Forms forms(const Matrix& weight, bool is_prefill) const;
   Forms forms(const Linears& linears, bool is_prefill) const;
-  // `linears` need both forms of a row, for which there is room only where prefill is fast.
-  bool in_two_passes(const Linears& linears) const;
 
   // `x` as kernels take it, with what `make_forms` has made of it, if it has.
   Activations activations(const float* x);
+  // Of rows that are all decoded, or all of prompts.
   Product product(const Matrix& weight, const float* bias, const float* x, int64_t num_tokens,
-                  float* out);
-  // Adds to products_: one product, or one for every range of rows where prompts are fast.
+                  float* out, bool is_prefill);
+  // Adds to products_: one product, or one for every range of rows where only prompts are fast.
   void add_products(const op::Linear<int>& o, const Batch& batch);
   void make_forms(Forms forms, const float* x, int64_t num_tokens, int64_t columns,
                   ThreadPool::Session& session);
@@ -123,7 +117,7 @@ class Executor {
 
   const Program& program_;
   const Kernels& kernels_;
-  const Prefill prefill_;
+  const Arithmetic arithmetic_;
   const WeightStore& weights_;
   const std::vector<Phase> phases_;
   ReadAhead read_ahead_;

@@ -80,9 +80,10 @@ uint64_t MoeRunner::scratch_bytes(const Program& program, int64_t max_tokens) {
 }
 
 MoeRunner::MoeRunner(const Program& program, const Kernels& kernels, const WeightStore& weights,
-                     int64_t max_tokens, uint8_t* scratch)
+                     Arithmetic arithmetic, int64_t max_tokens, uint8_t* scratch)
     : kernels_(kernels),
       weights_(weights),
+      arithmetic_(arithmetic),
       scratch_(Layout(program, max_tokens, scratch).scratch) {}
 
 bool MoeRunner::wants_integers(const op::Moe<int>& o) const {
@@ -90,7 +91,7 @@ bool MoeRunner::wants_integers(const op::Moe<int>& o) const {
 }
 
 bool MoeRunner::takes_bf16(const Matrix& stack) const {
-  return stack.format == Format::BF16 && kernels_.bf16_activations;
+  return uses_fast(kernels_, arithmetic_, stack.format, false);
 }
 
 void MoeRunner::run(const op::Moe<int>& o, const Activations& input, int64_t num_tokens,
@@ -232,8 +233,8 @@ void MoeRunner::add_products(const op::Moe<int>& o, const Matrix& stack, const f
     args.num_tokens = s.first_rows[e + 1] - first_row;
     args.out = out + first_row * rows;
     args.out_stride = rows;
-    products_.push_back(
-        {kernels_.linear[static_cast<int>(stack.format)], args, kernels_.least_panels});
+    const auto& kernels = takes_bf16(stack) ? kernels_.linear_fast : kernels_.linear;
+    products_.push_back({kernels[static_cast<int>(stack.format)], args, kernels_.least_panels});
   }
 }
 

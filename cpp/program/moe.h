@@ -25,8 +25,9 @@ class MoeRunner {
   static uint64_t scratch_bytes(const Program& program, int64_t max_tokens);
 
   // The references and `scratch_bytes` bytes at `scratch`, aligned to 64, must outlive it.
+  // Quantized experts are exact in either `arithmetic`.
   MoeRunner(const Program& program, const Kernels& kernels, const WeightStore& weights,
-            int64_t max_tokens, uint8_t* scratch);
+            Arithmetic arithmetic, int64_t max_tokens, uint8_t* scratch);
 
   // Whether `run` takes its input as integers too.
   bool wants_integers(const op::Moe<int>& o) const;
@@ -72,6 +73,7 @@ class MoeRunner {
 
   const Kernels& kernels_;
   const WeightStore& weights_;
+  const Arithmetic arithmetic_;
   Scratch scratch_{};
   std::vector<Product> products_;  // of the op that runs
 };

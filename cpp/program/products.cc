@@ -60,6 +60,12 @@ void run_piece(const Product& product, const Division& division, int64_t piece,
 
 }  // namespace
 
+bool uses_fast(const Kernels& kernels, Arithmetic arithmetic, Format format, bool is_prefill) {
+  return arithmetic == Arithmetic::Fast &&
+         kernels.linear_fast[static_cast<int>(format)] != nullptr &&
+         (is_prefill || !is_quantized(format));
+}
+
 void multiply(const std::vector<Product>& products, ThreadPool::Session& session) {
   const int64_t num_workers = session.num_threads();
   std::vector<Division> divisions;

@@ -1,12 +1,21 @@
 // Divides products of matrices and activations among threads.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "kernels/kernels.h"
 #include "program/thread_pool.h"
 
 namespace potluck {
+
+// Exact: every product has the bits of the scalar kernels. Fast: Kernels::linear_fast is used where
+// there is one (uses_fast).
+enum class Arithmetic : uint8_t { Exact, Fast };
+
+// Whether rows are multiplied with weights of `format` by Kernels::linear_fast, and so are taken as
+// Activations::bf16. BF16 weights are, in prompts and decodes alike; quantized ones in prompts only.
+bool uses_fast(const Kernels& kernels, Arithmetic arithmetic, Format format, bool is_prefill);
 
 // `kernel` computes panels of `args`.
 struct Product {

@@ -118,10 +118,14 @@ std::vector<SampledToken> Sampler::sample(const WantedRow* first, const WantedRo
     const auto found = sequences_.find(wanted->sequence_id);
     if (found == sequences_.end()) fail(wanted->sequence_id, "it is not open for sampling");
     sequences.push_back(&found->second);
-    sampled.push_back({wanted->sequence_id, wanted->next_position, -1, std::nullopt, {}});
+    const bool is_known = wanted->known.has_value();
+    sampled.push_back({wanted->sequence_id, wanted->next_position, wanted->known.value_or(-1),
+                       std::nullopt, {}, is_known});
     // Here and not in the parallel loop, which must not throw.
     const SamplingParams& params = found->second.params;
-    if (params.logprobs) sampled.back().top.resize(static_cast<size_t>(params.top_logprobs));
+    if (params.logprobs || is_known) {
+      sampled.back().top.resize(static_cast<size_t>(params.top_logprobs));
+    }
   }
   const auto num_rows = static_cast<int64_t>(sampled.size());
   const int64_t blocks = BlockedLogits::num_blocks(vocab_size_);
@@ -158,7 +162,7 @@ std::vector<SampledToken> Sampler::sample(const WantedRow* first, const WantedRo
 void Sampler::record(const std::vector<SampledToken>& sampled) {
   for (const SampledToken& token : sampled) {
     const auto found = sequences_.find(token.sequence_id);
-    if (found != sequences_.end() && found->second.keeps_history) {
+    if (!token.is_known && found != sequences_.end() && found->second.keeps_history) {
       ++found->second.output_counts[token.token];
     }
   }
@@ -167,6 +171,10 @@ void Sampler::record(const std::vector<SampledToken>& sampled) {
 void Sampler::sample_one(const BlockedLogits& logits, const Sequence& sequence,
                          const Scratch& scratch, SampledToken& out) const {
   const SamplingParams& params = sequence.params;
+  if (out.is_known) {
+    add_logprobs(logits, sequence, scratch, out);
+    return;
+  }
   BlockedLogits adjusted = logits;
   if (sequence.keeps_history || !params.logit_bias.empty()) {
     adjust(logits.logits, sequence, scratch.adjusted);

@@ -51,6 +51,7 @@ struct SampledToken {
   int64_t token;
   std::optional<float> logprob;
   std::vector<TokenLogprob> top;  // most likely first; lower ids first among equals
+  bool is_known;                  // it was scored, and not chosen
 };
 
 class Sampler {
@@ -69,12 +70,13 @@ class Sampler {
   bool is_open(int64_t sequence_id) const { return sequences_.count(sequence_id) > 0; }
 
   // One token per entry of [first, last); `logits` has a row of vocab_size for each, in the same
-  // order. Changes no sequence's history: see record. Throws Error for a sequence that is not open,
-  // and NonFiniteError for logits that are not finite.
+  // order. A known token is not chosen, and has its log-probability always. Changes no sequence's
+  // history: see record. Throws Error for a sequence that is not open, and NonFiniteError for
+  // logits that are not finite.
   std::vector<SampledToken> sample(const WantedRow* first, const WantedRow* last,
                                    const float* logits, ThreadPool::Session& session);
 
-  // Adds what was sampled to the histories that penalties count.
+  // Adds what was sampled, and not what was scored, to the histories that penalties count.
   void record(const std::vector<SampledToken>& sampled);
 
  private:

@@ -60,13 +60,13 @@ class Stage::Call {
 
 Stage::Stage(std::shared_ptr<const Program> program, const Kernels& kernels,
              std::shared_ptr<ThreadPool> pool, int64_t num_blocks, int64_t max_step_tokens,
-             Prefill prefill)
+             Arithmetic arithmetic)
     : program_(std::move(program)),
       pool_(std::move(pool)),
       limits_(make_limits(*program_, num_blocks, max_step_tokens)),
       weights_(program_->spec().weights),
       executor_(*program_, kernels, weights_, num_blocks, max_step_tokens, pool_->num_threads(),
-                prefill),
+                arithmetic),
       logits_(logits_bytes(*program_, max_step_tokens), Pages::Normal, "logits") {
   sampling_timer_.add_part(program_->ops().size(), program_->ops().size());
   if (program_->spec().has_head) {
@@ -80,10 +80,10 @@ uint64_t Stage::cache_bytes(const Program& program, int64_t num_blocks) {
 }
 
 uint64_t Stage::scratch_bytes(const Program& program, int64_t max_step_tokens, int num_threads,
-                              Prefill prefill) {
+                              Arithmetic arithmetic) {
   make_limits(program, 0, max_step_tokens);
   const ProgramSpec& spec = program.spec();
-  return Executor::scratch_bytes(program, max_step_tokens, num_threads, prefill) +
+  return Executor::scratch_bytes(program, max_step_tokens, num_threads, arithmetic) +
          logits_bytes(program, max_step_tokens) +
          (spec.has_head ? Sampler::scratch_bytes(spec.vocab_size, num_threads) : 0);
 }

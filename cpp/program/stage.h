@@ -44,12 +44,12 @@ class Stage {
   // Throws OutOfMemoryError.
   Stage(std::shared_ptr<const Program> program, const Kernels& kernels,
         std::shared_ptr<ThreadPool> pool, int64_t num_blocks, int64_t max_step_tokens,
-        Prefill prefill);
+        Arithmetic arithmetic);
 
   // What a stage allocates besides its weights.
   static uint64_t cache_bytes(const Program& program, int64_t num_blocks);
   static uint64_t scratch_bytes(const Program& program, int64_t max_step_tokens, int num_threads,
-                                Prefill prefill);
+                                Arithmetic arithmetic);
 
   // See WeightStore.
   void begin_weight(const std::string& name, const std::vector<int64_t>& shape, Format format);
@@ -61,11 +61,11 @@ class Stage {
 
   // Runs the program once. `hidden_in` [tokens][hidden_size] is given unless the stage has the
   // embedding, `hidden_out` likewise unless it has the head; with the head it returns one token per
-  // slice that samples. When logits are not finite it throws after the caches were written.
+  // row that is wanted. When logits are not finite it throws after the caches were written.
   std::vector<SampledToken> step(const Step& step, std::optional<MatrixView> hidden_in,
                                  std::optional<MutableMatrixView> hidden_out);
 
-  // The same on a stage with the head, but gives the logits [slices that sample][vocab_size].
+  // The same on a stage with the head, but gives the logits [rows that are wanted][vocab_size].
   void logits(const Step& step, std::optional<MatrixView> hidden_in, MutableMatrixView out);
 
   // Seconds that steps took since `time_ops`: of ops of the program, and of sampling.

@@ -16,14 +16,15 @@ from potluck.version import __version__
 if TYPE_CHECKING:
     from potluck.capabilities import device_capabilities
     from potluck.errors import PotluckError
-    from potluck.local import Generation, GenerationResult, Model, Piece
+    from potluck.local import Generation, GenerationResult, Model, Piece, Scores, TokenScore
+    from potluck.types.arithmetic import ArithmeticChoice
     from potluck.types.capabilities import DeviceCapabilities
-    from potluck.types.prefill import Prefill
     from potluck.types.quantization import Quantization
     from potluck.types.step import SamplingParams
     from potluck.types.text import ChatMessage
 
 _EXPORTS = {
+    "ArithmeticChoice": "potluck.types.arithmetic",
     "ChatMessage": "potluck.types.text",
     "DeviceCapabilities": "potluck.types.capabilities",
     "Generation": "potluck.local",
@@ -31,13 +32,15 @@ _EXPORTS = {
     "Model": "potluck.local",
     "Piece": "potluck.local",
     "PotluckError": "potluck.errors",
-    "Prefill": "potluck.types.prefill",
     "Quantization": "potluck.types.quantization",
     "SamplingParams": "potluck.types.step",
+    "Scores": "potluck.local",
+    "TokenScore": "potluck.local",
     "device_capabilities": "potluck.capabilities",
 }
 
 __all__ = [
+    "ArithmeticChoice",
     "ChatMessage",
     "DeviceCapabilities",
     "Generation",
@@ -45,9 +48,10 @@ __all__ = [
     "Model",
     "Piece",
     "PotluckError",
-    "Prefill",
     "Quantization",
     "SamplingParams",
+    "Scores",
+    "TokenScore",
     "__version__",
     "device_capabilities",
 ]

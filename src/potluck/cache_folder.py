@@ -18,3 +18,10 @@ def cache_folder(environ: Mapping[str, str]) -> Path | None:
         return Path.home() / ".cache" / "potluck"
     except RuntimeError:
         return None
+
+
+def hub_cache_folder() -> Path:
+    """Where files of the hub land, by huggingface_hub's settings; it need not be there yet."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)

@@ -17,12 +17,17 @@
     ├── InsufficientMemoryError  it would not fit in the memory that may be used
     ├── OverloadedError          there is no room for more requests now
     ├── EngineError              the compiled core is missing or refused a call
-    │   └── UnitFaultError       a device or its driver failed under an engine
+    │   ├── UnitFaultError       a device or its driver failed under an engine
+    │   │   └── StalledError     a worker got no further while it loaded
+    │   └── DefectError          an exception that nobody expected ended what served a model
+    ├── RefusedRequestError      a request that has ended what served a model twice
     ├── EdgeError                a connection between two stages failed or was refused
     │   └── EdgeClosedError      it was closed, by either side, between two frames
     ├── JoinError                a node could not take its place in the cluster
+    │   └── NodeIdInUseError     another agent runs under its id
     └── CallError                a control call to another node failed
-        └── NodeLostError        the node called is not in the cluster, or left during the call
+        ├── NodeLostError        the node called is not in the cluster, or left during the call
+        └── SilentNodeError      the node called is there, and says nothing
 
 An error says what is wrong in one line (``message``) and what to do about it (``hint``). The
 command line prints both and no traceback; programs read the fields.
@@ -38,8 +43,8 @@ class PotluckError(Exception):
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = _tellable(message)
+        self.hint = _tellable(hint)
 
 
 class UsageError(PotluckError):
@@ -57,11 +62,15 @@ class ParameterError(UsageError):
 
 
 class PromptTooLongError(UsageError):
-    """A prompt of ``num_tokens`` does not fit in a context of ``context_tokens``."""
+    """A prompt of ``num_tokens`` does not fit in a context of ``context_tokens``.
 
-    def __init__(self, num_tokens: int, context_tokens: int) -> None:
+    ``is_least``: it was not tokenized to its end, and has that many or more.
+    """
+
+    def __init__(self, num_tokens: int, context_tokens: int, *, is_least: bool = False) -> None:
         super().__init__(
-            f"the prompt has {num_tokens} tokens, and the context holds {context_tokens}",
+            f"the prompt has {'at least ' if is_least else ''}{num_tokens} tokens,"
+            f" and the context holds {context_tokens}",
             hint="shorten the prompt, or give a larger --context if the model allows it",
         )
         self.num_tokens = num_tokens
@@ -163,6 +172,18 @@ class UnitFaultError(EngineError):
         self.fault = fault
 
 
+class StalledError(UnitFaultError):
+    """A worker got no further while it loaded."""
+
+
+class DefectError(EngineError):
+    """An exception that nobody expected ended what served a model; the log has the traceback."""
+
+
+class RefusedRequestError(PotluckError):
+    """A request is not computed, as it has ended what served its model twice: do not repeat it."""
+
+
 class EdgeError(PotluckError):
     """The connection with ``peer`` (a node id or an address) failed or was refused."""
 
@@ -180,6 +201,14 @@ class JoinError(PotluckError):
     """A node could not take its place in the cluster."""
 
 
+class NodeIdInUseError(JoinError):
+    """Another agent takes part as ``node_id``, and has done so for longer."""
+
+    def __init__(self, node_id: str, message: str, *, hint: str) -> None:
+        super().__init__(message, hint=hint)
+        self.node_id = node_id
+
+
 class CallError(PotluckError):
     """A control call to another node failed: there, on the way, or here."""
 
@@ -190,3 +219,12 @@ class NodeLostError(CallError):
     def __init__(self, node_id: str, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.node_id = node_id
+
+
+class SilentNodeError(CallError):
+    """A node that is in the cluster has sent no part of its answer for too long."""
+
+
+def _tellable(text: str) -> str:
+    """``text`` as it can be encoded: the name of a file may hold bytes that are no UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

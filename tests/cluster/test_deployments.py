@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -112,7 +113,10 @@ def test_a_node_with_other_files_at_the_same_path_is_not_used(fleet: Fleet, tmp_
     assert [stage["node_id"] for stage in deployed["stages"]] == [first.node_id]
     (rejection,) = deployed["rejections"]
     assert rejection["node_id"] == other.node_id
-    assert rejection["reason"] == f"its files of {model} are not those of the coordinator"
+    assert rejection["reason"] == (
+        f"its files of {model} are not those of the coordinator: another configuration, or tensors"
+        " of other names, shapes or types"
+    )
 
 
 def test_what_does_not_fit_is_said_and_leaves_nothing(fleet: Fleet) -> None:
@@ -148,8 +152,13 @@ def test_deployments_stand_beside_each_other_and_give_back_what_they_took(fleet:
     named = agents[1].deploy(name="mine", context=256)
     assert [each["model_id"] for each in (first, second, named)] == ["demo", "demo-2", "mine"]
     with agents[0].client() as client:
-        listed = sorted(model.id for model in client.models.list().data)
-        assert listed == ["demo", "demo-2", "mine"]
+        models = client.models.list().data
+        assert sorted(model.id for model in models) == ["demo", "demo-2", "mine"]
+        # What the model's generation_config.json recommends.
+        recommended = {"temperature": 0.8, "top_p": 0.95, "top_k": None}
+        for model in models:
+            shown: Any = model.to_dict()["default_sampling"]
+            assert recommended.items() <= shown.items()
         texts = {
             client.completions.create(
                 model=model, prompt="The old boat", max_tokens=20, temperature=0

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import pytest
 from support.agents import POTLUCK, AgentProcess, Fleet
 
+import potluck
+
 LIMIT = "82M"
 """Of each agent: a process with its scratch, and a good half of ``demo``."""
 
@@ -28,6 +30,7 @@ STORY = (
     "from the window. Nobody had lived there for years, or so the people of the town said. When "
     "the door opened, the cat saw a little bat with a red scarf. The bat said:"
 )
+LONG = STORY * 4
 CASES = (
     Case(prompt="Once upon a time", max_tokens=60, temperature=0.0, seed=1),
     Case(prompt="The old boat", max_tokens=60, temperature=1.0, seed=42),
@@ -65,6 +68,18 @@ def text_through(agent: AgentProcess, case: Case) -> str:
     return answer.choices[0].text
 
 
+def scores_through(agent: AgentProcess) -> list[float | None]:
+    """Of a prompt, as evaluation harnesses ask for them."""
+    with agent.client() as client:
+        answer = client.completions.create(
+            model="demo", prompt=LONG, max_tokens=0, temperature=0, logprobs=1, echo=True
+        )
+    (choice,) = answer.choices
+    assert choice.text == LONG
+    assert choice.logprobs is not None
+    return list(choice.logprobs.token_logprobs or ())
+
+
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with Fleet(tmp_path_factory.mktemp("identical")) as fleet:
@@ -79,9 +94,18 @@ def expected(fleet: Fleet) -> tuple[str, ...]:
     return texts
 
 
+@pytest.fixture(scope="module")
+def expected_scores() -> list[float | None]:
+    with potluck.Model.open("demo", context_tokens=512, num_threads=1) as model:
+        return [each.logprob for each in model.score(LONG).tokens]
+
+
 @pytest.mark.parametrize("num_agents", [1, 2, 3, 5, 12])
 def test_the_text_does_not_depend_on_how_many_agents_compute_it(
-    fleet: Fleet, expected: tuple[str, ...], num_agents: int
+    fleet: Fleet,
+    expected: tuple[str, ...],
+    expected_scores: list[float | None],
+    num_agents: int,
 ) -> None:
     """One cluster that grows: what an earlier round deployed is undeployed first."""
     memory_limit = None if num_agents == 1 else LIMIT
@@ -99,4 +123,5 @@ def test_the_text_does_not_depend_on_how_many_agents_compute_it(
         for case, text in zip(CASES, expected, strict=True):
             texts = list(pool.map(lambda agent, case=case: text_through(agent, case), gateways))
             assert texts == [text] * len(gateways)
+    assert scores_through(agents[0]) == expected_scores
     agents[0].ask("undeploy", name="demo")

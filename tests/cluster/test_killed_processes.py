@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
 import openai
 import psutil
 import pytest
 from support.agents import AgentProcess, Document, Fleet, await_ready, eventually, no_end, stopped
+from support.orphans import LIKE_A_WORKER, Orphan
 
 from potluck import Model
+from potluck.cluster.agent.worker_notes import ProcessFacts, WorkerNotes
 
 ERROR_SECONDS = 2.0
 """From the death of a process to the error at the client."""
@@ -246,25 +247,29 @@ def test_an_agent_that_only_hosts_and_its_return(
 
     with leftover(lost, is_worker=True) as old, leftover(lost, is_worker=False) as stranger:
         returned = fleet.start(2, memory_limit="400M", join=agents[0], has_http=False).await_up()
-        eventually(lambda: old.poll() is not None, within=1, what="the old worker is ended")
-        assert stranger.poll() is None
+        eventually(lambda: not old.is_running, within=1, what="the old worker is ended")
+        assert stranger.is_running
         assert "workers that an earlier agent left behind, ended now: 1" in returned.log
     fleet.await_members()
     assert returned.node_id in {stage["node_id"] for stage in redeploy(agents)["stages"]}
 
 
 @contextlib.contextmanager
-def leftover(agent: AgentProcess, *, is_worker: bool) -> Iterator[subprocess.Popen[bytes]]:
+def leftover(agent: AgentProcess, *, is_worker: bool) -> Iterator[Orphan]:
     """A process with the id of a worker that the agent noted; and that worker, if it is one."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    process = Orphan(*LIKE_A_WORKER)
     try:
-        started = psutil.Process(process.pid).create_time()
-        note = agent.state / "workers" / str(process.pid)
-        note.write_text(repr(started if is_worker else started - 1), encoding="ascii")
+        notes = WorkerNotes(agent.state / "workers")
+        notes.remember(process.pid)
+        process.bereave()
+        if not is_worker:
+            path = notes.folder / str(process.pid)
+            noted = msgspec.json.decode(path.read_bytes(), type=ProcessFacts)
+            earlier = msgspec.structs.replace(noted, start_ticks=noted.start_ticks - 1)
+            path.write_bytes(msgspec.json.encode(earlier))
         yield process
     finally:
-        process.kill()
-        process.wait()
+        process.end()
 
 
 def test_the_gateway_of_a_stream(fleet: Fleet, agents: dict[int, AgentProcess]) -> None:

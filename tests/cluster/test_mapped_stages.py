@@ -32,12 +32,10 @@ def test_a_mapped_deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         planned = first.command_line("plan", "demo", "--mmap")
         assert "weights are mapped, and take no memory" in planned.stdout
         loaded = first.ask("plan", model="demo", is_mapped=False)
-        deployment = first.ask("deploy", model="demo", is_mapped=True, prefill="fast")
+        deployment = first.ask("deploy", model="demo", is_mapped=True, arithmetic="fast")
         assert deployment["is_mapped"] is True
-        # Its floats are computed exactly by any instruction set, and stages say what they do.
-        assert deployment["prefill"] == "fast"
-        done = "fast" if "bf16" in fast_formats(choose_isa(None)) else "exact"
-        assert [stage["prefill"] for stage in deployment["stages"]] == [done, done]
+        isa = choose_isa(None)
+        assert deployment["arithmetic"] == (isa if "bf16" in fast_formats(isa) else "exact")
         assert len(deployment["stages"]) == 2
         mapped_bytes = sum(stage["num_bytes"] for stage in deployment["stages"])
         loaded_bytes = sum(stage["num_bytes"] for stage in loaded["stages"])

@@ -26,7 +26,6 @@ from potluck.cluster.membership import Address
 from potluck.cluster.trust.secret import Secret, generate_secret, parse_secret
 from potluck.engines.backends import BACKENDS, NATIVE
 from potluck.engines.costs import cost_of
-from potluck.kernels import available_isas, kernels_for
 from potluck.loading import StageSize
 from potluck.types.hardware import BackendSpec
 from potluck.types.sequence import CommittedToken, SequenceRequest
@@ -154,13 +153,9 @@ def assert_greedy(prompt: Sequence[int], tokens: Sequence[int]) -> None:
 )
 def test_stages_of_two_backends_are_one_model(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     units: tuple[str, ...],
     shares: tuple[float, ...],
 ) -> None:
-    # Activations rounded to bf16 would leave half of the positions undecided.
-    isas = [isa for isa in available_isas() if not kernels_for(isa).bf16_activations]
-    monkeypatch.setenv("POTLUCK_ISA", isas[-1])
     if f"cpu/{TINYGRAD}" in units and shutil.which("clang") is None:
         not_shown("tinygrad's CPU backend needs clang")
     prompt = load_tokenizer(describe_model("demo").files).encode(PROMPT)

@@ -156,6 +156,12 @@ SPOILED: tuple[tuple[str, Callable[[Path], object], str, str], ...] = (
         "again",
     ),
     (
+        "no head, and none that is tied",
+        lambda m: change_config(m, tie_word_embeddings=False),
+        "the tensor lm_head.weight [",
+        "again",
+    ),
+    (
         "a recommendation that makes no sense",
         lambda m: (m / "generation_config.json").write_text('{"do_sample": true, "top_k": 1.5}'),
         "top_k is 1.5",

@@ -14,6 +14,7 @@ import pytest
 from support.command import assert_refused, run_command
 
 import potluck
+from potluck.kernels import available_isas
 
 SCHEMAS = Path(potluck.__file__).parent / "cli" / "schemas"
 
@@ -37,6 +38,13 @@ def test_text_goes_to_stdout_and_figures_to_stderr() -> None:
     (figures,) = completed.stderr.splitlines()
     assert "prefill" in figures
     assert "decode 24 tokens" in figures
+    assert figures.endswith("; sampling: greedy (temperature 0)")
+
+
+def test_what_is_recommended_is_shown_with_what_was_asked_for() -> None:
+    completed = run_command("run", "demo", "-p", "Once", "-n", "1", "--top-k", "20")
+    (figures,) = completed.stderr.splitlines()
+    assert figures.endswith("; sampling: temperature 0.8, top-k 20, top-p 0.95")
 
 
 def test_json_holds_what_the_text_run_prints() -> None:
@@ -113,15 +121,25 @@ def test_bench_measures() -> None:
     assert 0.8 * weights < per_step < 1.2 * weights
 
 
-def test_prefill_is_exact_where_nothing_is_faster_and_says_so() -> None:
+def test_arithmetic_is_exact_where_nothing_is_faster_and_says_so() -> None:
     arguments = ("run", "demo", *PROMPT)
     scalar = {"POTLUCK_ISA": "scalar"}
     exact = run_command(*arguments, env=scalar)
-    fast = run_command(*arguments, "--prefill", "fast", env=scalar)
+    fast = run_command(*arguments, "--arithmetic", "fast", env=scalar)
     assert (fast.returncode, fast.stdout) == (0, exact.stdout)
-    said = "potluck: prefill is exact: the instruction set scalar has no fast one"
+    said = "potluck: arithmetic is exact: the instruction set scalar has no fast products"
     assert fast.stderr.splitlines()[0] == said
-    assert "prefill is exact" not in exact.stderr
+    assert "arithmetic is exact" not in exact.stderr
+
+
+def test_exact_arithmetic_has_the_same_bits_on_every_instruction_set() -> None:
+    """``demo`` is in BF16: token ids and log-probabilities, to the last digit."""
+    command = ("run", "demo", *PROMPT, "--json")
+    told = [
+        json.loads(run_command(*command, env={"POTLUCK_ISA": isa}).stdout)["tokens"]
+        for isa in available_isas()
+    ]
+    assert all(each == told[0] for each in told)
 
 
 def test_bench_has_a_table() -> None:
@@ -145,7 +163,7 @@ def test_bench_has_a_table() -> None:
         (("run", "demo", "-p", "x", "--context", "1000000"), 2, "context of 1000000", "allows"),
         (("run", "demo", "-p", "x", "--temperature", "-1"), 2, "temperature", "temperature"),
         (("run", "demo", "-p", "x", "--threads", "0"), 2, "--threads", "--help"),
-        (("run", "demo", "-p", "x", "-n", "0"), 2, "max_tokens", "from 1"),
+        (("run", "demo", "-p", "x", "-n", "0"), 2, "whole number from 1", "max_tokens"),
         (("run", "demo", "-p", "x", "--system", "y"), 2, "--system", "--chat"),
         (("run", "demo", "-p", "x " * 4000), 2, "the context holds", "shorten"),
         (("frobnicate",), 2, "frobnicate", "--help"),
@@ -245,7 +263,7 @@ def test_without_arguments_it_helps() -> None:
 
 def test_one_token_has_no_rate() -> None:
     completed = run_command("run", "demo", "-p", "The fox", "-n", "1")
-    assert completed.stderr.rstrip().endswith("decode 1 token")
+    assert "; decode 1 token; sampling: " in completed.stderr
 
 
 def test_importing_potluck_is_light() -> None:

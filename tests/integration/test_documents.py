@@ -9,6 +9,9 @@ from urllib.parse import unquote
 
 import pytest
 
+from potluck.cli.settings import Settings
+from potluck.cluster.edges.options import STALL_SECONDS
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
     path
@@ -41,3 +44,11 @@ def test_the_command_reference_is_what_the_program_prints() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert (ROOT / "docs" / "cli.md").read_text() == module.reference()
+
+
+def test_the_seconds_that_security_promises_are_those_of_the_code() -> None:
+    text = " ".join((ROOT / "docs" / "security.md").read_text().split())
+    assert f"is given up after {STALL_SECONDS} seconds" in text
+    defaults = Settings()
+    assert f"`step_seconds` ({defaults.step_seconds:g} s unless set)" in text
+    assert f"`unit_step_seconds` ({defaults.unit_step_seconds:g} s)" in text

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from support.kernel_inputs import takes_bf16
 from support.native_pipeline import VOCAB_SIZE, Part, Pipeline, small_config
 
 from potluck.engines.native import available_isas
-from potluck.kernels import kernels_for
+from potluck.types.arithmetic import Arithmetic, arithmetics_with
 from potluck.types.tensor import TensorFormat
 
 if TYPE_CHECKING:
@@ -30,6 +29,8 @@ PROMPT_TOKENS = 530
 DECODED_TOKENS = 4
 # The quantized formats that differ most, and a float one.
 MAIN_FORMATS = (TensorFormat.Q4_K, TensorFormat.Q8_0, TensorFormat.BF16)
+FLOAT_FORMATS = (TensorFormat.F32, TensorFormat.F16, TensorFormat.BF16)
+FAST = [each for each in arithmetics_with(tuple(available_isas())) if each.isa is not None]
 
 
 def tokens_of(sequence: int, count: int) -> list[int]:
@@ -116,14 +117,36 @@ def test_many_threads(num_threads: int) -> None:
 @pytest.mark.parametrize("fmt", TensorFormat, ids=lambda fmt: fmt.label)
 @pytest.mark.parametrize("isa", available_isas()[:-1])
 def test_instruction_sets(fmt: TensorFormat, isa: str) -> None:
-    """A shorter prompt, as scalar code is slow. Products of bf16 have bits of their own."""
-    own_bits = takes_bf16(kernels_for(isa), fmt)
-    same = [each for each in available_isas() if takes_bf16(kernels_for(each), fmt) == own_bits]
-    fast = Pipeline.make(small_config(2), fmt, isa=same[-1])
+    """A shorter prompt, as scalar code is slow."""
+    fast = Pipeline.make(small_config(2), fmt, isa=available_isas()[-1])
     slow = Pipeline.make(small_config(2), fmt, isa=isa)
     for start, end in ((0, 45), (45, 46), (46, 47)):
         parts = [Part(sequence=0, tokens=MAIN[start:end], start=start)]
         assert_same_bits_of(slow.logits(parts), fast.logits(parts))
+
+
+@pytest.mark.parametrize("fmt", FLOAT_FORMATS, ids=lambda fmt: fmt.label)
+def test_stages_with_different_instruction_sets_are_one_model(fmt: TensorFormat) -> None:
+    """Logits of prompt and decode, as a cluster of different CPUs computes them."""
+    isas = available_isas()
+    mixed = Pipeline.make(small_config(4), fmt, num_stages=len(isas), isa=isas)
+    alone = Pipeline.make(small_config(4), fmt, isa="scalar")
+    for start, end in ((0, 21), (21, 22), (22, 23)):
+        parts = [Part(sequence=0, tokens=MAIN[start:end], start=start)]
+        assert_same_bits_of(mixed.logits(parts), alone.logits(parts))
+
+
+@pytest.mark.parametrize("arithmetic", FAST, ids=lambda each: each.value)
+def test_fast_arithmetic_of_bf16_weights(arithmetic: Arithmetic) -> None:
+    """Decoded and prefilled, in chunks and stages, on any number of threads: the same bits."""
+    config, fmt = small_config(NUM_LAYERS), TensorFormat.BF16
+    isa = arithmetic.isa
+    whole = Pipeline.make(config, fmt, isa=isa, arithmetic=arithmetic)
+    rows = prefill(whole, 600) | decode(whole)
+    cut_up = Pipeline.make(config, fmt, isa=isa, arithmetic=arithmetic, num_stages=3, num_threads=2)
+    assert_same_bits(prefill(cut_up, 7) | decode(cut_up), rows)
+    with pytest.raises(AssertionError):  # and not those of exact
+        assert_same_bits(rows, expected(fmt))
 
 
 def assert_same_bits_of(actual: Logits, wanted: Logits) -> None:

@@ -83,6 +83,19 @@ def test_the_events_of_a_stream(client: httpx2.Client) -> None:
     assert text == expected_text("user:hello\nassistant:", 5, 3)
 
 
+def test_models_say_what_requests_that_leave_it_open_get(api: RunningApi) -> None:
+    with httpx2.Client(base_url=api.url, timeout=20) as client:
+        (listed,) = client.get("/v1/models").json()["data"]
+        assert client.get(f"/v1/models/{MODEL}").json() == listed
+    assert listed["default_sampling"] == {
+        "temperature": 0.7,
+        "top_k": 40,
+        "top_p": 1.0,
+        "min_p": 0.05,
+        "repetition_penalty": 1.0,
+    }
+
+
 def test_what_is_no_request_is_refused_in_openais_words(client: httpx2.Client) -> None:
     for body in (b"", b"{", b"[1]", b"\xff\xfe", b"[" * 50_000, b'{"user": "\\ud800"}'):
         response = client.post("/v1/chat/completions", content=body)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import potluck
@@ -188,7 +189,19 @@ def test_closing_ends_what_is_live_with_an_error() -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"stop": "end"}, "stop"),
         ({"logit_bias": {5000: 1.0}}, "logit_bias"),
+        ({"logit_bias": {"5": 1.0}}, "logit_bias"),
+        ({"logit_bias": {5: 10**400}}, "logit_bias"),
+        ({"top_k": 2**63}, "top_k"),
+        ({"top_k": 2**64}, "top_k"),
+        ({"top_k": True}, "top_k"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"temperature": None}, "temperature"),
+        ({"seed": 2**64}, "seed"),
+        ({"logprobs": "yes"}, "logprobs"),
+        ({"max_tokens": 2**63}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
     ],
+    ids=str,
 )
 def test_parameters_that_are_not_allowed(
     model: potluck.Model, options: dict[str, Any], name: str
@@ -200,10 +213,24 @@ def test_parameters_that_are_not_allowed(
     assert free_blocks(model) == model.plan.size.num_blocks
 
 
-@pytest.mark.parametrize("tokens", [[], [-1], [2048]])
-def test_prompts_that_are_not_allowed(model: potluck.Model, tokens: list[int]) -> None:
+@pytest.mark.parametrize("tokens", [[], [-1], [2048], [2**64], [1.0], ["a"], [None]])
+def test_prompts_that_are_not_allowed(model: potluck.Model, tokens: list[Any]) -> None:
     with pytest.raises(ParameterError):
         model.generate(tokens)
+
+
+@pytest.mark.parametrize("name", ["stages", "context_tokens", "cache_tokens", "num_threads"])
+@pytest.mark.parametrize("number", [0, -1, 2**63, 2**64, 1.5, "2"])
+def test_sizes_that_are_not_allowed(name: str, number: Any) -> None:
+    with pytest.raises(ParameterError):
+        potluck.Model.open("demo", **{name: number})
+
+
+def test_numbers_of_numpy_are_numbers(model: potluck.Model) -> None:
+    tokens: Any = np.array([1, 2, 3])
+    options: dict[str, Any] = {"temperature": np.float64(0.0), "max_tokens": 3}
+    given = model.generate(tokens, **options).result()
+    assert given.text == model.generate([1, 2, 3], temperature=0.0, max_tokens=3).result().text
 
 
 def test_a_text_ends_before_a_stop_string(model: potluck.Model) -> None:

@@ -99,10 +99,12 @@ def test_a_router_is_in_float32_and_experts_are_quantized(model: Path) -> None:
     with closing(open_headers(description)) as tensors:
         memory = plan_stage(description, tensors, Shard.whole(3), size).memory
     weights = dict(memory.weights)
-    assert weights["q4_k"] > 5 * 3 * 256 * 256 * 144 // 256
+    assert weights["q4_k"] > 5 * 2 * 256 * 256 * 144 // 256
+    # The head, and of one of three layers the experts' last matrices and those of the values.
+    assert weights["q6_k"] > 5 * 256 * 256 * 210 // 256
     # The router, in a panel of 16 rows, and what comes of bf16 norms stays as it was.
     assert weights["f32"] == 16 * 256 * 4
-    assert weights.keys() == {"f32", "q4_k", "bf16"}
+    assert weights.keys() == {"f32", "q4_k", "q6_k", "bf16"}
 
 
 def test_a_backend_that_lacks_experts_is_refused_before_anything_is_read(model: Path) -> None:

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.native_pipeline import VOCAB_SIZE, Part, Pipeline, make_program, small_config
-from support.parity import native_error_limit, rms, rounds_to_bf16
+from support.parity import native_error_limit, rms
 from support.random_weights import load_random_weights
 
 from potluck.engines.reference import ReferenceEngine
+from potluck.kernels import available_isas
+from potluck.types.arithmetic import Arithmetic, arithmetics_with
 from potluck.types.model import ModelConfig
 from potluck.types.program import Shard
 from potluck.types.tensor import TensorFormat
@@ -33,10 +35,17 @@ def with_all_experts(config: ModelConfig) -> ModelConfig:
     return replace(config, experts=replace(config.experts, num_experts_per_token=num_experts))
 
 
-@pytest.mark.parametrize("fmt", TensorFormat, ids=lambda fmt: fmt.label)
-def test_logits(fmt: TensorFormat) -> None:
+FAST = [each for each in arithmetics_with(tuple(available_isas())) if each.isa is not None]
+CASES = [(fmt, Arithmetic.EXACT) for fmt in TensorFormat]
+CASES += [(TensorFormat.BF16, each) for each in FAST]
+
+
+@pytest.mark.parametrize(
+    ("fmt", "arithmetic"), CASES, ids=lambda each: getattr(each, "label", None) or each.value
+)
+def test_logits(fmt: TensorFormat, arithmetic: Arithmetic) -> None:
     config = with_all_experts(small_config(NUM_LAYERS))
-    native = Pipeline.make(config, fmt, num_threads=2)
+    native = Pipeline.make(config, fmt, num_threads=2, isa=arithmetic.isa, arithmetic=arithmetic)
     program = make_program(config, Shard.whole(NUM_LAYERS))
     reference = ReferenceEngine(program, num_blocks=100)
     load_random_weights(reference, program, fmt)
@@ -61,6 +70,6 @@ def test_logits(fmt: TensorFormat) -> None:
     limit = native_error_limit(
         num_layers=NUM_LAYERS,
         is_quantized=fmt.is_quantized,
-        are_activations_bf16=rounds_to_bf16(fmt),
+        are_activations_bf16=arithmetic is not Arithmetic.EXACT,
     )
     assert rms(error) / rms(wanted) < limit

@@ -14,6 +14,8 @@ from support.native_pipeline import VOCAB_SIZE, Part, Pipeline, cut, make_progra
 from support.random_weights import load_random_weights
 
 from potluck.engines.native import NativeEngine, ThreadPool
+from potluck.kernels import available_isas
+from potluck.types.arithmetic import Arithmetic, arithmetics_with
 from potluck.types.program import HIDDEN, Linear, Op, Program, Register, RmsNorm, WeightSpec
 from potluck.types.tensor import TensorFormat
 
@@ -59,16 +61,24 @@ def divided(program: Program) -> Program:
     )
 
 
-def pipeline_of(program: Program, fmt: TensorFormat) -> Pipeline:
-    engine = NativeEngine(program, num_blocks=20, max_step_tokens=100, pool=ThreadPool(NUM_THREADS))
+def pipeline_of(program: Program, fmt: TensorFormat, arithmetic: Arithmetic) -> Pipeline:
+    engine = NativeEngine(
+        program,
+        num_blocks=20,
+        max_step_tokens=100,
+        pool=ThreadPool(NUM_THREADS),
+        isa=arithmetic.isa,
+        arithmetic=arithmetic,
+    )
     load_random_weights(engine, program, fmt, exceptions=EXCEPTIONS)
     return Pipeline(engines=[engine], free_blocks=list(range(20)))
 
 
+@pytest.mark.parametrize("arithmetic", arithmetics_with(tuple(available_isas())))
 @pytest.mark.parametrize("fmt", [TensorFormat.Q8_0, TensorFormat.Q4_K, TensorFormat.BF16])
-def test_together_as_apart(fmt: TensorFormat) -> None:
+def test_together_as_apart(fmt: TensorFormat, arithmetic: Arithmetic) -> None:
     program = whole_program()
-    together, apart = (pipeline_of(each, fmt) for each in (program, divided(program)))
+    together, apart = (pipeline_of(each, fmt, arithmetic) for each in (program, divided(program)))
     rng = np.random.default_rng(3)
     starts = [0, 0, 0]
     # A prompt, a token alone, and a ragged batch.

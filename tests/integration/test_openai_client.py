@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import openai
 import pytest
@@ -282,11 +283,10 @@ def test_a_model_that_is_not_ready_says_why(api: RunningApi, client: openai.Open
     assert error.value.status_code == 503
     assert error.value.code == "model_not_ready"
     assert int(error.value.response.headers["retry-after"]) > 0
-    assert client.models.retrieve(MODEL).model_extra == {
-        "context_tokens": 1024,
-        "state": "degraded",
-        "reason": "node b is lost",
-    }
+    shown = client.models.retrieve(MODEL).model_extra
+    assert shown is not None
+    assert shown.pop("default_sampling")
+    assert shown == {"context_tokens": 1024, "state": "degraded", "reason": "node b is lost"}
 
 
 def test_a_lost_stage_is_a_503_before_the_first_token(
@@ -323,3 +323,162 @@ def test_a_mistake_of_ours_is_a_500_without_details(
     assert "secret detail" not in str(error.value)
     assert error.value.code == "internal_error"
     assert "secret detail" in caplog.text
+
+
+def test_what_a_client_says_beside_the_question_changes_nothing(
+    api: RunningApi, client: openai.OpenAI
+) -> None:
+    raw = client.chat.completions.with_raw_response.create(
+        model=MODEL,
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": "hello"}]},
+            {"role": "assistant", "content": None},
+            {"role": "user", "name": "Ann", "content": "well?"},
+        ],
+        max_tokens=12,
+        seed=5,
+        metadata={"run": "7"},
+        store=True,
+        service_tier="flex",
+        prediction={"type": "content", "content": "hello"},
+        parallel_tool_calls=False,
+        prompt_cache_key="key",
+        prompt_cache_retention="24h",
+        safety_identifier="hash",
+        user="somebody",
+        verbosity="low",
+    )
+    assert raw.status_code == 200
+    prompt = "user:hello\nassistant:\nAnn:well?\nassistant:"
+    assert raw.parse().choices[0].message.content == expected_text(prompt, 5, 12)
+    stream = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "hello"}],
+        max_tokens=12,
+        seed=5,
+        stream=True,
+        stream_options={"include_usage": True, "include_obfuscation": True},
+        metadata={"run": "7"},
+    )
+    chunks = list(stream)
+    assert chunks[-1].usage is not None
+    texts = [chunk.choices[0].delta.content or "" for chunk in chunks[:-1]]
+    assert "".join(texts) == expected_text(CHAT_PROMPT, 5, 12)
+
+
+def test_an_answer_that_is_sent_back_is_continued(api: RunningApi, client: openai.OpenAI) -> None:
+    question: Any = {"role": "user", "content": "hello"}
+    first = client.chat.completions.create(model=MODEL, messages=[question], max_tokens=3, seed=5)
+    begun: Any = first.choices[0].message.model_dump()
+    prompt = f"{CHAT_PROMPT}{begun['content']}"
+    answer = client.chat.completions.create(
+        model=MODEL, messages=[question, begun], max_tokens=12, seed=5
+    )
+    assert answer.choices[0].message.content == expected_text(prompt, 5, 12)
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[question, begun],
+        max_tokens=12,
+        seed=5,
+        extra_body={"continue_final_message": False},
+    )
+    assert answer.choices[0].message.content == expected_text(f"{prompt}\nassistant:", 5, 12)
+
+
+def test_a_prompt_that_is_given_back(api: RunningApi, client: openai.OpenAI) -> None:
+    for prompt in ("one €", list("one €".encode())):
+        answer = client.completions.create(
+            model=MODEL, prompt=prompt, max_tokens=5, seed=3, echo=True
+        )
+        assert answer.choices[0].text == "one €" + expected_text("one €", 3, 5)
+        assert answer.choices[0].logprobs is None
+        assert answer.usage is not None
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (7, 5)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_log_probabilities_of_a_prompt(
+    api: RunningApi, client: openai.OpenAI, max_tokens: int
+) -> None:
+    """As evaluation harnesses ask for them: several prompts as tokens, scored from the second."""
+    prompts = [list(b"one two"), list(b"three"), [65]]
+    answer = client.completions.create(
+        model=MODEL,
+        prompt=prompts,
+        max_tokens=max_tokens,
+        temperature=0,
+        seed=1234,
+        logprobs=1,
+        echo=True,
+    )
+    for prompt, choice in zip(prompts, answer.choices, strict=True):
+        tokens = prompt + expected_tokens(prompt, 1234, max_tokens)
+        assert choice.text == ToyTokenizer().decode(tokens)
+        assert choice.finish_reason == "length"
+        logprobs = choice.logprobs
+        assert logprobs is not None
+        assert logprobs.tokens == [ToyTokenizer().decode([token]) for token in tokens]
+        scores: list[float | None] = [None, *map(toy_logprob, tokens[1:])]
+        assert logprobs.token_logprobs == scores
+        assert logprobs.top_logprobs is not None
+        assert [top and len(top) for top in logprobs.top_logprobs] == [
+            None,
+            *[2] * (len(tokens) - 1),
+        ]
+        assert logprobs.text_offset is not None
+        starts = [len(ToyTokenizer().decode(tokens[:index])) for index in range(len(tokens))]
+        assert logprobs.text_offset == starts
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 13
+    assert answer.usage.completion_tokens == 3 * max_tokens
+
+
+def test_a_streamed_prompt_with_log_probabilities(api: RunningApi, client: openai.OpenAI) -> None:
+    arguments: Any = {
+        "model": MODEL,
+        "prompt": "one two " * 50,  # more than the toy computes in a step
+        "max_tokens": 4,
+        "seed": 3,
+        "logprobs": 2,
+        "echo": True,
+    }
+    whole = client.completions.create(**arguments)
+    chunks = list(client.completions.create(**arguments, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+    assert whole.choices[0].text.startswith(arguments["prompt"])
+    assert whole.choices[0].logprobs is not None
+    parts = [each for chunk in chunks if (each := chunk.choices[0].logprobs) is not None]
+    assert [each for part in parts for each in part.tokens or ()] == whole.choices[
+        0
+    ].logprobs.tokens
+    assert [each for part in parts for each in part.token_logprobs or ()] == (
+        whole.choices[0].logprobs.token_logprobs
+    )
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
+def test_the_end_of_a_text_counts_where_the_prompt_is_scored(
+    api: RunningApi, client: openai.OpenAI
+) -> None:
+    """Harnesses take the last token away, and must not lose one of the prompt."""
+    prompt = list(b"hello")
+    seed = next(s for s in range(10_000) if expected_tokens(prompt, s, 1) == [END_OF_TEXT])
+    answer = client.completions.create(
+        model=MODEL, prompt=prompt, max_tokens=1, seed=seed, logprobs=1, echo=True
+    )
+    choice = answer.choices[0]
+    assert (choice.text, choice.finish_reason) == ("hello", "stop")
+    assert choice.logprobs is not None
+    assert choice.logprobs.tokens == [*"hello", ""]
+
+
+def test_a_failure_before_the_first_token_has_its_status_with_an_echo_too(
+    api: RunningApi, client: openai.OpenAI
+) -> None:
+    api.gateway.failure_after = (0, EngineError("a stage was lost"))
+    for logprobs in (None, 1):
+        with pytest.raises(openai.InternalServerError) as error:
+            client.completions.create(
+                model=MODEL, prompt="hello", echo=True, logprobs=logprobs, stream=True
+            )
+        assert error.value.status_code == 503

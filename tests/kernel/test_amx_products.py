@@ -68,12 +68,12 @@ def test_bf16_products_are_added_in_the_order_of_tiles(num_tokens: int, num_colu
     case = LinearCase.make(
         kernels_for("scalar"), TensorFormat.BF16, num_columns, NUM_ROWS, num_tokens
     ).with_bf16_activations()
-    assert same_bits(case.run(amx, NUM_ROWS, num_tokens), in_order_of_tiles(case))
+    assert same_bits(case.run_fast(amx, NUM_ROWS, num_tokens), in_order_of_tiles(case))
 
 
 def test_a_token_has_the_same_fast_bits_alone_and_among_others() -> None:
     amx = kernels_to_test(AMX)
-    for format in (TensorFormat.Q8_0, TensorFormat.Q6_K):
+    for format in (TensorFormat.BF16, TensorFormat.Q8_0, TensorFormat.Q6_K):
         case = LinearCase.make(kernels_for("scalar"), format, 1024 + 256, NUM_ROWS, 258)
         whole = case.run_fast(amx, NUM_ROWS, 258)
         for num_tokens in (1, 17):
@@ -102,7 +102,7 @@ def test_threads_keep_no_tiles() -> None:
     for format in (TensorFormat.Q4_0, TensorFormat.BF16):
         case = LinearCase.make(scalar, format, 256, NUM_ROWS, 16)
         before = perturbed.num_emulated_instructions()
-        case.run(amx, NUM_ROWS, 16)
+        (case.run_fast if format is TensorFormat.BF16 else case.run)(amx, NUM_ROWS, 16)
         if perturbed.num_emulated_instructions() == before:
             pytest.skip("not shown: these are the CPU's own tiles")
         assert not perturbed.amx_tiles_configured()

@@ -151,6 +151,7 @@ LARGEST = {
     # Where the scale of a block rounds to infinity: 65520 times what it is divided by.
     TensorFormat.Q8_0: 65520 * 127,
     TensorFormat.Q4_0: 65520 * 8,
+    TensorFormat.Q5_0: 65520 * 16,
     TensorFormat.Q4_K: 65520 * 15 * 63,
     TensorFormat.Q6_K: 65520 * 32 * 112,
 }

@@ -1,4 +1,4 @@
-"""The quantizers: Q8_0 and Q4_0 byte for byte, Q4_K and Q6_K by the error that they leave."""
+"""The quantizers: Q8_0, Q4_0 and Q5_0 byte for byte, Q4_K and Q6_K by the error that they leave."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.kernel_inputs import F32, F64, U8, same_bits
 from potluck.kernels import Kernels, available_isas, kernels_for
 from potluck.types.tensor import TensorFormat
 
-PLAIN_TARGETS = (TensorFormat.Q8_0, TensorFormat.Q4_0)
+PLAIN_TARGETS = (TensorFormat.Q8_0, TensorFormat.Q4_0, TensorFormat.Q5_0)
 K_TARGETS = (TensorFormat.Q4_K, TensorFormat.Q6_K)
 
 plain_targets = pytest.mark.parametrize("format", PLAIN_TARGETS, ids=lambda format: format.label)
@@ -49,7 +49,7 @@ def assert_as_gguf(kernels: Kernels, format: TensorFormat, x: F32) -> None:
 @plain_targets
 def test_ties(kernels: Kernels, format: TensorFormat) -> None:
     """Half-integers where the scale is 1, and the floats next to them."""
-    largest = 127 if format is TensorFormat.Q8_0 else 8
+    largest = {TensorFormat.Q8_0: 127, TensorFormat.Q4_0: 8, TensorFormat.Q5_0: 16}[format]
     halves = (np.arange(-largest, largest) + 0.5).astype(np.float32)
     near = [np.nextafter(halves, np.float32(end)) for end in (-np.inf, np.inf)]
     values = np.concatenate([halves, *near])
@@ -128,11 +128,12 @@ SEARCHED = 0.9
 # 2 m (1 - erf(m / sqrt(2))^n): 4.55 for 16, 5.71 for 32; E[range^2] of 32 values is 17.6 (both
 # computed, the latter from 400,000 draws). The even grid of Q6_K is off by sqrt(4.55 / 12) / 32 =
 # 0.01924, that of Q4_K by sqrt(17.6 / 12) / 15 = 0.0807, that of Q8_0 by sqrt(5.71 / 12) / 127 =
-# 0.00543, and that of Q4_0 by sqrt(5.71 / 12) / 8 = 0.0862, without what is cut off at the end of
-# the other sign; 2 % are for that, and for the rounding of scales.
+# 0.00543, that of Q4_0 by sqrt(5.71 / 12) / 8 = 0.0862 and that of Q5_0 by half of it, without what
+# is cut off at the end of the other sign; 2 % are for that, and for the rounding of scales.
 GAUSSIAN_ERROR = {
     TensorFormat.Q8_0: 1.02 * 0.00543,
     TensorFormat.Q4_0: 1.02 * 0.0862,
+    TensorFormat.Q5_0: 1.02 * 0.0431,
     TensorFormat.Q6_K: SEARCHED * 0.01924,
     TensorFormat.Q4_K: SEARCHED * 0.0807,
 }
@@ -246,9 +247,10 @@ def test_no_value_is_far_off(x: F32, target: TensorFormat) -> None:
     steps = {
         TensorFormat.Q8_0: largest / 127,
         TensorFormat.Q4_0: largest / 8,
+        TensorFormat.Q5_0: largest / 16,
         TensorFormat.Q4_K: span / 15,
         TensorFormat.Q6_K: largest / 32,
     }[target]
-    smallest = {TensorFormat.Q8_0: 127, TensorFormat.Q4_0: 8}.get(target, 8) * 2.0**-24
+    smallest = {TensorFormat.Q8_0: 127, TensorFormat.Q5_0: 16}.get(target, 8) * 2.0**-24
     errors = np.abs(read_back(made, target).reshape(blocks.shape) - blocks)
     assert (errors.max(axis=1) <= 1.5 * steps + smallest).all()

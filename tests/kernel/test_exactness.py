@@ -7,7 +7,8 @@ from itertools import pairwise
 import gguf
 import numpy as np
 import pytest
-from support.instruction_sets import TESTED_ISAS, kernels_to_test
+from support.instruction_sets import AMX, TESTED_ISAS, kernels_to_test
+from support.kernel_checks import kernel_names
 from support.kernel_inputs import (
     FORMATS,
     QUANTIZED_FORMATS,
@@ -17,7 +18,8 @@ from support.kernel_inputs import (
 )
 from support.linear_case import LinearCase
 
-from potluck.kernels import kernels_for, pack_rows, panel_bytes
+from potluck.kernels import available_isas, fast_formats, kernels_for, pack_rows, panel_bytes
+from potluck.types.arithmetic import arithmetics_with
 from potluck.types.tensor import TensorFormat
 
 NUM_ROWS = 70
@@ -29,6 +31,7 @@ def test_a_token_is_the_same_alone_and_among_others(isa: str, format: TensorForm
     kernels, scalar = kernels_to_test(isa), kernels_for("scalar")
     case = LinearCase.make(scalar, format, 256, num_rows=NUM_ROWS, num_tokens=512)
     whole = case.run(kernels, NUM_ROWS, 512)
+    assert same_bits(whole, case.run(scalar, NUM_ROWS, 512))  # on every instruction set
     assert len(np.unique(whole)) > 0.9 * whole.size  # no degenerate inputs
     for num_tokens in (1, 7, 64):
         made = case.run(kernels, NUM_ROWS, num_tokens)
@@ -97,3 +100,33 @@ def test_largest_sums_do_not_overflow(isa: str, format: TensorFormat, sign: int,
     # Eight groups with two fma each. A saturated sum would be off by a hundredth or more.
     norms = (np.abs(values) + 2 * weights.minimums).sum(axis=1) * 127
     assert (np.abs(out[0] - expected) <= 32 * 2.0**-24 * norms).all()
+
+
+@pytest.mark.parametrize("isa", TESTED_ISAS)
+def test_a_token_has_the_same_fast_bits_alone_and_among_others(isa: str) -> None:
+    """Of BF16 weights decode and prefill agree in every arithmetic, also in a last odd column."""
+    if "linear_fast.bf16" not in kernel_names(isa):
+        return  # it has exact products only
+    kernels, scalar = kernels_to_test(isa), kernels_for("scalar")
+    case = LinearCase.make(scalar, TensorFormat.BF16, 257, NUM_ROWS, 512)
+    whole = case.run_fast(kernels, NUM_ROWS, 512)
+    for num_tokens in (1, 7, 64):
+        made = case.run_fast(kernels, NUM_ROWS, num_tokens)
+        assert same_bits(made, np.ascontiguousarray(whole[:num_tokens]))
+
+
+@pytest.mark.skipif("avx512_bf16" not in TESTED_ISAS, reason="not shown: no products of bf16 here")
+def test_fast_arithmetics_do_not_agree() -> None:
+    """If they did they would be one arithmetic, and a deployment could have CPUs of both kinds."""
+    case = LinearCase.make(kernels_for("scalar"), TensorFormat.BF16, 256, NUM_ROWS, 8)
+    exact = case.with_bf16_activations().run(kernels_for("scalar"), NUM_ROWS, 8)
+    of_pairs = case.run_fast(kernels_to_test("avx512_bf16"), NUM_ROWS, 8)
+    assert not same_bits(exact, of_pairs)
+    if AMX in TESTED_ISAS:
+        assert not same_bits(of_pairs, case.run_fast(kernels_to_test(AMX), NUM_ROWS, 8))
+
+
+@pytest.mark.parametrize("isa", available_isas())
+def test_the_core_has_the_fast_products_that_planners_count_on(isa: str) -> None:
+    *_, arithmetic = arithmetics_with((isa,))
+    assert set(fast_formats(isa)) == {each.label for each in arithmetic.fast_formats}

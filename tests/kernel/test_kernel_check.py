@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.instruction_sets import TESTED_ISAS, kernels_to_test
+from support.instruction_sets import TESTED_ISAS
 from support.kernel_build import build, require_tool
 from support.kernel_checks import KERNEL_NAMES, kernel_names
 
@@ -49,13 +49,12 @@ def test_all_instruction_sets_agree(isa: str, native_program: Path, scalar_lines
         program = build("dev", target, f"-DPython_EXECUTABLE={sys.executable}") / target
     lines = run(program, isa)
     assert sorted(line.split()[0] for line in lines.splitlines()) == sorted(kernel_names(isa))
-    assert same_lines(lines, isa) == same_lines(scalar_lines, isa)
+    assert same_lines(lines) == same_lines(scalar_lines)
 
 
-def same_lines(lines: str, isa: str) -> list[str]:
-    """The lines that must be the scalar kernels': all but products of bf16."""
-    own = ("linear_fast.", "linear.bf16 ")[: 1 + kernels_to_test(isa).bf16_activations]
-    return [line for line in lines.splitlines() if not line.startswith(own)]
+def same_lines(lines: str) -> list[str]:
+    """The lines that must be the scalar kernels': all but the fast products."""
+    return [line for line in lines.splitlines() if not line.startswith("linear_fast.")]
 
 
 def test_unknown_instruction_set(native_program: Path) -> None:
@@ -103,10 +102,10 @@ def test_aarch64_detects(cpu: str, isas: list[str], aarch64_program: Path) -> No
 def test_aarch64_gives_the_same_bits(
     cpu: str, isa: str, aarch64_program: Path, scalar_lines: str
 ) -> None:
-    own = "linear.bf16 " if isa == "i8mm" else "none"
-    lines = emulate(cpu, aarch64_program, isa).splitlines()
-    expected = [line for line in scalar_lines.splitlines() if not line.startswith(own)]
-    assert [line for line in lines if not line.startswith(own)] == expected
+    lines = emulate(cpu, aarch64_program, isa)
+    assert same_lines(lines) == scalar_lines.splitlines()
+    names = sorted(line.split()[0] for line in lines.splitlines())
+    assert names == sorted(kernel_names(isa))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +116,9 @@ def test_aarch64_gives_the_same_bits(
         ("neon.linear.q6_k", {"linear.q6_k"}),  # one token and many no longer have the same bits
         ("dotprod.linear.q4_k", {"linear.q4_k"}),
         ("i8mm.linear.q8_0", {"linear.q8_0"}),
-        ("i8mm.linear.bf16", {"linear.bf16"}),
+        ("neon.linear.bf16", {"linear.bf16"}),
+        ("i8mm.linear.f16", {"linear.f16"}),
+        ("i8mm.linear_fast.bf16", {"linear_fast.bf16"}),
     ],
 )
 def test_aarch64_shows_a_spoilt_kernel(
@@ -127,7 +128,7 @@ def test_aarch64_shows_a_spoilt_kernel(
     command = (require_tool("qemu-aarch64-static"), "-cpu", "max", aarch64_program, isa, kernel)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     different = set(done.stdout.splitlines()) - set(scalar_lines.splitlines())
-    own = {"linear.bf16"} if isa == "i8mm" else set()
+    own = {"linear_fast.bf16"} if isa == "i8mm" else set()
     assert {line.split()[0] for line in different} == wrong | {name} | own
     assert {line.split()[0] for line in different if line.endswith(" WRONG")} == wrong
     assert done.returncode == 1

@@ -77,6 +77,28 @@ def test_text(model: potluck.Model, reference: Any, tokenizer: Any, prompt: str)
     assert prompt + result.text == whole
 
 
+def test_scores(model: potluck.Model, reference: Any, tokenizer: Any) -> None:
+    """Each token's log-probability, and the perplexity of a text.
+
+    The model's weights are bf16, and where a CPU multiplies in bf16 so are the activations: 8 bits.
+    """
+    text = " ".join(PROMPTS)
+    ids = torch.tensor([tokenizer(text)["input_ids"]])
+    with torch.no_grad():
+        logprobs = torch.log_softmax(reference(ids).logits[0, :-1], dim=-1)
+        loss = reference(ids, labels=ids).loss
+    scores = model.score(text, top=3)
+    assert [each.token for each in scores.tokens] == ids[0].tolist()
+    expected = logprobs.gather(1, ids[0, 1:, None])[:, 0].tolist()
+    assert [each.logprob for each in scores.tokens[1:]] == pytest.approx(expected, abs=0.05)
+    assert scores.perplexity == pytest.approx(float(loss.exp()), rel=1e-3)
+    for each, row in zip(scores.tokens[1:], logprobs, strict=True):
+        best = row.topk(3)
+        assert [other.logprob for other in each.top] == pytest.approx(
+            best.values.tolist(), abs=0.05
+        )
+
+
 @pytest.mark.parametrize("messages", CHATS, ids=["one turn", "three turns"])
 def test_chat(
     model: potluck.Model, reference: Any, tokenizer: Any, messages: tuple[ChatMessage, ...]

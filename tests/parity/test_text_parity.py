@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.chat_templates import CHATML, LLAMA3, MISTRAL
+from support.chat_templates import CHATML, LLAMA3, MISTRAL, NAMED, QWEN3
 from support.text_models import (
     HARD_TEXTS,
     llama2_json,
@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from potluck.text.chat import encode_chat
 from potluck.text.hugging_face import load_chat_template, load_tokenizer
-from potluck.types.text import ChatMessage
+from potluck.types.text import ChatEnding, ChatMessage
 
 STYLES: dict[str, tuple[str, dict[str, object], str]] = {
     "llama3": (
@@ -28,6 +28,12 @@ STYLES: dict[str, tuple[str, dict[str, object], str]] = {
         LLAMA3,
     ),
     "qwen2": (qwen2_json(), {"eos_token": "<|im_end|>"}, CHATML),
+    "qwen3": (qwen2_json(), {"eos_token": "<|im_end|>"}, QWEN3),
+    "named": (
+        llama3_json(),
+        {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},
+        NAMED,
+    ),
     "mistral-legacy": (
         llama2_json(legacy=True),
         {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
@@ -99,10 +105,13 @@ def test_chats(directory: Path, chat: str, add_generation_prompt: bool) -> None:
     assert template is not None
     messages = [ChatMessage(role=role, content=content) for role, content in CHATS[chat]]
     dicts = [{"role": role, "content": content} for role, content in CHATS[chat]]
+    text = template.render(
+        messages, now=datetime.now(), add_generation_prompt=add_generation_prompt
+    )
     arguments = {"add_generation_prompt": add_generation_prompt}
-    text = template.render(messages, now=datetime.now(), **arguments)
     assert text == reference.apply_chat_template(dicts, tokenize=False, **arguments)
-    tokens = encode_chat(tokenizer, template, messages, now=datetime.now(), **arguments)
+    ending = ChatEnding.NEW_TURN if add_generation_prompt else ChatEnding.CLOSED
+    tokens = encode_chat(tokenizer, template, messages, now=datetime.now(), ending=ending)
     expected = reference.apply_chat_template(dicts, tokenize=True, return_dict=False, **arguments)
     if any(
         special in content for _, content in CHATS[chat] for special in tokenizer.special_tokens
@@ -111,3 +120,61 @@ def test_chats(directory: Path, chat: str, add_generation_prompt: bool) -> None:
         assert tokens != expected
     else:
         assert tokens == expected
+
+
+BEGUN = {
+    "word": "The answer is",
+    "spaces": "  The answer is  ",
+    "line": "One\n\nTwo\n",
+    "thought": "<think>\nhm\n</think>\n\n4",
+    "open thought": "<think>\nLet me see",
+    "nothing of it": "",
+    "repeated": "Hi",
+}
+"""The beginnings of answers; the last stands in the question, too."""
+
+
+@pytest.mark.parametrize("begun", BEGUN)
+@pytest.mark.parametrize("role", ["assistant", "user"])
+def test_continued_messages(directory: Path, begun: str, role: str) -> None:
+    content = BEGUN[begun]
+    chat = [("user", "Hi")] * (role == "assistant") + [(role, content)]
+    dicts = [{"role": role, "content": content} for role, content in chat]
+    messages = [ChatMessage(role=role, content=content) for role, content in chat]
+    tokens = encode_chat(
+        load_tokenizer(directory),
+        load_chat_template(directory),
+        messages,
+        now=datetime.now(),
+        ending=ChatEnding.CONTINUED,
+    )
+    expected = reference_of(directory).apply_chat_template(
+        dicts, tokenize=True, return_dict=False, continue_final_message=True
+    )
+    if content or directory_keeps_spaces(directory):
+        assert tokens == expected
+    else:
+        # transformers takes away the new line that the template writes before an empty message.
+        assert tokens[: len(expected)] == expected
+        assert load_tokenizer(directory).decode(tokens[len(expected) :]).strip() == ""
+
+
+def directory_keeps_spaces(directory: Path) -> bool:
+    template = load_chat_template(directory)
+    assert template is not None
+    return "trim" not in template.source
+
+
+def test_names_reach_the_template(tmp_path: Path) -> None:
+    tokenizer_json, special, template = STYLES["named"]
+    config = {**special, "chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast"}
+    directory = write_model_directory(tmp_path, tokenizer_json, config=config)
+    chat = [{"role": "user", "content": "Hi", "name": "Ann"}, {"role": "user", "content": "Ho"}]
+    tokens = encode_chat(
+        load_tokenizer(directory),
+        load_chat_template(directory),
+        [ChatMessage(**each) for each in chat],
+    )
+    assert tokens == reference_of(directory).apply_chat_template(
+        chat, tokenize=True, return_dict=False, add_generation_prompt=True
+    )

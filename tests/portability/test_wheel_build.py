@@ -108,11 +108,7 @@ def test_this_machines_compiler_and_that_of_wheels_give_the_same_bits(
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS["aarch64"])
 def test_the_other_machine_gives_the_same_bits(isa: str, program_here: Path) -> None:
-    own = "linear.bf16 " if isa == "i8mm" else "none"
     emulator = (require_tool("qemu-aarch64-static"), "-L", "/usr/aarch64-linux-gnu")
     made = lines_of(*emulator, kernel_check_program("aarch64"), isa)
-    expected = lines_of(program_here, "scalar")
-    assert len(made) == len(expected)
-    assert [line for line in made if not line.startswith(own)] == [
-        line for line in expected if not line.startswith(own)
-    ]
+    exact = [line for line in made if not line.startswith("linear_fast.")]
+    assert exact == lines_of(program_here, "scalar")

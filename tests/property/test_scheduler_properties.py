@@ -1,10 +1,15 @@
-"""Any interleaving of arrivals, cancellations and completions gives every sequence its own text."""
+"""Any interleaving of arrivals, cancellations and completions gives every sequence its own text.
 
+Of prompts that are scored it gives every token's score once, in order.
+"""
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.toy_pipeline import ToyPipeline, expected_tokens
+from support.toy_pipeline import ToyPipeline, expected_tokens, toy_score
 
-from potluck.scheduling import Scheduler, SchedulerLimits, SequenceRequest
+from potluck.errors import PromptTooLongError
+from potluck.scheduling import FinishReason, Scheduler, SchedulerLimits, SequenceRequest
 from potluck.scheduling.blocks import blocks_for
 from potluck.types.step import SamplingParams, SequenceId
 
@@ -20,8 +25,10 @@ limits = st.builds(
 )
 arrivals = st.tuples(
     st.just("add"),
-    st.lists(st.integers(0, 999), min_size=1, max_size=CONTEXT_TOKENS - 1),
-    st.integers(1, 60),
+    st.lists(st.integers(0, 999), min_size=1, max_size=CONTEXT_TOKENS),
+    st.integers(0, 60),
+    st.booleans(),
+    st.sampled_from([False, False, True]),
 )
 events = st.lists(
     st.one_of(
@@ -41,9 +48,11 @@ def test_every_sequence_gets_its_own_text_and_all_blocks_come_back(
 ) -> None:
     scheduler = Scheduler(limits)
     pipeline = ToyPipeline()
-    asked: dict[SequenceId, tuple[list[int], int]] = {}
-    got: dict[SequenceId, list[int]] = {}
+    asked: dict[SequenceId, list[tuple[int, float | None]]] = {}
+    got: dict[SequenceId, list[tuple[int, float | None]]] = {}
     cancelled: set[SequenceId] = set()
+    alone: set[SequenceId] = set()
+    in_flight: list[set[SequenceId]] = []
 
     def form() -> bool:
         step = scheduler.next_step()
@@ -52,29 +61,46 @@ def test_every_sequence_gets_its_own_text_and_all_blocks_come_back(
         assert step.num_tokens <= limits.max_step_tokens
         assert len(step.slices) <= limits.max_step_sequences
         pipeline.submit(step)
+        in_flight.append({part.sequence_id for part in step.slices})
+        if any(sequences & alone for sequences in in_flight):
+            assert len(in_flight) == len(step.slices) == 1, "it shares no step, and none is beside"
         assert scheduler.num_steps_in_flight <= limits.max_steps_in_flight
         return True
 
     def complete() -> None:
+        in_flight.pop(0)
         for token in scheduler.complete(*pipeline.run_oldest()):
             assert token.sequence_id not in cancelled
-            got[token.sequence_id].append(token.token)
+            texts = got[token.sequence_id]
+            texts.append((token.token, token.logprob))
+            is_last = len(texts) == len(asked[token.sequence_id])
+            assert token.finish_reason is (FinishReason.LENGTH if is_last else None)
 
     for event in events:
         match event:
-            case ("add", list(prompt), int(count)):
-                sequence = scheduler.add(
-                    SequenceRequest(
-                        prompt_tokens=tuple(prompt),
-                        sampling=SamplingParams(),
-                        max_new_tokens=count,
-                    )
+            case ("add", list(prompt), int(count), bool(is_scored), bool(is_alone)):
+                request = SequenceRequest(
+                    prompt_tokens=tuple(prompt),
+                    sampling=SamplingParams(),
+                    max_new_tokens=count,
+                    score_prompt=is_scored,
                 )
-                asked[sequence] = (prompt, min(count, CONTEXT_TOKENS - len(prompt)))
+                if request.asks_for_nothing or len(prompt) + (count > 0) > CONTEXT_TOKENS:
+                    with pytest.raises((ValueError, PromptTooLongError)):
+                        scheduler.add(request)
+                    continue
+                sequence = scheduler.add(request, is_alone=is_alone)
+                if is_alone:
+                    alone.add(sequence)
+                scores = [
+                    (prompt[i], toy_score(prompt[:i], prompt[i])) for i in range(1, len(prompt))
+                ]
+                new = expected_tokens(prompt, min(count, CONTEXT_TOKENS - len(prompt)))
+                asked[sequence] = scores * is_scored + [(token, None) for token in new]
                 got[sequence] = []
             case ("cancel", int(number)) if number < len(asked):
                 sequence = SequenceId(number)
-                finished = len(got[sequence]) == asked[sequence][1]
+                finished = got[sequence] == asked[sequence]
                 scheduler.cancel(sequence)
                 if not finished:
                     cancelled.add(sequence)
@@ -88,8 +114,7 @@ def test_every_sequence_gets_its_own_text_and_all_blocks_come_back(
         if len(pipeline):
             complete()
 
-    for sequence, (prompt, count) in asked.items():
-        expected = expected_tokens(prompt, count)
+    for sequence, expected in asked.items():
         if sequence in cancelled:
             assert got[sequence] == expected[: len(got[sequence])]
         else:

@@ -24,7 +24,9 @@ import psutil
 from support.icds import NO_ICDS
 
 from potluck.catalog.locate import DEMO_DIRECTORY
+from potluck.cluster.acceptor.supervisor import ACCEPTOR_MODULE
 from potluck.cluster.agent.control import ask
+from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.trust.secret import generate_secret
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -212,12 +214,7 @@ class AgentProcess:
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGCONT)
         self.kill()
-        for pid in self._noted_workers():
-            with contextlib.suppress(psutil.NoSuchProcess, OSError, ValueError):
-                worker = psutil.Process(pid)
-                noted = (self.state / "workers" / str(pid)).read_text(encoding="ascii")
-                if repr(worker.create_time()) == noted:
-                    worker.kill()
+        WorkerNotes(self.state / "workers").end_leftovers()
 
     def _noted_workers(self) -> set[int]:
         directory = self.state / "workers"
@@ -325,6 +322,23 @@ def await_ready(agent: AgentProcess, name: str, *, within: float = 20) -> Docume
 
     eventually(is_ready, within=within, what=f"{name} is ready at agent {agent.number}: {found}")
     return found[0]
+
+
+def acceptor_of(agent: AgentProcess) -> psutil.Process:
+    """The process that accepts control connections for an agent."""
+    (found,) = [
+        child
+        for child in psutil.Process(agent.pid).children()
+        if ACCEPTOR_MODULE in command_of(child)
+    ]
+    return found
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """What a process was started as; empty once it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):  # or is a zombie, which is a kind of that
+        return list(process.cmdline())
+    return []
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ class ByteTokenizer:
         add_bos: bool = True,
         parse_special: bool = False,
         literal: Sequence[int] = (),
+        max_tokens: int | None = None,
     ) -> list[int]:
         raise NotImplementedError
 

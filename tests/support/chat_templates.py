@@ -71,3 +71,37 @@ MISTRAL = """{%- if messages[0]['role'] == 'system' %}
     {%- endif %}
 {%- endfor %}
 """
+
+QWEN3 = """{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {%- set content = message.content %}
+        {%- set thoughts = '' %}
+        {%- if '</think>' in content %}
+            {%- set thoughts = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1] %}
+            {%- set thoughts = thoughts.lstrip('\\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- if loop.last or thoughts %}
+            {{- '<think>\\n' + thoughts.strip('\\n') + '\\n</think>\\n\\n' }}
+        {%- endif %}
+        {{- content.lstrip('\\n') + '<|im_end|>\\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+"""Writes the last answer's thoughts, and an empty block of them where it has none."""
+
+NAMED = """{{- bos_token }}
+{%- for message in messages %}
+    {{- '<start_of_turn>' ~ ('model' if message.role == 'assistant' else message.role) }}
+    {{- ' ' ~ message.name if message.name is defined }}
+    {{- '\\n' ~ message.content | trim ~ '<end_of_turn>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<start_of_turn>model\\n' }}{%- endif %}
+"""
+"""Trims contents, and writes the names that messages have."""

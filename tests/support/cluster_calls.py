@@ -5,7 +5,13 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
-from potluck.cluster.calls import DeploymentRecord, DeploymentState, StageRecord
+from potluck.cluster.calls import (
+    DeploymentRecord,
+    DeploymentState,
+    StageEnds,
+    StageRecord,
+    encode,
+)
 from potluck.errors import NodeLostError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.memory import MemoryPlan
@@ -16,11 +22,14 @@ A, B, C = NodeId("a" * 16), NodeId("b" * 16), NodeId("c" * 16)
 
 @dataclass(slots=True)
 class PlayedMembership:
-    """Knows who is there, and notes what is asked of them; everything is answered with nothing."""
+    """Knows who is there, and notes what is asked of them; everything is answered with nothing,
+    but for ``crashes`` of stages that are stopped.
+    """
 
     node_id: NodeId = A
     others: set[NodeId] = field(default_factory=set)
     calls: list[tuple[NodeId, str, bytes]] = field(default_factory=list)
+    crashes: tuple[str, ...] = ()
 
     def nodes(self) -> frozenset[NodeId]:
         return frozenset(self.others)
@@ -31,6 +40,8 @@ class PlayedMembership:
         if node_id not in self.others | {self.node_id}:
             raise NodeLostError(node_id, f"node {node_id} is not in the cluster")
         self.calls.append((node_id, method, payload))
+        if method == "stage.stop":
+            return encode(StageEnds(crashes=self.crashes))
         return b""
 
     def called(self, method: str) -> list[NodeId]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import ipaddress
 from pathlib import Path
 
@@ -30,18 +31,23 @@ class TestAuthority:
         certificate = (
             _builder(self._name, self._name, self._key)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_key_usage(signs_certificates=True), critical=True)
             .sign(self._key, hashes.SHA256())
         )
         self._path = directory / "authority.pem"
         self._path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(self, name: str, *, until: datetime.datetime = _UNTIL) -> PemPaths:
-        """A certificate for both ends of a connection."""
+        """A certificate for both ends of a connection, for a node id made of ``name``."""
         key = ec.generate_private_key(ec.SECP256R1())
         usage = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
         address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
         certificate = (
-            _builder(_name(name), self._name, key, until)
+            _builder(_name(_node_id(name)), self._name, key, until)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
+                critical=False,
+            )
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
             .add_extension(x509.SubjectAlternativeName([address]), critical=False)
@@ -63,6 +69,24 @@ class TestAuthority:
         return paths
 
 
+def _node_id(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
 def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
@@ -81,4 +105,5 @@ def _builder(
         .serial_number(x509.random_serial_number())
         .not_valid_before(_FROM)
         .not_valid_after(until)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from support.command import environment
 from support.kernel_build import not_shown, require_tool
 
 NOBODY = 65534
+_END_SECONDS = 5.0
 
 _STARTS_PYTHON = (
     "import subprocess, sys, potluck.probe; subprocess.run([sys.executable, '-c', ''], check=True)"
@@ -24,7 +26,7 @@ _STARTS_PYTHON = (
 
 @contextmanager
 def control_group(path: Path, files: Mapping[str, str]) -> Iterator[Path]:
-    """A control group of version 1 of the test's own."""
+    """A control group of version 1 of the test's own, until the processes in it have ended."""
     try:
         path.mkdir()
     except OSError as error:
@@ -34,6 +36,9 @@ def control_group(path: Path, files: Mapping[str, str]) -> Iterator[Path]:
             (path / name).write_text(text)
         yield path
     finally:
+        deadline = time.monotonic() + _END_SECONDS
+        while (path / "cgroup.procs").read_text() and time.monotonic() < deadline:
+            time.sleep(0.01)  # children of what was killed notice it a moment later
         path.rmdir()
 
 

@@ -12,7 +12,13 @@ from support.kernel_inputs import F32, F64, U8, guarded, guarded_output, make_we
 from potluck.kernels import Kernels
 from potluck.types.tensor import TensorFormat
 
-TARGET_FORMATS = (TensorFormat.Q8_0, TensorFormat.Q4_0, TensorFormat.Q4_K, TensorFormat.Q6_K)
+TARGET_FORMATS = (
+    TensorFormat.Q8_0,
+    TensorFormat.Q4_0,
+    TensorFormat.Q5_0,
+    TensorFormat.Q4_K,
+    TensorFormat.Q6_K,
+)
 
 
 def check_widen(kernels: Kernels, scalar: Kernels, format: TensorFormat) -> None:

@@ -47,6 +47,7 @@ KINDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "crashes-in-devices": ("plain", {"devices": "crash"}),
     "hangs-at-load": ("plain", {"load": "hang"}),
     "hangs-in-devices": ("plain", {"devices": "hang"}),
+    "signals-at-load": ("plain", MALI | {"load": "10"}),  # SIGUSR1
     "grows": ("plain", {"devices": "grow"}),
     "chatters": ("plain", MALI | {"load": "chatter", "info": "chatter"}),
     "lies-about-sizes": ("plain", {"size_lie": str(1 << 40)}),

@@ -2,9 +2,9 @@
 
 The scalar kernels are compared with NumPy in float64, to a tolerance derived from the norms of what
 is summed and the rounding errors of each operation; where an operation is exact or rounds once, bit
-for bit. The other instruction sets are compared with the scalar kernels bit for bit, but for
-products of bf16, which have an order of their own and are compared with NumPy. The shapes are
-ragged on purpose; inputs are misaligned and surrounded by NaN, outputs guarded.
+for bit. The other instruction sets are compared with the scalar kernels bit for bit, in every
+format; but for the fast products, which have an order of their own and are compared with NumPy. The
+shapes are ragged on purpose; inputs are misaligned and surrounded by NaN, outputs guarded.
 """
 
 from __future__ import annotations
@@ -15,23 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 from support.attention_case import AttentionCase
 from support.convert_checks import TARGET_FORMATS, check_encode, check_widen
-from support.instruction_sets import AMX
 from support.kernel_inputs import (
     F32,
     F64,
     FLOAT_FORMATS,
     FORMATS,
-    QUANTIZED_FORMATS,
     U,
     guarded,
     guarded_output,
     make_weights,
     same_bits,
-    takes_bf16,
 )
 from support.linear_case import LinearCase, run_quantize, run_round_bf16
 
 from potluck.kernels import Kernels
+from potluck.types.arithmetic import arithmetics_with
 from potluck.types.tensor import TensorFormat
 
 ROWS = (1, 3, 15, 16, 17, 33)
@@ -96,11 +94,8 @@ def columns_for(format: TensorFormat) -> tuple[int, ...]:
 def check_linear(kernels: Kernels, scalar: Kernels, format: TensorFormat) -> None:
     for num_columns in columns_for(format):
         case = LinearCase.make(scalar, format, num_columns, ROWS[-1], TOKENS[-1])
-        has_own_bits = takes_bf16(kernels, format)
-        if has_own_bits:
-            case = case.with_bf16_activations()
-        reference = case.run(kernels if has_own_bits else scalar, ROWS[-1], TOKENS[-1])
-        if has_own_bits or kernels.isa == "scalar":
+        reference = case.run(scalar, ROWS[-1], TOKENS[-1])
+        if kernels.isa == "scalar":
             assert_close(reference, *case.oracle())
         # However many rows and tokens there are, an element has the same bits.
         for num_rows in ROWS:
@@ -110,7 +105,10 @@ def check_linear(kernels: Kernels, scalar: Kernels, format: TensorFormat) -> Non
 
 
 def check_linear_fast(kernels: Kernels, scalar: Kernels, format: TensorFormat) -> None:
-    """Weights are rounded to bf16 as embedded; what is left is the rounding of sums."""
+    """Weights are rounded to bf16 as embedded; what is left is the rounding of sums.
+
+    In decodes as in prompts: an element has the same bits for any number of tokens.
+    """
     for num_columns in columns_for(format):
         case = LinearCase.make(scalar, format, num_columns, ROWS[-1], FAST_TOKENS[-1])
         case = case.with_bf16_activations()
@@ -322,7 +320,7 @@ _FORMAT_CHECKS: dict[str, Callable[[Kernels, Kernels, TensorFormat], None]] = {
 }
 _FORMATS_OF_KERNEL = {
     "linear": FORMATS,
-    "linear_fast": QUANTIZED_FORMATS,
+    "linear_fast": FORMATS,
     "embed": FORMATS,
     "widen": FLOAT_FORMATS,
     "encode": TARGET_FORMATS,
@@ -338,12 +336,12 @@ KERNEL_NAMES = (
 )
 """Of every instruction set."""
 
-_FAST_NAMES = tuple(f"linear_fast.{format.label}" for format in QUANTIZED_FORMATS)
-
 
 def kernel_names(isa: str) -> tuple[str, ...]:
     """What ``check_kernel`` checks of an instruction set."""
-    return (*KERNEL_NAMES, *_FAST_NAMES) if isa == AMX else KERNEL_NAMES
+    *_, arithmetic = arithmetics_with((isa,))
+    fast = [format for format in FORMATS if format in arithmetic.fast_formats]
+    return (*KERNEL_NAMES, *(f"linear_fast.{format.label}" for format in fast))
 
 
 def check_kernel(name: str, kernels: Kernels, scalar: Kernels) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck import kernels
-from potluck.kernels import Kernels
 from potluck.types.tensor import TensorFormat
 
 FORMATS = tuple(TensorFormat)
@@ -114,11 +113,6 @@ def make_weights(
         values=np.ascontiguousarray(values, dtype=np.float32),
         minimums=minimums,
     )
-
-
-def takes_bf16(kernels: Kernels, format: TensorFormat) -> bool:
-    """Whether products of ``format`` take activations as bf16, and so have bits of their own."""
-    return format is TensorFormat.BF16 and kernels.bf16_activations
 
 
 class Guarded(Generic[ArrayT]):

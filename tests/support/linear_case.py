@@ -14,7 +14,6 @@ from support.kernel_inputs import (
     guarded,
     guarded_output,
     make_weights,
-    takes_bf16,
 )
 
 from potluck.kernels import Kernels
@@ -97,10 +96,7 @@ class LinearCase:
         output = guarded_output(num_tokens, num_rows + 5, dtype=np.float32)
         out = output.array[:, :num_rows]
         for first, end in panel_ranges or ((0, -(-num_rows // 16)),):
-            if takes_bf16(kernels, self.weights.format):
-                rounded = guarded(run_round_bf16(kernels, self.x[:num_tokens]))
-                kernels.linear_bf16(panels, rounded, bias, out, first, end)
-            elif self.quantized is None:
+            if self.quantized is None:
                 x = guarded(self.x[:num_tokens])
                 kernels.linear_float(format, panels, x, bias, out, first, end)
             else:

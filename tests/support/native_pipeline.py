@@ -11,6 +11,7 @@ from support.random_weights import load_random_weights
 from potluck.engines.native import NativeEngine, ThreadPool
 from potluck.models.program import build_program
 from potluck.models.rope import rope_table
+from potluck.types.arithmetic import Arithmetic
 from potluck.types.model import ExpertsConfig, ModelConfig, RopeConfig
 from potluck.types.program import Shard
 from potluck.types.step import SequenceId, SequenceSlice, Step, StepId
@@ -109,17 +110,25 @@ class Pipeline:
         *,
         num_stages: int = 1,
         num_threads: int = 1,
-        isa: str | None = None,
+        isa: str | Sequence[str] | None = None,
+        arithmetic: Arithmetic = Arithmetic.EXACT,
         num_blocks: int = 100,
         max_step_tokens: int = 600,
         block_seed: int = 0,
     ) -> Pipeline:
+        """``isa`` of every stage, or of each in turn."""
         pool = ThreadPool(num_threads)
+        isas = [isa] * num_stages if isa is None or isinstance(isa, str) else isa
         engines = []
-        for shard in cut(config.num_layers, num_stages):
+        for shard, each in zip(cut(config.num_layers, num_stages), isas, strict=True):
             program = make_program(config, shard)
             engine = NativeEngine(
-                program, num_blocks=num_blocks, max_step_tokens=max_step_tokens, pool=pool, isa=isa
+                program,
+                num_blocks=num_blocks,
+                max_step_tokens=max_step_tokens,
+                pool=pool,
+                isa=each,
+                arithmetic=arithmetic,
             )
             load_random_weights(engine, program, fmt)
             engines.append(engine)

@@ -6,10 +6,6 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from support.kernel_inputs import takes_bf16
-
-from potluck.kernels import available_isas, kernels_for
-from potluck.types.tensor import TensorFormat
 
 MIN_DECIDED_SHARE = 0.9
 
@@ -34,11 +30,6 @@ def decided_share(logits: NDArray[np.float32], tolerance: float) -> float:
     """The share of rows whose two largest logits are more than twice ``tolerance`` apart."""
     second, first = np.partition(logits, -2, axis=-1)[:, -2:].T
     return float(np.mean(first - second > 2 * tolerance))
-
-
-def rounds_to_bf16(format: TensorFormat) -> bool:
-    """Whether the fastest kernels here take activations as bf16 for weights of ``format``."""
-    return takes_bf16(kernels_for(available_isas()[-1]), format)
 
 
 def native_error_limit(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from potluck.types.program import Program, Shard, WeightSpec
+from potluck.types.program import Program, Shard, WeightRole, WeightSpec
 
 
 def program_reading(
@@ -16,7 +16,11 @@ def program_reading(
         registers=(),
         ops=(),
         weights=tuple(
-            WeightSpec(name=name, shape=shape, is_router=name in routers)
+            WeightSpec(
+                name=name,
+                shape=shape,
+                role=WeightRole.ROUTER if name in routers else WeightRole.OTHER,
+            )
             for name, shape in weights.items()
         ),
         caches=(),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from potluck.types.program import WeightRole
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def load_random_weights(
     for spec in program.weights:
         rng = np.random.default_rng(zlib.crc32(spec.name.encode()))
         is_matrix = len(spec.shape) > 1
-        is_float = spec.is_router or not is_matrix
+        is_float = spec.role is WeightRole.ROUTER or not is_matrix
         info = TensorInfo(
             name=spec.name,
             shape=spec.shape,

@@ -13,7 +13,7 @@ from potluck.types.hardware import BackendSpec, DeviceKind
 
 if TYPE_CHECKING:
     from potluck.kernels.runner import ThreadPool
-    from potluck.types.prefill import Prefill
+    from potluck.types.arithmetic import Arithmetic
     from potluck.types.program import Program
     from potluck.types.tensor import TensorInfo
     from potluck.types.unit import UnitAddress
@@ -45,7 +45,7 @@ class _Cost:
         )
 
     def scratch_bytes(
-        self, program: Program, max_step_tokens: int, *, num_threads: int, prefill: Prefill
+        self, program: Program, max_step_tokens: int, *, num_threads: int, arithmetic: Arithmetic
     ) -> int:
         return 20 * 4 * max_step_tokens * program.hidden_size
 
@@ -75,7 +75,7 @@ def open_engine(
     num_blocks: int,
     max_step_tokens: int,
     num_threads: int,
-    prefill: Prefill,
+    arithmetic: Arithmetic,
     pool: ThreadPool | None,
 ) -> _ReferenceUnit:
     if address.backend != SPEC.name:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 ANSWER = {"name": "card", "numbers": [1, 2.5]}
@@ -57,14 +58,69 @@ def close_stdout_and_hang() -> None:
 
 
 def answer_after_queueing() -> None:
-    """1.2 s of work, on a CPU that a process of its own wants as much."""
+    """0.6 s of work, on a CPU that a process of its own wants as much."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     rival = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    while time.process_time() < 1.2:
+    while time.process_time() < 0.6:
         pass
     rival.kill()
     rival.wait()
     answer()
+
+
+def answer_after_children_have_queued() -> None:
+    """0.6 s of work in processes of its own, a quarter each, on a CPU that a rival wants as much.
+
+    This process waits for them as for a compiler, and is not ready to run itself.
+    """
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    rival = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    work = "import time\nwhile time.process_time() < 0.15: pass"
+    for _ in range(4):
+        subprocess.run([sys.executable, "-c", work], check=True)
+    rival.kill()
+    rival.wait()
+    answer()
+
+
+def answer_after_threads_have_queued() -> None:
+    """0.6 s of work in another thread, while the main thread waits for it."""
+    thread = threading.Thread(target=answer_after_queueing)
+    thread.start()
+    thread.join()
+
+
+def signal_parent(name: str) -> None:
+    """As a library does that takes its parent for its own."""
+    os.kill(os.getppid(), signal.Signals[name])
+    time.sleep(0.2)
+    answer()
+
+
+def signal_group(name: str) -> None:
+    os.kill(0, signal.Signals[name])
+    time.sleep(0.2)
+    answer()
+
+
+def leave_orphans() -> None:
+    """One in its group, and one that has a session of its own, whose parents are gone."""
+    fork = "import os, sys; os.fork() and os._exit(0)"
+    for rest in ("", "; os.setsid()"):
+        code = f"{fork}{rest}; os.execv(sys.executable, {_SLEEP!r})"
+        subprocess.run([sys.executable, "-c", code], check=True, stdout=sys.stdout)
+    answer()
+
+
+def leave_orphans_and_kill_parent() -> None:
+    leave_orphans()
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def leave_orphans_and_hang() -> None:
+    leave_orphans()
+    time.sleep(60)
 
 
 def stop() -> None:

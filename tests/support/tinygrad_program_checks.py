@@ -16,7 +16,7 @@ from support.stages import cut
 from tinygrad.helpers import GlobalCounters
 
 from potluck.engines.reference import ReferenceEngine
-from potluck.engines.reference_sampling import sample
+from potluck.engines.reference_sampling import sample, score
 from potluck.engines.tinygrad import sizes
 from potluck.engines.tinygrad.device import open_device
 from potluck.engines.tinygrad.engine import TinygradEngine
@@ -168,6 +168,26 @@ def check_sampling() -> None:
     closing = Step(step_id=StepId(0), slices=(), closed=(SequenceId(0), SequenceId(1)), opened=())
     assert engine.step(closing, None) == StepResult(hidden=None, sampled=())
     assert len(set(outputs[0])) == 4, "a penalty of 5 forbids a token to be repeated"
+
+
+def check_scores() -> None:
+    """Of more tokens than a call computes; those of the reference from the same logits."""
+    engine = _engine()
+    opening = SequenceOpening(
+        sequence_id=SequenceId(0),
+        sampling=SamplingParams(temperature=0.0, logprobs=True, top_logprobs=2),
+        prompt_tokens=TOKENS[:51],
+    )
+    part = replace(_slice(0, TOKENS[:50], is_sampled=False), score_from=3, next_token=TOKENS[50])
+    step = Step(step_id=StepId(0), slices=(part,), opened=(opening,), closed=(opening.sequence_id,))
+    scores = engine.step(step, None).sampled
+    logits = _engine().logits(replace(step, opened=()), None)
+    assert len(scores) == len(logits) == 47
+    for position, (got, row) in enumerate(zip(scores, logits, strict=True), 4):
+        wanted = score(row, TOKENS[position], 2, position=position)
+        assert (got.position, got.token) == (position, TOKENS[position])
+        assert got.logprob == pytest.approx(wanted.logprob, abs=1e-5)
+        assert [each.token for each in got.top] == [each.token for each in wanted.top]
 
 
 def check_errors_leave_the_cache_unchanged() -> None:

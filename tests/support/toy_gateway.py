@@ -30,7 +30,7 @@ from potluck.types.gateway import (
 )
 from potluck.types.sequence import CommittedToken
 from potluck.types.step import SampledToken, SamplingParams, SequenceId, Step, TokenLogprob
-from potluck.types.text import ChatMessage
+from potluck.types.text import ChatEnding, ChatMessage
 
 VOCAB_SIZE = 1000
 END_OF_TEXT = 999
@@ -56,6 +56,7 @@ class ToyTokenizer:
         add_bos: bool = True,
         parse_special: bool = False,
         literal: Sequence[int] = (),
+        max_tokens: int | None = None,
     ) -> list[int]:
         return list(text.encode())
 
@@ -68,10 +69,22 @@ class ToyTokenizer:
         return b"".join(map(self.token_bytes, tokens)).decode(errors="replace")
 
 
-def toy_chat(messages: Iterable[ChatMessage]) -> list[int]:
+def toy_chat(
+    messages: Iterable[ChatMessage],
+    *,
+    ending: ChatEnding = ChatEnding.NEW_TURN,
+    reasoning_effort: str | None = None,
+) -> list[int]:
     """The toy model's chat template: ``role:content`` and a new line each, then ``assistant:``."""
-    text = "".join(f"{message.role}:{message.content}\n" for message in messages)
-    return list(f"{text}assistant:".encode())
+    effort = "" if reasoning_effort is None else f"effort:{reasoning_effort}\n"
+    text = effort + "".join(
+        f"{message.name or message.role}:{message.content}\n" for message in messages
+    )
+    if ending is ChatEnding.CONTINUED:
+        text = text[:-1]
+    elif ending is ChatEnding.NEW_TURN:
+        text += "assistant:"
+    return list(text.encode())
 
 
 def expected_tokens(prompt: Sequence[int], seed: int, count: int) -> list[int]:
@@ -93,7 +106,10 @@ def toy_logprob(token: int) -> float:
 
 
 class ToyGateway:
-    """One model, ``toy/model``. What it was asked to generate is in ``live``."""
+    """One model, ``toy/model``. What it was asked to generate is in ``live``.
+
+    ``served``, if it is given, encodes texts in place of the toy's own tokenizer.
+    """
 
     def __init__(self, *, step_seconds: float = 0.0) -> None:
         self.live: list[LiveSequence] = []
@@ -102,8 +118,10 @@ class ToyGateway:
             created=CREATED,
             context_tokens=CONTEXT_TOKENS,
             state=ModelState.READY,
+            sampling_defaults={"temperature": 0.7, "top_k": 40, "min_p": 0.05},
         )
         self.sampling_defaults: Mapping[str, float | int] = {}
+        self.served: ServedModel | None = None
         self.failure_after: tuple[int, PotluckError | RuntimeError] | None = None
         limits = SchedulerLimits(
             num_blocks=NUM_BLOCKS,
@@ -126,6 +144,8 @@ class ToyGateway:
     async def served_model(self, model_id: str) -> ServedModel:
         if model_id != MODEL:
             raise ModelNotFoundError(f"there is no model {model_id}")
+        if self.served is not None:
+            return self.served
         return ServedModel(
             model_id=MODEL,
             tokenizer=ToyTokenizer(),
@@ -228,7 +248,8 @@ class _ToyThread:
 
     def _finish(self, sample: SampledToken) -> SampledToken:
         sampling = self._sampling[sample.sequence_id]
-        token = _seeded(sample.token, sampling.seed)
+        is_scored = sample.logprob is not None
+        token = sample.token if is_scored else _seeded(sample.token, sampling.seed)
         if not sampling.logprobs:
             return replace(sample, token=token)
         top = tuple(

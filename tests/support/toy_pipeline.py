@@ -27,6 +27,11 @@ def expected_tokens(prompt: Sequence[int], count: int) -> list[int]:
     return history[len(prompt) :]
 
 
+def toy_score(history: Sequence[int], token: int) -> float:
+    """What the toy model says of ``token`` after ``history``."""
+    return -next_token([*history, token]) / 1000
+
+
 class ToyPipeline:
     """Takes steps and runs them, oldest first, when asked."""
 
@@ -48,22 +53,31 @@ class ToyPipeline:
         """Run the oldest step."""
         step = self._steps.popleft()
         self.opened.update(opening.sequence_id for opening in step.opened)
-        sampled = [self._run(part) for part in step.slices]
+        sampled = [sample for part in step.slices for sample in self._run(part)]
         self.opened.difference_update(step.closed)
-        return step.step_id, tuple(sample for sample in sampled if sample is not None)
+        return step.step_id, tuple(sampled)
 
-    def _run(self, part: SequenceSlice) -> SampledToken | None:
+    def _run(self, part: SequenceSlice) -> list[SampledToken]:
         for position, token in enumerate(part.tokens, part.start_position):
             block = part.block_table[position // KV_BLOCK_TOKENS]
             self._cache[block, position % KV_BLOCK_TOKENS] = (position, token)
-        if not part.sample:
-            return None
+        if not part.wanted:
+            return []
         assert part.sequence_id in self.opened
-        end = part.start_position + len(part.tokens)
         history = []
-        for position in range(end):
+        for position in range(part.start_position + len(part.tokens)):
             block = part.block_table[position // KV_BLOCK_TOKENS]
             written, token = self._cache[block, position % KV_BLOCK_TOKENS]
             assert written == position
             history.append(token)
-        return SampledToken(sequence_id=part.sequence_id, position=end, token=next_token(history))
+        return [self._follows(part, index, history) for index in part.wanted]
+
+    def _follows(self, part: SequenceSlice, index: int, history: list[int]) -> SampledToken:
+        position = part.start_position + index + 1
+        known = part.known_after(index)
+        return SampledToken(
+            sequence_id=part.sequence_id,
+            position=position,
+            token=next_token(history[:position]) if known is None else known,
+            logprob=None if known is None else toy_score(history[:position], known),
+        )

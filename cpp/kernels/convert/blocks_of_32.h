@@ -1,4 +1,4 @@
-// Q8_0 and Q4_0: 32 values with one scale, which is that of the largest magnitude. The bytes are
+// Q8_0, Q4_0 and Q5_0: 32 values with one scale, which is that of the largest magnitude. The bytes are
 // those of `gguf.quants` (the Python package gguf), which says of Q8_0 that they are ggml's.
 #pragma once
 
@@ -54,20 +54,41 @@ POTLUCK_LANES float extreme(const float* x, F32x16 low, F32x16 high) {
   return *x;
 }
 
-// f16 scale, 16 bytes of nibbles: column i low, column i + 16 high; a nibble stands for itself
-// less 8. The extreme value becomes -8, so the scale has its sign turned.
-POTLUCK_LANES bool encode_block_q4_0(const float* x, uint8_t* block) {
+// The 32 values as integers from 0 to 2 * half - 1, which stand for themselves less `half`; returns
+// the scale. The extreme value becomes -half, so the scale has its sign turned.
+POTLUCK_LANES float round_to_offsets(const float* x, float half, int8_t* integers) {
   const F32x16 low = load(x), high = load(x + 16);
-  const float scale = extreme(x, low, high) / -8.0f;
+  const float scale = extreme(x, low, high) / -half;
   const float inverse = scale == 0.0f ? 0.0f : 1.0f / scale;
-  int8_t nibbles[kColumnsOf32] = {};
+  __builtin_memset(integers, 0, kColumnsOf32);
   // Where the inverse overflows the scale is 0 as f16; gguf gives 0 as for Q8_0.
   if (inverse >= -kLargestF32 && inverse <= kLargestF32) {
-    const F32x16 offset = splat(8.5f), most = splat(15.5f);
-    store_i8(nibbles, truncate_i32(min(add(mul(low, splat(inverse)), offset), most)));
-    store_i8(nibbles + 16, truncate_i32(min(add(mul(high, splat(inverse)), offset), most)));
+    const F32x16 offset = splat(half + 0.5f), most = splat(2 * half - 0.5f);
+    store_i8(integers, truncate_i32(min(add(mul(low, splat(inverse)), offset), most)));
+    store_i8(integers + 16, truncate_i32(min(add(mul(high, splat(inverse)), offset), most)));
   }
+  return scale;
+}
+
+// f16 scale, 16 bytes of nibbles: column i low, column i + 16 high; a nibble stands for itself
+// less 8.
+POTLUCK_LANES bool encode_block_q4_0(const float* x, uint8_t* block) {
+  int8_t nibbles[kColumnsOf32];
+  const float scale = round_to_offsets(x, 8.0f, nibbles);
   for (int i = 0; i < 16; ++i) block[2 + i] = (uint8_t)(nibbles[i] | nibbles[i + 16] << 4);
+  return put_scale(scale, block);
+}
+
+// f16 scale, the fifth bits of the columns in 4 bytes, and the other four as in Q4_0; a value
+// stands for itself less 16.
+POTLUCK_LANES bool encode_block_q5_0(const float* x, uint8_t* block) {
+  int8_t values[kColumnsOf32];
+  const float scale = round_to_offsets(x, 16.0f, values);
+  uint32_t fifth_bits = 0;
+  for (int i = 0; i < kColumnsOf32; ++i) fifth_bits |= (uint32_t)(values[i] >> 4 & 1) << i;
+  for (int i = 0; i < 4; ++i) block[2 + i] = (uint8_t)(fifth_bits >> 8 * i);
+  for (int i = 0; i < 16; ++i)
+    block[6 + i] = (uint8_t)((values[i] & 15) | (values[i + 16] & 15) << 4);
   return put_scale(scale, block);
 }
 
@@ -84,6 +105,13 @@ bool encode_q4_0(const float* x, int64_t count, uint8_t* out) {
   bool is_finite = true;
   for (int64_t i = 0; i < count; i += kColumnsOf32, out += 18)
     is_finite = encode_block_q4_0(x + i, out) && is_finite;
+  return is_finite;
+}
+
+bool encode_q5_0(const float* x, int64_t count, uint8_t* out) {
+  bool is_finite = true;
+  for (int64_t i = 0; i < count; i += kColumnsOf32, out += 22)
+    is_finite = encode_block_q5_0(x + i, out) && is_finite;
   return is_finite;
 }
 

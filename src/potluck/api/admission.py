@@ -1,15 +1,33 @@
-"""How many requests are worked on, how many wait, and how many bytes of bodies are held."""
+"""How many requests are worked on, how many wait, and how many bytes of bodies are held.
+
+A request's body is held as it came until the request has a slot. Then it is decoded and tokenized,
+which takes several times its size for a while, so that is done for one large body at a time; and
+what is left of it afterwards are tokens, of which a context holds so many.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from starlette.requests import Request
 
+from potluck.allocator import return_free_memory
 from potluck.api.config import ApiLimits
 from potluck.api.errors import ApiError, ClientGoneError, overloaded
+
+LARGE_BODY_BYTES = 64 * 1024
+"""Bodies beyond it are decoded and tokenized one at a time.
+
+Of smaller ones at most ``ApiLimits.max_concurrent_requests`` are worked on: 4 MiB of bodies.
+"""
+
+_TRIM_SECONDS = 1.0
+"""From the end of a large body to returning memory, so that what came of it is gone, too."""
+
+T = TypeVar("T")
 
 
 class Admission:
@@ -42,16 +60,76 @@ class Admission:
             self._slots.release()
 
 
+class Preparation:
+    """Decodes and tokenizes bodies on threads, one large one at a time. For one event loop."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    @asynccontextmanager
+    async def turn(self, num_bytes: int) -> AsyncIterator[None]:
+        """Wait until a body of ``num_bytes`` may be worked on; the next waits until this ends."""
+        if num_bytes <= LARGE_BODY_BYTES:
+            yield
+            return
+        async with self._turn:
+            yield
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """The result of ``work`` on another thread. Cancelled, it waits for the thread's end first.
+
+    So what ``work`` uses counts as used for as long as it is.
+    """
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # nobody is left to be told
+        raise
+    finally:
+        del task  # whose exception has this frame
+
+
+class Body:
+    """The bytes of a request's body, which count as held until they are released."""
+
+    def __init__(self, reader: BodyReader) -> None:
+        self._reader = reader
+        self.data = bytearray()
+
+    def release(self) -> None:
+        """Let go of the bytes; more than once does no harm."""
+        self._reader.on_released(len(self.data))
+        self.data = bytearray()
+
+
 class BodyReader:
     """Reads bodies within limits of size, time and memory. For one event loop."""
 
     def __init__(self, limits: ApiLimits) -> None:
         self._limits = limits
-        self._held_bytes = 0
+        self.held_bytes = 0
+        self._trim: asyncio.TimerHandle | None = None
+
+    def on_released(self, num_bytes: int) -> None:
+        """A body of ``num_bytes`` is held no longer; soon after large ones, memory is returned."""
+        self.held_bytes -= num_bytes
+        if num_bytes > LARGE_BODY_BYTES and self._trim is None:
+            self._trim = asyncio.get_running_loop().call_later(_TRIM_SECONDS, self._return_memory)
+
+    def _return_memory(self) -> None:
+        self._trim = None
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(None, return_free_memory)
+        if self.held_bytes > LARGE_BODY_BYTES:
+            self._trim = loop.call_later(_TRIM_SECONDS, self._return_memory)
 
     @asynccontextmanager
-    async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """The body of ``request``, counted as held until the block is left.
+    async def read(self, request: Request) -> AsyncIterator[Body]:
+        """The body of ``request``, counted as held until it is released or the block is left.
 
         Raises ``ApiError``: 408 too slow, 413 too large, 429 too many held; and
         ``ClientGoneError``. What is left of a body that was refused is thrown away by the
@@ -60,7 +138,7 @@ class BodyReader:
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self._limits.max_body_bytes:
             raise self._too_large()
-        body = bytearray()
+        body = Body(self)
         try:
             try:
                 async with asyncio.timeout(self._limits.body_seconds):
@@ -72,25 +150,25 @@ class BodyReader:
                     code="request_timeout",
                     headers={"Connection": "close"},
                 ) from None
-            yield bytes(body)
+            yield body
         finally:
-            self._held_bytes -= len(body)
+            body.release()
 
-    async def _fill(self, request: Request, body: bytearray) -> None:
+    async def _fill(self, request: Request, body: Body) -> None:
         while True:
             message = await request.receive()
             if message["type"] == "http.disconnect":
                 raise ClientGoneError
             part = message.get("body", b"")
-            if len(body) + len(part) > self._limits.max_body_bytes:
+            if len(body.data) + len(part) > self._limits.max_body_bytes:
                 raise self._too_large()
-            if self._held_bytes + len(part) > self._limits.max_buffered_bytes:
+            if self.held_bytes + len(part) > self._limits.max_buffered_bytes:
                 raise overloaded(
                     "the requests being answered take all the memory there is for them",
                     self._limits.retry_after_seconds,
                 )
-            body += part
-            self._held_bytes += len(part)
+            body.data += part
+            self.held_bytes += len(part)
             if not message.get("more_body", False):
                 return
 

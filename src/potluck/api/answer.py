@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
 
 from potluck.api.admission import Admission
-from potluck.api.choice import ChoiceText, Delta
+from potluck.api.choice import ChoiceText
+from potluck.api.delta import Delta
 from potluck.api.errors import ApiError
 from potluck.api.metrics import ApiMetrics, RequestMeter
 from potluck.api.parameters import Job
 from potluck.api.responses import Format, Identity, Json, Usage
 from potluck.errors import EngineError
-from potluck.types.gateway import Gateway, LiveSequence, ModelState, ModelStatus, ServedModel
+from potluck.types.gateway import Gateway, LiveSequence, ModelState, ModelStatus
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-class Answer:
-    """What answers one request. Nothing happens before :meth:`whole` or :meth:`chunks`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A request that was read and understood: what answers it, and how that is written."""
 
-    ``make_job`` runs on another thread: to tokenize a long prompt takes a while. ``form`` is how
-    the answer is written.
+    job: Job
+    form: Format
+    is_stream: bool
+    include_usage: bool
+    user: str | None
+
+
+class Answer:
+    """What answers one request. Nothing happens before :meth:`start`.
+
+    ``prepare`` reads the request, once there is a slot for it.
     """
 
     def __init__(
@@ -35,29 +50,34 @@ class Answer:
         admission: Admission,
         metrics: ApiMetrics,
         *,
-        model: ServedModel,
-        form: Format,
-        make_job: Callable[[], Job],
+        prepare: Callable[[], Awaitable[Prepared]],
     ) -> None:
         self._gateway = gateway
         self._admission = admission
-        self._model = model
-        self._form = form
-        self._make_job = make_job
-        self._identity = Identity.new(form.prefix, model.model_id)
-        self._meter = metrics.meter(model.model_id, time.perf_counter())
+        self._metrics = metrics
+        self._prepare = prepare
+        self._came = time.perf_counter()
         self._live: list[LiveSequence] = []
         self._num_prompt_tokens = 0
+        self._stream = self._deltas()
 
-    @property
-    def request_id(self) -> str:
-        """The id that the client sees."""
-        return self._identity.request_id
+    async def start(self) -> Prepared:
+        """Wait for the first token. Raises ``PotluckError``; cancelled, the request ends at once.
+
+        Afterwards either :meth:`whole` or :meth:`chunks` gives the answer, or :meth:`aclose` ends
+        it.
+        """
+        self._first = await anext(self._stream)
+        return self._prepared
+
+    async def aclose(self) -> None:
+        """Cancel what is being generated and give the slot back."""
+        await self._stream.aclose()
 
     async def whole(self) -> bytes:
         """The answer as one JSON object. Raises ``PotluckError``; cancelled, it ends at once."""
         deltas: dict[int, list[Delta]] = {}
-        async with aclosing(self._deltas()) as stream:
+        async with aclosing(self._all()) as stream:
             async for index, delta in stream:
                 deltas.setdefault(index, []).append(delta)
         choices = [self._form.whole(index, _join(deltas[index])) for index in sorted(deltas)]
@@ -75,7 +95,7 @@ class Answer:
         Raises ``PotluckError``, before the first chunk or later.
         """
         begun: set[int] = set()
-        async with aclosing(self._deltas()) as stream:
+        async with aclosing(self._all()) as stream:
             async for index, delta in stream:
                 first = None if index in begun else self._form.first(index)
                 begun.add(index)
@@ -104,16 +124,36 @@ class Answer:
             num_new_tokens=sum(len(live.committed) for live in self._live),
         )
 
+    async def _all(self) -> AsyncGenerator[tuple[int, Delta], None]:
+        async with aclosing(self._stream):
+            yield self._first
+            async for each in self._stream:
+                yield each
+
     async def _deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
         async with self._admission.slot():
-            job = await asyncio.to_thread(self._make_job)
+            self._prepared = await self._prepare()
+            self._form = self._prepared.form
+            job = self._prepared.job
+            self._identity = Identity.new(self._form.prefix, job.model.model_id)
+            _log.debug(
+                "%s: model %s, user %r",
+                self._identity.request_id,
+                job.model.model_id,
+                self._prepared.user,
+            )
+            meter = self._metrics.meter(job.model.model_id, self._came)
             self._num_prompt_tokens = job.num_prompt_tokens
-            self._meter.prompts(job.num_prompt_tokens)
+            meter.prompts(job.num_prompt_tokens)
             self._live = [
-                LiveSequence(model_id=job.model.model_id, request=each) for each in job.requests
+                LiveSequence(
+                    model_id=job.model.model_id,
+                    request=replace(each, request_id=self._identity.request_id),
+                )
+                for each in job.requests
             ]
             choices = [
-                _choice(self._gateway, live, job, self._meter, index)
+                _choice(self._gateway, live, job, meter, index)
                 for index, live in enumerate(self._live)
             ]
             async with aclosing(merge(choices)) as merged:
@@ -180,12 +220,26 @@ async def _next(source: AsyncGenerator[T, None]) -> T:
 async def _choice(
     gateway: Gateway, live: LiveSequence, job: Job, meter: RequestMeter, index: int
 ) -> AsyncGenerator[Delta, None]:
-    text = ChoiceText(live.request, job.model.tokenizer, stop=job.stop, starts_text=job.starts_text)
+    text = ChoiceText(
+        live.request,
+        job.model.tokenizer,
+        stop=job.stop,
+        starts_text=job.starts_text,
+        echo=job.echoes[index],
+    )
+    start = text.start()
+    if start.finish_reason is not None:
+        yield start
+        return
     async with aclosing(gateway.generate(live)) as updates:
         async for token in updates:
-            live.committed.append(token)
-            meter.token(index)
+            if token.position >= len(live.request.prompt_tokens):
+                live.committed.append(token)
+                meter.token(index)
             delta = text.push(token)
+            if not start.is_empty:  # not earlier: an error before the first token has a status
+                yield start
+                start = Delta()
             yield delta
             if delta.finish_reason is not None:
                 return

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import msgspec
 from fastapi import FastAPI
@@ -13,8 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from potluck.api.admission import Admission, BodyReader
-from potluck.api.answer import Answer, deployed_model, require_ready
+from potluck.api.admission import Admission, Body, BodyReader, Preparation, in_thread
+from potluck.api.answer import Answer, Prepared, deployed_model, require_ready
 from potluck.api.config import ApiConfig
 from potluck.api.connection import EventStream, while_connected
 from potluck.api.errors import ApiError, invalid, to_api_error
@@ -24,9 +24,12 @@ from potluck.api.parameters import Job, chat_job, completion_job
 from potluck.api.responses import ChatFormat, CompletionFormat, Format, model_json
 from potluck.api.schema import CommonBody, parse_chat, parse_completion
 from potluck.errors import PotluckError
-from potluck.types.gateway import Gateway, ServedModel
+from potluck.types.gateway import Gateway, ModelState, ServedModel
 
-_log = logging.getLogger(__name__)
+_DECODED_AT_ONCE_BYTES = 8 * 1024
+"""In the event loop: to change threads would take longer than to decode, about 0.1 ms."""
+
+_Asked = TypeVar("_Asked", bound=CommonBody)
 
 
 def build_app(gateway: Gateway, config: ApiConfig, ending: asyncio.Event) -> FastAPI:
@@ -42,6 +45,7 @@ def build_app(gateway: Gateway, config: ApiConfig, ending: asyncio.Event) -> Fas
     app.add_api_route("/v1/models", api.models, methods=["GET"], response_model=None)
     app.add_api_route("/v1/models/{model_id:path}", api.model, methods=["GET"], response_model=None)
     app.add_api_route("/health", api.health, methods=["GET"], response_model=None)
+    app.add_api_route("/health/ready", api.ready, methods=["GET"], response_model=None)
     app.add_api_route("/cluster", api.cluster, methods=["GET"], response_model=None)
     app.add_api_route("/metrics", api.metrics, methods=["GET"], response_model=None)
     return app
@@ -60,36 +64,17 @@ class _Api:
         self._limits = config.limits
         self._admission = admission
         self._bodies = BodyReader(config.limits)
+        self._preparation = Preparation()
         self._metrics = metrics
         self._ending = ending
 
     async def chat(self, request: Request) -> Response:
         """``POST /v1/chat/completions``."""
-        async with self._bodies.read(request) as data:
-            body = parse_chat(data)
-            model = await self._model(body.model)
-            return await self._answer(
-                request,
-                body,
-                model,
-                ChatFormat(tokenizer=model.tokenizer, logprobs=bool(body.logprobs)),
-                lambda: chat_job(body, model, self._limits),
-                prompt_param="messages",
-            )
+        return await self._answer(request, self._prepare_chat, prompt_param="messages")
 
     async def complete(self, request: Request) -> Response:
         """``POST /v1/completions``."""
-        async with self._bodies.read(request) as data:
-            body = parse_completion(data)
-            model = await self._model(body.model)
-            return await self._answer(
-                request,
-                body,
-                model,
-                CompletionFormat(tokenizer=model.tokenizer, logprobs=body.logprobs is not None),
-                lambda: completion_job(body, model, self._limits),
-                prompt_param="prompt",
-            )
+        return await self._answer(request, self._prepare_completion, prompt_param="prompt")
 
     async def models(self) -> Response:
         """``GET /v1/models``."""
@@ -103,6 +88,15 @@ class _Api:
     async def health(self) -> Response:
         """``GET /health``: the agent's loop turns."""
         return _json({"status": "ok"})
+
+    async def ready(self) -> Response:
+        """``GET /health/ready``: some deployed model can answer. It names none: no key is asked."""
+        models = self._gateway.models()
+        if any(status.state is ModelState.READY for status in models):
+            return _json({"status": "ready"})
+        what = "no deployed model is ready to answer" if models else "no model is deployed"
+        retry_after = {"Retry-After": str(self._limits.retry_after_seconds)}
+        raise ApiError(503, what, code="not_ready", headers=retry_after)
 
     async def cluster(self) -> Response:
         """``GET /cluster``."""
@@ -118,44 +112,70 @@ class _Api:
         require_ready(deployed_model(self._gateway, model_id), self._limits.retry_after_seconds)
         return await self._gateway.served_model(model_id)
 
+    async def _prepare_chat(self, body: Body) -> Prepared:
+        async with self._preparation.turn(len(body.data)):
+            asked = await _decoded(parse_chat, body)
+            model = await self._model(asked.model)
+            form = ChatFormat(tokenizer=model.tokenizer, logprobs=bool(asked.logprobs))
+            job = await in_thread(lambda: chat_job(asked, model, self._limits))
+            return _prepared(asked, form, job)
+
+    async def _prepare_completion(self, body: Body) -> Prepared:
+        async with self._preparation.turn(len(body.data)):
+            asked = await _decoded(parse_completion, body)
+            model = await self._model(asked.model)
+            form = CompletionFormat(tokenizer=model.tokenizer, logprobs=asked.logprobs is not None)
+            job = await in_thread(lambda: completion_job(asked, model, self._limits))
+            return _prepared(asked, form, job)
+
     async def _answer(
         self,
         request: Request,
-        body: CommonBody,
-        model: ServedModel,
-        form: Format,
-        make_job: Callable[[], Job],
+        prepare: Callable[[Body], Awaitable[Prepared]],
         *,
         prompt_param: str,
     ) -> Response:
-        is_stream = bool(body.stream)
-        if body.stream_options is not None and not is_stream:
-            raise invalid("stream_options", "stream_options is for streams: set stream")
-        answer = Answer(
-            self._gateway,
-            self._admission,
-            self._metrics,
-            model=model,
-            form=form,
-            make_job=make_job,
-        )
-        _log.debug("%s: model %s, user %r", answer.request_id, model.model_id, body.user)
-        try:
-            if not is_stream:
-                whole = await while_connected(request.receive, self._ending, answer.whole())
-                return Response(whole, media_type="application/json")
-            options = body.stream_options
-            chunks = answer.chunks(
-                include_usage=options is not None and bool(options.include_usage)
+        async with self._bodies.read(request) as body:
+
+            async def prepare_and_release() -> Prepared:
+                prepared = await prepare(body)
+                body.release()
+                return prepared
+
+            answer = Answer(
+                self._gateway, self._admission, self._metrics, prepare=prepare_and_release
             )
-            first = await while_connected(request.receive, self._ending, _first(chunks))
-            return EventStream(first, chunks, self._ending)
-        except PotluckError as error:
-            raise to_api_error(error, prompt_param=prompt_param) from error
+            try:
+                prepared = await while_connected(request.receive, self._ending, answer.start())
+                if not prepared.is_stream:
+                    whole = await while_connected(request.receive, self._ending, answer.whole())
+                    return Response(whole, media_type="application/json")
+                chunks = answer.chunks(include_usage=prepared.include_usage)
+                return EventStream(await anext(chunks), chunks, self._ending)
+            except BaseException as error:
+                await answer.aclose()
+                if isinstance(error, PotluckError):
+                    raise to_api_error(error, prompt_param=prompt_param) from error
+                raise
 
 
-async def _first(chunks: AsyncGenerator[bytes, None]) -> bytes:
-    return await anext(chunks)
+async def _decoded(parse: Callable[[bytearray], _Asked], body: Body) -> _Asked:
+    if len(body.data) <= _DECODED_AT_ONCE_BYTES:
+        return parse(body.data)
+    return await in_thread(lambda: parse(body.data))
+
+
+def _prepared(asked: CommonBody, form: Format, job: Job) -> Prepared:
+    options = asked.stream_options
+    if options is not None and not asked.stream:
+        raise invalid("stream_options", "stream_options is for streams: set stream")
+    return Prepared(
+        job=job,
+        form=form,
+        is_stream=bool(asked.stream),
+        include_usage=options is not None and bool(options.include_usage),
+        user=asked.user,
+    )
 
 
 def _json(value: object) -> Response:

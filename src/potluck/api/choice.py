@@ -3,46 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from potluck.api.delta import Delta, ScoredToken
+from potluck.api.echo import PromptEcho
 from potluck.text.detokenize import StreamingDetokenizer
 from potluck.types.sequence import CommittedToken, FinishReason, SequenceRequest
-from potluck.types.step import TokenLogprob
 from potluck.types.text import Tokenizer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredToken:
-    """A token of the text with its log-probability; ``offset`` is where it begins, in characters.
-
-    ``top`` are the likeliest tokens in its place.
-    """
-
-    token: int
-    logprob: float
-    top: tuple[TokenLogprob, ...]
-    offset: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
-    """What a choice gains: text, its tokens if log-probabilities were asked for, its end."""
-
-    text: str = ""
-    tokens: tuple[ScoredToken, ...] = ()
-    finish_reason: FinishReason | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        """Nothing that a client could see."""
-        return not self.text and not self.tokens and self.finish_reason is None
 
 
 class ChoiceText:
     """Turns the tokens of one sequence into deltas.
 
     A token is given with the first of its text. Tokens that are no part of the text are not given:
-    the one that ends the model's turn, and those of a stop string.
+    the one that ends the model's turn, and those of a stop string. With ``echo``, the prompt as a
+    text, the prompt comes first, and the token that ends the model's turn is given too: clients
+    that score prompts count tokens.
     """
 
     def __init__(
@@ -52,7 +27,11 @@ class ChoiceText:
         *,
         stop: Sequence[str],
         starts_text: bool,
+        echo: str | None = None,
     ) -> None:
+        self._num_prompt_tokens = len(request.prompt_tokens)
+        self._echo = None if echo is None else PromptEcho(request, tokenizer, echo)
+        self._first_offset = 0 if self._echo is None else self._echo.num_characters
         self._stop_tokens = request.stop_tokens
         self._detokenizer = StreamingDetokenizer(
             tokenizer, stop_strings=stop, starts_text=starts_text
@@ -60,8 +39,14 @@ class ChoiceText:
         self._num_given = 0
         self._held: list[ScoredToken] = []
 
+    def start(self) -> Delta:
+        """What there is before any token was committed."""
+        return Delta() if self._echo is None else self._echo.start()
+
     def push(self, committed: CommittedToken) -> Delta:
         """Take the next token. After a delta with a finish reason there are no more."""
+        if self._echo is not None and committed.position < self._num_prompt_tokens:
+            return self._echo.push(committed)
         offset = self._detokenizer.num_characters
         text = self._detokenizer.push(committed.token)
         reason = committed.finish_reason
@@ -71,12 +56,13 @@ class ChoiceText:
         if is_cut:
             reason = FinishReason.STOP
         self._num_given += len(text)
-        if committed.logprob is not None and committed.token not in self._stop_tokens:
+        is_given = self._echo is not None or committed.token not in self._stop_tokens
+        if committed.logprob is not None and is_given:
             scored = ScoredToken(
                 token=committed.token,
                 logprob=committed.logprob,
                 top=committed.top,
-                offset=offset,
+                offset=self._first_offset + offset,
             )
             self._held.append(scored)
         tokens = self._take_tokens(everything=reason is not None and not is_cut)
@@ -85,6 +71,8 @@ class ChoiceText:
     def _take_tokens(self, *, everything: bool) -> tuple[ScoredToken, ...]:
         count = len(self._held)
         if not everything:
-            count = sum(1 for token in self._held if token.offset < self._num_given)
+            count = sum(
+                1 for token in self._held if token.offset - self._first_offset < self._num_given
+            )
         taken, self._held = self._held[:count], self._held[count:]
         return tuple(taken)

@@ -19,16 +19,17 @@ class ApiLimits:
     ``max_sequences`` (prompts times ``n``), and a prompt ``max_prompt_tokens`` (None: what the
     context holds).
 
-    Connections: at most ``max_connections``; beyond it the one that has been silent for longest is
-    closed. A request's head must have come after ``head_seconds``, a connection between requests
-    may be silent for ``idle_seconds``, and a client that does not read must have taken
-    16 KiB, or all there is, every ``send_seconds``.
+    Connections: at most ``max_connections``, and at most half of the descriptors that the process
+    may have; beyond it the one that has been silent for longest is closed, and where none is
+    silent the new one is refused. A request's head must have come after ``head_seconds``, a
+    connection between requests may be silent for ``idle_seconds``, and a client that does not read
+    must have taken 16 KiB, or all there is, every ``send_seconds``.
 
     The end: requests may go on for ``shutdown_seconds``, then they end with an error.
     """
 
     max_body_bytes: int = 4 * 2**20
-    max_buffered_bytes: int = 64 * 2**20
+    max_buffered_bytes: int = 32 * 2**20
     body_seconds: float = 30.0
     max_concurrent_requests: int = 64
     max_queued_requests: int = 256

@@ -11,7 +11,13 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from potluck.api.errors import ApiError, ClientGoneError, internal_error, to_api_error
+from potluck.api.errors import (
+    ApiError,
+    ClientGoneError,
+    forget_frames,
+    internal_error,
+    to_api_error,
+)
 from potluck.errors import PotluckError
 
 _log = logging.getLogger(__name__)
@@ -41,6 +47,7 @@ async def while_connected(
         for each in (task, gone, end):
             each.cancel()
         await asyncio.gather(task, gone, end, return_exceptions=True)
+        del task  # whose exception has this frame
 
 
 class EventStream(Response):
@@ -70,6 +77,7 @@ class EventStream(Response):
             try:
                 await while_connected(receive, self._ending, self._send_chunks(send))
             except PotluckError as error:
+                forget_frames(error)
                 last = to_api_error(error).encoded()
             except ClientGoneError:
                 raise

@@ -13,6 +13,7 @@ from potluck.errors import (
     ParameterError,
     PotluckError,
     PromptTooLongError,
+    RefusedRequestError,
     UsageError,
 )
 
@@ -96,7 +97,23 @@ def to_api_error(error: PotluckError, *, prompt_param: str | None = None) -> Api
         return overloaded(error.message, error.retry_after_seconds)
     if isinstance(error, UsageError):
         return invalid(None, message)
+    if isinstance(error, RefusedRequestError):
+        return ApiError(422, message, code="request_refused")  # which clients do not send again
     return ApiError(503, message, code="service_unavailable")
+
+
+def forget_frames(error: BaseException) -> None:
+    """Let go of the frames that ``error`` and its causes passed through.
+
+    A frame that holds the error, or the task that it ended, is a cycle: all that its variables
+    name, such as a prompt of megabytes, would stay until the next full garbage collection.
+    """
+    pending: list[BaseException | None] = [error]
+    while pending:
+        each = pending.pop()
+        if each is not None and each.__traceback__ is not None:
+            each.__traceback__ = None
+            pending += [each.__cause__, each.__context__]
 
 
 def _error_type(status: int) -> str:

@@ -12,21 +12,30 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from potluck.api.errors import ApiError, ClientGoneError, internal_error, to_api_error
+from potluck.api.errors import (
+    ApiError,
+    ClientGoneError,
+    forget_frames,
+    internal_error,
+    to_api_error,
+)
 from potluck.api.keys import ApiKeys
 from potluck.api.metrics import ApiMetrics
 from potluck.errors import PotluckError
+from potluck.log_rate import LogRateFilter
 
 _log = logging.getLogger(__name__)
+_log.addFilter(LogRateFilter())
 
-OPEN_PATHS = frozenset({"/health"})
-"""Answered without a key: they say nothing but that somebody is there."""
+OPEN_PATHS = frozenset({"/health", "/health/ready"})
+"""Answered without a key: they say nothing but that somebody is there, and able to answer."""
 
 ENDPOINTS = (
     "/v1/models",
     "/v1/chat/completions",
     "/v1/completions",
     "/health",
+    "/health/ready",
     "/metrics",
     "/cluster",
 )
@@ -61,10 +70,14 @@ class Guard:
         refusal: ApiError | None = None
         try:
             self._check(scope)
-            await self._app(scope, receive, watched_send)
-        except ClientGoneError:
+            # HEAD is answered as GET; uvicorn, which has its own scope, leaves the body out.
+            is_head = scope["method"] == "HEAD"
+            await self._app({**scope, "method": "GET"} if is_head else scope, receive, watched_send)
+        except ClientGoneError as error:
+            forget_frames(error)
             status = _CLIENT_CLOSED_REQUEST
         except PotluckError as error:
+            forget_frames(error)
             refusal = to_api_error(error)
         except Exception:  # noqa: BLE001 - the boundary: the client gets an answer whatever it is
             _log.exception("a request failed: %s", scope["path"])

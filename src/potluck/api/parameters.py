@@ -11,11 +11,13 @@ from potluck.api.config import ApiLimits
 from potluck.api.errors import ApiError, invalid
 from potluck.api.schema import ChatBody, CommonBody, CompletionBody, ContentPart, Message
 from potluck.errors import PromptTooLongError
+from potluck.text.chat import chat_ending
 from potluck.types.gateway import ServedModel
-from potluck.types.sampling import MAX_TOP_LOGPROBS, validate_sampling
+from potluck.types.ranges import require_number
+from potluck.types.sampling import merged_sampling, validate_sampling
 from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams
-from potluck.types.text import ChatMessage
+from potluck.types.text import ChatEnding, ChatMessage
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's ``max_tokens`` of completions. A chat goes on to the end of the context."""
@@ -23,6 +25,9 @@ DEFAULT_COMPLETION_TOKENS = 16
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 """OpenAI takes 4 strings. The automaton that finds them has a state per character."""
+
+MAX_NAME_CHARACTERS = 64
+"""Of a message's ``name``, as in OpenAI's API."""
 
 _SEEDS = 1 << 64
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
@@ -33,7 +38,8 @@ class Job:
     """The sequences that answer one request, in the order of their ``index``.
 
     ``num_prompt_tokens`` counts every prompt once, however many sequences continue it.
-    ``starts_text`` is as in ``StreamingDetokenizer``.
+    ``starts_text`` is as in ``StreamingDetokenizer``. ``echoes`` are the prompts as texts, where
+    they are given back.
     """
 
     model: ServedModel
@@ -41,6 +47,7 @@ class Job:
     stop: tuple[str, ...]
     num_prompt_tokens: int
     starts_text: bool
+    echoes: tuple[str | None, ...]
 
 
 def chat_job(body: ChatBody, model: ServedModel, limits: ApiLimits) -> Job:
@@ -53,42 +60,67 @@ def chat_job(body: ChatBody, model: ServedModel, limits: ApiLimits) -> Job:
     messages = [_message(message, index) for index, message in enumerate(body.messages)]
     if not messages:
         raise invalid("messages", "messages is empty: say something")
-    prompt = _checked(model.encode_chat(messages), model, limits, "messages")
+    ending = chat_ending(
+        messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+    )
+    encoded = model.encode_chat(messages, ending=ending, reasoning_effort=body.reasoning_effort)
+    prompt = _checked(encoded, model, limits, "messages")
     return Job(
         model=model,
         requests=_requests([prompt], count, sampling, max_new_tokens, model),
         stop=stop,
         num_prompt_tokens=len(prompt),
-        starts_text=True,
+        starts_text=ending is ChatEnding.NEW_TURN,
+        echoes=(None,) * count,
     )
 
 
 def completion_job(body: CompletionBody, model: ServedModel, limits: ApiLimits) -> Job:
     """What continues a prompt, or several. Takes a while for long ones. Raises ``PotluckError``."""
     num_top = body.logprobs
-    if num_top is not None and not 0 <= num_top <= MAX_TOP_LOGPROBS:
-        raise invalid("logprobs", f"logprobs is {num_top}, and must be 0 to {MAX_TOP_LOGPROBS}")
+    if num_top is not None:
+        require_number("logprobs", num_top)
     sampling = _sampling(body, model, logprobs=num_top is not None, top_logprobs=num_top or 0)
-    max_new_tokens = _max_new_tokens(body, None) or DEFAULT_COMPLETION_TOKENS
+    asked = _max_new_tokens(body, None, least=0 if body.echo else 1)
+    max_new_tokens = DEFAULT_COMPLETION_TOKENS if asked is None else asked
     stop = _stop(body)
     prompts = _prompts(body.prompt)
     count = _num_choices(body, len(prompts), limits)
     encoded = [
         _checked(
-            model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt,
+            model.tokenizer.encode(prompt, max_tokens=model.context_tokens - min(1, max_new_tokens))
+            if isinstance(prompt, str)
+            else prompt,
             model,
             limits,
             "prompt",
+            num_new_tokens=min(1, max_new_tokens),
         )
         for prompt in prompts
     ]
+    echoes = [
+        (prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt))
+        if body.echo
+        else None
+        for prompt in prompts
+        for _ in range(count)
+    ]
     return Job(
         model=model,
-        requests=_requests(encoded, count, sampling, max_new_tokens, model),
+        requests=_requests(
+            encoded, count, sampling, max_new_tokens, model, score_prompt=_is_scored(body)
+        ),
         stop=stop,
         num_prompt_tokens=sum(map(len, encoded)),
         starts_text=False,
+        echoes=tuple(echoes),
     )
+
+
+def _is_scored(body: CompletionBody) -> bool:
+    return bool(body.echo) and body.logprobs is not None
 
 
 def _requests(
@@ -97,6 +129,8 @@ def _requests(
     sampling: SamplingParams,
     max_new_tokens: int | None,
     model: ServedModel,
+    *,
+    score_prompt: bool = False,
 ) -> tuple[SequenceRequest, ...]:
     """``count`` sequences of each prompt, whose seeds count up from the one asked for."""
     if max_new_tokens is not None:
@@ -107,6 +141,7 @@ def _requests(
             sampling=replace(sampling, seed=(sampling.seed + number) % _SEEDS),
             max_new_tokens=max_new_tokens,
             stop_tokens=frozenset(model.tokenizer.eos_token_ids),
+            score_prompt=score_prompt,
         )
         for prompt in prompts
         for number in range(count)
@@ -126,8 +161,8 @@ def _sampling(
         "presence_penalty": body.presence_penalty,
         "frequency_penalty": body.frequency_penalty,
     }
-    values: dict[str, object] = dict(model.sampling_defaults)
-    values.update((name, value) for name, value in asked.items() if value is not None)
+    given = {name: value for name, value in asked.items() if value is not None}
+    values = merged_sampling(model.sampling_defaults, given)
     if values.get("top_k") in (0, -1):  # how other servers write "all"
         values["top_k"] = None
     params = SamplingParams(
@@ -159,15 +194,18 @@ def _logit_bias(asked: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(biases.items()))
 
 
-def _max_new_tokens(body: CommonBody, max_completion_tokens: int | None) -> int | None:
+def _max_new_tokens(
+    body: CommonBody, max_completion_tokens: int | None, *, least: int = 1
+) -> int | None:
     asked = {
         "max_tokens": body.max_tokens,
         "max_completion_tokens": max_completion_tokens,
     }
     given = {name: value for name, value in asked.items() if value is not None}
     for name, value in given.items():
-        if value < 1:
-            raise invalid(name, f"{name} is {value}, and must be at least 1")
+        if value == 0 == least:
+            continue  # the prompt alone is asked for
+        require_number(name, value)
     if len(set(given.values())) > 1:
         raise invalid("max_tokens", "max_tokens and max_completion_tokens differ: give one")
     return next(iter(given.values()), None)
@@ -175,8 +213,7 @@ def _max_new_tokens(body: CommonBody, max_completion_tokens: int | None) -> int 
 
 def _num_choices(body: CommonBody, num_prompts: int, limits: ApiLimits) -> int:
     count = 1 if body.n is None else body.n
-    if count < 1:
-        raise invalid("n", f"n is {count}, and must be at least 1")
+    require_number("n", count)
     if count * num_prompts > limits.max_sequences:
         raise invalid(
             "n" if count > 1 else "prompt",
@@ -213,13 +250,30 @@ def _message(message: Message, index: int) -> ChatMessage:
         )
     # OpenAI's newer name for the system's words, which few chat templates know.
     role = "system" if message.role == "developer" else message.role
+    if message.name is not None and len(message.name) > MAX_NAME_CHARACTERS:
+        raise invalid(
+            f"messages[{index}].name",
+            f"messages[{index}].name has {len(message.name)} characters,"
+            f" and may have {MAX_NAME_CHARACTERS}",
+        )
+    return ChatMessage(role=role, content=_content(message, index), name=message.name)
+
+
+def _content(message: Message, index: int) -> str:
     if isinstance(message.content, str):
-        return ChatMessage(role=role, content=message.content)
-    texts = [
-        _text_of(part, f"messages[{index}].content[{number}]")
-        for number, part in enumerate(message.content)
-    ]
-    return ChatMessage(role=role, content="".join(texts))
+        return message.content
+    if message.content is not None:
+        return "".join(
+            _text_of(part, f"messages[{index}].content[{number}]")
+            for number, part in enumerate(message.content)
+        )
+    if message.role != "assistant":
+        raise invalid(
+            f"messages[{index}].content",
+            f"messages[{index}].content is missing",
+            code="missing_required_parameter",
+        )
+    return ""  # OpenAI's own answers have none where the assistant called a tool or refused
 
 
 def _text_of(part: ContentPart, where: str) -> str:
@@ -259,11 +313,16 @@ def _are_tokens(values: list[object]) -> bool:
 
 
 def _checked(
-    tokens: Sequence[int], model: ServedModel, limits: ApiLimits, name: str
+    tokens: Sequence[int],
+    model: ServedModel,
+    limits: ApiLimits,
+    name: str,
+    *,
+    num_new_tokens: int = 1,
 ) -> tuple[int, ...]:
     if not tokens:
         raise invalid(name, "the prompt is empty: give at least one token")
-    if len(tokens) >= model.context_tokens:
+    if len(tokens) + num_new_tokens > model.context_tokens:
         raise PromptTooLongError(len(tokens), model.context_tokens)
     if limits.max_prompt_tokens is not None and len(tokens) > limits.max_prompt_tokens:
         raise ApiError(

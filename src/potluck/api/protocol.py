@@ -8,17 +8,30 @@ read them.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from potluck.api.config import ApiLimits
+from potluck.log_rate import LogRateFilter
+
+_log = logging.getLogger(__name__)
+_log.addFilter(LogRateFilter())
 
 MIN_TAKEN_BYTES = 16 * 2**10
 """What a client must take of an answer in ``ApiLimits.send_seconds``."""
+
+RECEIVED_BYTES = 32 * 2**10
+"""Taken from a connection at a time, instead of asyncio's 256 KiB.
+
+With 64 large bodies coming at once, a round of the event loop would otherwise take 16 MiB, and
+every stream would wait for it.
+"""
 
 
 class LimitedProtocol(H11Protocol):
@@ -37,8 +50,10 @@ class LimitedProtocol(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.logger = _log  # uvicorn's own has no bound on how much strangers make it write
         self._limits = limits
-        self._silent_since = time.monotonic()
+        self.silent_since = time.monotonic()
+        self.is_aborted = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
 
@@ -47,13 +62,17 @@ class LimitedProtocol(H11Protocol):
         """Whether no request is being read or answered."""
         return self.cycle is None or self.cycle.response_complete
 
+    def abort(self) -> None:
+        """Close at once, whatever is still to be sent."""
+        self.is_aborted = True
+        self.transport.abort()
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See ``asyncio.Protocol``."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)
+        transport.max_size = RECEIVED_BYTES  # type: ignore[attr-defined]
         self._start_head_timer()
-        if len(self.connections) > self._limits.max_connections:
-            self._close_most_silent()
 
     def data_received(self, data: bytes) -> None:
         """See ``asyncio.Protocol``."""
@@ -63,9 +82,19 @@ class LimitedProtocol(H11Protocol):
         elif self._head_timer is None:
             self._start_head_timer()
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP; a request that is being answered can only be cut off."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.abort()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
     def on_response_complete(self) -> None:
         """A request has been answered."""
-        self._silent_since = time.monotonic()
+        self.silent_since = time.monotonic()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
@@ -84,16 +113,6 @@ class LimitedProtocol(H11Protocol):
         self._stop_send_timer()
         super().connection_lost(exc)
 
-    def _close_most_silent(self) -> None:
-        """Make room: without it, connections that say nothing would keep others out."""
-        silent = [
-            each
-            for each in self.connections
-            if isinstance(each, LimitedProtocol) and each.is_between_requests
-        ]
-        # One between requests there always is: this very connection.
-        min(silent, key=lambda each: each._silent_since).transport.abort()
-
     def _start_head_timer(self) -> None:
         self._head_timer = self.loop.call_later(self._limits.head_seconds, self._on_head_timeout)
 
@@ -105,7 +124,7 @@ class LimitedProtocol(H11Protocol):
     def _on_head_timeout(self) -> None:
         self._head_timer = None
         if self.is_between_requests:
-            self.transport.abort()
+            self.abort()
 
     def _start_send_timer(self) -> None:
         left_bytes = self.transport.get_write_buffer_size()
@@ -121,6 +140,6 @@ class LimitedProtocol(H11Protocol):
     def _on_send_timeout(self, previous_bytes: int) -> None:
         self._send_timer = None
         if previous_bytes - self.transport.get_write_buffer_size() < MIN_TAKEN_BYTES:
-            self.transport.abort()
+            self.abort()
         else:
             self._start_send_timer()

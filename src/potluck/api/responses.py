@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from potluck.api.choice import Delta, ScoredToken
+from potluck.api.delta import Delta, ScoredToken
 from potluck.types.gateway import ModelStatus
+from potluck.types.sampling import default_sampling
 from potluck.types.sequence import FinishReason
 from potluck.types.text import Tokenizer
 
@@ -142,11 +143,11 @@ class ChatFormat:
         ]
         return {"content": content, "refusal": None}
 
-    def _token(self, token: int, logprob: float) -> Json:
+    def _token(self, token: int, logprob: float | None) -> Json:
         data = self.tokenizer.token_bytes(token)
         return {
             "token": data.decode(errors="replace"),
-            "logprob": max(logprob, MIN_LOGPROB),
+            "logprob": _number(logprob),
             "bytes": list(data),
         }
 
@@ -186,17 +187,19 @@ class CompletionFormat:
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> Json:
         return {
             "tokens": [self._text(each.token) for each in tokens],
-            "token_logprobs": [max(each.logprob, MIN_LOGPROB) for each in tokens],
+            "token_logprobs": [_number(each.logprob) for each in tokens],
             "top_logprobs": [self._top(each) for each in tokens],
             "text_offset": [each.offset for each in tokens],
         }
 
-    def _top(self, scored: ScoredToken) -> Mapping[str, float]:
+    def _top(self, scored: ScoredToken) -> Mapping[str, float | None] | None:
         """By text, likeliest first; of tokens with one text the likeliest counts."""
-        top: dict[str, float] = {}
+        if scored.logprob is None:
+            return None
+        top: dict[str, float | None] = {}
         for other in scored.top:
-            top.setdefault(self._text(other.token), max(other.logprob, MIN_LOGPROB))
-        top.setdefault(self._text(scored.token), max(scored.logprob, MIN_LOGPROB))
+            top.setdefault(self._text(other.token), _number(other.logprob))
+        top.setdefault(self._text(scored.token), _number(scored.logprob))
         return top
 
     def _text(self, token: int) -> str:
@@ -213,11 +216,16 @@ def model_json(status: ModelStatus) -> Json:
         "context_tokens": status.context_tokens,
         "state": status.state.value,
         "reason": status.reason or None,
+        "default_sampling": default_sampling(status.sampling_defaults),
     }
 
 
 def _chunk_choice(index: int, delta: Json, logprobs: Json | None) -> Json:
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+
+
+def _number(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, MIN_LOGPROB)
 
 
 def _reason(delta: Delta) -> str | None:

@@ -1,25 +1,37 @@
 """The bodies that are accepted, and what is said of others.
 
-Every field of a body is known here: it is supported, or it is refused unless its value is the
-neutral one, which asks for nothing. Unknown fields are refused too, so that no request is answered
-as if it had said something else.
+Every field of a body is known: it is supported and has a place here, or it does nothing and is in
+``potluck.api.other_fields``. Unknown fields are refused, so that no request is answered as if it
+had said something else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from potluck.api.body_bounds import check_amount, check_fields
 from potluck.api.errors import ApiError, invalid
+from potluck.api.other_fields import (
+    CHAT,
+    COMPLETION,
+    MESSAGE,
+    PART,
+    STREAM_OPTIONS,
+    without_others,
+)
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _MAX_NAME_CHARACTERS = 64
 """Of a client's own names in an error. OpenAI's longest is 22."""
+
+_FIRST_ERROR = Field(fail_fast=True)
+"""For lists: as many errors as a client sends wrong items take long to make, and one is told."""
 
 _STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -51,7 +63,7 @@ class CommonBody(BaseModel):
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], _FIRST_ERROR] | None = None
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -73,16 +85,22 @@ class Message(BaseModel):
     model_config = _STRICT
 
     role: str
-    content: str | list[ContentPart]
+    content: str | Annotated[list[ContentPart], _FIRST_ERROR] | None = None
+    name: str | None = None
 
 
 class ChatBody(CommonBody):
     """The body of ``/v1/chat/completions``."""
 
-    messages: list[Message]
+    messages: Annotated[list[Message], _FIRST_ERROR]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
 
 
 class CompletionBody(CommonBody):
@@ -93,116 +111,54 @@ class CompletionBody(CommonBody):
 
     prompt: Any
     logprobs: int | None = None
+    echo: bool | None = None
 
 
-_NO_TOOLS: Mapping[str, tuple[object, ...]] = {
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "parallel_tool_calls": (None, True, False),
-    "functions": (None, []),
-    "function_call": (None, "none", "auto"),
-}
-
-_NEUTRAL_COMMON: Mapping[str, tuple[object, ...]] = {
-    "metadata": (None, {}),
-    "store": (None, False),
-    "service_tier": (None, "auto", "default"),
-}
-
-NEUTRAL_CHAT: Mapping[str, tuple[object, ...]] = {
-    **_NO_TOOLS,
-    **_NEUTRAL_COMMON,
-    "audio": (None,),
-    "modalities": (None, ["text"]),
-    "moderation": (None,),
-    "prediction": (None,),
-    "prompt_cache_key": (None,),
-    "prompt_cache_options": (None,),
-    "prompt_cache_retention": (None,),
-    "reasoning_effort": (None,),
-    "response_format": (None, {"type": "text"}),
-    "safety_identifier": (None,),
-    "verbosity": (None, "medium"),
-    "web_search_options": (None,),
-}
-"""Fields of OpenAI's chat API that are not supported, and the values that ask for nothing."""
-
-NEUTRAL_COMPLETION: Mapping[str, tuple[object, ...]] = {
-    **_NEUTRAL_COMMON,
-    "best_of": (None, 1),
-    "echo": (None, False),
-    "suffix": (None, ""),
-}
-"""The same for completions."""
-
-NEUTRAL_MESSAGE: Mapping[str, tuple[object, ...]] = {
-    "annotations": (None, []),
-    "audio": (None,),
-    "function_call": (None,),
-    "name": (None,),
-    "refusal": (None,),
-    "tool_call_id": (None,),
-    "tool_calls": (None, []),
-}
-"""The same for messages: an assistant's answer may be sent back as it was received."""
-
-NEUTRAL_STREAM_OPTIONS: Mapping[str, tuple[object, ...]] = {"include_obfuscation": (None, False)}
-
-
-def parse_chat(body: bytes) -> ChatBody:
+def parse_chat(body: bytes | bytearray) -> ChatBody:
     """Read a chat request. Raises ``ApiError`` that names what is wrong."""
-    document = _without_neutral(_parse_object(body), NEUTRAL_CHAT, "")
+    document = without_others(_parse_object(body), CHAT, "")
     messages = document.get("messages")
     if isinstance(messages, list):
         document["messages"] = [
-            _without_neutral(message, NEUTRAL_MESSAGE, f"messages[{index}].")
-            if isinstance(message, dict)
-            else message
+            _plain_message(message, f"messages[{index}].") if isinstance(message, dict) else message
             for index, message in enumerate(messages)
         ]
     return _validate(ChatBody, document)
 
 
-def parse_completion(body: bytes) -> CompletionBody:
+def parse_completion(body: bytes | bytearray) -> CompletionBody:
     """Read a completion request. Raises ``ApiError`` that names what is wrong."""
-    return _validate(CompletionBody, _without_neutral(_parse_object(body), NEUTRAL_COMPLETION, ""))
+    return _validate(CompletionBody, without_others(_parse_object(body), COMPLETION, ""))
 
 
-def _parse_object(body: bytes) -> dict[str, Any]:
+def _parse_object(body: bytes | bytearray) -> dict[str, Any]:
+    check_amount(body)
     try:
         document = msgspec.json.decode(body)
+    except UnicodeDecodeError as error:
+        raise invalid(None, "the body is not valid UTF-8", code="invalid_json") from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise invalid(None, f"the body is not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(document, dict):
         raise invalid(None, "the body is not a JSON object", code="invalid_json")
+    check_fields(document)
     options = document.get("stream_options")
     if isinstance(options, dict):
-        document["stream_options"] = _without_neutral(
-            options, NEUTRAL_STREAM_OPTIONS, "stream_options."
-        )
+        document["stream_options"] = without_others(options, STREAM_OPTIONS, "stream_options.")
     return document
 
 
-def _without_neutral(
-    values: Mapping[str, Any], neutral: Mapping[str, tuple[object, ...]], where: str
-) -> dict[str, Any]:
-    """``values`` without the unsupported fields whose value is neutral; raises for others."""
-    kept = {}
-    for name, value in values.items():
-        if name not in neutral:
-            kept[name] = value
-        elif not any(_is_same(value, each) for each in neutral[name]):
-            allowed = " or ".join(msgspec.json.encode(each).decode() for each in neutral[name])
-            raise invalid(
-                f"{where}{name}",
-                f"{where}{name} is not supported: leave it out, or give {allowed}",
-                code="unsupported_parameter",
-            )
-    return kept
-
-
-def _is_same(value: object, other: object) -> bool:
-    return type(value) is type(other) and value == other  # True is no 1, and 1.0 neither
+def _plain_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    plain = without_others(message, MESSAGE, where)
+    content = plain.get("content")
+    if isinstance(content, list):
+        plain["content"] = [
+            without_others(part, PART, f"{where}content[{index}].")
+            if isinstance(part, dict)
+            else part
+            for index, part in enumerate(content)
+        ]
+    return plain
 
 
 _Body = TypeVar("_Body", bound=CommonBody)

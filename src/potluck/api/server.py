@@ -7,11 +7,10 @@ import ipaddress
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from functools import partial
-from typing import cast
 
 import uvicorn
 
+from potluck.api.acceptor import Acceptor, max_connections
 from potluck.api.app import build_app
 from potluck.api.config import ApiConfig
 from potluck.api.protocol import LimitedProtocol
@@ -52,7 +51,7 @@ async def serve(gateway: Gateway, config: ApiConfig) -> AsyncIterator[str]:
 def _uvicorn_config(gateway: Gateway, config: ApiConfig, ending: asyncio.Event) -> uvicorn.Config:
     return uvicorn.Config(
         build_app(gateway, config, ending),
-        http=cast("type[asyncio.Protocol]", partial(LimitedProtocol, config.limits)),
+        http="h11",
         ws="none",
         lifespan="off",
         log_config=None,
@@ -72,6 +71,7 @@ class _Server(uvicorn.Server):
         self._ending = ending
         self._stopping = asyncio.Event()
         self._listening = asyncio.Event()
+        self._acceptors: list[Acceptor] = []
 
     async def wait_started(self, task: asyncio.Task[None]) -> None:
         """Return when the server listens; raise what ended ``task`` before that."""
@@ -95,8 +95,19 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen."""
-        await super().startup(sockets)
+        await self.lifespan.startup()
+        limit = max_connections(self._limits.max_connections)
+        self._acceptors = [
+            Acceptor(each, self.server_state.connections, self._new_protocol, limit)
+            for each in sockets or ()
+        ]
+        for acceptor in self._acceptors:
+            acceptor.start()
+        self.started = True
         self._listening.set()
+
+    def _new_protocol(self) -> asyncio.Protocol:
+        return LimitedProtocol(self._limits, self.config, self.server_state, self.lifespan.state)
 
     async def main_loop(self) -> None:
         """Wait for the end; meanwhile the date in the headers is kept up."""
@@ -106,8 +117,8 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End politely, then less so."""
-        for server in self.servers:
-            server.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
         await self._wait_until_idle(self._limits.shutdown_seconds)

@@ -11,7 +11,7 @@ from potluck.catalog.description import (
 )
 from potluck.catalog.fetch import fetch_model
 from potluck.catalog.hub import FetchedFile
-from potluck.catalog.locate import ModelFiles
+from potluck.catalog.locate import ModelFiles, locate_on_disk
 
 __all__ = [
     "FetchedFile",
@@ -22,6 +22,7 @@ __all__ = [
     "fetch_model",
     "load_chat_template",
     "load_tokenizer",
+    "locate_on_disk",
     "open_headers",
     "open_weights",
 ]

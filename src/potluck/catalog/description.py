@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from potluck.catalog.hub import (
     OnFetch,
@@ -20,7 +20,11 @@ from potluck.catalog.hub import (
 from potluck.catalog.hub_cache import Snapshot
 from potluck.catalog.hub_heads import files_or_heads
 from potluck.catalog.locate import HubModel, ModelFiles, locate_model
-from potluck.errors import ModelFileError, ParameterError
+from potluck.catalog.sampling_defaults import (
+    MAX_JSON_BYTES,
+    gguf_sampling_defaults,
+    read_generation_config,
+)
 from potluck.formats.files import OpenFile, ReadOnlyFile
 from potluck.formats.gguf import GgufSource, open_gguf
 from potluck.formats.json_reader import read_document
@@ -33,30 +37,23 @@ from potluck.models.registry import (
     config_from_hugging_face,
     refuse_unread_tensors,
     stored_tensors,
+    with_stored_head,
 )
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard
-from potluck.types.sampling import validate_sampling
-from potluck.types.step import SamplingParams
 from potluck.types.text import Tokenizer
 from potluck.weights.canonical import CanonicalSource
 
 if TYPE_CHECKING:
     from potluck.text.chat import ChatTemplate
 
-MAX_JSON_BYTES = 2**20
-"""Of config.json and generation_config.json. Real ones have a few kilobytes, or some tens where a
-quantization lists layers."""
-
-_SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescription:
     """A model that this build can run.
 
-    ``sampling_defaults`` are the sampling parameters that its makers recommend
-    (``generation_config.json``), empty when they say nothing.
+    ``sampling_defaults`` are the sampling parameters that its makers recommend, or that are usual
+    for its kind of file; empty where there are none.
     """
 
     files: ModelFiles
@@ -74,15 +71,17 @@ def describe_model(name: str) -> ModelDescription:
     files = locate_model(name, _find_on_hub)
     if files.kind is FileKind.HUGGING_FACE:
         config = read_config(files.path)
-        sampling_defaults = _read_sampling_defaults(files.path / "generation_config.json")
+        sampling_defaults = read_generation_config(files.path / "generation_config.json")
     else:
         with closing(_open_gguf_header(files)) as source:
             config = config_from_gguf(source.metadata, source, path=str(files.path))
+            sampling_defaults = gguf_sampling_defaults(source.metadata, path=str(files.path))
             source.check_unchanged()
-        sampling_defaults = {}
     description = ModelDescription(files=files, config=config, sampling_defaults=sampling_defaults)
-    refuse_unread_tensors(config, _tensor_names(description), files.kind)
-    return description
+    names = frozenset(_tensor_names(description))
+    config = with_stored_head(config, names, files.kind)
+    refuse_unread_tensors(config, names, files.kind)
+    return replace(description, config=config)
 
 
 def open_headers(
@@ -213,23 +212,3 @@ def read_config(directory: Path) -> ModelConfig:
     """The configuration of a directory in Hugging Face layout."""
     path = directory / "config.json"
     return config_from_hugging_face(read_document(path, MAX_JSON_BYTES), path=str(path))
-
-
-def _read_sampling_defaults(path: Path) -> dict[str, float | int]:
-    """The recommended sampling parameters; none when the file does not ask for sampling."""
-    if not path.is_file():
-        return {}
-    values = read_document(path, MAX_JSON_BYTES)
-    if values.get("do_sample") is not True:
-        return {}
-    defaults: dict[str, Any] = {
-        name: value
-        for name in _SAMPLING_FIELDS
-        # As transformers has it, a top_k of 0 keeps all tokens.
-        if (value := values.get(name)) is not None and not (name == "top_k" and value == 0)
-    }
-    try:
-        validate_sampling(SamplingParams(**defaults), vocab_size=1)
-    except ParameterError as error:
-        raise ModelFileError(str(path), error.message, hint="mend or remove that line") from error
-    return defaults

@@ -13,11 +13,11 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from potluck.cache_folder import hub_cache_folder
 from potluck.catalog.hub_cache import (
     COMMIT,
     MAIN,
     Snapshot,
-    cache_directory,
     found_snapshot,
     known_commit,
     listed_snapshot,
@@ -198,7 +198,7 @@ def _require_room(snapshot: Snapshot, names: Sequence[str]) -> None:
     needed = sum(
         max(0, (snapshot.files[name].size or 0) - kept_bytes(snapshot, name)) for name in names
     )
-    folder = cache_directory()
+    folder = hub_cache_folder()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     free = shutil.disk_usage(folder).free

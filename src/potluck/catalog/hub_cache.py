@@ -19,6 +19,7 @@ from secrets import token_hex
 
 import msgspec
 
+from potluck.cache_folder import hub_cache_folder
 from potluck.errors import PotluckError
 from potluck.formats.files import ReadOnlyFile, read_bytes
 
@@ -71,16 +72,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         return repository_directory(self.repo_id) / _OWN / "partial" / etag
 
 
-def cache_directory() -> Path:
-    """Where files of the hub land; it need not be there yet."""
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE)
-
-
 def repository_directory(repo_id: str) -> Path:
     """All that the cache has of a repository."""
-    return cache_directory() / f"models--{repo_id.replace('/', '--')}"
+    return hub_cache_folder() / f"models--{repo_id.replace('/', '--')}"
 
 
 def known_commit(repo_id: str, revision: str) -> str | None:

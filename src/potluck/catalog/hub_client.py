@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 
-from potluck.catalog.hub_cache import COMMIT, RepositoryFile, Snapshot, cache_directory
+from potluck.cache_folder import hub_cache_folder
+from potluck.catalog.hub_cache import COMMIT, RepositoryFile, Snapshot
 from potluck.errors import ModelFileError, ModelNotFoundError
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def file_not_found(name: str) -> ModelNotFoundError:
 def not_written(error: OSError) -> ModelFileError:
     """The disk took no more."""
     return ModelFileError(
-        str(error.filename or cache_directory()),
+        str(error.filename or hub_cache_folder()),
         f"cannot be written: {error.strerror}",
         hint="make room there, or set HF_HOME to another disk; what is fetched already is kept",
     )

@@ -94,6 +94,22 @@ def locate_model(name: str, find_on_hub: FindOnHub) -> ModelFiles:
     return files_on_hub(name, hub_model, find_on_hub(hub_model))
 
 
+def locate_on_disk(name: str) -> ModelFiles | None:
+    """The files of a MODEL that is no hub id; None for one that is. Raises as ``locate_model``."""
+
+    def is_on_hub(model: HubModel) -> Snapshot:
+        raise _OnHubError
+
+    try:
+        return locate_model(name, is_on_hub)
+    except _OnHubError:
+        return None
+
+
+class _OnHubError(Exception):
+    """A MODEL is a hub id."""
+
+
 def files_on_hub(name: str, model: HubModel, snapshot: Snapshot) -> ModelFiles:
     """Where the files of a hub model are, or will be."""
     if model.filename is None:

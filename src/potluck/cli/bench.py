@@ -17,12 +17,12 @@ from rich.progress import BarColumn, Progress, TextColumn
 from potluck.cli.bench_report import BenchResult, bench_document, bench_lines
 from potluck.cli.options import (
     AllowSoftwareOption,
+    ArithmeticOption,
     ContextOption,
     JsonOption,
     LocalBackendOption,
     MmapOption,
     ModelArgument,
-    PrefillOption,
     Quant,
     QuantOption,
     StagesOption,
@@ -61,7 +61,7 @@ def bench(
     allow_software: AllowSoftwareOption = False,
     quant: QuantOption = Quant.NONE,
     mmap: MmapOption = False,
-    prefill: PrefillOption = None,
+    arithmetic: ArithmeticOption = None,
     json: JsonOption = False,
 ) -> None:
     """Measure prefill and decode of MODEL in tokens per second.
@@ -89,7 +89,7 @@ def bench(
             allow_software=allow_software or chosen.allow_software,
             quantization=quant.quantization,
             mmap=mmap,
-            prefill=prefill or chosen.prefill,
+            arithmetic=arithmetic or chosen.arithmetic,
             packed_cache_bytes=chosen.packed_cache_bytes,
         ) as opened,
     ):

@@ -11,13 +11,15 @@ from typing import Any
 import potluck
 from potluck.cli.report import load_document
 from potluck.cli.tables import table
+from potluck.engines.arithmetic_choice import speeds_up
+from potluck.engines.backends import NATIVE
 from potluck.engines.roofline import Limits
 from potluck.local import Model
 from potluck.local.bounds import Bounds, PhaseFigures
 from potluck.local.measuring import Run, Workload
 from potluck.probe.cpu_cache import last_level_cache_bytes
 from potluck.quantities import format_bytes, format_rate
-from potluck.types.prefill import Prefill
+from potluck.types.arithmetic import Arithmetic, arithmetics_with
 
 _LEAST_SHARE = 0.001
 """Ops that take less of both phases are left out of the table: they are in the document."""
@@ -53,7 +55,8 @@ def bench_document(model: Model, workload: Workload, result: BenchResult) -> dic
         "decode_tokens": workload.decode_tokens,
         "depth_tokens": workload.depth_tokens,
         "num_sequences": workload.num_sequences,
-        "prefill_mode": model.plan.size.prefill.value,
+        "arithmetic": model.plan.size.arithmetic.value if unit.backend == NATIVE else None,
+        "fast_arithmetic": _fast_arithmetic(model),
         "prefill_tokens_per_second": [run.tokens_per_second for run in prefills],
         "decode_tokens_per_second": [run.tokens_per_second for run in decodes],
         "limits": None if bounds is None else _limits(bounds, result.limits),
@@ -62,19 +65,28 @@ def bench_document(model: Model, workload: Workload, result: BenchResult) -> dic
     }
 
 
+def _fast_arithmetic(model: Model) -> str | None:
+    """What ``--arithmetic fast`` would compute in; None where it is that, or would gain nothing."""
+    unit, chosen = model.plan.unit.address, model.plan.size.arithmetic
+    if unit.backend != NATIVE or chosen is not Arithmetic.EXACT:
+        return None
+    *_, fast = arithmetics_with((unit.variant,))
+    return fast.value if speeds_up(fast, model.plan.product_formats) else None
+
+
 def _limits(bounds: Bounds, limits: Sequence[Limits]) -> dict[str, object]:
     return {
         "last_level_cache_bytes": last_level_cache_bytes(),
         "read_bytes_per_second": [limit.read_bytes_per_second for limit in limits],
         "peaks": [
             {
-                "arithmetic": arithmetic.value,
+                "operands": operands.value,
                 "instruction": instruction,
                 "operations_per_second": [
-                    2 * limit.multiply_adds_per_second[arithmetic] for limit in limits
+                    2 * limit.multiply_adds_per_second[operands] for limit in limits
                 ],
             }
-            for arithmetic, instruction in bounds.instructions.items()
+            for operands, instruction in bounds.instructions.items()
         ],
     }
 
@@ -101,6 +113,7 @@ def _phase(figures: PhaseFigures) -> dict[str, object]:
 def bench_lines(document: Mapping[str, Any]) -> Iterator[str]:
     """The same for people."""
     yield from table([*_rate_rows(document)])
+    yield from _arithmetic_lines(document)
     if document["limits"] is None:
         yield ""
         yield f"no times by op, and nothing to compare with: {document['unit_id']} is not native"
@@ -117,14 +130,25 @@ def _rate_rows(document: Mapping[str, Any]) -> Iterator[Sequence[str]]:
         rates = document[f"{phase}_tokens_per_second"]
         fractions = document[phase] and document[phase]["fraction_of_bound"]
         reached = f"{_percent(statistics.median(fractions))} of {bound}" if fractions else ""
-        is_fast = phase == "prefill" and document["prefill_mode"] == Prefill.FAST.value
         yield (
-            f"{phase}, fast" if is_fast else phase,
+            phase,
             f"{statistics.median(rates):.1f}",
             f"{min(rates):.1f}",
             f"{max(rates):.1f}",
             reached,
         )
+
+
+def _arithmetic_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """Nothing of a backend that has an arithmetic of its own."""
+    arithmetic, fast = document["arithmetic"], document["fast_arithmetic"]
+    if arithmetic is None:
+        return
+    is_exact = arithmetic == Arithmetic.EXACT.value
+    where = "every CPU" if is_exact else "CPUs that have it"
+    yield f"arithmetic: {arithmetic}, bit-identical on {where}"
+    if fast is not None:
+        yield f"faster for these weights: {fast} (--arithmetic fast)"
 
 
 def _limit_lines(document: Mapping[str, Any]) -> Iterator[str]:
@@ -138,7 +162,7 @@ def _limit_lines(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"that fits in the caches, which are faster: {format_bytes(cache_bytes)}"
     for peak in limits["peaks"]:
         rate = format_rate(statistics.median(peak["operations_per_second"]), "op/s")
-        yield f"peak: {rate} {on} in {peak['arithmetic']} ({peak['instruction']})"
+        yield f"peak: {rate} {on} in {peak['operands']} ({peak['instruction']})"
     if document["prefill"]["fraction_of_bound"] is None:
         yield f"peak: not known, {document['isa']} has no multiply-add of its own"
 

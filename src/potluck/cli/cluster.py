@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from potluck.cli.options import (
+    ArithmeticOption,
     ContextOption,
     JsonOption,
     MmapOption,
     ModelArgument,
-    PrefillOption,
     Quant,
     QuantOption,
     StateOption,
@@ -27,7 +27,7 @@ from potluck.cli.tables import deployment_lines, mapped_text, node_lines, stage_
 from potluck.cluster.agent.control import ask
 from potluck.cluster.agent.state import StateDirectory
 from potluck.errors import ParameterError
-from potluck.types.prefill import Prefill
+from potluck.types.arithmetic import ArithmeticChoice
 
 CacheOption = Annotated[
     int | None,
@@ -55,7 +55,7 @@ def deploy(
     cache: CacheOption = None,
     quant: QuantOption = Quant.NONE,
     mmap: MmapOption = False,
-    prefill: PrefillOption = None,
+    arithmetic: ArithmeticOption = None,
     json: JsonOption = False,
     state: StateOption = None,
 ) -> None:
@@ -69,7 +69,7 @@ def deploy(
     ) as bar:
         task = bar.add_task("placing", total=None)
         try:
-            request = _request(model, name, context, cache, quant, mmap=mmap, prefill=prefill)
+            request = _request(model, name, context, cache, quant, mmap=mmap, arithmetic=arithmetic)
             for document in ask(socket, "deploy", request):
                 result = document.get("result") or document["event"]
                 bar.update(
@@ -95,12 +95,12 @@ def plan(
     cache: CacheOption = None,
     quant: QuantOption = Quant.NONE,
     mmap: MmapOption = False,
-    prefill: PrefillOption = None,
+    arithmetic: ArithmeticOption = None,
     json: JsonOption = False,
     state: StateOption = None,
 ) -> None:
     """Show what of MODEL would go where, and why; nothing is loaded."""
-    request = _request(model, None, context, cache, quant, mmap=mmap, prefill=prefill)
+    request = _request(model, None, context, cache, quant, mmap=mmap, arithmetic=arithmetic)
     result = _result(state_directory(state), "plan", request)
     if json:
         emit_json({"schema": "potluck.plan/1", **result})
@@ -151,7 +151,7 @@ def _request(
     quant: Quant,
     *,
     mmap: bool,
-    prefill: Prefill | None,
+    arithmetic: ArithmeticChoice | None,
 ) -> dict[str, object]:
     """What the agent is asked; a path is made absolute, for other processes to read it."""
     if name is not None and not name.strip():
@@ -165,7 +165,7 @@ def _request(
         "cache_tokens": cache,
         "quantization": None if quant.quantization is None else quant.quantization.value,
         "is_mapped": mmap,
-        "prefill": (prefill or settings().prefill).value,
+        "arithmetic": (arithmetic or settings().arithmetic).value,
     }
 
 

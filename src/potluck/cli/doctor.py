@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from potluck.cli.addresses import DEFAULT_HTTP_PORT, DEFAULT_LAN_PORT, lan_address
-from potluck.cli.options import JsonOption, StateOption, settings, state_directory
+from potluck.cli.options import (
+    JsonOption,
+    StateOption,
+    WaitOption,
+    seconds_to_wait,
+    settings,
+    state_directory,
+)
 from potluck.cli.output import emit_json, note
 from potluck.errors import PotluckError, UsageError
 
@@ -29,7 +37,7 @@ _MODELS_BYTES = 2048 * _MIB
 """About the least that a model worth several machines takes."""
 
 
-def doctor(json: JsonOption = False, state: StateOption = None) -> None:
+def doctor(json: JsonOption = False, wait: WaitOption = False, state: StateOption = None) -> None:
     """Say what stands between this machine and more speed, with commands that help.
 
     Exit code 1 if something prevents a unit that could work.
@@ -43,7 +51,9 @@ def doctor(json: JsonOption = False, state: StateOption = None) -> None:
 
     cache_path = default_cache_path(os.environ)
     options = ProbeOptions(
-        backends=BACKENDS, num_threads=settings().threads or default_num_threads()
+        backends=BACKENDS,
+        num_threads=settings().threads or default_num_threads(),
+        wait_seconds=None if wait else seconds_to_wait(),
     )
     case = gather(
         THIS_MACHINE,
@@ -70,14 +80,19 @@ def gather(
     from potluck.probe.doctor.look import look_at_shared_memory, look_at_user, missing_packages
 
     directory, missing_folder = _state(state)
-    cluster = None if directory is None else _ask_agent(directory)
-    found = probe()
+    # Each waits for other processes, or other nodes.
+    with ThreadPoolExecutor(thread_name_prefix="doctor") as threads:
+        asked = None if directory is None else threads.submit(_ask_agent, directory)
+        packages = threads.submit(look_at_packages)
+        found = probe()
+        cluster = None if asked is None else asked.result()
+        unloadable_packages = packages.result()
     return Case(
         system=system,
         report=found,
         backends=tuple(backends),
         missing_packages=missing_packages(backends),
-        unloadable_packages=look_at_packages(),
+        unloadable_packages=unloadable_packages,
         opened_libraries=look_at_opened_libraries(system, found, backends, os.environ),
         distribution=read_distribution(system),
         user=look_at_user(),
@@ -150,6 +165,8 @@ def _state(path: Path | None) -> tuple[StateDirectory | None, str]:
 
 def _ask_agent(directory: StateDirectory) -> Cluster | None:
     """What the node's agent finds out with the others; None if no agent runs."""
+    if not directory.control_socket.is_socket():
+        return None  # and nothing of an agent need be imported, which takes half a second
     import msgspec
 
     from potluck.probe.doctor.case import Cluster
@@ -172,14 +189,14 @@ def _ask_agent(directory: StateDirectory) -> Cluster | None:
 def _folders(
     system: System, directory: StateDirectory | None, cache_root: Path | None
 ) -> Iterator[Folder]:
-    from potluck.catalog.hub_cache import cache_directory
+    from potluck.cache_folder import hub_cache_folder
     from potluck.probe.doctor.disk import CACHE, MODELS, STATE
     from potluck.probe.doctor.look import look_at_folder
 
     wanted = [
         (STATE, None if directory is None else directory.path, _STATE_BYTES),
         (CACHE, cache_root, _STATE_BYTES),
-        (MODELS, cache_directory(), _MODELS_BYTES),
+        (MODELS, hub_cache_folder(), _MODELS_BYTES),
     ]
     for purpose, path, needed_bytes in wanted:
         if path is not None:

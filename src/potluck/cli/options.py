@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,8 +12,9 @@ import typer
 
 from potluck.cli.settings import Settings, read_settings
 from potluck.errors import UsageError
-from potluck.types.prefill import Prefill
+from potluck.types.arithmetic import ArithmeticChoice
 from potluck.types.quantization import Quantization
+from potluck.types.ranges import MAX_THREADS
 
 if TYPE_CHECKING:
     from potluck.cluster.agent.state import StateDirectory
@@ -59,6 +61,7 @@ ThreadsOption = Annotated[
     typer.Option(
         "--threads",
         min=1,
+        max=MAX_THREADS,
         help="CPU threads. Default: the cores that may be used.",
         show_default=False,
     ),
@@ -79,12 +82,12 @@ MmapOption = Annotated[
         "free, and a second start is quick.",
     ),
 ]
-PrefillOption = Annotated[
-    Prefill | None,
+ArithmeticOption = Annotated[
+    ArithmeticChoice | None,
     typer.Option(
-        "--prefill",
-        help="fast: compute prompts with less precision, where the CPU has kernels for it; "
-        "decoding stays exact. Default: exact.",
+        "--arithmetic",
+        help="exact: bit-identical on every CPU. fast: multiply in bf16 where CPUs have it, "
+        "bit-identical only among those of one kind. Default: exact.",
         show_default=False,
     ),
 ]
@@ -126,6 +129,26 @@ AllowSoftwareOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document instead of text.")
 ]
+
+WaitOption = Annotated[
+    bool,
+    typer.Option("--wait", help="Wait for slow drivers and tests, beyond about 5 seconds."),
+]
+_WAIT_SECONDS = 5.0
+"""What a person waits for an answer; what is slower is named, and waited for with ``--wait``."""
+
+
+def seconds_to_wait() -> float:
+    """What is left of the time that a command may take: on a busy machine its start takes some.
+
+    ``proc(5)``: field 22 of ``/proc/PID/stat`` is the start of the process after boot, in ticks.
+    """
+    try:
+        fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
+        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):  # no /proc
+        return _WAIT_SECONDS
+    return max(0.0, _WAIT_SECONDS - (time.clock_gettime(time.CLOCK_BOOTTIME) - started))
 
 
 def asked_backend(option: str | None) -> str | None:

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from potluck.local import LoadProgress, Model
-    from potluck.types.prefill import Prefill
+    from potluck.local import LoadPlan, LoadProgress, Model
+    from potluck.types.arithmetic import ArithmeticChoice
     from potluck.types.quantization import Quantization
 
 
@@ -46,7 +46,7 @@ def opened_model(
     allow_software: bool,
     quantization: Quantization | None,
     mmap: bool,
-    prefill: Prefill,
+    arithmetic: ArithmeticChoice,
     packed_cache_bytes: int | None,
     cache_tokens: int | None = None,
 ) -> Iterator[Model]:
@@ -93,11 +93,23 @@ def opened_model(
             allow_software=allow_software,
             quantization=quantization,
             mmap=mmap,
-            prefill=prefill,
+            arithmetic=arithmetic,
             packed_cache_bytes=packed_cache_bytes,
             on_progress=advance,
         )
     finally:
         bar.stop()
     with model:
+        for line in quantization_lines(model.plan, is_auto=quantization is None):
+            note(line)
         yield model
+
+
+def quantization_lines(plan: LoadPlan, *, is_auto: bool) -> Iterator[str]:
+    """What --quant auto chose, and which weights get another format than was asked for."""
+    from potluck.weights.report import remark_lines
+
+    if is_auto:
+        yield f"quant: {plan.size.quantization.value}"
+    for line in remark_lines(remark for stage in plan.stages for remark in stage.remarks):
+        yield f"quant: {line}"

@@ -19,7 +19,9 @@ from potluck.cli.options import (
     JsonOption,
     MemoryLimitOption,
     ThreadsOption,
+    WaitOption,
     asked_backend,
+    seconds_to_wait,
     settings,
 )
 from potluck.cli.output import emit_json
@@ -50,6 +52,7 @@ def probe(
     retry: Annotated[
         bool, typer.Option("--retry", help="Try again what crashed or hung before.")
     ] = False,
+    wait: WaitOption = False,
     backend: BackendOption = None,
     allow_software: AllowSoftwareOption = False,
     memory_limit: MemoryLimitOption = None,
@@ -66,6 +69,7 @@ def probe(
         num_threads=threads,
         is_measured=measure,
         retry=retry,
+        wait_seconds=None if wait or measure or retry else seconds_to_wait(),
     )
     if limit is not None:
         report = _limited(report, limit)
@@ -86,10 +90,12 @@ def probed(
     num_threads: int | None = None,
     is_measured: bool = False,
     retry: bool = False,
+    wait_seconds: float | None = None,
 ) -> ProbeReport:
     """Probe this machine with the backends of this build; a progress bar where it is measured.
 
-    ``asked`` is the backend or the unit that is to be used.
+    ``asked`` is the backend or the unit that is to be used. What has not ended after
+    ``wait_seconds`` is pending in the report; None waits for everything.
     """
     from potluck.engines.backends import BACKENDS
     from potluck.probe.all_layers import LAYERS
@@ -103,6 +109,7 @@ def probed(
         num_threads=num_threads or settings().threads or default_num_threads(),
         measuring=Measuring.ALWAYS if is_measured else Measuring.NEVER,
         retry=retry,
+        wait_seconds=wait_seconds,
         allow_software=allow_software,
         asked_backend=None if asked is None else backend_of(asked),
     )
@@ -164,6 +171,9 @@ def report_lines(report: ProbeReport, units: Sequence[ChosenUnit]) -> Iterator[s
     if problems:
         yield ""
         yield from problems
+    if report.pending:
+        yield ""
+        yield f"not known yet: {', '.join(report.pending)} (potluck probe --wait waits for it)"
 
 
 def _device_lines(device: Device, trials: Sequence[Trial]) -> Iterator[str]:
@@ -209,6 +219,8 @@ def _interface_text(interface: Interface) -> str:
 
 
 def _trial_text(trial: Trial) -> str:
+    if trial.is_pending:
+        return f"not tested yet: {trial.reason}"
     if not trial.works:
         return f"does not work: {trial.reason}"
     variants = f": {', '.join(trial.variants)}" if trial.variants else ""
@@ -223,11 +235,13 @@ def _trial_text(trial: Trial) -> str:
     return f"works{variants}{rates}" + (f" ({trial.reason})" if trial.reason else "")
 
 
+_FAST = "bf16, fast"
 _FIGURES = (
     ("reads", "read_bytes_per_second", "B/s"),
     ("f32", "f32_operations_per_second", "FLOP/s"),
     ("16 bit", "f16_operations_per_second", "FLOP/s"),
     ("int8", "int8_operations_per_second", "OP/s"),
+    (_FAST, "fast_bf16_operations_per_second", "FLOP/s"),
 )
 _ADDRESS = re.compile(r" \(https?://[^()]*\)")
 
@@ -246,7 +260,8 @@ def _figure_rows(
         for figure in known or [getattr(of_device, field)]:
             source = _ADDRESS.sub("", figure.source)
             if figure.value is None:
-                unknown.setdefault(source, []).append(label)
+                if label != _FAST:  # most have none
+                    unknown.setdefault(source, []).append(label)
             else:
                 yield label, format_rate(figure.value, unit), figure.origin.value, source
     for source, labels in unknown.items():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from potluck.local import Generation, LoadPlan, Model, Piece, Timings
 from potluck.quantities import format_bytes, format_seconds
 from potluck.types.memory import MemoryPlan
+from potluck.types.sampling import default_sampling
 from potluck.weights.report import LoadReport
 
 
@@ -30,6 +31,22 @@ def _weights(memory: MemoryPlan) -> str:
     if memory.mapped_bytes:
         return f"mapped weights {format_bytes(memory.mapped_bytes)}"
     return f"weights {format_bytes(memory.weights_bytes)}"
+
+
+def sampling_line(values: Mapping[str, object]) -> str:
+    """How tokens are chosen: ``values`` are those of ``default_sampling`` with what was asked for.
+
+    What is neutral is left out.
+    """
+    if values["temperature"] == 0:
+        return "sampling: greedy (temperature 0)"
+    neutral = default_sampling({})
+    parts = [
+        f"{name.replace('_', '-')} {value}"
+        for name, value in values.items()
+        if name == "temperature" or (name in neutral and value != neutral[name])
+    ]
+    return f"sampling: {', '.join(parts)}"
 
 
 def figures_line(timings: Timings, *, load_seconds: float | None) -> str:

@@ -11,12 +11,12 @@ import typer
 from potluck.cli.chat import chat_loop
 from potluck.cli.options import (
     AllowSoftwareOption,
+    ArithmeticOption,
     ContextOption,
     JsonOption,
     LocalBackendOption,
     MmapOption,
     ModelArgument,
-    PrefillOption,
     Quant,
     QuantOption,
     StagesOption,
@@ -25,9 +25,10 @@ from potluck.cli.options import (
     settings,
 )
 from potluck.cli.output import emit_json, note, opened_model
-from potluck.cli.report import figures_line, run_document, stage_lines
+from potluck.cli.report import figures_line, run_document, sampling_line, stage_lines
 from potluck.errors import UsageError
 from potluck.local import Generation, Model, SamplingOptions
+from potluck.types.sampling import default_sampling
 from potluck.types.text import ChatMessage
 
 
@@ -129,7 +130,7 @@ def run(
     allow_software: AllowSoftwareOption = False,
     quant: QuantOption = Quant.NONE,
     mmap: MmapOption = False,
-    prefill: PrefillOption = None,
+    arithmetic: ArithmeticOption = None,
     json: JsonOption = False,
 ) -> None:
     """Generate text with MODEL: streamed to stdout, figures on stderr."""
@@ -168,14 +169,17 @@ def run(
         allow_software=allow_software or chosen.allow_software,
         quantization=quant.quantization,
         mmap=mmap,
-        prefill=prefill or chosen.prefill,
+        arithmetic=arithmetic or chosen.arithmetic,
         packed_cache_bytes=chosen.packed_cache_bytes,
     ) as opened:
         load_seconds = time.perf_counter() - started
         if stages > 1:
             for line in stage_lines(opened.plan):
                 note(line)
+        recommended = default_sampling(opened.description.sampling_defaults)
+        chosen_line = sampling_line(recommended | sampling)
         if is_conversation:
+            note(chosen_line)
             chat_loop(opened, system=system, max_tokens=max_tokens, stop=stop, sampling=sampling)
             return
         text = sys.stdin.read() if prompt is None else prompt
@@ -186,7 +190,8 @@ def run(
         for piece in generation:
             print(piece.text, end="", flush=True)
         print(flush=True)
-        note(figures_line(generation.result().timings, load_seconds=load_seconds))
+        figures = figures_line(generation.result().timings, load_seconds=load_seconds)
+        note(f"{figures}; {chosen_line}")
 
 
 def _start(

@@ -14,7 +14,8 @@ from typing import Annotated
 import msgspec
 
 from potluck.errors import UsageError
-from potluck.types.prefill import Prefill
+from potluck.types.arithmetic import ArithmeticChoice
+from potluck.types.ranges import MAX_THREADS
 
 _PREFIX = "POTLUCK_"
 _NOT_SETTINGS = frozenset({"POTLUCK_SECRET", "POTLUCK_STATE"})
@@ -25,10 +26,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """What can be set once for all commands. None leaves the choice to Potluck.
 
     ``backend``, ``allow_software``, ``step_seconds``, ``unit_step_seconds``,
-    ``idle_test_seconds`` and ``packed_cache_bytes``: see ``AgentConfig``.
+    ``idle_test_seconds``, ``stall_seconds`` and ``packed_cache_bytes``: see ``AgentConfig``.
     """
 
-    threads: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    threads: Annotated[int, msgspec.Meta(ge=1, le=MAX_THREADS)] | None = None
     context: int | None = None
     isa: str | None = None
     backend: str | None = None
@@ -36,8 +37,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     step_seconds: Annotated[float, msgspec.Meta(gt=0)] = 300.0
     unit_step_seconds: Annotated[float, msgspec.Meta(gt=0)] = 30.0
     idle_test_seconds: Annotated[float, msgspec.Meta(gt=0)] = 600.0
+    stall_seconds: Annotated[float, msgspec.Meta(gt=0)] = 120.0
     packed_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    prefill: Prefill = Prefill.EXACT
+    arithmetic: ArithmeticChoice = ArithmeticChoice.EXACT
 
 
 def read_settings(environ: Mapping[str, str], home: Path | None) -> Settings:

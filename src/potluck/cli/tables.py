@@ -46,7 +46,13 @@ def node_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
             yield f"clients: {node['http_address']} at {node['node_id']}"
 
 
-_ROLES = {"serves": "serves", "reserve": "in reserve", "idle": "idle", "out": "out"}
+_ROLES = {
+    "serves": "serves",
+    "reserve": "in reserve",
+    "idle": "idle",
+    "pending": "not tested yet",
+    "out": "out",
+}
 
 
 def _unit_text(unit: Mapping[str, Any]) -> str:
@@ -82,6 +88,9 @@ def _device_text(node: Mapping[str, Any], device: Mapping[str, Any]) -> str:
     ]
     name = device["name"] or device["chip"] or device["device_id"]
     working = [trial for trial in trials if trial["works"]]
+    pending = [trial for trial in trials if trial.get("is_pending")]
+    if pending and not working:
+        return f"{name}, not tested yet: {pending[0]['backend']}: {pending[0]['reason']}"
     if not working:
         reasons = [device["problem"], *(f"{each['backend']}: {each['reason']}" for each in trials)]
         known = "; ".join(reason for reason in reasons if reason)
@@ -119,6 +128,8 @@ def deployment_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
         f"context {deployment['context_tokens']} tokens, "
         f"coordinator {deployment['epoch']['coordinator']}, epoch {deployment['epoch']['number']}"
     )
+    for refusal in deployment["refused"]:
+        yield f"no answers from: {refusal['node_id']}: {refusal['reason']}"
     yield from stage_lines(deployment)
 
 
@@ -152,27 +163,14 @@ def stage_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
                 f"stage {stage['stage']}: {format_bytes(stage['read_bytes'])} read "
                 f"in {stage['load_seconds']:.1f} s"
             )
-    yield from _prefill_lines(deployment)
+    if deployment["quantization"] != "none":
+        yield f"quant: {deployment['quantization']}"
+    for remark in deployment["remarks"]:
+        yield f"quant: {remark}"
+    if deployment["arithmetic_note"]:
+        yield f"arithmetic: {deployment['arithmetic_note']}"
     for rejection in deployment["rejections"]:
         yield f"not used: {rejection['node_id']} {rejection['unit_id']}: {rejection['reason']}"
-
-
-def _prefill_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
-    """Nothing of exact prefill, which is the rule; of a fast one, where it is exact after all.
-
-    Which units have a fast one is known when they have loaded their stages.
-    """
-    if deployment["prefill"] == "exact":
-        return
-    stages = deployment["stages"]
-    exact = [str(each["stage"]) for each in stages if each.get("prefill") == "exact"]
-    if exact:
-        where = f"{'stage' if len(exact) == 1 else 'stages'} {', '.join(exact)}"
-        yield f"prefill: fast, but exact in {where}, whose unit has no fast one"
-    elif any(each.get("prefill") is None for each in stages):
-        yield "prefill: fast in stages whose unit has a fast one"
-    else:
-        yield "prefill: fast"
 
 
 def mapped_text(plan: Mapping[str, Any]) -> str:

@@ -6,12 +6,16 @@ import asyncio
 import logging
 import os
 import signal
+import sys
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from potluck.child_environment import SECRET_VARIABLE
 from potluck.cli.addresses import (
     DEFAULT_HTTP_PORT,
     DEFAULT_LAN_PORT,
@@ -21,6 +25,7 @@ from potluck.cli.addresses import (
     parse_http,
     parse_size,
 )
+from potluck.cli.invitation import invitation, is_shown
 from potluck.cli.options import (
     AllowSoftwareOption,
     BackendOption,
@@ -36,7 +41,6 @@ from potluck.errors import UsageError
 
 if TYPE_CHECKING:
     from potluck.cluster.agent.config import AgentConfig
-    from potluck.cluster.agent.service import Agent
     from potluck.cluster.agent.state import StateDirectory
     from potluck.cluster.trust.secret import Secret
 
@@ -72,6 +76,14 @@ def up(
             show_default=False,
         ),
     ] = None,
+    show_secret: Annotated[
+        bool,
+        typer.Option(
+            "--show-secret",
+            help="Print the line with this node's secret even where stderr is no terminal, such as "
+            "into a service's log.",
+        ),
+    ] = False,
     http: Annotated[
         str,
         typer.Option("--http", metavar="HOST:PORT", help="Address for clients; port 0: any free."),
@@ -88,6 +100,14 @@ def up(
             show_default=False,
         ),
     ] = None,
+    new_node_id: Annotated[
+        bool,
+        typer.Option(
+            "--new-node-id",
+            help="Give this node a new id first: for a state directory that is a copy of another "
+            "node's.",
+        ),
+    ] = False,
     memory_limit: MemoryLimitOption = None,
     threads: ThreadsOption = None,
     backend: BackendOption = None,
@@ -98,7 +118,9 @@ def up(
 
     After a second Ctrl-C it ends at once, without leaving in order.
     """
+    from potluck.allocator import limit_arenas
     from potluck.cluster.agent.config import AgentConfig
+    from potluck.cluster.agent.descriptors import raise_descriptor_limit
     from potluck.cluster.membership import parse_address
 
     chosen = settings()
@@ -118,6 +140,10 @@ def up(
     log_events(is_debugging=logging.getLogger().level <= logging.DEBUG)
     with directory.locked():
         secret, is_own = _secret(secret_file, directory, is_joining=bool(connect))
+        if new_node_id:
+            directory.renew_node_id()
+        # Not for this process's children, and for nothing else that runs in it.
+        os.environ.pop(SECRET_VARIABLE, None)
         config = AgentConfig(
             secret=secret,
             listen=address,
@@ -131,14 +157,27 @@ def up(
             step_seconds=chosen.step_seconds,
             unit_step_seconds=chosen.unit_step_seconds,
             idle_test_seconds=chosen.idle_test_seconds,
+            stall_seconds=chosen.stall_seconds,
             packed_cache_bytes=chosen.packed_cache_bytes,
         )
-        invitation = secret.text if is_own else None
-        asyncio.run(_run(config, directory, clients, invitation))
+        invite = partial(
+            invitation,
+            secret=secret.text
+            if is_own and is_shown(sys.stderr, is_asked_for=show_secret)
+            else None,
+            secret_file=directory.secret if is_own else None,
+            multicast=lan,
+        )
+        raise_descriptor_limit()
+        limit_arenas()
+        asyncio.run(_run(config, directory, clients, invite))
 
 
 async def _run(
-    config: AgentConfig, directory: StateDirectory, http: HttpAddress | None, invitation: str | None
+    config: AgentConfig,
+    directory: StateDirectory,
+    http: HttpAddress | None,
+    invite: Callable[[str], Iterable[str]],
 ) -> None:
     from potluck.cluster.agent.control import serve_control
     from potluck.cluster.agent.gateway import AgentGateway
@@ -154,16 +193,15 @@ async def _run(
             return
         agent = opening.result()
         gateway = AgentGateway(agent)
-        await opened.enter_async_context(
-            serve_control(agent, gateway, directory.control_socket, ending.set)
-        )
+        await opened.enter_async_context(serve_control(agent, gateway, directory, ending.set))
         if http is not None:
             agent.http_address = await _serve_http(opened, gateway, http)
         print(agent.http_address or f"potluck://{agent.membership.address}", flush=True)
         note(f"node {agent.node_id} is up; other nodes reach it at {agent.membership.address}")
         if not config.listen.is_loopback:
-            _invite(str(agent.membership.address), invitation, multicast=config.multicast)
-        await ending.wait()
+            for line in invite(str(agent.membership.address)):
+                note(line)
+        await _before(agent.failed, ending)
         note("leaving")
 
 
@@ -175,7 +213,7 @@ def _end(ending: asyncio.Event, number: int) -> None:
     ending.set()
 
 
-async def _before(opening: asyncio.Future[Agent], ending: asyncio.Event) -> bool:
+async def _before(opening: asyncio.Future[Any], ending: asyncio.Event) -> bool:
     """Wait for the first of the two; whether it was ``opening``. Raises what that raised."""
     waiting = asyncio.ensure_future(ending.wait())
     both: set[asyncio.Future[Any]] = {opening, waiting}
@@ -205,15 +243,6 @@ async def _serve_http(opened: AsyncExitStack, gateway: object, http: HttpAddress
     return address
 
 
-def _invite(address: str, secret: str | None, *, multicast: bool) -> None:
-    prefix = f"POTLUCK_SECRET={secret} " if secret is not None else ""
-    note(f"on the other machines{'' if secret is not None else ', with the same secret'}, type:")
-    note(f"  {prefix}potluck up --join {address}")
-    if multicast:
-        note("or, where multicast passes:")
-        note(f"  {prefix}potluck up --lan")
-
-
 def _check_works(asked: str, *, allow_software: bool) -> None:
     """Raise ``UsageError`` where a backend that was asked for works on nothing here.
 
@@ -223,7 +252,7 @@ def _check_works(asked: str, *, allow_software: bool) -> None:
     from potluck.probe.choose import check_asked, choose_units
 
     report = probed(asked=asked, allow_software=allow_software)
-    check_asked(choose_units(report, asked=asked, allow_software=allow_software), asked)
+    check_asked(report, choose_units(report, asked=asked, allow_software=allow_software), asked)
 
 
 def _available_isa(asked: str) -> str:
@@ -237,7 +266,7 @@ def _secret(
     path: Path | None, directory: StateDirectory, *, is_joining: bool
 ) -> tuple[Secret, bool]:
     """The cluster's secret, and whether it is this node's own."""
-    from potluck.cluster.trust.secret import load_secret, own_secret
+    from potluck.cluster.trust.secret import load_secret
 
     given = load_secret(os.environ, path)
     if given is not None:
@@ -247,4 +276,4 @@ def _secret(
             "joining a cluster needs its secret",
             hint="set POTLUCK_SECRET or --secret-file as the first node's potluck up --lan says",
         )
-    return own_secret(directory.secret), True
+    return directory.own_secret(), True

@@ -2,11 +2,11 @@
 
 Methods: ``node.report`` () → NodeReport. ``model.check`` CheckModel → ModelFingerprint.
 ``node.host`` () → a document of schema ``potluck.host/1``, in JSON (``agent.hosts``).
-``stage.start`` StageSpec → Progress …, then Loaded. ``stage.connect`` ConnectStage → ().
+``stage.start`` StageSpec → Progress …, then Loaded or Stalled. ``stage.connect`` ConnectStage → ().
 ``node.clock`` () → Clock. ``node.reach`` Reach → Reached. ``node.multicast`` Multicast → ().
-``stage.stop`` StageScope → (). ``stage.stats`` StageScope → StageStats. To the coordinator:
+``stage.stop`` StageScope → StageEnds. ``stage.stats`` StageScope → StageStats. To the coordinator:
 ``stage.lost`` StageLost → (), ``deployment.remove`` Named → (), ``deployment.vacate`` Vacate → (),
-``deployment.generate`` Generate → Token …, or GenerateFailure. To everybody: ``deployment.put``
+``deployment.generate`` Generate → Tokens …, or GenerateFailure. To everybody: ``deployment.put``
 DeploymentRecord → ().
 """
 
@@ -19,12 +19,17 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from potluck.cluster.worker.messages import Connect, Loaded, Progress, Stats
-from potluck.errors import CallError, EngineError, OverloadedError, PotluckError
-from potluck.probe.doctor.multicast import NUM_NONCE_BYTES
+from potluck.errors import (
+    CallError,
+    EngineError,
+    OverloadedError,
+    PotluckError,
+    RefusedRequestError,
+)
+from potluck.types.arithmetic import Arithmetic, ArithmeticChoice
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.hardware import ProbeReport, Rates
 from potluck.types.memory import MemoryPlan, MemoryPool
-from potluck.types.prefill import Prefill
 from potluck.types.quantization import Quantization
 from potluck.types.sequence import CommittedToken, SequenceRequest
 from potluck.types.unit import Role
@@ -33,6 +38,9 @@ _T = TypeVar("_T")
 
 CPU_UNIT = UnitId("cpu/native")
 """The unit that every node has."""
+
+NUM_NONCE_BYTES = 16
+"""Of a ``Multicast``: too many to be guessed or to occur by chance."""
 
 SAME_VERSION = "install the same version of Potluck on every node"
 
@@ -46,7 +54,7 @@ def decode(payload: bytes, kind: type[_T] | UnionType) -> _T:
     """
     try:
         return msgspec.msgpack.decode(payload, type=kind)
-    except msgspec.DecodeError as error:
+    except ValueError as error:  # DecodeError, or text that is no UTF-8
         raise CallError(f"a malformed message: {error}", hint=SAME_VERSION) from error
 
 
@@ -55,6 +63,8 @@ class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
 
     ``is_shared``: its memory is the host's. ``reason`` says why it has its role: of one that is
     out, why no stage can run on it. ``rates`` are what a small program reached on it.
+    ``arithmetics`` are those that it computes in as it is asked; none for a backend that has one
+    of its own.
     """
 
     unit_id: UnitId
@@ -66,6 +76,7 @@ class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
     role: Role = Role.SERVES
     reason: str = ""
     rates: Rates = Rates()
+    arithmetics: tuple[Arithmetic, ...] = ()
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,8 +86,9 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     ``available_reason`` says what sets the limit; ``usable_bytes`` of it are for stages that are
     not yet. ``pools`` are the memory that it draws on with
     others; ``untaken_bytes`` of all of them are promised to stages of this agent that have not
-    taken them yet. ``memory_limit_bytes`` is what the user allows this agent. ``hardware`` is what
-    the probe has found so far.
+    taken them yet. ``memory_limit_bytes`` is what the user allows this agent. ``refused`` are
+    deployments that it must not answer clients for, and why. ``hardware`` is what the probe has
+    found so far.
     """
 
     node_id: NodeId
@@ -93,6 +105,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     untaken_bytes: int
     is_draining: bool
     units: tuple[UnitReport, ...]
+    refused: dict[DeploymentId, str] = msgspec.field(default_factory=dict)
     hardware: ProbeReport
 
     @property
@@ -122,7 +135,7 @@ class Reached(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Multicast(msgspec.Struct, frozen=True, kw_only=True):
-    """Send ``nonce`` to discovery's group, once (``probe.doctor.multicast``)."""
+    """Send ``nonce`` to the multicast group of discovery, once."""
 
     nonce: Annotated[bytes, msgspec.Meta(min_length=NUM_NONCE_BYTES, max_length=NUM_NONCE_BYTES)]
 
@@ -134,9 +147,25 @@ class CheckModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """The same for the same configuration and tensors."""
+    """The same for the same model.
+
+    ``digest`` is of the configuration and of the tensors' names, shapes and types, ``weights`` of a
+    sample of their values, ``text`` of what turns texts into tokens. Of a model from the hub
+    ``digest`` names the commit, which stands for all.
+    """
 
     digest: str
+    weights: str = ""
+    text: str = ""
+
+    def difference(self, other: ModelFingerprint) -> str:
+        """What makes ``other`` unfit for stages beside this, in a few words; empty if nothing does.
+
+        The text's side does not matter there.
+        """
+        if self.digest != other.digest:
+            return "another configuration, or tensors of other names, shapes or types"
+        return "" if self.weights == other.weights else "other weights"
 
 
 class ConnectStage(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +184,22 @@ class StageScope(msgspec.Struct, frozen=True, kw_only=True):
     epoch: Epoch
 
 
+class Stalled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The stage got no further while it was loaded, and its worker was ended."""
+
+    message: str
+
+
+class StageEnds(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node has seen of the ends of its stages at the epoch that was stopped.
+
+    ``crashes`` are of workers that crashed by themselves, or met an exception that nobody expected:
+    no node that vanished, no edge that was cut, no signal from outside. A line each.
+    """
+
+    crashes: tuple[str, ...] = ()
+
+
 class StageStats(msgspec.Struct, frozen=True, kw_only=True):
     """Totals of a node's stages by index."""
 
@@ -162,14 +207,15 @@ class StageStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageLost(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker ended by itself. ``fault``: see ``Failed``."""
+    """A worker ended by itself. ``fault``: see ``Failed``; ``has_stalled``: see ``Stalled``."""
 
     deployment: DeploymentId
     epoch: Epoch
-    index: int
+    index: Annotated[int, msgspec.Meta(ge=0)]
     node_id: NodeId
     message: str
     fault: str = ""
+    has_stalled: bool = False
 
 
 class DeploymentState(enum.Enum):
@@ -192,7 +238,6 @@ class StageRecord(msgspec.Struct, frozen=True, kw_only=True):
     start_layer: int
     end_layer: int
     memory: MemoryPlan
-    prefill: Prefill | None = None
     read_bytes: int | None = None
     load_seconds: float | None = None
 
@@ -210,9 +255,12 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     ``model`` is MODEL, ``model_id`` what clients call it, ``created`` seconds since 1970.
     ``quantization`` is in force; with ``may_quantize`` every plan takes the most precise that fits.
-    Weights that ``is_mapped`` speaks of stay in a file on every node. ``prefill`` is what was asked
-    for; a stage's is what its unit does.
-    ``done_bytes`` and ``total_bytes`` are the weights loaded so far.
+    Weights that ``is_mapped`` speaks of stay in a file on every node. ``arithmetic`` is that of
+    every stage on a CPU; None until the first plan has fixed a fast one, which later plans keep.
+    ``arithmetic_note`` says in a line what it gains or costs; it may be empty. ``fingerprint`` is
+    that of the model at the node that it was deployed from; None if nobody looked.
+    ``done_bytes`` and ``total_bytes`` are the weights loaded so far. ``remarks`` say which weights
+    get another format than ``quantization`` has for them. ``sampling_defaults`` are the model's.
     """
 
     deployment: DeploymentId
@@ -228,12 +276,16 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     may_quantize: bool
     is_mapped: bool
     state: DeploymentState
-    prefill: Prefill = Prefill.EXACT
+    arithmetic: Arithmetic | None = Arithmetic.EXACT
+    arithmetic_note: str = ""
     reason: str = ""
     stages: tuple[StageRecord, ...] = ()
     rejections: tuple[RejectionRecord, ...] = ()
     done_bytes: int = 0
     total_bytes: int = 0
+    fingerprint: ModelFingerprint | None = None
+    remarks: tuple[str, ...] = ()
+    sampling_defaults: dict[str, float | int] = {}
 
     def supersedes(self, other: DeploymentRecord) -> bool:
         """Whether this is the later word on the same deployment."""
@@ -252,7 +304,7 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     cache_tokens: int | None = None
     quantization: Quantization | None = Quantization.NONE
     is_mapped: bool = False
-    prefill: Prefill = Prefill.EXACT
+    arithmetic: ArithmeticChoice = ArithmeticChoice.EXACT
 
 
 class Named(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,37 +321,48 @@ class Vacate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True):
-    """Compute a sequence; the answer is ``Token`` …, or a ``GenerateFailure``."""
+    """Compute a sequence; the answer is ``Tokens`` …, or a ``GenerateFailure``."""
 
     deployment: DeploymentId
     request: SequenceRequest
 
 
-class Token(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A token of a sequence, committed."""
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Tokens of a sequence, committed; at least one."""
 
-    token: CommittedToken
+    tokens: tuple[CommittedToken, ...]
 
 
 class GenerateFailure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Takes the place of the rest of a sequence's tokens."""
+    """Takes the place of the rest of a sequence's tokens.
+
+    ``is_final``: the request shall not be sent again (``RefusedRequestError``).
+    """
 
     message: str
     hint: str
     retry_after_seconds: int | None = None
+    is_final: bool = False
 
     @classmethod
     def of(cls, error: PotluckError) -> GenerateFailure:
         """What the gateway needs to raise the like of ``error``."""
         retry_after = error.retry_after_seconds if isinstance(error, OverloadedError) else None
-        return cls(message=error.message, hint=error.hint, retry_after_seconds=retry_after)
+        return cls(
+            message=error.message,
+            hint=error.hint,
+            retry_after_seconds=retry_after,
+            is_final=isinstance(error, RefusedRequestError),
+        )
 
     def error(self) -> PotluckError:
         """The error, at the gateway."""
         if self.retry_after_seconds is not None:
             return OverloadedError(self.message, retry_after_seconds=self.retry_after_seconds)
+        if self.is_final:
+            return RefusedRequestError(self.message, hint=self.hint)
         return EngineError(self.message, hint=self.hint)
 
 
-StartEvent = Progress | Loaded
-GenerateAnswer = Token | GenerateFailure
+StartEvent = Progress | Loaded | Stalled
+GenerateAnswer = Tokens | GenerateFailure

@@ -10,7 +10,8 @@ import msgspec
 
 from potluck.cluster.edges.edge import EdgeLimits
 from potluck.errors import EngineError, PotluckError
-from potluck.types.sampling import MAX_LOGIT_BIAS_TOKENS, MAX_TOP_LOGPROBS
+from potluck.types.ranges import MAX_TOP_LOGPROBS
+from potluck.types.sampling import MAX_LOGIT_BIAS_TOKENS
 from potluck.types.step import SampledToken, Step
 
 MAX_WAITING_SEQUENCES = 256
@@ -19,6 +20,9 @@ MAX_WAITING_SEQUENCES = 256
 _MAX_FAILURE_CHARACTERS = 500
 _INTEGER_BYTES = 9
 """The most that msgpack takes for one."""
+_TOKEN_BYTES = 96
+_TOP_BYTES = 40
+"""Of a token that comes back, and of each alternative: names of fields and numbers."""
 
 
 class _Failure(msgspec.Struct, frozen=True):
@@ -45,6 +49,11 @@ def decode_failure(header: bytes | memoryview) -> EngineError:
     return EngineError(failure.message, hint=failure.hint)
 
 
+def result_bytes(max_step_tokens: int) -> int:
+    """The most that the header of a result takes."""
+    return max_step_tokens * (_TOKEN_BYTES + _TOP_BYTES * MAX_TOP_LOGPROBS)
+
+
 def edge_limits(
     *,
     hidden_size: int,
@@ -58,19 +67,18 @@ def edge_limits(
     The names of fields and the numbers beside lists take well under a kilobyte in a slice and an
     opening together. Blocks are no sequence's twice, so the tables of a step name each once.
     Openings have whole prompts. A sequence closes once, and at most those that hold blocks or wait
-    do. 20 alternatives a token come back, at most 40 bytes each.
+    do. Where all of a step's tokens are scored, each comes back with 20 alternatives.
     """
     per_sequence = (
-        1024
-        + _INTEGER_BYTES * context_tokens
-        + (1 + 2 * _INTEGER_BYTES) * MAX_LOGIT_BIAS_TOKENS
-        + 40 * MAX_TOP_LOGPROBS
+        1024 + _INTEGER_BYTES * context_tokens + (1 + 2 * _INTEGER_BYTES) * MAX_LOGIT_BIAS_TOKENS
     )
     num_integers = max_step_tokens + 2 * num_blocks + MAX_WAITING_SEQUENCES
     return EdgeLimits(
         max_header_bytes=8 * _MAX_FAILURE_CHARACTERS
         + 4096
-        + _INTEGER_BYTES * num_integers
-        + max_step_sequences * per_sequence,
+        + max(
+            _INTEGER_BYTES * num_integers + max_step_sequences * per_sequence,
+            result_bytes(max_step_tokens),
+        ),
         max_payload_bytes=4 * hidden_size * max_step_tokens,
     )

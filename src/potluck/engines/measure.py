@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from potluck.engines import rate_program
 from potluck.engines.synthetic_weights import random_rows
@@ -59,10 +59,11 @@ class _Work:
 class Subject:
     """What is measured.
 
-    ``make_engine`` makes engines of it. ``formats`` has the weights of the matrix products by the
-    name of their figure, and ``num_tokens`` how many tokens go through at once. ``cache_bytes``
-    is the size of the last-level cache before its memory, None if nobody says. ``ending`` of every
-    source says what it computes with: ``2 threads, avx2``.
+    ``make_engine`` makes engines of it, and those in ``makers`` for single figures. ``formats`` has
+    the weights of the matrix products by the name of their figure, and ``num_tokens`` how many
+    tokens go through at once. ``cache_bytes`` is the size of the last-level cache before its
+    memory, None if nobody says. ``ending`` of every source says what it computes with:
+    ``2 threads, avx2``.
     """
 
     make_engine: MakeEngine
@@ -70,6 +71,7 @@ class Subject:
     num_tokens: int
     cache_bytes: int | None
     ending: str
+    makers: Mapping[str, MakeEngine] = field(default_factory=dict)
 
 
 def measure(
@@ -118,14 +120,16 @@ def _figures(
 def _rate(subject: Subject, figure: str, fmt: TensorFormat) -> _Work:
     """Matrix products with many tokens: the weights come from caches. A multiply-add is two."""
     num_matrices, num_tokens = 2, subject.num_tokens
+    make_engine = subject.makers.get(figure, subject.make_engine)
+    in_fast = ", fast" if figure in subject.makers else ""
     rows = random_rows(fmt, _RATE_WIDTH, _RATE_WIDTH)
     return _Work(
         figure=figure,
-        engines=(_chain(subject, rows, fmt, _RATE_WIDTH, num_matrices, num_tokens),),
+        engines=(_chain(make_engine, rows, fmt, _RATE_WIDTH, num_matrices, num_tokens),),
         num_tokens=num_tokens,
         width=_RATE_WIDTH,
         amount=2 * num_tokens * _RATE_WIDTH * _RATE_WIDTH * num_matrices,
-        source=f"{fmt.name} matrix product, {num_tokens} tokens, {subject.ending}",
+        source=f"{fmt.name} matrix product{in_fast}, {num_tokens} tokens, {subject.ending}",
     )
 
 
@@ -142,7 +146,7 @@ def _read(subject: Subject, max_weights_bytes: int, on_progress: Callable[[float
         if engines and time.perf_counter() >= end:
             break
         count = min(at_once, num_matrices - start)
-        engines.append(_chain(subject, rows, fmt, _READ_WIDTH, count, 1))
+        engines.append(_chain(subject.make_engine, rows, fmt, _READ_WIDTH, count, 1))
         on_progress((start + count) / num_matrices)
     num_bytes = sum(engine.weights_bytes for engine in engines)
     return _Work(
@@ -168,7 +172,12 @@ def _step(num_tokens: int) -> Step:
 
 
 def _chain(
-    subject: Subject, rows: bytes, fmt: TensorFormat, width: int, num_matrices: int, num_tokens: int
+    make_engine: MakeEngine,
+    rows: bytes,
+    fmt: TensorFormat,
+    width: int,
+    num_matrices: int,
+    num_tokens: int,
 ) -> LoadableEngine:
     """An engine that multiplies by one square matrix after the other.
 
@@ -190,7 +199,7 @@ def _chain(
         vocab_size=1,
         context_tokens=num_tokens,
     )
-    engine = subject.make_engine(program, num_blocks=0, max_step_tokens=num_tokens)
+    engine = make_engine(program, num_blocks=0, max_step_tokens=num_tokens)
     sink = engine.sink()
     for name in names:
         sink.begin(TensorInfo(name=name, shape=(width, width), format=fmt))

@@ -1,7 +1,7 @@
 """The native engine: programs on the CPU, in the compiled core.
 
 Its results are the same bits whatever the batch, the chunks, the number of threads and the cuts
-between stages; for quantized weights also whatever the instruction set (docs/adr/0004).
+between stages; in exact arithmetic also whatever the instruction set (docs/adr/0004, 0026).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from potluck.engines.native_program import (
     sampled_token,
 )
 from potluck.engines.op_labels import label_of
-from potluck.engines.products import Arithmetic, arithmetic_of
+from potluck.engines.products import Operands, operands_of
 from potluck.errors import EngineError, ParameterError
 from potluck.kernels import runner
 from potluck.probe.cores import default_num_threads
+from potluck.types.arithmetic import Arithmetic
 from potluck.types.engine import StepResult
-from potluck.types.prefill import Prefill
 from potluck.types.sampling import validate_sampling
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def scratch_bytes(
     max_step_tokens: int,
     *,
     num_threads: int,
-    prefill: Prefill = Prefill.EXACT,
+    arithmetic: Arithmetic = Arithmetic.EXACT,
 ) -> int:
     """What a stage takes besides weights and caches. Allocates nothing."""
     with core_errors():
@@ -130,7 +130,7 @@ def scratch_bytes(
             program=core_program(program),
             max_step_tokens=max_step_tokens,
             num_threads=num_threads,
-            fast_prefill=prefill is Prefill.FAST,
+            is_fast=arithmetic is not Arithmetic.EXACT,
         )
 
 
@@ -164,8 +164,9 @@ class NativeEngine:
 
     ``num_blocks`` cache blocks and scratch for steps of up to ``max_step_tokens`` are allocated
     here, weights as they come. ``isa`` is one of ``available_isas()``, taken untried; None is
-    ``choose_isa``'s. ``prefill`` Fast is used for the formats that ``isa`` has kernels for. A call
-    while another thread's call runs raises ``EngineError``.
+    ``choose_isa``'s. A fast ``arithmetic`` needs the instruction set that it is named after; with
+    another one ``ParameterError`` is raised. A call while another thread's call runs raises
+    ``EngineError``.
     """
 
     def __init__(
@@ -176,13 +177,19 @@ class NativeEngine:
         max_step_tokens: int,
         pool: ThreadPool,
         isa: str | None = None,
-        prefill: Prefill = Prefill.EXACT,
+        arithmetic: Arithmetic = Arithmetic.EXACT,
     ) -> None:
         self._program = program
         self.isa = choose_isa(None) if isa is None else isa
         _require_available(self.isa)
+        if arithmetic.isa not in (None, self.isa):
+            raise ParameterError(
+                "arithmetic",
+                f"the instruction set {self.isa} does not compute in {arithmetic.value}",
+                hint=f"take {arithmetic.value}, or compute exactly",
+            )
         self.pool = pool
-        self.prefill = prefill
+        self.arithmetic = arithmetic
         self.weights: dict[str, TensorInfo] = {}
         """What was taken so far, in the formats in which it is held."""
         with core_errors():
@@ -192,7 +199,7 @@ class NativeEngine:
                 pool=pool,
                 num_blocks=num_blocks,
                 max_step_tokens=max_step_tokens,
-                fast_prefill=prefill is Prefill.FAST,
+                is_fast=arithmetic is not Arithmetic.EXACT,
             )
 
     @property
@@ -227,16 +234,15 @@ class NativeEngine:
         with core_errors():
             self._stage.time_ops()
 
-    def arithmetics(self, *, of_prompts: bool) -> Mapping[TensorFormat, Arithmetic]:
+    def operands(self, *, of_prompts: bool) -> Mapping[TensorFormat, Operands]:
         """What matrices of each format that was taken are multiplied in, prompts or decodes."""
-        has_bf16 = runner.peak_instruction(self.isa, Arithmetic.BF16.value) is not None
-        is_fast = of_prompts and self.prefill is Prefill.FAST
-        in_bf16 = kernels.fast_formats(self.isa) if is_fast else ()
         formats = {info.format for info in self.weights.values() if len(info.shape) > 1}
         return {
-            each: Arithmetic.BF16
-            if each.label in in_bf16
-            else arithmetic_of(each, has_bf16=has_bf16)
+            each: operands_of(
+                each,
+                is_fast=each in self.arithmetic.fast_formats
+                and (of_prompts or not each.is_quantized),
+            )
             for each in formats
         }
 
@@ -292,8 +298,7 @@ class NativeEngine:
         """As ``step`` without sampling, so that sequences need not have been opened."""
         stage = self._stage
         self._validate_openings(step)
-        num_sampled = sum(part.sample for part in step.slices)
-        out = np.empty((num_sampled, self._program.vocab_size), dtype=np.float32)
+        out = np.empty((step.num_wanted, self._program.vocab_size), dtype=np.float32)
         with core_errors():
             stage.logits(
                 slices=[core_slice(part) for part in step.slices],

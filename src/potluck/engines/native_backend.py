@@ -12,7 +12,7 @@ from potluck.engines.native import NativeEngine, make_pool
 
 if TYPE_CHECKING:
     from potluck.kernels.runner import ThreadPool
-    from potluck.types.prefill import Prefill
+    from potluck.types.arithmetic import Arithmetic
     from potluck.types.program import Program
     from potluck.types.tensor import TensorInfo
     from potluck.types.unit import UnitAddress
@@ -39,11 +39,11 @@ class NativeCost:
         return native.cache_bytes(program, num_blocks)
 
     def scratch_bytes(
-        self, program: Program, max_step_tokens: int, *, num_threads: int, prefill: Prefill
+        self, program: Program, max_step_tokens: int, *, num_threads: int, arithmetic: Arithmetic
     ) -> int:
         """See ``native.scratch_bytes``."""
         return native.scratch_bytes(
-            program, max_step_tokens, num_threads=num_threads, prefill=prefill
+            program, max_step_tokens, num_threads=num_threads, arithmetic=arithmetic
         )
 
     def staging_bytes(self, loaded: TensorInfo) -> int:
@@ -61,15 +61,18 @@ def open_engine(
     num_blocks: int,
     max_step_tokens: int,
     num_threads: int,
-    prefill: Prefill,
+    arithmetic: Arithmetic,
     pool: ThreadPool | None,
 ) -> NativeEngine:
-    """See ``engines.opening.open_engine``; without a ``pool`` it has one of ``num_threads``."""
+    """See ``engines.opening.open_engine``; without a ``pool`` it has one of ``num_threads``.
+
+    A fast ``arithmetic`` is that of one instruction set, which then is used.
+    """
     return NativeEngine(
         program,
         num_blocks=num_blocks,
         max_step_tokens=max_step_tokens,
         pool=pool or make_pool(num_threads),
-        isa=address.variant or None,
-        prefill=prefill,
+        isa=arithmetic.isa or address.variant or None,
+        arithmetic=arithmetic,
     )

@@ -82,6 +82,8 @@ def core_slice(part: SequenceSlice) -> runner.Slice:
         start_position=part.start_position,
         block_table=part.block_table,
         sample=part.sample,
+        score_from=part.score_from,
+        next_token=part.next_token,
     )
 
 

@@ -14,6 +14,7 @@ from potluck.errors import PotluckError
 
 if TYPE_CHECKING:
     from potluck.engines.native import NativeEngine
+    from potluck.types.arithmetic import Arithmetic
     from potluck.types.engine import MakeEngine
     from potluck.types.program import Program
 
@@ -22,6 +23,8 @@ _TEST_THREADS = 2
 
 _RATE_TOKENS = 128
 """A chunk of a prompt."""
+
+_FAST = "fast_bf16_operations_per_second"
 
 
 def main(arguments: list[str]) -> None:
@@ -61,15 +64,23 @@ def _measure(
 ) -> dict[str, dict[str, dict[str, object]]]:
     from potluck.engines.measure import Subject, measure
     from potluck.probe.cpu_cache import last_level_cache_bytes
+    from potluck.types.arithmetic import arithmetics_with
     from potluck.types.tensor import TensorFormat
 
+    formats = {
+        "f32_operations_per_second": TensorFormat.F32,
+        "f16_operations_per_second": TensorFormat.BF16,
+        "int8_operations_per_second": TensorFormat.Q8_0,
+    }
+    makers = {}
+    *_, arithmetic = arithmetics_with((isa,))
+    if TensorFormat.BF16 in arithmetic.fast_formats:
+        formats[_FAST] = TensorFormat.BF16
+        makers[_FAST] = _maker(isa, num_threads, arithmetic)
     subject = Subject(
         make_engine=_maker(isa, num_threads),
-        formats={
-            "f32_operations_per_second": TensorFormat.F32,
-            "f16_operations_per_second": TensorFormat.BF16,
-            "int8_operations_per_second": TensorFormat.Q8_0,
-        },
+        makers=makers,
+        formats=formats,
         num_tokens=_RATE_TOKENS,
         cache_bytes=last_level_cache_bytes(),
         ending=f"{num_threads} {'thread' if num_threads == 1 else 'threads'}, {isa}",
@@ -77,15 +88,21 @@ def _measure(
     return measure(subject, max_weights_bytes, _print_progress)
 
 
-def _maker(isa: str, num_threads: int) -> MakeEngine:
-    """Makes engines that share threads."""
+def _maker(isa: str, num_threads: int, arithmetic: Arithmetic | None = None) -> MakeEngine:
+    """Makes engines that share threads; exact ones unless told otherwise."""
     from potluck.engines.native import NativeEngine, make_pool
+    from potluck.types.arithmetic import Arithmetic
 
     pool = make_pool(num_threads)
 
     def make_engine(program: Program, *, num_blocks: int, max_step_tokens: int) -> NativeEngine:
         return NativeEngine(
-            program, num_blocks=num_blocks, max_step_tokens=max_step_tokens, pool=pool, isa=isa
+            program,
+            num_blocks=num_blocks,
+            max_step_tokens=max_step_tokens,
+            pool=pool,
+            isa=isa,
+            arithmetic=arithmetic or Arithmetic.EXACT,
         )
 
     return make_engine

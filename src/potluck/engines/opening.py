@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
-from potluck.types.prefill import Prefill
+from potluck.types.arithmetic import Arithmetic
 
 if TYPE_CHECKING:
     from potluck.kernels.runner import ThreadPool
@@ -34,7 +34,7 @@ class EngineModule(Protocol):
         num_blocks: int,
         max_step_tokens: int,
         num_threads: int,
-        prefill: Prefill,
+        arithmetic: Arithmetic,
         pool: ThreadPool | None,
     ) -> LoadableEngine:
         """Make an engine on a unit of this backend; see :func:`open_engine`."""
@@ -53,13 +53,14 @@ def open_engine(
     num_blocks: int,
     max_step_tokens: int,
     num_threads: int,
-    prefill: Prefill = Prefill.EXACT,
+    arithmetic: Arithmetic = Arithmetic.EXACT,
     pool: ThreadPool | None = None,
 ) -> LoadableEngine:
     """Make the engine of one stage on a unit, without its weights.
 
     A backend that is set up by the environment sets this process's before it imports its library.
-    ``prefill`` is what ``engines.prefill.prefill_on`` says of the unit. ``pool`` is shared by
+    ``arithmetic`` is one that the unit has (``engines.arithmetic_choice``), and says nothing to
+    backends other than the native one. ``pool`` is shared by
     engines that compute with threads of this process; without one such an engine makes its own of
     ``num_threads``. The engine is the caller's to close. Raises ``EngineError`` where the unit
     cannot be used, as ``UnitFaultError`` where it failed.
@@ -70,6 +71,6 @@ def open_engine(
         num_blocks=num_blocks,
         max_step_tokens=max_step_tokens,
         num_threads=num_threads,
-        prefill=prefill,
+        arithmetic=arithmetic,
         pool=pool,
     )

@@ -7,21 +7,21 @@ import enum
 from potluck.types.tensor import TensorFormat
 
 
-class Arithmetic(enum.Enum):
-    """What a product with weights is computed in; the values are the core's names."""
+class Operands(enum.Enum):
+    """What a product with weights takes both factors as; the values are the core's names."""
 
     INT8 = "int8"
     BF16 = "bf16"
     F32 = "f32"
 
 
-def arithmetic_of(format: TensorFormat, *, has_bf16: bool) -> Arithmetic:
+def operands_of(format: TensorFormat, *, is_fast: bool) -> Operands:
     """What the native engine multiplies weights of ``format`` in.
 
-    ``has_bf16``: whether the instruction set multiplies bf16; without it they are widened.
+    ``is_fast``: whether it is by the fast products of bf16, where there are any of the format.
     """
+    if is_fast:
+        return Operands.BF16
     if format.is_quantized:
-        return Arithmetic.INT8
-    if format is TensorFormat.BF16 and has_bf16:
-        return Arithmetic.BF16
-    return Arithmetic.F32
+        return Operands.INT8
+    return Operands.F32

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, assert_never
 import numpy as np
 
 from potluck.engines import reference_ops as ops
-from potluck.engines.reference_sampling import sample
+from potluck.engines.reference_sampling import sample, score
 from potluck.engines.reference_weights import ReferenceWeights
 from potluck.engines.step_checks import check_openings, check_sampled, check_step
 from potluck.errors import EngineError
@@ -68,13 +68,14 @@ class ReferenceEngine:
         check_sampled(step, self._sequences)
         sequences = self._sequences | _open(self._program, step)
         logits = self._run(step, hidden)
-        sampled = [part for part in step.slices if part.sample]
+        wanted = [(part, index) for part in step.slices for index in part.wanted]
         choices = tuple(
-            _sample(sequences[part.sequence_id], part, row)
-            for part, row in zip(sampled, logits, strict=True)
+            _choose(sequences[part.sequence_id], part, index, row)
+            for (part, index), row in zip(wanted, logits, strict=True)
         )
-        for choice in choices:
-            sequences[choice.sequence_id].output_tokens.append(choice.token)
+        for (part, index), choice in zip(wanted, choices, strict=True):
+            if part.known_after(index) is None:
+                sequences[choice.sequence_id].output_tokens.append(choice.token)
         self._sequences = _without(sequences, step.closed)
         return StepResult(hidden=None, sampled=choices)
 
@@ -106,7 +107,7 @@ class ReferenceEngine:
         check_step(self._program, self._num_blocks, step, hidden)
 
     def _run(self, step: Step, hidden: Floats | None) -> Floats:
-        """The residual stream, or with the head the logits of the tokens that are sampled."""
+        """The residual stream, or with the head the logits that are wanted."""
         tokens = np.array([token for part in step.slices for token in part.tokens], dtype=np.int64)
         positions = np.concatenate([np.zeros(0, dtype=np.int64), *map(_positions, step.slices)])
         registers: dict[str, Floats] = {} if hidden is None else {HIDDEN: hidden.copy()}
@@ -140,7 +141,7 @@ class ReferenceEngine:
                 case Add():
                     registers[op.x] = ops.add(registers[op.x], registers[op.y])
                 case Head():
-                    return ops.head(registers[op.x], self._weights[op.weight], _sampled_rows(step))
+                    return ops.head(registers[op.x], self._weights[op.weight], _wanted_rows(step))
                 case _:
                     assert_never(op)
         return registers[HIDDEN]
@@ -225,15 +226,20 @@ def _without(
     return {key: sequence for key, sequence in sequences.items() if key not in closed}
 
 
-def _sample(sequence: _Sequence, part: SequenceSlice, logits: Floats) -> SampledToken:
-    position = part.start_position + len(part.tokens)
-    choice = sample(
-        logits,
-        sequence.sampling,
-        prompt_tokens=sequence.prompt_tokens,
-        output_tokens=sequence.output_tokens,
-        position=position,
-    )
+def _choose(sequence: _Sequence, part: SequenceSlice, index: int, logits: Floats) -> SampledToken:
+    """What follows the token at ``index`` of ``part``: sampled, or known and scored."""
+    position = part.start_position + index + 1
+    known = part.known_after(index)
+    if known is None:
+        choice = sample(
+            logits,
+            sequence.sampling,
+            prompt_tokens=sequence.prompt_tokens,
+            output_tokens=sequence.output_tokens,
+            position=position,
+        )
+    else:
+        choice = score(logits, known, sequence.sampling.top_logprobs, position=position)
     return SampledToken(
         sequence_id=part.sequence_id,
         position=position,
@@ -248,7 +254,11 @@ def _positions(part: SequenceSlice) -> Ints:
     return np.arange(part.start_position, part.start_position + len(part.tokens), dtype=np.int64)
 
 
-def _sampled_rows(step: Step) -> Ints:
-    """Rows of the last tokens of the slices that are sampled."""
-    ends = np.cumsum([len(part.tokens) for part in step.slices], dtype=np.int64)
-    return ends[[part.sample for part in step.slices]] - 1
+def _wanted_rows(step: Step) -> Ints:
+    """Rows of the tokens after which logits are wanted."""
+    rows: list[int] = []
+    first = 0
+    for part in step.slices:
+        rows += [first + index for index in part.wanted]
+        first += len(part.tokens)
+    return np.array(rows, dtype=np.int64)

@@ -52,11 +52,7 @@ def sample(
 
     ``params`` have been validated. Raises ``EngineError`` if a logit is not a finite number.
     """
-    if not np.isfinite(logits).all():
-        raise EngineError(
-            f"the model's logits for position {position} are not all finite numbers",
-            hint="the weights are damaged or overflow: download or convert the model again",
-        )
+    _check_finite(logits, position)
     adjusted = adjust_logits(logits, params, prompt_tokens, output_tokens)
     temperature = np.float32(params.temperature)
     if temperature == 0:  # also what is too small for float32
@@ -66,12 +62,29 @@ def sample(
         token = draw(candidates, weights, uniform(params.seed, position))
     if not params.logprobs:
         return Choice(token=token, logprob=None, top=())
+    return score(logits, token, params.top_logprobs, position=position)
+
+
+def score(logits: Floats, token: int, num_top: int, *, position: int) -> Choice:
+    """``token``, at ``position``, with its log-probability and those of the ``num_top`` likeliest.
+
+    Raises as ``sample``.
+    """
+    _check_finite(logits, position)
     logprobs = log_softmax(logits)
     top = tuple(
         TokenLogprob(token=int(other), logprob=float(logprobs[other]))
-        for other in sort_tokens(logits)[: params.top_logprobs]
+        for other in sort_tokens(logits)[:num_top]
     )
     return Choice(token=token, logprob=float(logprobs[token]), top=top)
+
+
+def _check_finite(logits: Floats, position: int) -> None:
+    if not np.isfinite(logits).all():
+        raise EngineError(
+            f"the model's logits for position {position} are not all finite numbers",
+            hint="the weights are damaged or overflow: download or convert the model again",
+        )
 
 
 def adjust_logits(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from potluck.engines.native import ThreadPool
 from potluck.engines.native_program import core_errors
-from potluck.engines.products import Arithmetic
+from potluck.engines.products import Operands
 from potluck.kernels import runner
 from potluck.probe.cpu_cache import last_level_cache_bytes
 from potluck.probe.memory import available_memory
@@ -36,10 +36,10 @@ class Limits:
     """One sample. Multiply-adds per second are those of all threads together."""
 
     read_bytes_per_second: float
-    multiply_adds_per_second: Mapping[Arithmetic, float]
+    multiply_adds_per_second: Mapping[Operands, float]
 
     def better(self, other: Limits) -> Limits:
-        """The greater of each figure; both are of the same arithmetics."""
+        """The greater of each figure; both are of the same operands."""
         return Limits(
             read_bytes_per_second=max(self.read_bytes_per_second, other.read_bytes_per_second),
             multiply_adds_per_second={
@@ -52,21 +52,16 @@ class Limits:
 class Roofline:
     """Takes samples; holds the memory that is read. Calls come from one thread.
 
-    ``instructions`` names what is repeated for each of the ``arithmetics`` asked for, and leaves
+    ``instructions`` names what is repeated for each of the ``operands`` asked for, and leaves
     out those that ``isa`` has no instruction for.
     """
 
-    def __init__(self, pool: ThreadPool, isa: str, arithmetics: Iterable[Arithmetic]) -> None:
+    def __init__(self, pool: ThreadPool, isa: str, operands: Iterable[Operands]) -> None:
         self._pool = pool
         self._isa = isa
         with core_errors():
-            named = {
-                arithmetic: runner.peak_instruction(isa, arithmetic.value)
-                for arithmetic in arithmetics
-            }
-            self.instructions = {
-                arithmetic: name for arithmetic, name in named.items() if name is not None
-            }
+            named = {each: runner.peak_instruction(isa, each.value) for each in operands}
+            self.instructions = {each: name for each, name in named.items() if name is not None}
             self._reader = runner.MemoryReader(num_bytes=_read_bytes(), pool=pool)
             self._num_rounds = {each: self._rounds(each) for each in self.instructions}
 
@@ -81,21 +76,21 @@ class Roofline:
             },
         )
 
-    def _peak(self, arithmetic: Arithmetic, num_rounds: int) -> float:
+    def _peak(self, operands: Operands, num_rounds: int) -> float:
         return runner.measure_peak(
             pool=self._pool,
             isa=self._isa,
-            arithmetic=arithmetic.value,
+            operands=operands.value,
             num_chunks=self._pool.num_threads * _CHUNKS_PER_THREAD,
             num_rounds=num_rounds,
         )
 
-    def _rounds(self, arithmetic: Arithmetic) -> int:
+    def _rounds(self, operands: Operands) -> int:
         """As many as take long enough that waking the threads does not count."""
         num_rounds = _FEW_ROUNDS
         while True:
             started = time.perf_counter()
-            self._peak(arithmetic, num_rounds)
+            self._peak(operands, num_rounds)
             if time.perf_counter() - started >= _PEAK_SECONDS:
                 return num_rounds
             num_rounds *= 2

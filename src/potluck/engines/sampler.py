@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from potluck.types.program import Program
-    from potluck.types.step import SampledToken, SequenceId, SequenceOpening, Step
+    from potluck.types.step import SampledToken, SequenceId, SequenceOpening, SequenceSlice, Step
 
 
 class StepSampler:
@@ -53,17 +53,19 @@ class StepSampler:
             self._sampler.open([core_opening(opening) for opening in openings])
         self._open.update(opening.sequence_id for opening in openings)
 
-    def sample(self, step: Step, logits: NDArray[np.float32]) -> tuple[SampledToken, ...]:
-        """A token for every slice that is sampled; ``logits`` has finite rows in their order."""
-        wanted = [
-            (int(part.sequence_id), part.start_position + len(part.tokens))
-            for part in step.slices
-            if part.sample
-        ]
+    def sample(
+        self, wanted: Sequence[tuple[SequenceSlice, int]], logits: NDArray[np.float32]
+    ) -> tuple[SampledToken, ...]:
+        """What follows tokens of slices, by their indices; ``logits`` has finite rows in order."""
         if not wanted:
             return ()
+        positions = [
+            (int(part.sequence_id), part.start_position + index + 1) for part, index in wanted
+        ]
+        known = [part.known_after(index) for part, index in wanted]
         with core_errors():
-            return tuple(sampled_token(token) for token in self._sampler.sample(wanted, logits))
+            sampled = self._sampler.sample(positions, logits, known)
+        return tuple(map(sampled_token, sampled))
 
     def close(self, closed: Sequence[SequenceId]) -> None:
         """Forget sequences; those that were never opened here, too."""

@@ -29,6 +29,7 @@ def check_step(
         seen.add(part.sequence_id)
         _check_tokens(program, part.tokens)
         _check_positions(program, part)
+        _check_scored(program, part)
         if program.caches:
             _check_blocks(num_blocks, part, written)
     _check_hidden(program, step, hidden)
@@ -46,11 +47,30 @@ def check_openings(program: Program, step: Step, open_sequences: Iterable[int]) 
 
 
 def check_sampled(step: Step, open_sequences: Iterable[int]) -> None:
-    """Raise ``EngineError`` unless every sampled sequence is open, or opened by the step."""
+    """Raise ``EngineError`` unless sequences that are sampled or scored are open or opened."""
     known = {*open_sequences, *(opening.sequence_id for opening in step.opened)}
     for part in step.slices:
-        if part.sample and part.sequence_id not in known:
+        if part.wanted and part.sequence_id not in known:
             raise _inconsistent(f"sequence {part.sequence_id} is sampled but was never opened")
+
+
+def _check_scored(program: Program, part: SequenceSlice) -> None:
+    if part.score_from is None:
+        if part.next_token is not None:
+            raise _inconsistent(f"sequence {part.sequence_id} has a next token and no scores")
+        return
+    if not 0 <= part.score_from < len(part.tokens):
+        raise _inconsistent(
+            f"sequence {part.sequence_id} is scored from token {part.score_from} of "
+            f"{len(part.tokens)} on"
+        )
+    if part.sample == (part.next_token is not None):
+        raise _inconsistent(
+            f"the token after those of sequence {part.sequence_id} is to be both sampled and "
+            "scored, or neither"
+        )
+    if part.next_token is not None:
+        _check_vocabulary(program, (part.next_token,))
 
 
 def _check_tokens(program: Program, tokens: tuple[int, ...]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from potluck.engines.native import loaded_bytes
-from potluck.engines.products import Arithmetic
+from potluck.engines.products import Operands
 from potluck.types.program import Attention, Head, Linear, Moe, Program
 from potluck.types.step import Step
 from potluck.types.tensor import TensorFormat, TensorInfo
@@ -21,10 +21,10 @@ _F16_BYTES = 2
 
 @dataclass(slots=True, kw_only=True)
 class Work:
-    """Sums over steps: bytes by op, and multiply-adds by op and arithmetic."""
+    """Sums over steps: bytes by op, and multiply-adds by op and operands."""
 
     read_bytes: Counter[str] = field(default_factory=Counter)
-    multiply_adds: Counter[tuple[str, Arithmetic]] = field(default_factory=Counter)
+    multiply_adds: Counter[tuple[str, Operands]] = field(default_factory=Counter)
 
     def add(self, other: Work) -> None:
         """Add what another stage reads and computes."""
@@ -37,27 +37,26 @@ def work_of(
     labels: Sequence[str],
     weights: Mapping[str, TensorInfo],
     steps: Iterable[Step],
-    arithmetic: Mapping[TensorFormat, Arithmetic],
+    operands: Mapping[TensorFormat, Operands],
 ) -> Work:
     """What ``program`` reads and computes in ``steps``.
 
     ``labels`` are those of its ops, under which they are added up; ``weights`` as they are loaded,
-    by name; ``arithmetic`` of each of their formats. In every step each weight is read once (of
+    by name; ``operands`` of each of their formats. In every step each weight is read once (of
     experts as many as some token has chosen, were they chosen by chance), and by every token the
     part of the cache that it sees.
     """
     work = Work()
     for step in steps:
-        num_sampled = sum(part.sample for part in step.slices)
         for op, label in zip(program.ops, labels, strict=True):
             match op:
                 case Linear() | Head():
-                    num_tokens = num_sampled if isinstance(op, Head) else step.num_tokens
+                    num_tokens = step.num_wanted if isinstance(op, Head) else step.num_tokens
                     if num_tokens == 0:
                         continue
                     info = weights[op.weight]
                     work.read_bytes[label] += loaded_bytes(info)
-                    key = (label, arithmetic[info.format])
+                    key = (label, operands[info.format])
                     work.multiply_adds[key] += info.num_rows * info.num_columns * num_tokens
                 case Moe():
                     chosen = step.num_tokens * op.num_experts_per_token
@@ -65,7 +64,7 @@ def work_of(
                     for name in (op.gate, op.up, op.down):
                         info = weights[name]
                         work.read_bytes[label] += round(loaded_bytes(info) * share)
-                        key = (label, arithmetic[info.format])
+                        key = (label, operands[info.format])
                         per_expert = info.num_rows * info.num_columns // op.num_experts
                         work.multiply_adds[key] += per_expert * chosen
                 case Attention():

@@ -18,7 +18,8 @@ from potluck.types.tensor import TensorFormat
 class GgmlType:
     """A storage type: blocks of ``block_elements`` values in ``block_bytes`` bytes.
 
-    ``format`` is None for types that this build cannot use.
+    ``format`` is None for types that this build cannot use, ``block_bytes`` is 0 where their size
+    is not known.
     """
 
     name: str
@@ -40,12 +41,19 @@ def _known(name: str, block_elements: int, block_bytes: int) -> GgmlType:
     return GgmlType(name=name, block_elements=block_elements, block_bytes=block_bytes)
 
 
+def _named(name: str) -> GgmlType:
+    """A type that was given up before it had a size that files agree on."""
+    return _known(name, 1, 0)
+
+
 GGML_TYPES: Mapping[int, GgmlType] = MappingProxyType(
     {
         0: _usable(TensorFormat.F32),
         1: _usable(TensorFormat.F16),
         2: _usable(TensorFormat.Q4_0),
         3: _usable(TensorFormat.Q4_1),
+        4: _named("Q4_2"),
+        5: _named("Q4_3"),
         6: _usable(TensorFormat.Q5_0),
         7: _usable(TensorFormat.Q5_1),
         8: _usable(TensorFormat.Q8_0),
@@ -83,5 +91,6 @@ GGML_TYPES: Mapping[int, GgmlType] = MappingProxyType(
         39: _known("MXFP4", 32, 17),
         40: _known("NVFP4", 64, 36),
         41: _known("Q1_0", 128, 18),
+        42: _known("Q2_0", 64, 18),
     }
 )

@@ -251,6 +251,8 @@ class _Text:
     num_bytes: int
 
 
+_PIECE_BYTES = 2**20
+
 MetadataValue: TypeAlias = "int | float | bool | str | MetadataArray"
 """Bytes of a string that are not UTF-8 become lone surrogates (``surrogateescape``), so that
 nothing is lost and nothing fails."""
@@ -263,10 +265,14 @@ class Metadata(Mapping[str, MetadataValue]):
     """
 
     def __init__(
-        self, file: ByteFile, values: Mapping[str, int | float | bool | _Text | MetadataArray]
+        self,
+        file: ByteFile,
+        values: Mapping[str, int | float | bool | _Text | MetadataArray],
+        extents: Mapping[str, tuple[int, int]],
     ) -> None:
         self._file = file
         self._values = values
+        self._extents = extents
 
     def __getitem__(self, key: str) -> MetadataValue:
         value = self._values[key]
@@ -281,17 +287,25 @@ class Metadata(Mapping[str, MetadataValue]):
     def __len__(self) -> int:
         return len(self._values)
 
+    def stored_bytes(self, key: str) -> Iterator[bytes]:
+        """A value with its type as it lies in the file, in pieces of at most 1 MiB."""
+        start, end = self._extents[key]
+        for offset in range(start, end, _PIECE_BYTES):
+            yield read_bytes(self._file, offset, min(_PIECE_BYTES, end - offset))
+
 
 def read_metadata(file: ByteFile, reader: HeaderReader, count: int) -> Metadata:
     """The ``count`` keys and values that come next, all checked. Raises ``ModelFileError``."""
     if count > MAX_METADATA_ENTRIES:
         raise ModelFileError(file.path, f"it would have {count} metadata entries")
     values: dict[str, int | float | bool | _Text | MetadataArray] = {}
+    extents: dict[str, tuple[int, int]] = {}
     for index in range(count):
         key = reader.name(f"metadata key {index}", MAX_KEY_BYTES)
         what = f"metadata {quoted(key)}"
         if key in values:
             raise ModelFileError(file.path, f"{what} is there twice")
+        start = reader.position
         type_number = reader.u32(what)
         if type_number == _STRING:
             num_bytes = reader.u64(what)
@@ -301,4 +315,5 @@ def read_metadata(file: ByteFile, reader: HeaderReader, count: int) -> Metadata:
             values[key] = reader.skip_array(what)
         else:
             values[key] = reader.scalar(type_number, what)
-    return Metadata(file, values)
+        extents[key] = (start, reader.position)
+    return Metadata(file, values, extents)

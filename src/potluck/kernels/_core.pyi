@@ -26,7 +26,7 @@ def isa_problem(isa: str) -> str:
     """
 
 def fast_formats(isa: str) -> list[str]:
-    """Labels of the formats that ``fast_prefill`` computes faster. ``ValueError`` as below."""
+    """Labels of the formats that ``linear_fast`` takes. ``ValueError`` as below."""
 
 def kernels_for(isa: str) -> Kernels:
     """The kernels of one instruction set. ``ValueError`` if they cannot run here."""
@@ -52,10 +52,6 @@ class Kernels:
     def isa(self) -> str:
         """The name of the instruction set."""
 
-    @property
-    def bf16_activations(self) -> bool:
-        """Whether BF16 weights take activations rounded to bf16: ``linear_bf16``."""
-
     def quantize(self, x: F32, q: I8, scales: F32, sums: I32) -> None:
         """``x, q [tokens, columns]``; ``scales, sums [tokens, columns / 32]``."""
 
@@ -73,17 +69,6 @@ class Kernels:
         end_panel: int,
     ) -> None:
         """``x [tokens, columns]``, ``out [tokens, rows]``; rows of ``out`` may lie apart."""
-
-    def linear_bf16(
-        self,
-        panels: U8,
-        x: U16,
-        bias: F32 | None,
-        out: F32,
-        first_panel: int,
-        end_panel: int,
-    ) -> None:
-        """As ``linear_float`` for BF16 weights and what ``round_bf16`` made."""
 
     def linear_quantized(
         self,
@@ -109,7 +94,7 @@ class Kernels:
         first_panel: int,
         end_panel: int,
     ) -> None:
-        """As ``linear_bf16`` for quantized weights, which it rounds to bf16."""
+        """As ``linear_float`` for what ``round_bf16`` made, of formats in ``fast_formats``."""
 
     def embed(self, format: str, panels: U8, rows: int, row: int, out: F32) -> None:
         """``out [columns]`` is row ``row`` of ``rows``."""
@@ -312,6 +297,8 @@ class Slice:
         start_position: int,
         block_table: Sequence[int],
         sample: bool,
+        score_from: int | None = None,
+        next_token: int | None = None,
     ) -> None: ...
 
 class SamplingParams:
@@ -378,13 +365,13 @@ class Stage:
         pool: ThreadPool,
         num_blocks: int,
         max_step_tokens: int,
-        fast_prefill: bool,
+        is_fast: bool,
     ) -> None: ...
     @staticmethod
     def cache_bytes(*, program: Program, num_blocks: int) -> int: ...
     @staticmethod
     def scratch_bytes(
-        *, program: Program, max_step_tokens: int, num_threads: int, fast_prefill: bool
+        *, program: Program, max_step_tokens: int, num_threads: int, is_fast: bool
     ) -> int: ...
     def begin_weight(self, name: str, shape: Sequence[int], format: str) -> None: ...
     def write_rows(self, name: str, start_row: int, end_row: int, data: U8) -> None: ...
@@ -423,7 +410,13 @@ class Sampler:
     def __init__(self, *, vocab_size: int, isa: str, pool: ThreadPool) -> None: ...
     def open(self, openings: Sequence[Opening]) -> None: ...
     def close(self, sequence_id: int) -> None: ...
-    def sample(self, wanted: Sequence[tuple[int, int]], logits: F32) -> list[SampledToken]: ...
+    def sample(
+        self,
+        wanted: Sequence[tuple[int, int]],
+        logits: F32,
+        known: Sequence[int | None] = (),
+    ) -> list[SampledToken]:
+        """``wanted`` are sequences and positions; ``known`` those of their tokens to be scored."""
 
 # What the machine can do at best (cpp/bind/measure_module.cc)
 
@@ -436,11 +429,11 @@ class MemoryReader:
     def read(self) -> float:
         """Seconds in which all threads of the pool read all of it once."""
 
-def peak_instruction(isa: str, arithmetic: str) -> str | None:
+def peak_instruction(isa: str, operands: str) -> str | None:
     """What ``measure_peak`` repeats; None where ``isa`` has none. ``int8``, ``bf16`` or ``f32``."""
 
 def measure_peak(
-    *, pool: ThreadPool, isa: str, arithmetic: str, num_chunks: int, num_rounds: int
+    *, pool: ThreadPool, isa: str, operands: str, num_chunks: int, num_rounds: int
 ) -> float:
     """Multiply-adds per second of all threads of ``pool``, in ``num_chunks`` times ``num_rounds``.
 

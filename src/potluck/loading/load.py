@@ -29,8 +29,8 @@ from potluck.weights.report import LoadReport
 class LoadedStage:
     """An engine with its weights, and what it runs. The engine is the owner's to close.
 
-    ``packed`` is the file that the weights are in, if they are mapped. The report's weights are
-    those of the plan, and its ``read_bytes`` came from the model's files.
+    ``packed`` is the file that the weights are in, if they are mapped. The report's weights
+    and remarks are those of the plan, and its ``read_bytes`` came from the model's files.
     """
 
     engine: LoadableEngine
@@ -78,7 +78,7 @@ def load_stage(
         num_blocks=size.num_blocks,
         max_step_tokens=size.max_step_tokens,
         num_threads=size.num_threads,
-        prefill=size.prefill,
+        arithmetic=size.arithmetic,
         pool=pool,
     )
     read_before = tensors.num_bytes_read
@@ -103,7 +103,10 @@ def load_stage(
         engine.close()
         raise
     report = dataclasses.replace(
-        report, read_bytes=tensors.num_bytes_read - read_before, weights=plan.memory.weights
+        report,
+        read_bytes=tensors.num_bytes_read - read_before,
+        weights=plan.memory.weights,
+        remarks=plan.remarks,
     )
     return LoadedStage(engine=engine, program=program, packed=packed, report=report)
 
@@ -116,4 +119,4 @@ def _map_weights(engine: LoadableEngine, packed: PackedWeights) -> LoadReport:
         data = np.frombuffer(packed.bytes_of(tensor), dtype=np.uint8)
         engine.map_weight(tensor.info, data)
     seconds = time.monotonic() - started
-    return LoadReport(read_bytes=0, seconds=seconds, weights=(), remarks=())
+    return LoadReport(read_bytes=0, seconds=seconds, weights=())

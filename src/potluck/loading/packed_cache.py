@@ -31,6 +31,9 @@ MOST_BYTES = 20 * 2**30
 
 _SHARE_OF_DISK = 4
 _POLL_SECONDS = 0.1
+_SYNC_BYTES = 64 * 2**20
+"""Are written between two syncs, so that the one at the end does not stand still for minutes on a
+slow SD card: who watches the process could not tell that from one that hangs."""
 _PACKED, _PARTIAL = ".packed", ".partial"
 
 Write = Callable[[int, memoryview], None]
@@ -114,11 +117,17 @@ class PackedCache:
         make: Callable[[Write], None],
     ) -> None:
         """Make ``final`` by way of ``partial``, which is ours; nothing to do if it is there now."""
+        unsynced = 0
 
         def write(offset: int, data: memoryview) -> None:
+            nonlocal unsynced
             done = 0
             while done < len(data):
                 done += os.pwrite(descriptor, data[done:], offset + done)
+            unsynced += done
+            if unsynced >= _SYNC_BYTES:
+                unsynced = 0
+                os.fdatasync(descriptor)
 
         try:
             if _map(final, layout) is not None:

@@ -15,22 +15,23 @@ from potluck.errors import ParameterError
 from potluck.formats.source import FileTensorSource
 from potluck.models.program import build_program
 from potluck.models.rope import rope_table_bytes
+from potluck.types.arithmetic import Arithmetic
 from potluck.types.engine import EngineCost
 from potluck.types.memory import MemoryPlan
 from potluck.types.model import ModelConfig
-from potluck.types.prefill import Prefill
-from potluck.types.program import Program, RopeTable, Shard
+from potluck.types.program import Head, Linear, Moe, Program, RopeTable, Shard
 from potluck.types.quantization import Quantization
 from potluck.types.tensor import TensorInfo
-from potluck.weights.load import check_weights, loaded_weights, staging_bytes
+from potluck.weights.load import check_weights, format_remarks, loaded_weights, staging_bytes
+from potluck.weights.report import TensorRemark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSize:
     """What every stage of a model allocates, and how its weights are held.
 
-    Weights that are mapped stay in a packed file, and take no memory. ``prefill`` Fast counts what
-    a unit takes that has it. ``backend`` is that of the
+    Weights that are mapped stay in a packed file, and take no memory. ``arithmetic`` is the
+    native backend's; others have one of their own. ``backend`` is that of the
     unit, ``is_on_device`` whether the unit has memory of its own.
     """
 
@@ -40,19 +41,26 @@ class StageSize:
     num_threads: int
     quantization: Quantization = Quantization.NONE
     is_mapped: bool = False
-    prefill: Prefill = Prefill.EXACT
+    arithmetic: Arithmetic = Arithmetic.EXACT
     backend: str = NATIVE
     is_on_device: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
-    """A stage that fits or not; ``read_bytes`` come from its files when it is loaded."""
+    """A stage that fits or not; ``read_bytes`` come from its files when it is loaded.
+
+    ``remarks`` name the weights that get another format than ``size.quantization`` has for them.
+    ``product_formats`` are the labels of the formats in which matrices are held that activations
+    are multiplied with: the embedding (unless it is the head as well) and norms are not.
+    """
 
     shard: Shard
     size: StageSize
     memory: MemoryPlan
     read_bytes: int
+    product_formats: frozenset[str]
+    remarks: tuple[TensorRemark, ...] = ()
 
 
 def plan_stage(
@@ -102,15 +110,36 @@ def plan_stage(
         cache_bytes=engine.cache_bytes(program, size.num_blocks),
         rope_bytes=rope_table_bytes(description.config, size.context_tokens) if has_rope else 0,
         scratch_bytes=engine.scratch_bytes(
-            program, size.max_step_tokens, num_threads=size.num_threads, prefill=size.prefill
+            program, size.max_step_tokens, num_threads=size.num_threads, arithmetic=size.arithmetic
         ),
         staging_bytes=staging,
         process_bytes=process_bytes + engine.process_bytes,
         is_on_device=size.is_on_device,
     )
+    multiplied = _multiplied(program)
     return StagePlan(
-        shard=shard, size=size, memory=memory, read_bytes=sum(info.num_bytes for info in stored)
+        shard=shard,
+        size=size,
+        memory=memory,
+        read_bytes=sum(info.num_bytes for info in stored),
+        remarks=format_remarks(program, stored, size.quantization),
+        product_formats=frozenset(
+            info.format.label
+            for weight, info in zip(program.weights, loaded, strict=True)
+            if weight.name in multiplied
+        ),
     )
+
+
+def _multiplied(program: Program) -> frozenset[str]:
+    """The names of the matrices in products."""
+    names: set[str] = set()
+    for op in program.ops:
+        if isinstance(op, Linear | Head):
+            names.add(op.weight)
+        elif isinstance(op, Moe):
+            names.update((op.gate, op.up, op.down))
+    return frozenset(names)
 
 
 def _packing_bytes(loaded: Sequence[TensorInfo]) -> int:

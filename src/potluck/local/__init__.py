@@ -4,6 +4,7 @@ from potluck.loading import StagePlan
 from potluck.local.generation import Generation, GenerationResult, Piece, Timings
 from potluck.local.loading import LoadPlan
 from potluck.local.model import LoadProgress, Model, SamplingOptions
+from potluck.local.scoring import Scores, TokenScore
 
 __all__ = [
     "Generation",
@@ -13,6 +14,8 @@ __all__ = [
     "Model",
     "Piece",
     "SamplingOptions",
+    "Scores",
     "StagePlan",
     "Timings",
+    "TokenScore",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from potluck.engines.native import NativeEngine
-from potluck.engines.products import Arithmetic
+from potluck.engines.products import Operands
 from potluck.engines.roofline import Limits, Roofline
 from potluck.engines.step_work import Work, work_of
 from potluck.loading.load import LoadedStage
@@ -56,14 +56,14 @@ class Bounds:
             (stage.program, engine.op_labels(), engine)
             for stage, engine in zip(stages, engines, strict=True)
         ]
-        arithmetics = {
-            arithmetic
+        operands = {
+            each
             for engine in engines
             for of_prompts in (True, False)
-            for arithmetic in engine.arithmetics(of_prompts=of_prompts).values()
+            for each in engine.operands(of_prompts=of_prompts).values()
         }
-        self._roofline = Roofline(engines[0].pool, engines[0].isa, arithmetics)
-        self.instructions: Mapping[Arithmetic, str] = self._roofline.instructions
+        self._roofline = Roofline(engines[0].pool, engines[0].isa, operands)
+        self.instructions: Mapping[Operands, str] = self._roofline.instructions
 
     def sample(self) -> Limits:
         """The limits now; see ``Roofline``."""
@@ -81,8 +81,8 @@ class Bounds:
         """Of one run; every other computes the same."""
         work = Work()
         for program, labels, engine in self._stages:
-            arithmetics = engine.arithmetics(of_prompts=of_prompts)
-            work.add(work_of(program, labels, engine.weights, run.steps, arithmetics))
+            operands = engine.operands(of_prompts=of_prompts)
+            work.add(work_of(program, labels, engine.weights, run.steps, operands))
         return work
 
 
@@ -115,11 +115,11 @@ def _seconds_of_reads(work: Work, limits: Limits) -> BoundSeconds:
 def _seconds_of_products(work: Work, limits: Limits) -> BoundSeconds | None:
     """None where the instruction set has no peak for some of them."""
     rates = limits.multiply_adds_per_second
-    if any(arithmetic not in rates for _, arithmetic in work.multiply_adds):
+    if any(each not in rates for _, each in work.multiply_adds):
         return None
     seconds: dict[str, float] = {}
-    for (op, arithmetic), count in work.multiply_adds.items():
-        seconds[op] = seconds.get(op, 0.0) + count / rates[arithmetic]
+    for (op, operands), count in work.multiply_adds.items():
+        seconds[op] = seconds.get(op, 0.0) + count / rates[operands]
     return seconds
 
 

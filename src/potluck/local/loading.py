@@ -10,10 +10,9 @@ from functools import partial
 from itertools import accumulate
 
 from potluck.catalog import ModelDescription, open_headers, open_weights
+from potluck.engines.arithmetic_choice import arithmetic_of_weights, arithmetic_on
 from potluck.engines.native import make_pool
 from potluck.engines.opening import module_named
-from potluck.engines.prefill import prefill_of_weights, prefill_on
-from potluck.errors import ParameterError
 from potluck.formats.source import FileTensorSource
 from potluck.kernels.runner import ThreadPool
 from potluck.loading import (
@@ -36,10 +35,11 @@ from potluck.probe.cores import default_num_threads
 from potluck.probe.memory import available_memory
 from potluck.scheduling import MAX_STEP_TOKENS
 from potluck.scheduling.blocks import blocks_for
+from potluck.types.arithmetic import ArithmeticChoice
 from potluck.types.memory import MemoryPlan
-from potluck.types.prefill import Prefill
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
+from potluck.types.ranges import require_number
 from potluck.weights.load import Progress
 
 _log = logging.getLogger(__name__)
@@ -53,6 +53,11 @@ class LoadPlan:
     size: StageSize
     memory: MemoryPlan
     unit: LocalUnit
+
+    @property
+    def product_formats(self) -> frozenset[str]:
+        """Of all stages (see ``StagePlan``)."""
+        return _product_formats(self.stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,16 +78,16 @@ def plan_load(
     unit: LocalUnit,
     quantization: Quantization | None = Quantization.NONE,
     is_mapped: bool = False,
-    prefill: Prefill = Prefill.EXACT,
+    arithmetic: ArithmeticChoice = ArithmeticChoice.EXACT,
 ) -> LoadPlan:
     """Cut the model and count its bytes on ``unit``; nothing is loaded.
 
     ``quantization`` None takes the most precise one that fits. Weights that are mapped take no
-    memory. Prefill is fast only where ``unit`` has it. Raises ``InsufficientMemoryError`` if it
+    memory. Arithmetic is fast only where ``unit`` has it. Raises ``InsufficientMemoryError`` if it
     would not fit, and ``ParameterError``.
     """
-    if num_threads is not None and num_threads < 1:
-        raise ParameterError("threads", f"{num_threads} threads", hint="give a number from 1")
+    if num_threads is not None:
+        require_number("threads", num_threads)
     shards = split_evenly(description.config.num_layers, num_stages)
     size = StageSize(
         context_tokens=context_tokens,
@@ -91,7 +96,7 @@ def plan_load(
         num_threads=num_threads or default_num_threads(),
         quantization=quantization or Quantization.NONE,
         is_mapped=is_mapped,
-        prefill=prefill_on(unit.address, prefill),
+        arithmetic=arithmetic_on(unit.address, arithmetic),
         backend=unit.address.backend,
         is_on_device=unit.memory is not None,
     )
@@ -109,13 +114,17 @@ def plan_load(
             size = next(fitting, sizes[-1])
         stages = _plan(description, tensors, shards, size, unit)
         memory = combined([stage.memory for stage in stages])
-        prefill = prefill_of_weights(unit.address, size.prefill, memory.formats)
-        if prefill is not size.prefill:
-            size = replace(size, prefill=prefill)
+        of_weights = arithmetic_of_weights(size.arithmetic, _product_formats(stages))
+        if of_weights is not size.arithmetic:
+            size = replace(size, arithmetic=of_weights)
             stages = _plan(description, tensors, shards, size, unit)
             memory = combined([stage.memory for stage in stages])
         require_memory(memory, room, size, count)
     return LoadPlan(stages=stages, size=size, memory=memory, unit=unit)
+
+
+def _product_formats(stages: Sequence[StagePlan]) -> frozenset[str]:
+    return frozenset().union(*(stage.product_formats for stage in stages))
 
 
 def _in_memory(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import TypedDict, Unpack
 
@@ -22,6 +23,7 @@ from potluck.loading.load import LoadedStage
 from potluck.local.generation import Generation
 from potluck.local.loading import LoadPlan, load_stages, plan_load
 from potluck.local.pipeline import LocalPipeline
+from potluck.local.scoring import Scores, score_tokens
 from potluck.local.units import find_unit
 from potluck.scheduling import (
     DEFAULT_CONTEXT_TOKENS,
@@ -30,12 +32,13 @@ from potluck.scheduling import (
     SequenceRequest,
 )
 from potluck.serving.dispatcher import Dispatcher, Update
-from potluck.text.chat import ChatTemplate, encode_chat
-from potluck.types.prefill import Prefill
+from potluck.text.chat import ChatTemplate, chat_ending, encode_chat
+from potluck.types.arithmetic import ArithmeticChoice
 from potluck.types.quantization import Quantization
-from potluck.types.sampling import validate_sampling
+from potluck.types.ranges import MAX_TOP_LOGPROBS, require_number, shown
+from potluck.types.sampling import merged_sampling, validate_sampling
 from potluck.types.step import SamplingParams
-from potluck.types.text import ChatMessage, Tokenizer
+from potluck.types.text import ChatEnding, ChatMessage, Tokenizer
 from potluck.weights.report import LoadReport
 
 
@@ -112,7 +115,7 @@ class Model:
         allow_software: bool = False,
         quantization: Quantization | None = Quantization.NONE,
         mmap: bool = False,
-        prefill: Prefill = Prefill.EXACT,
+        arithmetic: ArithmeticChoice = ArithmeticChoice.EXACT,
         packed_cache_bytes: int | None = None,
         on_progress: Callable[[LoadProgress], None] | None = None,
     ) -> Model:
@@ -131,13 +134,22 @@ class Model:
         ``quantization``: what weights stored as floats become; None: as little as makes them fit.
         ``mmap``: keep the weights in a file of the user's cache, and map it
         (``docs/mapped-weights.md``).
-        ``prefill``: whether prompts may be computed faster and less exactly, where the CPU has a
+        ``arithmetic``: exact, which is bit-identical on every CPU, or fast, where the CPU has a
         way (``docs/models.md``).
         ``packed_cache_bytes``: the most that all such files may take; by default 20 GiB, or a
         quarter of the free disk.
 
         Raises a ``PotluckError`` that says what is wrong, before a weight is read where possible.
         """
+        asked = {
+            "stages": stages,
+            "context": context_tokens,
+            "cache": cache_tokens,
+            "threads": num_threads,
+        }
+        for name, number in asked.items():
+            if number is not None:
+                require_number(name, number)
         description = describe_model(model)
         context = _context_tokens(description, context_tokens)
         plan = plan_load(
@@ -149,7 +161,7 @@ class Model:
             unit=find_unit(backend, isa=isa, allow_software=allow_software),
             quantization=quantization,
             is_mapped=mmap,
-            prefill=prefill,
+            arithmetic=arithmetic,
         )
         # Small beside the weights, and as likely to be missing or broken: before them.
         tokenizer = load_tokenizer(description.files)
@@ -216,7 +228,7 @@ class Model:
         and is not part of it. ``ignore_eos`` goes on after an end-of-text token (for benchmarks).
         Raises ``PromptTooLongError`` and ``ParameterError``.
         """
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         return self._start(
             tokens,
             max_tokens=max_tokens,
@@ -230,23 +242,49 @@ class Model:
         self,
         messages: Iterable[ChatMessage],
         *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         **sampling: Unpack[SamplingOptions],
     ) -> Generation:
         """Answer ``messages`` through the model's chat template.
 
-        Raises as ``generate`` does, and ``UnsupportedModelError`` if the model has no template.
+        A last message of the assistant is continued, unless ``add_generation_prompt`` or
+        ``continue_final_message`` say otherwise (see ``potluck.text.chat.chat_ending``); the
+        generation has the new text only. Raises as ``generate`` does, and ``ChatTemplateError``
+        if the model has no template or its template refuses the messages.
         """
-        tokens = encode_chat(self.tokenizer, self._chat_template, tuple(messages))
+        chat = tuple(messages)
+        ending = chat_ending(
+            chat,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        tokens = encode_chat(self.tokenizer, self._chat_template, chat, ending=ending)
         return self._start(
             tokens,
             max_tokens=max_tokens,
             stop=stop,
-            starts_text=True,
+            starts_text=ending is ChatEnding.NEW_TURN,
             stop_tokens=frozenset(self.tokenizer.eos_token_ids),
             sampling=sampling,
         )
+
+    def score(self, text: str | Sequence[int], *, top: int = 0) -> Scores:
+        """How likely ``text`` is: the log-probability of each token, given those before it.
+
+        ``text`` is as in ``generate``; ``top`` (0 to 20) asks for that many of the likeliest tokens
+        in each place. The numbers are those that ``logprobs`` gives of the same tokens when they
+        are generated. Waits for the result. Raises as ``generate``.
+        """
+        tokens = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
+        self._check(tokens, None, ())
+        if not 0 <= top <= MAX_TOP_LOGPROBS:
+            raise ParameterError(
+                "top", f"top is {top}", hint=f"give a number from 0 to {MAX_TOP_LOGPROBS}"
+            )
+        return score_tokens(self._dispatcher, self.tokenizer, tokens, top)
 
     def _start(
         self,
@@ -284,10 +322,8 @@ class Model:
     def _check(self, tokens: Sequence[int], max_tokens: int | None, stop: Sequence[str]) -> None:
         if not tokens:
             raise ParameterError("prompt", "the prompt is empty", hint="give at least one token")
-        if max_tokens is not None and max_tokens < 1:
-            raise ParameterError(
-                "max_tokens", f"max_tokens is {max_tokens}", hint="give a number from 1"
-            )
+        if max_tokens is not None:
+            require_number("max_tokens", max_tokens)
         if isinstance(stop, str):
             raise ParameterError("stop", "stop is one text", hint="give a list of texts")
         vocab_size = self.description.config.vocab_size
@@ -295,7 +331,7 @@ class Model:
         if outside is not None:
             raise ParameterError(
                 "prompt",
-                f"token {outside} is outside the model's vocabulary of {vocab_size}",
+                f"token {shown(outside)} is outside the model's vocabulary of {vocab_size}",
                 hint="the tokenizer may belong to another model",
             )
 
@@ -305,14 +341,28 @@ class Model:
             name = sorted(unknown)[0]
             known = ", ".join(sorted(SamplingOptions.__annotations__))
             raise ParameterError(name, f"there is no parameter {name}", hint=f"known: {known}")
-        values: dict[str, object] = dict(self.description.sampling_defaults)
-        values.update(options)
-        values["logit_bias"] = tuple(sorted(options.get("logit_bias", {}).items()))
+        # Numbers of other libraries (NumPy's are floats too) become Python's own.
+        asked = {
+            name: float(value) if isinstance(value, float) else value
+            for name, value in options.items()
+        }
+        values = merged_sampling(self.description.sampling_defaults, asked)
+        values["logit_bias"] = tuple((options.get("logit_bias") or {}).items())
         if values.get("seed") is None:
             values["seed"] = secrets.randbits(63)
         params = SamplingParams(**values)  # type: ignore[arg-type]
         validate_sampling(params, self.description.config.vocab_size)
-        return params
+        return replace(params, logit_bias=tuple(sorted(params.logit_bias)))
+
+
+def _token_ids(prompt: Sequence[int]) -> list[int]:
+    """As Python's own integers, which NumPy's and others become."""
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError as error:
+        raise ParameterError(
+            "prompt", "a prompt is text or a sequence of token ids", hint="give integers"
+        ) from error
 
 
 def _reporting(

@@ -59,8 +59,11 @@ def find_unit(backend: str | None, *, isa: str | None, allow_software: bool = Fa
     )
     units = choose_units(report, asked=backend, allow_software=allow_software)
     try:
-        check_asked(units, backend)
-    except UsageError as error:  # whose hint speaks of what was tried: this backend alone
+        check_asked(report, units, backend)
+    except UsageError as error:
+        if report.pending:
+            raise
+        # Its hint speaks of what was tried: this backend alone.
         hint = "without --backend the CPU computes; potluck probe says what works here"
         raise UsageError(error.message, hint=hint) from error
     chosen = next(unit for unit in units if unit.role is Role.SERVES)

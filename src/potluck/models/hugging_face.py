@@ -283,4 +283,8 @@ def _read_rope(fields: Fields, max_context_tokens: int) -> RopeConfig:
 
 
 def _describe(value: object) -> str:
-    return type(value).__name__ if isinstance(value, Mapping) else str(value)
+    """A value in a few words: a quantization by its method, other objects by their keys."""
+    if not isinstance(value, Mapping):
+        return str(value)
+    method = value.get("quant_method")
+    return method if isinstance(method, str) else f"{{{', '.join(map(str, value))}}}"

@@ -22,6 +22,7 @@ from potluck.types.program import (
     Rope,
     RopeTable,
     Shard,
+    WeightRole,
     WeightSpec,
 )
 
@@ -81,19 +82,36 @@ class _Builder:
     def add(self, op: Op) -> None:
         self.ops.append(op)
 
-    def weight(self, name: str, *shape: int, is_router: bool = False) -> str:
-        self.weights.setdefault(name, WeightSpec(name=name, shape=shape, is_router=is_router))
+    def weight(
+        self,
+        name: str,
+        *shape: int,
+        role: WeightRole = WeightRole.OTHER,
+        layer: int | None = None,
+    ) -> str:
+        spec = WeightSpec(name=name, shape=shape, role=role, layer=layer)
+        self.weights.setdefault(name, spec)
         return name
 
     def linear(
-        self, stem: str, x: str, out: str, *, num_rows: int, num_columns: int, bias: bool
+        self,
+        layer: int,
+        part: str,
+        x: str,
+        out: str,
+        *,
+        num_rows: int,
+        num_columns: int,
+        bias: bool,
+        role: WeightRole = WeightRole.OTHER,
     ) -> None:
+        stem = layer_tensor(layer, part)
         self.add(
             Linear(
                 x=x,
-                weight=self.weight(f"{stem}.weight", num_rows, num_columns),
+                weight=self.weight(f"{stem}.weight", num_rows, num_columns, role=role, layer=layer),
                 out=out,
-                bias=self.weight(f"{stem}.bias", num_rows) if bias else None,
+                bias=self.weight(f"{stem}.bias", num_rows, layer=layer) if bias else None,
             )
         )
 
@@ -112,7 +130,8 @@ def _build(config: ModelConfig, shard: Shard) -> _Builder:
     _check_shard(config, shard)
     builder = _Builder()
     if shard.has_embedding:
-        name = builder.weight(EMBEDDING, config.vocab_size, config.hidden_size)
+        role = WeightRole.HEAD if config.tied_head else WeightRole.EMBEDDING
+        name = builder.weight(EMBEDDING, config.vocab_size, config.hidden_size, role=role)
         builder.add(Embed(weight=name, out=HIDDEN))
     for layer in range(shard.start_layer, shard.end_layer):
         _add_attention(builder, config, layer, cache_index=layer - shard.start_layer)
@@ -123,7 +142,7 @@ def _build(config: ModelConfig, shard: Shard) -> _Builder:
     if shard.has_head:
         _add_norm(builder, config, FINAL_NORM)
         name = EMBEDDING if config.tied_head else HEAD
-        builder.weight(name, config.vocab_size, config.hidden_size)
+        builder.weight(name, config.vocab_size, config.hidden_size, role=WeightRole.HEAD)
         builder.add(Head(x=_BRANCH, weight=name, vocab_size=config.vocab_size))
     return builder
 
@@ -154,12 +173,14 @@ def _add_attention(builder: _Builder, config: ModelConfig, layer: int, *, cache_
     heads = {_Q: config.num_heads, _K: config.num_kv_heads, _V: config.num_kv_heads}
     for register, num_heads in heads.items():
         builder.linear(
-            layer_tensor(layer, f"attn.{register}"),
+            layer,
+            f"attn.{register}",
             _BRANCH,
             register,
             num_rows=num_heads * head_dim,
             num_columns=hidden_size,
             bias=config.qkv_bias,
+            role=WeightRole.ATTENTION_VALUE if register == _V else WeightRole.OTHER,
         )
     for register in (_Q, _K):
         if config.qk_norm:
@@ -189,7 +210,8 @@ def _add_attention(builder: _Builder, config: ModelConfig, layer: int, *, cache_
         )
     )
     builder.linear(
-        layer_tensor(layer, "attn.o"),
+        layer,
+        "attn.o",
         _ATTENDED,
         _BRANCH,
         num_rows=hidden_size,
@@ -203,7 +225,8 @@ def _add_mlp(builder: _Builder, config: ModelConfig, layer: int) -> None:
     _add_norm(builder, config, layer_tensor(layer, "mlp_norm.weight"))
     for register in (_GATE, _UP):
         builder.linear(
-            layer_tensor(layer, f"mlp.{register}"),
+            layer,
+            f"mlp.{register}",
             _BRANCH,
             register,
             num_rows=config.intermediate_size,
@@ -212,12 +235,14 @@ def _add_mlp(builder: _Builder, config: ModelConfig, layer: int) -> None:
         )
     builder.add(GatedActivation(gate=_GATE, up=_UP, out=_GATE))
     builder.linear(
-        layer_tensor(layer, "mlp.down"),
+        layer,
+        "mlp.down",
         _GATE,
         _BRANCH,
         num_rows=config.hidden_size,
         num_columns=config.intermediate_size,
         bias=config.mlp_bias,
+        role=WeightRole.MLP_DOWN,
     )
     builder.add(Add(x=HIDDEN, y=_BRANCH))
 
@@ -228,7 +253,11 @@ def _add_experts(
     hidden_size, width = config.hidden_size, experts.width
     _add_norm(builder, config, layer_tensor(layer, "mlp_norm.weight"))
     router = builder.weight(
-        layer_tensor(layer, "mlp.router.weight"), experts.num_experts, hidden_size, is_router=True
+        layer_tensor(layer, "mlp.router.weight"),
+        experts.num_experts,
+        hidden_size,
+        role=WeightRole.ROUTER,
+        layer=layer,
     )
     builder.add(Linear(x=_BRANCH, weight=router, out=_ROUTER_LOGITS))
     shapes = {
@@ -238,7 +267,11 @@ def _add_experts(
     }
     names = {
         part: builder.weight(
-            layer_tensor(layer, f"mlp.experts.{part}.weight"), experts.num_experts, *shape
+            layer_tensor(layer, f"mlp.experts.{part}.weight"),
+            experts.num_experts,
+            *shape,
+            role=WeightRole.MLP_DOWN if part == "down" else WeightRole.OTHER,
+            layer=layer,
         )
         for part, shape in shapes.items()
     }

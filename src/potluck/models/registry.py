@@ -38,8 +38,11 @@ def config_from_hugging_face(
     for family in FAMILIES:
         if model_type in (family.name, "") and architectures in ((family.architecture,), ()):
             return family.from_hugging_face(fields)
-    named = ", ".join((*architectures, *([f"model_type {model_type}"] if model_type else [])))
-    raise _unknown_family(named, (family.architecture for family in FAMILIES))
+    known = (family.architecture for family in FAMILIES)
+    if not architectures:
+        raise _unknown_family("type", model_type, known=known)
+    aside = f" (model_type {model_type})" if model_type else ""
+    raise _unknown_family("architecture", ", ".join(architectures), aside, known=known)
 
 
 def config_from_gguf(
@@ -62,7 +65,7 @@ def config_from_gguf(
             }
             return family.from_gguf(Fields(values=values, path=path, prefix=prefix), source)
     known = (family.gguf_architecture for family in FAMILIES if family.gguf_architecture)
-    raise _unknown_family(architecture, known)
+    raise _unknown_family("architecture", architecture, known=known)
 
 
 def stored_tensors(
@@ -83,6 +86,19 @@ def stored_tensors(
     )
 
 
+def with_stored_head(config: ModelConfig, names: Iterable[str], file_kind: FileKind) -> ModelConfig:
+    """``config``, with a head of its own if the files have one.
+
+    A ``config.json`` may say that the head is tied to the embedding, beside files that hold a head.
+    transformers 5 ties the two only where they are equal. Using the one that is stored gives the
+    same logits, whatever it holds, and is decided by the names of the tensors alone, which every
+    node knows. ``names`` are the files' own.
+    """
+    if config.tied_head and stored_name(HEAD, file_kind) in names:
+        return dataclasses.replace(config, tied_head=False)
+    return config
+
+
 def refuse_unread_tensors(config: ModelConfig, names: Iterable[str], file_kind: FileKind) -> None:
     """Raise ``UnsupportedModelError`` if a file has tensors that no program of ``config`` reads.
 
@@ -94,18 +110,19 @@ def refuse_unread_tensors(config: ModelConfig, names: Iterable[str], file_kind: 
         for weight in weight_specs(config, Shard.whole(config.num_layers))
         for name in stored_tensor(weight, file_kind).stored_names
     }
-    if config.tied_head:
-        read.add(stored_name(HEAD, file_kind))  # a copy of the embedding, in some files
     unread = sorted(name for name in names if name not in read and not is_ignored(name, file_kind))
     if unread:
         more = () if len(unread) <= 3 else (f"{len(unread) - 3} more tensors",)
         raise unsupported(*(f"the tensor {name}" for name in unread[:3]), *more)
 
 
-def _unknown_family(named: str, known: Iterable[str]) -> UnsupportedModelError:
-    named = one_line(named)
+def _unknown_family(
+    kind: str, name: str, aside: str = "", *, known: Iterable[str]
+) -> UnsupportedModelError:
+    """``kind`` says what is named: an architecture or a type."""
+    named = one_line(name + aside)
     return UnsupportedModelError(
-        f"models of the architecture {named} are not supported",
+        f"models of the {kind} {named} are not supported",
         missing=(named,),
         hint=f"supported are {', '.join(known)}",
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 
 from potluck.cache_folder import cache_folder
+from potluck.child_environment import child_environment
 from potluck.errors import UsageError, WheelDownloadError
 from potluck.portability.wheel_tags import LEGACY_POLICIES
 
@@ -46,6 +47,7 @@ def run_pip(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
             errors="replace",
             check=False,
             timeout=_DEADLINE_SECONDS,
+            env=child_environment(),
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:

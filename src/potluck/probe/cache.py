@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import cast
 
 from potluck.cache_folder import cache_folder
+from potluck.probe.regular_file import read_regular_file
 
 _log = logging.getLogger(__name__)
 
@@ -93,8 +94,7 @@ class ProbeCache:
         if self._path is None:
             return {}
         try:
-            with self._path.open("rb") as file:
-                return _decode(file.read(MAX_BYTES + 1))
+            return _decode(read_regular_file(self._path, MAX_BYTES + 1))
         except OSError:
             return {}
 
@@ -107,7 +107,7 @@ class ProbeCache:
         path = self._path.with_name(f"{self._path.name}.{suffix}")
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
         except OSError as error:
             _log.info("the probe's results cannot be kept in %s: %s", self._path, error)
             yield False

@@ -1,8 +1,9 @@
 """Child processes that touch a driver: started, watched, ended, and their answer judged.
 
-A driver's library may raise, hang, crash, take all memory or print what it likes; here that costs
-one line of reason. The child prints lines ``{"progress": 0.3}`` if it likes, and then one JSON
-object: its answer, or ``{"refused": "why"}``.
+A driver's library may raise, hang, crash, take all memory, signal its parent or print what it
+likes; here that costs one line of reason. The child prints lines ``{"progress": 0.3}`` if it likes,
+and then one JSON object: its answer, or ``{"refused": "why"}``. Between it and this process is one
+that the library may do to what it likes (``potluck.probe.child_supervisor``).
 """
 
 from __future__ import annotations
@@ -16,23 +17,37 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
-from potluck.probe.child_output import Document, Refusal, Rubbish, Stdout, Tail, read_document
+from potluck.child_environment import child_environment
+from potluck.probe.child_output import (
+    Document,
+    Refusal,
+    Rubbish,
+    Status,
+    Stdout,
+    Tail,
+    read_document,
+)
+from potluck.probe.child_processes import Processes, kill_marked
 from potluck.quantities import format_bytes
 
 _POLL_SECONDS = 0.02
 """How often memory is looked at: at 10 GB/s, which is fast for page faults, 200 MB are taken in
 between."""
 
-_MOST_QUEUED = 3.0
-"""Of a deadline, by which the time that a child waits for a CPU may put it off."""
+_MOST_QUEUED: Final = 9
+"""Of a deadline, by which the time that a child waits for a CPU may put it off: a tenth of a core
+is what is left to it where ten others want the same one."""
 
-_KILL_SECONDS = 2.0
-"""How long a killed process may take to be gone, such as to give back gigabytes of memory."""
+_END_SECONDS = 3.0
+"""For the supervisor to end its child: it gives up after 2 s itself (``child_supervisor``)."""
+
+_MARK = "_POTLUCK_CHILD"
+"""A variable of the environment that a child and all that it starts have. It is no setting."""
 
 SIGNALS_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """Signals that no driver dies of: somebody sent them, such as the kernel when memory ran out."""
@@ -49,6 +64,9 @@ class Failure(enum.Enum):
     CRASHED = "crashed"
     """It died of a signal of its own making."""
     HUNG = "hung"
+    STARVED = "starved"
+    """It had no CPU to answer on for so long that nobody can say whether it would: that says
+    nothing about the device."""
     TOO_BIG = "too big"
     RUBBISH = "rubbish"
     NOT_STARTED = "not started"
@@ -58,7 +76,9 @@ class Failure(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildAnswer:
-    """The JSON document that a child printed."""
+    """The JSON document that a child printed, and how long that took, without its waits for a
+    CPU.
+    """
 
     document: dict[str, object]
     seconds: float
@@ -66,7 +86,7 @@ class ChildAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildFailure:
-    """Why there is no document, in one line."""
+    """Why there is no document, in one line; ``seconds`` as in ``ChildAnswer``."""
 
     failure: Failure
     reason: str
@@ -87,75 +107,101 @@ def run_child(
 ) -> ChildOutcome:
     """Run ``python -m module`` in a session of its own, and wait until it has ended.
 
-    It is killed, with what it started, after ``deadline_seconds``, in which the time that it waited
-    for a CPU to run on does not count (at most three times as much), or when it and its children
-    hold more than ``max_resident_bytes`` of memory that is not a file's. ``environment`` is its
-    whole environment, that of this process if None; what finds this package is added.
+    It is killed, with all that it started, after ``deadline_seconds``, in which the time that it or
+    a process of its own waited for a CPU to run on does not count (at most nine times as much), or
+    when they hold more than ``max_resident_bytes`` of memory that is not a file's. ``environment``
+    is its whole environment, that of this process if None; what finds this package is added.
     ``on_progress`` gets fractions from 0 to 1; what it raises comes out of here, when the child
-    has been ended. May be called from any thread that outlives the call.
+    has been ended. May be called from any thread. The child ends with this process.
     """
     started = time.monotonic()
-    command = [sys.executable, "-P", "-m", "potluck.probe.child_start", str(os.getpid()), module]
+    read_end, write_end = os.pipe()
+    mark = f"{_MARK}={os.getpid()}-{write_end}-{time.monotonic_ns()}"
+    command = [sys.executable, "-P", "-m", "potluck.probe.child_supervisor", str(write_end), module]
     try:
-        process = subprocess.Popen(
+        supervisor = subprocess.Popen(
             [*command, *arguments],
-            env=_with_this_package(os.environ if environment is None else environment),
-            stdin=subprocess.DEVNULL,
+            env={
+                **_with_this_package(os.environ if environment is None else environment),
+                **dict([mark.split("=")]),
+            },
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
+            pass_fds=(write_end,),
             start_new_session=True,
         )
     except (OSError, ValueError) as error:  # a ValueError: a NUL in an argument
+        os.close(read_end)
         return ChildFailure(
             failure=Failure.NOT_STARTED,
             reason=f"could not be started: {error}",
             seconds=time.monotonic() - started,
         )
-    stdout, stderr = Stdout(on_progress), Tail()
-    try:
-        killed = _watch(process, stdout, stderr, started, deadline_seconds, max_resident_bytes)
     finally:
-        status = _end(process)
-    seconds = time.monotonic() - started
-    if killed is None:  # and so it has ended
-        return _judge(process.returncode, stdout, stderr, seconds)
+        os.close(write_end)
+    stdout, stderr, status = Stdout(on_progress), Tail(), Status()
+    with os.fdopen(read_end, "rb", buffering=0) as told:
+        takers = ((told, status), (supervisor.stdout, stdout), (supervisor.stderr, stderr))
+        try:
+            killed, queued_seconds = _watch(
+                supervisor, takers, stdout, status, deadline_seconds, max_resident_bytes
+            )
+        finally:
+            _end(supervisor, told, status, mark)
+    seconds = max(0.0, time.monotonic() - started - queued_seconds)
+    if killed is None:
+        return _judge(status, supervisor.returncode or 0, stdout, stderr, seconds)
     reasons = {
         Failure.HUNG: f"gave no answer within {deadline_seconds:.3g} s",
+        Failure.STARVED: f"waited {queued_seconds:.3g} s for a CPU: this machine is too busy",
         Failure.TOO_BIG: f"took more than {format_bytes(max_resident_bytes)} of memory",
         Failure.RUBBISH: "printed without end",
     }
-    stuck = "" if status is not None else ", and cannot be killed: it hangs in the kernel"
+    stuck = ", and cannot be killed: it hangs in the kernel" if status.is_stuck else ""
     return ChildFailure(failure=killed, reason=reasons[killed] + stuck, seconds=seconds)
 
 
-def _end(process: subprocess.Popen[bytes]) -> int | None:
-    """Kill what is left of it and its group; its status, or None if the kernel keeps it.
+def _end(supervisor: subprocess.Popen[bytes], told: IO[bytes], status: Status, mark: str) -> None:
+    """Have the supervisor kill what is left, and end it: by force, where it was stopped or killed.
 
-    A process that waits within a driver may not be killed until the driver lets go. Python reaps
-    it when it has ended and another process is started.
+    What a supervisor that was killed has left is known by its environment, which has ``mark``. A
+    process that waits within a driver may not be killed until the driver lets go; it ends then.
     """
-    # Not reaped yet, so that the number of its group cannot be another's.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    for pipe in (process.stdout, process.stderr):
+    for pipe in (supervisor.stdin, supervisor.stdout, supervisor.stderr):
         if pipe is not None:
             pipe.close()
     try:
-        return process.wait(_KILL_SECONDS)
+        _continue(supervisor.pid)
+        supervisor.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:
-        return None
+        supervisor.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # such as one that is swapped out
+            supervisor.wait(_END_SECONDS)
+    os.set_blocking(told.fileno(), False)
+    status.take(told.read(1 << 16) or b"")
+    if not status.has_ended:
+        kill_marked(mark)
 
 
-def _judge(status: int, stdout: Stdout, stderr: Tail, seconds: float) -> ChildOutcome:
+def _judge(
+    status: Status, supervisor_status: int, stdout: Stdout, stderr: Tail, seconds: float
+) -> ChildOutcome:
     """The outcome of a child that ended before anything had to be done about it."""
     last_words = f": {stderr.last_line}" if stderr.last_line else ""
-    if status < 0:
-        failure = Failure.EXITED if -status in SIGNALS_FROM_OUTSIDE else Failure.CRASHED
-        reason = f"was killed by {signal_name(-status)}{last_words}"
+    returncode = status.returncode
+    if returncode is None and supervisor_status < 0:
+        reason = f"ended its supervisor by {signal_name(-supervisor_status)}{last_words}"
+        return ChildFailure(failure=Failure.EXITED, reason=reason, seconds=seconds)
+    if returncode is None:  # a process that may not have another, or a child that cannot be killed
+        returncode = supervisor_status or 1
+    if returncode < 0:
+        failure = Failure.EXITED if -returncode in SIGNALS_FROM_OUTSIDE else Failure.CRASHED
+        reason = f"was killed by {signal_name(-returncode)}{last_words}"
         return ChildFailure(failure=failure, reason=reason, seconds=seconds)
-    if status > 0:
-        reason = f"ended with exit code {status}{last_words}"
+    if returncode > 0:
+        reason = f"ended with exit code {returncode}{last_words}"
         return ChildFailure(failure=Failure.EXITED, reason=reason, seconds=seconds)
     match read_document(stdout.data):
         case Document(value):
@@ -167,55 +213,58 @@ def _judge(status: int, stdout: Stdout, stderr: Tail, seconds: float) -> ChildOu
 
 
 def _watch(
-    process: subprocess.Popen[bytes],
+    supervisor: subprocess.Popen[bytes],
+    takers: Sequence[tuple[IO[bytes] | None, Stdout | Tail | Status]],
     stdout: Stdout,
-    stderr: Tail,
-    started: float,
+    status: Status,
     deadline_seconds: float,
     max_resident_bytes: int,
-) -> Failure | None:
-    """Take what the child prints until it ends (None) or must be ended (why). Does not reap it.
+) -> tuple[Failure | None, float]:
+    """Take what the child prints until it ends (None) or must be ended (why); and for how long it
+    waited for a CPU.
 
     The end is that of the process and not of its pipes: it may close them early, and leave them
     to processes of its own.
     """
-    deadline = started + deadline_seconds
+    started, next_look = time.monotonic(), 0.0
+    processes: Processes | None = None
+    queued_seconds = 0.0
     with selectors.DefaultSelector() as selector:
-        for pipe, taker in ((process.stdout, stdout), (process.stderr, stderr)):
+        for pipe, taker in takers:
             if pipe is not None:
                 os.set_blocking(pipe.fileno(), False)
                 selector.register(pipe, selectors.EVENT_READ, taker)
-        next_look = 0.0
         while True:
-            has_ended = _has_ended(process.pid)
-            if has_ended:
-                # Only what is in the pipes already: others may still write to them.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+            has_ended = status.has_ended or _has_ended(supervisor.pid)
+            # When it has ended only what is in the pipes already: others may still write to them.
             _take(selector, 0.0 if has_ended else _POLL_SECONDS)
             if stdout.is_too_long:
-                return Failure.RUBBISH
+                return Failure.RUBBISH, queued_seconds
             if has_ended:
-                return None
+                return None, queued_seconds
             now = time.monotonic()
-            if now >= deadline:
-                queued = min(_queued_seconds(process.pid), _MOST_QUEUED * deadline_seconds)
-                if now >= deadline + queued:
-                    return Failure.HUNG
-            if now >= next_look:
-                if _resident_bytes(process.pid) > max_resident_bytes:
-                    return Failure.TOO_BIG
-                next_look = now + _POLL_SECONDS
+            if now < next_look:
+                continue
+            next_look = now + _POLL_SECONDS
+            _continue(supervisor.pid)
+            if processes is None and status.pid is not None:
+                processes = Processes(status.pid)
+            if processes is not None:
+                processes.look()
+                queued_seconds = processes.queued_seconds
+                if processes.resident_bytes > max_resident_bytes:
+                    return Failure.TOO_BIG, queued_seconds
+            if now - started >= deadline_seconds + queued_seconds:
+                return Failure.HUNG, queued_seconds
+            if now - started >= (1 + _MOST_QUEUED) * deadline_seconds:
+                return Failure.STARVED, queued_seconds
 
 
 def _take(selector: selectors.BaseSelector, timeout_seconds: float) -> None:
     """Read once from each pipe that has something; a pipe holds 64 KiB, so once is all of it."""
-    if not selector.get_map():
-        time.sleep(min(timeout_seconds, _POLL_SECONDS / 10))
-        return
     for key, _ in selector.select(timeout_seconds):
         pipe: IO[bytes] = key.fileobj  # type: ignore[assignment]  # what was registered
-        taker: Stdout | Tail = key.data
+        taker: Stdout | Tail | Status = key.data
         data = pipe.read(1 << 20)
         if data:
             taker.take(data)
@@ -231,42 +280,10 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
-def _resident_bytes(pid: int) -> int:
-    """What a process and its children hold in memory, mapped files excepted.
-
-    ``proc(5)``: ``RssAnon`` and ``RssShmem`` of ``/proc/PID/status``, since Linux 4.5; before,
-    ``VmRSS``, which counts files too. Of the children those that main threads started, since that
-    is one file each. A limit on the address space would be simpler, but CUDA reserves hundreds of
-    gigabytes that it never uses.
-    """
-    num_bytes = 0
-    waiting = [pid]
-    while waiting:
-        pid = waiting.pop()
-        lines = _bytes(f"/proc/{pid}/status").splitlines()
-        fields = dict(line.split(b":", 1) for line in lines if b":" in line)
-        counted = (b"RssAnon", b"RssShmem") if b"RssAnon" in fields else (b"VmRSS",)
-        num_bytes += sum(int(fields[name].split()[0]) * 1024 for name in counted if name in fields)
-        waiting.extend(int(child) for child in _bytes(f"/proc/{pid}/task/{pid}/children").split())
-    return num_bytes
-
-
-def _queued_seconds(pid: int) -> float:
-    """How long a process's main thread could have run and others ran instead; 0 if nobody counts.
-
-    On a loaded machine a compiler takes several times as long, which is no fault of the device.
-    ``Documentation/scheduler/sched-stats.rst``: time on the CPU, time in the queue, in nanoseconds.
-    """
-    fields = _bytes(f"/proc/{pid}/schedstat").split()
-    return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
-
-
-def _bytes(path: str) -> bytes:
-    """A file of ``/proc``; nothing if the process ends right now or the kernel has no such file."""
-    try:
-        return Path(path).read_bytes()
-    except OSError:
-        return b""
+def _continue(pid: int) -> None:
+    """Have the supervisor go on, which a library may have stopped. It is not reaped yet."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
 
 
 def _with_this_package(environment: Mapping[str, str]) -> dict[str, str]:
@@ -275,7 +292,7 @@ def _with_this_package(environment: Mapping[str, str]) -> dict[str, str]:
     A folder of installed packages must not go there: it would come before the standard library.
     """
     folder = str(Path(__file__).resolve().parents[2])
-    result = dict(environment)
+    result = child_environment(environment)
     if folder not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         given = result.get("PYTHONPATH")
         result["PYTHONPATH"] = folder if not given else f"{folder}{os.pathsep}{given}"

@@ -68,6 +68,44 @@ class Tail:
         return next((clean for line in reversed(lines) if (clean := one_line(line))), "")
 
 
+class Status:
+    """What the supervisor tells of a child (``potluck.probe.child_supervisor``)."""
+
+    def __init__(self) -> None:
+        self._told = b""
+
+    def take(self, data: bytes) -> None:
+        """More of it."""
+        self._told += data
+
+    @property
+    def pid(self) -> int | None:
+        """The child's, once it runs."""
+        return self._number("pid")
+
+    @property
+    def returncode(self) -> int | None:
+        """Its end, as ``subprocess`` has it."""
+        return self._number("ended")
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it was killed in vain."""
+        return b"stuck\n" in self._told
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is nothing left to wait for."""
+        return self.is_stuck or self.returncode is not None
+
+    def _number(self, name: str) -> int | None:
+        for line in self._told.decode("ascii").splitlines(keepends=True):
+            word, _, number = line.partition(" ")
+            if word == name and number.endswith("\n"):
+                return int(number)
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """An answer."""

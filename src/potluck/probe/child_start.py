@@ -1,4 +1,4 @@
-"""The first thing that runs in a child: ``python -m potluck.probe.child_start PARENT MODULE …``.
+"""What a child does before anything else: ``python -m potluck.probe.child_start PARENT MODULE …``.
 
 Has the kernel end this process with its parent, and keeps what libraries print apart from the
 answer. Then runs the module as ``python -m`` would.
@@ -16,10 +16,9 @@ import sys
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 
 
-def _prepare(parent_pid: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:  # it ended before it was asked for
-        os._exit(1)
+def run_module(parent_pid: int, arguments: list[str]) -> None:
+    """Run ``arguments[0]`` with the other arguments, and end with the process ``parent_pid``."""
+    _end_with(parent_pid)
     # A crash is expected here and its core of no use. The kernel never writes a file of one byte,
     # and takes 1, unlike 0, to forbid handing cores to a program too (fs/coredump.c).
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
@@ -28,9 +27,20 @@ def _prepare(parent_pid: int) -> None:
     answer = os.dup(1)
     os.dup2(2, 1)
     sys.stdout = os.fdopen(answer, "w", encoding="utf-8")
+    sys.argv[:] = arguments
+    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+
+
+def _end_with(parent_pid: int) -> None:
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it ended before it was asked for
+        os._exit(1)
+
+
+def prctl(option: int, value: int) -> None:
+    """``prctl(2)``. What a kernel does not know it ignores."""
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 if __name__ == "__main__":
-    _prepare(int(sys.argv[1]))
-    module, sys.argv[:] = sys.argv[2], sys.argv[2:]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    run_module(int(sys.argv[1]), sys.argv[2:])

@@ -158,6 +158,11 @@ def _reject_repeated(what: str, keys: Iterable[object]) -> None:
         raise ValueError(f"{what} twice: {', '.join(repeated)}")
 
 
+# msgspec 0.22 crashes where several threads are the first to use a type, as those of two makes of
+# GPU are here. A decoder has it look at all types of the table now, while one thread imports this.
+msgspec.json.Decoder(ChipTable)
+
+
 def parse_table(text: str) -> ChipTable:
     """A table from TOML. Raises ``ValueError`` that says what is wrong and where."""
     return msgspec.convert(tomllib.loads(text), ChipTable)

@@ -59,14 +59,24 @@ def choose_units(
     return _choose(units, asked, allow_software, out)
 
 
-def check_asked(units: Sequence[ChosenUnit], asked: str | None) -> None:
-    """Raise ``UsageError`` if a backend or unit was asked for, and nothing serves."""
+def check_asked(report: ProbeReport, units: Sequence[ChosenUnit], asked: str | None) -> None:
+    """Raise ``UsageError`` if a backend or unit was asked for, and nothing serves.
+
+    ``units`` are what ``choose_units`` makes of ``report``. What is pending may work.
+    """
     if asked is None or any(unit.role is Role.SERVES for unit in units):
         return
-    why = [
-        f"{unit.unit_id}: {unit.reason}" for unit in units if asked in (unit.unit_id, unit.backend)
-    ]
-    works = [unit.unit_id for unit in units if unit.role is not Role.OUT]
+    wanted = [unit for unit in units if asked in (unit.unit_id, unit.backend)]
+    why = [f"{unit.unit_id}: {unit.reason}" for unit in wanted]
+    pending = [each for each in wanted if each.role is Role.PENDING]
+    unseen = [layer for layer in report.layers if layer.is_pending]
+    if pending or (unseen and not wanted):
+        why += [f"{layer.layer}: {problem}" for layer in unseen for problem in layer.problems]
+        raise UsageError(
+            f"{asked} is not tested yet on this machine ({'; '.join(why)})",
+            hint="potluck probe --wait tests it, best when the machine is less busy",
+        )
+    works = [unit.unit_id for unit in units if unit.role not in (Role.PENDING, Role.OUT)]
     raise UsageError(
         f"{asked} works on no device of this machine"
         + (f" ({'; '.join(why)})" if why else ": there is none that it is tried on"),
@@ -119,12 +129,15 @@ def _choose(
 ) -> tuple[ChosenUnit, ...]:
     found: list[ChosenUnit] = []
     usable: list[_Unit] = []
-    has_asked, has_worked = False, False
+    has_asked, has_worked, has_pending = False, False, False
     for unit in sorted(units, key=lambda unit: unit.unit_id):
         is_allowed = allow_software or not unit.device.is_software or asked == unit.unit_id
         if unit.unit_id in out:
             has_worked = has_worked or unit.is_asked(asked)
             found.append(unit.chosen(Role.OUT, out[unit.unit_id]))
+        elif unit.trial.is_pending:
+            has_pending = has_pending or unit.is_asked(asked)
+            found.append(unit.chosen(Role.PENDING, unit.trial.reason))
         elif not unit.trial.works:
             found.append(unit.chosen(Role.OUT, unit.trial.reason))
         elif not is_allowed:
@@ -134,7 +147,9 @@ def _choose(
             usable.append(unit)
     takes_over = asked is not None and has_worked and not has_asked
     candidates = [unit for unit in usable if (unit.is_cpu if takes_over else unit.is_asked(asked))]
-    why = f"{asked} was asked for" + ("" if has_asked or has_worked else ", and works nowhere here")
+    why = f"{asked} was asked for"
+    if not (has_asked or has_worked):
+        why += ", and is not tested yet" if has_pending else ", and works nowhere here"
     found += [unit.chosen(Role.IDLE, why) for unit in usable if unit not in candidates]
     is_forced = asked is not None and not takes_over
     chosen = _by_memory(candidates, is_forced=is_forced)

@@ -6,6 +6,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from potluck.probe.regular_file import read_regular_file
+
+_MAX_BYTES = 4096
+"""A file of sysfs has one page."""
+
 
 def last_level_cache_bytes() -> int | None:
     """Of all cores that this process may use, together; None where the kernel does not say."""
@@ -43,6 +48,6 @@ def _size(text: str) -> int:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="ascii").strip()
+        return read_regular_file(path, _MAX_BYTES).decode("ascii").strip()
     except (OSError, ValueError):
         return ""

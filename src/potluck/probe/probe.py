@@ -4,12 +4,13 @@ In two halves. First all layers look for devices, and what OpenCL shows is put t
 it belongs to; then backends are tried on each device. The CPU waits for neither: it is tried at
 once. Every layer, and every device's trials, have a thread of their own, since even a file of
 ``/sys`` can block for ever behind a wedged driver; what is not there at the deadline is reported as
-such, and its thread, which holds nothing, is left behind.
+pending, and its thread, which holds nothing, is left behind.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 import os
 import queue
 import socket
@@ -30,7 +31,7 @@ from potluck.probe.measuring import cached_measurement, measure_backend
 from potluck.probe.memory import memory_facts
 from potluck.probe.opencl_match import match_opencl
 from potluck.probe.system import System
-from potluck.probe.trials import failed_trial, is_tried_on, try_backend
+from potluck.probe.trials import failed_trial, is_tried_on, pending_trial, try_backend
 from potluck.types.hardware import BackendSpec, Device, LayerReport, ProbeReport, Trial
 
 DEADLINE_SECONDS = 20.0
@@ -39,10 +40,19 @@ DEADLINE_SECONDS = 20.0
 TRIAL_SECONDS = 60.0
 """For trying one backend on one device: a cold GPU compiles its kernels first."""
 
-_END_SECONDS = 3.0
+_END_SECONDS = 4.0
 """What a child may take to be gone after its deadline (``probe.child``), and some."""
 
-_LATE = "did not answer before the deadline"
+_MOST_BUSY = 10
+"""How many times as long a child takes at most, where others want its CPU (``probe.child``)."""
+
+_FIND_SHARE = 0.6
+"""Of the time of a command that does not wait, for finding devices: one driver that hangs leaves
+the others enough for their tests, of which most are in the cache."""
+
+_LEAST_WAIT_SECONDS = 0.5
+"""For a command that has little of its time left, as the machine is busy: files and the cache are
+read by then."""
 
 
 class Measuring(enum.Enum):
@@ -58,7 +68,8 @@ class ProbeOptions:
     """How to probe.
 
     ``retry`` tries again what crashed before. ``num_threads`` are those of the CPU's unit.
-    ``deadline_seconds`` are for finding devices, ``trial_seconds`` for each backend on each.
+    ``deadline_seconds`` are for finding devices, ``trial_seconds`` for each backend on each, waits
+    for a CPU not counted. ``wait_seconds`` are for all of it, None without a bound.
     What only plays a GPU is listed always, and tried with ``allow_software`` or by the backend
     whose name is ``asked_backend``.
     """
@@ -69,6 +80,7 @@ class ProbeOptions:
     retry: bool = False
     deadline_seconds: float = DEADLINE_SECONDS
     trial_seconds: float = TRIAL_SECONDS
+    wait_seconds: float | None = None
     allow_software: bool = False
     asked_backend: str | None = None
 
@@ -103,7 +115,9 @@ def probe_node(
 
     ``on_report`` is called in this thread, first when a backend was tried on the CPU, then whenever
     a layer is done or a backend was tried; later reports have all that earlier ones had. The result
-    has ``is_complete``: what was slower than its deadline is in it as far as it was known then.
+    has ``is_complete``: what was slower than its deadline is in it as far as it was known then, as
+    pending. A layer or a backend that is cut short by ``wait_seconds`` is not held against it: its
+    child ends with this process, and the next probe tries again.
     Measuring comes last, one unit after the other, and has no deadline of the whole.
     """
     tell = on_report or _ignore
@@ -175,13 +189,18 @@ class _Probe:
         self._cache = cache
         self._news: _News = queue.SimpleQueue()
         self._kernel_release = os.uname().release
-        self._end = time.monotonic() + options.deadline_seconds
+        self._started = started = time.monotonic()
+        wait_seconds = math.inf
+        if options.wait_seconds is not None:
+            wait_seconds = max(_LEAST_WAIT_SECONDS, options.wait_seconds)
+        self._last = started + wait_seconds
+        self._end = started + min(options.deadline_seconds, _FIND_SHARE * wait_seconds)
         looker = Looker(
             system=system,
             kernel_release=self._kernel_release,
             cache=cache,
             retry=options.retry,
-            end=self._end,
+            end=started + options.deadline_seconds,
         )
         self._layers = layers
         self._looked = {
@@ -212,7 +231,7 @@ class _Probe:
 
         Nothing is before the CPU was tried.
         """
-        end = self._end if self._joined is None else self._trials_end
+        end = min(self._last, self._end if self._joined is None else self._trials_end)
         is_new = True
         try:
             match self._news.get(timeout=max(0.0, end - time.monotonic())):
@@ -264,15 +283,18 @@ class _Probe:
         self._news.put(_Looked(name=layer.name, report=asked, is_done=True))
 
     def _give_up(self) -> None:
-        """The deadline is over: what is not there is late."""
+        """The deadline is over: what is not there is pending."""
+        seconds = time.monotonic() - self._started
         if self._joined is None:
+            reason = f"has not answered yet, after {seconds:.0f} s"
             for name, looked in self._looked.items():
                 if not looked.is_done:
-                    report = with_problem(looked.report, _LATE)
+                    report = replace(with_problem(looked.report, reason), is_pending=True)
                     self._looked[name] = _Looked(name=name, report=report, is_done=True)
             return
+        reason = f"its test had not ended after {seconds:.0f} s"
         for unit_id, spec, device in self._wanted(self._reports()):
-            self._trials.setdefault(unit_id, failed_trial(spec, device, _LATE))
+            self._trials.setdefault(unit_id, pending_trial(spec, device, reason))
 
     def _join(self) -> None:
         """All layers are done: whose OpenCL's devices are, and then the trials of all of them."""
@@ -291,7 +313,7 @@ class _Probe:
         for device_id, pairs in by_device.items():
             if start_thread(f"probe-trials-{device_id}", partial(self._try_all, pairs)):
                 self._try_all(pairs)  # there are no more threads, and maybe children all the same
-            seconds = len(pairs) * (self._options.trial_seconds + _END_SECONDS)
+            seconds = len(pairs) * (_MOST_BUSY * self._options.trial_seconds + _END_SECONDS)
             self._trials_end = max(self._trials_end, time.monotonic() + seconds)
 
     def _try_all(self, pairs: Sequence[tuple[BackendSpec, Device]]) -> None:

@@ -31,7 +31,8 @@ def run_unless_quarantined(
 ) -> ChildOutcome:
     """What ``run`` gives, which is not called if it ended badly under this fingerprint before.
 
-    ``retry`` calls it nevertheless. A dangerous end is remembered, any other forgives.
+    ``retry`` calls it nevertheless. A dangerous end is remembered, any other forgives, but for one
+    that says nothing as the machine was too busy.
     ``deadline_seconds`` is the time that ``run`` gives its children.
     """
     key = _key(fingerprint)
@@ -44,6 +45,8 @@ def run_unless_quarantined(
             seconds=0.0,
         )
     outcome = run()
+    if isinstance(outcome, ChildFailure) and outcome.failure is Failure.STARVED:
+        return outcome
     if isinstance(outcome, ChildFailure) and outcome.failure in DANGEROUS:
         subject = fingerprint.rpartition("/")[0].rstrip("/")
         _log.warning("%s is not tried again: %s", subject, outcome.reason)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from potluck.probe.cache import ProbeCache
 from potluck.probe.quarantine import is_quarantined, quarantine
-from potluck.probe.trials import trial_key, try_through
+from potluck.probe.trials import TimeLeft, trial_key, try_through
 from potluck.types.hardware import BackendSpec, Device, Trial
 from potluck.types.unit import Fault
 
@@ -16,11 +16,13 @@ class Retest:
     """The self-test of a unit that worked, repeated: ``problem`` is empty if it passed.
 
     ``fault`` is what that shows of the unit. None with a problem: it could not be tested, as its
-    memory may be taken by the very stage that runs on it.
+    memory may be taken by the very stage that runs on it. ``is_pending``: the machine was too busy
+    for the test to end, and ``problem`` says so.
     """
 
     problem: str
     fault: Fault | None
+    is_pending: bool = False
 
 
 def retest(
@@ -43,10 +45,10 @@ def retest(
         kernel_release=kernel_release,
         cache=cache,
         retry=True,
-        deadline_seconds=deadline_seconds,
+        time_left=TimeLeft(deadline_seconds),
     )
     problem = "" if tried.trial.works else tried.trial.reason
-    return Retest(problem=problem, fault=tried.fault)
+    return Retest(problem=problem, fault=tried.fault, is_pending=tried.trial.is_pending)
 
 
 def condemn(

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from potluck.probe.regular_file import read_regular_file
+
 _MAX_FILE_BYTES = 1 << 20
 """Files of sysfs have one page; those of procfs that are read here have some tens of KiB."""
 
@@ -86,10 +88,9 @@ class System:
         return data.split(b"\0", 1)[0].decode("utf-8", errors="replace").strip()
 
     def bytes(self, path: Path) -> bytes | None:
-        """A small file's bytes, at most a MiB of it."""
+        """A small file's bytes, at most a MiB of it. A pipe or a device is not waited for."""
         try:
-            with path.open("rb") as file:
-                return file.read(_MAX_FILE_BYTES)
+            return read_regular_file(path, _MAX_FILE_BYTES)
         except (OSError, ValueError):  # a ValueError: a NUL in a name that a tree gave
             return None
 

@@ -25,7 +25,6 @@ that are dangerous are in quarantine, and all others may be cured at any time.
 from __future__ import annotations
 
 import dataclasses
-import time
 from dataclasses import dataclass
 
 from potluck.probe import self_test
@@ -85,7 +84,7 @@ def try_backend(
     ``retry`` tests again whatever is known. The first interface through which it works is the
     trial's; what failed before it is in the reason. The deadline is that of all children together.
     """
-    end = time.monotonic() + deadline_seconds
+    time_left = TimeLeft(deadline_seconds)
     if device.problem:
         return failed_trial(spec, device, device.problem)
     if lack := _lack(spec):
@@ -100,10 +99,12 @@ def try_backend(
             kernel_release=kernel_release,
             cache=cache,
             retry=retry,
-            deadline_seconds=_seconds_until(end) / (len(interfaces) - number),
+            time_left=time_left.share(len(interfaces) - number),
         ).trial
         if trial.works:
             return dataclasses.replace(trial, reason=_reason([*failed, trial]))
+        if trial.is_pending:
+            return trial
         failed.append(trial)
     if not failed:
         return failed_trial(spec, device, f"the device has no interface of the kind {spec.api}")
@@ -132,6 +133,24 @@ def _reason(trials: list[Trial]) -> str:
     return one_line("; ".join(reasons))
 
 
+class TimeLeft:
+    """What several children may use together, in seconds without waits for a CPU."""
+
+    def __init__(self, seconds: float, whole: TimeLeft | None = None) -> None:
+        self.seconds = seconds
+        self._whole = whole
+
+    def share(self, number: int) -> TimeLeft:
+        """One of ``number`` equal shares; what is spent of it is spent of this."""
+        return TimeLeft(self.seconds / number, self)
+
+    def spend(self, seconds: float) -> None:
+        """A child has used ``seconds``."""
+        self.seconds = max(0.0, self.seconds - seconds)
+        if self._whole is not None:
+            self._whole.spend(seconds)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
     """A trial. ``fault`` is what one that failed shows of a unit that worked, if anything."""
@@ -148,13 +167,13 @@ def try_through(
     kernel_release: str,
     cache: ProbeCache,
     retry: bool,
-    deadline_seconds: float,
+    time_left: TimeLeft,
 ) -> Tried:
     """Try one interface, as ``try_backend`` tries all.
 
     A variant that crashes is told from those that work by running each in a child of its own.
     """
-    end = time.monotonic() + deadline_seconds
+    deadline_seconds = time_left.seconds
     key = trial_key(spec, device, interface, kernel_release)
     known = None if retry else _kept_trial(spec, device, interface, cache.get(key))
     if known is not None:
@@ -164,17 +183,19 @@ def try_through(
     subject = (device.device_id, interface_argument(interface))
 
     def test() -> ChildOutcome:
-        outcome = _run(spec, ("self-test", *subject), deadline_seconds)
+        outcome = _run(spec, ("self-test", *subject), time_left)
         if not _has_crashed(outcome):
             return outcome
-        variants = _variants(_run(spec, ("variants", *subject), _seconds_until(end)))
+        variants = _variants(_run(spec, ("variants", *subject), time_left))
         if len(variants) == 1:
             return outcome
         for number, variant in enumerate(variants):
-            share = _seconds_until(end) / (len(variants) - number)
+            share = time_left.share(len(variants) - number)
             own = _run(spec, ("self-test", *subject, variant), share)
             if isinstance(own, ChildAnswer):
                 results.update(_results(own))
+            elif own.failure is Failure.STARVED:
+                return own
             else:
                 crashed[variant] = own.reason
         return ChildAnswer(document={"results": results}, seconds=0) if results else outcome
@@ -182,6 +203,8 @@ def try_through(
     outcome = run_unless_quarantined(
         cache, key, test, retry=retry, deadline_seconds=deadline_seconds
     )
+    if isinstance(outcome, ChildFailure) and outcome.failure is Failure.STARVED:
+        return Tried(trial=pending_trial(spec, device, outcome.reason, interface), fault=None)
     if isinstance(outcome, ChildFailure):
         cache.remove(key)
         return Tried(
@@ -244,17 +267,22 @@ def failed_trial(
     )
 
 
-def _run(spec: BackendSpec, arguments: tuple[str, ...], deadline_seconds: float) -> ChildOutcome:
-    return run_child(
+def pending_trial(
+    spec: BackendSpec, device: Device, reason: str, interface: Interface | None = None
+) -> Trial:
+    """A trial that has not come to an end, for ``reason``."""
+    return dataclasses.replace(failed_trial(spec, device, reason, interface), is_pending=True)
+
+
+def _run(spec: BackendSpec, arguments: tuple[str, ...], time_left: TimeLeft) -> ChildOutcome:
+    outcome = run_child(
         spec.module,
         arguments,
-        deadline_seconds=deadline_seconds,
+        deadline_seconds=time_left.seconds,
         max_resident_bytes=_MAX_RESIDENT_BYTES,
     )
-
-
-def _seconds_until(end: float) -> float:
-    return max(0.0, end - time.monotonic())
+    time_left.spend(outcome.seconds)
+    return outcome
 
 
 def _has_crashed(outcome: ChildOutcome) -> bool:

@@ -14,6 +14,9 @@ its blocks, goes back to the head of the queue and is later computed again from 
 tokens. Its text does not change, because a token's logits depend on its own sequence alone and
 draws are keyed by position.
 
+A sequence may ask to be computed alone: its steps have no other, and no step is in flight beside
+them. Such steps and those of all others take turns.
+
 Steps pass through every stage in the order in which they were formed. That is why blocks may be
 given back while a step that writes to them is still in flight: whoever gets them next writes later.
 """
@@ -79,6 +82,8 @@ class Scheduler:
         self._sequences: dict[SequenceId, SequenceState] = {}
         self._steps_in_flight: set[StepId] = set()
         self._closing: list[SequenceId] = []
+        self._is_alone_in_flight = False
+        self._is_turn_of_alone = True
         self._next_sequence = 0
         self._next_step = 0
 
@@ -102,22 +107,26 @@ class Scheduler:
         """Steps formed and not completed."""
         return len(self._steps_in_flight)
 
-    def add(self, request: SequenceRequest) -> SequenceId:
-        """Queue a sequence. Raises ``PromptTooLongError`` if no new token would fit."""
+    def add(self, request: SequenceRequest, *, is_alone: bool = False) -> SequenceId:
+        """Queue a sequence, which is computed in steps of its own if ``is_alone``.
+
+        Raises ``PromptTooLongError`` if it or its first token does not fit.
+        """
         num_prompt_tokens = len(request.prompt_tokens)
         if num_prompt_tokens < 1:
             raise ValueError("a prompt has at least one token")
-        if num_prompt_tokens >= self._limits.context_tokens:
+        if num_prompt_tokens + (request.max_new_tokens != 0) > self._limits.context_tokens:
             raise PromptTooLongError(num_prompt_tokens, self._limits.context_tokens)
         room = self._limits.context_tokens - num_prompt_tokens
         num_new = room if request.max_new_tokens is None else min(request.max_new_tokens, room)
-        if num_new < 1:
-            raise ValueError("at least one new token must be asked for")
+        if num_new < 0 or request.asks_for_nothing:
+            raise ValueError("at least one new token or one score must be asked for")
         sequence = SequenceState(
             sequence_id=SequenceId(self._next_sequence),
             request=request,
             max_tokens=num_prompt_tokens + num_new,
             tokens=list(request.prompt_tokens),
+            is_alone=is_alone,
         )
         self._next_sequence += 1
         self._sequences[sequence.sequence_id] = sequence
@@ -137,10 +146,18 @@ class Scheduler:
         """The next step to run, or None when there is nothing to do or no room in flight."""
         if len(self._steps_in_flight) >= self._limits.max_steps_in_flight:
             return None
+        if self._is_alone_in_flight:
+            return None
         slices: list[SequenceSlice] = []
         openings: list[SequenceOpening] = []
-        self._add_decodes(slices)
-        self._add_prefills(slices, openings)
+        for is_alone in (self._is_turn_of_alone, not self._is_turn_of_alone):
+            if is_alone and self._steps_in_flight and self._has_alone:
+                return None  # its turn comes when these are through
+            self._fill(slices, openings, is_alone=is_alone)
+            if slices:
+                self._is_alone_in_flight = is_alone
+                self._is_turn_of_alone = not is_alone
+                break
         if not slices:
             return None
         step = Step(
@@ -155,16 +172,24 @@ class Scheduler:
         return step
 
     def complete(self, step_id: StepId, sampled: tuple[SampledToken, ...]) -> list[CommittedToken]:
-        """Take a step's result; returns the tokens that its sequences were given."""
+        """Take a step's result; returns the tokens that its sequences were given.
+
+        Scored tokens of prompts are among them, each once and in order.
+        """
         self._steps_in_flight.remove(step_id)
+        self._is_alone_in_flight = False  # nothing is in flight beside such a step
         committed: list[CommittedToken] = []
         for sample in sampled:
             sequence = self._sequences.get(sample.sequence_id)
             if sequence is None:
                 continue  # cancelled while the step was in flight
-            sequence.awaiting_sample = False
-            sequence.tokens.append(sample.token)
-            reason = _finish_reason(sequence, sample.token)
+            if sample.position < sequence.num_prompt_tokens:
+                is_last = sequence.is_only_scored and sample.position == len(sequence.tokens) - 1
+                reason = FinishReason.LENGTH if is_last else None
+            else:
+                sequence.awaiting_sample = False
+                sequence.tokens.append(sample.token)
+                reason = _finish_reason(sequence, sample.token)
             if reason is not None:
                 self._remove(sequence)
             committed.append(
@@ -179,11 +204,48 @@ class Scheduler:
             )
         return committed
 
-    def _add_decodes(self, slices: list[SequenceSlice]) -> None:
-        decoding = sum(1 for sequence in self._running if _is_decoding(sequence))
+    @property
+    def _has_alone(self) -> bool:
+        """Whether a sequence that is computed alone could be in a step now."""
+        if any(each.is_alone and each.num_unscheduled for each in self._running):
+            return True
+        return bool(self._waiting) and self._waiting[0].is_alone and self._may_admit()
+
+    def _fill(
+        self, slices: list[SequenceSlice], openings: list[SequenceOpening], *, is_alone: bool
+    ) -> None:
+        """Put what is due into a step: of one sequence that is computed alone, or of the others."""
+        running = [each for each in self._running if each.is_alone is is_alone]
+        if is_alone:
+            running = [each for each in running if each.num_unscheduled][:1]
+        self._add_decodes(running, slices)
+        budget = self._limits.max_step_tokens - len(slices)
+        for sequence in running:
+            if sequence.block_table:  # not preempted just now
+                budget = self._add_prefill(sequence, budget, slices, openings)
+        while self._waiting and budget > 0 and self._has_room(slices):
+            sequence = self._waiting[0]
+            if sequence.is_alone is not is_alone or not self._may_admit():
+                return
+            if is_alone and slices:
+                return
+            self._waiting.popleft()
+            sequence.block_table = self._pool.take(blocks_for(len(sequence.tokens)))
+            self._running.append(sequence)
+            budget = self._add_prefill(sequence, budget, slices, openings)
+
+    def _may_admit(self) -> bool:
+        """Whether the sequence that waits first can have the blocks of all its known tokens."""
+        sequence = self._waiting[0]
+        if sequence.awaiting_sample:
+            return False
+        return blocks_for(len(sequence.tokens)) <= self._pool.num_free
+
+    def _add_decodes(self, running: list[SequenceState], slices: list[SequenceSlice]) -> None:
+        decoding = sum(1 for sequence in running if _is_decoding(sequence))
         share = -(-decoding // self._limits.max_steps_in_flight)
         most = min(share, self._limits.max_step_tokens, self._limits.max_step_sequences)
-        for sequence in list(self._running):
+        for sequence in running:
             if len(slices) >= most:
                 return
             if not sequence.wants_decode:
@@ -192,20 +254,6 @@ class Scheduler:
             if not sequence.block_table or not self._grow(sequence):
                 continue
             slices.append(self._take(sequence, 1))
-
-    def _add_prefills(self, slices: list[SequenceSlice], openings: list[SequenceOpening]) -> None:
-        budget = self._limits.max_step_tokens - len(slices)
-        for sequence in self._running:
-            budget = self._add_prefill(sequence, budget, slices, openings)
-        while self._waiting and budget > 0 and self._has_room(slices):
-            sequence = self._waiting[0]
-            num_blocks = blocks_for(len(sequence.tokens))
-            if sequence.awaiting_sample or num_blocks > self._pool.num_free:
-                return
-            self._waiting.popleft()
-            sequence.block_table = self._pool.take(num_blocks)
-            self._running.append(sequence)
-            budget = self._add_prefill(sequence, budget, slices, openings)
 
     def _has_room(self, slices: list[SequenceSlice]) -> bool:
         return len(slices) < self._limits.max_step_sequences
@@ -225,7 +273,7 @@ class Scheduler:
         count = min(budget, sequence.num_unscheduled)
         part = self._take(sequence, count)
         slices.append(part)
-        if part.sample and not sequence.is_opened:
+        if part.wanted and not sequence.is_opened:
             openings.append(
                 SequenceOpening(
                     sequence_id=sequence.sequence_id,
@@ -241,12 +289,16 @@ class Scheduler:
         end = start + count
         sequence.num_scheduled = end
         sequence.awaiting_sample = end == len(sequence.tokens)
+        score_from = _score_from(sequence, start, end)
+        is_more_known = score_from is not None and not sequence.awaiting_sample
         return SequenceSlice(
             sequence_id=sequence.sequence_id,
             tokens=tuple(sequence.tokens[start:end]),
             start_position=start,
             block_table=tuple(sequence.block_table[: blocks_for(end)]),
             sample=sequence.awaiting_sample,
+            score_from=score_from,
+            next_token=sequence.tokens[end] if is_more_known else None,
         )
 
     def _grow(self, sequence: SequenceState) -> bool:
@@ -280,6 +332,21 @@ class Scheduler:
     def _release_blocks(self, sequence: SequenceState) -> None:
         self._pool.give_back(sequence.block_table)
         sequence.block_table = []
+
+
+def _score_from(sequence: SequenceState, start: int, end: int) -> int | None:
+    """Ask for the scores that positions ``[start, end)`` can give and no step was asked for.
+
+    Returns the index in the slice of the first token that is followed by one to be scored. When
+    there is one, so are all to the slice's end, but for the token that is sampled: nothing was
+    generated yet, because the step that samples first is asked for the last scores, too.
+    """
+    first = max(sequence.next_score, start + 1)
+    last = min(end, sequence.num_prompt_tokens - 1)
+    if not sequence.request.score_prompt or first > last:
+        return None
+    sequence.next_score = last + 1
+    return first - 1 - start
 
 
 def _is_decoding(sequence: SequenceState) -> bool:

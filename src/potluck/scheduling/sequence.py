@@ -14,7 +14,9 @@ class SequenceState:
 
     ``num_scheduled`` counts the leading tokens whose computation was put into a step under the
     present ``block_table``; ``awaiting_sample`` is true while a step that samples for this sequence
-    is in flight. ``is_opened`` says whether the last stage was told of the sequence.
+    is in flight. ``is_opened`` says whether the last stage was told of the sequence. ``next_score``
+    is the position of the first token of the prompt whose score no step was asked for yet. One that
+    ``is_alone`` shares no step with others, and no other step is in flight beside its own.
     """
 
     sequence_id: SequenceId
@@ -25,6 +27,8 @@ class SequenceState:
     num_scheduled: int = 0
     awaiting_sample: bool = False
     is_opened: bool = False
+    next_score: int = 1
+    is_alone: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -32,9 +36,14 @@ class SequenceState:
         return len(self.request.prompt_tokens)
 
     @property
+    def is_only_scored(self) -> bool:
+        """No token is to be generated: nothing need be computed after the last one."""
+        return self.max_tokens == self.num_prompt_tokens
+
+    @property
     def num_unscheduled(self) -> int:
         """Known tokens that no step has taken yet: more than one during prefill."""
-        return len(self.tokens) - self.num_scheduled
+        return len(self.tokens) - self.is_only_scored - self.num_scheduled
 
     @property
     def wants_decode(self) -> bool:

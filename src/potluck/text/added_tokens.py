@@ -14,9 +14,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import StringIO
 
 _TURN_MARKER = re.compile(r"<\|[^|<>\s]+\|>|<(?:start|end)_of_turn>|</?s>|\[/?INST\]")
 _NO_MATCH = re.compile(r"(?!)")
+_SPACES = re.compile(r"\s*")
+SEARCHED_CHARACTERS = 64 * 1024
+"""Of one search: at most a few milliseconds."""
 _LITERAL = "\uffff"
 """Stands for a character that no token may contain; a Unicode non-character."""
 
@@ -57,6 +61,7 @@ class AddedTokens:
         self._by_text = {token.text: token for token in self.by_id.values() if token.text}
         self._all = _alternatives(self._by_text.values())
         self._ordinary = _alternatives(t for t in self._by_text.values() if not t.control)
+        self._longest = max(map(len, self._by_text), default=0)
 
     @property
     def control(self) -> tuple[AddedToken, ...]:
@@ -74,7 +79,7 @@ class AddedTokens:
         pattern = self._all if parse_control else self._ordinary
         searched = _mask(text, literal)
         start = position = 0
-        while match := pattern.search(searched, position):
+        while match := search_in_parts(pattern, searched, position, self._longest):
             token = self._by_text[match[0]]
             token_start, token_end = match.span()
             if token.single_word and _touches_word(text, token_start, token_end):
@@ -83,7 +88,7 @@ class AddedTokens:
             if token.lstrip:
                 token_start = start + len(text[start:token_start].rstrip())
             if token.rstrip:
-                token_end = len(text) - len(text[token_end:].lstrip())
+                token_end = _end_of_spaces(text, token_end)
             if token_start > start:
                 yield text[start:token_start]
             yield token
@@ -92,18 +97,53 @@ class AddedTokens:
             yield text[start:]
 
 
+def search_in_parts(
+    pattern: re.Pattern[str], text: str, position: int, longest: int
+) -> re.Match[str] | None:
+    """``pattern.search(text, position)`` for a pattern whose matches have ``longest`` characters.
+
+    One search of a text of megabytes would keep all other threads waiting until it ends.
+    """
+    while position < len(text):
+        end = position + SEARCHED_CHARACTERS
+        match = pattern.search(text, position, end + longest)
+        if match is None or (match.start() >= end and end + longest < len(text)):
+            position = end
+            continue
+        return match
+    return None
+
+
 def _alternatives(tokens: Iterable[AddedToken]) -> re.Pattern[str]:
     texts = sorted((token.text for token in tokens), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, texts))) if texts else _NO_MATCH
 
 
 def _mask(text: str, literal: Sequence[int]) -> str:
-    if not literal:
+    return replace_at(text, ((index, _LITERAL) for index in sorted(literal)))
+
+
+def replace_at(text: str, replacements: Iterable[tuple[int, str]]) -> str:
+    """``text`` with other characters at some indices.
+
+    They are given in ascending order; of several characters for one index the first counts.
+    """
+    changed = StringIO()
+    start = 0
+    for index, character in replacements:
+        if index >= start:
+            changed.write(text[start:index])
+            changed.write(character)
+            start = index + 1
+    if not start:
         return text
-    characters = list(text)
-    for index in literal:
-        characters[index] = _LITERAL
-    return "".join(characters)
+    changed.write(text[start:])
+    return changed.getvalue()
+
+
+def _end_of_spaces(text: str, position: int) -> int:
+    match = _SPACES.match(text, position)
+    return position if match is None else match.end()
 
 
 def _touches_word(text: str, start: int, end: int) -> bool:

@@ -16,16 +16,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
+from itertools import chain
 
 from potluck.errors import ChatTemplateError, ParameterError
-from potluck.types.text import ChatMessage, Tokenizer
+from potluck.text.added_tokens import SEARCHED_CHARACTERS, replace_at, search_in_parts
+from potluck.text.continuation import render_continued
+from potluck.types.text import ChatEnding, ChatMessage, Tokenizer
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """The roles that messages may have; each template knows some of them."""
 
-_PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
+_PRIVATE_USE_CODES = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
+_PRIVATE_USE = re.compile("[\ue000-\uf8ff\U000f0000-\U000ffffd]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +45,13 @@ class ChatTemplate:
         messages: Sequence[ChatMessage],
         *,
         add_generation_prompt: bool = True,
+        reasoning_effort: str | None = None,
         now: datetime | None = None,
     ) -> str:
         """The text of a chat; with ``add_generation_prompt`` the assistant's turn is opened.
 
-        ``now`` is the time for templates that write the date; the present by default. Raises
+        ``reasoning_effort`` is for templates with such a variable. ``now`` is the time for
+        templates that write the date; the present by default. Raises
         ``ChatTemplateError`` if the template is broken, exceeds its limits or refuses the messages,
         and ``ParameterError`` for an unknown role.
         """
@@ -57,17 +64,43 @@ class ChatTemplate:
                     f"a message has the role {message.role!r}",
                     hint=f"roles are {', '.join(ROLES)}",
                 )
-        return run_template(
-            self.source,
-            {
-                **self.special_tokens,
-                "messages": [{"role": m.role, "content": m.content} for m in messages],
-                "tools": None,
-                "documents": None,
-                "add_generation_prompt": add_generation_prompt,
-            },
-            now=now or datetime.now().astimezone(),
+        variables: dict[str, object] = {
+            **self.special_tokens,
+            "messages": [_variables_of(message) for message in messages],
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        if reasoning_effort is not None:  # templates ask whether it is defined
+            variables["reasoning_effort"] = reasoning_effort
+        return run_template(self.source, variables, now=now or datetime.now().astimezone())
+
+
+def chat_ending(
+    messages: Sequence[ChatMessage],
+    *,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool | None = None,
+) -> ChatEnding:
+    """What a chat ends with, by the last message's role or by what is asked for.
+
+    With neither of the two arguments, a last message of the assistant is continued, and every
+    other chat gets a new turn. Where one of them is given they mean what they mean in vLLM: the
+    one left out is false, but ``add_generation_prompt`` is true unless ``continue_final_message``
+    is. Raises ``ParameterError`` if both are true.
+    """
+    if add_generation_prompt and continue_final_message:
+        raise ParameterError(
+            "continue_final_message",
+            "continue_final_message and add_generation_prompt are both true",
+            hint="the last message is either continued or followed by a new one: set one to false",
         )
+    if continue_final_message:
+        return ChatEnding.CONTINUED
+    if add_generation_prompt is None and continue_final_message is None:
+        is_begun = bool(messages) and messages[-1].role == "assistant"
+        return ChatEnding.CONTINUED if is_begun else ChatEnding.NEW_TURN
+    return ChatEnding.CLOSED if add_generation_prompt is False else ChatEnding.NEW_TURN
 
 
 def encode_chat(
@@ -75,12 +108,16 @@ def encode_chat(
     template: ChatTemplate | None,
     messages: Sequence[ChatMessage],
     *,
-    add_generation_prompt: bool = True,
+    ending: ChatEnding = ChatEnding.NEW_TURN,
+    reasoning_effort: str | None = None,
     now: datetime | None = None,
+    max_tokens: int | None = None,
 ) -> list[int]:
-    """The tokens of a chat, ready for the model to go on with the assistant's turn.
+    """The tokens of a chat, ready for the model to go on as ``ending`` says.
 
-    Raises ``ChatTemplateError`` also when there is no template, and whatever ``render`` raises.
+    Raises ``ChatTemplateError`` also when there is no template, or when it drops a part of a
+    message that is to be continued, and whatever ``render`` raises and ``Tokenizer.encode`` does,
+    which ``max_tokens`` is given to.
     """
     if template is None:
         raise ChatTemplateError(
@@ -89,21 +126,48 @@ def encode_chat(
         )
     shield = _Shield(
         control_texts=tokenizer.special_tokens,
-        used=[template.source, *template.special_tokens.values(), *(m.content for m in messages)],
+        used=[
+            template.source,
+            *template.special_tokens.values(),
+            *(text for m in messages for text in (m.content, m.name or "")),
+        ],
     )
-    shielded = [ChatMessage(role=m.role, content=shield.cover(m.content)) for m in messages]
-    rendered = template.render(shielded, add_generation_prompt=add_generation_prompt, now=now)
+    shielded = [
+        replace(m, content=shield.cover(m.content), name=m.name and shield.cover(m.name))
+        for m in messages
+    ]
+    render = partial(
+        template.render,
+        add_generation_prompt=ending is ChatEnding.NEW_TURN,
+        reasoning_effort=reasoning_effort,
+        now=now,
+    )
+    if ending is ChatEnding.CONTINUED:
+        rendered = render_continued(render, shielded, shield.free_character())
+    else:
+        rendered = render(shielded)
     text, literal = shield.uncover(rendered)
-    return tokenizer.encode(text, add_bos=False, parse_special=True, literal=literal)
+    return tokenizer.encode(
+        text, add_bos=False, parse_special=True, literal=literal, max_tokens=max_tokens
+    )
+
+
+def _variables_of(message: ChatMessage) -> dict[str, str]:
+    """A message as templates see it: they ask whether a name is defined."""
+    variables = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        variables["name"] = message.name
+    return variables
 
 
 class _Shield:
     """Replaces characters so that no control token's text is left, and puts them back."""
 
-    def __init__(self, *, control_texts: Iterable[str], used: Iterable[str]) -> None:
+    def __init__(self, *, control_texts: Iterable[str], used: Sequence[str]) -> None:
         self._control_texts = [text for text in control_texts if text]
         self._pattern = re.compile("|".join(map(re.escape, self._control_texts)) or "(?!)")
-        self._free = _unused_characters(frozenset().union(*map(frozenset, used)))
+        self._longest = max(map(len, self._control_texts), default=0)
+        self._free = _unused_characters(used)
         self._stand_in: dict[str, str] = {}
 
     def cover(self, content: str) -> str:
@@ -113,22 +177,30 @@ class _Shield:
         with its end or is a part of it, so that the template's own text next to it could complete
         it.
         """
-        characters = list(content)
-        for index in self._touched(content):
-            characters[index] = self._stand_in_for(content[index])
-        return "".join(characters)
+        touched = sorted(self._touched(content))
+        return replace_at(content, ((i, self._stand_in_for(content[i])) for i in touched))
 
     def uncover(self, rendered: str) -> tuple[str, tuple[int, ...]]:
         """The text without replacements, and the indices where they were."""
         original = {stand_in: character for character, stand_in in self._stand_in.items()}
         if not original:
             return rendered, ()
-        literal = tuple(i for i, character in enumerate(rendered) if character in original)
-        return "".join(original.get(c, c) for c in rendered), literal
+        stand_ins = re.compile(f"[{''.join(original)}]")
+        literal: list[int] = []
+        position = 0
+        while match := search_in_parts(stand_ins, rendered, position, 1):
+            position = match.end()
+            literal.append(match.start())
+        text = replace_at(rendered, ((index, original[rendered[index]]) for index in literal))
+        return text, tuple(literal)
+
+    def free_character(self) -> str:
+        """A character that nothing else has."""
+        return next(self._free)
 
     def _touched(self, content: str) -> Iterator[int]:
         position = 0
-        while match := self._pattern.search(content, position):
+        while match := search_in_parts(self._pattern, content, position, self._longest):
             yield match.start()
             position = match.start() + 1
         for control in self._control_texts:
@@ -146,11 +218,15 @@ class _Shield:
         return self._stand_in[character]
 
 
-def _unused_characters(used: frozenset[str]) -> Iterator[str]:
-    for block in _PRIVATE_USE:
-        for code in block:
-            if chr(code) not in used:
-                yield chr(code)
+def _unused_characters(texts: Sequence[str]) -> Iterator[str]:
+    """Private-use characters that are in none of ``texts``, which are only read if one is taken."""
+    used = set()
+    for text in texts:
+        for start in range(0, len(text), SEARCHED_CHARACTERS):
+            used.update(_PRIVATE_USE.findall(text, start, start + SEARCHED_CHARACTERS))
+    for code in chain(*_PRIVATE_USE_CODES):
+        if chr(code) not in used:
+            yield chr(code)
     raise ChatTemplateError(
         "the messages use every private-use character of Unicode",
         hint="shorten the messages",

@@ -16,12 +16,10 @@ from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.text.added_tokens import AddedToken, is_turn_marker
 from potluck.text.bpe import build_byte_level, build_sentence_piece, merges_from_scores
 from potluck.text.chat import ChatTemplate
+from potluck.text.end_tokens import METADATA_KEYS, end_tokens
 from potluck.text.pieces import Notation
 from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS
 from potluck.text.tokenizer import Boundaries, PrefixSpace, TextTokenizer
-
-_END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
-"""Ends of a turn that files without ``eot_token_id`` are searched for, as llama.cpp does."""
 
 
 class TokenType(enum.IntEnum):
@@ -157,11 +155,11 @@ class _Vocabulary:
         tokens = fields.tokens()
         types = fields.token_types(len(tokens))
         bos = fields.token_id("bos_token_id", len(tokens), bos_default)
-        ends = [fields.token_id("eos_token_id", len(tokens), eos_default)]
-        ends += [fields.token_id(key, len(tokens)) for key in ("eot_token_id", "eom_token_id")]
-        if ends[1] is None:
-            ends += [i for i, text in enumerate(tokens) if text in _END_OF_TURN]
-        eos = tuple(dict.fromkeys(token for token in ends if token is not None))
+        named = {key: fields.token_id(key, len(tokens)) for key in METADATA_KEYS}
+        if named["eos_token_id"] is None and eos_default is not None:
+            named["eos_token_id"] = fields.token_id("eos_token_id", len(tokens), eos_default)
+        ends = {key: token for key, token in named.items() if token is not None}
+        eos = end_tokens(tokens, ends)
         added = tuple(
             AddedToken(
                 text=text,

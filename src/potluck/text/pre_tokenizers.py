@@ -20,9 +20,20 @@ _LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+# As Qwen 2's, but line breaks do not go with the punctuation before them.
+_SEED_CODER = _QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
+# Digits are split off, in threes from the left, before this.
+_MINICPM5 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}+")
+_VIKING = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}|\p{{N}}{{1,3}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _DEEPSEEK_V3 = (
@@ -74,19 +85,32 @@ BYTE_PRE_TOKENIZERS: dict[str, BytePreTokenizer] = {
     "phi-2": _PLAIN_GPT2,
     "olmo": _PLAIN_GPT2,
     "mpt": _PLAIN_GPT2,
+    "mellum": _PLAIN_GPT2,
+    "trillion": _PLAIN_GPT2,
+    "a.x-4.0": _PLAIN_GPT2,
     "llama-bpe": _LLAMA,
     "llama3": _LLAMA,
     "llama-v3": _LLAMA,
     "falcon3": _LLAMA,
+    "pixtral": _LLAMA,
+    "midm-2.0": _LLAMA,
     "smaug-bpe": BytePreTokenizer(splits=(_LLAMA3,)),
     # Qwen's tokenizer.json has an NFC normalizer; the distilled models' files have none.
     "qwen2": BytePreTokenizer(splits=(_QWEN2,), composes=True),
     "deepseek-r1-qwen": BytePreTokenizer(splits=(_QWEN2,)),
     "stablelm2": BytePreTokenizer(splits=(_QWEN2,)),
+    "megrez": BytePreTokenizer(splits=(_QWEN2,)),
+    "kormo": BytePreTokenizer(splits=(_QWEN2,)),
+    "f2llmv2": BytePreTokenizer(splits=(_QWEN2,)),
+    "seed-coder": BytePreTokenizer(splits=(_SEED_CODER,)),
+    "minicpm5": BytePreTokenizer(splits=(r"\p{N}{1,3}", _MINICPM5), ignores_merges=True),
+    "gpt-4o": BytePreTokenizer(splits=(_GPT4O,)),
+    "viking": BytePreTokenizer(splits=(_VIKING, r"\p{N}")),
     "smollm": _SINGLE_DIGITS,
     "starcoder": _SINGLE_DIGITS,
     "refact": _SINGLE_DIGITS,
     "codeshell": _SINGLE_DIGITS,
+    "minerva-7b": _SINGLE_DIGITS,
     "tekken": BytePreTokenizer(splits=(_TEKKEN,), ignores_merges=True, adds_bos=True),
     "deepseek-llm": BytePreTokenizer(
         splits=(
@@ -111,4 +135,6 @@ BYTE_PRE_TOKENIZERS: dict[str, BytePreTokenizer] = {
         splits=(r"\p{N}{1,3}", r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK_V3)
     ),
 }
-"""By GGUF's ``tokenizer.ggml.pre``."""
+"""By GGUF's ``tokenizer.ggml.pre``: the names that llama.cpp's converter gives to models of the
+families that Potluck runs. Those of other architectures only (command-r, falcon, qwen35, gemma4 …)
+are left out."""

@@ -1,9 +1,10 @@
 """The tokenizer that every kind of model file is turned into.
 
 A ``tokenizers.Tokenizer`` does the heavy work (normalization, pre-tokenization, merges) on
-stretches of ordinary text. What depends on place or on the call is done here: added tokens, the
-token that begins a text, and the space that SentencePiece puts before a text. So the library's
-object is never changed after it was built, and any number of threads may use it.
+stretches of ordinary text, a slice at a time (``potluck.text.slices``). What depends on place or on
+the call is done here: added tokens, the token that begins a text, and the space that SentencePiece
+puts before a text. So the library's object is never changed after it was built, and any number of
+threads may use it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from potluck.errors import ParameterError
+from potluck.errors import ParameterError, PromptTooLongError
 from potluck.text.added_tokens import AddedToken, AddedTokens
+from potluck.text.library_steps import marks_spaces, normalizer_steps
 from potluck.text.pieces import SPACE_MARK, Notation, byte_piece, piece_bytes
+from potluck.text.size_bound import SizeBound
+from potluck.text.slices import SLICE_CHARACTERS, SlicedEncoder
 
 if TYPE_CHECKING:
     import tokenizers
@@ -64,6 +68,7 @@ class TextTokenizer:
         boundaries: Boundaries,
     ) -> None:
         self._model = model
+        self._encoder = SlicedEncoder(model)
         self._added = AddedTokens(added)
         self._notation = notation
         self._prefix_space = prefix_space
@@ -80,6 +85,7 @@ class TextTokenizer:
             for token in self._added.control
             if token.token != unknown_id or unknown_id in bounds
         )
+        self._size_bound: SizeBound | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -113,6 +119,7 @@ class TextTokenizer:
         add_bos: bool = True,
         parse_special: bool = False,
         literal: Sequence[int] = (),
+        max_tokens: int | None = None,
     ) -> list[int]:
         """Token ids of ``text``; see ``potluck.types.text.Tokenizer.encode``."""
         try:
@@ -123,6 +130,8 @@ class TextTokenizer:
                 f"the text is not valid Unicode: a lone surrogate at character {error.start}",
                 hint="pass text that can be written as UTF-8",
             ) from error
+        if max_tokens is not None and len(text) > max(SLICE_CHARACTERS, max_tokens):
+            _require_room(self._least_tokens(text, max_tokens), max_tokens)
         tokens = list(self._boundaries.bos_tokens) if add_bos else []
         prefixed = self._prefix_space is not PrefixSpace.NEVER
         for part in self._added.split(text, parse_control=parse_special, literal=literal):
@@ -132,8 +141,11 @@ class TextTokenizer:
                     PrefixSpace.EACH,
                     PrefixSpace.EACH_UNLESS_PRESENT,
                 )
+                _require_room(len(tokens), max_tokens)
             else:
-                tokens += self._encode_ordinary(self._with_prefix(part) if prefixed else part)
+                for ids in self._encoder.encode(self._with_prefix(part) if prefixed else part):
+                    tokens += self._without_control(ids)
+                    _require_room(len(tokens), max_tokens)
                 prefixed = False
         return tokens
 
@@ -158,8 +170,39 @@ class TextTokenizer:
             return text
         return SPACE_MARK + text
 
-    def _encode_ordinary(self, text: str) -> list[int]:
-        ids: list[int] = self._model.encode(text, add_special_tokens=False).ids
+    def _least_tokens(self, text: str, enough: int) -> int:
+        """The least number of tokens that ``text`` can have; 0 where that is not known."""
+        missing = frozenset(
+            byte
+            for byte in range(256)
+            if self._model.token_to_id(byte_piece(byte, self._notation)) is None
+        )
+        # SentencePiece makes one unknown token of many characters whose bytes are not all there.
+        is_unsure = bool(missing) and self._notation is Notation.SENTENCE_PIECE
+        takes_spaces = any(token.lstrip or token.rstrip for token in self._added.by_id.values())
+        changes = [s["type"] for s in normalizer_steps(self._model) if not marks_spaces(s)]
+        if is_unsure or takes_spaces or changes not in ([], ["NFC"]):
+            return 0
+        if self._size_bound is None:
+            pieces = map(self._extent, range(self._vocab_size))
+            self._size_bound = SizeBound(pieces, composes=bool(changes), left_out=missing)
+        return self._size_bound.least_tokens(text, enough)
+
+    def _extent(self, token: int) -> tuple[bytes, int]:
+        """The bytes in a token's text, and the most bytes of text that it covers.
+
+        Where a mark stands for a space, the text may have either.
+        """
+        if added := self._added.by_id.get(token):
+            written = added.text.encode("utf-8")
+            return written, len(written)
+        covered = self.token_bytes(token)
+        if self._notation is Notation.SENTENCE_PIECE and b" " in covered:
+            marked = (self._model.id_to_token(token) or "").encode("utf-8")
+            return covered + marked, len(marked)
+        return covered, len(covered)
+
+    def _without_control(self, ids: list[int]) -> list[int]:
         if self._never_from_text.isdisjoint(ids):
             return ids
         # Some vocabularies list control tokens among the pieces that merges can reach.
@@ -188,3 +231,8 @@ class TextTokenizer:
                     tokens += found
                     break
         return tokens
+
+
+def _require_room(num_tokens: int, max_tokens: int | None) -> None:
+    if max_tokens is not None and num_tokens > max_tokens:
+        raise PromptTooLongError(num_tokens, max_tokens + 1, is_least=True)

@@ -53,7 +53,8 @@ def read_tokenizer_json(path: Path) -> VocabularyParts:
     from tokenizers import Tokenizer
 
     try:
-        loaded = Tokenizer.from_file(str(path))
+        # Not by the path: the library takes one only if it is UTF-8.
+        loaded = Tokenizer.from_buffer(path.read_bytes())
     except Exception as error:  # the library raises nothing more precise
         raise ModelFileError(str(path), f"is no tokenizer: {error}") from error
     notation, strips = _read_decoder(_state(loaded.decoder), path)

@@ -16,7 +16,7 @@ UnitId = NewType("UnitId", str)
 
 DeploymentId = NewType("DeploymentId", str)
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 """Of frames and control messages. Nodes of different versions do not work together."""
 
 

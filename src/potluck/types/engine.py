@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from potluck.types.prefill import Prefill
+    from potluck.types.arithmetic import Arithmetic
     from potluck.types.program import Program
     from potluck.types.step import SampledToken, Step
     from potluck.types.tensor import TensorInfo, TensorSink
@@ -20,7 +20,7 @@ class StepResult:
     """What a stage gives back for a step.
 
     ``hidden``: float32 ``[num_tokens, hidden_size]`` for the next stage, or None on the last.
-    ``sampled``: one entry per slice with ``sample``, in slice order, on the last stage.
+    ``sampled``: on the last stage, one entry for each of the logits that were wanted, in order.
     The array belongs to the caller.
     """
 
@@ -44,7 +44,7 @@ class Engine(Protocol):
         ...
 
     def logits(self, step: Step, hidden: NDArray[np.float32] | None) -> NDArray[np.float32]:
-        """As ``step`` on the last stage, but the raw logits ``[num_sampled, vocab]`` instead."""
+        """As ``step`` on the last stage, but the raw logits ``[num_wanted, vocab]`` instead."""
         ...
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class EngineCost(Protocol):
         ...
 
     def scratch_bytes(
-        self, program: Program, max_step_tokens: int, *, num_threads: int, prefill: Prefill
+        self, program: Program, max_step_tokens: int, *, num_threads: int, arithmetic: Arithmetic
     ) -> int:
         """What a step needs besides weights and caches."""
         ...

@@ -8,13 +8,13 @@ workers or transports. Everything here is used from one event loop and never blo
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from potluck.types.cluster import NodeId
 from potluck.types.sequence import CommittedToken, SequenceRequest
-from potluck.types.text import ChatMessage, Tokenizer
+from potluck.types.text import ChatEncoder, Tokenizer
 
 
 class ModelState(enum.Enum):
@@ -30,6 +30,7 @@ class ModelStatus:
     """A deployed model as it is listed. ``reason`` says why it is not ready, and is else empty.
 
     ``created`` is the time of the deployment in seconds since 1970, as OpenAI has it.
+    ``sampling_defaults`` as in ``ServedModel``.
     """
 
     model_id: str
@@ -37,21 +38,20 @@ class ModelStatus:
     context_tokens: int
     state: ModelState
     reason: str = ""
+    sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     """What turns a client's text into the model's tokens and back.
 
-    ``encode_chat`` gives the tokens of a chat with the assistant's turn opened; it may be called on
-    another thread, and raises ``ChatTemplateError`` and ``ParameterError``. ``vocab_size`` is the
-    model's (of its logits), which may exceed the tokenizer's. ``sampling_defaults`` are parameters
-    of ``SamplingParams`` that the model's makers recommend.
+    ``vocab_size`` is the model's (of its logits), which may exceed the tokenizer's.
+    ``sampling_defaults`` are parameters of ``SamplingParams`` that the model's makers recommend.
     """
 
     model_id: str
     tokenizer: Tokenizer
-    encode_chat: Callable[[Sequence[ChatMessage]], list[int]]
+    encode_chat: ChatEncoder
     vocab_size: int
     context_tokens: int
     sampling_defaults: Mapping[str, float | int]
@@ -61,7 +61,7 @@ class ServedModel:
 class LiveSequence:
     """A sequence of a request in progress, with all that is needed to go on from any point.
 
-    Mutable, of the event loop. Whoever iterates over ``Gateway.generate`` appends each token to
+    Mutable, of the event loop. Whoever iterates over ``Gateway.generate`` appends each new token to
     ``committed`` before it asks for the next: what was lost on the way is computed again from there
     and is the same, because draws are keyed by (seed, position).
     """
@@ -128,6 +128,8 @@ class Gateway(Protocol):
     def generate(self, sequence: LiveSequence) -> AsyncGenerator[CommittedToken, None]:
         """Continue ``sequence`` after its committed tokens, to a token with a finish reason.
 
+        The scored tokens of its prompt come first, if they were asked for. A request that asks for
+        nothing is not taken.
         Closing the generator cancels the sequence; its KV-cache blocks are free within a step.
         Raises a ``PotluckError`` while it is iterated over: ``PromptTooLongError``,
         ``OverloadedError``, or ``EngineError`` and its like when a stage or an edge is lost.

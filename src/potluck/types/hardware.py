@@ -35,12 +35,15 @@ class Figures:
     """What a device can do: bytes read from its memory, and operations (a multiply-add is two).
 
     ``f16`` stands for 16-bit floats, of which a source says whether they are bf16. Dense rates.
+    Those of a CPU are measured in exact arithmetic, but for ``fast_bf16``: the rate of BF16 weights
+    in the fast arithmetic of its instruction set, where there is one.
     """
 
     read_bytes_per_second: Figure = field(default_factory=Figure)
     f32_operations_per_second: Figure = field(default_factory=Figure)
     f16_operations_per_second: Figure = field(default_factory=Figure)
     int8_operations_per_second: Figure = field(default_factory=Figure)
+    fast_bf16_operations_per_second: Figure = field(default_factory=Figure)
 
 
 class DeviceKind(enum.Enum):
@@ -124,11 +127,15 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerReport:
-    """What one layer of the probe found; ``problems`` are what it could not find out and why."""
+    """What one layer of the probe found; ``problems`` are what it could not find out and why.
+
+    ``is_pending``: it had not ended when this was reported, so that there may be more.
+    """
 
     layer: str
     devices: tuple[Device, ...] = ()
     problems: tuple[str, ...] = ()
+    is_pending: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +195,8 @@ class Trial:
     ``reason`` is one line, empty if all of it works; a backend of which some variant failed works
     and has a reason. ``variants`` are the instruction sets (or the like) that passed, slowest
     first: no other may be used. ``figures`` and ``rates`` are what was measured through it.
-    ``interface`` is what it was reached by.
+    ``interface`` is what it was reached by. ``is_pending``: it has not been tested yet, for
+    ``reason``, and may work; ``works`` is false then.
     """
 
     device_id: str
@@ -199,6 +207,7 @@ class Trial:
     figures: Figures = field(default_factory=Figures)
     rates: Rates = field(default_factory=Rates)
     interface: Interface | None = None
+    is_pending: bool = False
 
     @property
     def unit_id(self) -> str:
@@ -249,6 +258,12 @@ class ProbeReport:
     layers: tuple[LayerReport, ...]
     trials: tuple[Trial, ...]
     is_complete: bool
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """The layers that had not ended and the units not tested yet, by name."""
+        layers = (layer.layer for layer in self.layers if layer.is_pending)
+        return (*layers, *(trial.unit_id for trial in self.trials if trial.is_pending))
 
     @property
     def devices(self) -> tuple[Device, ...]:

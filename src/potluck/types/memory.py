@@ -54,11 +54,6 @@ class MemoryPlan:
         return sum(num_bytes for _, num_bytes in self.weights)
 
     @property
-    def formats(self) -> frozenset[str]:
-        """Of all weights, in memory or mapped."""
-        return frozenset(label for label, _ in (*self.weights, *self.mapped))
-
-    @property
     def mapped_bytes(self) -> int:
         """Of all formats, in a file."""
         return sum(num_bytes for _, num_bytes in self.mapped)

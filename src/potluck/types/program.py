@@ -201,17 +201,33 @@ class RopeTable:
     sin: NDArray[np.float32] = field(repr=False)
 
 
+class WeightRole(enum.Enum):
+    """What a weight is for, as far as the precision that it needs goes.
+
+    An embedding that is also the head is a HEAD, in every stage that has it. A ROUTER of floats is
+    kept in float32 and never quantized, because with small errors it would choose other experts.
+    """
+
+    EMBEDDING = "embedding"
+    HEAD = "head"
+    ATTENTION_VALUE = "attention_value"
+    MLP_DOWN = "mlp_down"
+    ROUTER = "router"
+    OTHER = "other"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSpec:
     """A tensor that a program reads: its canonical name and the shape it must have.
 
-    ``[experts, rows, columns]`` is a stack of matrices. ``is_router``: of floats it is kept in
-    float32 and never quantized, because with small errors it would choose other experts.
+    ``[experts, rows, columns]`` is a stack of matrices. ``layer`` is the decoder layer that it
+    belongs to, counted from the model's first.
     """
 
     name: str
     shape: tuple[int, ...]
-    is_router: bool = False
+    role: WeightRole = WeightRole.OTHER
+    layer: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

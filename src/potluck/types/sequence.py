@@ -21,17 +21,35 @@ class SequenceRequest:
 
     ``max_new_tokens`` None means: as many as the context holds. A token of ``stop_tokens`` ends the
     sequence and is itself committed (its text is empty for the usual end-of-text tokens).
+    With ``score_prompt`` every token of the prompt but the first, which nothing comes before, is
+    committed too, with its log-probability; then ``max_new_tokens`` may be 0.
+    ``request_id`` is what the client's request is called in logs; it changes nothing.
     """
 
     prompt_tokens: tuple[int, ...]
     sampling: SamplingParams
     max_new_tokens: int | None = None
     stop_tokens: frozenset[int] = frozenset()
+    request_id: str = ""
+    score_prompt: bool = False
+
+    @property
+    def num_scores(self) -> int:
+        """Tokens of the prompt that are committed."""
+        return len(self.prompt_tokens) - 1 if self.score_prompt else 0
+
+    @property
+    def asks_for_nothing(self) -> bool:
+        """No new token, and no score: a scheduler does not take it."""
+        return self.max_new_tokens == 0 and self.num_scores == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedToken:
-    """A token that a sequence was given; it will never change. The last one has a reason."""
+    """A token that a sequence was given; it will never change. The last one has a reason.
+
+    One whose ``position`` is within the prompt was not generated: it is there for its score.
+    """
 
     sequence_id: SequenceId
     token: int

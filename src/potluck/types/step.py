@@ -49,7 +49,12 @@ class SequenceSlice:
 
     ``tokens`` are its new tokens at positions ``[start_position, start_position + len(tokens))``.
     ``block_table[i]`` is the cache block that holds positions ``[16 i, 16 (i + 1))``, and covers
-    all positions up to the last new one. With ``sample`` the token after the last one is sampled.
+    all positions up to the last new one.
+
+    The last stage is asked about the tokens that follow some of the new ones. With ``sample`` the
+    one after the last is sampled. From the index ``score_from`` on, the tokens that follow are
+    known and *scored*: their log-probabilities are wanted. They are the slice's own next ones and,
+    after the last (without ``sample``), ``next_token``.
     """
 
     sequence_id: SequenceId
@@ -57,11 +62,25 @@ class SequenceSlice:
     start_position: int
     block_table: tuple[int, ...]
     sample: bool
+    score_from: int | None = None
+    next_token: int | None = None
+
+    @property
+    def wanted(self) -> range:
+        """Indices of the new tokens after which logits are wanted: some at the end, or none."""
+        end = len(self.tokens)
+        if self.score_from is not None:
+            return range(self.score_from, end)
+        return range(end - 1 if self.sample else end, end)
+
+    def known_after(self, index: int) -> int | None:
+        """The token that is scored after the wanted one at ``index``; None: one is sampled."""
+        return self.tokens[index + 1] if index + 1 < len(self.tokens) else self.next_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceOpening:
-    """What the last stage must know to sample for a sequence, sent once, before its first sample.
+    """What the last stage must know to sample or score for a sequence, sent once, before that.
 
     ``prompt_tokens`` and ``output_tokens`` seed the penalty history (``output_tokens`` is not
     empty when a sequence is replayed).
@@ -87,6 +106,11 @@ class Step:
         """New tokens of all sequences together."""
         return sum(len(part.tokens) for part in self.slices)
 
+    @property
+    def num_wanted(self) -> int:
+        """Logits that are wanted of all sequences together."""
+        return sum(len(part.wanted) for part in self.slices)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
@@ -98,9 +122,11 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledToken:
-    """What the last stage chose for a sequence at ``position`` (where the token will stand).
+    """What the last stage says of a sequence's ``position``: what it chose to stand there.
 
-    ``logprob`` is None and ``top`` empty unless the sampling parameters asked for them.
+    For a token that is scored, the token that is known to stand there. ``logprob`` is None and
+    ``top`` empty unless the sampling parameters asked for them; scored tokens have a ``logprob``
+    always.
     """
 
     sequence_id: SequenceId

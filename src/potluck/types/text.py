@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,10 +10,43 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMessage:
-    """What one side of a chat said. ``role`` is ``system``, ``user``, ``assistant`` …"""
+    """What one side of a chat said. ``role`` is ``system``, ``user``, ``assistant`` …
+
+    ``name`` tells speakers of one role apart; a chat template that does not know it ignores it.
+    """
 
     role: str
     content: str
+    name: str | None = None
+
+
+class ChatEnding(enum.Enum):
+    """What a rendered chat ends with, and so what the model writes next.
+
+    ``NEW_TURN`` opens the assistant's turn. ``CONTINUED`` leaves the last message open: the model
+    goes on with it. ``CLOSED`` ends with the last message's end, as the template writes it.
+    """
+
+    NEW_TURN = "new turn"
+    CONTINUED = "continued"
+    CLOSED = "closed"
+
+
+class ChatEncoder(Protocol):
+    """Gives the tokens of a chat (see ``potluck.text.chat.encode_chat``).
+
+    It may be called on another thread, and raises ``ChatTemplateError`` and ``ParameterError``.
+    """
+
+    def __call__(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        ending: ChatEnding = ChatEnding.NEW_TURN,
+        reasoning_effort: str | None = None,
+    ) -> list[int]:
+        """The tokens of ``messages``, which end as ``ending`` says."""
+        ...
 
 
 class Tokenizer(Protocol):
@@ -50,6 +84,7 @@ class Tokenizer(Protocol):
         add_bos: bool = True,
         parse_special: bool = False,
         literal: Sequence[int] = (),
+        max_tokens: int | None = None,
     ) -> list[int]:
         """Token ids of ``text``.
 
@@ -58,7 +93,9 @@ class Tokenizer(Protocol):
         are ordinary text, as a user's words must be.
         ``literal``: indices into ``text`` of characters that are no part of a control token even
         so (words of a user inside a rendered chat).
-        Raises ``ParameterError`` for text that is not valid Unicode (lone surrogates).
+        ``max_tokens``: give up on a text as soon as it is sure to have more.
+        Raises ``ParameterError`` for text that is not valid Unicode (lone surrogates), and
+        ``PromptTooLongError`` for text of more than ``max_tokens``.
         """
         ...
 

@@ -21,6 +21,8 @@ class Role(enum.Enum):
     """It works, and a faster unit of the node is used before it."""
     IDLE = "idle"
     """It works, and is not used: another backend of its device is faster, or was asked for."""
+    PENDING = "pending"
+    """It has not been tested yet."""
     OUT = "out"
     """It does not work, or no longer."""
 

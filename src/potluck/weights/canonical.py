@@ -33,6 +33,7 @@ class CanonicalSource:
                 raise ValueError(f"{stored.canonical_name} is given twice")
             by_name[stored.canonical_name] = stored
         present = frozenset(raw.names())
+        self._file_names = {name: each.stored_names[0] for name, each in by_name.items()}
         self._raw = raw
         self._stored = {
             name: stored
@@ -59,6 +60,10 @@ class CanonicalSource:
                 self._check_alike(each, info)
             shape = (len(stored.stored_names), *shape)
         return dataclasses.replace(info, name=name, shape=shape)
+
+    def name_in_files(self, name: str) -> str:
+        """What the files call it, whether they have it or not; of a stack its first matrix."""
+        return self._file_names.get(name, name)
 
     def read_rows(self, name: str, start_row: int, end_row: int, out: memoryview) -> None:
         """Copy the stored bytes of canonical rows ``[start_row, end_row)`` into ``out``.

@@ -14,6 +14,7 @@ from potluck.types.program import Program, WeightSpec
 from potluck.types.quantization import Quantization
 from potluck.types.tensor import TensorFormat, TensorInfo, TensorSink, TensorSource
 from potluck.weights import canonical
+from potluck.weights.canonical import CanonicalSource
 from potluck.weights.report import LoadReport, TensorRemark
 
 STAGING_BYTES = 32 * 2**20
@@ -95,7 +96,8 @@ def load_weights(
                         rows, stored.format, target, loaded.format, num_rows, stored.num_columns
                     )
                 except EngineError as error:
-                    problem = f"{stored.name}, of rows from {block.start_row}: {error.message}"
+                    name = _name_in_files(source, stored.name)
+                    problem = f"{name}, of rows from {block.start_row}: {error.message}"
                     raise ModelFileError(path, problem, hint=error.hint) from error
                 rows = target
             sink.write_rows(tensor.loaded.name, block.start_row, block.end_row, rows)
@@ -112,7 +114,6 @@ def load_weights(
         read_bytes=done,
         seconds=time.perf_counter() - started,
         weights=tuple(weights.most_common()),
-        remarks=tuple(_remarks(program, tensors, quantization)),
     )
 
 
@@ -120,13 +121,32 @@ def loaded_weights(
     program: Program, stored: Iterable[TensorInfo], quantization: Quantization
 ) -> tuple[TensorInfo, ...]:
     """What becomes of the program's weights, which are ``stored`` in its order, when loaded."""
+    num_layers = program.shard.num_layers
     return tuple(
-        dataclasses.replace(
-            info,
-            format=_router_format(info) if weight.is_router else quantization.target(info),
-        )
+        dataclasses.replace(info, format=quantization.target(weight, info, num_layers))
         for weight, info in zip(program.weights, stored, strict=True)
     )
+
+
+def format_remarks(
+    program: Program, stored: Sequence[TensorInfo], quantization: Quantization
+) -> tuple[TensorRemark, ...]:
+    """What is said of weights that do not get the format that ``quantization`` has for them.
+
+    Those are matrices whose rows are not whole blocks of it; ``stored`` as in ``loaded_weights``.
+    """
+    num_layers = program.shard.num_layers
+    remarks = []
+    for weight, info in zip(program.weights, stored, strict=True):
+        wanted = quantization.wanted(weight, info, num_layers)
+        loaded = quantization.target(weight, info, num_layers)
+        if loaded is not wanted:
+            remark = (
+                f"{loaded.label} instead of {wanted.label}, as rows of {info.num_columns} are not "
+                f"whole blocks of {wanted.block_elements}"
+            )
+            remarks.append(TensorRemark(name=info.name, remark=remark))
+    return tuple(remarks)
 
 
 def staging_bytes(stored: Iterable[TensorInfo], loaded: Iterable[TensorInfo]) -> int:
@@ -149,17 +169,18 @@ def check_weights(
     infos: list[TensorInfo] = []
     problems: list[str] = []
     for spec in program.weights:
+        name = _name_in_files(source, spec.name)
         try:
             info = source.info(spec.name)
         except KeyError:
-            problems.append(f"the tensor {spec.name} {list(spec.shape)} is missing")
+            problems.append(f"the tensor {name} {list(spec.shape)} is missing")
             continue
-        problem = _contradiction(spec, info)
+        problem = _contradiction(name, spec, info)
         if problem:
             problems.append(problem)
         elif info.format.is_quantized and len(info.shape) == 1:
             raise UnsupportedModelError(
-                f"{path}: the vector {spec.name} is stored as {info.format.label}",
+                f"{path}: the vector {name} is stored as {info.format.label}",
                 missing=(f"{info.format.label} vectors",),
                 hint="choose a file whose norms and biases are F32, F16 or BF16",
             )
@@ -175,16 +196,20 @@ def check_weights(
     return tuple(infos)
 
 
-def _contradiction(spec: WeightSpec, info: TensorInfo) -> str:
+def _name_in_files(source: TensorSource, name: str) -> str:
+    return source.name_in_files(name) if isinstance(source, CanonicalSource) else name
+
+
+def _contradiction(name: str, spec: WeightSpec, info: TensorInfo) -> str:
     """Why the tensor cannot be what the program expects, or nothing."""
     if info.shape != spec.shape:
         return (
-            f"the tensor {spec.name} has the shape {list(info.shape)}, and the model's "
+            f"the tensor {name} has the shape {list(info.shape)}, and the model's "
             f"configuration says {list(spec.shape)}"
         )
     if info.num_columns % info.format.block_elements:
         return (
-            f"the tensor {spec.name} has rows of {info.num_columns}, which are not whole "
+            f"the tensor {name} has rows of {info.num_columns}, which are not whole "
             f"{info.format.label} blocks of {info.format.block_elements}"
         )
     return ""
@@ -216,29 +241,6 @@ def _tensors(stored: Iterable[TensorInfo], loaded: Iterable[TensorInfo]) -> list
     return [
         _Tensor(stored=before, loaded=after) for before, after in zip(stored, loaded, strict=True)
     ]
-
-
-def _router_format(info: TensorInfo) -> TensorFormat:
-    """Float32; a router that a file has quantized stays as it is."""
-    return info.format if info.format.is_quantized else TensorFormat.F32
-
-
-def _remarks(
-    program: Program, tensors: Iterable[_Tensor], quantization: Quantization
-) -> Iterator[TensorRemark]:
-    """Of matrices that could not become what was asked for."""
-    if quantization is Quantization.NONE:
-        return
-    asked = TensorFormat[quantization.name]
-    for weight, tensor in zip(program.weights, tensors, strict=True):
-        stored, loaded = tensor.stored, tensor.loaded
-        is_float_matrix = len(stored.shape) > 1 and not stored.format.is_quantized
-        if is_float_matrix and not weight.is_router and loaded.format is not asked:
-            yield TensorRemark(
-                name=stored.name,
-                remark=f"{loaded.format.label}, as rows of {stored.num_columns} are not whole "
-                f"blocks of {asked.label}",
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

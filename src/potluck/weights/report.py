@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRemark:
-    """A tensor that was not loaded as it was asked for, and why."""
+    """A tensor that is not loaded in the format that was asked for, and why."""
 
     name: str
     remark: str
@@ -24,10 +24,15 @@ class LoadReport:
     weights: tuple[tuple[str, int], ...]
     remarks: tuple[TensorRemark, ...] = ()
 
-    def remark_lines(self) -> Iterator[str]:
-        """For messages: each remark once, with how many tensors it is about."""
-        count = Counter(each.remark for each in self.remarks)
-        for remark, num_tensors in count.items():
-            first = next(each for each in self.remarks if each.remark == remark)
-            others = f" and {num_tensors - 1} more" if num_tensors > 1 else ""
-            yield f"{first.name}{others}: {remark}"
+
+def remark_lines(remarks: Iterable[TensorRemark]) -> Iterator[str]:
+    """For messages: each remark once, with how many tensors it is about.
+
+    A tensor that several stages have, and remark on, counts once.
+    """
+    distinct = tuple(dict.fromkeys(remarks))
+    count = Counter(each.remark for each in distinct)
+    for remark, num_tensors in count.items():
+        first = next(each for each in distinct if each.remark == remark)
+        others = f" and {num_tensors - 1} more" if num_tensors > 1 else ""
+        yield f"{first.name}{others}: {remark}"

@@ -19,7 +19,7 @@ def test_packages_that_do_not_load_are_explained_by_what_still_runs(tmp_path: Pa
     env = {"PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path)}
     completed = run_command("doctor", "--json", "--state", str(tmp_path / "state"), env=env)
     assert completed.returncode == 1, completed.stderr
-    assert completed.stderr == f"no agent can run here: {SAID}\n"
+    assert completed.stderr == ""
     findings = json.loads(completed.stdout)["findings"]
     builds = [each for each in findings if each["check"] == "build"]
     for package, loss in (

@@ -6,10 +6,12 @@ code 0.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -23,9 +25,11 @@ import pytest
 from support.command import COMMAND, environment, run_command
 from support.confinement import as_user, control_group, covered, inside, limited
 from support.hidden_modules import REASON, hide_core
+from support.icds import build_icd
 from support.kernel_build import require_tool
 
 import potluck
+from potluck.cli.options import seconds_to_wait
 from potluck.probe.all_layers import LAYERS
 
 SCHEMA = json.loads((Path(potluck.__file__).parent / "cli/schemas/probe.json").read_text())
@@ -50,7 +54,7 @@ def run_probe(
     """What ``potluck probe`` says; it must succeed and say nothing else."""
     env = environment() if env is None else env
     completed = subprocess.run(
-        [*prefix, *COMMAND, "probe", *arguments],
+        [*prefix, *COMMAND, "probe", "--wait", *arguments],  # however busy this machine is
         env=env if cache is None else {**env, "XDG_CACHE_HOME": str(cache)},
         capture_output=True,
         text=True,
@@ -359,3 +363,54 @@ finally:
         check=False,
     )
     assert (completed.returncode, completed.stderr) == (0, "[]\n")
+
+
+def test_a_driver_that_hangs_is_named_and_not_waited_for(tmp_path: Path) -> None:
+    """Nor is its process left behind."""
+    build_icd("gpu", tmp_path)
+    build_icd("hangs-at-load", tmp_path)
+    env = {**environment(), "OCL_ICD_VENDORS": str(tmp_path)}
+    started = time.monotonic()
+    completed = subprocess.run(
+        [*COMMAND, "probe", "--json"], env=env, capture_output=True, text=True, check=False
+    )
+    assert time.monotonic() - started < 8  # 5 s and some, where it would take 16 s
+    assert (completed.returncode, completed.stderr) == (0, "")
+    document = json.loads(completed.stdout)
+    jsonschema.validate(document, SCHEMA)
+    (opencl,) = (layer for layer in document["layers"] if layer["is_pending"])
+    assert opencl["layer"] == "opencl"
+    assert re.fullmatch(r"has not answered yet, after \d s", opencl["problems"][-1])
+    deadline = time.monotonic() + 5
+    while [line for line in _command_lines() if b"hangs-at-load" in line]:
+        assert time.monotonic() < deadline, "the driver's process is left behind"
+        time.sleep(0.01)
+
+
+def _command_lines() -> list[bytes]:
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            lines.append(path.read_bytes())
+    return lines
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM", "SIGKILL", "SIGSTOP"])
+def test_a_driver_that_signals_its_parent_costs_a_line_at_most(name: str, tmp_path: Path) -> None:
+    number = int(signal.Signals[name])
+    icd = build_icd("signals-at-load", tmp_path, load=str(number))
+    document = probe(env={**environment(), "OCL_ICD_VENDORS": str(icd)})
+    (opencl,) = (layer for layer in document["layers"] if layer["layer"] == "opencl")
+    if name == "SIGKILL":
+        assert opencl["problems"] == [f"{icd}: ended its supervisor by SIGKILL"]
+    else:
+        assert [device["device_id"] for device in opencl["devices"]] == ["opencl-signals-at-load-0"]
+
+
+def test_the_time_of_a_command_begins_with_its_process() -> None:
+    """A pytest that has run for a while has none left."""
+    code = "from potluck.cli.options import seconds_to_wait; print(seconds_to_wait())"
+    shell = ["sh", "-c", 'sleep 1; exec "$@"', "sh", sys.executable, "-c", code]
+    done = subprocess.run(shell, capture_output=True, text=True, check=True)
+    assert 0 <= float(done.stdout) < 4.05
+    assert 0 <= seconds_to_wait() < 5

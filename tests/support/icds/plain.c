@@ -1,7 +1,8 @@
 /* An OpenCL ICD (cl_khr_icd) that shows one platform with devices and computes nothing.
  *
  *   load, devices, info       what happens when the library is loaded, the devices are asked for,
- *                             or one of them is asked for its name: crash, hang, chatter, grow
+ *                             or one of them is asked for its name: crash, hang, chatter, grow,
+ *                             or the number of a signal for the parent process
  *   num_devices               (1), all alike
  *   type                      gpu (default), cpu, accelerator
  *   name, vendor, driver      texts
@@ -13,6 +14,8 @@
  *   long_name                 so many characters of name
  *   size_lie                  added to each size that is told of what a device says
  */
+#include <signal.h>
+
 #include "settings.h"
 
 #include <CL/cl.h>
@@ -37,6 +40,8 @@ static struct _cl_device_id the_devices[MAX_DEVICES];
 static void misbehave(const char *name) {
     if (is_setting(name, "crash")) abort();
     if (is_setting(name, "hang")) hang();
+    int number = (int)number_setting(name, 0);
+    if (number) kill(getppid(), number);
     if (is_setting(name, "chatter")) {
         printf("Welcome to libvendor!\n{\"platforms\": 7}\n");
         fflush(stdout);

@@ -9,16 +9,11 @@ from typing import Any
 import pytest
 from support.toy_gateway import CONTEXT_TOKENS, MODEL, ToyGateway
 
+from potluck.api import other_fields
 from potluck.api.config import ApiLimits
 from potluck.api.errors import ApiError, to_api_error
 from potluck.api.parameters import Job, chat_job, completion_job
-from potluck.api.schema import (
-    NEUTRAL_CHAT,
-    NEUTRAL_COMPLETION,
-    NEUTRAL_MESSAGE,
-    parse_chat,
-    parse_completion,
-)
+from potluck.api.schema import parse_chat, parse_completion
 from potluck.errors import (
     ChatTemplateError,
     EngineError,
@@ -147,9 +142,86 @@ def test_contents_in_parts_and_all_roles(model: ServedModel) -> None:
         {"role": "developer", "content": "be kind"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "assistant", "content": "c", "refusal": None, "tool_calls": None, "audio": None},
+        {"role": "assistant", "content": None},
+        {"role": "assistant"},
+        {"role": "user", "content": "d", "name": "Ann"},
     ]
     (request,) = chat(model, messages=messages).requests
-    assert bytes(request.prompt_tokens) == b"system:be kind\nuser:ab\nassistant:c\nassistant:"
+    assert bytes(request.prompt_tokens) == (
+        b"system:be kind\nuser:ab\nassistant:c\nassistant:\nassistant:\nAnn:d\nassistant:"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "end"),
+    [
+        ({}, b"assistant:Well"),
+        ({"continue_final_message": True}, b"assistant:Well"),
+        ({"continue_final_message": True, "add_generation_prompt": False}, b"assistant:Well"),
+        ({"continue_final_message": False}, b"assistant:Well\nassistant:"),
+        ({"add_generation_prompt": True}, b"assistant:Well\nassistant:"),
+        ({"add_generation_prompt": False}, b"assistant:Well\n"),
+        ({"add_generation_prompt": None, "continue_final_message": None}, b"assistant:Well"),
+    ],
+)
+def test_a_last_message_of_the_assistant_is_continued_unless_the_client_says_otherwise(
+    model: ServedModel, fields: dict[str, Any], end: bytes
+) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "Well"}]
+    job = chat(model, messages=messages, **fields)
+    assert bytes(job.requests[0].prompt_tokens) == b"user:hello\n" + end
+    # A space before the first new word is part of the answer where a text goes on.
+    assert job.starts_text == end.endswith(b"assistant:")
+
+
+def test_another_last_message_is_continued_only_on_request(model: ServedModel) -> None:
+    (request,) = chat(model, continue_final_message=True).requests
+    assert bytes(request.prompt_tokens) == b"user:hello"
+    (request,) = chat(model, add_generation_prompt=False).requests
+    assert bytes(request.prompt_tokens) == b"user:hello\n"
+
+
+def test_the_effort_reaches_the_chat_template(model: ServedModel) -> None:
+    (request,) = chat(model, reasoning_effort="low").requests
+    assert bytes(request.prompt_tokens) == b"effort:low\nuser:hello\nassistant:"
+
+
+HARMLESS_VALUES: dict[str, list[Any]] = {
+    "metadata": [{}, {"run": "7", "note": "x" * 512}],
+    "safety_identifier": ["hash"],
+    "store": [True, False],
+    "user": ["somebody"],
+    "service_tier": ["auto", "default", "flex", "priority"],
+    "prompt_cache_key": ["key"],
+    "prompt_cache_options": [{"mode": "auto"}],
+    "prompt_cache_retention": ["24h", "in_memory"],
+    "parallel_tool_calls": [True, False],
+    "prediction": [{"type": "content", "content": "x" * 5000}],
+    "verbosity": ["low", "medium", "high"],
+    "include_obfuscation": [True, False],
+    "cache_control": [{"type": "ephemeral"}, {"type": "ephemeral", "ttl": "5m"}],
+    "prompt_cache_breakpoint": [{"mode": "explicit"}],
+}
+
+
+def test_harmless_fields_change_nothing(model: ServedModel) -> None:
+    def cases(others: other_fields.Others) -> list[dict[str, Any]]:
+        return [
+            {name: value} for name in others.harmless for value in [None, *HARMLESS_VALUES[name]]
+        ]
+
+    plain_chat, plain_completion = chat(model, seed=1), complete(model, seed=1)
+    for each in cases(other_fields.CHAT):
+        assert chat(model, seed=1, **each) == plain_chat
+    for each in cases(other_fields.COMPLETION):
+        assert complete(model, None, seed=1, **each) == plain_completion
+    for each in cases(other_fields.STREAM_OPTIONS):
+        assert chat(model, seed=1, stream=True, stream_options=each) == plain_chat
+    for each in cases(other_fields.MESSAGE):
+        assert chat(model, seed=1, messages=[{**HELLO[0], **each}]) == plain_chat
+    for each in cases(other_fields.PART):
+        part = {"type": "text", "text": "hello", **each}
+        assert chat(model, seed=1, messages=[{"role": "user", "content": [part]}]) == plain_chat
 
 
 @pytest.mark.parametrize(
@@ -188,7 +260,7 @@ def test_contents_in_parts_and_all_roles(model: ServedModel) -> None:
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"stream_options": {"include_obfuscation": 1}}, "stream_options.include_obfuscation"),
         ({"stream_options": {"x": 1}}, "stream_options.x"),
         ({"temprature": 1}, "temprature"),
         ({"best_of": 2}, "best_of"),
@@ -203,7 +275,43 @@ def test_contents_in_parts_and_all_roles(model: ServedModel) -> None:
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [*HELLO, {"role": "user", "content": "x", "name": "y"}]}, "messages[1].name"),
+        ({"messages": [*HELLO, {"role": "user", "content": "x", "name": 1}]}, "messages[1].name"),
+        ({"messages": [{"role": "user", "content": "x", "name": "y" * 65}]}, "messages[0].name"),
+        ({"messages": [{"role": "system"}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "content": {}}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"user": "x" * 513}, "user"),
+        ({"metadata": {"x": 1}}, "metadata"),
+        ({"metadata": {"x": "y" * 513}}, "metadata"),
+        ({"metadata": {"x" * 65: "y"}}, "metadata"),
+        ({"metadata": {str(i): "y" for i in range(17)}}, "metadata"),
+        ({"store": "yes"}, "store"),
+        ({"prediction": "x"}, "prediction"),
+        ({"service_tier": 1}, "service_tier"),
+        ({"prompt_cache_key": "x" * 513}, "prompt_cache_key"),
+        ({"reasoning_effort": "enormous"}, "reasoning_effort"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"add_generation_prompt": 1}, "add_generation_prompt"),
+        (
+            {"add_generation_prompt": True, "continue_final_message": True},
+            "continue_final_message",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x", "cache_control": "x"}]},
+            "messages[0].cache_control",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "text", "text": "x", "cache_control": {"a": {}}}],
+                    }
+                ]
+            },
+            "messages[0].content[0].cache_control",
+        ),
         ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
@@ -238,7 +346,9 @@ def test_what_a_chat_cannot_have_is_refused_by_name(
     [
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
-        ({"echo": True}, "echo"),
+        ({"echo": 1}, "echo"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1, "echo": True}, "max_tokens"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 3}, "best_of"),
         ({"best_of": True}, "best_of"),
@@ -278,17 +388,17 @@ def test_missing_fields_are_named() -> None:
 def test_neutral_values_of_what_is_not_supported_are_accepted_and_others_named(
     model: ServedModel,
 ) -> None:
-    for name, values in NEUTRAL_CHAT.items():
+    for name, values in other_fields.CHAT.neutral.items():
         for value in values:
             assert chat(model, **{name: value}).requests
         with pytest.raises(ApiError) as error:
             chat(model, **{name: {"no": "neutral value"}})
         assert (error.value.param, error.value.code) == (name, "unsupported_parameter")
-    for name, values in NEUTRAL_COMPLETION.items():
+    for name, values in other_fields.COMPLETION.neutral.items():
         for value in values:
             fields: dict[str, Any] = {name: value}
             assert complete(model, **fields).requests
-    for name, values in NEUTRAL_MESSAGE.items():
+    for name, values in other_fields.MESSAGE.neutral.items():
         for value in values:
             assert chat(model, messages=[{"role": "user", "content": "x", name: value}]).requests
 
@@ -302,6 +412,22 @@ def test_the_limits_of_prompts(model: ServedModel) -> None:
     with pytest.raises(ApiError) as error:
         complete(model, limits, prompt="abcde")
     assert error.value.code == "context_length_exceeded"
+
+
+def test_prompts_that_are_given_back(model: ServedModel) -> None:
+    for echo, logprobs in ((None, 0), (False, 0), (True, None)):
+        job = complete(model, echo=echo, logprobs=logprobs, n=2)
+        assert not any(each.score_prompt for each in job.requests)
+        assert job.echoes == (("hello" if echo else None,) * 2)
+    job = complete(model, prompt=["ab", "c"], n=2, echo=True, logprobs=3, max_tokens=0)
+    assert job.echoes == ("ab", "ab", "c", "c")
+    assert all(each.score_prompt and each.max_new_tokens == 0 for each in job.requests)
+    assert {each.sampling.top_logprobs for each in job.requests} == {3}
+    assert complete(model, prompt=[97, 300], echo=True).echoes == ("a w300",)
+    # A prompt that nothing is to follow may fill the context.
+    assert complete(model, prompt=[1] * CONTEXT_TOKENS, echo=True, max_tokens=0).requests
+    with pytest.raises(PromptTooLongError):
+        complete(model, prompt=[1] * (CONTEXT_TOKENS + 1), echo=True, max_tokens=0)
 
 
 def test_no_number_is_too_large_to_be_sent_on(model: ServedModel) -> None:

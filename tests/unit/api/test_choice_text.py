@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from support.toy_gateway import END_OF_TEXT, ToyTokenizer
 
-from potluck.api.choice import ChoiceText, Delta
+from potluck.api.choice import ChoiceText
+from potluck.api.delta import Delta
 from potluck.types.sequence import CommittedToken, FinishReason, SequenceRequest
 from potluck.types.step import SamplingParams, SequenceId
 

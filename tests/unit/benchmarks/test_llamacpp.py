@@ -98,8 +98,8 @@ def test_samples_and_limits_of_ours() -> None:
         "limits": {
             "read_bytes_per_second": [40e9, 42e9, 43e9],
             "peaks": [
-                {"arithmetic": "f32", "operations_per_second": [1e11]},
-                {"arithmetic": "int8", "operations_per_second": [2e12, 3e12]},
+                {"operands": "f32", "operations_per_second": [1e11]},
+                {"operands": "int8", "operations_per_second": [2e12, 3e12]},
             ],
         },
         "decode": {
@@ -113,9 +113,9 @@ def test_samples_and_limits_of_ours() -> None:
     )
 
 
-def test_exact_prefill_does_not_pass_for_fast() -> None:
-    document = {"isa": "avx512", "prefill_mode": "exact"}
-    with pytest.raises(RunFailedError, match="avx512 has no fast prefill"):
+def test_exact_arithmetic_does_not_pass_for_fast() -> None:
+    document = {"isa": "avx512", "arithmetic": "exact"}
+    with pytest.raises(RunFailedError, match="avx512 has no fast arithmetic"):
         parse_bench(json.dumps(document), is_fast=True)
 
 

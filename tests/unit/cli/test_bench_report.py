@@ -11,7 +11,8 @@ def document(**changes: Any) -> dict[str, Any]:
     """Of a unit that is not native: no limits, and no times by op."""
     return {
         "unit_id": "x/tinygrad:CL",
-        "prefill_mode": "exact",
+        "arithmetic": None,
+        "fast_arithmetic": None,
         "prefill_tokens_per_second": [100.0, 300.0, 120.0],
         "decode_tokens_per_second": [10.0, 30.0, 12.0],
         "limits": None,
@@ -30,6 +31,14 @@ def test_medians_stand_beside_the_least_and_the_most() -> None:
     assert "x/tinygrad:CL is not native" in lines[-1]
 
 
-def test_a_fast_prefill_is_called_so() -> None:
-    lines = "\n".join(bench_lines(document(prefill_mode="fast"))).splitlines()
-    assert [line.split("  ")[0] for line in lines[1:3]] == ["prefill, fast", "decode"]
+def test_the_arithmetic_is_said_and_what_would_be_faster() -> None:
+    assert not any("arithmetic" in line for line in bench_lines(document()))  # it has its own
+    exact = list(bench_lines(document(arithmetic="exact")))
+    assert "arithmetic: exact, bit-identical on every CPU" in exact
+    assert not any(line.startswith("faster") for line in exact)
+    could_be = document(arithmetic="exact", fast_arithmetic="avx512_bf16")
+    assert "faster for these weights: avx512_bf16 (--arithmetic fast)" in list(
+        bench_lines(could_be)
+    )
+    fast = list(bench_lines(document(arithmetic="avx512_bf16")))
+    assert "arithmetic: avx512_bf16, bit-identical on CPUs that have it" in fast

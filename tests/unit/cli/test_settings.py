@@ -4,7 +4,7 @@ import pytest
 
 from potluck.cli.settings import Settings, read_settings
 from potluck.errors import UsageError
-from potluck.types.prefill import Prefill
+from potluck.types.arithmetic import ArithmeticChoice
 
 
 def write_config(home: Path, text: str) -> None:
@@ -31,12 +31,15 @@ def test_a_backend_from_the_environment(tmp_path: Path) -> None:
     assert read_settings(environ, tmp_path) == Settings(backend="tinygrad:CL")
 
 
-def test_prefill(tmp_path: Path) -> None:
-    write_config(tmp_path, 'prefill = "fast"\n')
-    assert read_settings({}, tmp_path).prefill is Prefill.FAST
-    assert read_settings({"POTLUCK_PREFILL": "exact"}, tmp_path).prefill is Prefill.EXACT
-    with pytest.raises(UsageError, match="POTLUCK_PREFILL: Invalid enum value 'quick'"):
-        read_settings({"POTLUCK_PREFILL": "quick"}, None)
+def test_arithmetic(tmp_path: Path) -> None:
+    write_config(tmp_path, 'arithmetic = "fast"\n')
+    assert read_settings({}, tmp_path).arithmetic is ArithmeticChoice.FAST
+    assert (
+        read_settings({"POTLUCK_ARITHMETIC": "exact"}, tmp_path).arithmetic
+        is ArithmeticChoice.EXACT
+    )
+    with pytest.raises(UsageError, match="POTLUCK_ARITHMETIC: Invalid enum value 'quick'"):
+        read_settings({"POTLUCK_ARITHMETIC": "quick"}, None)
 
 
 def test_xdg_config_home_is_honoured(tmp_path: Path) -> None:

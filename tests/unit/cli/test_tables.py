@@ -86,6 +86,15 @@ def test_nodes_that_are_silent_or_refused_are_named() -> None:
     assert f"refused: {C} speaks wire version 7, and this node 1" in lines
 
 
+PLAIN: dict[str, Any] = {
+    "quantization": "none",
+    "remarks": [],
+    "rejections": [],
+    "arithmetic_note": "",
+}
+"""Of a deployment or a plan about which there is nothing to say."""
+
+
 def stage(index: int, node_id: str, start: int, end: int) -> dict[str, Any]:
     return {
         "stage": index,
@@ -116,45 +125,44 @@ def test_a_deployment_shows_its_state_its_stages_and_who_got_nothing() -> None:
         "context_tokens": 512,
         "epoch": {"number": 3, "coordinator": A},
         "stages": [stage(0, A, 0, 5), stage(1, B, 5, 9)],
+        "refused": [{"node_id": B, "reason": "another tokenizer"}],
+        "quantization": "q4_k",
+        "remarks": [
+            "a and 2 more: q5_0 instead of q4_k, as rows of 96 are not whole blocks of 256"
+        ],
         "rejections": [{"node_id": C, "unit_id": "cpu/native", "reason": "too small"}],
-        "prefill": "exact",
+        "arithmetic_note": "",
     }
     assert list(deployment_lines(document)) == [
         "tales: degraded (node x was lost)",
         f"context 512 tokens, coordinator {A}, epoch 3",
+        f"no answers from: {B}: another tokenizer",
         "STAGE  NODE              UNIT        LAYERS              BYTES",
         f"0      {A}  cpu/native  embedding + [0, 5)  1 MiB",
         f"1      {B}  cpu/native  [5, 9) + head       1 MiB",
         "stage 0: bf16 weights 900 KiB, f32 weights 24 KiB, scratch 100 KiB",
         "stage 1: bf16 weights 900 KiB, f32 weights 24 KiB, scratch 100 KiB",
+        "quant: q4_k",
+        "quant: a and 2 more: q5_0 instead of q4_k, as rows of 96 are not whole blocks of 256",
         f"not used: {C} cpu/native: too small",
     ]
 
 
-def test_fast_prefill_is_shown_with_the_stages_that_are_exact() -> None:
-    stages = [stage(index, A, index, index + 1) | {"prefill": "fast"} for index in range(3)]
-    deployment = {"stages": stages, "rejections": [], "prefill": "fast"}
-    assert list(stage_lines(deployment))[-1] == "prefill: fast"
-    stages[1]["prefill"] = stages[2]["prefill"] = "exact"
-    said = "prefill: fast, but exact in stages 1, 2, whose unit has no fast one"
-    assert list(stage_lines(deployment))[-1] == said
-
-
-def test_a_plan_does_not_say_which_units_have_a_fast_prefill() -> None:
-    plan = {"stages": [stage(0, A, 0, 9)], "rejections": [], "prefill": "fast"}
-    assert list(stage_lines(plan))[-1] == "prefill: fast in stages whose unit has a fast one"
+def test_what_the_arithmetic_gains_or_costs_is_said() -> None:
+    plan = {"stages": [stage(0, A, 0, 9)], **PLAIN, "arithmetic_note": "exact; and so on"}
+    assert list(stage_lines(plan))[-1] == "arithmetic: exact; and so on"
 
 
 def test_what_was_read_is_shown_once_it_is_loaded() -> None:
     loaded = stage(0, A, 0, 9) | {"read_bytes": 3 * 2**20, "load_seconds": 1.25}
-    lines = list(stage_lines({"stages": [loaded], "rejections": [], "prefill": "exact"}))
+    lines = list(stage_lines({"stages": [loaded], **PLAIN}))
     assert lines[-1] == "stage 0: 3 MiB read in 1.2 s"
 
 
 def test_a_stage_on_a_device_says_what_of_it_is_there() -> None:
     there = stage(0, A, 0, 9)
     there["memory"] |= {"is_on_device": True, "process_bytes": 2**20}
-    lines = list(stage_lines({"stages": [there], "rejections": [], "prefill": "exact"}))
+    lines = list(stage_lines({"stages": [there], **PLAIN}))
     assert lines[-1] == (
         "stage 0: bf16 weights 900 KiB, f32 weights 24 KiB, scratch 100 KiB, process 1 MiB; "
         "1 MiB of it on the device"
@@ -162,7 +170,7 @@ def test_a_stage_on_a_device_says_what_of_it_is_there() -> None:
 
 
 def test_one_stage_has_both_ends() -> None:
-    lines = list(stage_lines({"stages": [stage(0, A, 0, 9)], "rejections": [], "prefill": "exact"}))
+    lines = list(stage_lines({"stages": [stage(0, A, 0, 9)], **PLAIN}))
     assert lines[1] == f"0      {A}  cpu/native  embedding + [0, 9) + head  1 MiB"
 
 
@@ -179,7 +187,7 @@ def test_weights_that_cannot_be_mapped_are_named_by_their_stages() -> None:
 
 
 def test_without_stages_there_is_no_table() -> None:
-    assert list(stage_lines({"stages": [], "rejections": [], "prefill": "exact"})) == []
+    assert list(stage_lines({"stages": [], **PLAIN})) == []
 
 
 def test_devices_are_listed_with_their_speed_or_why_nothing_runs_on_them() -> None:

@@ -11,14 +11,12 @@ from potluck.cluster.steps import (
     encode_failure,
     encode_sampled,
     encode_step,
+    result_bytes,
 )
 from potluck.errors import EngineError, ParameterError
 from potluck.scheduling.blocks import blocks_for
-from potluck.types.sampling import (
-    MAX_LOGIT_BIAS_TOKENS,
-    MAX_TOP_LOGPROBS,
-    validate_sampling,
-)
+from potluck.types.ranges import MAX_TOP_LOGPROBS
+from potluck.types.sampling import MAX_LOGIT_BIAS_TOKENS, validate_sampling
 from potluck.types.step import (
     SampledToken,
     SamplingParams,
@@ -65,7 +63,9 @@ def test_the_largest_step_and_its_result_fit(context: int) -> None:
             tokens=(TOKEN,) * (num_tokens // num_sequences),
             start_position=LARGE,
             block_table=(LARGE,) * -(-num_blocks // num_sequences),
-            sample=True,
+            sample=False,
+            score_from=LARGE,
+            next_token=TOKEN,
         )
     ] * num_sequences
     opened = [
@@ -83,7 +83,8 @@ def test_the_largest_step_and_its_result_fit(context: int) -> None:
         logprob=-1.1,
         top=(TokenLogprob(token=TOKEN, logprob=-1.1),) * MAX_TOP_LOGPROBS,
     )
-    assert len(encode_sampled((sample,) * num_sequences)) <= limits.max_header_bytes
+    assert len(encode_sampled((sample,) * num_tokens)) <= limits.max_header_bytes
+    assert len(encode_sampled((sample,) * num_tokens)) <= result_bytes(num_tokens)
     assert limits.max_payload_bytes == 4 * 64 * num_tokens
 
 

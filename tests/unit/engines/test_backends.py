@@ -20,8 +20,8 @@ from potluck.engines.tinygrad.backend import _enter
 from potluck.errors import EngineError, UnsupportedModelError
 from potluck.models.program import build_program
 from potluck.models.rope import rope_table
+from potluck.types.arithmetic import Arithmetic
 from potluck.types.hardware import Interface, Trial
-from potluck.types.prefill import Prefill
 from potluck.types.program import Moe, Program, Shard
 from potluck.types.tensor import TensorFormat, TensorInfo
 from potluck.types.unit import UnitAddress
@@ -52,10 +52,10 @@ def test_the_native_engine_takes_what_its_cost_says() -> None:
     matrix = TensorInfo(name="w", shape=(40, 64), format=TensorFormat.BF16)
     assert cost.loaded_bytes(matrix) == native.loaded_bytes(matrix) == 48 * 64 * 2
     assert cost.cache_bytes(program, 5) == native.cache_bytes(program, 5)
-    for prefill in Prefill:
+    for arithmetic in Arithmetic:
         assert cost.scratch_bytes(
-            program, 32, num_threads=2, prefill=prefill
-        ) == native.scratch_bytes(program, 32, num_threads=2, prefill=prefill)
+            program, 32, num_threads=2, arithmetic=arithmetic
+        ) == native.scratch_bytes(program, 32, num_threads=2, arithmetic=arithmetic)
     assert (cost.process_bytes, cost.staging_bytes(matrix)) == (0, 0)
 
 

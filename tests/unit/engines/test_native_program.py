@@ -27,6 +27,7 @@ from potluck.types.program import (
     Rope,
     RopeTable,
     Shard,
+    WeightRole,
     WeightSpec,
 )
 
@@ -97,7 +98,7 @@ GOOD = Program(
         WeightSpec(name="wv", shape=(8, 32)),
         WeightSpec(name="wo", shape=(32, 16)),
         WeightSpec(name="wg", shape=(40, 32)),
-        WeightSpec(name="router", shape=(3, 32), is_router=True),
+        WeightSpec(name="router", shape=(3, 32), role=WeightRole.ROUTER),
         WeightSpec(name="eg", shape=(3, 48, 32)),
         WeightSpec(name="ed", shape=(3, 32, 48)),
     ),

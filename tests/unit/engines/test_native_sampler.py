@@ -362,6 +362,36 @@ def test_histories_lie_within_the_vocabulary() -> None:
         open_sequence(make(4), greedy(), output=(-1,))
 
 
+def test_known_tokens_are_scored_and_not_chosen() -> None:
+    """By the raw distribution, whatever the parameters; they count for no penalty."""
+    sampler = make(4)
+    params = SamplingParams(
+        temperature=0.0, frequency_penalty=2.0, logit_bias=((3, 100.0),), top_logprobs=1
+    )
+    open_sequence(sampler, params)
+    logits = np.repeat(as_logits(*np.log([0.5, 0.3, 0.15, 0.05])), 3, axis=0)
+    first, chosen, last = sampler.sample([(0, 1), (0, 2), (0, 3)], logits, [2, None, 1])
+    assert [each.token for each in (first, chosen, last)] == [2, 3, 1]
+    assert [each.position for each in (first, chosen, last)] == [1, 2, 3]
+    assert first.logprob == pytest.approx(np.log(0.15), abs=1e-6)
+    assert last.logprob == pytest.approx(np.log(0.3), abs=1e-6)
+    assert [one.token for one in first.top] == [0]
+    assert first.top[0].logprob == pytest.approx(np.log(0.5), abs=1e-6)
+    assert chosen.logprob is None, "log-probabilities of chosen tokens were not asked for"
+    sampler = make(4)
+    open_sequence(sampler, SamplingParams(temperature=0.0, frequency_penalty=2.0))
+    sampler.sample([(0, 1)], as_logits(1, 0, 0, 0), [0])
+    assert sampler.sample([(0, 2)], as_logits(1, 0, 0, 0))[0].token == 0
+
+
+def test_known_tokens_fit_the_request() -> None:
+    sampler = make(4)
+    open_sequence(sampler, greedy())
+    for known, message in (([1, 1], "an entry per sequence"), ([4], "vocab"), ([-1], "vocab")):
+        with pytest.raises(runner.Error, match=message):
+            sampler.sample([(0, 1)], as_logits(1, 0, 0, 0), known)
+
+
 def test_logits_have_the_shape_of_the_request() -> None:
     sampler = make(4)
     open_sequence(sampler, greedy())

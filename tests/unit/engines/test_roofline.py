@@ -7,18 +7,18 @@ import platform
 import pytest
 
 from potluck.engines.native import available_isas, make_pool
-from potluck.engines.products import Arithmetic
+from potluck.engines.products import Operands
 from potluck.engines.roofline import Limits, Roofline
 from potluck.errors import EngineError
 from potluck.kernels import runner
 
 INSTRUCTIONS = {
-    "avx2": {Arithmetic.INT8: "vpmaddubsw ymm", Arithmetic.F32: "vfmadd231ps ymm"},
-    "avx512": {Arithmetic.INT8: "vpdpbusd zmm", Arithmetic.F32: "vfmadd231ps zmm"},
+    "avx2": {Operands.INT8: "vpmaddubsw ymm", Operands.F32: "vfmadd231ps ymm"},
+    "avx512": {Operands.INT8: "vpdpbusd zmm", Operands.F32: "vfmadd231ps zmm"},
     "avx512_bf16": {
-        Arithmetic.INT8: "vpdpbusd zmm",
-        Arithmetic.BF16: "vdpbf16ps zmm",
-        Arithmetic.F32: "vfmadd231ps zmm",
+        Operands.INT8: "vpdpbusd zmm",
+        Operands.BF16: "vdpbf16ps zmm",
+        Operands.F32: "vfmadd231ps zmm",
     },
 }
 
@@ -26,7 +26,7 @@ INSTRUCTIONS = {
 @pytest.mark.parametrize("isa", available_isas())
 def test_limits(isa: str) -> None:
     """Between what no machine is slower than and what no core comes to."""
-    roofline = Roofline(make_pool(1), isa, Arithmetic)
+    roofline = Roofline(make_pool(1), isa, Operands)
     if platform.machine() == "x86_64" and isa != "amx":
         assert roofline.instructions == INSTRUCTIONS.get(isa, {})
     limits = roofline.sample()
@@ -40,31 +40,31 @@ def test_wider_registers_do_more() -> None:
     if platform.machine() != "x86_64" or "avx512" not in available_isas():
         pytest.skip("not shown: this CPU has no AVX-512")
 
-    def best(isa: str, arithmetic: Arithmetic) -> float:
+    def best(isa: str, arithmetic: Operands) -> float:
         pool = make_pool(1)
         return max(
             runner.measure_peak(
-                pool=pool, isa=isa, arithmetic=arithmetic.value, num_chunks=1, num_rounds=20000
+                pool=pool, isa=isa, operands=arithmetic.value, num_chunks=1, num_rounds=20000
             )
             for _ in range(20)
         )
 
-    assert best("avx512", Arithmetic.INT8) > 2.5 * best("avx512", Arithmetic.F32)
-    assert best("avx2", Arithmetic.INT8) > 2.5 * best("avx2", Arithmetic.F32)
+    assert best("avx512", Operands.INT8) > 2.5 * best("avx512", Operands.F32)
+    assert best("avx2", Operands.INT8) > 2.5 * best("avx2", Operands.F32)
 
 
 def test_the_better_of_two_samples() -> None:
     one = Limits(
         read_bytes_per_second=3.0,
-        multiply_adds_per_second={Arithmetic.INT8: 1.0, Arithmetic.F32: 5.0},
+        multiply_adds_per_second={Operands.INT8: 1.0, Operands.F32: 5.0},
     )
     other = Limits(
         read_bytes_per_second=2.0,
-        multiply_adds_per_second={Arithmetic.INT8: 4.0, Arithmetic.F32: 2.0},
+        multiply_adds_per_second={Operands.INT8: 4.0, Operands.F32: 2.0},
     )
     assert one.better(other) == Limits(
         read_bytes_per_second=3.0,
-        multiply_adds_per_second={Arithmetic.INT8: 4.0, Arithmetic.F32: 5.0},
+        multiply_adds_per_second={Operands.INT8: 4.0, Operands.F32: 5.0},
     )
 
 
@@ -72,8 +72,8 @@ def test_refusals() -> None:
     pool = make_pool(1)
     assert runner.peak_instruction("scalar", "int8") is None
     with pytest.raises(runner.Error, match="no int8 of its own"):
-        runner.measure_peak(pool=pool, isa="scalar", arithmetic="int8", num_chunks=1, num_rounds=1)
-    with pytest.raises(runner.Error, match="no arithmetic 'int9'"):
+        runner.measure_peak(pool=pool, isa="scalar", operands="int8", num_chunks=1, num_rounds=1)
+    with pytest.raises(runner.Error, match="are no operands 'int9'"):
         runner.peak_instruction("scalar", "int9")
     with pytest.raises(EngineError, match="no kernels for 'sse9'"):
-        Roofline(pool, "sse9", [Arithmetic.F32])
+        Roofline(pool, "sse9", [Operands.F32])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from potluck.engines.op_labels import label_of
-from potluck.engines.products import Arithmetic, arithmetic_of
+from potluck.engines.products import Operands, operands_of
 from potluck.engines.step_work import work_of
 from potluck.types.program import (
     Add,
@@ -81,7 +81,7 @@ WEIGHTS = {
         TensorInfo(name=HEAD.weight, shape=(96, 64), format=TensorFormat.F16),
     )
 }
-ARITHMETIC = {TensorFormat.Q8_0: Arithmetic.INT8, TensorFormat.F16: Arithmetic.F32}
+ARITHMETIC = {TensorFormat.Q8_0: Operands.INT8, TensorFormat.F16: Operands.F32}
 
 
 def test_weights_are_read_once_a_step_and_multiplied_with_every_token() -> None:
@@ -89,8 +89,8 @@ def test_weights_are_read_once_a_step_and_multiplied_with_every_token() -> None:
     work = work_of(program(NORM, Q, HEAD), ("a", "b", "c"), WEIGHTS, steps, ARITHMETIC)
     assert work.read_bytes == {"b": 2 * 80 * 64 // 32 * 34, "c": 96 * 64 * 2}
     assert work.multiply_adds == {
-        ("b", Arithmetic.INT8): 5 * 80 * 64,
-        ("c", Arithmetic.F32): 96 * 64,
+        ("b", Operands.INT8): 5 * 80 * 64,
+        ("c", Operands.F32): 96 * 64,
     }
 
 
@@ -118,10 +118,11 @@ def test_labels() -> None:
 
 
 def test_what_formats_are_multiplied_in() -> None:
-    assert arithmetic_of(TensorFormat.Q4_K, has_bf16=True) is Arithmetic.INT8
-    assert arithmetic_of(TensorFormat.BF16, has_bf16=True) is Arithmetic.BF16
-    assert arithmetic_of(TensorFormat.BF16, has_bf16=False) is Arithmetic.F32
-    assert arithmetic_of(TensorFormat.F16, has_bf16=True) is Arithmetic.F32
+    assert operands_of(TensorFormat.Q4_K, is_fast=False) is Operands.INT8
+    assert operands_of(TensorFormat.BF16, is_fast=False) is Operands.F32
+    assert operands_of(TensorFormat.F16, is_fast=False) is Operands.F32
+    assert operands_of(TensorFormat.BF16, is_fast=True) is Operands.BF16
+    assert operands_of(TensorFormat.Q4_K, is_fast=True) is Operands.BF16
 
 
 @pytest.mark.parametrize("num_tokens", [1, 16])
@@ -148,4 +149,4 @@ def test_experts_are_read_as_far_as_tokens_choose_them(num_tokens: int) -> None:
     all_bytes = 3 * 7 * 32 * 64 // 32 * 34
     share = 1 - (5 / 7) ** num_tokens
     assert work.read_bytes == {"experts": pytest.approx(all_bytes * share, abs=3)}
-    assert work.multiply_adds == {("experts", Arithmetic.INT8): num_tokens * 2 * 3 * 32 * 64}
+    assert work.multiply_adds == {("experts", Operands.INT8): num_tokens * 2 * 3 * 32 * 64}

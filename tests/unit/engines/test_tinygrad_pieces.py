@@ -41,6 +41,14 @@ def test_33_tokens_are_a_full_call_and_one_of_a_single_token() -> None:
     assert second.wanted.tolist() == [0]
 
 
+def test_logits_are_wanted_of_scored_tokens_in_every_call() -> None:
+    scored = replace(LONG, sample=False, score_from=28, next_token=8)
+    step = replace(STEP, slices=(scored, replace(SHORT, score_from=0)))
+    first, second = pieces_of(step, trash_block=50, has_cache=True)
+    assert first.wanted.tolist() == [28, 29, 30, 31]
+    assert second.wanted.tolist() == [0]
+
+
 def test_what_is_fewer_is_padded() -> None:
     step = Step(step_id=StepId(0), slices=(replace(SHORT, sample=False),))
     (piece,) = pieces_of(step, trash_block=50, has_cache=True)

@@ -16,3 +16,11 @@ def test_names_and_block_sizes_are_those_of_the_gguf_package() -> None:
 def test_every_format_has_exactly_one_number() -> None:
     formats = [kind.format for kind in GGML_TYPES.values() if kind.format]
     assert sorted(formats, key=str) == sorted(TensorFormat, key=str)
+
+
+def test_every_number_has_a_name() -> None:
+    """``enum ggml_type`` numbers its types without gaps; the last one of the table is Q2_0."""
+    assert sorted(GGML_TYPES) == list(range(43))
+    names = [kind.name for kind in GGML_TYPES.values()]
+    assert len(set(names)) == len(names)
+    assert (names[4], names[5], names[42]) == ("Q4_2", "Q4_3", "Q2_0")

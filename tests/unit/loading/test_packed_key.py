@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ from potluck.loading.packed_key import packed_key
 from potluck.loading.plan import program_to_count
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
-from potluck.weights.load import check_weights
+from potluck.weights.load import check_weights, loaded_weights
 
 MIDDLE = Shard(start_layer=2, end_layer=4, num_layers=12, has_embedding=False, has_head=False)
 NEXT = Shard(start_layer=3, end_layer=5, num_layers=12, has_embedding=False, has_head=False)
@@ -30,10 +29,8 @@ def key_of(
     description = describe_model(str(path))
     program = program_to_count(description.config, shard, context_tokens=64)
     with closing(open_headers(description)) as tensors:
-        loaded = [
-            dataclasses.replace(info, format=quantization.target(info))
-            for info in check_weights(program, canonical_source(description, tensors, program))
-        ]
+        stored = check_weights(program, canonical_source(description, tensors, program))
+        loaded = loaded_weights(program, stored, quantization)
         return packed_key(description, tensors, program, loaded)
 
 

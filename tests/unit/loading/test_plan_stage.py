@@ -12,9 +12,10 @@ from potluck.catalog import describe_model, open_headers
 from potluck.engines.backends import NATIVE
 from potluck.errors import EngineError, ParameterError
 from potluck.loading import StagePlan, StageSize, plan_stage
+from potluck.types.arithmetic import Arithmetic
 from potluck.types.engine import EngineCost
-from potluck.types.prefill import Prefill
 from potluck.types.program import Program, Shard
+from potluck.types.quantization import Quantization
 from potluck.types.tensor import TensorInfo
 
 SIZE = StageSize(
@@ -38,7 +39,7 @@ class ByHand:
         return 10 * num_blocks
 
     def scratch_bytes(
-        self, program: Program, max_step_tokens: int, *, num_threads: int, prefill: Prefill
+        self, program: Program, max_step_tokens: int, *, num_threads: int, arithmetic: Arithmetic
     ) -> int:
         return 100 * max_step_tokens
 
@@ -86,3 +87,24 @@ def test_a_backend_that_is_not_known_needs_its_cost_given() -> None:
     with pytest.raises(EngineError, match="knows no backend reference"):
         planned(size, None)
     assert planned(size, reference_backend.COST).memory.weights_bytes > 0
+
+
+def test_formats_of_products_are_those_of_matrices_that_are_multiplied() -> None:
+    """Norms of ``demo`` stay in BF16 when it is quantized, and its embedding is its head, which
+    the mixture ``q4_0`` keeps in Q6_K.
+    """
+    description = describe_model("demo")
+    num_layers = description.config.num_layers
+    size = StageSize(context_tokens=64, num_blocks=4, max_step_tokens=64, num_threads=1)
+    with closing(open_headers(description)) as tensors:
+        for quantization, formats in (
+            (Quantization.NONE, {"bf16"}),
+            (Quantization.Q4_0, {"q4_0", "q6_k"}),
+        ):
+            plan = plan_stage(
+                description,
+                tensors,
+                Shard.whole(num_layers),
+                dataclasses.replace(size, quantization=quantization),
+            )
+            assert plan.product_formats == formats

@@ -94,6 +94,17 @@ def test_what_does_not_work_is_refused_with_the_reason(probed: Probed) -> None:
         find_unit("tinygrad:METAL", isa=None)
 
 
+def test_what_is_not_tested_yet_is_refused_for_now(probed: Probed) -> None:
+    pending = dataclasses.replace(trial("one", works=False, reason="it runs"), is_pending=True)
+    probed((hardware.device("one"),), (pending,))
+    with pytest.raises(UsageError) as caught:
+        find_unit(CL, isa=None)
+    assert caught.value.message == (
+        "tinygrad:CL is not tested yet on this machine (one/tinygrad:CL: it runs)"
+    )
+    assert "potluck probe --wait" in (caught.value.hint or "")
+
+
 def test_software_is_used_only_if_it_is_allowed(probed: Probed) -> None:
     pocl = dataclasses.replace(hardware.device("pocl"), is_software=True)
     asked = probed((pocl,), (trial("pocl"),))

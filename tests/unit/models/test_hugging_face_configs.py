@@ -332,6 +332,21 @@ def test_family_by_model_type_or_architecture_alone() -> None:
     assert read(QWEN3_0_6B, model_type=...).family == "qwen3"
 
 
+def test_an_unknown_family_is_named_as_the_file_names_it() -> None:
+    for changes, message in (
+        (
+            {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"},
+            "models of the architecture Mistral3ForConditionalGeneration (model_type mistral3) are "
+            "not supported",
+        ),
+        ({"architectures": ..., "model_type": "mistral3"}, "models of the type mistral3 are not"),
+        ({"architectures": ["A", "B"], "model_type": ...}, "models of the architecture A, B are"),
+    ):
+        with pytest.raises(UnsupportedModelError) as caught:
+            read(LLAMA_3_2_1B, **changes)
+        assert caught.value.message.startswith(message)
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -356,7 +371,22 @@ LLAMA3_SCALING = LLAMA_3_2_1B["rope_scaling"]
     [
         (LLAMA_3_2_1B, {"hidden_act": "gelu"}, "hidden_act=gelu"),
         (LLAMA_3_2_1B, {"sliding_window": 4096}, "sliding_window=4096"),
-        (LLAMA_3_2_1B, {"quantization_config": {"bits": 4}}, "quantization_config"),
+        (LLAMA_3_2_1B, {"quantization_config": {"bits": 4}}, "quantization_config={bits}"),
+        (
+            LLAMA_3_2_1B,
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+            "quantization_config=fp8",
+        ),
+        (
+            LLAMA_3_2_1B,
+            {"quantization_config": {"bits": 4, "quant_method": "gptq"}},
+            "quantization_config=gptq",
+        ),
+        (
+            LLAMA_3_2_1B,
+            {"compression_config": {"quant_method": "compressed-tensors"}},
+            "compression_config=compressed-tensors",
+        ),
         (LLAMA_3_2_1B, {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         (LLAMA_3_2_1B, {"num_local_experts": 8}, "num_local_experts=8"),
         (LLAMA_3_2_1B, {"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),

@@ -22,6 +22,7 @@ from potluck.types.program import (
     RmsNorm,
     Rope,
     Shard,
+    WeightRole,
 )
 
 
@@ -89,7 +90,7 @@ def test_experts_in_one_layer() -> None:
     assert weights["layers.1.mlp.experts.up.weight"].shape == (5, 48, 32)
     assert weights["layers.1.mlp.experts.down.weight"].shape == (5, 32, 48)
     assert weights["layers.1.mlp.router.weight"].shape == (5, 32)
-    assert [name for name, weight in weights.items() if weight.is_router] == [
+    assert [name for name, weight in weights.items() if weight.role is WeightRole.ROUTER] == [
         "layers.1.mlp.router.weight"
     ]
 

@@ -8,7 +8,12 @@ from support.configs import make_config
 from potluck.errors import UnsupportedModelError
 from potluck.models.names import FileKind, stored_name, stored_tensor
 from potluck.models.program import build_program
-from potluck.models.registry import FAMILIES, refuse_unread_tensors, stored_tensors
+from potluck.models.registry import (
+    FAMILIES,
+    refuse_unread_tensors,
+    stored_tensors,
+    with_stored_head,
+)
 from potluck.models.rope import rope_table
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard, WeightSpec
@@ -119,14 +124,24 @@ def test_a_head_that_is_tied_is_the_embedding() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "head"), [(FileKind.HUGGING_FACE, "lm_head.weight"), (FileKind.GGUF, "output.weight")]
+)
+def test_a_head_that_is_stored_is_used(kind: FileKind, head: str) -> None:
+    for is_tied in (False, True):
+        config = make_config(tied_head=is_tied)
+        assert not with_stored_head(config, {"embed", head}, kind).tied_head
+        assert with_stored_head(config, {"embed"}, kind) is config
+
+
 def test_unread_tensors_are_refused() -> None:
-    config = make_config(tied_head=True)
+    config = make_config()
     names = [
         tensor.stored_names[0]
         for tensor in stored_tensors(config, whole_program(config), FileKind.HUGGING_FACE)
     ]
     old = "model.layers.0.self_attn.rotary_emb.inv_freq"
-    refuse_unread_tensors(config, [*names, "lm_head.weight", old], FileKind.HUGGING_FACE)
+    refuse_unread_tensors(config, [*names, old], FileKind.HUGGING_FACE)
     for unread in ("model.layers.0.self_attn.q_proj.bias", "model.layers.2.input_layernorm.weight"):
         with pytest.raises(UnsupportedModelError, match=unread) as caught:
             refuse_unread_tensors(config, [*names, unread], FileKind.HUGGING_FACE)

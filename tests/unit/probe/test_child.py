@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -119,11 +120,66 @@ def test_a_child_that_hangs(behaviour: str) -> None:
     assert time.monotonic() - started < 5
 
 
-def test_waiting_for_a_cpu_is_not_hanging() -> None:
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        "answer_after_queueing",
+        "answer_after_children_have_queued",
+        "answer_after_threads_have_queued",
+    ],
+)
+def test_waiting_for_a_cpu_is_not_hanging(behaviour: str) -> None:
     started = time.monotonic()
-    outcome = run("answer_after_queueing", deadline_seconds=1.8)
+    outcome = run(behaviour, deadline_seconds=1.0)
     assert isinstance(outcome, ChildAnswer), outcome
-    assert time.monotonic() - started > 1.8, "there was no need to wait"
+    assert time.monotonic() - started > 1.0, "there was no need to wait"
+
+
+def test_a_child_that_gets_no_cpu_is_not_called_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time in the queue puts a deadline off so often, and no longer."""
+    monkeypatch.setattr("potluck.probe.child._MOST_QUEUED", 0.3)
+    failure, reason = failure_of(run("answer_after_queueing", deadline_seconds=0.6))
+    assert failure is Failure.STARVED
+    assert re.fullmatch(r"waited \d.* s for a CPU: this machine is too busy", reason)
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM", "SIGHUP", "SIGINT", "SIGSEGV", "SIGSTOP"])
+def test_a_child_that_signals_its_parent(name: str) -> None:
+    outcome = run("signal_parent", name)
+    assert isinstance(outcome, ChildAnswer), outcome
+    assert outcome.document == ANSWER
+
+
+def test_a_child_that_kills_its_parent() -> None:
+    assert failure_of(run("signal_parent", "SIGKILL")) == (
+        Failure.EXITED,
+        "ended its supervisor by SIGKILL",
+    )
+
+
+def test_a_child_that_kills_its_parent_and_leaves_orphans() -> None:
+    assert failure_of(run("leave_orphans_and_kill_parent"))[0] is Failure.EXITED
+    _await_end_of_sleepers()
+
+
+@pytest.mark.parametrize(("name", "failure"), [("SIGUSR1", "CRASHED"), ("SIGKILL", "EXITED")])
+def test_a_child_that_signals_its_group(name: str, failure: str) -> None:
+    assert failure_of(run("signal_group", name)) == (Failure[failure], f"was killed by {name}")
+
+
+def test_a_child_that_stops_its_group() -> None:
+    assert failure_of(run("signal_group", "SIGSTOP", deadline_seconds=0.5))[0] is Failure.HUNG
+
+
+def test_orphans_end_with_the_child() -> None:
+    outcome = run("leave_orphans")
+    assert isinstance(outcome, ChildAnswer), outcome
+    assert not _sleepers()
+
+
+def test_orphans_end_with_a_child_that_hangs() -> None:
+    assert failure_of(run("leave_orphans_and_hang", deadline_seconds=1))[0] is Failure.HUNG
+    assert not _sleepers()
 
 
 def test_its_own_children_are_killed_with_it() -> None:
@@ -144,9 +200,13 @@ def test_a_child_of_its_own_that_keeps_the_pipe_open() -> None:
 def _await_end_of_sleepers() -> None:
     """Fails if a process that the strange child started still runs; a kill takes a moment."""
     deadline = time.monotonic() + 5
-    while running := [line for line in _command_lines() if b"# of a strange child" in line]:
+    while running := _sleepers():
         assert time.monotonic() < deadline, running
         time.sleep(0.01)
+
+
+def _sleepers() -> list[bytes]:
+    return [line for line in _command_lines() if b"# of a strange child" in line]
 
 
 def _command_lines() -> Iterator[bytes]:
@@ -271,22 +331,28 @@ def test_an_argument_that_no_process_can_get() -> None:
     assert failure_of(run("answer", "a\0b"))[0] is Failure.NOT_STARTED
 
 
-def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
-    """The parent is killed; the child, which would sleep on, dies of it."""
+def test_a_child_ends_with_its_parent() -> None:
+    """The parent is killed; the child and its orphans, which would sleep on, are too."""
     code = (
-        "import os; from potluck.probe.child import run_child\n"
-        f"run_child({CHILD!r}, ('hang',), deadline_seconds=60, max_resident_bytes=1 << 30)"
+        "from potluck.probe.child import run_child\n"
+        f"run_child({CHILD!r}, ('leave_orphans_and_hang',), deadline_seconds=60,"
+        " max_resident_bytes=1 << 30)"
     )
     path = f"{TESTS.parent / 'src'}:{TESTS}"
     with subprocess.Popen(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}
     ) as parent:
-        child = _wait_for_child(parent.pid)
+        deadline = time.monotonic() + 20
+        while len(_sleepers()) < 2:
+            assert time.monotonic() < deadline, "nothing was started"
+            time.sleep(0.01)
         parent.kill()
-    deadline = time.monotonic() + 10
-    while b"hang" in _command_line(child):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    _await_end_of_sleepers()
+    assert not [line for line in _command_lines() if b"leave_orphans_and_hang" in line]
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _command_line(pid: int) -> bytes:
@@ -319,19 +385,19 @@ def test_a_child_that_the_kernel_keeps() -> None:
     frozen: list[int] = []
 
     def freeze(_: float) -> None:
-        me = os.getpid()
-        frozen.extend(int(c) for c in Path(f"/proc/{me}/task/{me}/children").read_text().split())
+        (supervisor,) = _children(os.getpid())
+        frozen.extend(_children(supervisor))
         (freezer / "tasks").write_text(str(frozen[0]))
         (freezer / "freezer.state").write_text("FROZEN")
 
     try:
-        with pytest.warns(ResourceWarning, match="is still running"):  # and so it is
-            outcome = run("progress_and_hang", deadline_seconds=0.5, on_progress=freeze)
+        outcome = run("progress_and_hang", deadline_seconds=0.5, on_progress=freeze)
     finally:
         (freezer / "freezer.state").write_text("THAWED")
-        for pid in frozen:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+        deadline = time.monotonic() + 10
+        while (freezer / "tasks").read_text():
+            assert time.monotonic() < deadline, "it was thawed, and does not end"
+            time.sleep(0.01)
         freezer.rmdir()
     assert failure_of(outcome) == (
         Failure.HUNG,

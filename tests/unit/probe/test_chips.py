@@ -211,3 +211,23 @@ def test_the_form_refuses(old: str, new: str, complaint: str) -> None:
 def test_the_form_refuses_what_is_there_twice_or_never_cited(addition: str, complaint: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=complaint):
         parse_table(VALID + addition)
+
+
+def test_threads_may_be_the_first_to_read_the_table_together() -> None:
+    """As those of two makes of GPU do. msgspec crashed in most of such processes."""
+    code = """
+import sys, threading
+sys.setswitchinterval(1e-6)
+from potluck.probe.chip_table import shipped_table
+together = threading.Barrier(6)
+def read():
+    together.wait()
+    shipped_table()
+threads = [threading.Thread(target=read) for _ in range(6)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+    for _ in range(4):
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

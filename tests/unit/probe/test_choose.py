@@ -255,16 +255,53 @@ def test_what_was_asked_for_and_never_worked_leaves_nothing_to_serve() -> None:
         "cpu/native": ("idle", "tinygrad:CL was asked for, and works nowhere here"),
         "pci-0000:01:00.0/tinygrad:CL": ("out", "libcuda.so.1 is not there"),
     }
+    report = machine(DISCRETE, trials=trials)
     with pytest.raises(UsageError) as caught:
-        check_asked(units, "tinygrad:CL")
+        check_asked(report, units, "tinygrad:CL")
     assert caught.value.message == (
         "tinygrad:CL works on no device of this machine "
         "(pci-0000:01:00.0/tinygrad:CL: libcuda.so.1 is not there)"
     )
     assert caught.value.hint == "works here: cpu/native; potluck probe says more"
-    check_asked(units, None)
+    check_asked(report, units, None)
     with pytest.raises(UsageError, match="there is none that it is tried on"):
-        check_asked(units, "tinygrad:AMD")
+        check_asked(report, units, "tinygrad:AMD")
+
+
+def test_what_was_asked_for_and_is_not_tested_yet_is_not_said_to_fail() -> None:
+    pending = replace(trial(DISCRETE, problem="it runs"), is_pending=True)
+    report = machine(DISCRETE, trials=(native(12.0), pending))
+    units = choose_units(report, asked="tinygrad:CL", allow_software=True)
+    assert told(units) == {
+        "cpu/native": ("idle", "tinygrad:CL was asked for, and is not tested yet"),
+        "pci-0000:01:00.0/tinygrad:CL": ("pending", "it runs"),
+    }
+    with pytest.raises(UsageError) as caught:
+        check_asked(report, units, "tinygrad:CL")
+    assert caught.value.message == (
+        "tinygrad:CL is not tested yet on this machine (pci-0000:01:00.0/tinygrad:CL: it runs)"
+    )
+    assert "potluck probe --wait" in (caught.value.hint or "")
+
+
+def test_what_was_asked_for_may_be_on_a_device_that_is_not_found_yet() -> None:
+    found = machine(trials=(native(12.0),))
+    late = LayerReport(layer="opencl", problems=("has not answered yet",), is_pending=True)
+    report = replace(found, layers=(*found.layers, late))
+    units = choose_units(report, asked="tinygrad:CL", allow_software=True)
+    with pytest.raises(UsageError) as caught:
+        check_asked(report, units, "tinygrad:CL")
+    assert caught.value.message == (
+        "tinygrad:CL is not tested yet on this machine (opencl: has not answered yet)"
+    )
+
+
+def test_what_is_not_tested_yet_leaves_the_cpu_to_serve() -> None:
+    pending = replace(trial(DISCRETE, problem="it runs"), is_pending=True)
+    assert chosen(DISCRETE, trials=(native(12.0), pending)) == {
+        "cpu/native": ("serves", ""),
+        "pci-0000:01:00.0/tinygrad:CL": ("pending", "it runs"),
+    }
 
 
 @pytest.mark.parametrize("problem", ["", "not tried again: hung"])

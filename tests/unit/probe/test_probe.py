@@ -15,9 +15,9 @@ from typing import Any, cast
 import pytest
 from support.fake_backends.behaviour import CALLS, device, spec
 
-from potluck.probe import probe
+from potluck.probe import probe, trials
 from potluck.probe.cache import ProbeCache
-from potluck.probe.child import ChildFailure, ChildOutcome
+from potluck.probe.child import ChildFailure, ChildOutcome, Failure
 from potluck.probe.layer import Layer, VendorQuery
 from potluck.probe.probe import Measuring, ProbeOptions, probe_node
 from potluck.probe.system import THIS_MACHINE, System
@@ -33,7 +33,7 @@ from potluck.types.hardware import (
 
 TESTS = Path(__file__).parents[2]
 CPU_AND_GPU = frozenset({DeviceKind.CPU, DeviceKind.GPU})
-LATE = "did not answer before the deadline"
+LATE = re.compile(r"has not answered yet, after \d+ s")
 
 Calls = Callable[[], list[str]]
 
@@ -217,7 +217,8 @@ def test_the_cpu_waits_for_no_layer_and_no_second_backend(
     assert probed.seconds[0] < 1.5  # when the hanging ones are given up
     assert probed.device_ids == ["cpu", "of-quick", "of-hangs"]
     assert probed.problems.keys() == {"stuck", "hangs"}
-    assert probed.problems["stuck"] == (LATE,)
+    assert LATE.fullmatch(probed.problems["stuck"][-1])
+    assert probed.last.pending == ("stuck",)
     (reason,) = probed.problems["hangs"]
     assert re.fullmatch(r"gave no answer within 1\.[456]\d* s", reason)
     assert probed.trials["cpu/works"] == (True, "")
@@ -240,7 +241,8 @@ def test_devices_are_tried_though_the_rest_of_their_layer_is_late(
     probed = Probed(cache, layer, deadline_seconds=1.5)
     assert probed.took_seconds < 2.5
     assert probed.device_ids == ["cpu", "of-0"]
-    assert probed.problems == {"stuck": (LATE,)}
+    assert probed.problems.keys() == {"stuck"}
+    assert LATE.fullmatch(probed.problems["stuck"][-1])
     assert probed.trials == {"cpu/works": (True, ""), "of-0/works": (True, "")}
 
 
@@ -256,14 +258,57 @@ def test_a_trial_that_never_ends_is_given_up(
 
     monkeypatch.setattr(probe, "try_backend", stuck)
     monkeypatch.setattr(probe, "_END_SECONDS", 0.2)
+    monkeypatch.setattr(probe, "_MOST_BUSY", 1)
     probed = Probed(
         cache, a_layer("gpus", a_gpu("0"), a_gpu("1")), backends=("works",), trial_seconds=1.0
     )
     assert probed.trials == {
         "cpu/works": (True, ""),
-        "of-0/works": (False, LATE),
+        "of-0/works": (False, "its test had not ended after 1 s"),
         "of-1/works": (True, ""),
     }
+    assert probed.last.pending == ("of-0/works",)
+
+
+def test_a_probe_that_does_not_wait_says_what_is_pending(cache: ProbeCache, calls: Calls) -> None:
+    """And holds it against nobody: the next one that waits finds out."""
+    layers = (
+        a_layer("gpus", a_gpu("0")),
+        a_layer("hangs", a_gpu("1"), query="hangs"),
+    )
+    Probed(cache, a_layer("gpus", a_gpu("0")))
+    probed = Probed(cache, *layers, backends=("works", "hangs"), wait_seconds=1.5)
+    assert probed.took_seconds < 2.5
+    assert probed.last.pending == ("hangs", "cpu/hangs", "of-0/hangs", "of-1/hangs")
+    assert LATE.fullmatch(probed.problems["hangs"][-1])
+    assert probed.trials["of-0/works"] == (True, "")
+    assert probed.trials["of-0/hangs"] == (False, "its test had not ended after 2 s")
+    num_started = len(calls())
+    waited = Probed(
+        cache, *layers, backends=("works", "hangs"), deadline_seconds=1.5, trial_seconds=0.5
+    )
+    assert len(calls()) > num_started
+    assert waited.last.pending == ()
+    assert waited.trials["of-0/hangs"] == (False, "gave no answer within 0.5 s")
+
+
+def test_a_busy_machine_says_nothing_of_a_backend(
+    cache: ProbeCache, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was known stays known, and a test that had no CPU is repeated the next time."""
+    Probed(cache)
+
+    def starve(*_: Any, **how: Any) -> ChildOutcome:
+        return ChildFailure(failure=Failure.STARVED, reason="waited for a CPU", seconds=1.0)
+
+    monkeypatch.setattr(trials, "run_child", starve)
+    for retry in (True, True):
+        busy = Probed(cache, retry=retry)
+        assert busy.last.pending == ("cpu/works",)
+        assert busy.trials == {"cpu/works": (False, "waited for a CPU")}
+    monkeypatch.undo()
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    assert Probed(cache).trials == {"cpu/works": (True, "")}
 
 
 def test_devices_do_not_wait_for_each_other(cache: ProbeCache) -> None:
@@ -437,4 +482,5 @@ print([layer.problems for layer in report.layers])
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"[(), ('{LATE}',), ('{LATE}',)]\n"
+    late = "has not answered yet, after 1 s"
+    assert done.stdout == f"[(), ('{late}',), ('{late}',)]\n"

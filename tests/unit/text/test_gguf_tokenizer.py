@@ -135,15 +135,15 @@ def test_control_tokens_in_text_stay_text() -> None:
 @pytest.mark.parametrize(
     ("changes", "adds_bos", "ends"),
     [
-        ({}, True, ("<|eot_id|>",)),
-        ({"eos_token_id": "<|end_of_text|>"}, True, ("<|end_of_text|>", "<|eot_id|>")),
+        ({}, True, ("<|eot_id|>", "<|end_of_text|>")),
+        ({"eos_token_id": "<|eot_id|>"}, True, ("<|eot_id|>", "<|end_of_text|>")),
         (
             {"eos_token_id": "<|end_of_text|>", "eot_token_id": "<|end_header_id|>"},
             True,
-            ("<|end_of_text|>", "<|end_header_id|>"),
+            ("<|end_of_text|>", "<|end_header_id|>", "<|eot_id|>"),
         ),
-        ({"eom_token_id": "<|end_of_text|>"}, True, ("<|eot_id|>", "<|end_of_text|>")),
-        ({"add_bos_token": False}, False, ("<|eot_id|>",)),
+        ({"eom_token_id": "<|eot_id|>"}, True, ("<|eot_id|>", "<|end_of_text|>")),
+        ({"add_bos_token": False}, False, ("<|eot_id|>", "<|end_of_text|>")),
     ],
 )
 def test_how_texts_begin_and_end(

@@ -12,7 +12,14 @@ from potluck.errors import EngineError, ModelFileError, UnsupportedModelError
 from potluck.types.quantization import Quantization
 from potluck.types.tensor import TensorFormat, TensorInfo
 from potluck.weights import load
-from potluck.weights.load import BUFFER_BYTES, STAGING_BYTES, load_weights
+from potluck.weights.load import (
+    BUFFER_BYTES,
+    STAGING_BYTES,
+    check_weights,
+    format_remarks,
+    load_weights,
+)
+from potluck.weights.report import remark_lines
 
 
 def pattern(num_bytes: int) -> bytes:
@@ -186,27 +193,24 @@ def test_the_report_counts_bytes_by_format() -> None:
     assert report.weights == (("q8_0", 204), ("f32", 68))
     assert report.read_bytes == 272
     assert report.seconds > 0
-    assert report.remarks == ()
 
 
-def test_the_report_names_what_could_not_be_quantized_as_asked() -> None:
+def test_what_gets_another_format_is_named() -> None:
     def convert(*_: object) -> None:
         pass
 
     shapes = {"a": (2, 256), "b": (2, 96), "c": (2, 96), "d": (2, 20), "v": (20,)}
     source = source_of(**{name: (shape, TensorFormat.F32) for name, shape in shapes.items()})
+    program = program_reading(shapes)
     report = load_weights(
-        program_reading(shapes),
-        source,
-        RecordingSink(),
-        convert=convert,
-        quantization=Quantization.Q4_K,
+        program, source, RecordingSink(), convert=convert, quantization=Quantization.Q4_K
     )
     assert report.read_bytes == sum(info.num_bytes for info, _ in source.tensors.values())
-    assert dict(report.weights) == {"q4_k": 288, "q8_0": 2 * 2 * 102, "f32": 160 + 80}
-    assert list(report.remark_lines()) == [
-        "b and 1 more: q8_0, as rows of 96 are not whole blocks of q4_k",
-        "d: f32, as rows of 20 are not whole blocks of q4_k",
+    assert dict(report.weights) == {"q4_k": 288, "q5_0": 2 * 2 * 66, "f32": 160 + 80}
+    remarks = format_remarks(program, check_weights(program, source), Quantization.Q4_K)
+    assert list(remark_lines((*remarks, *remarks))) == [
+        "b and 1 more: q5_0 instead of q4_k, as rows of 96 are not whole blocks of 256",
+        "d: f32 instead of q4_k, as rows of 20 are not whole blocks of 256",
     ]
 
 
@@ -349,7 +353,7 @@ class TestQuantizing:
             assert len(out) == num_rows * num_columns * 4
 
         sink = RecordingSink()
-        report = load_weights(
+        load_weights(
             program_reading({"w": (7, 64)}, routers=("w",)),
             source_of(w=((7, 64), stored)),
             sink,
@@ -358,7 +362,6 @@ class TestQuantizing:
         )
         assert sink.infos["w"].format is loaded
         assert converted == ([(stored, loaded)] if stored is not loaded else [])
-        assert report.remarks == ()
 
     def test_the_tensor_is_named_that_cannot_be_converted(self) -> None:
         def refuse(*_: object) -> None:

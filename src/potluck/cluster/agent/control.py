@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
@@ -23,9 +22,10 @@ import msgspec
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.gateway import AgentGateway
 from potluck.cluster.agent.service import Agent
+from potluck.cluster.agent.state import StateDirectory, is_utf8
 from potluck.cluster.agent.view import deployment_view, plan_view
 from potluck.cluster.calls import Deploy
-from potluck.errors import PotluckError, UsageError
+from potluck.errors import ParameterError, PotluckError, UsageError
 
 _log = logging.getLogger(__name__)
 
@@ -34,22 +34,39 @@ _PROGRESS_SECONDS = 0.2
 
 @asynccontextmanager
 async def serve_control(
-    agent: Agent, gateway: AgentGateway, path: Path, stop: Callable[[], None]
+    agent: Agent, gateway: AgentGateway, state: StateDirectory, stop: Callable[[], None]
 ) -> AsyncIterator[None]:
-    """Answer on the socket ``path`` until the block ends. ``stop`` ends the agent."""
-    path.unlink(missing_ok=True)
+    """Answer on the socket in ``state`` until the block ends. ``stop`` ends the agent."""
+    path = state.control_socket
     control = _Control(agent, gateway, stop)
-    previous = os.umask(0o177)
-    try:
-        server = await asyncio.start_unix_server(control.serve, path)
-    finally:
-        os.umask(previous)
+    with state.errors("cannot hold the control socket"):
+        path.unlink(missing_ok=True)
+        server = await asyncio.start_unix_server(control.serve, sock=_bound(path))
     try:
         yield
     finally:
         server.close()
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(
+            OSError
+        ):  # a disk that became read-only; the next agent removes it
+            path.unlink(missing_ok=True)
         await control.close()
+
+
+def _bound(path: Path) -> socket.socket:
+    """A socket at ``path`` that this user alone can connect to, once it is listened on.
+
+    Nobody can before that. The process's umask would do as well, and apply to what other threads
+    make meanwhile.
+    """
+    bound = socket.socket(socket.AF_UNIX)
+    try:
+        bound.bind(str(path))
+        path.chmod(0o600)
+    except OSError:
+        bound.close()
+        raise
+    return bound
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -68,7 +85,7 @@ _Send = Callable[[dict[str, Any]], Awaitable[None]]
 def _parse(document: bytes | msgspec.Raw, kind: type[_Parsed]) -> _Parsed:
     try:
         return msgspec.json.decode(document, type=kind)
-    except msgspec.DecodeError as error:
+    except ValueError as error:  # DecodeError, or text that is no UTF-8
         raise UsageError(f"the agent was asked what makes no sense: {error}") from error
 
 
@@ -205,8 +222,10 @@ class RemoteError(PotluckError):
 def ask(path: Path, method: str, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Ask the agent behind ``path``; gives events, and last the document with the result.
 
-    Blocking. Raises ``UsageError`` when no agent runs there and what the agent raised.
+    Blocking. Raises ``UsageError`` when no agent runs there and for texts that are not UTF-8, and
+    what the agent raised.
     """
+    request = _encoded(method, params)
     with contextlib.ExitStack() as opened:
         connection = opened.enter_context(socket.socket(socket.AF_UNIX))
         try:
@@ -216,7 +235,7 @@ def ask(path: Path, method: str, params: dict[str, Any]) -> Iterator[dict[str, A
                 f"no agent runs here (nothing answers at {path})",
                 hint="start one with potluck up, or name its --state DIRECTORY",
             ) from error
-        connection.sendall(json.dumps({"method": method, "params": params}).encode() + b"\n")
+        connection.sendall(request)
         for line in opened.enter_context(connection.makefile("rb")):
             document = json.loads(line)
             if "error" in document:
@@ -225,3 +244,15 @@ def ask(path: Path, method: str, params: dict[str, Any]) -> Iterator[dict[str, A
             if "result" in document:
                 return
     raise PotluckError("the agent ended before it answered", hint="look at its own output")
+
+
+def _encoded(method: str, params: dict[str, Any]) -> bytes:
+    """A request as it is sent. Agents tell each other names and paths, as text."""
+    for name, value in params.items():
+        if isinstance(value, str) and not is_utf8(value):
+            raise ParameterError(
+                name,
+                f"{value} is not UTF-8, and cannot be told to other nodes",
+                hint="give it another name",
+            )
+    return json.dumps({"method": method, "params": params}).encode("utf-8") + b"\n"

@@ -20,7 +20,7 @@ import msgspec
 
 from potluck.catalog import ModelDescription, describe_model
 from potluck.cluster.agent.isolation import Isolation
-from potluck.cluster.agent.model_files import fingerprint
+from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.registry import Registry
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.calls import (
@@ -41,8 +41,10 @@ from potluck.cluster.trust.credentials import Credentials
 from potluck.engines.costs import CostOf
 from potluck.errors import CallError, EngineError, NodeLostError, ParameterError, PotluckError
 from potluck.scheduling import DEFAULT_CONTEXT_TOKENS
+from potluck.types.arithmetic import Arithmetic, ArithmeticChoice
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.quantization import Quantization
+from potluck.types.ranges import require_number
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ class Coordination:
         membership: Membership,
         credentials: Credentials,
         stages: StageHost,
+        fingerprints: Fingerprints,
         *,
         listen_host: str,
         step_seconds: float,
@@ -80,6 +83,7 @@ class Coordination:
         self._membership = membership
         self._credentials = credentials
         self._stages = stages
+        self._fingerprints = fingerprints
         self._listen_host = listen_host
         self._step_seconds = step_seconds
         self._cost_of = cost_of
@@ -92,9 +96,9 @@ class Coordination:
         Raises what prevents it; nothing is left then.
         """
         self._require_staying()
-        description, print_of = await _read(request.model)
+        description, print_of = await self._read(request.model)
         self._require_staying()
-        record = self._new_record(request, description)
+        record = self._new_record(request, description, print_of)
         deployment = self._make(record, description, print_of)
         self.coordinated[record.deployment] = deployment
         try:
@@ -111,8 +115,8 @@ class Coordination:
 
     async def plan(self, request: Deploy) -> DeploymentRecord:
         """What would go where; nothing is loaded."""
-        description, print_of = await _read(request.model)
-        record = self._new_record(request, description)
+        description, print_of = await self._read(request.model)
+        record = self._new_record(request, description, print_of)
         size = size_of(description, record)
         planned = await plan_model(
             self._membership,
@@ -121,6 +125,7 @@ class Coordination:
             print_of,
             size,
             may_quantize=record.may_quantize,
+            arithmetic=record.arithmetic,
             cost_of=self._cost_of,
         )
         return msgspec.structs.replace(record, **placement_fields(planned))
@@ -173,7 +178,10 @@ class Coordination:
     async def close(self) -> None:
         """The agent ends: stop what it coordinates; the records are left to successors."""
         self.is_draining = True
-        await asyncio.gather(*(each.close() for each in self.coordinated.values()))
+        closing = [each.close() for each in self.coordinated.values()]
+        for error in await asyncio.gather(*closing, return_exceptions=True):
+            if isinstance(error, Exception):
+                _log.error("a deployment could not be closed", exc_info=error)
 
     def heard(self, record: DeploymentRecord) -> None:
         """News of a deployment, from its coordinator or who knows of it."""
@@ -196,7 +204,7 @@ class Coordination:
             self._spawn(mine.close())
         if is_removed:
             scope = StageScope(deployment=record.deployment, epoch=record.epoch)
-            self._spawn(self._stages.stop(scope))
+            self._spawn(self._stop_stages(scope))
         elif known is None or known.epoch != record.epoch:
             self._spawn(self._stages.supersede(record.deployment, record.epoch))
         self._look_for_orphans()
@@ -223,8 +231,13 @@ class Coordination:
                 "this node is about to leave the cluster", hint="deploy from another node"
             )
 
-    def _new_record(self, request: Deploy, description: ModelDescription) -> DeploymentRecord:
+    def _new_record(
+        self, request: Deploy, description: ModelDescription, print_of: ModelFingerprint
+    ) -> DeploymentRecord:
         most = description.config.max_context_tokens
+        for name, number in (("context", request.context_tokens), ("cache", request.cache_tokens)):
+            if number is not None:
+                require_number(name, number)
         context = request.context_tokens
         if context is None:
             context = min(most, DEFAULT_CONTEXT_TOKENS)
@@ -257,8 +270,10 @@ class Coordination:
             quantization=request.quantization or Quantization.NONE,
             may_quantize=request.quantization is None,
             is_mapped=request.is_mapped,
-            prefill=request.prefill,
+            arithmetic=(Arithmetic.EXACT if request.arithmetic is ArithmeticChoice.EXACT else None),
             state=DeploymentState.LOADING,
+            fingerprint=print_of,
+            sampling_defaults=dict(description.sampling_defaults),
         )
 
     def _make(
@@ -291,6 +306,9 @@ class Coordination:
     async def _tell(self, node: NodeId, payload: bytes) -> None:
         with suppress(CallError):  # a node that is lost now hears it when it joins again
             await self._membership.call(node, "deployment.put", payload)
+
+    async def _stop_stages(self, scope: StageScope) -> None:
+        await self._stages.stop(scope)
 
     def _speaks_for(self, record: DeploymentRecord, to: NodeId) -> bool:
         """Whether it is on this node to tell another of a record.
@@ -337,21 +355,32 @@ class Coordination:
     async def _take_over(self, record: DeploymentRecord) -> bool:
         """Whether nothing more is to be done."""
         try:
-            description, print_of = await _read(record.model)
+            description, print_of = await self._read(record.model)
+            deployed = record.fingerprint
+            if deployed is not None and (found := deployed.difference(print_of)):
+                _log.warning(
+                    "cannot take over %s: this node's files of it are not those that were"
+                    " deployed: %s",
+                    record.model_id,
+                    found,
+                )
+                return False
+            latest = self._orphan_to_take(record.deployment)
+            if latest is not None:
+                deployment = self._make(latest, description, print_of)
+                deployment.resume()
+                self.coordinated[latest.deployment] = deployment
         except PotluckError as error:
             _log.warning("cannot take over %s: %s", record.model_id, error.message)
             return False
-        latest = self._orphan_to_take(record.deployment)
-        if latest is not None:
-            deployment = self._make(latest, description, print_of)
-            self.coordinated[latest.deployment] = deployment
-            deployment.resume()
+        except Exception:  # noqa: BLE001 - it would stay without a coordinator
+            _log.exception("cannot take over %s", record.model_id)
+            return False
         return True
 
+    async def _read(self, model: str) -> tuple[ModelDescription, ModelFingerprint]:
+        def read() -> tuple[ModelDescription, ModelFingerprint]:
+            description = describe_model(model)
+            return description, self._fingerprints.of(description)
 
-async def _read(model: str) -> tuple[ModelDescription, ModelFingerprint]:
-    def read() -> tuple[ModelDescription, ModelFingerprint]:
-        description = describe_model(model)
-        return description, fingerprint(description)
-
-    return await asyncio.to_thread(read)
+        return await asyncio.to_thread(read)

@@ -16,13 +16,20 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from potluck.cluster.calls import Clock, Multicast, Reach, Reached, decode, encode
+from potluck.cluster.calls import (
+    NUM_NONCE_BYTES,
+    Clock,
+    Multicast,
+    Reach,
+    Reached,
+    decode,
+    encode,
+)
 from potluck.cluster.membership import Address, Membership, unreachable
 from potluck.errors import CallError
 from potluck.probe.doctor.case import Cluster, Peer
 from potluck.probe.doctor.multicast import (
     MAX_DATAGRAM_BYTES,
-    NUM_NONCE_BYTES,
     nonce_of,
     open_ear,
     send_datagram,

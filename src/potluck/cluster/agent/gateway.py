@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from potluck.catalog import describe_model, load_chat_template, load_tokenizer
+from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.view import cluster_view
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, NodeReport
@@ -49,6 +51,7 @@ class AgentGateway:
                 context_tokens=record.context_tokens,
                 state=_STATES[record.state],
                 reason=record.reason,
+                sampling_defaults=record.sampling_defaults,
             )
             for record in self._agent.coordination.registry.live()
         ]
@@ -60,7 +63,8 @@ class AgentGateway:
         self._served = {key: value for key, value in self._served.items() if key in live}
         loading = self._served.get(record.deployment)
         if loading is None or (loading.done() and loading.exception() is not None):
-            loading = asyncio.ensure_future(asyncio.to_thread(_load_served_model, record))
+            load = partial(_load_served_model, record, self._agent.fingerprints)
+            loading = asyncio.ensure_future(asyncio.to_thread(load))
             self._served[record.deployment] = loading
         return await asyncio.shield(loading)
 
@@ -128,16 +132,18 @@ class AgentGateway:
         return record
 
 
-def _load_served_model(record: DeploymentRecord) -> ServedModel:
+def _load_served_model(record: DeploymentRecord, fingerprints: Fingerprints) -> ServedModel:
+    """Raises ``EngineError`` where the model's tokenizer here is not the deployment's."""
     from potluck.text.chat import encode_chat
 
+    fingerprints.check_text(record)
     description = describe_model(record.model)
     tokenizer = load_tokenizer(description.files)
     template = load_chat_template(description.files)
     return ServedModel(
         model_id=record.model_id,
         tokenizer=tokenizer,
-        encode_chat=lambda messages: encode_chat(tokenizer, template, messages),
+        encode_chat=partial(encode_chat, tokenizer, template, max_tokens=record.context_tokens - 1),
         vocab_size=description.config.vocab_size,
         context_tokens=record.context_tokens,
         sampling_defaults=description.sampling_defaults,

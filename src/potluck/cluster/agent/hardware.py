@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Sequence
 
+from potluck.errors import PotluckError
 from potluck.probe.cache import ProbeCache
 from potluck.probe.layer import Layer
 from potluck.probe.probe import ProbeOptions, probe_node
@@ -15,6 +17,11 @@ from potluck.probe.system import THIS_MACHINE
 from potluck.types.hardware import ProbeReport
 
 _log = logging.getLogger(__name__)
+
+
+_PAUSES_SECONDS = (60.0, 300.0, 1800.0)
+"""Before it probes again what was not tested yet, as the machine was too busy, or what did not
+answer. Each time may leave a thread behind that waits for a wedged driver, and so they are few."""
 
 
 class Hardware:
@@ -27,6 +34,7 @@ class Hardware:
         self._report: ProbeReport | None = None
         self._is_there = asyncio.Event()
         self._is_closed = False
+        self._failure = ""
 
     @classmethod
     async def start(
@@ -41,10 +49,26 @@ class Hardware:
                 loop.call_soon_threadsafe(hardware._heard, report)
 
         def run() -> None:
-            probe_node(THIS_MACHINE, options, cache, layers=layers, on_report=tell)
+            try:
+                report = probe_node(THIS_MACHINE, options, cache, layers=layers, on_report=tell)
+                for seconds in _PAUSES_SECONDS:
+                    if not report.pending:
+                        return
+                    time.sleep(seconds)
+                    report = probe_node(THIS_MACHINE, options, cache, layers=layers)
+                    tell(report)
+            except Exception as error:  # noqa: BLE001 - the boundary of the thread
+                _log.exception("the probe has failed")
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(hardware._failed, error)
 
         threading.Thread(target=run, name="probe", daemon=True).start()
         await hardware._is_there.wait()
+        if hardware._report is None:
+            raise PotluckError(
+                f"this machine could not be probed: {hardware._failure}",
+                hint="this is a fault of Potluck: please report it, with its log",
+            )
         return hardware
 
     @property
@@ -53,6 +77,11 @@ class Hardware:
         if self._report is None:
             raise RuntimeError("the report of a probe that was not started")
         return self._report
+
+    def _failed(self, error: Exception) -> None:
+        """What was reported until now stands; without any report the agent cannot start."""
+        self._failure = f"{type(error).__name__}: {error}"
+        self._is_there.set()
 
     def close(self) -> None:
         """Hear no more reports; a measurement that runs ends by itself within seconds."""
@@ -64,7 +93,9 @@ class Hardware:
         for trial in report.trials:
             if self._report is not None and trial in self._report.trials:
                 continue
-            if not trial.works:
+            if trial.is_pending:
+                _log.warning("%s is not tested yet: %s", trial.unit_id, trial.reason)
+            elif not trial.works:
                 _log.warning("%s cannot be used: %s", trial.unit_id, trial.reason)
             elif trial.reason:
                 _log.warning("%s works, but for %s", trial.unit_id, trial.reason)

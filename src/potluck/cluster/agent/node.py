@@ -12,7 +12,7 @@ from potluck.cluster.calls import NodeReport, UnitReport
 from potluck.probe.cores import default_num_threads
 from potluck.probe.memory import memory_facts, memory_pools
 from potluck.probe.system import THIS_MACHINE
-from potluck.types.cluster import NodeId, UnitId
+from potluck.types.cluster import DeploymentId, NodeId, UnitId
 from potluck.types.hardware import ProbeReport
 from potluck.version import __version__
 
@@ -50,6 +50,7 @@ def report(
     http_address: str | None,
     is_draining: bool,
     stages: StageMemory,
+    refused: Mapping[DeploymentId, str],
 ) -> NodeReport:
     """The node as it is now."""
     memory = memory_facts(THIS_MACHINE)
@@ -73,6 +74,7 @@ def report(
         pools=memory_pools(host_id),
         untaken_bytes=stages.untaken_bytes,
         is_draining=is_draining,
+        refused=dict(refused),
         units=tuple(_unit(unit, usable, stages.device_bytes, facts) for unit in units),
         hardware=replace(hardware, memory=memory),
     )
@@ -96,6 +98,7 @@ def _unit(
         role=unit.chosen.role,
         reason=unit.chosen.reason,
         rates=unit.trial.rates,
+        arithmetics=unit.arithmetics,
     )
 
 

@@ -23,10 +23,11 @@ from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.diagnosis import be_heard, diagnose, reach_back
 from potluck.cluster.agent.hardware import Hardware
 from potluck.cluster.agent.hosts import HostAnswer, OwnHost, ask_hosts
-from potluck.cluster.agent.model_files import fingerprint
+from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.node import NodeFacts, report
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.state import StateDirectory
+from potluck.cluster.agent.token_batches import in_batches
 from potluck.cluster.agent.unit_care import UnitCare
 from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.calls import (
@@ -43,7 +44,8 @@ from potluck.cluster.calls import (
     Reach,
     StageLost,
     StageScope,
-    Token,
+    Stalled,
+    Tokens,
     Vacate,
     decode,
     encode,
@@ -57,15 +59,21 @@ from potluck.cluster.membership import (
 )
 from potluck.cluster.trust.authority import cluster_id, derive_authority, issue_credentials
 from potluck.cluster.trust.credentials import Credentials
-from potluck.cluster.trust.pem_files import write_pem_files
 from potluck.cluster.worker.messages import StageSpec
 from potluck.engines.costs import cost_of
-from potluck.errors import CallError, EngineError, NodeLostError, OverloadedError, PotluckError
+from potluck.errors import (
+    CallError,
+    EngineError,
+    NodeLostError,
+    OverloadedError,
+    PotluckError,
+    StalledError,
+)
 from potluck.probe.cache import ProbeCache, default_cache_path
 from potluck.probe.cores import default_num_threads
 from potluck.probe.doctor.case import Cluster
 from potluck.probe.probe import Measuring, ProbeOptions
-from potluck.types.cluster import NodeId
+from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.gateway import ModelMetrics
 from potluck.types.sequence import CommittedToken, SequenceRequest
 from potluck.types.unit import backend_of
@@ -95,8 +103,11 @@ class Agent:
     ) -> None:
         self.node_id = node_id
         self.hardware = hardware
+        self.fingerprints = Fingerprints()
         self.http_address: str | None = None
         self.incompatible: dict[NodeId, int] = {}
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Has an exception when this node can take part no longer, and its agent has to end."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._num_remote_sequences = 0
         self._facts = NodeFacts(
@@ -119,12 +130,13 @@ class Agent:
         )
         self._stages = StageHost(
             credentials,
-            state,
+            state.workers,
             self._units,
             listen_host=config.listen.host,
             num_threads=config.num_threads or default_num_threads(),
             packed_cache_bytes=config.packed_cache_bytes,
             unit_step_seconds=unit_step_seconds,
+            stall_seconds=config.stall_seconds,
             unit_failed=self._care.failed,
             report_lost=self._report_lost,
         )
@@ -137,13 +149,13 @@ class Agent:
     @asynccontextmanager
     async def open(cls, config: AgentConfig, state: StateDirectory) -> AsyncGenerator[Agent, None]:
         """Take part until the block ends; then stop all stages and leave."""
-        num_ended = state.end_leftover_workers()
+        num_ended = state.workers.end_leftovers()
         if num_ended:
             _log.warning("workers that an earlier agent left behind, ended now: %d", num_ended)
         node_id = state.node_id()
         authority = derive_authority(config.secret)
         credentials = issue_credentials(authority, node_id, [config.listen.host])
-        paths = write_pem_files(credentials, state.tls)
+        paths = state.write_credentials(credentials)
         options = ProbeOptions(
             backends=config.backends,
             num_threads=config.num_threads or default_num_threads(),
@@ -176,6 +188,7 @@ class Agent:
                     on_join=agent._joined,
                     on_leave=agent._left,
                     on_incompatible=agent._incompatible_seen,
+                    on_conflict=agent._has_to_leave,
                 ),
             )
             opened.push_async_callback(membership.close)
@@ -184,6 +197,7 @@ class Agent:
                 membership,
                 credentials,
                 agent._stages,
+                agent.fingerprints,
                 listen_host=config.listen.host,
                 step_seconds=config.step_seconds,
                 cost_of=partial(cost_of, backends=config.backends),
@@ -261,6 +275,7 @@ class Agent:
 
     async def _on_report(self, _: bytes) -> bytes:
         await self._is_open.wait()
+        refused = await self._refused()
         return encode(
             report(
                 self._facts,
@@ -269,8 +284,21 @@ class Agent:
                 http_address=self.http_address,
                 is_draining=self.coordination.is_draining,
                 stages=self._stages.memory,
+                refused=refused,
             )
         )
+
+    async def _refused(self) -> dict[DeploymentId, str]:
+        """What this node must not answer clients for, and why; nothing if it answers nobody."""
+        records = self.coordination.registry.live()
+        if self.http_address is None or not records:
+            return {}
+
+        def look() -> dict[DeploymentId, str]:
+            problems = {each.deployment: self.fingerprints.text_problem(each) for each in records}
+            return {deployment: problem for deployment, problem in problems.items() if problem}
+
+        return await asyncio.to_thread(look)
 
     async def _on_host(self, _: bytes) -> bytes:
         return await self._own_host.description()
@@ -291,23 +319,25 @@ class Agent:
         request = decode(payload, CheckModel)
 
         def check() -> ModelFingerprint:
-            return fingerprint(describe_model(request.model))
+            return self.fingerprints.of(describe_model(request.model))
 
         return encode(await asyncio.to_thread(check))
 
     async def _on_stage_start(self, payload: bytes) -> AsyncGenerator[bytes, None]:
         await self._is_open.wait()
-        async with aclosing(self._stages.start(decode(payload, StageSpec))) as events:
-            async for event in events:
-                yield encode(event)
+        try:
+            async with aclosing(self._stages.start(decode(payload, StageSpec))) as events:
+                async for event in events:
+                    yield encode(event)
+        except StalledError as error:
+            yield encode(Stalled(message=error.message))
 
     async def _on_stage_connect(self, payload: bytes) -> bytes:
         await self._stages.connect(decode(payload, ConnectStage))
         return b""
 
     async def _on_stage_stop(self, payload: bytes) -> bytes:
-        await self._stages.stop(decode(payload, StageScope))
-        return b""
+        return encode(await self._stages.stop(decode(payload, StageScope)))
 
     async def _on_stage_stats(self, payload: bytes) -> bytes:
         return encode(await self._stages.stats(decode(payload, StageScope)))
@@ -348,9 +378,10 @@ class Agent:
         request = decode(payload, Generate)
         self._num_remote_sequences += 1
         try:
-            async with aclosing(self._generate_for_another(request)) as stream:
-                async for token in stream:
-                    yield encode(Token(token=token))
+            stream = self._generate_for_another(request)
+            async with aclosing(in_batches(stream, len(request.request.prompt_tokens))) as batches:
+                async for tokens in batches:
+                    yield encode(Tokens(tokens=tokens))
         except PotluckError as error:
             yield encode(GenerateFailure.of(error))
         finally:
@@ -386,7 +417,8 @@ class Agent:
                     answer: GenerateAnswer = decode(part, GenerateAnswer)
                     if isinstance(answer, GenerateFailure):
                         raise answer.error()
-                    yield answer.token
+                    for token in answer.tokens:
+                        yield token
             except NodeLostError as error:
                 raise EngineError(
                     f"the node that schedules {record.model_id} was lost",
@@ -406,6 +438,11 @@ class Agent:
 
     def _incompatible_seen(self, node: NodeId, version: int) -> None:
         self.incompatible[node] = version
+
+    def _has_to_leave(self, error: PotluckError) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
+            self.failed.exception()  # while it opens, nobody looks
 
     async def _report_lost(self, lost: StageLost) -> None:
         with suppress(CallError):  # the coordinator is lost itself: its successor plans anew

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
@@ -11,15 +12,24 @@ from dataclasses import dataclass
 import psutil
 
 from potluck.cluster.agent.node import StageMemory
-from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.agent.unit_health import UnitFailure, failure_of
 from potluck.cluster.agent.units import NodeUnits
+from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.agent.worker_process import WorkerProcess
-from potluck.cluster.calls import CPU_UNIT, ConnectStage, StageLost, StageScope, StageStats
+from potluck.cluster.calls import (
+    CPU_UNIT,
+    ConnectStage,
+    StageEnds,
+    StageLost,
+    StageScope,
+    StageStats,
+)
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.messages import Identity, Load, Loaded, Progress, StageSpec, Stats
-from potluck.errors import EngineError, PotluckError, UnitFaultError
+from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+
+_log = logging.getLogger(__name__)
 
 _STATS_SECONDS = 1.0
 """What a worker may take to say what it did; it need not stop computing for it."""
@@ -41,34 +51,38 @@ class StageHost:
     """Runs workers on this node's ``units``.
 
     ``report_lost`` tells the coordinator of a worker that ended by itself, ``unit_failed`` is told
-    before that what it says of its unit. ``unit_step_seconds``: see ``AgentConfig``.
+    before that what it says of its unit. ``unit_step_seconds`` and ``stall_seconds``: see
+    ``AgentConfig``.
     """
 
     def __init__(
         self,
         credentials: Credentials,
-        state: StateDirectory,
+        notes: WorkerNotes,
         units: NodeUnits,
         *,
         listen_host: str,
         num_threads: int,
         packed_cache_bytes: int | None,
         unit_step_seconds: float,
+        stall_seconds: float,
         unit_failed: Callable[[UnitId, UnitFailure], None],
         report_lost: Callable[[StageLost], Awaitable[None]],
     ) -> None:
         self._credentials = credentials
-        self._state = state
+        self._notes = notes
         self._units = units
         self._listen_host = listen_host
         self._num_threads = num_threads
         self._packed_cache_bytes = packed_cache_bytes
         self._unit_step_seconds = unit_step_seconds
+        self._stall_seconds = stall_seconds
         self._unit_failed = unit_failed
         self._report_lost = report_lost
         self._stages: dict[_Key, _Running] = {}
         self._highest: dict[DeploymentId, Epoch] = {}
         self._stopped: dict[DeploymentId, Epoch] = {}
+        self._crashes: dict[_Key, tuple[Epoch, str]] = {}  # until the coordinator has asked
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -106,9 +120,7 @@ class StageHost:
         await self.supersede(spec.deployment, spec.epoch)
         load = self._load(spec)
         key = (spec.deployment, spec.index)
-        worker = await WorkerProcess.start(
-            lambda worker, error: self._ended(key, spec.unit_id, worker, error)
-        )
+        worker = await WorkerProcess.start(lambda worker, error: self._ended(spec, worker, error))
         try:
             self._check_in_force(spec)  # much may have been said meanwhile
         except EngineError:
@@ -124,8 +136,8 @@ class StageHost:
         )
         is_loaded = False
         try:
-            self._state.remember_worker(worker.pid)
-            async with aclosing(worker.load(load)) as events:
+            self._notes.remember(worker.pid)
+            async with aclosing(worker.load(load, stall_seconds=self._stall_seconds)) as events:
                 async for event in events:
                     is_loaded = isinstance(event, Loaded)
                     yield event
@@ -140,12 +152,21 @@ class StageHost:
             raise EngineError(f"stage {request.index} of {request.deployment} is not loaded here")
         await running.worker.connect(request.connect)
 
-    async def stop(self, scope: StageScope) -> None:
-        """Stop this node's stages of a deployment, up to an epoch, and start none of them later."""
+    async def stop(self, scope: StageScope) -> StageEnds:
+        """Stop this node's stages of a deployment, up to an epoch, and start none of them later.
+
+        Returns how they have ended by themselves, those that had already ended included.
+        """
         stopped = self._stopped.get(scope.deployment)
         if stopped is None or stopped < scope.epoch:
             self._stopped[scope.deployment] = scope.epoch
         await self._stop(lambda key, epoch: key[0] == scope.deployment and epoch <= scope.epoch)
+        crashes = self._forget_crashes(scope.deployment, scope.epoch)
+        return StageEnds(crashes=tuple(line for epoch, line in crashes if epoch == scope.epoch))
+
+    def _forget_crashes(self, deployment: DeploymentId, epoch: Epoch) -> list[tuple[Epoch, str]]:
+        known = [key for key in self._crashes if key[0] == deployment]
+        return [self._crashes.pop(key) for key in known if self._crashes[key][0] <= epoch]
 
     async def supersede(self, deployment: DeploymentId, epoch: Epoch) -> None:
         """``epoch`` is in force: stop what is here of lower ones, and start none of it later."""
@@ -190,7 +211,7 @@ class StageHost:
         taken_bytes = self.memory.device_bytes.get(spec.unit_id, 0)
         return Load(
             spec=spec,
-            unit=self._units.address(unit),
+            unit=self._units.address(unit, spec.arithmetic),
             device_free_bytes=None if own_bytes is None else own_bytes - taken_bytes,
             identity=Identity(
                 node_id=self._credentials.node_id,
@@ -217,14 +238,16 @@ class StageHost:
         for _, worker in stopping:
             await worker.wait()
 
-    def _ended(
-        self, key: _Key, unit_id: UnitId, worker: WorkerProcess, error: PotluckError
-    ) -> None:
-        self._state.forget_worker(worker.pid)
+    def _ended(self, spec: StageSpec, worker: WorkerProcess, error: PotluckError) -> None:
+        key = (spec.deployment, spec.index)
+        self._notes.forget(worker.pid)
+        if worker.has_crashed:
+            line = f"stage {spec.index} on node {self._credentials.node_id}: {error.message}"
+            self._crashes[key] = (spec.epoch, line)
         failure = None if worker.was_killed else failure_of(error, worker.status)
         if failure is not None:
             # Also of a stage that is being stopped, perhaps because its edges have closed already.
-            self._unit_failed(unit_id, failure)
+            self._unit_failed(spec.unit_id, failure)
         running = self._stages.get(key)
         if running is None or running.worker is not worker:
             return  # it was stopped
@@ -236,10 +259,17 @@ class StageHost:
             node_id=self._credentials.node_id,
             message=error.message,
             fault=error.fault if isinstance(error, UnitFaultError) else "",
+            has_stalled=isinstance(error, StalledError),
         )
         task = asyncio.ensure_future(self._report_lost(lost))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._reported)
+
+    def _reported(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # The coordinator learns of it from its edges, or when a step takes too long.
+            _log.error("the loss of a stage could not be reported", exc_info=error)
 
 
 async def _stats(worker: WorkerProcess) -> Stats | None:

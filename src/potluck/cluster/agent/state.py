@@ -4,29 +4,48 @@ node-id          16 hexadecimal digits, the same for ever
 secret           of a node that is alone (0600)
 tls/             PEM files for Zenoh
 control.sock     where the command line reaches the agent
-workers/PID      one file per running worker, holding when that process started
+workers/PID      one file per running worker, with what tells its process apart
 lock             held while an agent runs
+
+Anyone who can write here decides which cluster the node belongs to and which processes its agent
+ends. So a directory that others can write to is refused, and what is made here is of this user
+alone, whatever the umask.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import fcntl
+import logging
 import os
 import secrets
-import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
-from potluck.cluster.trust.credentials import check_node_id
+from potluck.cluster.agent.worker_notes import WorkerNotes
+from potluck.cluster.trust.credentials import Credentials, check_node_id
+from potluck.cluster.trust.pem_files import PemPaths, write_pem_files
+from potluck.cluster.trust.secret import Secret, own_secret
 from potluck.errors import ParameterError, PotluckError, UsageError
+from potluck.private_files import (
+    folder_problem,
+    make_private_folder,
+    parent_problem,
+    read_small_file,
+    remove_drafts,
+    replace_file,
+)
 from potluck.types.cluster import NodeId
+
+_log = logging.getLogger(__name__)
 
 _MAX_SOCKET_PATH_BYTES = 107
 """``sun_path`` of unix(7), which has room for 108 with the final zero."""
+
+_MAX_NODE_ID_BYTES = 256
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def default_state_directory(environ: Mapping[str, str]) -> Path:
@@ -40,82 +59,143 @@ def default_state_directory(environ: Mapping[str, str]) -> Path:
         ) from error
 
 
+def is_utf8(text: str) -> bool:
+    """Whether a text from the command line is one, rather than bytes of another encoding."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class StateDirectory:
-    """The directory of one node; made if it is not there."""
+    """The directory of one node; :meth:`locked` makes it if it is not there."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.control_socket = path / "control.sock"
-        self.tls = path / "tls"
         self.secret = path / "secret"
-        self._workers = path / "workers"
+        self.workers = WorkerNotes(path / "workers")
+        self._node_id = path / "node-id"
+        self._tls = path / "tls"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Own the directory.
 
-        Raises ``UsageError`` if another agent does or the path is too long for a socket.
+        Raises ``UsageError`` if another agent does, or if the path cannot be that of a state
+        directory: it is too long for a socket, not UTF-8, or other users can write to it.
         """
+        self._check_path()
+        with self.errors("cannot be used"):
+            self._make()
+            descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor):
+            with self.errors("cannot be locked"):
+                os.fchmod(descriptor, 0o600)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise UsageError(
+                        f"an agent already runs with the state directory {self.path}",
+                        hint="potluck down stops it; --state DIRECTORY gives a second one its own",
+                    ) from error
+                remove_drafts(self.path)
+                remove_drafts(self._tls)
+            yield
+
+    def node_id(self) -> NodeId:
+        """The node's id, made at the first start.
+
+        A file that holds nothing, as a power failure leaves it, is filled again. Raises
+        ``UsageError`` for one that holds something else.
+        """
+        with self.errors("cannot be read"):
+            try:
+                data = read_small_file(self._node_id, _MAX_NODE_ID_BYTES)
+            except FileNotFoundError:
+                return self.renew_node_id()
+        text = data.strip(b"\0 \t\r\n")
+        if not text:
+            _log.warning("%s was empty: this node gets a new id", self._node_id)
+            return self.renew_node_id()
+        try:
+            return check_node_id(text.decode("ascii"))
+        except (ParameterError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"{self._node_id} does not hold a node id",
+                hint="remove it, and the node gets a new one",
+            ) from error
+
+    def renew_node_id(self) -> NodeId:
+        """Give the node a new id, in place of the one it had."""
+        node_id = NodeId(secrets.token_hex(8))
+        with self.errors("cannot keep the node's id"):
+            replace_file(self._node_id, f"{node_id}\n".encode("ascii"))
+        return node_id
+
+    def own_secret(self) -> Secret:
+        """The secret of a node that is given none, made at the first call."""
+        with self.errors("cannot keep the secret"):
+            return own_secret(self.secret)
+
+    def write_credentials(self, credentials: Credentials) -> PemPaths:
+        """Write the node's certificate and key for Zenoh."""
+        with self.errors("cannot keep the node's certificate"):
+            return write_pem_files(credentials, self._tls)
+
+    @contextmanager
+    def errors(self, what: str) -> Iterator[None]:
+        """Turn an ``OSError`` of the block into a ``PotluckError``: ``what`` failed, and a hint."""
+        try:
+            yield
+        except OSError as error:
+            where = f" ({error.filename})" if error.filename else ""
+            is_full = error.errno in _NO_ROOM
+            raise PotluckError(
+                f"the state directory {self.path} {what}: {error.strerror or error}{where}",
+                hint="make room on its disk, or give a directory on another with --state"
+                if is_full
+                else "give a directory on a writable disk with --state",
+            ) from error
+
+    def _check_path(self) -> None:
         if len(os.fsencode(self.control_socket)) > _MAX_SOCKET_PATH_BYTES:
             raise UsageError(
                 f"the path of the state directory is too long for a socket in it: {self.path}",
                 hint="give a shorter one with --state",
             )
-        try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._workers.mkdir(exist_ok=True)
-            descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise PotluckError(
-                f"the state directory {self.path} cannot be used: {error.strerror}",
-                hint="give a directory on a writable disk with --state",
-            ) from error
-        with os.fdopen(descriptor):
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise UsageError(
-                    f"an agent already runs with the state directory {self.path}",
-                    hint="potluck down stops it; --state DIRECTORY gives a second one its own",
-                ) from error
-            yield
+        if not is_utf8(str(self.path)):
+            raise UsageError(
+                f"the path of the state directory is not UTF-8: {self.path}",
+                hint="give another one with --state",
+            )
 
-    def node_id(self) -> NodeId:
-        """The node's id, made at the first start."""
-        path = self.path / "node-id"
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                return check_node_id(path.read_text(encoding="ascii").strip())
-            except (ParameterError, UnicodeDecodeError) as error:
-                raise UsageError(
-                    f"{path} does not hold a node id", hint="remove it, and the node gets a new one"
-                ) from error
-        node_id = NodeId(secrets.token_hex(8))
-        path.write_text(node_id + "\n", encoding="ascii")
-        return node_id
+    def _make(self) -> None:
+        """Have the directory, and the folders in it, that nobody else writes to.
 
-    def remember_worker(self, pid: int) -> None:
-        """Note a worker, so that the next agent finds it should this one leave it behind."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            started = psutil.Process(pid).create_time()
-            (self._workers / str(pid)).write_text(repr(started), encoding="ascii")
-
-    def forget_worker(self, pid: int) -> None:
-        """The worker has ended."""
-        (self._workers / str(pid)).unlink(missing_ok=True)
-
-    def end_leftover_workers(self) -> int:
-        """End the workers of an earlier agent; returns how many there were.
-
-        A process counts as one of them only if it started when the worker did.
+        What exists is looked at before its mode is set: others may have left something there.
         """
-        num_ended = 0
-        for path in self._workers.iterdir():
-            with contextlib.suppress(psutil.NoSuchProcess, ValueError):
-                process = psutil.Process(int(path.name))
-                is_it = repr(process.create_time()) == path.read_text(encoding="ascii")
-                if is_it and process.status() != psutil.STATUS_ZOMBIE:
-                    process.send_signal(signal.SIGKILL)
-                    num_ended += 1
-            path.unlink()
-        return num_ended
+        if not self.path.exists():
+            make_private_folder(self.path)
+        self._refuse_untrusted()
+        for folder in (self.workers.folder, self._tls):
+            if folder.is_symlink():
+                raise UsageError(f"{folder} is a symbolic link", hint="remove it")
+            if folder.exists():
+                self._refuse(folder, folder_problem(folder))
+            make_private_folder(folder)
+
+    def _refuse_untrusted(self) -> None:
+        """By both of its paths: who can move a symbolic link on the way decides where it leads."""
+        for path in (self.path.absolute(), self.path.resolve()):
+            self._refuse(path, folder_problem(path))
+            for parent in path.parents:
+                self._refuse(parent, parent_problem(parent))
+
+    def _refuse(self, folder: Path, problem: str | None) -> None:
+        if problem is not None:
+            raise UsageError(
+                f"the state directory {self.path} is not safe from other users: {folder} {problem}",
+                hint="make it this user's alone (chown, chmod go-w), or give another with --state",
+            )

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 from potluck.cluster.agent.unit_health import UnitFailure, UnitHealth
@@ -38,6 +39,9 @@ _LOOK_SECONDS = 5.0
 besides the limit of a step."""
 _REST_SECONDS = 60.0
 """Where there are none, for what a slow probe may find, and for a quarantine that was lifted."""
+
+_AFTER_DEFECT_SECONDS = 5.0
+"""Before the next look, where one has failed for a reason that nobody expected."""
 
 
 class Hosted(Protocol):
@@ -105,16 +109,23 @@ class UnitCare:
         try:
             while True:
                 await self._pause()
-                await self._keep_quarantine()
-                for unit_id in self._health.due(time.monotonic()):
-                    self._begin(unit_id, self._test_again(unit_id))
-                for unit_id in self._in_use():
-                    self._look_at(unit_id)
-                    if self._seen[unit_id].idle_seconds >= self._idle_seconds:
-                        self._begin(unit_id, self._test_idle(unit_id))
+                try:
+                    await self._look_around()
+                except Exception:  # noqa: BLE001 - nobody else would look after the units
+                    _log.exception("the units could not be looked after")
+                    await asyncio.sleep(_AFTER_DEFECT_SECONDS)
         finally:
             for task in (*self._asking.values(), *self._testing.values()):
                 task.cancel()
+
+    async def _look_around(self) -> None:
+        await self._keep_quarantine()
+        for unit_id in self._health.due(time.monotonic()):
+            self._begin(unit_id, self._test_again(unit_id))
+        for unit_id in self._in_use():
+            self._look_at(unit_id)
+            if self._seen[unit_id].idle_seconds >= self._idle_seconds:
+                self._begin(unit_id, self._test_idle(unit_id))
 
     async def _pause(self) -> None:
         seconds = min(_REST_SECONDS, self._idle_seconds)
@@ -132,7 +143,7 @@ class UnitCare:
         found = []
         for unit in self._units():
             unit_id = UnitId(unit.chosen.unit_id)
-            if unit_id == CPU_UNIT or unit.chosen.role is Role.OUT:
+            if unit_id == CPU_UNIT or unit.chosen.role in (Role.PENDING, Role.OUT):
                 continue
             if unit.chosen.role is Role.SERVES or self._workers_on(unit_id):
                 found.append(unit_id)
@@ -148,7 +159,11 @@ class UnitCare:
         for worker in workers - self._asking.keys():
             task = asyncio.ensure_future(self._ask(worker, seen))
             self._asking[worker] = task
-            task.add_done_callback(lambda _, worker=worker: self._asking.pop(worker))  # type: ignore[misc]
+            task.add_done_callback(partial(self._asked, worker))
+
+    def _asked(self, worker: Hosted, task: asyncio.Task[None]) -> None:
+        del self._asking[worker]
+        _log_defect(task, "a worker could not be asked what it did")
 
     async def _ask(self, worker: Hosted, seen: _Seen) -> None:
         try:
@@ -168,10 +183,16 @@ class UnitCare:
             return
         task = asyncio.ensure_future(test)
         self._testing[unit_id] = task
-        task.add_done_callback(lambda _: self._tested(unit_id))
+        task.add_done_callback(partial(self._tested, unit_id))
 
-    def _tested(self, unit_id: UnitId) -> None:
+    def _tested(self, unit_id: UnitId, task: asyncio.Task[None]) -> None:
         del self._testing[unit_id]
+        if (error := _log_defect(task, f"the self-test of {unit_id} has failed")) is not None:
+            # Or it would be due at once, again and again.
+            problem = f"{type(error).__name__}: {error}"
+            self._health = self._health.tested(unit_id, problem, time.monotonic())
+            if unit_id in self._seen:
+                self._seen[unit_id].was_tested()
         self._news.set()
 
     async def _test_again(self, unit_id: UnitId) -> None:
@@ -190,6 +211,8 @@ class UnitCare:
         """Test a unit that has computed nothing for a while, so that nobody meets its fault."""
         result = await self._test(unit_id)
         self._seen[unit_id].was_tested()
+        if result.is_pending:
+            return
         workers = self._workers_on(unit_id)
         is_out = unit_id in self._health.outages  # it failed in use meanwhile, and has its own test
         if is_out or not result.problem or (result.fault is None and workers):
@@ -251,6 +274,13 @@ class UnitCare:
             if unit.chosen.unit_id == unit_id:
                 return self._specs[unit.chosen.backend], unit.device, unit.trial
         return None
+
+
+def _log_defect(task: asyncio.Task[None], what: str) -> BaseException | None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        _log.error("%s", what, exc_info=error)
+    return error
 
 
 class _Seen:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from potluck.engines.backends import NATIVE, unit_address
 from potluck.errors import EngineError
 from potluck.probe.choose import choose_units
+from potluck.types.arithmetic import Arithmetic, arithmetics_with
 from potluck.types.hardware import BackendSpec, Device, ProbeReport, Trial
 from potluck.types.unit import ChosenUnit, Role, UnitAddress
 
@@ -28,11 +29,16 @@ class UnitChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUnit:
-    """A unit with its device and the trial that it has passed, or not."""
+    """A unit with its device and the trial that it has passed, or not.
+
+    ``arithmetics`` are what it computes in as it is asked: by the instruction sets that passed, or
+    the one that the user has chosen. None of a backend that has an arithmetic of its own.
+    """
 
     chosen: ChosenUnit
     device: Device
     trial: Trial
+    arithmetics: tuple[Arithmetic, ...] = ()
 
 
 def _nothing_is_out() -> Mapping[str, str]:
@@ -56,7 +62,9 @@ class NodeUnits:
         self._out = out
 
     def all(self) -> tuple[NodeUnit, ...]:
-        """Those that work or did, and the CPU whatever it is like: it says why there are none."""
+        """Those that work or did or may, and the CPU whatever it is like: it says why there are
+        none.
+        """
         report = self._report()
         devices = {device.device_id: device for device in report.devices}
         trials = {trial.unit_id: trial for trial in report.trials}
@@ -65,23 +73,49 @@ class NodeUnits:
             report, asked=choice.asked, allow_software=choice.allow_software, out=self._out()
         )
         units = [
-            NodeUnit(chosen=each, device=devices[each.device_id], trial=trials[each.unit_id])
+            NodeUnit(
+                chosen=each,
+                device=devices[each.device_id],
+                trial=trials[each.unit_id],
+                arithmetics=self._arithmetics(trials[each.unit_id]),
+            )
             for each in chosen
         ]
-        return tuple(unit for unit in units if unit.trial.works or unit.trial.backend == NATIVE)
+        return tuple(
+            unit
+            for unit in units
+            if unit.trial.works or unit.trial.is_pending or unit.trial.backend == NATIVE
+        )
 
     def require(self, unit_id: str) -> NodeUnit:
         """A unit that a stage may be started on; raises ``EngineError`` if it is none."""
         unit = next((each for each in self.all() if each.chosen.unit_id == unit_id), None)
         if unit is None:
             raise EngineError(f"this node has no unit {unit_id}", hint="potluck ps shows what is")
+        if unit.chosen.role is Role.PENDING:
+            raise EngineError(f"the unit {unit_id} is not tested yet: {unit.chosen.reason}")
         if unit.chosen.role is Role.OUT:
             raise EngineError(f"the unit {unit_id} is out: {unit.chosen.reason}")
         return unit
 
-    def address(self, unit: NodeUnit) -> UnitAddress:
-        """How a worker reaches a unit. Raises ``EngineError`` if no stage can run on it."""
+    def address(self, unit: NodeUnit, arithmetic: Arithmetic = Arithmetic.EXACT) -> UnitAddress:
+        """How a worker reaches a unit to compute in ``arithmetic``.
+
+        Raises ``EngineError`` if no stage can run on it, or none in this arithmetic.
+        """
         address = unit_address(unit.trial, self._choice.backends)
-        if address.backend == NATIVE and self._choice.isa is not None:
-            return replace(address, variant=self._choice.isa)
-        return address
+        if address.backend != NATIVE:
+            return address
+        if arithmetic not in unit.arithmetics:
+            raise EngineError(
+                f"the unit {unit.chosen.unit_id} does not compute in {arithmetic.value}",
+                hint=f"it computes in {', '.join(each.value for each in unit.arithmetics)}",
+            )
+        variant = arithmetic.isa or self._choice.isa
+        return address if variant is None else replace(address, variant=variant)
+
+    def _arithmetics(self, trial: Trial) -> tuple[Arithmetic, ...]:
+        if trial.backend != NATIVE:
+            return ()
+        isa = self._choice.isa
+        return arithmetics_with(trial.variants if isa is None else (isa,))

@@ -29,7 +29,17 @@ def cluster_view(
             {"node_id": node_id, "wire_version": version}
             for node_id, version in sorted(incompatible.items())
         ],
-        "deployments": [deployment_view(record) for record in deployments],
+        "deployments": [
+            {
+                **deployment_view(record),
+                "refused": [
+                    {"node_id": report.node_id, "reason": report.refused[record.deployment]}
+                    for report in reports
+                    if record.deployment in report.refused
+                ],
+            }
+            for record in deployments
+        ],
     }
 
 
@@ -57,7 +67,6 @@ def _placed_view(index: int, stage: StageRecord) -> dict[str, object]:
 def _stage_view(index: int, stage: StageRecord) -> dict[str, object]:
     return {
         **_placed_view(index, stage),
-        "prefill": None if stage.prefill is None else stage.prefill.value,
         "read_bytes": stage.read_bytes,
         "load_seconds": stage.load_seconds,
     }
@@ -73,7 +82,9 @@ def plan_view(record: DeploymentRecord) -> dict[str, object]:
         "num_layers",
         "quantization",
         "is_mapped",
-        "prefill",
+        "remarks",
+        "arithmetic",
+        "arithmetic_note",
         "rejections",
     )
     planned = {name: view[name] for name in names}
@@ -96,9 +107,11 @@ def deployment_view(record: DeploymentRecord) -> dict[str, object]:
         "num_layers": record.num_layers,
         "quantization": record.quantization.value,
         "is_mapped": record.is_mapped,
-        "prefill": record.prefill.value,
+        "arithmetic": None if record.arithmetic is None else record.arithmetic.value,
+        "arithmetic_note": record.arithmetic_note,
         "done_bytes": record.done_bytes,
         "total_bytes": record.total_bytes,
+        "remarks": list(record.remarks),
         "stages": [_stage_view(index, stage) for index, stage in enumerate(record.stages)],
         "rejections": [
             {"node_id": each.node_id, "unit_id": each.unit_id, "reason": each.reason}
@@ -130,6 +143,7 @@ def _node(report: NodeReport) -> dict[str, object]:
                 "is_shared": unit.is_shared,
                 "num_threads": unit.num_threads,
                 "rates": msgspec.to_builtins(unit.rates),
+                "arithmetics": [each.value for each in unit.arithmetics],
             }
             for unit in report.units
         ],

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
-import msgspec
-
+from potluck.child_environment import child_environment
+from potluck.cluster.agent.load_watch import LoadWatch
 from potluck.cluster.worker.messages import (
     LENGTH,
     Connect,
@@ -32,7 +34,7 @@ from potluck.cluster.worker.messages import (
     encode,
 )
 from potluck.cluster.worker.watch import COMPILING_TIMES
-from potluck.errors import EngineError, PotluckError, UnitFaultError
+from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
 from potluck.probe.child import signal_name
 from potluck.quantities import format_seconds
 from potluck.types.unit import Fault
@@ -50,6 +52,22 @@ _SILENCE_SECONDS = 10.0
 _KILL_SECONDS = 2.0
 """How long a killed process may take to be gone, such as to give back gigabytes of memory. One that
 waits within a driver may not be killed until the driver lets go: nobody waits for it longer."""
+
+_CRASHES = frozenset(
+    {
+        signal.SIGSEGV,
+        signal.SIGABRT,
+        signal.SIGBUS,
+        signal.SIGILL,
+        signal.SIGFPE,
+        signal.SIGTRAP,
+        signal.SIGSYS,
+    }
+)
+"""Signals that a process gets for what it does itself (``signal(7)``)."""
+
+_SAY_AGAIN_SECONDS = 5.0
+"""How far loading is, where nothing was said since; ``coordinator.starting`` waits much longer."""
 
 _FAULTS = frozenset(fault.value for fault in Fault)
 
@@ -75,6 +93,7 @@ class WorkerProcess:
         self._on_end = on_end
         self._failure: PotluckError | None = None
         self._was_killed = False
+        self._has_defect = False
         self._mapped_file: MappedFile | None = None
         loop = asyncio.get_running_loop()
         self._loading: asyncio.Queue[Progress | Loaded | PotluckError] = asyncio.Queue()
@@ -97,6 +116,20 @@ class WorkerProcess:
         """Whether it was :meth:`kill` that ended it, before it had ended or failed by itself."""
         return self._was_killed
 
+    @property
+    def has_crashed(self) -> bool:
+        """Whether it was what it computed that ended it: an exception that nobody expected, or a
+        crash. Known once it has ended.
+        """
+        if self._has_defect:
+            return True
+        status = self.status
+        if status is None or self._was_killed or self._failure is not None:
+            return False
+        if status == -signal.SIGBUS and self._mapped_file is not None:
+            return False  # a file has shrunk under it
+        return status > 0 or -status in _CRASHES
+
     @classmethod
     async def start(cls, on_end: OnEnd) -> WorkerProcess:
         """Start a worker that has nothing to do yet."""
@@ -114,6 +147,7 @@ class WorkerProcess:
                     str(os.getpid()),
                     pass_fds=[theirs.fileno()],
                     stdin=asyncio.subprocess.DEVNULL,
+                    env=child_environment(may_fetch=True),
                 )
             except OSError as error:
                 writer.close()
@@ -123,24 +157,42 @@ class WorkerProcess:
                 raise
         return cls(process, reader, writer, on_end)
 
-    async def load(self, message: Load) -> AsyncGenerator[Progress | Loaded, None]:
+    async def load(
+        self, message: Load, *, stall_seconds: float
+    ) -> AsyncGenerator[Progress | Loaded, None]:
         """Have it load a stage; the last event is ``Loaded``. Raises what the worker met.
 
-        One that says nothing for longer than any of its calls may take is ended.
+        One that says nothing for longer than any of its calls may take is ended, and so is one that
+        shows no sign of progress for ``stall_seconds`` (``StalledError``). How far it is is said
+        again every few seconds, so that who listens knows that somebody watches.
         """
         self._send(message)
         silence = None
         if message.step_seconds is not None:
             silence = COMPILING_TIMES * message.step_seconds + _SILENCE_SECONDS
+        watch = LoadWatch(self.pid, stall_seconds)
+        latest = Progress(done_bytes=0, total_bytes=0)
+        heard_at = said_at = time.monotonic()
         while True:
             try:
-                async with asyncio.timeout(silence):
+                async with asyncio.timeout(min(watch.look_seconds, silence or math.inf)):
                     event = await self._loading.get()
             except TimeoutError:
-                self.fail(silent(silence))
+                now = time.monotonic()
+                if watch.look():
+                    self.fail(stalled(stall_seconds))
+                elif silence is not None and now - heard_at >= silence:
+                    self.fail(silent(silence))
+                elif now - said_at >= _SAY_AGAIN_SECONDS:
+                    said_at = now
+                    yield latest
                 continue
             if isinstance(event, PotluckError):
                 raise event
+            watch.heard()
+            heard_at = said_at = time.monotonic()
+            if isinstance(event, Progress):
+                latest = event
             yield event
             if isinstance(event, Loaded):
                 return
@@ -201,8 +253,12 @@ class WorkerProcess:
                 self._take(decode_from_worker(document))
         except (asyncio.IncompleteReadError, OSError):
             pass  # it has ended, or is about to
-        except (ValueError, msgspec.DecodeError) as error:
+        except ValueError as error:
             self._failure = EngineError(f"the worker sent what makes no sense: {error}")
+            self._kill()
+        except Exception as error:  # noqa: BLE001 - the callers of this worker must hear of it
+            _log.exception("worker %d is given up", self.pid)
+            self._failure = EngineError(f"the worker was given up: {type(error).__name__}: {error}")
             self._kill()
         self._writer.close()
         if not await self._ends_within(_EXIT_SECONDS):
@@ -237,11 +293,12 @@ class WorkerProcess:
                 if not self._ready.done():
                     self._ready.set_result(None)
             case Stats():
-                if self._stats is not None:
+                if self._stats is not None and not self._stats.done():
                     self._stats.set_result(message)
-                    self._stats = None
+                self._stats = None
             case Failed():
                 self._failure = _met(message)
+                self._has_defect = message.is_defect
                 asyncio.get_running_loop().call_later(_EXIT_SECONDS, self._kill)
 
     def _lost(self) -> PotluckError:
@@ -271,6 +328,14 @@ def silent(seconds: float | None) -> UnitFaultError:
     """A worker does not answer, and cannot tell why: its driver holds up all of its threads."""
     return UnitFaultError(
         Fault.HUNG.value, f"its worker has said nothing for {format_seconds(seconds or 0)}"
+    )
+
+
+def stalled(seconds: float) -> StalledError:
+    """A worker neither says, nor computes, reads or writes anything while it loads."""
+    return StalledError(
+        Fault.HUNG.value,
+        f"its worker made no progress for {format_seconds(seconds)} while it loaded",
     )
 
 

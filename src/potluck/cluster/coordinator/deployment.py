@@ -24,10 +24,14 @@ from potluck.cluster.calls import (
     DeploymentRecord,
     DeploymentState,
     ModelFingerprint,
+    StageEnds,
     StageLost,
     StageScope,
+    decode,
     encode,
 )
+from potluck.cluster.coordinator.answering import Answering, OnOver
+from potluck.cluster.coordinator.left_out import LeftOut, StageStalledError
 from potluck.cluster.coordinator.metrics import deployment_metrics
 from potluck.cluster.coordinator.outages import units_out
 from potluck.cluster.coordinator.pipeline import RemotePipeline
@@ -35,23 +39,27 @@ from potluck.cluster.coordinator.planning import DeploymentSize, placement_field
 from potluck.cluster.coordinator.starting import connect_stages, load_stages
 from potluck.cluster.coordinator.survey import plan_model
 from potluck.cluster.membership import Membership
-from potluck.cluster.steps import MAX_WAITING_SEQUENCES
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.messages import Loaded
 from potluck.engines.costs import CostOf
-from potluck.errors import EngineError, OverloadedError, ParameterError, PotluckError
+from potluck.errors import (
+    CallError,
+    DefectError,
+    EngineError,
+    PotluckError,
+)
 from potluck.scheduling import SchedulerLimits
-from potluck.serving.dispatcher import Dispatcher, Load, Update
+from potluck.serving.dispatcher import Load
 from potluck.serving.pipeline import OnOutcome
 from potluck.types.cluster import Epoch, NodeId
 from potluck.types.gateway import ModelMetrics
-from potluck.types.sampling import validate_sampling
 from potluck.types.sequence import CommittedToken, SequenceRequest
 
 _log = logging.getLogger(__name__)
 
-_RETRY_AFTER_SECONDS = 5
 _STOP_SECONDS = 10.0
+_END_SECONDS = 10.0
+"""For the task that goes through the epochs; none of what it does while it ends waits for long."""
 _DRAIN_SECONDS = 30.0
 _PAUSE_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0)
 """Before the next try, by how many failed in a row. A node that joins ends the pause."""
@@ -95,9 +103,9 @@ class Deployment:
         self._before_next_epoch = before_next_epoch
         self._publish = publish
         self._size: DeploymentSize = size_of(description, record)
-        self._pipeline: RemotePipeline | None = None
-        self._dispatcher: Dispatcher | None = None
-        self._over: asyncio.Future[str] | None = None
+        self._answering = Answering(record.model_id, description.config.vocab_size)
+        self._over: asyncio.Future[PotluckError] | None = None
+        self._left_out = LeftOut()
         self._outages: tuple[str, ...] = ()  # since it last served
         self._changed = asyncio.Event()
         self._last_published = 0.0
@@ -106,7 +114,7 @@ class Deployment:
     @property
     def load(self) -> Load | None:
         """How busy it is; None while it does not serve."""
-        return None if self._dispatcher is None else self._dispatcher.load
+        return self._answering.load
 
     async def start(self) -> None:
         """Deploy for the first time, then go on by itself.
@@ -132,7 +140,9 @@ class Deployment:
         """Stop the stages, and leave the record to a successor. Idempotent."""
         if self._task is not None:
             self._task.cancel()
-            await asyncio.wait({self._task})
+            _, unwilling = await asyncio.wait({self._task}, timeout=_END_SECONDS)
+            if unwilling:
+                _log.error("%s: its task does not end, and is left behind", self.record.model_id)
         await self._tear_down(
             reason
             or EngineError(
@@ -146,7 +156,7 @@ class Deployment:
         if not self._has_stage_on(node_id):
             return
         await self.finish()
-        self._end_epoch(f"node {node_id} leaves")
+        self._end_epoch(EngineError(f"node {node_id} leaves"))
         deadline = time.monotonic() + _DRAIN_SECONDS
         while self._has_stage_on(node_id) and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_SECONDS)
@@ -163,78 +173,47 @@ class Deployment:
     def stage_lost(self, lost: StageLost) -> None:
         """A worker ended by itself."""
         if lost.epoch == self.record.epoch:
-            self._end_epoch(f"stage {lost.index} on node {lost.node_id}: {lost.message}")
+            reason = f"stage {lost.index} on node {lost.node_id}: {lost.message}"
+            stages = self.record.stages[lost.index : lost.index + 1]
+            if stages and lost.has_stalled:
+                self._end_epoch(StageStalledError(lost.node_id, stages[0].unit_id, reason))
+            else:
+                self._end_epoch(EngineError(reason))
 
     def node_left(self, node_id: NodeId) -> None:
         """A node is no longer there."""
         if self._has_stage_on(node_id):
-            self._end_epoch(f"node {node_id} was lost")
+            self._end_epoch(EngineError(f"node {node_id} was lost"))
 
     def node_joined(self) -> None:
         """There may be room now for what did not fit."""
         self._changed.set()
 
-    async def generate(self, request: SequenceRequest) -> AsyncGenerator[CommittedToken, None]:
-        """Compute a sequence; closing the generator cancels it and frees its cache.
-
-        Raises ``ParameterError`` for what no stage could compute: it would fail the sequences that
-        share its steps, too.
-        """
-        dispatcher = self._dispatcher
-        if dispatcher is None:
-            reason = self.record.reason or self.record.state.value
-            raise EngineError(
-                f"the model {self.record.model_id} cannot answer now: {reason}",
-                hint="try again in a moment; potluck ps shows its state",
-            )
-        self._check(request)
-        if dispatcher.load.num_waiting >= MAX_WAITING_SEQUENCES:
-            raise OverloadedError(
-                f"{MAX_WAITING_SEQUENCES} sequences already wait for {self.record.model_id}",
-                retry_after_seconds=_RETRY_AFTER_SECONDS,
-            )
-        updates: asyncio.Queue[Update] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-
-        def deliver(update: Update) -> None:
-            loop.call_soon_threadsafe(updates.put_nowait, update)
-
-        sequence_id = dispatcher.add(request, deliver)
-        try:
-            while True:
-                update = await updates.get()
-                if isinstance(update, PotluckError):
-                    raise update
-                yield update.token
-                if update.token.finish_reason is not None:
-                    return
-        finally:
-            dispatcher.cancel(sequence_id)
+    def generate(self, request: SequenceRequest) -> AsyncGenerator[CommittedToken, None]:
+        """Compute a sequence; see ``Answering.generate``. ``EngineError`` while it is not ready."""
+        reason = self.record.reason or self.record.state.value
+        not_now = EngineError(
+            f"the model {self.record.model_id} cannot answer now: {reason}",
+            hint="try again in a moment; potluck ps shows its state",
+        )
+        return self._answering.generate(request, not_now)
 
     async def metrics(self) -> ModelMetrics | None:
         """What it does now; None while it does not serve."""
-        record, pipeline, load = self.record, self._pipeline, self.load
-        if pipeline is None or load is None:
+        record, sent, load = self.record, self._answering.sent, self.load
+        if sent is None or load is None:
             return None
         return await deployment_metrics(
-            self._membership, record, load, pipeline.sent, num_blocks=self._size.num_blocks
+            self._membership, record, load, sent, num_blocks=self._size.num_blocks
         )
 
     def _has_stage_on(self, node_id: NodeId) -> bool:
         return any(stage.node_id == node_id for stage in self.record.stages)
 
-    def _check(self, request: SequenceRequest) -> None:
-        vocab_size = self._description.config.vocab_size
-        validate_sampling(request.sampling, vocab_size)
-        if not request.prompt_tokens or not all(
-            0 <= token < vocab_size for token in request.prompt_tokens
-        ):
-            raise ParameterError("prompt", f"a prompt has tokens from 0 to {vocab_size - 1}")
-        if request.max_new_tokens is not None and request.max_new_tokens < 1:
-            raise ParameterError("max_tokens", "at least one token must be asked for")
-
     def _run(self, first: asyncio.Future[None] | None) -> None:
-        def ended(_: asyncio.Task[None]) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                _log.error("%s is given up", self.record.model_id, exc_info=error)
             if first is not None and not first.done():
                 first.set_exception(
                     EngineError(f"{self.record.model_id} was removed while it was being deployed")
@@ -251,27 +230,18 @@ class Deployment:
         """
         num_failures = 0
         while True:
-            self._changed.clear()
-            self._over = asyncio.get_running_loop().create_future()
             started = time.monotonic()
-            error = await self._one_epoch(self._over, first)
-            is_first = first is not None and not first.done()
-            if not is_first:
-                self._say(state=DeploymentState.DEGRADED, reason=error.message)
-            await self._tear_down(
-                EngineError(
-                    f"the model was interrupted: {error.message}",
-                    hint="send the request again: the model is being deployed anew",
-                )
-            )
-            outages = await units_out(self._membership, self.record.stages)
-            if first is not None and not first.done() and not outages:
-                first.set_exception(self._with_outages(error))
-                return
-            self._outages += outages
-            self._say(stages=(), reason=self._because(error.message))
-            if outages:
-                continue  # every plan without them is a new one, and they come to an end
+            try:
+                outages = await self._one_epoch(first)
+                if first is not None and _has_failed(first):
+                    return
+                if outages:
+                    continue  # every plan without them is a new one, and they come to an end
+            except Exception as error:  # noqa: BLE001 - nobody else would ever try again
+                _log.exception("%s: an epoch did not end as it should", self.record.model_id)
+                if first is not None and not first.done():
+                    first.set_exception(_unexpected(error))
+                    return
             if time.monotonic() - started > _STABLE_SECONDS:
                 num_failures = 0
             pause = _PAUSE_SECONDS[min(num_failures, len(_PAUSE_SECONDS) - 1)]
@@ -280,6 +250,33 @@ class Deployment:
                 async with asyncio.timeout(pause):
                     await self._changed.wait()
             await self._before_next_epoch()
+
+    async def _one_epoch(self, first: asyncio.Future[None] | None) -> tuple[str, ...]:
+        """Deploy, serve, and clear away; returns why units are out by then, a line each."""
+        self._changed.clear()
+        self._over = asyncio.get_running_loop().create_future()
+        error = await self._serve(self._over, first)
+        if first is None or first.done():
+            self._say(state=DeploymentState.DEGRADED, reason=error.message)
+        await self._tear_down(
+            EngineError(
+                f"the model was interrupted: {error.message}",
+                hint="send the request again: the model is being deployed anew",
+            ),
+            is_defect=isinstance(error, DefectError),
+        )
+        outages = await units_out(self._membership, self.record.stages)
+        if isinstance(error, StageStalledError):
+            self._left_out = self._left_out.stalled(error, time.monotonic())
+            unit = f"{error.unit_id} on node {error.node_id}"
+            if not any(line.startswith(unit) for line in outages):
+                outages += (f"{unit} is left out for now",)
+        if first is not None and not first.done() and not outages:
+            first.set_exception(self._with_outages(error))
+            return ()
+        self._outages += outages
+        self._say(stages=(), reason=self._because(error.message))
+        return outages
 
     def _because(self, what: str) -> str:
         """What goes on, and that it does because units are out, if so."""
@@ -290,11 +287,12 @@ class Deployment:
             return error
         return EngineError(self._because(error.message), hint=error.hint)
 
-    async def _one_epoch(
-        self, over: asyncio.Future[str], first: asyncio.Future[None] | None
+    async def _serve(
+        self, over: asyncio.Future[PotluckError], first: asyncio.Future[None] | None
     ) -> PotluckError:
         """Deploy and serve until the epoch is over; returns why it is, or never began."""
-        deploying = asyncio.create_task(self._deploy())
+        is_first = first is not None and not first.done()
+        deploying = asyncio.create_task(self._deploy(is_first=is_first))
         try:
             either: set[asyncio.Future[Any]] = {deploying, over}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -302,17 +300,17 @@ class Deployment:
                 deploying.result()
                 if first is not None and not first.done():
                     first.set_result(None)
-            return EngineError(await over)
+            return await over
         except PotluckError as error:
             return error
         except Exception as error:  # noqa: BLE001 - nobody else would ever try again
             _log.exception("%s could not be deployed", self.record.model_id)
-            return EngineError(f"{type(error).__name__}: {error}")
+            return _unexpected(error)
         finally:
             deploying.cancel()
             await asyncio.gather(deploying, return_exceptions=True)
 
-    async def _deploy(self) -> None:
+    async def _deploy(self, *, is_first: bool) -> None:
         """Plan, load, connect and serve the next epoch."""
         self._say(
             state=DeploymentState.LOADING,
@@ -327,7 +325,9 @@ class Deployment:
             self._fingerprint,
             size_of(self._description, self.record),
             may_quantize=self.record.may_quantize,
+            arithmetic=self.record.arithmetic,
             cost_of=self._cost_of,
+            left_out=self._left_out.reasons(time.monotonic(), is_first=is_first),
         )
         unmapped = [each.unit_id for each in planned.stages if not each.plan.size.is_mapped]
         if self._size.is_mapped and unmapped:
@@ -336,7 +336,9 @@ class Deployment:
         # Only now: a coordinator that is cut off and finds no plan must not outrun its successor.
         self._next_epoch()
         self._say(reason=self._because("loading"), **placement_fields(planned))
-        self._size = replace(self._size, quantization=planned.quantization)
+        self._size = replace(
+            self._size, quantization=planned.quantization, arithmetic=planned.arithmetic
+        )
         stages = await load_stages(
             self._membership, self.record, self._size, self._say_progress, self._say_loaded
         )
@@ -346,14 +348,14 @@ class Deployment:
         loop = asyncio.get_running_loop()
         epoch = self.record.epoch
 
-        def lost(error: PotluckError) -> None:
-            loop.call_soon_threadsafe(self._end_epoch, error.message, epoch)
+        def over(error: PotluckError) -> None:
+            with suppress(RuntimeError):  # the loop is closed, and so is everything else
+                loop.call_soon_threadsafe(self._end_epoch, error, epoch)
 
-        def start_pipeline(on_outcome: OnOutcome) -> RemotePipeline:
-            self._pipeline = RemotePipeline(
-                outgoing, incoming, on_outcome, lost, step_seconds=self._step_seconds
+        def open_pipeline(on_outcome: OnOutcome, on_lost: OnOver) -> RemotePipeline:
+            return RemotePipeline(
+                outgoing, incoming, on_outcome, on_lost, step_seconds=self._step_seconds
             )
-            return self._pipeline
 
         limits = SchedulerLimits(
             num_blocks=self._size.num_blocks,
@@ -362,7 +364,7 @@ class Deployment:
             max_step_sequences=self._size.max_step_sequences,
             max_steps_in_flight=len(stages),
         )
-        self._dispatcher = Dispatcher(limits, start_pipeline)
+        self._answering.begin(limits, open_pipeline, over)
         self._outages = ()
         self._say(state=DeploymentState.READY, reason="")
 
@@ -370,29 +372,47 @@ class Deployment:
         epoch = Epoch(number=self.record.epoch.number + 1, coordinator=self._membership.node_id)
         self.record = msgspec.structs.replace(self.record, epoch=epoch, revision=0)
 
-    def _end_epoch(self, reason: str, epoch: Epoch | None = None) -> None:
+    def _end_epoch(self, error: PotluckError, epoch: Epoch | None = None) -> None:
         """The present epoch is over (unless ``epoch`` is another one)."""
         is_present = epoch is None or epoch == self.record.epoch
         if is_present and self._over is not None and not self._over.done():
-            _log.warning("%s: %s", self.record.model_id, reason)
-            self._over.set_result(reason)
+            _log.warning("%s: %s", self.record.model_id, error.message)
+            self._answering.stop()
+            self._over.set_result(error)
 
-    async def _tear_down(self, reason: PotluckError) -> None:
-        """End the dispatcher and stop every stage of this epoch, wherever it can be reached."""
-        dispatcher, self._dispatcher, self._pipeline = self._dispatcher, None, None
-        if dispatcher is not None:
-            await asyncio.to_thread(dispatcher.close, reason)
+    async def _tear_down(self, reason: PotluckError, *, is_defect: bool = False) -> None:
+        """End all requests and stop every stage of this epoch, wherever it can be reached.
+
+        Where it has ended by a defect of its own, or of a stage, the requests in its steps are
+        suspects.
+        """
+        in_flight: tuple[SequenceRequest, ...] = ()
+        defect = reason.message if is_defect else ""
+        try:
+            in_flight = await self._answering.end(reason)
+            defect = "; ".join(await self._stop_stages()) or defect
+        finally:
+            self._answering.judge(in_flight, defect)
+
+    async def _stop_stages(self) -> list[str]:
+        """Stop the stages of this epoch; returns how they have crashed, if they have."""
         scope = encode(StageScope(deployment=self.record.deployment, epoch=self.record.epoch))
         nodes = {stage.node_id for stage in self.record.stages} & (
             self._membership.nodes() | {self._membership.node_id}
         )
-        await asyncio.gather(
-            *(
-                self._membership.call(node, "stage.stop", scope, timeout_seconds=_STOP_SECONDS)
-                for node in nodes
-            ),
-            return_exceptions=True,
-        )
+
+        async def stop(node: NodeId) -> tuple[str, ...]:
+            try:
+                answer = await self._membership.call(
+                    node, "stage.stop", scope, timeout_seconds=_STOP_SECONDS
+                )
+                return decode(answer, StageEnds).crashes
+            except CallError as error:
+                _log.info("stages on node %s could not be stopped: %s", node, error.message)
+                return ()
+
+        answers = await asyncio.gather(*map(stop, sorted(nodes)))
+        return [line for crashes in answers for line in crashes]
 
     def _say(self, **changes: object) -> None:
         """Change the record and tell everybody."""
@@ -413,8 +433,15 @@ class Deployment:
         stages[index] = msgspec.structs.replace(
             stages[index],
             memory=loaded.memory,
-            prefill=loaded.prefill,
             read_bytes=loaded.read_bytes,
             load_seconds=loaded.seconds,
         )
         self._say(stages=tuple(stages))
+
+
+def _has_failed(first: asyncio.Future[None]) -> bool:
+    return first.done() and (first.cancelled() or first.exception() is not None)
+
+
+def _unexpected(error: Exception) -> EngineError:
+    return EngineError(f"{type(error).__name__}: {error}")

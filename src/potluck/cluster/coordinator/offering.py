@@ -123,6 +123,8 @@ def reason_against(unit: UnitReport, *, with_reserve: bool) -> str | None:
             return None if with_reserve else f"in reserve: {unit.reason}"
         case Role.IDLE:
             return f"idle: {unit.reason}"
+        case Role.PENDING:
+            return f"not tested yet: {unit.reason}"
         case Role.OUT:
             return unit.reason
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-import msgspec
-
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import FrameKind
 from potluck.cluster.steps import decode_failure, decode_sampled, encode_step
-from potluck.errors import EdgeError, EngineError, PotluckError
+from potluck.errors import DefectError, EdgeError, EngineError, PotluckError
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.step import Step
+
+_log = logging.getLogger(__name__)
+
+_END_SECONDS = 5.0
+"""For both threads to end once their edges are closed, which wakes them: milliseconds."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,9 +35,10 @@ class RemotePipeline:
     """A ``Pipeline`` over edges. Owns both and closes them.
 
     One thread sends and one receives, so that ``submit`` never waits for a stage that does not
-    read. Results come in the order of the steps. When an edge ends, or the last stage says nothing
-    for ``step_seconds`` while steps are in flight, ``on_lost`` is called once, on a thread of the
-    pipeline, before the steps in flight and all later ones fail with that reason.
+    read. Results come in the order of the steps. When an edge ends, the last stage says nothing
+    for ``step_seconds`` while steps are in flight, or anything goes wrong in either thread,
+    ``on_lost`` is called once, on a thread of the pipeline, before the steps in flight and all
+    later ones fail with that reason. It is a ``DefectError`` where it was no edge that failed.
     """
 
     def __init__(
@@ -52,7 +57,7 @@ class RemotePipeline:
         self._step_seconds = step_seconds
         self._submitted: SimpleQueue[Step | None] = SimpleQueue()
         self._in_flight: SimpleQueue[Step | None] = SimpleQueue()
-        self._not_sent: EdgeError | None = None
+        self._not_sent: PotluckError | None = None
         self._lost: EngineError | None = None
         self._is_closing = False
         self.sent = SentTotals()
@@ -68,68 +73,100 @@ class RemotePipeline:
         self._submitted.put(step)
 
     def close(self) -> None:
-        """Close the edges; steps in flight fail. Idempotent."""
+        """Close the edges; steps in flight fail. Idempotent, and bounded in time."""
         self._is_closing = True
+        self._submitted.put(None)
         self._outgoing.close()
         self._incoming.close()
-        self._submitted.put(None)
+        deadline = time.monotonic() + _END_SECONDS
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():  # it holds nothing that anybody waits for
+                _log.error("the thread of %s does not end, and is left behind", thread.name)
 
     def _send_all(self) -> None:
-        while (step := self._submitted.get()) is not None:
-            self._in_flight.put(step)
-            if self._not_sent is None:
-                try:
-                    self._send(step)
-                except EdgeError as error:
-                    # Told by the thread that receives, in its turn: this ends its wait.
-                    self._not_sent = error
-                    self._incoming.close()
-        self._in_flight.put(None)
+        try:
+            while (step := self._submitted.get()) is not None:
+                self._in_flight.put(step)
+                if self._not_sent is None:
+                    self._send_or_close(step)
+        finally:
+            self._in_flight.put(None)
+
+    def _send_or_close(self, step: Step) -> None:
+        try:
+            self._send(step)
+        except Exception as error:  # noqa: BLE001 - whatever it is, this step will have no result
+            # Told by the thread that receives, in its turn: this ends its wait.
+            self._not_sent = _as_told(error, "a step could not be sent")
+            self._incoming.close()
 
     def _send(self, step: Step) -> None:
         started = time.perf_counter()
         header = encode_step(step)
-        try:
-            self._outgoing.send(FrameKind.STEP, step.step_id, header)
-        except ValueError as error:
-            raise EdgeError(self._outgoing.peer_node_id, str(error)) from error
+        self._outgoing.send(FrameKind.STEP, step.step_id, header)
         self.sent.num_frames += 1
         self.sent.num_bytes += len(header)
         self.sent.send_seconds += time.perf_counter() - started
 
     def _receive_all(self) -> None:
         while (step := self._in_flight.get()) is not None:
-            self._on_outcome(self._outcome(step))
+            try:
+                self._on_outcome(self._outcome(step))
+            except Exception as error:  # noqa: BLE001 - this thread's end would hang all that waits
+                self._lose(_as_told(error, "a result could not be taken"))
 
     def _outcome(self, step: Step) -> StepOutcome:
         if self._lost is None:
             try:
                 return self._receive(step)
-            except EdgeError as error:
-                reason = self._not_sent or error
-                self._lost = EngineError(
-                    f"a stage of the model was lost: {reason.message}",
-                    hint="send the request again: the model is being deployed anew",
-                )
-                if not self._is_closing:
-                    self._on_lost(reason)
+            except Exception as error:  # noqa: BLE001 - told below, whatever it is
+                self._lose(self._not_sent or _as_told(error, "a result could not be received"))
         return StepOutcome(step=step, error=self._lost)
 
+    def _lose(self, reason: PotluckError) -> None:
+        if self._lost is not None:
+            return
+        kind = DefectError if isinstance(reason, DefectError) else EngineError
+        self._lost = kind(
+            f"a stage of the model was lost: {reason.message}",
+            hint="send the request again: the model is being deployed anew",
+        )
+        if self._is_closing:
+            return
+        try:
+            self._on_lost(reason)
+        except Exception:  # noqa: BLE001 - the steps in flight are still to fail
+            _log.exception("nobody could be told that a stage was lost")
+
     def _receive(self, step: Step) -> StepOutcome:
-        """Raises ``EdgeError`` also for what makes no sense as this step's result."""
+        """Raises ``DefectError`` for what makes no sense as this step's result."""
         frame = self._incoming.receive(self._step_seconds)
         peer = self._incoming.peer_node_id
         if frame.step_id != step.step_id:
-            raise EdgeError(peer, "it answered another step")
+            raise DefectError(f"edge with {peer}: it answered another step")
         try:
             if frame.kind is FrameKind.FAILURE:
                 return StepOutcome(step=step, error=decode_failure(frame.header))
             sampled = decode_sampled(frame.header)
-        except msgspec.DecodeError as error:
-            raise EdgeError(peer, f"it sent a malformed result ({error})") from error
-        asked = [part.sequence_id for part in step.slices if part.sample]
-        if frame.kind is not FrameKind.RESULT or [each.sequence_id for each in sampled] != asked:
-            raise EdgeError(peer, "its result is not that of the step")
+        except ValueError as error:  # DecodeError, or text that is no UTF-8
+            raise DefectError(f"edge with {peer}: it sent a malformed result ({error})") from error
+        asked = [
+            (part.sequence_id, part.start_position + index + 1)
+            for part in step.slices
+            for index in part.wanted
+        ]
+        answered = [(each.sequence_id, each.position) for each in sampled]
+        if frame.kind is not FrameKind.RESULT or answered != asked:
+            raise DefectError(f"edge with {peer}: its result is not that of the step")
         return StepOutcome(step=step, sampled=sampled)
+
+
+def _as_told(error: Exception, what: str) -> PotluckError:
+    """``error`` as the reason why the pipeline is lost; what is no failure of an edge is logged."""
+    if isinstance(error, EdgeError):
+        return error
+    _log.error("%s", what, exc_info=error)
+    if isinstance(error, DefectError):
+        return error
+    return DefectError(f"{what}: {type(error).__name__}: {error}")

@@ -22,9 +22,10 @@ from potluck.engines.costs import CostOf, cost_of
 from potluck.loading import StagePlan, StageSize
 from potluck.scheduling import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS
 from potluck.scheduling.blocks import blocks_for
+from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, Plan, Rejection, UnitId
-from potluck.types.prefill import Prefill
 from potluck.types.quantization import Quantization
+from potluck.weights.report import remark_lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class DeploymentSize:
     max_step_sequences: int
     quantization: Quantization
     is_mapped: bool
-    prefill: Prefill
+    arithmetic: Arithmetic
     edge_limits: EdgeLimits
 
     @property
@@ -50,13 +51,13 @@ class DeploymentSize:
             num_threads=1,
             quantization=self.quantization,
             is_mapped=self.is_mapped,
-            prefill=self.prefill,
+            arithmetic=self.arithmetic,
         )
 
 
 def on_unit(size: StageSize, unit: UnitReport) -> StageSize:
     """``size`` for a stage on ``unit``. What only the native backend does is left out elsewhere:
-    weights are loaded, not mapped, and prefill is exact.
+    weights are loaded, not mapped, and no arithmetic is asked for.
     """
     return replace(
         size,
@@ -64,12 +65,14 @@ def on_unit(size: StageSize, unit: UnitReport) -> StageSize:
         backend=unit.backend,
         is_on_device=not unit.is_shared,
         is_mapped=size.is_mapped and unit.backend == NATIVE,
-        prefill=size.prefill if unit.backend == NATIVE else Prefill.EXACT,
+        arithmetic=size.arithmetic if unit.backend == NATIVE else Arithmetic.EXACT,
     )
 
 
 def size_of(description: ModelDescription, record: DeploymentRecord) -> DeploymentSize:
-    """The size that a deployment's record asks for; not quantized where that is to be seen."""
+    """The size that a deployment's record asks for; not quantized, and exact, where that is to be
+    seen.
+    """
     num_blocks = blocks_for(max(record.cache_tokens, record.context_tokens))
     max_step_tokens = min(MAX_STEP_TOKENS, record.context_tokens)
     max_step_sequences = min(MAX_STEP_SEQUENCES, max_step_tokens)
@@ -80,7 +83,7 @@ def size_of(description: ModelDescription, record: DeploymentRecord) -> Deployme
         max_step_sequences=max_step_sequences,
         quantization=Quantization.NONE if record.may_quantize else record.quantization,
         is_mapped=record.is_mapped,
-        prefill=record.prefill,
+        arithmetic=record.arithmetic or Arithmetic.EXACT,
         edge_limits=edge_limits(
             hidden_size=description.config.hidden_size,
             context_tokens=record.context_tokens,
@@ -93,9 +96,11 @@ def size_of(description: ModelDescription, record: DeploymentRecord) -> Deployme
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedModel:
-    """Where a model goes, how it is quantized, and what exactly each stage takes there."""
+    """Where a model goes, how it is quantized and computed, and what each stage takes there."""
 
     quantization: Quantization
+    arithmetic: Arithmetic
+    arithmetic_note: str
     stages: tuple[PlannedStage, ...]
     rejections: tuple[Rejection, ...]
 
@@ -135,6 +140,8 @@ def planned_model(
             )
     return PlannedModel(
         quantization=size.quantization,
+        arithmetic=size.arithmetic,
+        arithmetic_note="",
         stages=tuple(stages),
         rejections=(*plan.rejections, *rejections),
     )
@@ -142,8 +149,12 @@ def planned_model(
 
 def placement_fields(planned: PlannedModel) -> dict[str, object]:
     """The fields of a deployment's record that say where it is placed."""
+    remarks = (remark for stage in planned.stages for remark in stage.plan.remarks)
     return {
         "quantization": planned.quantization,
+        "remarks": tuple(remark_lines(remarks)),
+        "arithmetic": planned.arithmetic,
+        "arithmetic_note": planned.arithmetic_note,
         "stages": tuple(
             StageRecord(
                 node_id=stage.node_id,

@@ -6,17 +6,29 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 
-from potluck.cluster.calls import ConnectStage, DeploymentRecord, StartEvent, decode, encode
+from potluck.cluster.calls import (
+    ConnectStage,
+    DeploymentRecord,
+    Stalled,
+    StartEvent,
+    decode,
+    encode,
+)
 from potluck.cluster.coordinator.edges import StageAddress, open_edges
+from potluck.cluster.coordinator.left_out import StageStalledError
 from potluck.cluster.coordinator.planning import DeploymentSize
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.membership import Membership
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.messages import Connect, Loaded, Peer, Progress, StageSpec
-from potluck.errors import CallError, EngineError
-from potluck.types.cluster import NodeId
+from potluck.errors import CallError, EngineError, SilentNodeError
+from potluck.types.cluster import NodeId, UnitId
 
 _CONNECT_SECONDS = 40.0
+
+_SILENCE_SECONDS = 30.0
+"""For an agent to say how far its stage is. It does so every few seconds even if nothing moves
+(``agent.worker_process``), so this is an agent that itself stands still."""
 
 
 async def load_stages(
@@ -30,7 +42,8 @@ async def load_stages(
 
     ``on_progress`` is given what goes on, the bytes loaded (or, as long as a stage is fetched,
     fetched) so far and those in all, as far as they are known, ``on_loaded`` a stage that is
-    loaded, by its index. If one fails, or this is cancelled, none goes on loading.
+    loaded, by its index. If one fails, or this is cancelled, none goes on loading. Raises
+    ``StageStalledError`` for one that gets no further.
     """
     latest = [Progress(done_bytes=0, total_bytes=0) for _ in record.stages]
 
@@ -51,20 +64,26 @@ async def load_stages(
             max_step_sequences=size.max_step_sequences,
             quantization=size.quantization,
             is_mapped=bool(stage.memory.mapped),
-            prefill=size.prefill,
+            arithmetic=size.arithmetic,
             num_bytes=stage.memory.host_bytes,
             device_bytes=stage.memory.device_bytes,
         )
         try:
-            stream = membership.call_stream(stage.node_id, "stage.start", encode(spec))
+            stream = membership.call_stream(
+                stage.node_id, "stage.start", encode(spec), silence_seconds=_SILENCE_SECONDS
+            )
             async with aclosing(stream):
                 async for part in stream:
                     event: StartEvent = decode(part, StartEvent)
                     if isinstance(event, Loaded):
                         on_loaded(index, event)
                         return StageAddress(node_id=stage.node_id, host=event.host, port=event.port)
+                    if isinstance(event, Stalled):
+                        raise stalled(index, stage.node_id, stage.unit_id, event.message)
                     latest[index] = event
                     on_progress(*_together(latest))
+        except SilentNodeError as error:
+            raise stalled(index, stage.node_id, stage.unit_id, error.message) from error
         except CallError as error:
             raise _of_stage(index, stage.node_id, error) from error
         raise EngineError(f"stage {index} on node {stage.node_id} was not loaded")
@@ -142,6 +161,11 @@ def _together(stages: Sequence[Progress]) -> tuple[str, int, int]:
     else:
         doing = "loading"
     return doing, done_bytes, total_bytes
+
+
+def stalled(index: int, node_id: NodeId, unit_id: UnitId, message: str) -> StageStalledError:
+    """A stage that got no further while it was loaded."""
+    return StageStalledError(node_id, unit_id, f"stage {index} on node {node_id}: {message}")
 
 
 def _of_stage(index: int, node_id: NodeId, error: CallError) -> EngineError:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+
+import msgspec
 
 from potluck.catalog import ModelDescription
 from potluck.cluster.calls import (
@@ -15,13 +18,17 @@ from potluck.cluster.calls import (
     decode,
     encode,
 )
+from potluck.cluster.coordinator.arithmetics import computing_in, plan_in
+from potluck.cluster.coordinator.left_out import NodeUnitId
 from potluck.cluster.coordinator.placing import Placement
 from potluck.cluster.coordinator.planning import DeploymentSize, PlannedModel, planned_model
 from potluck.cluster.membership import Membership
 from potluck.engines.costs import CostOf, cost_of
 from potluck.errors import PotluckError
+from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, Rejection
 
+_NOBODY: Mapping[NodeUnitId, str] = MappingProxyType({})
 _REPORT_SECONDS = 5.0
 _CHECK_SECONDS = 300.0
 """The small files of a model from the hub, or a GGUF file's header, may have to be fetched for it:
@@ -36,31 +43,57 @@ async def plan_model(
     size: DeploymentSize,
     *,
     may_quantize: bool,
+    arithmetic: Arithmetic | None,
     cost_of: CostOf = cost_of,
+    left_out: Mapping[NodeUnitId, str] = _NOBODY,
 ) -> PlannedModel:
     """Place a model on the nodes that are there and can read the very same files.
 
     With ``may_quantize`` it is quantized as little as makes it fit, but not less than ``size``
-    says. ``cost_of`` knows what engines take. Raises ``InsufficientMemoryError``, which says what
-    would fit, what makes the model unreadable here, and ``EngineError`` where this node knows none
-    of the backends.
+    says. ``arithmetic``: see ``plan_in``. ``cost_of`` knows what engines take. Units that are
+    ``left_out`` get nothing, for the reasons given. Raises ``InsufficientMemoryError``, which says
+    what would fit, what makes the model unreadable here, and ``EngineError`` where this node knows
+    none of the backends or no unit has the arithmetic.
     """
     reports, silent = await gather_reports(membership)
+    reports, absent = _without(reports, left_out)
     able, unable = await _nodes_with_model(membership, model, fingerprint, reports)
 
-    def plan() -> PlannedModel:
-        placement = Placement(description, reports, able, cost_of)
-        placed = placement.of(size.of_stage, may_quantize=may_quantize)
+    def plan(arithmetic: Arithmetic) -> PlannedModel:
+        in_arithmetic = replace(size, arithmetic=arithmetic)
+        computing = computing_in(arithmetic, able)
+        placement = Placement(description, reports, computing.reports, cost_of)
+        placed = placement.of(in_arithmetic.of_stage, may_quantize=may_quantize)
         return planned_model(
             description,
             placed.plan,
-            replace(size, quantization=placed.quantization),
-            able,
-            (*silent, *unable, *placed.rejections),
+            replace(in_arithmetic, quantization=placed.quantization),
+            computing.reports,
+            (*silent, *absent, *unable, *computing.rejections, *placed.rejections),
             cost_of,
         )
 
-    return await asyncio.to_thread(plan)
+    return await asyncio.to_thread(plan_in, arithmetic, able, plan)
+
+
+def _without(
+    reports: Sequence[NodeReport], left_out: Mapping[NodeUnitId, str]
+) -> tuple[list[NodeReport], list[Rejection]]:
+    """The reports without the units that are left out, and why those are."""
+    kept = [
+        msgspec.structs.replace(
+            report,
+            units=tuple(
+                unit for unit in report.units if (report.node_id, unit.unit_id) not in left_out
+            ),
+        )
+        for report in reports
+    ]
+    absent = [
+        Rejection(node_id=node_id, unit_id=unit_id, reason=f"left out for now: {reason}")
+        for (node_id, unit_id), reason in left_out.items()
+    ]
+    return kept, absent
 
 
 async def gather_reports(membership: Membership) -> tuple[list[NodeReport], list[Rejection]]:
@@ -102,8 +135,9 @@ async def _nodes_with_model(
             answer = await membership.call(
                 report.node_id, "model.check", request, timeout_seconds=_CHECK_SECONDS
             )
-            if decode(answer, ModelFingerprint) != fingerprint:
-                return f"its files of {model} are not those of the coordinator"
+            found = fingerprint.difference(decode(answer, ModelFingerprint))
+            if found:
+                return f"its files of {model} are not those of the coordinator: {found}"
         except PotluckError as error:
             return f"it cannot read the model: {error.message}"
         return None

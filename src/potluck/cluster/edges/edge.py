@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
 import threading
 from dataclasses import dataclass
 
@@ -27,12 +26,16 @@ from potluck.cluster.edges.frames import (
     encode_preamble_into,
     encode_scope,
 )
+from potluck.cluster.trust.handshakes import describe
 from potluck.errors import EdgeClosedError, EdgeError
 from potluck.types.cluster import NodeId
 from potluck.types.step import StepId
 
 _FIRST_BUFFER_BYTES = 64 * 1024
 """Holds the frames of decoding; prefill grows the buffer to what it needs."""
+
+_WAKE_SECONDS = 2.0
+"""For a thread to leave its call on a connection that was shut down: microseconds, as a rule."""
 
 _PAYLOAD_ALIGNMENT = 16
 """Of a received payload in memory: that of ``malloc``, hence of a bytearray's start."""
@@ -77,8 +80,13 @@ class _End:
         self._is_closed = True
         with self._descriptor:
             _shut_down(self._connection)
-        with self._using:  # No thread is in a call with the descriptor any more.
-            self._give_up()
+        # Then no thread is in a call with the descriptor any more. One that the shutdown does not
+        # wake keeps it, and gives it up itself.
+        if self._using.acquire(timeout=_WAKE_SECONDS):
+            try:
+                self._give_up()
+            finally:
+                self._using.release()
 
     def _failed(self, reason: str) -> EdgeError:
         """Close, from inside a call, and say why; the call holds the lock."""
@@ -233,19 +241,6 @@ def _shut_down(connection: socket.socket) -> None:
     """
     with contextlib.suppress(OSError):  # The peer was first, or it is closed.
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
-
-
-def describe(error: OSError) -> str:
-    """One line about a failed call on a connection."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not of this cluster ({error.verify_message})"
-    if isinstance(error, ssl.SSLEOFError):
-        return "the connection was lost"  # A failed write; ``ssl`` does not say how it failed.
-    if isinstance(error, ssl.SSLError):
-        return f"TLS failed ({error.reason or error})"
-    if isinstance(error, TimeoutError):
-        return "it does not answer"
-    return error.strerror or type(error).__name__
 
 
 def _most(limits: EdgeLimits) -> int:

@@ -64,7 +64,7 @@ def check_hello(expected: Hello, preamble: Preamble, header: bytes) -> None:
         raise ValueError(describe_difference(expected.scope, preamble.scope))
     try:
         index = msgspec.msgpack.decode(header, type=_HelloHeader).index
-    except msgspec.DecodeError as error:
+    except ValueError as error:  # DecodeError, or text that is no UTF-8
         raise ValueError("it sent a malformed hello") from error
     if index != expected.index:
         raise ValueError(f"edge {index} is not edge {expected.index}")
@@ -77,7 +77,7 @@ def check_answer(sent: Hello, preamble: Preamble, header: bytes) -> None:
         return
     try:
         reason = msgspec.msgpack.decode(header, type=_RefusalHeader).reason
-    except msgspec.DecodeError as error:
+    except ValueError as error:  # DecodeError, or text that is no UTF-8
         raise ValueError("it sent a malformed refusal") from error
     raise ValueError(f"refused: {reason}")
 

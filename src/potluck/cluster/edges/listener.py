@@ -1,24 +1,20 @@
 """The side that listens: the receiver of an edge.
 
-Whoever can reach the port can connect, say nothing, or say anything. So handshakes go on side by
-side in the thread that accepts, each with a deadline of its own, and only what has shown a
-certificate of the cluster is told why it was refused.
+``trust.handshakes`` bounds what strangers can do here. Only what has shown a certificate of the
+cluster is told why it was refused.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import logging
 import os
 import selectors
 import socket
 import ssl
 import threading
 import time
-from dataclasses import dataclass, field
 
-from potluck.cluster.edges.edge import EdgeLimits, IncomingEdge, check_counts, describe
+from potluck.cluster.edges.edge import EdgeLimits, IncomingEdge, check_counts
 from potluck.cluster.edges.frames import PREAMBLE_BYTES, decode_preamble
 from potluck.cluster.edges.hello import (
     HELLO_LIMITS,
@@ -28,31 +24,17 @@ from potluck.cluster.edges.hello import (
     encode_refusal,
 )
 from potluck.cluster.edges.options import set_edge_options
-from potluck.cluster.trust.credentials import Credentials, peer_node_id
-from potluck.errors import EdgeClosedError, EdgeError, ParameterError
+from potluck.cluster.trust.credentials import Credentials
+from potluck.cluster.trust.handshakes import (
+    HANDSHAKE_SECONDS,
+    MOST_HANDSHAKES,
+    Handshake,
+    Handshakes,
+    describe,
+    refusal_log,
+)
+from potluck.errors import EdgeClosedError, EdgeError
 from potluck.types.cluster import NodeId
-
-_LOG = logging.getLogger(__name__)
-
-HANDSHAKE_SECONDS = 5.0
-"""For TLS and hello together: three round trips and a few milliseconds of arithmetic."""
-
-_MOST_HANDSHAKES = 128
-"""At once. Beyond, the one that has waited longest goes: a member is done in milliseconds."""
-
-_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""Failures of ``accept`` that are this machine's; the connection goes on waiting."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Handshake:
-    """A connection that has not said hello yet."""
-
-    connection: ssl.SSLSocket
-    address: str
-    deadline: float
-    peer: NodeId | None = None
-    data: bytearray = field(default_factory=bytearray)
 
 
 class EdgeListener:
@@ -72,8 +54,9 @@ class EdgeListener:
         self._context = credentials.server_context()
         self._handshake_seconds = handshake_seconds
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._server = socket.create_server((host, 0), family=family, backlog=_MOST_HANDSHAKES)
+        self._server = socket.create_server((host, 0), family=family, backlog=MOST_HANDSHAKES)
         self._server.setblocking(False)
+        self._log = refusal_log()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._accepting = threading.Lock()
         self._closing = threading.Lock()
@@ -93,15 +76,13 @@ class EdgeListener:
         with self._accepting:
             if self._is_closed:
                 raise EdgeClosedError(peer, "the listener is closed")
-            reception = _Reception(
-                self._server, self._context, expected, peer, self._handshake_seconds
-            )
             try:
-                connection = reception.run(self._wake, time.monotonic() + timeout_seconds)
+                with selectors.DefaultSelector() as selector:
+                    connection = self._await(
+                        selector, _Reception(expected, peer), time.monotonic() + timeout_seconds
+                    )
             except OSError as error:
                 raise EdgeError(peer, f"cannot accept connections: {describe(error)}") from error
-            finally:
-                reception.close()
             if connection is None:
                 if self._is_closed:
                     raise EdgeClosedError(peer, "the listener is closed")
@@ -119,105 +100,43 @@ class EdgeListener:
                 self._server.close()
                 os.close(self._wake)
 
+    def _await(
+        self, selector: selectors.BaseSelector, reception: _Reception, deadline: float
+    ) -> ssl.SSLSocket | None:
+        """The connection that said the right hello, blocking; None at ``deadline`` or ``close``."""
+        selector.register(self._wake, selectors.EVENT_READ)
+        handshakes = Handshakes(
+            self._server,
+            self._context,
+            selector,
+            log=self._log,
+            seconds=self._handshake_seconds,
+            is_complete=reception.is_complete,
+            tell=reception.tell,
+        )
+        try:
+            while (now := time.monotonic()) < deadline:
+                until = min(deadline, handshakes.expire(now) or deadline)
+                for key, _ in selector.select(until - now):
+                    if key.fileobj == self._wake:
+                        return None
+                    handshake = handshakes.handle(key)
+                    if handshake is not None:
+                        handshake.connection.settimeout(None)
+                        return handshake.connection
+            return None
+        finally:
+            handshakes.close()
+
 
 class _Reception:
-    """The connections of one ``accept``."""
+    """What a connection has to say to become the edge ``expected`` from the node ``peer``."""
 
-    def __init__(
-        self,
-        server: socket.socket,
-        context: ssl.SSLContext,
-        expected: Hello,
-        peer: NodeId,
-        handshake_seconds: float,
-    ) -> None:
-        self._server = server
-        self._context = context
+    def __init__(self, expected: Hello, peer: NodeId) -> None:
         self._expected = expected
         self._peer = peer
-        self._handshake_seconds = handshake_seconds
-        self._selector = selectors.DefaultSelector()
-        self._handshakes: dict[int, _Handshake] = {}  # by descriptor, oldest first
 
-    def run(self, wake: int, deadline: float) -> ssl.SSLSocket | None:
-        """The connection that said the right hello, blocking; None at ``deadline`` or ``wake``."""
-        self._selector.register(self._server, selectors.EVENT_READ)
-        self._selector.register(wake, selectors.EVENT_READ)
-        while True:
-            now = time.monotonic()
-            if now >= deadline:
-                return None
-            self._expire(now)
-            next_deadline = min((h.deadline for h in self._handshakes.values()), default=deadline)
-            for key, _ in self._selector.select(min(deadline, next_deadline) - now):
-                if key.fileobj == wake:
-                    return None
-                if key.fileobj is self._server:
-                    handshake = self._take()
-                else:
-                    handshake = self._handshakes.get(key.fd)
-                if handshake is not None and self._advance(handshake):
-                    self._forget(handshake)
-                    handshake.connection.settimeout(None)
-                    return handshake.connection
-
-    def close(self) -> None:
-        """Close what is left."""
-        for handshake in list(self._handshakes.values()):
-            self._forget(handshake)
-            handshake.connection.close()
-        self._selector.close()
-
-    def _take(self) -> _Handshake | None:
-        if len(self._handshakes) >= _MOST_HANDSHAKES:
-            self._refuse(next(iter(self._handshakes.values())), "too many wait beside it")
-        try:
-            raw, address = self._server.accept()
-        except OSError as error:
-            if error.errno in _EXHAUSTED:
-                raise
-            return None  # It was gone before it was taken.
-        try:
-            raw.setblocking(False)
-            set_edge_options(raw)
-            connection = self._context.wrap_socket(
-                raw, server_side=True, do_handshake_on_connect=False
-            )
-        except OSError:
-            raw.close()
-            return None
-        handshake = _Handshake(
-            connection=connection,
-            address=f"{address[0]}:{address[1]}",
-            deadline=time.monotonic() + self._handshake_seconds,
-        )
-        self._handshakes[connection.fileno()] = handshake
-        self._selector.register(connection, selectors.EVENT_READ)
-        return handshake
-
-    def _advance(self, handshake: _Handshake) -> bool:
-        """Go on as far as what was received allows; whether the edge stands."""
-        connection = handshake.connection
-        try:
-            if handshake.peer is None:
-                connection.do_handshake()
-                handshake.peer = peer_node_id(connection)
-            if not self._is_hello_complete(handshake):
-                return False
-            connection.sendall(encode_hello(self._expected))
-        except ssl.SSLWantReadError:
-            return False
-        except OSError as error:
-            self._refuse(handshake, describe(error))
-        except ParameterError as error:
-            self._refuse(handshake, error.message)
-        except ValueError as error:
-            self._refuse(handshake, str(error))
-        else:
-            return True
-        return False
-
-    def _is_hello_complete(self, handshake: _Handshake) -> bool:
+    def is_complete(self, handshake: Handshake) -> bool:
         """Read on; raises ``ValueError`` if what came is not the hello that is expected."""
         data = handshake.data
         needed = PREAMBLE_BYTES
@@ -235,24 +154,13 @@ class _Reception:
         check_hello(self._expected, preamble, bytes(data[PREAMBLE_BYTES:]))
         if handshake.peer != self._peer:
             raise ValueError(f"node {handshake.peer} is not node {self._peer}")
+        set_edge_options(handshake.connection)
+        handshake.connection.sendall(encode_hello(self._expected))
         return True
 
-    def _expire(self, now: float) -> None:
-        for handshake in list(self._handshakes.values()):
-            if now >= handshake.deadline:
-                self._refuse(handshake, "it said no hello in time")
-
-    def _refuse(self, handshake: _Handshake, reason: str) -> None:
-        """Close and log; tell a member why, strangers nothing."""
-        who = handshake.peer or "a stranger"
-        _LOG.warning("refused %s at %s: %s", who, handshake.address, reason)
-        self._forget(handshake)
+    def tell(self, handshake: Handshake, reason: str) -> None:
+        """Tell a member why it was refused, strangers nothing."""
         if handshake.peer is not None:
             # If it is gone or does not read, it will see the end of the connection.
             with contextlib.suppress(OSError):
                 handshake.connection.sendall(encode_refusal(self._expected.scope, reason))
-        handshake.connection.close()
-
-    def _forget(self, handshake: _Handshake) -> None:
-        self._selector.unregister(handshake.connection)
-        del self._handshakes[handshake.connection.fileno()]

@@ -1,9 +1,10 @@
 """Who is in the cluster, and control calls between its agents, over Zenoh.
 
-Discovery, failure detection and transport are Zenoh's; this package says who counts as a member,
-gives calls a beginning, an order and an end, and turns silence into sentences. It carries control
-messages only: weights and activations go by edges. A wedged agent still looks alive here, because
-Zenoh's threads go on without it; whoever must know better calls it with a time-out.
+Discovery, failure detection and transport are Zenoh's, except that ``cluster.acceptor`` accepts the
+connections of others and lets only members through to Zenoh. This package says who counts as a
+member, gives calls a beginning, an order and an end, and turns silence into sentences. It carries
+control messages only: weights and activations go by edges. A wedged agent still looks alive here,
+because Zenoh's threads go on without it; whoever must know better calls it with a time-out.
 """
 
 from __future__ import annotations

@@ -9,19 +9,23 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-import msgspec
-
 from potluck.cluster.membership import messages
 from potluck.cluster.membership.inbox import Inbox
 from potluck.cluster.membership.keys import KeySpace, SessionId
 from potluck.cluster.membership.messages import End, Failure, Part
 from potluck.cluster.membership.session import ZenohSession
-from potluck.errors import CallError, NodeLostError
+from potluck.errors import CallError, NodeLostError, SilentNodeError
 from potluck.types.cluster import NodeId
 
 MAX_WAITING_PARTS = 1024
 MAX_WAITING_BYTES = 16 * messages.MAX_PAYLOAD_BYTES
 """What a consumer may leave waiting before its stream fails: a 3 GB board has room for a few."""
+
+STREAM_SECONDS = 24 * 3600.0
+"""The longest that an answer in parts may take: weights that come over a slow line take hours."""
+
+_MARGIN_SECONDS = 1.0
+"""By which the network gives up a call later than its caller, who says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +56,14 @@ class CallClient:
     ) -> bytes:
         """The one part that the answer has."""
         parts: list[bytes] = []
-        stream = self.stream(node_id, target, method, payload, silence_seconds=None)
+        stream = self.stream(
+            node_id,
+            target,
+            method,
+            payload,
+            silence_seconds=None,
+            lifetime_seconds=timeout_seconds + _MARGIN_SECONDS,
+        )
         try:
             async with asyncio.timeout(timeout_seconds), aclosing(stream):
                 async for part in stream:
@@ -75,6 +86,7 @@ class CallClient:
         payload: bytes,
         *,
         silence_seconds: float | None,
+        lifetime_seconds: float = STREAM_SECONDS,
     ) -> AsyncGenerator[bytes, None]:
         """The parts of the answer, in order. Closing or cancelling it cancels the handler."""
         if self._is_closed:
@@ -110,6 +122,7 @@ class CallClient:
             payload,
             on_reply,
             lambda: inbox.close(cut_short),
+            lifetime_seconds=lifetime_seconds,
         )
         self._pending[call_id] = _Pending(target=target, inbox=inbox)
         is_over = False
@@ -121,7 +134,7 @@ class CallClient:
                     async with asyncio.timeout(silence_seconds):
                         reply, part = await inbox.get()
                 except TimeoutError as error:
-                    raise CallError(
+                    raise SilentNodeError(
                         f"node {node_id} was silent for {silence_seconds:g} s while it answered "
                         f"{method!r}"
                     ) from error
@@ -168,5 +181,5 @@ def _left() -> CallError:
 def _decode(reply: bytes, node_id: NodeId) -> messages.ReplyHeader:
     try:
         return messages.decode_reply(reply)
-    except msgspec.DecodeError as error:
+    except ValueError as error:  # DecodeError, or text that is no UTF-8
         raise CallError(f"node {node_id} sent an answer that makes no sense: {error}") from error

@@ -15,10 +15,11 @@ from potluck.cluster.membership.client import CallClient
 from potluck.cluster.membership.config import MembershipConfig
 from potluck.cluster.membership.diagnosis import explain
 from potluck.cluster.membership.keys import KeySpace, SessionId, parse_alive
+from potluck.cluster.membership.namesakes import Namesakes
 from potluck.cluster.membership.roster import Change, Incompatible, Joined, Left, Roster
 from potluck.cluster.membership.server import CallServer, MethodTable
 from potluck.cluster.membership.session import CLOSE_SECONDS, ZenohSession
-from potluck.errors import JoinError, NodeLostError
+from potluck.errors import JoinError, NodeIdInUseError, NodeLostError
 from potluck.types.cluster import NodeId
 
 _log = logging.getLogger(__name__)
@@ -41,17 +42,23 @@ def _ignore_version(node_id: NodeId, wire_version: int) -> None:
     return
 
 
+def _ignore_conflict(error: NodeIdInUseError) -> None:
+    return
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observer:
     """Told in the loop of what happens to other nodes, also while :meth:`Membership.open` waits.
 
     For one node ``on_join`` and ``on_leave`` alternate; one whose agent restarts leaves and joins.
-    ``on_incompatible`` is given the wire version of a node that cannot take part.
+    ``on_incompatible`` is given the wire version of a node that cannot take part. ``on_conflict``
+    is called when this node has to leave, because another agent runs under its id.
     """
 
     on_join: Callable[[NodeId], None] = _ignore_node
     on_leave: Callable[[NodeId], None] = _ignore_node
     on_incompatible: Callable[[NodeId, int], None] = _ignore_version
+    on_conflict: Callable[[NodeIdInUseError], None] = _ignore_conflict
 
 
 class Membership:
@@ -76,6 +83,17 @@ class Membership:
         self._server = CallServer(session, methods)
         self._roster = Roster(own_node_id=config.node_id, wire_version=config.wire_version)
         self._someone_seen = asyncio.Event()
+        self._conflict: NodeIdInUseError | None = None
+        self._namesakes = Namesakes(
+            config.node_id,
+            session.session_id,
+            str(session.address),
+            self._client,
+            wire_version=config.wire_version,
+            lease_milliseconds=config.lease_milliseconds,
+            on_conflict=self._on_conflict,
+        )
+        self._namesakes.register(methods)
         me = (config.node_id, session.session_id)
         session.serve(keys.call(*me), self._server.on_query)
         session.subscribe(keys.cancel(*me), self._server.on_cancel)
@@ -93,7 +111,8 @@ class Membership:
         """Take part. Where ``config`` names addresses to join at, wait until a member is seen.
 
         Raises ``JoinError`` when the address cannot be listened on, and when no member was reached
-        within ``config.join_timeout_seconds`` (and three seconds more to find out why).
+        within ``config.join_timeout_seconds`` (and three seconds more to find out why);
+        ``NodeIdInUseError`` when the first that is met has this node's id.
         """
         session = await ZenohSession.open(config)
         membership = cls(config, session, methods or MethodTable(), observer or Observer())
@@ -122,7 +141,7 @@ class Membership:
     def peer_host(self, node_id: NodeId) -> str | None:
         """The IP address from which another member is connected; None where it is not."""
         session_id = self._roster.session_of(node_id)
-        return None if session_id is None else self._session.peer_host(session_id)
+        return None if session_id is None else self._session.peer_host(node_id, session_id)
 
     async def call(
         self,
@@ -149,9 +168,10 @@ class Membership:
         """The parts of the answer as they are made, in order.
 
         Closing the generator, or cancelling the task that waits for it, cancels the handler.
-        ``silence_seconds``: the longest wait for a part; None waits while the node lives. Raises as
-        ``call`` does, and ``CallError`` when parts come so much faster than they are taken that
-        over ``client.MAX_WAITING_PARTS`` or ``client.MAX_WAITING_BYTES`` wait.
+        ``silence_seconds``: the longest wait for a part, after which ``SilentNodeError`` is raised;
+        None waits while the node lives. Raises as ``call`` does, and ``CallError`` when parts come
+        so much faster than they are taken that over ``client.MAX_WAITING_PARTS`` or
+        ``client.MAX_WAITING_BYTES`` wait.
         """
         target = self._find(node_id)
         return self._client.stream(
@@ -174,6 +194,7 @@ class Membership:
         await self.close()
 
     async def _leave(self, wait_seconds: float) -> None:
+        self._namesakes.close()
         self._client.close()
         await self._server.close()
         await self._session.close(wait_seconds=wait_seconds)
@@ -193,16 +214,16 @@ class Membership:
         if sighting is None:
             _log.warning("a token that makes no sense: %s", key)
             return
-        if sighting.node_id == self.node_id and sighting.session_id != self._session.session_id:
-            _log.warning(
-                "another agent %s under this node's id: an earlier one, or that of a copied state "
-                "directory",
-                "takes part" if is_alive else "left",
-            )
+        (self._namesakes.appeared if is_alive else self._namesakes.vanished)(sighting)
         step = self._roster.appeared if is_alive else self._roster.vanished
         self._roster, changes = step(sighting)
         for change in changes:
             self._apply(change)
+
+    def _on_conflict(self, error: NodeIdInUseError) -> None:
+        self._conflict = error
+        self._someone_seen.set()
+        self._observer.on_conflict(error)
 
     def _apply(self, change: Change) -> None:
         match change:
@@ -229,6 +250,8 @@ class Membership:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._config.join_timeout_seconds):
                 await self._someone_seen.wait()
+        if self._conflict is not None:
+            raise self._conflict
         if self._roster.incompatible and not self._roster.sessions:
             await asyncio.sleep(_OTHERS_SECONDS)
         if self._roster.sessions:

@@ -1,8 +1,9 @@
 """Who is in the cluster: a pure state machine over sightings of tokens.
 
-A node may for a while have several sessions, when its agent was killed and has started again
-before the lease of the first ran out. The one seen last counts; when it goes, the one before it is
-taken up again. Of one node every ``Joined`` is followed by a ``Left`` before the next ``Joined``.
+A node may for a while have several sessions: its agent was killed and has started again before the
+lease of the first ran out, or its state directory was copied. The one seen first counts, so that a
+copy does not take the place of an agent that runs; when it goes, the next one is taken up. Of one
+node every ``Joined`` is followed by a ``Left`` before the next ``Joined``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """The session is gone, or a later one took its place; calls to and from it are over."""
+    """The session is gone; calls to and from it are over."""
 
     node_id: NodeId
     session_id: SessionId
@@ -59,7 +60,7 @@ class Roster:
     def session_of(self, node_id: NodeId) -> SessionId | None:
         """Where to call a node; None if it is no member."""
         sessions = self.sessions.get(node_id)
-        return None if sessions is None else sessions[-1]
+        return None if sessions is None else sessions[0]
 
     def appeared(self, sighting: Sighting) -> tuple[Roster, tuple[Change, ...]]:
         """The roster after a token was seen, and what changed by it."""
@@ -74,9 +75,8 @@ class Roster:
         known = self.sessions.get(node_id, ())
         if session_id in known:
             return self, ()
-        replaced = tuple(Left(node_id=node_id, session_id=session) for session in known[-1:])
-        joined = Joined(node_id=node_id, session_id=session_id)
-        return self._with(node_id, (*known, session_id)), (*replaced, joined)
+        joined = () if known else (Joined(node_id=node_id, session_id=session_id),)
+        return self._with(node_id, (*known, session_id)), joined
 
     def vanished(self, sighting: Sighting) -> tuple[Roster, tuple[Change, ...]]:
         """The roster after a token went away, and what changed by it."""
@@ -88,11 +88,11 @@ class Roster:
             return self, ()
         remaining = tuple(session for session in known if session != session_id)
         after = self._with(node_id, remaining)
-        if session_id != known[-1]:
+        if session_id != known[0]:
             return after, ()
         left = Left(node_id=node_id, session_id=session_id)
-        resumed = tuple(Joined(node_id=node_id, session_id=session) for session in remaining[-1:])
-        return after, (left, *resumed)
+        following = tuple(Joined(node_id=node_id, session_id=session) for session in remaining[:1])
+        return after, (left, *following)
 
     def _with(self, node_id: NodeId, sessions: tuple[SessionId, ...]) -> Roster:
         others = {known: value for known, value in self.sessions.items() if known != node_id}

@@ -9,8 +9,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from potluck.cluster.membership import messages
 from potluck.cluster.membership.keys import SessionId
 from potluck.cluster.membership.messages import CallHeader, End, Failure, Part
@@ -97,7 +95,7 @@ class CallServer:
         replies = Replies(self._session, query)
         try:
             header = messages.decode_call(_bytes(query.attachment))
-        except msgspec.DecodeError as error:
+        except ValueError as error:  # DecodeError, or text that is no UTF-8
             _log.warning("a call that makes no sense: %s", error)
             replies.drop()
             return
@@ -116,7 +114,7 @@ class CallServer:
         """End the handler of a call that is no longer wanted."""
         try:
             cancel = messages.decode_cancel(message)
-        except msgspec.DecodeError as error:
+        except ValueError as error:  # DecodeError, or text that is no UTF-8
             _log.warning("a cancellation that makes no sense: %s", error)
             return
         if (task := self._running.get((cancel.session_id, cancel.call_id))) is not None:
@@ -148,6 +146,9 @@ class CallServer:
             raise
         except CallError as error:  # the network failed: the caller sees the call cut short
             _log.debug("%s", error)
+            replies.drop()
+        except Exception:  # noqa: BLE001 - the caller would wait for ever
+            _log.exception("a call of %r could not be answered", header.method)
             replies.drop()
 
     async def _run(self, header: CallHeader, request: bytes, replies: Replies) -> End | Failure:

@@ -9,20 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import zenoh
 
+from potluck.cluster.acceptor.supervisor import AcceptorProcess
 from potluck.cluster.membership.address import Address
 from potluck.cluster.membership.config import MembershipConfig
 from potluck.cluster.membership.keys import SessionId
+from potluck.cluster.membership.listening import INNER, concrete, start_acceptor
 from potluck.cluster.membership.zenoh_config import zenoh_json
 from potluck.errors import CallError, JoinError
+from potluck.types.cluster import NodeId
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -33,9 +34,6 @@ _NUM_SENDERS = 4
 CLOSE_SECONDS = 3.0
 """Under packet loss Zenoh takes up to 10 s to say good-bye; others notice by the lease anyway."""
 
-_QUERY_SECONDS = 30 * 24 * 3600.0
-"""Zenoh ends every query after a time; ours end when they are answered, or a session is gone."""
-
 _BLOCK = zenoh.CongestionControl.BLOCK
 _PRIORITY = zenoh.Priority.DATA
 """One for all messages: those of different priorities overtake each other."""
@@ -45,9 +43,14 @@ class ZenohSession:
     """An open session. Everything but ``run``'s own work happens in the loop that opened it."""
 
     def __init__(
-        self, session: zenoh.Session, senders: ThreadPoolExecutor, address: Address
+        self,
+        session: zenoh.Session,
+        senders: ThreadPoolExecutor,
+        address: Address,
+        acceptor: AcceptorProcess | None,
     ) -> None:
         self._session = session
+        self._acceptor = acceptor
         self._senders = senders
         self._loop = asyncio.get_running_loop()
         self._declared: list[object] = []  # dropping a token would undeclare it
@@ -59,10 +62,14 @@ class ZenohSession:
     async def open(cls, config: MembershipConfig) -> ZenohSession:
         """Listen, and begin to connect; members may not have been reached yet.
 
+        With TLS, what comes to the address is accepted by a process of its own, which joins
+        members to the session at a loopback address (see ``cluster.acceptor``).
+
         Raises ``JoinError`` where the address cannot be listened on or the PEM files are bad.
         """
-        listen = _concrete(config.listen)
-        settings = zenoh.Config.from_json5(zenoh_json(config, listen))
+        listen = concrete(config.listen)
+        inner = None if config.pem is None else concrete(INNER)
+        settings = zenoh.Config.from_json5(zenoh_json(config, listen, inner))
         senders = ThreadPoolExecutor(_NUM_SENDERS, thread_name_prefix="zenoh-send")
         opening = senders.submit(zenoh.open, settings)
         try:
@@ -78,7 +85,15 @@ class ZenohSession:
             opening.add_done_callback(_close_unwanted)
             senders.shutdown(wait=False)
             raise
-        return cls(session, senders, listen)
+        try:
+            acceptor = None
+            if config.pem is not None and inner is not None:
+                acceptor = await start_acceptor(config, config.pem, listen, inner)
+        except BaseException:
+            senders.submit(session.close)
+            senders.shutdown(wait=False)
+            raise
+        return cls(session, senders, listen, acceptor)
 
     def run(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
         """Do what may wait for the network; the future need not be awaited.
@@ -138,8 +153,13 @@ class ZenohSession:
         payload: bytes,
         on_reply: Callable[[bytes, bytes], None],
         on_finished: Callable[[], object],
+        *,
+        lifetime_seconds: float,
     ) -> asyncio.Future[None]:
         """Ask ``key``; the future is done when the question was handed to the network.
+
+        Zenoh ends the query after ``lifetime_seconds``, and keeps half a kilobyte for so long even
+        if it was answered at once: callers give as little as will do.
 
         ``on_reply(header, payload)`` and at last ``on_finished`` are called on other threads and
         must not wait. Replies come one by one, in the order in which they were made.
@@ -158,7 +178,7 @@ class ZenohSession:
                 congestion_control=_BLOCK,
                 priority=_PRIORITY,
                 express=True,
-                timeout=_QUERY_SECONDS,
+                timeout=lifetime_seconds,
                 attachment=header,
                 payload=payload,
             )
@@ -175,8 +195,12 @@ class ZenohSession:
 
         return self.run(send)
 
-    def peer_host(self, session_id: SessionId) -> str | None:
-        """The IP address at the other end of the connection with a session; None without one."""
+    def peer_host(self, node_id: NodeId, session_id: SessionId) -> str | None:
+        """The IP address at the other end of a connection with a session; None without one."""
+        # A link to the acceptor has the acceptor's own address.
+        host = None if self._acceptor is None else self._acceptor.host_of(node_id)
+        if host is not None:
+            return host
         for link in self._session.info.links():
             if str(link.zid) == session_id:
                 return _host_of(link.dst)
@@ -193,8 +217,10 @@ class ZenohSession:
         done = asyncio.Event()
 
         def end() -> None:
-            self._session.close()
-            self._call_soon(done.set)
+            try:
+                self._session.close()
+            finally:
+                self._call_soon(done.set)
 
         # A thread that the interpreter does not wait for at its end, as it would for an executor's.
         threading.Thread(target=end, name="zenoh-close", daemon=True).start()
@@ -204,6 +230,8 @@ class ZenohSession:
         except TimeoutError:
             _log.info("the session takes more than %s s to close", wait_seconds)
         finally:
+            if self._acceptor is not None:
+                await self._acceptor.close()
             self._declared.clear()
             self._senders.shutdown(wait=False, cancel_futures=True)
 
@@ -212,24 +240,6 @@ class ZenohSession:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:  # the loop is closed, and nobody is there to be told
             _log.debug("an event came after the end of the loop")
-
-
-def _concrete(listen: Address) -> Address:
-    """``listen`` with a port that is free; ``JoinError`` if the address cannot be listened on.
-
-    Zenoh does not tell which port it got for port 0.
-    """
-    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((listen.host, listen.port))
-            return replace(listen, port=probe.getsockname()[1])
-    except OSError as error:
-        raise JoinError(
-            f"cannot listen on {listen}: {(error.strerror or str(error)).lower()}",
-            hint="choose an address of this machine and a free port",
-        ) from error
 
 
 def _host_of(locator: str) -> str:

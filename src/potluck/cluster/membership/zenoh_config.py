@@ -20,8 +20,11 @@ _HANDSHAKE_MILLISECONDS = 3000
 closing of a session; a small board takes some 20 ms to shake hands."""
 
 
-def zenoh_json(config: MembershipConfig, listen: Address) -> str:
-    """The session's configuration; ``listen`` is ``config.listen`` with the port to use."""
+def zenoh_json(config: MembershipConfig, listen: Address, inner: Address | None) -> str:
+    """The session's configuration; ``listen`` is ``config.listen`` with the port to use.
+
+    ``inner`` is the loopback address where the acceptor of control connections brings members.
+    """
     protocol = "tcp" if config.pem is None else "tls"
     link: dict[str, Any] = {
         "protocols": [protocol],
@@ -36,7 +39,10 @@ def zenoh_json(config: MembershipConfig, listen: Address) -> str:
     return json.dumps(
         {
             "mode": "peer",
-            "listen": {"endpoints": [f"{protocol}/{listen}"], "exit_on_failure": True},
+            "listen": {
+                "endpoints": [f"{protocol}/{address}" for address in (listen, inner) if address],
+                "exit_on_failure": True,
+            },
             "connect": {
                 "endpoints": [f"{protocol}/{address}" for address in config.connect],
                 # Without end and in the background: with a time-out of 0 opening waits 10 s for

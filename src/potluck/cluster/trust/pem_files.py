@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.cluster.trust.credentials import Credentials
+from potluck.private_files import make_private_folder, replace_file
 from potluck.types.cluster import NodeId
 
 
@@ -34,12 +33,11 @@ def write_pem_files(credentials: Credentials, directory: Path) -> PemPaths:
 
     A directory that exists is closed to others first. Raises ``OSError``.
     """
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    directory.chmod(0o700)
+    make_private_folder(directory)
     paths = pem_paths(directory)
-    _replace(paths.authority, credentials.authority_pem)
-    _replace(paths.private_key, credentials.private_key_pem)
-    _replace(paths.certificate, credentials.certificate_pem)
+    replace_file(paths.authority, credentials.authority_pem)
+    replace_file(paths.private_key, credentials.private_key_pem)
+    replace_file(paths.certificate, credentials.certificate_pem)
     return paths
 
 
@@ -52,17 +50,3 @@ def read_pem_files(directory: Path, node_id: NodeId) -> Credentials:
         private_key_pem=paths.private_key.read_bytes(),
         authority_pem=paths.authority.read_bytes(),
     )
-
-
-def _replace(path: Path, data: bytes) -> None:
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise

@@ -13,19 +13,17 @@ This module does not say where a secret is kept, except for that of a node on it
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
-import os
 import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from potluck.child_environment import SECRET_VARIABLE
 from potluck.errors import ParameterError
-
-SECRET_VARIABLE = "POTLUCK_SECRET"
+from potluck.private_files import create_file, make_private_folder, read_small_file
 
 _PREFIX = "potluck-"
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -39,6 +37,7 @@ _LEAST_DISTINCT_CHARACTERS = 10
 
 _LEAST_FOREIGN_CHARACTERS = 32
 _MOST_CHARACTERS = 256
+_MAX_FILE_BYTES = 4 * _MOST_CHARACTERS
 _LEAST_BITS = 112
 """By the estimate below, which finds 190 (at least 115 in 3000 tries) in 32 bytes as base64."""
 _WORD_BITS = 1.5
@@ -90,33 +89,44 @@ def own_secret(path: Path) -> Secret:
     """The secret of a node that has no cluster, made at the first call and kept at ``path``.
 
     Its file is the owner's alone (0600), and so is the directory if it has to be made (0700).
-    Several processes may call this at once: all get the same one.
+    Several processes may call this at once: all get the same one. Raises ``OSError``, and
+    ``ParameterError`` when what is kept is not a sound secret.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not path.parent.exists():
+        make_private_folder(path.parent)
     if not path.exists():
-        draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        try:
-            with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                file.write(generate_secret() + "\n")
-            # A link fails, rather than replaces, where another process was first.
-            with contextlib.suppress(FileExistsError):
-                path.hardlink_to(draft)
-        finally:
-            draft.unlink()
-    return parse_secret(_read(path))
+        create_file(path, f"{generate_secret()}\n".encode("ascii"))
+    try:
+        return parse_secret(_decoded(path, read_small_file(path, _MAX_FILE_BYTES)))
+    except ParameterError as error:
+        raise ParameterError(
+            "secret",
+            f"{path} does not hold a sound secret: {error.message}",
+            hint="restore it, or remove it, and every node needs the new one",
+        ) from error
 
 
 def _read(path: Path) -> str:
+    """What a file that the user names says; it may be a pipe."""
     try:
-        with path.open(encoding="ascii") as file:
-            return file.read(4 * _MOST_CHARACTERS)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
+        with path.open("rb") as file:
+            return _decoded(path, file.read(_MAX_FILE_BYTES))
+    except OSError as error:
         raise ParameterError(
             "secret",
-            f"{path}: cannot read the secret: {reason}",
+            f"{path}: cannot read the secret: {error.strerror}",
             hint="name a text file that this user may read",
+        ) from error
+
+
+def _decoded(path: Path, data: bytes) -> str:
+    try:
+        return data.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise ParameterError(
+            "secret",
+            f"{path}: cannot read the secret: it is not ASCII text",
+            hint="name a text file that holds the secret alone",
         ) from error
 
 

@@ -14,7 +14,6 @@ from potluck.cluster.worker.messages import Load
 from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.native import make_pool
 from potluck.engines.opening import module_named, open_engine
-from potluck.engines.prefill import prefill_of_weights, prefill_on
 from potluck.loading import (
     NotPackedError,
     PackedCache,
@@ -29,8 +28,8 @@ from potluck.probe.memory import available_memory, held_bytes
 from potluck.quantities import format_bytes, format_seconds
 from potluck.types.engine import LoadableEngine
 from potluck.types.memory import MemoryLimit, MemoryPlan
-from potluck.types.prefill import Prefill
 from potluck.types.program import Shard
+from potluck.weights.report import remark_lines
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +42,6 @@ class LoadedShare:
     memory: MemoryPlan
     read_bytes: int
     seconds: float
-    prefill: Prefill
 
 
 def load_for(
@@ -75,7 +73,7 @@ def load_for(
         num_threads=load.num_threads,
         quantization=spec.quantization,
         is_mapped=spec.is_mapped,
-        prefill=prefill_on(load.unit, spec.prefill),
+        arithmetic=spec.arithmetic,
         backend=load.unit.backend,
         is_on_device=load.device_free_bytes is not None,
     )
@@ -86,10 +84,6 @@ def load_for(
             return plan_worker(description, headers, shard, size, cost=cost).memory
 
         plan = plan_worker(description, headers, shard, size, cost=cost)
-        prefill = prefill_of_weights(load.unit, size.prefill, plan.memory.formats)
-        if prefill is not size.prefill:
-            size = replace(size, prefill=prefill)
-            plan = plan_worker(description, headers, shard, size, cost=cost)
         require_memory(plan.memory, _room(load), size, count)
         with closing(open_weights(description, [shard], on_fetch)) as tensors:
             pool = make_pool(load.num_threads)
@@ -120,14 +114,13 @@ def load_for(
             read_bytes = tensors.num_bytes_read
     report = stage.report
     _log.info("read %s in %s", format_bytes(report.read_bytes), format_seconds(report.seconds))
-    for line in report.remark_lines():
-        _log.warning("%s", line)
+    for line in remark_lines(plan.remarks):
+        _log.info("%s", line)
     return LoadedShare(
         stage=stage,
         memory=plan.memory,
         read_bytes=read_bytes,
         seconds=time.monotonic() - started,
-        prefill=size.prefill,
     )
 
 

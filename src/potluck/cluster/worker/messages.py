@@ -9,9 +9,9 @@ import struct
 
 import msgspec
 
+from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.memory import MemoryPlan
-from potluck.types.prefill import Prefill
 from potluck.types.quantization import Quantization
 from potluck.types.unit import UnitAddress
 
@@ -42,7 +42,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     ``index`` counts the stages from 0. ``unit_id`` is a unit of the node that is asked. ``model``
     is MODEL as every node of the plan can read it. ``num_bytes`` is what the plan has counted for
     it of the machine's memory, without weights where they are to be mapped, ``device_bytes`` of
-    memory that is the unit's own.
+    memory that is the unit's own. ``arithmetic`` is computed in, or the stage is refused.
     """
 
     deployment: DeploymentId
@@ -61,7 +61,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     is_mapped: bool
     num_bytes: int
     device_bytes: int = 0
-    prefill: Prefill = Prefill.EXACT
+    arithmetic: Arithmetic = Arithmetic.EXACT
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -116,8 +116,8 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The weights are in place, and the incoming edge is awaited at this address.
 
     ``memory`` is what the worker has planned with, ``read_bytes`` came from the model's files
-    (headers and all), in ``seconds``. ``prefill`` is what the unit does of what was asked for. The
-    weights that ``memory`` has as mapped are in the ``mapped_file``.
+    (headers and all), in ``seconds``. The weights that ``memory`` has as mapped are in the
+    ``mapped_file``.
     """
 
     host: str
@@ -126,7 +126,6 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     read_bytes: int
     seconds: float
     mapped_file: MappedFile | None
-    prefill: Prefill = Prefill.EXACT
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -137,11 +136,13 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The stage has ended and the worker ends now.
 
     ``fault`` is the value of a ``Fault`` if the unit is of no use any more, and empty otherwise.
+    ``is_defect``: it was an exception that nobody expected.
     """
 
     message: str
     hint: str
     fault: str = ""
+    is_defect: bool = False
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):

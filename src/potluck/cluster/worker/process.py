@@ -42,7 +42,7 @@ from potluck.cluster.worker.stage import Stage, StageTotals
 from potluck.cluster.worker.watch import CallWatch
 from potluck.cluster.worker.watched_engine import open_watched
 from potluck.engines.opening import open_engine
-from potluck.errors import EdgeClosedError, PotluckError, UnitFaultError
+from potluck.errors import DefectError, EdgeClosedError, PotluckError, UnitFaultError
 from potluck.loading.load import LoadedStage
 from potluck.quantities import format_seconds
 from potluck.types.unit import Fault
@@ -71,13 +71,17 @@ def run_worker(descriptor: int, agent_pid: int) -> int:
         return 1
     except Exception as error:  # noqa: BLE001 - the boundary of the process
         _log.exception("the worker failed")
-        channel.send(Failed(message=f"{type(error).__name__}: {error}", hint=""))
+        channel.send(_failed(DefectError(f"{type(error).__name__}: {error}")))
         return 1
 
 
 def _failed(error: PotluckError) -> Failed:
-    fault = error.fault if isinstance(error, UnitFaultError) else ""
-    return Failed(message=error.message, hint=error.hint, fault=fault)
+    return Failed(
+        message=error.message,
+        hint=error.hint,
+        fault=error.fault if isinstance(error, UnitFaultError) else "",
+        is_defect=isinstance(error, DefectError),
+    )
 
 
 def _serve(channel: ControlChannel) -> int:
@@ -104,7 +108,6 @@ def _serve(channel: ControlChannel) -> int:
                 memory=loaded.memory,
                 read_bytes=loaded.read_bytes,
                 seconds=loaded.seconds,
-                prefill=loaded.prefill,
                 mapped_file=_mapped_file(loaded.stage),
             )
         )
@@ -121,8 +124,10 @@ def _serve(channel: ControlChannel) -> int:
 def _end_hung(channel: ControlChannel, what: str, limit_seconds: float) -> None:
     """End the process while one of its threads is in a call that does not return."""
     message = f"{what} took longer than {format_seconds(limit_seconds)}"
-    channel.send(Failed(message=message, hint="", fault=Fault.HUNG.value))
-    os._exit(1)
+    try:
+        channel.send(Failed(message=message, hint="", fault=Fault.HUNG.value))
+    finally:
+        os._exit(1)
 
 
 def _mapped_file(loaded: LoadedStage) -> MappedFile | None:
@@ -203,13 +208,15 @@ def _run(channel: ControlChannel, stage: Stage, watch: CallWatch) -> int:
             failures.append(error)
         except Exception as error:  # noqa: BLE001 - the boundary of the thread
             _log.exception("the stage failed")
-            failures.append(PotluckError(f"the stage failed: {type(error).__name__}: {error}"))
+            failures.append(DefectError(f"the stage failed: {type(error).__name__}: {error}"))
         finally:
-            # Before the edges close: who sees that plans anew, and the unit must be out by then.
-            for failure in failures:
-                channel.send(_failed(failure))
-            stage.close()
-            channel.stop_receiving()
+            try:
+                # Before the edges close: who sees that plans anew, and the unit is out by then.
+                for failure in failures:
+                    channel.send(_failed(failure))
+            finally:
+                channel.stop_receiving()
+                stage.close()
 
     thread = threading.Thread(target=compute, name="compute", daemon=True)
     thread.start()

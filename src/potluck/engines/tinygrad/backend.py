@@ -17,7 +17,7 @@ from potluck.errors import EngineError
 if TYPE_CHECKING:
     from potluck.engines.tinygrad.engine import TinygradEngine
     from potluck.kernels.runner import ThreadPool
-    from potluck.types.prefill import Prefill
+    from potluck.types.arithmetic import Arithmetic
     from potluck.types.program import Program
     from potluck.types.unit import UnitAddress
 
@@ -31,10 +31,11 @@ def open_engine(
     num_blocks: int,
     max_step_tokens: int,
     num_threads: int,
-    prefill: Prefill,
+    arithmetic: Arithmetic,
     pool: ThreadPool | None,
 ) -> TinygradEngine:
-    """See ``engines.opening.open_engine``. ``pool`` is for sampling; prefill is exact.
+    """See ``engines.opening.open_engine``. ``pool`` is for sampling; whatever the
+    ``arithmetic``, it has one of its own.
 
     Changes this process's environment, for good: a process can use one device through tinygrad.
     """

@@ -10,7 +10,7 @@ from potluck.engines.tinygrad.layout import MatrixLayout
 from potluck.types.program import Moe
 
 if TYPE_CHECKING:
-    from potluck.types.prefill import Prefill
+    from potluck.types.arithmetic import Arithmetic
     from potluck.types.program import Program
     from potluck.types.tensor import TensorInfo
 
@@ -50,9 +50,9 @@ class TinygradCost:
         return sizes.cache_bytes(program, num_blocks, has_f16=False)
 
     def scratch_bytes(
-        self, program: Program, max_step_tokens: int, *, num_threads: int, prefill: Prefill
+        self, program: Program, max_step_tokens: int, *, num_threads: int, arithmetic: Arithmetic
     ) -> int:
-        """The same for any number of threads; prefill is exact."""
+        """The same for any number of threads, and in any arithmetic."""
         return sizes.scratch_bytes(program, max_step_tokens)
 
     def staging_bytes(self, loaded: TensorInfo) -> int:

@@ -23,11 +23,14 @@ from potluck.types.engine import StepResult
 from potluck.types.unit import Fault
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
+    from potluck.engines.tinygrad.pieces import Piece
     from potluck.kernels import runner
     from potluck.types.program import Program
-    from potluck.types.step import Step
+    from potluck.types.step import SampledToken, Step
     from potluck.types.tensor import TensorSink
 
     Floats = NDArray[np.float32]
@@ -96,9 +99,13 @@ class TinygradEngine:
             return StepResult(hidden=self._run(calls, step, hidden), sampled=())
         self._sampler.check(step, samples=True)
         self._sampler.open(step.opened)
-        sampled = self._sampler.sample(step, self._run(calls, step, hidden))
+        wanted = [(part, index) for part in step.slices for index in part.wanted]
+        sampled: list[SampledToken] = []
+        for logits in self._logits_of_pieces(calls, step, hidden):
+            now = wanted[len(sampled) : len(sampled) + len(logits)]
+            sampled += self._sampler.sample(now, logits)
         self._sampler.close(step.closed)
-        return StepResult(hidden=None, sampled=sampled)
+        return StepResult(hidden=None, sampled=tuple(sampled))
 
     def logits(self, step: Step, hidden: Floats | None) -> Floats:
         """As ``step`` without sampling, so that sequences need not have been opened."""
@@ -109,9 +116,9 @@ class TinygradEngine:
             )
         self._sampler.check(step, samples=False)
         self._sampler.open(step.opened)
-        logits = self._run(calls, step, hidden)
+        pieces = list(self._logits_of_pieces(calls, step, hidden))
         self._sampler.close(step.closed)
-        return logits
+        return np.concatenate([self._new_logits(0), *pieces])
 
     def close(self) -> None:
         """Free weights and cache."""
@@ -151,29 +158,42 @@ class TinygradEngine:
         return calls
 
     def _run(self, calls: Calls, step: Step, hidden: Floats | None) -> Floats:
-        """The residual stream, or with the head the logits of the tokens that are sampled."""
-        if self._has_head:
-            out = self._new_logits(sum(part.sample for part in step.slices))
-        else:
-            out = np.empty((step.num_tokens, self._program.hidden_size), np.float32)
-        first_logits = 0
+        """The residual stream, on a stage without the head."""
+        out = np.empty((step.num_tokens, self._program.hidden_size), np.float32)
+        for _, rows in self._computed_pieces(calls, step, hidden):
+            calls.read_hidden(out[rows])
+        _check_finite(out)
+        return out
+
+    def _logits_of_pieces(
+        self, calls: Calls, step: Step, hidden: Floats | None
+    ) -> Iterator[Floats]:
+        """The logits that are wanted of each piece: never of more rows than a call computes."""
+        for piece, _ in self._computed_pieces(calls, step, hidden):
+            if len(piece.wanted):
+                out = self._new_logits(len(piece.wanted))
+                calls.read_logits(piece, out)
+                _check_finite(out)
+                yield out
+
+    def _computed_pieces(
+        self, calls: Calls, step: Step, hidden: Floats | None
+    ) -> Iterator[tuple[Piece, slice]]:
+        """The pieces of a step with their rows, each computed when it is given."""
         pieces = pieces_of(step, trash_block=self._num_blocks, has_cache=bool(self._program.caches))
         for piece in pieces:
             rows = slice(piece.first_row, piece.first_row + piece.num_rows)
             calls.run(piece, None if hidden is None else hidden[rows])
-            if self._has_head:
-                end_logits = first_logits + len(piece.wanted)
-                calls.read_logits(piece, out[first_logits:end_logits])
-                first_logits = end_logits
-            else:
-                calls.read_hidden(out[rows])
-        if not np.isfinite(out).all():
-            raise UnitFaultError(
-                Fault.NOT_FINITE.value,
-                "the device computed something that is not finite (NaN or infinity)",
-                hint="the device or its driver is at fault, or the weights are damaged",
-            )
-        return out
+            yield piece, rows
 
     def _new_logits(self, num_rows: int) -> Floats:
         return np.empty((num_rows, self._program.vocab_size), np.float32)
+
+
+def _check_finite(out: Floats) -> None:
+    if not np.isfinite(out).all():
+        raise UnitFaultError(
+            Fault.NOT_FINITE.value,
+            "the device computed something that is not finite (NaN or infinity)",
+            hint="the device or its driver is at fault, or the weights are damaged",
+        )

@@ -88,9 +88,9 @@ def bucket_for(num_rows: int) -> int:
 
 def _rows(step: Step) -> Iterator[_Row]:
     for part in step.slices:
-        last = len(part.tokens) - 1
+        wanted = part.wanted
         for index, token in enumerate(part.tokens):
-            yield _Row(token, part.start_position + index, part, part.sample and index == last)
+            yield _Row(token, part.start_position + index, part, index in wanted)
 
 
 def _piece(

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from potluck.child_environment import child_environment
 from potluck.engines.tinygrad.environment import (
     AMD,
     CL,
@@ -90,6 +91,7 @@ def _results_of_each(device_id: str, interface: str, variants: list[str]) -> dic
         child = subprocess.run(
             [*start, __spec__.name, "self-test", device_id, interface, variant],
             stdout=subprocess.PIPE,
+            env=child_environment(),
             check=False,
         )
         if child.returncode < 0:

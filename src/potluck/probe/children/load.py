@@ -1,4 +1,5 @@
-"""Loads one thing and prints why that fails: ``module NAME`` of Python, or ``library PATH``.
+"""Loads things and prints why the first that fails does: ``module NAME …`` of Python, or ``library
+PATH …``.
 
 Prints ``{"problem": …}``, empty if it loads. What it loads may do anything to this process.
 """
@@ -11,13 +12,14 @@ import json
 import sys
 
 
-def problem(kind: str, name: str) -> str:
-    """What Python, or the dynamic linker, says of it."""
+def problem(kind: str, *names: str) -> str:
+    """What Python, or the dynamic linker, says of the first that cannot be loaded."""
     try:
-        if kind == "module":
-            importlib.import_module(name)
-        else:
-            ctypes.CDLL(name)
+        for name in names:
+            if kind == "module":
+                importlib.import_module(name)
+            else:
+                ctypes.CDLL(name)
     except Exception as error:  # noqa: BLE001 - importing a module runs it
         return f"{error}" or type(error).__name__
     return ""

@@ -89,7 +89,7 @@ def hindering_libraries(case: Case) -> Iterator[Finding]:
     devices = {device.device_id: device for device in case.report.devices if not device.problem}
     for trial in case.report.trials:
         device = devices.get(trial.device_id)
-        if trial.works or device is None:
+        if trial.works or trial.is_pending or device is None:
             continue
         for opened in case.hindrances(trial):
             yield _hindrance(case, device, trial, opened)

@@ -20,10 +20,14 @@ from potluck.probe.child import ChildAnswer, ChildFailure, run_child
 from potluck.probe.child_output import one_line
 from potluck.probe.doctor.case import OpenedLibrary, UnloadablePackage
 from potluck.probe.guard import run_at_once
+from potluck.probe.regular_file import read_regular_file
 from potluck.probe.system import System
 from potluck.types.hardware import BackendLibrary, BackendSpec, ProbeReport
 
-_LOAD_SECONDS = 20.0
+# For the threads of ``run_at_once``: see ``chip_table``, which meets the same crash of msgspec.
+msgspec.json.Decoder(tuple[Lack, ...])
+
+_LOAD_SECONDS = 10.0
 """A driver's library that is cold on a memory card takes some seconds."""
 _LOAD_BYTES = 1 << 30
 
@@ -52,15 +56,21 @@ PACKAGES = (
 
 
 def look_at_packages(packages: Sequence[Package] = PACKAGES) -> tuple[UnloadablePackage, ...]:
-    """Those that are installed and cannot be imported."""
+    """Those that are installed and cannot be imported.
+
+    One child imports all of them, which saves the start of Python for each. Only where it does not
+    come through does each get a child of its own, which tells whose fault that was.
+    """
+    modules = [each.module for each in packages if _installed(each) is not None]
+    if not _problem("module", *modules):
+        return ()
     looked = run_at_once([partial(_look_at_package, each) for each in packages])
     return tuple(each for each in looked if each is not None)
 
 
 def _look_at_package(package: Package) -> UnloadablePackage | None:
-    try:
-        installed = importlib.metadata.distribution(package.name)
-    except importlib.metadata.PackageNotFoundError:
+    installed = _installed(package)
+    if installed is None:
         return None
     said = _problem("module", package.module)
     if not said:
@@ -76,6 +86,13 @@ def _look_at_package(package: Package) -> UnloadablePackage | None:
     )
 
 
+def _installed(package: Package) -> importlib.metadata.Distribution | None:
+    try:
+        return importlib.metadata.distribution(package.name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def look_at_opened_libraries(
     system: System,
     report: ProbeReport,
@@ -86,7 +103,7 @@ def look_at_opened_libraries(
     are, and why they do not load, if they do not.
     """
     works = {trial.backend for trial in report.trials if trial.works}
-    tried = {trial.backend for trial in report.trials}
+    tried = {trial.backend for trial in report.trials if not trial.is_pending}
     wanted = {
         library: None
         for spec in backends
@@ -94,10 +111,11 @@ def look_at_opened_libraries(
         for library in spec.libraries
     }
     machine = report.cpu.architecture
-    return tuple(
-        _look_at_library(system, library, find_library(system, library, machine, environ))
-        for library in wanted
-    )
+
+    def look_at(library: BackendLibrary) -> OpenedLibrary:
+        return _look_at_library(system, library, find_library(system, library, machine, environ))
+
+    return tuple(run_at_once([partial(look_at, library) for library in wanted]))
 
 
 def find_library(
@@ -131,17 +149,16 @@ def _below(system: System, path: str) -> Path:
 def _is_elf(file: Path) -> bool:
     """Not a linker script, which has the name of a library too."""
     try:
-        with file.open("rb") as opened:
-            return opened.read(len(_ELF)) == _ELF
+        return read_regular_file(file, len(_ELF)) == _ELF
     except OSError:
         return False
 
 
-def _problem(kind: str, name: str) -> str:
-    """Why it cannot be loaded, in one line; empty if it can."""
+def _problem(kind: str, *names: str) -> str:
+    """Why one of them cannot be loaded, in one line; empty if all can."""
     outcome = run_child(
         "potluck.probe.children.load",
-        (kind, name),
+        (kind, *names),
         deadline_seconds=_LOAD_SECONDS,
         max_resident_bytes=_LOAD_BYTES,
     )

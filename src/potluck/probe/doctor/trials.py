@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from potluck.probe.doctor.case import KERNEL_LOG, Case
 from potluck.probe.doctor.finding import Finding, Severity
 
+_WAIT = "potluck probe --wait"
 _RETRY = "potluck probe --retry"
 _NOT_TRIED = "not tried again"
-_LATE = "before the deadline"
-"""How the probe says that something is in quarantine, and that it waited in vain."""
+"""How the probe says that something is in quarantine."""
 
 
 def failed_trials(case: Case) -> Iterator[Finding]:
@@ -24,6 +24,15 @@ def failed_trials(case: Case) -> Iterator[Finding]:
         if trial.works or trial.device_id in explained or trial.backend in lacking:
             continue
         if case.hindrances(trial):
+            continue
+        if trial.is_pending:
+            yield Finding(
+                check="deadline",
+                severity=Severity.NOTE,
+                message=f"{trial.unit_id} is not tested yet: {trial.reason}",
+                command=_WAIT,
+                device_id=trial.device_id,
+            )
             continue
         yield Finding(
             check="self-test",
@@ -40,10 +49,14 @@ def silent_layers(case: Case) -> Iterator[Finding]:
     for layer in case.report.layers:
         for problem in layer.problems:
             is_quarantined = _NOT_TRIED in problem
-            if is_quarantined or _LATE in problem:
+            is_late = layer.is_pending and problem == layer.problems[-1]
+            if is_quarantined or is_late:
                 yield Finding(
                     check="quarantine" if is_quarantined else "deadline",
                     severity=Severity.NOTE,
                     message=f"{layer.layer}: {problem}",
-                    command=_RETRY if is_quarantined else KERNEL_LOG,
+                    command=_RETRY if is_quarantined else _WAIT,
+                    details=""
+                    if is_quarantined
+                    else f"the kernel's log may say more: {KERNEL_LOG}",
                 )

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from potluck.cluster.agent.control import serve_control
+from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.calls import Deploy
 
 
@@ -48,8 +49,9 @@ AGENT = cast(Any, SimpleNamespace(coordination=SlowCoordination()))
 )
 def test_nonsense_is_answered_as_a_wrong_use(tmp_path: Path, line: bytes, words: str) -> None:
     async def run() -> None:
-        path = tmp_path / "s"
-        async with serve_control(AGENT, cast(Any, None), path, lambda: None):
+        state = StateDirectory(tmp_path)
+        path = state.control_socket
+        async with serve_control(AGENT, cast(Any, None), state, lambda: None):
             (answer,) = await answers(path, line)
             assert words in answer["error"]["message"]
             assert answer["error"]["exit_code"] == 2
@@ -59,8 +61,9 @@ def test_nonsense_is_answered_as_a_wrong_use(tmp_path: Path, line: bytes, words:
 
 def test_a_line_without_end_is_hung_up_on(tmp_path: Path) -> None:
     async def run() -> None:
-        path = tmp_path / "s"
-        async with serve_control(AGENT, cast(Any, None), path, lambda: None):
+        state = StateDirectory(tmp_path)
+        path = state.control_socket
+        async with serve_control(AGENT, cast(Any, None), state, lambda: None):
             assert await asyncio.wait_for(answers(path, b"x" * 200_000), 5) == []
 
     asyncio.run(run())
@@ -70,8 +73,9 @@ def test_what_is_being_answered_ends_with_the_agent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run() -> None:
-        path = tmp_path / "s"
-        async with serve_control(AGENT, cast(Any, None), path, lambda: None):
+        state = StateDirectory(tmp_path)
+        path = state.control_socket
+        async with serve_control(AGENT, cast(Any, None), state, lambda: None):
             line = b'{"method": "deploy", "params": {"model": "demo"}}\n'
             asking = asyncio.create_task(answers(path, line))
             await asyncio.sleep(0.1)

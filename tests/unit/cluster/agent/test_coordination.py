@@ -17,14 +17,21 @@ from support.edges import credentials
 from potluck.cluster.agent import coordination as module
 from potluck.cluster.agent import isolation
 from potluck.cluster.agent.coordination import Coordination
+from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.stages import StageHost
-from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
-from potluck.cluster.calls import DeploymentRecord, DeploymentState, StageLost, decode
+from potluck.cluster.agent.worker_notes import WorkerNotes
+from potluck.cluster.calls import (
+    DeploymentRecord,
+    DeploymentState,
+    ModelFingerprint,
+    StageLost,
+    decode,
+)
 from potluck.engines.backends import BACKENDS
 from potluck.engines.costs import cost_of
 from potluck.errors import ModelNotFoundError
-from potluck.types.cluster import NodeId
+from potluck.types.cluster import DeploymentId, NodeId
 
 
 class FakeDeployment:
@@ -52,18 +59,21 @@ class Node:
         self.membership.others.discard(self.membership.node_id)
         self.tasks: set[asyncio.Task[None]] = set()
         self.is_readable = True
+        self.found = ModelFingerprint(digest="")
+        self.problem: Exception = ModelNotFoundError("no such file")
 
         async def nothing(_: StageLost) -> None:
             return
 
         stages = StageHost(
             credentials(A),
-            StateDirectory(tmp_path),
+            WorkerNotes(tmp_path),
             NodeUnits(hardware.report, UnitChoice(backends=BACKENDS)),
             listen_host="127.0.0.1",
             num_threads=1,
             packed_cache_bytes=None,
             unit_step_seconds=30.0,
+            stall_seconds=60.0,
             unit_failed=lambda *_: None,
             report_lost=nothing,
         )
@@ -71,12 +81,13 @@ class Node:
             cast(Any, self.membership),
             credentials(A),
             stages,
+            Fingerprints(),
             listen_host="127.0.0.1",
             step_seconds=1.0,
             cost_of=cost_of,
             spawn=self.spawn,
         )
-        monkeypatch.setattr(module, "_read", self.read)
+        monkeypatch.setattr(self.coordination, "_read", self.read)
         monkeypatch.setattr(isolation, "_MORE_SECONDS", 0.005)
         monkeypatch.setattr(module, "_SETTLE_SECONDS", 0.02)
         monkeypatch.setattr(module, "_TURN_SECONDS", 0.1)
@@ -84,8 +95,8 @@ class Node:
 
     async def read(self, _: str) -> tuple[object, object]:
         if not self.is_readable:
-            raise ModelNotFoundError("no such file")
-        return SimpleNamespace(), SimpleNamespace()
+            raise self.problem
+        return SimpleNamespace(), self.found
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -156,12 +167,14 @@ def test_a_successor_that_dies_in_its_turn_is_followed_by_the_next(make_node: Ma
     asyncio.run(run())
 
 
-def test_one_that_cannot_read_the_model_tries_again(
-    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("problem", [ModelNotFoundError("no such file"), KeyError("a defect")])
+def test_one_that_cannot_take_over_tries_again(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, problem: Exception
 ) -> None:
     async def run() -> None:
         node = make_node("a")
         node.is_readable = False
+        node.problem = problem
         node.coordination.heard(a_record(3, C))
         node.loses(C)
         await asyncio.sleep(0.1)
@@ -171,6 +184,30 @@ def test_one_that_cannot_read_the_model_tries_again(
         assert len(node.resumed) == 1
 
     monkeypatch.setattr(module, "_AGAIN_SECONDS", 0.05)
+    asyncio.run(run())
+
+
+def test_one_with_other_weights_does_not_take_over(
+    make_node: MakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        node = make_node("a")
+        deployed = ModelFingerprint(digest="d", weights="w", text="t")
+        record = msgspec.structs.replace(a_record(3, C), fingerprint=deployed)
+        node.found = ModelFingerprint(digest="d", weights="other", text="t")
+        node.coordination.heard(record)
+        node.loses(C)
+        await asyncio.sleep(0.1)
+        assert node.resumed == []
+        assert "not those that were deployed: other weights" in caplog.text
+
+        other = msgspec.structs.replace(record, deployment=DeploymentId("other"))
+        node.found = ModelFingerprint(digest="d", weights="w", text="another")
+        node.coordination.heard(other)
+        await asyncio.sleep(0.1)
+        assert len(node.resumed) == 1  # it computes; it need not answer clients
+        await node.end()
+
     asyncio.run(run())
 
 

@@ -43,6 +43,7 @@ def said_of(facts: NodeFacts, probed: ProbeReport, stages: StageMemory | None = 
         http_address=None,
         is_draining=False,
         stages=stages or StageMemory(),
+        refused={},
     )
 
 

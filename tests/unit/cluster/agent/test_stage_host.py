@@ -15,8 +15,8 @@ from support.edges import credentials
 
 from potluck.cluster.agent import stages
 from potluck.cluster.agent.stages import StageHost
-from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
+from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.calls import StageLost, StageScope
 from potluck.cluster.worker.messages import Load, Loaded, Progress, StageSpec, Stats
 from potluck.engines.backends import BACKENDS
@@ -85,6 +85,7 @@ class FakeWorker:
         self.on_end = on_end
         self.is_killed = False
         self.was_killed = False
+        self.has_crashed = False
         self.status: int | None = 1
         self.may_load = asyncio.Event()
         FakeWorker.made.append(self)
@@ -94,7 +95,9 @@ class FakeWorker:
         await cls.starting.wait()
         return cls(on_end)
 
-    async def load(self, message: Load) -> AsyncGenerator[Progress | Loaded, None]:
+    async def load(
+        self, message: Load, *, stall_seconds: float
+    ) -> AsyncGenerator[Progress | Loaded, None]:
         FakeWorker.loads.append(message)
         yield Progress(done_bytes=0, total_bytes=1)
         await self.may_load.wait()
@@ -127,16 +130,16 @@ def make_host(
         async def report_lost(stage: StageLost) -> None:
             lost.append(stage)
 
-        state = StateDirectory(tmp_path)
-        (tmp_path / "workers").mkdir(exist_ok=True)
+        notes = WorkerNotes(tmp_path)
         host = StageHost(
             credentials(A),
-            state,
+            notes,
             NodeUnits(lambda: PROBED, UnitChoice(backends=(*BACKENDS, CARD_SPEC)), lambda: OUT),
             listen_host="127.0.0.1",
             num_threads=1,
             packed_cache_bytes=None,
             unit_step_seconds=30.0,
+            stall_seconds=60.0,
             unit_failed=lambda unit_id, failure: failed.append((unit_id, failure.fault)),
             report_lost=report_lost,
         )
@@ -342,5 +345,46 @@ def test_only_units_that_may_hang_have_a_limit(make_host: MakeHost) -> None:
     async def run() -> None:
         host, _ = make_host()
         assert host._load(at(1)).step_seconds is None
+
+    asyncio.run(run())
+
+
+def test_how_stages_crashed_is_told_once_to_whoever_stops_them(make_host: MakeHost) -> None:
+    async def run() -> None:
+        host, _ = make_host()
+        scope = StageScope(deployment=D, epoch=at(1).epoch)
+        await start(host, at(1))
+        worker = FakeWorker.made[0]
+        worker.has_crashed = True
+        worker.on_end(worker, UnitFaultError(Fault.KILLED.value, "killed by SIGSEGV"))
+        ends = await host.stop(scope)
+        assert ends.crashes == (f"stage 0 on node {A}: killed by SIGSEGV",)
+        assert (await host.stop(scope)).crashes == ()
+        # One of an earlier epoch, of which nobody asked, says nothing of a later one.
+        await start(host, at(2))
+        worker = FakeWorker.made[1]
+        worker.has_crashed = True
+        worker.on_end(worker, EngineError("TypeError"))
+        await start(host, at(3))
+        assert (await host.stop(StageScope(deployment=D, epoch=at(3).epoch))).crashes == ()
+        assert host._crashes == {}
+
+    asyncio.run(run())
+
+
+def test_a_crash_that_is_noticed_while_the_stage_is_stopped_is_told(make_host: MakeHost) -> None:
+    async def run() -> None:
+        host, lost = make_host()
+        await start(host, at(1))
+        worker = FakeWorker.made[0]
+
+        async def wait() -> None:
+            worker.has_crashed = True
+            worker.on_end(worker, EngineError("the stage failed: TypeError"))
+
+        worker.wait = wait  # type: ignore[method-assign]
+        ends = await host.stop(StageScope(deployment=D, epoch=at(1).epoch))
+        assert ends.crashes == (f"stage 0 on node {A}: the stage failed: TypeError",)
+        assert lost == []
 
     asyncio.run(run())

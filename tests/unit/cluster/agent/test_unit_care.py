@@ -317,3 +317,34 @@ def test_one_that_stays_out_comes_back_when_somebody_tries_it(
     monkeypatch.setattr(unit_health, "RETEST_SECONDS", (0.02,))
     monkeypatch.setattr(module, "_REST_SECONDS", 0.05)
     asyncio.run(run())
+
+
+def test_a_defect_in_a_look_or_in_a_test_does_not_end_the_care(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_AFTER_DEFECT_SECONDS", 0.01)
+    monkeypatch.setattr(unit_health, "RETEST_SECONDS", (0.02,))
+    failures = [KeyError("a look"), KeyError("a test")]
+
+    async def look(self: UnitCare) -> None:
+        if len(failures) == 2:
+            raise failures.pop(0)
+
+    def find(self: UnitCare, unit_id: UnitId) -> object:
+        if failures:
+            raise failures.pop(0)
+        return original(self, unit_id)
+
+    original = UnitCare._find
+    monkeypatch.setattr(UnitCare, "_keep_quarantine", look)
+    monkeypatch.setattr(UnitCare, "_find", find)
+
+    async def run() -> None:
+        async with a_node(monkeypatch) as node:
+            node.care.failed(GPU, NAN)
+            await node.reach(lambda: "fails: KeyError: 'a test'" in node.care.reasons.get(GPU, ""))
+            await node.reach(lambda: GPU not in node.care.reasons)
+
+    asyncio.run(run())
+    assert "the units could not be looked after" in caplog.text
+    assert f"the self-test of {GPU} has failed" in caplog.text

@@ -23,10 +23,11 @@ from potluck.cluster.worker.messages import (
     Load,
     Loaded,
     Peer,
+    Progress,
     StageSpec,
 )
 from potluck.engines.backends import native_unit
-from potluck.errors import EngineError, PotluckError, UnitFaultError
+from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.quantization import Quantization
 from potluck.types.unit import Fault
@@ -102,7 +103,7 @@ async def worker(script: str) -> AsyncGenerator[tuple[WorkerProcess, list[Potluc
 
 
 async def load(process: WorkerProcess) -> Loaded:
-    async for event in process.load(LOAD):
+    async for event in process.load(LOAD, stall_seconds=60.0):
         if isinstance(event, Loaded):
             return event
     raise AssertionError("the last event is Loaded")
@@ -226,7 +227,7 @@ FAIL_TO_READ = "os.kill(os.getpid(), signal.SIGBUS)"
 
 async def end_of(script: str) -> str:
     async with worker(script) as (process, ends):
-        async for _ in process.load(LOAD):
+        async for _ in process.load(LOAD, stall_seconds=60.0):
             pass
         await process.wait()
     (error,) = ends
@@ -275,7 +276,7 @@ say(msgspec.msgpack.encode(
 async def fault_of(script: str) -> tuple[UnitFaultError, int | None, bool]:
     """What a worker that ends by itself tells of its unit, its status, and whether it was ended."""
     async with worker(script) as (process, ends), asyncio.timeout(8):
-        async for _ in process.load(LOAD):
+        async for _ in process.load(LOAD, stall_seconds=60.0):
             pass
         await process.wait()
         (error,) = ends
@@ -339,7 +340,7 @@ def test_one_that_says_nothing_while_it_loads_is_ended_where_calls_have_a_limit(
         async with worker("time.sleep(60)") as (process, ends), asyncio.timeout(5):
             limited = msgspec.structs.replace(LOAD, step_seconds=0.01)
             with pytest.raises(UnitFaultError, match="its worker has said nothing for 210 ms"):
-                async for _ in process.load(limited):
+                async for _ in process.load(limited, stall_seconds=60.0):
                     pass
             await process.wait()
             assert isinstance(ends[0], UnitFaultError)
@@ -375,5 +376,102 @@ def test_one_that_the_kernel_does_not_let_go_is_given_up(monkeypatch: pytest.Mon
             assert ends[0].message == "the worker cannot be ended: it hangs in the kernel"
             kill(process.pid, signal.SIGKILL)
             await process._process.wait()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("script", "has_crashed"),
+    [
+        ("os.kill(os.getpid(), 11)", True),  # SIGSEGV
+        ("os.abort()", True),
+        ("os.kill(os.getpid(), 4)", True),  # SIGILL
+        ("os.kill(os.getpid(), 8)", True),  # SIGFPE
+        ("os.kill(os.getpid(), 7)", True),  # SIGBUS, with nothing mapped
+        ("raise RuntimeError", True),
+        ("os.kill(os.getpid(), 9)", False),
+        ("os.kill(os.getpid(), 15)", False),
+        ("channel.close()", False),
+        ("import msgspec; say(msgspec.msgpack.encode(FAILED))", False),
+        ("import msgspec; say(msgspec.msgpack.encode({**FAILED, 'is_defect': True}))", True),
+    ],
+)
+def test_what_a_worker_does_to_itself_is_a_crash_and_what_others_do_is_none(
+    script: str, has_crashed: bool
+) -> None:
+    failed = "FAILED = {'type': 'Failed', 'message': 'no', 'hint': ''}\n"
+
+    async def run() -> None:
+        async with worker(failed + script) as (process, _), asyncio.timeout(10):
+            with pytest.raises(PotluckError):
+                await load(process)
+            await process.wait()
+            assert process.has_crashed is has_crashed
+
+    asyncio.run(run())
+
+
+def test_one_that_was_killed_here_has_not_crashed() -> None:
+    async def run() -> None:
+        async with worker("time.sleep(60)") as (process, _), asyncio.timeout(5):
+            process.kill()
+            await process.wait()
+            assert not process.has_crashed
+
+    asyncio.run(run())
+
+
+def test_one_that_is_stopped_while_it_loads_is_ended_and_the_stall_is_told() -> None:
+    async def run() -> None:
+        async with worker("time.sleep(60)") as (process, ends), asyncio.timeout(10):
+            os.kill(process.pid, signal.SIGSTOP)
+            with pytest.raises(StalledError, match="its worker made no progress for 400 ms"):
+                async for _ in process.load(LOAD, stall_seconds=0.4):
+                    pass
+            await process.wait()
+            assert process.status == -signal.SIGKILL
+            assert isinstance(ends[0], StalledError)
+            assert not process.was_killed  # it failed, as its unit may have
+            assert not process.has_crashed
+
+    asyncio.run(run())
+
+
+def test_one_that_computes_or_speaks_may_take_as_long_as_it_likes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_SAY_AGAIN_SECONDS", 0.1)
+    computing = """
+end = time.monotonic() + 1.5
+while time.monotonic() < end: pass
+"""
+    told: list[Progress | Loaded] = []
+
+    async def run() -> None:
+        async with worker(computing + SAY_LOADED + "time.sleep(60)") as (process, _):
+            async with asyncio.timeout(10):
+                async for event in process.load(LOAD, stall_seconds=0.6):
+                    told.append(event)
+
+    asyncio.run(run())
+    assert isinstance(told[-1], Loaded)
+    # Who listens is told now and then that somebody still watches.
+    assert len(told) > 2
+
+
+def test_a_defect_of_the_agent_itself_leaves_nobody_waiting_for_a_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("nobody expected this")
+
+    monkeypatch.setattr(WorkerProcess, "_take", broken)
+
+    async def run() -> None:
+        async with worker(SAY_LOADED + "time.sleep(60)") as (process, ends), asyncio.timeout(10):
+            with pytest.raises(EngineError, match="given up: RuntimeError: nobody expected this"):
+                await load(process)
+            await process.wait()
+            assert len(ends) == 1
 
     asyncio.run(run())

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import dataclasses
+import gc
+import weakref
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 from support.cluster_calls import A, B, PlayedMembership, a_record, stage_on
 
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, ModelFingerprint, StageLost
+from potluck.cluster.coordinator import answering, left_out
 from potluck.cluster.coordinator import deployment as module
 from potluck.cluster.coordinator.deployment import Deployment
+from potluck.cluster.coordinator.left_out import NodeUnitId, StageStalledError
 from potluck.cluster.coordinator.planning import PlannedModel
 from potluck.engines.costs import CostOf, cost_of
-from potluck.errors import EngineError, ParameterError, PotluckError
+from potluck.errors import (
+    DefectError,
+    EngineError,
+    ParameterError,
+    PotluckError,
+    RefusedRequestError,
+)
+from potluck.serving.dispatcher import Dispatcher
+from potluck.types.arithmetic import Arithmetic
+from potluck.types.cluster import UnitId
 from potluck.types.quantization import Quantization
 from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams, Step
@@ -25,9 +39,11 @@ class SilentPipeline:
     """Steps never come back."""
 
     sent = None
+    latest: ClassVar[SilentPipeline]
 
-    def __init__(self, *_: object, **__: object) -> None:
-        return
+    def __init__(self, *arguments: Any, **__: object) -> None:
+        self.on_lost: Callable[[PotluckError], None] = arguments[3]
+        SilentPipeline.latest = self
 
     def submit(self, step: Step) -> None:
         return
@@ -46,6 +62,7 @@ class Cluster:
         self.may_load = asyncio.Event()
         self.may_load.set()
         self.num_loading = 0
+        self.left_out: list[dict[NodeUnitId, str]] = []
         monkeypatch.setattr(module, "plan_model", self._plan)
         monkeypatch.setattr(module, "load_stages", self._load)
         monkeypatch.setattr(module, "connect_stages", self._connect)
@@ -68,11 +85,25 @@ class Cluster:
     async def _look_around(self) -> None:
         return
 
-    async def _plan(self, *_: object, may_quantize: bool, cost_of: CostOf) -> PlannedModel:
+    async def _plan(
+        self,
+        *_: object,
+        may_quantize: bool,
+        arithmetic: Arithmetic | None,
+        cost_of: CostOf,
+        left_out: Mapping[NodeUnitId, str],
+    ) -> PlannedModel:
+        self.left_out.append(dict(left_out))
         await asyncio.sleep(0)
         if self.failures:
             raise self.failures.pop(0)
-        return PlannedModel(quantization=Quantization.NONE, stages=(), rejections=())
+        return PlannedModel(
+            quantization=Quantization.NONE,
+            arithmetic=arithmetic or Arithmetic.AVX512_BF16,
+            arithmetic_note="",
+            stages=(),
+            rejections=(),
+        )
 
     async def _load(self, *_: object) -> list[object]:
         self.num_loading += 1
@@ -361,3 +392,209 @@ def test_what_goes_on_is_told_at_once_and_how_far_it_is_now_and_then(
     told = asyncio.run(run())
     # "loading" was said with the plan, a moment before.
     assert told[:4] == [("being placed", 0), ("loading", 0), ("warming up", 4), ("", 4)]
+
+
+async def computed(cluster: Cluster, *requests: SequenceRequest) -> list[asyncio.Task[None]]:
+    """The requests, asked for and in a step of the present epoch."""
+    asking = [asyncio.create_task(ask(cluster, each)) for each in requests]
+    await asyncio.sleep(0.02)
+    load = cluster.deployment.load
+    assert load is not None
+    assert load.num_running >= 1
+    return asking
+
+
+async def errors_of(asking: list[asyncio.Task[None]]) -> list[type[BaseException] | None]:
+    async with asyncio.timeout(5):
+        ends = await asyncio.gather(*asking, return_exceptions=True)
+    return [None if each is None else type(each) for each in ends]
+
+
+DEFECT = DefectError("a step could not be sent: OverflowError: it does not fit")
+
+
+def test_a_request_that_ends_two_epochs_by_a_defect_is_refused_and_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    guilty = dataclasses.replace(REQUEST, request_id="cmpl-guilty")
+
+    async def run() -> None:
+        cluster = Cluster(monkeypatch)
+        await cluster.deployment.start()
+        for epoch, kind in ((2, EngineError), (3, RefusedRequestError)):
+            asking = await computed(cluster, guilty)
+            SilentPipeline.latest.on_lost(DEFECT)
+            assert await errors_of(asking) == [kind]
+            await cluster.reach(DeploymentState.READY, epoch=epoch)
+        with pytest.raises(RefusedRequestError, match="has twice ended what serves demo"):
+            await ask(cluster, dataclasses.replace(REQUEST, request_id="cmpl-again"))
+        assert cluster.deployment.record.epoch.number == 3
+        (other,) = await computed(cluster, dataclasses.replace(REQUEST, prompt_tokens=(9,)))
+        other.cancel()
+        await cluster.deployment.close()
+
+    monkeypatch.setattr(module, "_PAUSE_SECONDS", (0.0,))
+    asyncio.run(run())
+    (line,) = [each.message for each in caplog.records if "is refused from now on" in each.message]
+    assert line.startswith("demo: the request cmpl-guilty is refused")
+    assert "it does not fit" in line
+
+
+def test_a_crash_that_a_node_has_seen_counts_and_a_lost_node_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        cluster = Cluster(monkeypatch)
+        await cluster.deployment.start()
+        ends: list[tuple[tuple[str, ...], type[PotluckError]]] = [
+            ((), EngineError),
+            ((), EngineError),
+            (("stage 0: killed by SIGSEGV",), EngineError),
+            ((), EngineError),  # alone, and still innocent of this one
+            (("stage 0: killed by SIGSEGV",), RefusedRequestError),
+        ]
+        for epoch, (crashes, kind) in enumerate(ends, 2):
+            cluster.membership.crashes = crashes
+            asking = await computed(cluster, REQUEST)
+            cluster.deployment.node_left(B)
+            assert await errors_of(asking) == [kind]
+            await cluster.reach(DeploymentState.READY, epoch=epoch)
+        await cluster.deployment.close()
+
+    monkeypatch.setattr(module, "_PAUSE_SECONDS", (0.0,))
+    asyncio.run(run())
+
+
+def test_only_who_was_in_a_step_is_a_suspect(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        cluster = Cluster(monkeypatch)
+        await cluster.deployment.start()
+        waiting = dataclasses.replace(REQUEST, prompt_tokens=(3,))
+        for epoch in (2, 3):
+            asking = await computed(cluster, REQUEST, waiting)  # one step is in flight at a time
+            SilentPipeline.latest.on_lost(DEFECT)
+            await errors_of(asking)
+            await cluster.reach(DeploymentState.READY, epoch=epoch)
+        with pytest.raises(RefusedRequestError):
+            await ask(cluster)
+        (other,) = await computed(cluster, waiting)
+        other.cancel()
+        await cluster.deployment.close()
+
+    monkeypatch.setattr(module, "_PAUSE_SECONDS", (0.0,))
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("place", ["units_out", "_stop_stages", "publish"])
+def test_whatever_goes_wrong_at_an_end_the_next_epoch_begins(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    async def run() -> None:
+        cluster = Cluster(monkeypatch)
+        await cluster.deployment.start()
+        failures = [RuntimeError("nobody expected this")]
+
+        def fail(*_: object, **__: object) -> None:
+            if failures:
+                raise failures.pop()
+
+        async def fail_soon(*_: object) -> tuple[str, ...]:
+            fail()
+            return ()
+
+        if place == "units_out":
+            monkeypatch.setattr(module, "units_out", fail_soon)
+        elif place == "_stop_stages":
+            monkeypatch.setattr(cluster.deployment, "_stop_stages", fail_soon)
+        else:
+            monkeypatch.setattr(cluster.deployment, "_publish", fail)
+        cluster.deployment.node_left(B)
+        await cluster.reach(DeploymentState.READY, epoch=2)
+        assert not failures
+        await cluster.deployment.close()
+
+    monkeypatch.setattr(module, "_PAUSE_SECONDS", (0.0, 0.01))
+    asyncio.run(run())
+
+
+def test_a_unit_that_stalls_is_left_out_and_tried_again_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a first try: every plan is made with fewer units, and it ends."""
+
+    async def run() -> None:
+        cluster = Cluster(monkeypatch)
+        unit = (B, UnitId("cpu/native"))
+        cluster.failures = [StageStalledError(*unit, "it stood still")]
+        await cluster.deployment.start()
+        assert cluster.left_out == [{}, {unit: "it stood still"}]
+        assert "it stood still; cpu/native on node" in " ".join(
+            each.reason for each in cluster.said
+        )
+        monkeypatch.setattr(left_out, "PAUSE_SECONDS", (0.0,))
+        cluster.failures = [StageStalledError(*unit, "again")]
+        cluster.deployment.node_left(B)
+        await cluster.reach(DeploymentState.READY, epoch=2)
+        assert cluster.left_out[-1] == {}
+        await cluster.deployment.close()
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_stalls_is_told_of_by_either_of_two_ways(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        cluster = Cluster(monkeypatch)
+        cluster.may_load.clear()
+        starting = asyncio.create_task(cluster.deployment.start())
+        await cluster.loading()
+        lost = StageLost(
+            deployment=cluster.deployment.record.deployment,
+            epoch=cluster.deployment.record.epoch,
+            index=0,
+            node_id=B,
+            message="it made no progress",
+            has_stalled=True,
+        )
+        cluster.may_load.set()
+        cluster.deployment.stage_lost(lost)
+        await asyncio.wait_for(starting, 5)
+        assert list(cluster.left_out[-1]) == [(B, UnitId("cpu/native"))]
+        await cluster.deployment.close()
+
+    asyncio.run(run())
+
+
+def test_a_lost_epoch_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Dispatcher]] = []
+
+    def make(*arguments: Any) -> Dispatcher:
+        dispatcher = Dispatcher(*arguments)
+        made.append(weakref.ref(dispatcher))
+        return dispatcher
+
+    monkeypatch.setattr(answering, "Dispatcher", make)
+    monkeypatch.setattr(module, "_PAUSE_SECONDS", (0.0,))
+
+    async def run() -> None:
+        cluster = Cluster(monkeypatch)
+        await cluster.deployment.start()
+        num_tasks = 0
+        for epoch in range(2, 22):
+            asking = await computed(cluster, REQUEST)
+            cluster.deployment.node_left(B)
+            await errors_of(asking)
+            await cluster.reach(DeploymentState.READY, epoch=epoch)
+            cluster.said.clear()
+            cluster.left_out.clear()
+            if epoch == 3:
+                num_tasks = len(asyncio.all_tasks())
+        del asking
+        gc.collect()
+        assert len(made) == 21
+        assert sum(each() is not None for each in made) == 1
+        assert len(asyncio.all_tasks()) == num_tasks
+        await cluster.deployment.close()
+
+    asyncio.run(run())

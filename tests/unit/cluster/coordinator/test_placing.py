@@ -21,10 +21,10 @@ from potluck.engines.backends import BACKENDS, NATIVE
 from potluck.engines.costs import cost_of
 from potluck.errors import EngineError, InsufficientMemoryError, UnsupportedModelError
 from potluck.loading import StageSize
+from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, Rejection, UnitId
 from potluck.types.engine import EngineCost
 from potluck.types.memory import MemoryPlan, MemoryPool
-from potluck.types.prefill import Prefill
 from potluck.types.program import Program, Shard
 from potluck.types.quantization import Quantization
 from potluck.types.unit import Role
@@ -185,7 +185,7 @@ def test_no_unit_is_given_more_than_a_stage_takes_on_it_whatever_its_backend(
         max_step_sequences=8,
         quantization=Quantization.NONE,
         is_mapped=True,
-        prefill=Prefill.EXACT,
+        arithmetic=Arithmetic.EXACT,
         edge_limits=edge_limits(
             hidden_size=1024,
             context_tokens=512,

@@ -9,7 +9,9 @@ import pytest
 from support.sparse_models import SparseModel
 
 from potluck.catalog import ModelDescription, describe_model, open_headers
+from potluck.cluster.calls import CPU_UNIT
 from potluck.cluster.coordinator.costs import model_cost
+from potluck.cluster.coordinator.planning import PlannedModel, PlannedStage, placement_fields
 from potluck.cluster.worker import loading
 from potluck.cluster.worker.loading import load_for
 from potluck.cluster.worker.messages import Identity, Load, StageSpec
@@ -18,6 +20,7 @@ from potluck.engines.backends import native_unit
 from potluck.errors import InsufficientMemoryError
 from potluck.loading import StagePlan, StageSize
 from potluck.quantities import format_bytes
+from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.memory import MemoryLimit
 from potluck.types.program import Shard
@@ -27,9 +30,11 @@ NODE = NodeId("a" * 16)
 NUM_LAYERS = 3
 
 
-def model(directory: Path, stored: str, *, has_tied_head: bool) -> ModelDescription:
+def model(
+    directory: Path, stored: str, *, has_tied_head: bool, hidden_size: int = 512
+) -> ModelDescription:
     made = SparseModel(
-        hidden_size=512,
+        hidden_size=hidden_size,
         intermediate_size=1536,
         num_layers=NUM_LAYERS,
         num_heads=8,
@@ -96,6 +101,33 @@ def test_no_stage_takes_more_than_placement_counts(
                         assert taken == cost.lone_embedding_bytes
                     if start == end and head and not embedding:
                         assert taken == cost.lone_head_bytes
+
+
+def test_weights_of_another_format_are_named_once(tmp_path: Path) -> None:
+    """The two ends of a tied model have the same tensor."""
+    description = model(tmp_path, "BF16", has_tied_head=True, hidden_size=96)
+    shards = (
+        Shard(start_layer=0, end_layer=1, num_layers=3, has_embedding=True, has_head=False),
+        Shard(start_layer=1, end_layer=3, num_layers=3, has_embedding=False, has_head=True),
+    )
+    size = a_size(Quantization.Q4_K)
+    stages = tuple(
+        PlannedStage(node_id=NODE, unit_id=CPU_UNIT, plan=planned(description, shard, size))
+        for shard in shards
+    )
+    made = PlannedModel(
+        quantization=Quantization.Q4_K,
+        arithmetic=Arithmetic.EXACT,
+        arithmetic_note="",
+        stages=stages,
+        rejections=(),
+    )
+    # Of three layers the last has more bits. The rows of attn.o and mlp.down are multiples of 256.
+    assert placement_fields(made)["remarks"] == (
+        "embed.weight and 1 more: q8_0 instead of q6_k, as rows of 96 are not whole blocks of 256",
+        "layers.0.attn.q.weight and 13 more: q5_0 instead of q4_k, as rows of 96 are not whole "
+        "blocks of 256",
+    )
 
 
 def test_a_worker_refuses_with_the_numbers_of_the_plan(

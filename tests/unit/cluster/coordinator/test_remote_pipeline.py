@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from queue import SimpleQueue
+from typing import cast
 
 import pytest
 from support.edges import edge
 
+from potluck.cluster.coordinator import pipeline as module
 from potluck.cluster.coordinator.pipeline import RemotePipeline
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import FrameKind
 from potluck.cluster.steps import encode_failure, encode_sampled
-from potluck.errors import EngineError, PotluckError
+from potluck.errors import DefectError, EdgeError, EngineError, PotluckError
 from potluck.serving.pipeline import StepOutcome
 from potluck.types.step import SampledToken, SequenceId, SequenceSlice, Step, StepId
 
@@ -87,6 +92,29 @@ def test_outcomes_come_in_the_order_of_the_steps_failures_among_them() -> None:
         assert stages.pipeline.sent.num_frames == 3
 
 
+def test_scores_come_back_each_at_its_position() -> None:
+    scored = replace(step(4, num_tokens=3).slices[0], sample=False, score_from=1, next_token=9)
+    asked = Step(step_id=StepId(0), slices=(scored,))
+
+    def scores(*positions: int) -> bytes:
+        return encode_sampled(
+            tuple(
+                SampledToken(sequence_id=SequenceId(4), position=position, token=2, logprob=-1.0)
+                for position in positions
+            )
+        )
+
+    for positions in ((2, 3), (2,), (1, 2), (2, 3, 4)):
+        with played() as stages:
+            stages.pipeline.submit(asked)
+            stages.results.send(FrameKind.RESULT, StepId(0), scores(*positions))
+            outcome = stages.outcomes.get(timeout=5)
+            assert (outcome.error is None) == (positions == (2, 3))
+            assert [each.position for each in outcome.sampled] == (
+                [2, 3] if positions == (2, 3) else []
+            )
+
+
 def test_submit_does_not_wait_for_a_stage_that_does_not_read() -> None:
     with played(step_seconds=60) as stages:
         started = time.monotonic()
@@ -132,7 +160,9 @@ def test_a_result_that_makes_no_sense_ends_the_epoch(
     with played() as stages:
         stages.pipeline.submit(step(0))
         stages.results.send(kind, StepId(step_id), header)
-        assert words in stages.losses.get(timeout=5).message
+        error = stages.losses.get(timeout=5)
+        assert words in error.message
+        assert isinstance(error, DefectError)
         assert stages.outcomes.get(timeout=5).error is not None
 
 
@@ -153,3 +183,99 @@ def test_a_lost_edge_fails_what_is_in_flight_and_all_that_comes() -> None:
         errors = [stages.outcomes.get(timeout=5).error for _ in range(4)]
         assert all(error is not None and "was lost" in error.message for error in errors)
         assert stages.losses.empty()
+
+
+UNSENDABLE = [2**64, -(2**63) - 1, object()]
+
+
+@pytest.mark.parametrize("token", UNSENDABLE, ids=["too large", "too small", "no number"])
+def test_a_step_that_cannot_be_encoded_is_a_defect_and_nobody_hangs(token: object) -> None:
+    with played(step_seconds=60) as stages:
+        good = step(0)
+        stages.pipeline.submit(good)
+        part = dataclasses.replace(good.slices[0], tokens=(cast(int, token),))
+        stages.pipeline.submit(dataclasses.replace(good, step_id=StepId(1), slices=(part,)))
+        error = stages.losses.get(timeout=5)
+        assert isinstance(error, DefectError)
+        assert "a step could not be sent" in error.message
+        outcomes = [stages.outcomes.get(timeout=5) for _ in range(2)]
+        assert all(isinstance(outcome.error, DefectError) for outcome in outcomes)
+        stages.pipeline.submit(step(2))
+        assert stages.outcomes.get(timeout=5).error is outcomes[0].error
+        assert stages.losses.empty()
+    assert not any(thread.is_alive() for thread in stages.pipeline._threads)
+
+
+@pytest.mark.parametrize("failing", ["send", "receive"])
+def test_any_exception_of_an_edge_loses_the_pipeline(
+    monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def broken(*_: object) -> None:
+        raise BufferError("nobody expected this")
+
+    owner = OutgoingEdge if failing == "send" else IncomingEdge
+    with played() as stages:
+        monkeypatch.setattr(owner, failing, broken)
+        stages.pipeline.submit(step(0))
+        error = stages.losses.get(timeout=5)
+        assert isinstance(error, DefectError)
+        assert "BufferError: nobody expected this" in error.message
+        assert stages.outcomes.get(timeout=5).error is not None
+
+
+def test_an_edge_that_is_cut_is_no_defect() -> None:
+    with played() as stages:
+        stages.pipeline.submit(step(0))
+        stages.results.close()
+        assert isinstance(stages.losses.get(timeout=5), EdgeError)
+        assert not isinstance(stages.outcomes.get(timeout=5).error, DefectError)
+
+
+def test_an_exception_of_whoever_is_told_neither_ends_the_thread_nor_hangs_it() -> None:
+    told: SimpleQueue[StepOutcome] = SimpleQueue()
+    losses: SimpleQueue[PotluckError] = SimpleQueue()
+
+    def on_outcome(outcome: StepOutcome) -> None:
+        told.put(outcome)
+        raise KeyError("the dispatcher is broken")
+
+    def on_lost(error: PotluckError) -> None:
+        losses.put(error)
+        raise RuntimeError("and so is the deployment")
+
+    with edge() as (outgoing, steps), edge() as (results, incoming):
+        pipeline = RemotePipeline(outgoing, incoming, on_outcome, on_lost, step_seconds=10)
+        for number in range(3):
+            pipeline.submit(step(number))
+            steps.receive(5)
+            results.send(FrameKind.RESULT, StepId(number), result(number))
+        assert [told.get(timeout=5).step.step_id for _ in range(3)] == [0, 1, 2]
+        assert isinstance(losses.get(timeout=5), DefectError)
+        pipeline.close()
+        assert losses.empty()
+
+
+def test_close_does_not_wait_for_a_thread_that_does_not_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_END_SECONDS", 0.1)
+    holding, entered = threading.Event(), threading.Event()
+
+    def on_outcome(_: StepOutcome) -> None:
+        entered.set()
+        holding.wait(20)
+
+    with edge() as (outgoing, steps), edge() as (results, incoming):
+        pipeline = RemotePipeline(outgoing, incoming, on_outcome, lambda _: None, step_seconds=10)
+        pipeline.submit(step(0))
+        steps.receive(5)
+        results.send(FrameKind.RESULT, StepId(0), result(0))
+        assert entered.wait(5)
+        started = time.monotonic()
+        pipeline.close()
+        assert time.monotonic() - started < 2
+        assert "the thread of results does not end" in caplog.text
+        holding.set()
+        for thread in pipeline._threads:
+            thread.join(5)
+            assert not thread.is_alive()

@@ -203,7 +203,7 @@ _SOUND = encode_hello(HELLO)
     ("data", "reason"),
     [
         (b"GET / HTTP/1.1\r\n".ljust(80), "does not speak Potluck's protocol"),
-        (_SOUND[:4] + b"\x02\x00" + _SOUND[6:], "speaks wire version 2, and this node 1"),
+        (_SOUND[:4] + b"\x03\x00" + _SOUND[6:], "speaks wire version 3, and this node 2"),
         (_SOUND[:62] + b"\x02\x00" + _SOUND[64:], "did not begin with a hello"),
         (encode_refusal(HELLO.scope, "no"), "did not begin with a hello"),
         (_SOUND[:72] + b"\x01\x04\x00\x00" + _SOUND[76:], "announced a header of 1025 bytes"),
@@ -269,7 +269,7 @@ def test_a_client_that_says_nothing_is_closed_in_time(caplog: pytest.LogCaptureF
             assert plain.recv(1) == b""
             assert 0.2 < time.monotonic() - started < 1.5
         with tls_client(listening, credentials(SENDER)) as member:
-            assert b"it said no hello in time" in member.recv(1000)
+            assert b"it did not prove itself a member in time" in member.recv(1000)
         with pytest.raises(EdgeError, match=r"did not connect within 1\.5 s"):
             accepting.result()
     assert "refused a stranger" in caplog.text

@@ -100,7 +100,7 @@ def test_unsound_configurations_are_refused(changes: dict[str, Any], name: str) 
 
 
 def test_without_certificates_zenoh_speaks_tcp_and_finds_nobody_by_itself() -> None:
-    settings = json.loads(zenoh_json(config(connect=(LOOPBACK,)), LOOPBACK))
+    settings = json.loads(zenoh_json(config(connect=(LOOPBACK,)), LOOPBACK, None))
     assert settings["listen"]["endpoints"] == ["tcp/127.0.0.1:7450"]
     assert settings["connect"]["endpoints"] == ["tcp/127.0.0.1:7450"]
     assert settings["transport"]["link"]["protocols"] == ["tcp"]
@@ -110,9 +110,9 @@ def test_without_certificates_zenoh_speaks_tcp_and_finds_nobody_by_itself() -> N
 
 def test_with_certificates_zenoh_speaks_mutual_tls_only() -> None:
     secured = config(listen=LAN, connect=(LAN,), multicast=True, pem=PEM, lease_milliseconds=500)
-    settings = json.loads(zenoh_json(secured, LAN))
+    settings = json.loads(zenoh_json(secured, LAN, LOOPBACK))
     link = settings["transport"]["link"]
-    assert settings["listen"]["endpoints"] == ["tls/192.168.1.20:7450"]
+    assert settings["listen"]["endpoints"] == ["tls/192.168.1.20:7450", "tls/127.0.0.1:7450"]
     assert settings["connect"]["endpoints"] == ["tls/192.168.1.20:7450"]
     assert link["protocols"] == ["tls"]
     assert link["tls"]["enable_mtls"] is True

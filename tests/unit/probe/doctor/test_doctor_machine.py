@@ -322,12 +322,26 @@ def test_a_library_in_quarantine(tmp_path: Path) -> None:
 
 
 def test_a_layer_that_did_not_answer(tmp_path: Path) -> None:
-    said = "did not answer before the deadline"
-    found = the_finding(a_case(a_system(tmp_path), a_report(problems=(said,))))
-    assert (found.severity, found.message, found.command) == (
+    said = "has not answered yet, after 3 s"
+    report = a_report(problems=("another", said))
+    late = replace(report, layers=tuple(replace(each, is_pending=True) for each in report.layers))
+    found = the_finding(a_case(a_system(tmp_path), late))
+    assert (found.check, found.severity, found.message, found.command) == (
+        "deadline",
         Severity.NOTE,
         f"gpu: {said}",
-        "sudo dmesg --level err,warn | tail -n 50",
+        "potluck probe --wait",
+    )
+    assert "sudo dmesg" in found.details
+
+
+def test_a_unit_that_is_not_tested_yet_is_no_failure(tmp_path: Path) -> None:
+    trial = Trial(device_id="cpu", backend="cl", works=False, reason="it runs", is_pending=True)
+    found = the_finding(a_case(a_system(tmp_path), a_report(trials=(trial,))))
+    assert (found.check, found.severity, found.command) == (
+        "deadline",
+        Severity.NOTE,
+        "potluck probe --wait",
     )
 
 

@@ -1,4 +1,5 @@
-// Which rows of a ragged step go through linear_fast, with kernels that mark what they computed.
+// Which rows of a ragged step go through linear_fast, with kernels that mark what they computed: of
+// quantized weights those of prompts, of BF16 weights all.
 // Exits with 1 and a line on stderr when a row went another way than it should.
 #include <cstdint>
 #include <cstdio>
@@ -56,10 +57,12 @@ std::shared_ptr<const Program> two_products() {
   return std::make_shared<const Program>(std::move(spec));
 }
 
-// Rows of Q8_0: a scale of 1 in f16, and quanta that differ from row to row.
-std::vector<uint8_t> stored_rows() {
+// Rows of Q8_0: a scale of 1 in f16, and quanta that differ from row to row. Of BF16: the same byte
+// twice, which is a number.
+std::vector<uint8_t> stored_rows(Format format) {
   std::vector<uint8_t> rows;
-  for (int64_t r = 0; r < kWidth; ++r) {
+  if (format == Format::BF16) rows.assign(2 * kWidth * kWidth, 0x3e);
+  for (int64_t r = 0; format == Format::Q8_0 && r < kWidth; ++r) {
     for (int64_t group = 0; group < kWidth / kGroupColumns; ++group) {
       rows.push_back(0x00);
       rows.push_back(0x3c);
@@ -72,12 +75,12 @@ std::vector<uint8_t> stored_rows() {
 }
 
 // What the stage makes of slices of `lengths` tokens, in rows of kWidth.
-std::vector<float> computed(const Kernels& kernels, Prefill prefill,
+std::vector<float> computed(const Kernels& kernels, Arithmetic arithmetic, Format format,
                             const std::vector<int64_t>& lengths) {
-  Stage stage(two_products(), kernels, std::make_shared<ThreadPool>(2), 0, 64, prefill);
-  const std::vector<uint8_t> rows = stored_rows();
+  Stage stage(two_products(), kernels, std::make_shared<ThreadPool>(2), 0, 64, arithmetic);
+  const std::vector<uint8_t> rows = stored_rows(format);
   for (const char* name : {"first", "second"}) {
-    stage.begin_weight(name, {kWidth, kWidth}, Format::Q8_0);
+    stage.begin_weight(name, {kWidth, kWidth}, format);
     stage.write_rows(name, 0, kWidth, rows.data(), rows.size());
     stage.finish_weight(name);
   }
@@ -100,33 +103,35 @@ std::vector<float> computed(const Kernels& kernels, Prefill prefill,
 }  // namespace
 
 int main() {
-  const Kernels& real = *kernels_at(0);
-  Kernels marking = real;
-  marking.linear_fast[static_cast<int>(Format::Q8_0)] = marking_linear;
-
   // Decodes among chunks of prompts, one of which has one token.
   const std::vector<int64_t> lengths = {1, 1, 3, 1, 2, 5, 1};
-  const std::vector<float> exact = computed(real, Prefill::Exact, lengths);
-  const std::vector<float> mixed = computed(marking, Prefill::Fast, lengths);
-  size_t row = 0;
-  for (const int64_t length : lengths) {
-    for (int64_t i = 0; i < length; ++i, ++row) {
-      for (size_t column = 0; column < kWidth; ++column) {
-        const size_t at = row * kWidth + column;
-        if (length == 1) {
-          expect(mixed[at] == exact[at], "a row of one token has the exact kernel's bits");
-        } else {
-          const float in = static_cast<float>(at * 37 % 256) / 4.0f;
-          expect(mixed[at] == 2 * kMark + 3 * in,
-                 "a row of a prompt went through the fast kernel, with its own activations");
+  const Kernels& real = *kernels_at(0);
+  for (const Format format : {Format::Q8_0, Format::BF16}) {
+    Kernels marking = real;
+    marking.linear_fast[static_cast<int>(format)] = marking_linear;
+
+    const std::vector<float> exact = computed(real, Arithmetic::Exact, format, lengths);
+    const std::vector<float> mixed = computed(marking, Arithmetic::Fast, format, lengths);
+    size_t row = 0;
+    for (const int64_t length : lengths) {
+      for (int64_t i = 0; i < length; ++i, ++row) {
+        for (size_t column = 0; column < kWidth; ++column) {
+          const size_t at = row * kWidth + column;
+          if (length == 1 && format == Format::Q8_0) {
+            expect(mixed[at] == exact[at], "a row of one token has the exact kernel's bits");
+          } else {
+            const float in = static_cast<float>(at * 37 % 256) / 4.0f;
+            expect(mixed[at] == 2 * kMark + 3 * in,
+                   "a row went through the fast kernel, with its own activations");
+          }
         }
       }
     }
-  }
 
-  expect(computed(marking, Prefill::Exact, lengths) == exact,
-         "without being asked for, nothing is fast");
-  expect(computed(real, Prefill::Fast, lengths) == exact,
-         "a format without a fast kernel is exact");
+    expect(computed(marking, Arithmetic::Exact, format, lengths) == exact,
+           "without being asked for, nothing is fast");
+    expect(computed(real, Arithmetic::Fast, format, lengths) == exact,
+           "a format without a fast kernel is exact");
+  }
   return 0;
 }

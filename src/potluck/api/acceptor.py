@@ -1,0 +1,155 @@
+"""Accepts connections, and no more of them than there may be.
+
+asyncio's own loop accepts everything that waits, and where a process has no descriptors left it
+logs a traceback for each of them. Here nothing is accepted for which there is no room, and half of
+the process's descriptors stay for other things.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+import socket
+from collections.abc import Callable, Collection
+
+from potluck.api.protocol import LimitedProtocol
+from potluck.log_rate import LogRateFilter
+
+_log = logging.getLogger(__name__)
+_log.addFilter(LogRateFilter())
+
+_ACCEPTED_AT_ONCE = 32
+"""Connections that are accepted before the loop turns to others."""
+
+_SPARED = 8
+"""When the system had no descriptor or memory for a connection, that many are given up…"""
+_SPARED_SECONDS = 5.0
+"""… for this time, …"""
+_RETRY_SECONDS = 0.2
+"""… and where there are not even so many, accepting waits for this time."""
+
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 2\r\n"
+    b"Content-Length: 0\r\n\r\n"
+)
+
+
+def max_connections(asked: int) -> int:
+    """``asked``, or half of the descriptors that this process may have, if that is less."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return asked if soft == resource.RLIM_INFINITY else max(1, min(asked, soft // 2))
+
+
+class Acceptor:
+    """Accepts from one listening socket. For one event loop."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        connections: Collection[object],
+        new_protocol: Callable[[], asyncio.Protocol],
+        limit: int,
+    ) -> None:
+        """``connections`` are the open ones, kept up to date by the protocols themselves."""
+        self._listener = listener
+        self._connections = connections
+        self._new_protocol = new_protocol
+        self._limit = limit
+        self._limit_now = limit
+        self._restore: asyncio.TimerHandle | None = None
+        self._opening: set[asyncio.Task[None]] = set()
+        self._retry: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def start(self) -> None:
+        """Listen, and accept from now on."""
+        self._listener.setblocking(False)
+        self._listener.listen(socket.SOMAXCONN)
+        self._resume()
+
+    def close(self) -> None:
+        """Accept nothing more; the socket stays the caller's."""
+        for timer in (self._retry, self._restore):
+            if timer is not None:
+                timer.cancel()
+        self._loop.remove_reader(self._listener)
+
+    def _resume(self) -> None:
+        self._retry = None
+        self._loop.add_reader(self._listener, self._on_waiting)
+
+    def _on_waiting(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            is_full = len(self._connections) + len(self._opening) >= self._limit_now
+            if is_full and self._make_room():
+                return  # when the closed one is gone, the loop comes back here
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._give_up_some(error)
+                return
+            if is_full:
+                _refuse(connection)
+            else:
+                task = self._loop.create_task(self._open(connection))
+                self._opening.add(task)
+                task.add_done_callback(self._opening.discard)
+
+    async def _open(self, connection: socket.socket) -> None:
+        try:
+            connection.setblocking(False)
+            await self._loop.connect_accepted_socket(self._new_protocol, connection)
+        except OSError as error:
+            connection.close()
+            _log.debug("a connection was lost as it was accepted: %s", error)
+
+    def _make_room(self) -> bool:
+        """Close the connection that has been silent for longest; False if all are busy.
+
+        Without it, connections that say nothing would keep others out.
+        """
+        protocols = [each for each in self._connections if isinstance(each, LimitedProtocol)]
+        if self._opening or any(each.is_aborted for each in protocols):
+            return True  # the loop must turn first
+        silent = [each for each in protocols if each.is_between_requests]
+        if not silent:
+            return False
+        min(silent, key=lambda each: each.silent_since).abort()
+        return True
+
+    def _give_up_some(self, error: OSError) -> None:
+        """Keep fewer connections for a while, or wait where there are none to give up."""
+        if error.errno not in _EXHAUSTED:
+            _log.warning("a connection could not be accepted: %s", error.strerror)
+            return
+        _log.warning(
+            "no connection can be accepted now: %s; raise the limit of open files (ulimit -n)",
+            error.strerror,
+        )
+        if self._restore is not None:
+            self._restore.cancel()
+        self._restore = self._loop.call_later(_SPARED_SECONDS, self._restore_limit)
+        self._limit_now = max(1, len(self._connections) - _SPARED)
+        if len(self._connections) <= self._limit_now:
+            self._loop.remove_reader(self._listener)
+            self._retry = self._loop.call_later(_RETRY_SECONDS, self._resume)
+
+    def _restore_limit(self) -> None:
+        self._restore = None
+        self._limit_now = self._limit
+
+
+def _refuse(connection: socket.socket) -> None:
+    with connection:
+        connection.setblocking(False)
+        try:
+            connection.send(_REFUSAL)
+            connection.shutdown(socket.SHUT_WR)
+        except OSError:
+            _log.debug("a client that was refused had gone")

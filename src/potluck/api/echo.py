@@ -1,0 +1,56 @@
+"""``echo``: a completion's prompt, given back before the text that continues it."""
+
+from __future__ import annotations
+
+from potluck.api.delta import Delta, ScoredToken
+from potluck.text.detokenize import StreamingDetokenizer
+from potluck.types.sequence import CommittedToken, FinishReason, SequenceRequest
+from potluck.types.text import Tokenizer
+
+
+class PromptEcho:
+    """The prompt of one choice as a delta, once all scores of its tokens are there.
+
+    ``text`` is the prompt as the client knows it.
+    """
+
+    def __init__(self, request: SequenceRequest, tokenizer: Tokenizer, text: str) -> None:
+        self._request = request
+        self._tokenizer = tokenizer
+        self._text = text
+        self._scores: list[CommittedToken] = []
+
+    @property
+    def num_characters(self) -> int:
+        """Where the continuation begins."""
+        return len(self._text)
+
+    def start(self) -> Delta:
+        """The prompt, if it waits for no score; with the end, if that is all there is."""
+        if self._request.num_scores:
+            return Delta()
+        return self._delta(FinishReason.LENGTH if self._request.asks_for_nothing else None)
+
+    def push(self, score: CommittedToken) -> Delta:
+        """Take the next score; the last one gives the prompt."""
+        self._scores.append(score)
+        if len(self._scores) < self._request.num_scores:
+            return Delta()
+        return self._delta(score.finish_reason)
+
+    def _delta(self, finish_reason: FinishReason | None) -> Delta:
+        if not self._request.score_prompt:
+            return Delta(text=self._text, finish_reason=finish_reason)
+        tokens = []
+        detokenizer = StreamingDetokenizer(self._tokenizer, starts_text=True)
+        for token, score in zip(self._request.prompt_tokens, [None, *self._scores], strict=True):
+            tokens.append(
+                ScoredToken(
+                    token=token,
+                    logprob=None if score is None else score.logprob,
+                    top=() if score is None else score.top,
+                    offset=detokenizer.num_characters,
+                )
+            )
+            detokenizer.push(token)
+        return Delta(text=self._text, tokens=tuple(tokens), finish_reason=finish_reason)

@@ -1,0 +1,11 @@
+"""Entry point: ``python -m potluck.cluster.acceptor SERVER_FD REPORTS_FD SETTINGS_JSON``."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from potluck.cluster.acceptor.process import AcceptorSettings, run_acceptor
+
+if __name__ == "__main__":
+    run_acceptor(AcceptorSettings(**json.loads(sys.argv[3])), int(sys.argv[1]), int(sys.argv[2]))

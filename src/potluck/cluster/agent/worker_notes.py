@@ -1,0 +1,174 @@
+"""Which workers an agent has started, kept in files, so that the next agent finds those left over.
+
+A process id alone says little: the kernel gives it to another process later, another container has
+one of the same number, and a note may have been written by somebody else, or copied with its
+directory. So a note says all that tells a process apart, and a process is ended only if it is as
+noted but for its parent, which has ended; if it is of this user; and if its command line is a
+worker's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from potluck.cluster.agent.worker_process import WORKER_MODULE
+from potluck.errors import EngineError
+from potluck.private_files import read_small_file, replace_file
+
+_log = logging.getLogger(__name__)
+
+_PROC = Path("/proc")
+_BOOT_ID = _PROC / "sys/kernel/random/boot_id"
+_MAX_NOTE_BYTES = 2**16
+
+_FIRST_FIELD = 4
+_PARENT_FIELD = 4
+_START_TICKS_FIELD = 22
+"""``ppid`` and ``starttime`` of ``/proc/PID/stat``, as proc(5) counts; after the name and the state
+the first is 4."""
+
+
+class ProcessFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What tells a process apart from any other.
+
+    ``start_ticks`` since the boot ``boot_id``; ``pid_namespace`` is the one in which ``pid`` counts
+    (``namespaces(7)``); ``uid`` the effective one. ``parent`` is the process that started it, or
+    took it in when that one ended.
+    """
+
+    pid: int
+    parent: int
+    boot_id: str
+    pid_namespace: str
+    start_ticks: int
+    uid: int
+    command_line: tuple[str, ...]
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether the process runs this package's worker module."""
+        return ("-m", WORKER_MODULE) in zip(self.command_line, self.command_line[1:], strict=False)
+
+
+def process_facts(pid: int) -> ProcessFacts | None:
+    """The facts of a process that runs now; None if there is none, or it has ended."""
+    folder = _PROC / str(pid)
+    try:
+        # The name, in parentheses, may hold anything, also spaces and parentheses.
+        fields = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+        state, *numbers = fields[2].split()
+        if state in "ZX":
+            return None
+        return ProcessFacts(
+            pid=pid,
+            parent=int(numbers[_PARENT_FIELD - _FIRST_FIELD]),
+            boot_id=_BOOT_ID.read_text(encoding="ascii").strip(),
+            pid_namespace=os.readlink(folder / "ns" / "pid"),  # noqa: PTH115 - not a path
+            start_ticks=int(numbers[_START_TICKS_FIELD - _FIRST_FIELD]),
+            uid=folder.stat().st_uid,
+            command_line=_command_line(folder),
+        )
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+class WorkerNotes:
+    """The notes in ``folder``: one file per worker, named by its process id."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def remember(self, pid: int) -> None:
+        """Note a worker that has just been started; nothing if it has ended already.
+
+        Raises ``EngineError`` if the note cannot be written.
+        """
+        facts = process_facts(pid)
+        if facts is None:
+            return
+        path = self.folder / str(pid)
+        try:
+            # After a power failure there are no workers to be found.
+            replace_file(path, msgspec.json.encode(facts), is_durable=False)
+        except OSError as error:
+            raise EngineError(
+                f"a worker cannot be noted in {self.folder}: {error.strerror}",
+                hint="make room on the disk of the state directory, and have it writable",
+            ) from error
+
+    def forget(self, pid: int) -> None:
+        """The worker has ended."""
+        _remove(self.folder / str(pid))
+
+    def end_leftovers(self) -> int:
+        """End the workers that are noted, and forget all; returns how many there were."""
+        num_ended = 0
+        for path in self._paths():
+            num_ended += _end(path)
+            _remove(path)
+        return num_ended
+
+    def _paths(self) -> list[Path]:
+        try:
+            return sorted(self.folder.iterdir())
+        except OSError as error:
+            _log.warning("the notes of workers cannot be read: %s", error)
+            return []
+
+
+def _end(path: Path) -> bool:
+    """Kill the worker that a note is about; whether there was one.
+
+    The process is held by a descriptor first, where the kernel has these (Linux 5.3): what is
+    looked at then is what is killed, even if it ends in between and its id is taken again.
+    """
+    with suppress(OSError, ValueError, OverflowError):
+        pid = int(path.name)
+        try:
+            descriptor = os.pidfd_open(pid)
+        except (OSError, AttributeError):
+            if _noted_worker(path) is None:
+                return False
+            os.kill(pid, signal.SIGKILL)
+            return True
+        try:
+            if _noted_worker(path) is None:
+                return False
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            return True
+        finally:
+            os.close(descriptor)
+    return False
+
+
+def _noted_worker(path: Path) -> ProcessFacts | None:
+    """The worker without its agent that runs now and that a note is about, if there is one."""
+    try:
+        noted = msgspec.json.decode(read_small_file(path, _MAX_NOTE_BYTES), type=ProcessFacts)
+        pid = int(path.name)
+    except (OSError, ValueError):  # msgspec's errors are ValueErrors
+        return None
+    found = process_facts(pid)
+    if found is None or found.parent == noted.parent or noted.pid != pid:
+        return None  # with its parent, the agent that uses it still runs
+    if msgspec.structs.replace(found, parent=noted.parent) != noted:
+        return None
+    return found if found.is_worker and found.uid == os.geteuid() else None
+
+
+def _command_line(folder: Path) -> tuple[str, ...]:
+    data = (folder / "cmdline").read_bytes()
+    return tuple(part.decode("utf-8", "replace") for part in data.split(b"\0"))
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:  # the next agent sees that it is about no worker
+        _log.warning("a note of a worker cannot be removed: %s", error)

@@ -1,0 +1,186 @@
+"""The one arithmetic of a deployment, and what it gains or costs. Pure, but for the planning given.
+
+Only units of the native backend compute as they are asked: one that does not have the arithmetic of
+a deployment is left out of it. Units of other backends have an arithmetic of their own whatever is
+asked (docs/adr/0013), and stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from potluck.cluster.calls import NodeReport, UnitReport
+from potluck.cluster.coordinator.offering import reason_against
+from potluck.cluster.coordinator.planning import PlannedModel
+from potluck.engines.arithmetic_choice import speeds_up
+from potluck.engines.backends import NATIVE
+from potluck.errors import EngineError, InsufficientMemoryError
+from potluck.types.arithmetic import FASTEST_FIRST, Arithmetic
+from potluck.types.cluster import Rejection
+from potluck.types.tensor import TensorFormat
+
+_HINT = "--arithmetic exact uses every unit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computing:
+    """Reports without the units that do not compute in some arithmetic, and these."""
+
+    reports: tuple[NodeReport, ...]
+    rejections: tuple[Rejection, ...]
+
+
+def computing_in(arithmetic: Arithmetic, reports: Sequence[NodeReport]) -> Computing:
+    """The units of ``reports`` that can take part in a deployment with this arithmetic."""
+    return Computing(
+        reports=tuple(
+            msgspec.structs.replace(
+                report, units=tuple(unit for unit in report.units if _has(unit, arithmetic))
+            )
+            for report in reports
+        ),
+        rejections=tuple(
+            Rejection(
+                node_id=report.node_id,
+                unit_id=unit.unit_id,
+                reason=f"it does not compute in {arithmetic.value}, which this deployment does",
+            )
+            for report in reports
+            for unit in report.units
+            if not _has(unit, arithmetic)
+        ),
+    )
+
+
+def plan_in(
+    fixed: Arithmetic | None,
+    reports: Sequence[NodeReport],
+    plan: Callable[[Arithmetic], PlannedModel],
+) -> PlannedModel:
+    """What ``plan`` makes in the ``fixed`` arithmetic; None takes a fast one.
+
+    That is the one that most units have of those in which the weights have faster products, and in
+    which the model fits. Where there is none for these weights it is exact, and the note says so.
+    Raises what ``plan`` raises, of ``InsufficientMemoryError`` with the hint that exact uses every
+    unit, and ``EngineError`` where no unit has the fixed one.
+    """
+    if fixed is Arithmetic.EXACT:
+        planned = plan(fixed)
+        return replace(planned, arithmetic_note=_note_of_exact(planned, reports))
+    if fixed is not None:
+        if not any(_has(unit, fixed) for _, unit in _native(reports)):
+            raise EngineError(
+                f"no unit computes in {fixed.value}, in which this model was deployed",
+                hint="deploy it again: --arithmetic exact uses every unit",
+            )
+        planned = _with_hint(plan, fixed)
+        return replace(planned, arithmetic_note=_note_of_fast(planned, reports))
+    exact = plan(Arithmetic.EXACT)
+    failure: InsufficientMemoryError | None = None
+    for arithmetic in _fast_for(exact, reports):
+        try:
+            planned = _with_hint(plan, arithmetic)
+        except InsufficientMemoryError as error:
+            failure = failure or error
+            continue
+        if speeds_up(arithmetic, _formats(planned)):  # it may be quantized otherwise
+            return replace(planned, arithmetic_note=_note_of_fast(planned, reports))
+    if failure is not None:
+        raise failure
+    formats = ", ".join(sorted(_formats(exact)))
+    note = f"exact, since no CPU here has fast products of its weights ({formats})"
+    return replace(exact, arithmetic_note=note)
+
+
+def _with_hint(plan: Callable[[Arithmetic], PlannedModel], arithmetic: Arithmetic) -> PlannedModel:
+    try:
+        return plan(arithmetic)
+    except InsufficientMemoryError as error:
+        raise InsufficientMemoryError(
+            error.needed_bytes,
+            error.available_bytes,
+            f"in {arithmetic.value} arithmetic {error.message}",
+            hint="; or ".join(part for part in (error.hint, _HINT) if part),
+        ) from error
+
+
+def _note_of_exact(planned: PlannedModel, reports: Sequence[NodeReport]) -> str:
+    """What fast would gain, and where; empty where it would gain nothing."""
+    arithmetic = next(iter(_fast_for(planned, reports)), None)
+    if arithmetic is None:
+        return ""
+    units = list(_native(reports))
+    num_able = sum(_has(unit, arithmetic) for _, unit in units)
+    where = f"on {num_able} of {len(units)} CPUs, and leave the others out"
+    if num_able == len(units):
+        where = f"on {'the CPU' if num_able == 1 else f'all {num_able} CPUs'}"
+    return (
+        f"exact, bit-identical on every CPU; fast ({arithmetic.value}) would "
+        f"{_gain(arithmetic, planned, reports)} {where}"
+    )
+
+
+def _note_of_fast(planned: PlannedModel, reports: Sequence[NodeReport]) -> str:
+    arithmetic = planned.arithmetic
+    gain = _gain(arithmetic, planned, reports)
+    return f"{arithmetic.value} (fast), bit-identical on CPUs that have it, to {gain}"
+
+
+def _gain(arithmetic: Arithmetic, planned: PlannedModel, reports: Sequence[NodeReport]) -> str:
+    """``compute prompts' products 2.0 times as fast (measured)``, of BF16 weights; else unmeasured.
+
+    Rates are measured in the fast arithmetic of a unit's fastest instruction set.
+    """
+    faster = {each.label for each in arithmetic.fast_formats} & _formats(planned)
+    products = f"compute prompts' products of {', '.join(sorted(faster))}"
+    ratios = [
+        ratio
+        for report, unit in _native(reports)
+        if _has(unit, arithmetic) and (ratio := _measured(report, unit, arithmetic)) is not None
+    ]
+    if TensorFormat.BF16.label not in faster or not ratios:
+        return f"{products} faster (not measured)"
+    times = f"{min(ratios):.1f}"
+    if f"{max(ratios):.1f}" != times:
+        times += f" to {max(ratios):.1f}"
+    return f"{products} {times} times as fast (measured with bf16)"
+
+
+def _measured(report: NodeReport, unit: UnitReport, arithmetic: Arithmetic) -> float | None:
+    """How many times as fast as exactly a unit multiplies BF16 weights."""
+    for trial in report.hardware.trials:
+        if trial.unit_id != unit.unit_id or trial.variants[-1:] != (arithmetic.isa,):
+            continue
+        fast = trial.figures.fast_bf16_operations_per_second.value
+        exact = trial.figures.f16_operations_per_second.value
+        return None if fast is None or exact is None else fast / exact
+    return None
+
+
+def _fast_for(planned: PlannedModel, reports: Sequence[NodeReport]) -> list[Arithmetic]:
+    """The fast ones for its weights that some unit has: what most have first, then the fastest."""
+    formats = _formats(planned)
+    units = list(_native(reports))
+    counts = {each: sum(_has(unit, each) for _, unit in units) for each in FASTEST_FIRST}
+    able = [each for each in FASTEST_FIRST if counts[each] and speeds_up(each, formats)]
+    return sorted(able, key=lambda each: -counts[each])
+
+
+def _formats(planned: PlannedModel) -> frozenset[str]:
+    return frozenset().union(*(stage.plan.product_formats for stage in planned.stages))
+
+
+def _native(reports: Sequence[NodeReport]) -> Iterator[tuple[NodeReport, UnitReport]]:
+    """The units that compute as they are asked, and may be used."""
+    for report in reports:
+        for unit in report.units:
+            is_usable = reason_against(unit, with_reserve=True) is None
+            if unit.backend == NATIVE and is_usable and not report.is_draining:
+                yield report, unit
+
+
+def _has(unit: UnitReport, arithmetic: Arithmetic) -> bool:
+    return unit.backend != NATIVE or arithmetic in unit.arithmetics

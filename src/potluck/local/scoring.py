@@ -1,0 +1,97 @@
+"""How likely a text is: the log-probability of each of its tokens, given those before it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from potluck.errors import PotluckError
+from potluck.serving.dispatcher import Dispatcher, Update
+from potluck.types.sequence import CommittedToken, SequenceRequest
+from potluck.types.step import SamplingParams, TokenLogprob
+from potluck.types.text import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenScore:
+    """A token of a text and its natural-log probability, of the model's own distribution.
+
+    ``logprob`` is None and ``top`` empty for the first token, which nothing comes before. ``top``
+    are the likeliest tokens in its place, the likeliest first. ``text`` is what the token decodes
+    to by itself: U+FFFD for a part of a character, and nothing for a control token.
+    """
+
+    token: int
+    text: str
+    logprob: float | None
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """The tokens of a text with their log-probabilities."""
+
+    tokens: tuple[TokenScore, ...]
+
+    @property
+    def num_scored(self) -> int:
+        """Tokens that have a log-probability: all but the first."""
+        return len(self.tokens) - 1
+
+    @property
+    def total_logprob(self) -> float:
+        """The log-probability of the whole text after its first token."""
+        return math.fsum(each.logprob for each in self.tokens if each.logprob is not None)
+
+    @property
+    def perplexity(self) -> float | None:
+        """``exp`` of the mean negative log-probability; None for a single token."""
+        return math.exp(-self.total_logprob / self.num_scored) if self.num_scored else None
+
+
+def score_tokens(
+    dispatcher: Dispatcher, tokenizer: Tokenizer, tokens: Sequence[int], top_logprobs: int
+) -> Scores:
+    """Compute ``tokens``, which have been checked, and wait for the scores.
+
+    Raises ``PromptTooLongError``, and the error that ended the computation.
+    """
+    request = SequenceRequest(
+        prompt_tokens=tuple(tokens),
+        sampling=SamplingParams(temperature=0.0, logprobs=True, top_logprobs=top_logprobs),
+        max_new_tokens=0,
+        score_prompt=True,
+    )
+    scored = () if request.asks_for_nothing else _committed(dispatcher, request)
+    first = TokenScore(token=tokens[0], text=_text(tokenizer, tokens[0]), logprob=None)
+    others = (
+        TokenScore(
+            token=each.token,
+            text=_text(tokenizer, each.token),
+            logprob=each.logprob,
+            top=each.top,
+        )
+        for each in scored
+    )
+    return Scores(tokens=(first, *others))
+
+
+def _committed(dispatcher: Dispatcher, request: SequenceRequest) -> Sequence[CommittedToken]:
+    updates: SimpleQueue[Update] = SimpleQueue()
+    sequence_id = dispatcher.add(request, updates.put)
+    committed: list[CommittedToken] = []
+    try:
+        while not committed or committed[-1].finish_reason is None:
+            update = updates.get()
+            if isinstance(update, PotluckError):
+                raise update
+            committed.append(update.token)
+    finally:
+        dispatcher.cancel(sequence_id)
+    return committed
+
+
+def _text(tokenizer: Tokenizer, token: int) -> str:
+    return tokenizer.token_bytes(token).decode(errors="replace")

@@ -1,0 +1,86 @@
+"""The tokens of a GGUF file at which generation ends.
+
+Few files name all of them. As llama.cpp does (``llama_vocab::impl::load`` in its
+``src/llama-vocab.cpp``, ``special_eog_ids``), entries of the vocabulary that have certain texts are
+added to the ids that the metadata names, whatever type the file gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+METADATA_KEYS = (
+    "eos_token_id",
+    "eot_token_id",
+    "eom_token_id",
+    "fim_pad_token_id",
+    "fim_rep_token_id",
+    "fim_sep_token_id",
+)
+"""Under ``tokenizer.ggml.``: ends of a text, a turn and a message, and what follows a completion in
+the middle of a file."""
+
+_TEXTS = frozenset(
+    {
+        "<|eot_id|>",  # Llama 3
+        "<|eom_id|>",
+        "<|im_end|>",  # ChatML: Qwen, SmolLM
+        "<|end|>",  # Phi 3
+        "<|return|>",  # gpt-oss
+        "<|call|>",
+        "<|flush|>",  # Solar Open
+        "<|calls|>",
+        "<end_of_turn>",  # Gemma
+        "<|endoftext|>",  # GPT-2, Qwen
+        "<|end_of_text|>",  # Llama 3, Granite
+        "</s>",  # Llama 2, Mistral
+        "<EOT>",  # CodeLlama
+        "_<EOT>",
+        "[EOT]",  # Kimi K2
+        "[EOS]",
+        "<end_of_utterance>",  # SmolDocling
+        "<eos>",  # Gemma 4
+        "<turn|>",
+        "<|tool_response>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",  # DeepSeek
+        "[e~[",  # MiniMax
+    }
+)
+
+_TEXTS_WITHOUT_KEY = {
+    "fim_pad_token_id": frozenset({"<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"}),
+    "fim_rep_token_id": frozenset(
+        {"<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"}
+    ),
+    "fim_sep_token_id": frozenset({"<|file_sep|>"}),
+}
+"""Texts that count only where the file does not have the key."""
+
+_EXCEPTIONS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("<|end|>", frozenset({"<|return|>", "<|call|>"})),
+    ("<|end|>", frozenset({"<|return|>", "<|calls|>"})),
+    ("<|end|>", frozenset({"<|flush|>", "<|call|>"})),
+    ("<|end|>", frozenset({"<|flush|>", "<|calls|>"})),
+    ("</s>", frozenset({"<|tool_response>"})),
+)
+"""Texts that end nothing in vocabularies with all of some other end texts: gpt-oss and Solar Open
+end every message of an answer with ``<|end|>``, and Gemma 4 has ``</s>`` for HTML."""
+
+
+def end_tokens(tokens: Sequence[str], named: dict[str, int]) -> tuple[int, ...]:
+    """The ids of the tokens that end a text: those that the metadata names, then those by text.
+
+    ``named`` has the ids under the ``METADATA_KEYS`` that the file has.
+    """
+    texts = set(_TEXTS)
+    for key, others in _TEXTS_WITHOUT_KEY.items():
+        if key not in named:
+            texts |= others
+    found = [named[key] for key in METADATA_KEYS if key in named]
+    found += [token for token, text in enumerate(tokens) if text in texts]
+    left_out = _left_out({tokens[token] for token in found})
+    return tuple(token for token in dict.fromkeys(found) if tokens[token] not in left_out)
+
+
+def _left_out(ends: Collection[str]) -> set[str]:
+    return {text for text, others in _EXCEPTIONS if others.issubset(ends)}

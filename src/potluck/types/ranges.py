@@ -1,0 +1,137 @@
+"""The range of every number that a request may have: one table for HTTP, Python and the command
+line.
+
+What lies within its range is sure to pass all that comes behind: msgpack (integers of 64 bits),
+the compiled core (int64, uint64 and float32) and arithmetic on logits in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from potluck.errors import ParameterError
+
+MAX_WHOLE = 2**63 - 1
+"""What an int64 holds. No count comes near it; clients that mean "all" give large numbers."""
+
+MAX_SEED = 2**64 - 1
+
+MAX_TOP_LOGPROBS = 20
+"""As in the OpenAI API."""
+
+MAX_PENALTY = 2.0
+"""Frequency and presence penalties lie in [-2, 2], as in the OpenAI API."""
+
+MAX_LOGIT_BIAS = 100.0
+"""As in the OpenAI API."""
+
+MAX_TEMPERATURE = 100.0
+MAX_REPETITION_PENALTY = 100.0
+"""Far beyond any use; these two keep float32 arithmetic on logits from overflowing."""
+
+MAX_THREADS = 8192
+"""The most CPUs that a Linux kernel can be built for (``CONFIG_NR_CPUS``, arch/x86/Kconfig)."""
+
+_SHOWN_BITS = 128
+"""Integers beyond are not written out: Python refuses to from 4300 digits on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberRange:
+    """The numbers from ``least`` to ``most``, both included unless ``is_open`` leaves out the
+    least. ``words`` say in an error what is allowed.
+    """
+
+    least: float
+    most: float
+    words: str
+    is_whole: bool = False
+    is_open: bool = False
+
+    def holds(self, value: object) -> bool:
+        """Whether ``value`` is a number of the right type in the range. NaN is in none."""
+        if type(value) is int or (type(value) is float and not self.is_whole):
+            return self.least <= value <= self.most and not (self.is_open and value == self.least)
+        return False
+
+
+def _count(least: int = 1) -> NumberRange:
+    words = f"a whole number from {least} to 2^63 - 1"
+    return NumberRange(least=least, most=MAX_WHOLE, words=words, is_whole=True)
+
+
+def _threads() -> NumberRange:
+    words = f"a whole number from 1 to {MAX_THREADS}"
+    return NumberRange(least=1, most=MAX_THREADS, words=words, is_whole=True)
+
+
+def _penalty() -> NumberRange:
+    return NumberRange(least=-MAX_PENALTY, most=MAX_PENALTY, words="a number from -2 to 2")
+
+
+def _top_logprobs() -> NumberRange:
+    words = f"a whole number from 0 to {MAX_TOP_LOGPROBS}"
+    return NumberRange(least=0, most=MAX_TOP_LOGPROBS, words=words, is_whole=True)
+
+
+RANGES: Mapping[str, NumberRange] = MappingProxyType(
+    {
+        "temperature": NumberRange(
+            least=0,
+            most=MAX_TEMPERATURE,
+            words=f"a number from 0 (greedy) to {MAX_TEMPERATURE:g}",
+        ),
+        "top_k": _count(),
+        "top_p": NumberRange(least=0, most=1, is_open=True, words="a number above 0, at most 1"),
+        "min_p": NumberRange(least=0, most=1, words="a number from 0 to 1"),
+        "repetition_penalty": NumberRange(
+            least=1 / MAX_REPETITION_PENALTY,
+            most=MAX_REPETITION_PENALTY,
+            words=f"a number from {1 / MAX_REPETITION_PENALTY:g} to "
+            f"{MAX_REPETITION_PENALTY:g} (1 is neutral)",
+        ),
+        "frequency_penalty": _penalty(),
+        "presence_penalty": _penalty(),
+        "logit_bias": NumberRange(
+            least=-MAX_LOGIT_BIAS,
+            most=MAX_LOGIT_BIAS,
+            words=f"a number from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}",
+        ),
+        "seed": NumberRange(
+            least=0, most=MAX_SEED, words="a whole number from 0 to 2^64 - 1", is_whole=True
+        ),
+        "top_logprobs": _top_logprobs(),
+        "logprobs": _top_logprobs(),
+        "n": _count(),
+        "max_tokens": _count(),
+        "max_completion_tokens": _count(),
+        "context": _count(2),
+        "cache": _count(2),
+        "stages": _count(),
+        "threads": _threads(),
+    }
+)
+"""By the name of the parameter. ``logprobs`` is the number that completions take; ``logit_bias``
+is the bias, whose token has the vocabulary as its range. Seeds in HTTP bodies may be negative, and
+are counted from 2^64 down before they are looked up here."""
+
+
+def require_number(name: str, value: object) -> None:
+    """Raise ``ParameterError``, naming the parameter, if ``value`` is not in its range."""
+    allowed = RANGES[name]
+    if not allowed.holds(value):
+        raise ParameterError(
+            name,
+            f"{name} is {shown(value)}, and must be {allowed.words}",
+            hint=f"give another {name}",
+        )
+
+
+def shown(value: object) -> str:
+    """A value in one short piece of an error message."""
+    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
+        return f"{'-' if value < 0 else ''}2^{value.bit_length() - 1} or more"
+    text = repr(value)
+    return text if len(text) <= _SHOWN_BITS else f"{text[:_SHOWN_BITS]}…"

@@ -1,0 +1,136 @@
+"""Two agents of one node id: the one that runs goes on, the other is told, and soon."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+
+import pytest
+from support.members import Events, Handlers, MemberProcess, make_config, node_id, until
+
+from potluck.cluster.membership import Membership, Observer
+from potluck.cluster.membership import namesakes as module
+from potluck.errors import NodeIdInUseError
+
+SECONDS = 2.0
+ME = node_id(1)
+
+
+def grow_old(member: Membership) -> Membership:
+    """As if it had run for a minute."""
+    member._namesakes._started -= 60
+    return member
+
+
+def test_a_copy_that_joins_the_original_is_told_where_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def body() -> None:
+        async with grow_old(await Membership.open(make_config(1))) as original:
+            started = time.monotonic()
+            with pytest.raises(NodeIdInUseError) as refused:
+                await Membership.open(make_config(1, original.address))
+            assert time.monotonic() - started < SECONDS
+            assert refused.value.message == (
+                f"node id {ME} is in use by the agent at {original.address}: "
+                "this state directory was probably copied"
+            )
+            assert "--new-node-id" in refused.value.hint
+
+            def is_told() -> bool:
+                return f"has this node's id {ME}" in caplog.text
+
+            await until(is_told, within=SECONDS)
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(body())
+
+
+def test_a_copy_that_meets_another_member_first_disturbs_neither() -> None:
+    async def body() -> None:
+        events, conflicts = Events(), list[NodeIdInUseError]()
+        async with await Membership.open(make_config(0), observer=events.observer()) as hub:
+            with MemberProcess(make_config(1, hub.address)) as original:
+                await until(lambda: events.seen == [f"join {ME}"], within=10)
+                await asyncio.sleep(module._SURELY_OLDER_SECONDS + 0.1)
+                asked = asyncio.create_task(hub.call(ME, "sleep", b"1.5", timeout_seconds=5))
+                observer = Observer(on_conflict=conflicts.append)
+                started = time.monotonic()
+                try:
+                    copy = await Membership.open(make_config(1, hub.address), observer=observer)
+                except NodeIdInUseError:
+                    assert len(conflicts) == 1
+                else:
+                    async with copy:
+                        await until(lambda: bool(conflicts), within=SECONDS)
+                assert time.monotonic() - started < SECONDS
+                assert await asked == b"slept"
+                assert await hub.call(ME, "echo", b"x") == b"x"
+                assert events.seen == [f"join {ME}"]
+                assert original.process.poll() is None
+
+    asyncio.run(body())
+
+
+def test_an_agent_that_hangs_is_not_taken_for_an_earlier_run() -> None:
+    """Its threads in Zenoh go on: the token stays, and nobody answers."""
+
+    async def body() -> None:
+        methods = Handlers().table()
+        async with grow_old(await Membership.open(make_config(1), methods=methods)) as original:
+            methods._methods[module._METHOD] = methods.find("sleep")  # takes a number, and fails
+            started = time.monotonic()
+            with pytest.raises(NodeIdInUseError, match="agent that does not answer"):
+                await Membership.open(make_config(1, original.address))
+            assert time.monotonic() - started < SECONDS + 0.5
+
+    asyncio.run(body())
+
+
+def test_an_earlier_run_whose_token_lingers_is_waited_for() -> None:
+    async def body() -> None:
+        async with await Membership.open(make_config(0)) as hub:
+            with MemberProcess(make_config(1, hub.address)) as before:
+                await until(lambda: len(hub.nodes()) == 1, within=10)
+                conflicts = list[NodeIdInUseError]()
+                again = asyncio.create_task(
+                    Membership.open(
+                        make_config(1, hub.address), observer=Observer(on_conflict=conflicts.append)
+                    )
+                )
+                os.kill(before.process.pid, signal.SIGSTOP)
+                async with await again as after:
+                    await asyncio.sleep(SECONDS)
+                    assert conflicts == []
+                    assert after.nodes() == {node_id(0)}
+                    assert hub.nodes() == {ME}
+
+    asyncio.run(body())
+
+
+def test_of_two_that_start_together_one_stays() -> None:
+    async def body() -> None:
+        conflicts = list[int]()
+
+        def told(number: int) -> Observer:
+            return Observer(on_conflict=lambda _: conflicts.append(number))
+
+        async with await Membership.open(make_config(0)) as hub:
+            both = await asyncio.gather(
+                *(
+                    Membership.open(make_config(1, hub.address), observer=told(number))
+                    for number in range(2)
+                ),
+                return_exceptions=True,
+            )
+            await until(lambda: bool(conflicts), within=SECONDS)
+            await asyncio.sleep(0.3)
+            for each in both:
+                if isinstance(each, Membership):
+                    await each.close()
+        assert len(conflicts) == 1
+
+    asyncio.run(body())

@@ -1,0 +1,71 @@
+"""``/health/ready``: whether a load balancer should send requests here."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import httpx2
+import pytest
+
+from potluck.api import ApiConfig
+from potluck.api.app import build_app
+from potluck.types.gateway import ModelState, ModelStatus
+
+
+class PlayedGateway:
+    """Has models in the states that it is given."""
+
+    def __init__(self, *states: ModelState) -> None:
+        self._states = states
+
+    def models(self) -> list[ModelStatus]:
+        return [
+            ModelStatus(
+                model_id=f"secret-name-{number}",
+                created=0,
+                context_tokens=8,
+                state=state,
+                reason="secret reason",
+            )
+            for number, state in enumerate(self._states)
+        ]
+
+
+def get(path: str, *states: ModelState, config: ApiConfig | None = None) -> httpx2.Response:
+    app = build_app(cast(Any, PlayedGateway(*states)), config or ApiConfig(), asyncio.Event())
+
+    async def ask() -> httpx2.Response:
+        transport = httpx2.ASGITransport(app=app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.get(path)
+
+    return asyncio.run(ask())
+
+
+LOADING, DEGRADED, READY = ModelState.LOADING, ModelState.DEGRADED, ModelState.READY
+
+
+@pytest.mark.parametrize("states", [(READY,), (LOADING, READY), (READY, DEGRADED)])
+def test_one_model_that_is_ready_is_enough(states: tuple[ModelState, ...]) -> None:
+    answer = get("/health/ready", *states)
+    assert (answer.status_code, answer.json()) == (200, {"status": "ready"})
+
+
+@pytest.mark.parametrize(
+    ("states", "sentence"),
+    [
+        ((), "no model is deployed"),
+        ((LOADING,), "no deployed model is ready to answer"),
+        ((DEGRADED, DEGRADED), "no deployed model is ready to answer"),
+    ],
+)
+def test_without_one_it_is_said_in_a_sentence_that_tells_strangers_nothing(
+    states: tuple[ModelState, ...], sentence: str
+) -> None:
+    answer = get("/health/ready", *states)
+    assert answer.status_code == 503
+    assert answer.json()["error"]["message"] == sentence
+    assert "secret" not in answer.text
+    assert int(answer.headers["Retry-After"]) > 0
+    assert get("/health", *states).json() == {"status": "ok"}

@@ -1,0 +1,52 @@
+"""The secret is said to a person, and not to a journal."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from potluck.cli.invitation import invitation, is_shown
+
+SECRET = "potluck-0123"
+FILE = Path("/state/secret")
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_it_is_shown_on_a_terminal_or_on_request() -> None:
+    assert is_shown(Screen(), is_asked_for=False)
+    assert is_shown(io.StringIO(), is_asked_for=True)
+    assert not is_shown(io.StringIO(), is_asked_for=False)
+    assert not is_shown(None, is_asked_for=False)
+
+
+@pytest.mark.parametrize("multicast", [False, True])
+def test_the_line_to_type_has_the_secret_or_the_file_that_holds_it(multicast: bool) -> None:
+    shown = list(invitation("h:1", secret=SECRET, secret_file=FILE, multicast=multicast))
+    assert shown[:2] == [
+        "on the other machines, type:",
+        "  POTLUCK_SECRET=potluck-0123 potluck up --join h:1",
+    ]
+    assert ("  POTLUCK_SECRET=potluck-0123 potluck up --lan" in shown) == multicast
+    assert str(FILE) not in "".join(shown)
+
+    hidden = list(invitation("h:1", secret=None, secret_file=FILE, multicast=multicast))
+    assert hidden[:2] == [
+        "on the other machines, with the same secret, type:",
+        "  potluck up --join h:1",
+    ]
+    assert ("  potluck up --lan" in hidden) == multicast
+    assert hidden[-1] == "the secret is in /state/secret (--show-secret prints it here)"
+
+
+def test_a_node_that_was_given_a_secret_names_no_file() -> None:
+    lines = list(invitation("h:1", secret=None, secret_file=None, multicast=False))
+    assert lines == [
+        "on the other machines, with the same secret, type:",
+        "  potluck up --join h:1",
+    ]

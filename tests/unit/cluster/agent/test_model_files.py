@@ -1,0 +1,98 @@
+"""Nodes find out that their copies of a model differ, and read no more than they have to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.cluster_calls import a_record
+
+from potluck.catalog import describe_model
+from potluck.catalog.locate import DEMO_DIRECTORY
+from potluck.cluster.agent import model_files as module
+from potluck.cluster.agent.model_files import Fingerprints
+from potluck.cluster.calls import DeploymentRecord, ModelFingerprint
+from potluck.errors import EngineError
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(DEMO_DIRECTORY, tmp_path / "demo"))
+
+
+def fingerprint(path: Path) -> ModelFingerprint:
+    return Fingerprints().of(describe_model(str(path)))
+
+
+def overwrite_weights(path: Path) -> None:
+    """Other values, in a file of the same size, without a new modification time."""
+    file = path / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    data[start:] = os.urandom(len(data) - start)
+    status = file.stat()
+    file.write_bytes(data)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_copies_are_the_same_and_other_weights_are_not(demo: Path) -> None:
+    own = fingerprint(DEMO_DIRECTORY)
+    assert fingerprint(demo) == own
+    overwrite_weights(demo)
+    other = fingerprint(demo)
+    assert other.digest == own.digest
+    assert own.difference(other) == "other weights"
+    assert own.difference(own) == ""
+    shaped = msgspec.structs.replace(own, digest="another")
+    assert "configuration" in own.difference(shaped)
+
+
+def test_files_are_read_once_until_they_change(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    for name in ("sample_weights", "text_digest"):
+        original = getattr(module, name)
+
+        def noted(subject: object, name: str = name, original: object = original) -> str:
+            read.append(name)
+            result: str = original(subject)  # type: ignore[operator]
+            return result
+
+        monkeypatch.setattr(module, name, noted)
+    prints = Fingerprints()
+    first = prints.of(describe_model(str(demo)))
+    assert prints.of(describe_model(str(demo))) == first
+    assert sorted(read) == ["sample_weights", "text_digest"]
+    overwrite_weights(demo)
+    assert first.difference(prints.of(describe_model(str(demo)))) == "other weights"
+    assert sorted(read) == ["sample_weights", "sample_weights", "text_digest"]
+    (demo / "chat_template.jinja").write_text("{{ 1 }}")
+    assert prints.of(describe_model(str(demo))).text != first.text
+    assert read.count("text_digest") == 2
+
+
+def of_model(path: Path) -> DeploymentRecord:
+    return msgspec.structs.replace(
+        a_record(), model=str(path), fingerprint=fingerprint(DEMO_DIRECTORY)
+    )
+
+
+def test_another_tokenizer_must_not_answer(demo: Path) -> None:
+    record, prints = of_model(demo), Fingerprints()
+    overwrite_weights(demo)  # which is none of a gateway's business
+    prints.check_text(record)
+    assert prints.text_problem(record) == ""
+    with (demo / "tokenizer_config.json").open("a") as file:
+        file.write("\n")
+    with pytest.raises(EngineError, match="not those of the node that it was deployed from"):
+        prints.check_text(record)
+    assert "tokenizer" in prints.text_problem(record)
+    shutil.rmtree(demo)
+    assert "there is no model at" in prints.text_problem(record)
+
+
+def test_of_the_hub_the_commit_is_compared(demo: Path) -> None:
+    record = msgspec.structs.replace(of_model(demo), model="org/name@0123")
+    assert Fingerprints().text_problem(record) == ""

@@ -1,0 +1,139 @@
+"""Exceptions that nobody expected, in whatever the dispatcher calls: nobody waits for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from potluck.errors import DefectError, EngineError, PotluckError
+from potluck.scheduling import Scheduler, SchedulerLimits, SequenceRequest
+from potluck.serving.dispatcher import Dispatcher, Update
+from potluck.serving.pipeline import OnOutcome, StepOutcome
+from potluck.types.step import SampledToken, SamplingParams, Step, StepId
+
+LIMITS = SchedulerLimits(
+    num_blocks=8, context_tokens=64, max_step_tokens=32, max_step_sequences=4, max_steps_in_flight=1
+)
+
+
+class Played:
+    """A dispatcher whose pipeline is the test."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.broken: list[PotluckError] = []
+        self.on_outcome: OnOutcome
+        self.dispatcher = Dispatcher(LIMITS, self._start, self.broken.append)
+
+    def _start(self, on_outcome: OnOutcome) -> Any:
+        self.on_outcome = on_outcome
+        return self
+
+    def submit(self, step: Step) -> None:
+        self.steps.append(step)
+
+    def close(self) -> None:
+        return
+
+    def answer(self) -> None:
+        """Complete the oldest step, with token 7 for everybody."""
+        step = self.steps.pop(0)
+        sampled = tuple(
+            SampledToken(sequence_id=part.sequence_id, position=9, token=7) for part in step.slices
+        )
+        self.on_outcome(StepOutcome(step=step, sampled=sampled))
+
+    def add(
+        self, subscriber: Callable[[Update], None], prompt: int = 1, **options: bool
+    ) -> SequenceRequest:
+        request = SequenceRequest(
+            prompt_tokens=(prompt,), sampling=SamplingParams(), max_new_tokens=5
+        )
+        self.dispatcher.add(request, subscriber, **options)
+        return request
+
+
+def raising(_: Update) -> None:
+    raise RuntimeError("the subscriber is broken")
+
+
+def test_a_subscriber_that_raises_loses_its_own_sequence_only() -> None:
+    played = Played()
+    updates: SimpleQueue[Update] = SimpleQueue()
+    played.add(lambda _: None)  # in the first step alone
+    played.add(raising)
+    played.add(updates.put)
+    while played.steps:
+        played.answer()
+    assert updates.qsize() == 5
+    assert played.broken == []
+    assert played.dispatcher.load.num_running == played.dispatcher.load.num_waiting == 0
+    assert played.dispatcher.load.num_free_blocks == LIMITS.num_blocks
+    played.dispatcher.close()
+
+
+@pytest.mark.parametrize("method", ["complete", "next_step", "cancel"])
+def test_a_scheduler_that_raises_ends_all_sequences_and_tells_its_owner_once(
+    monkeypatch: pytest.MonkeyPatch, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    played = Played()
+    updates: SimpleQueue[Update] = SimpleQueue()
+    played.add(updates.put)
+    played.add(updates.put)
+
+    def broken(*_: object) -> None:
+        raise KeyError("a block that nobody has")
+
+    monkeypatch.setattr(Scheduler, method, broken)
+    if method == "cancel":
+        error = EngineError("the stage has failed")
+        played.on_outcome(StepOutcome(step=played.steps.pop(0), error=error))
+    else:
+        played.answer()
+    ends = [updates.get_nowait() for _ in range(updates.qsize())]
+    errors = [each for each in ends if isinstance(each, PotluckError)]
+    assert errors
+    assert isinstance(errors[-1], DefectError)
+    (told,) = played.broken
+    assert "KeyError" in told.message
+    assert "the scheduler failed" in caplog.text
+    with pytest.raises(DefectError):
+        played.add(updates.put)
+    played.dispatcher.close()
+    assert len(played.broken) == 1
+
+
+def test_what_was_in_flight_at_the_end_is_known_afterwards() -> None:
+    played = Played()
+    first = played.add(lambda _: None)
+    assert played.dispatcher.requests_in_flight == (first,)
+    played.add(lambda _: None, prompt=2)  # waits for the step in flight
+    played.dispatcher.stop()
+    lost = EngineError("lost")
+    played.on_outcome(StepOutcome(step=played.steps.pop(0), error=lost))
+    played.dispatcher.close(lost)
+    assert played.dispatcher.requests_in_flight == (first,)
+    assert played.steps == []
+
+
+def test_a_sequence_that_is_alone_is_alone_in_flight() -> None:
+    played = Played()
+    alone = played.add(lambda _: None, prompt=1, is_alone=True)
+    played.add(lambda _: None, prompt=2)
+    seen = []
+    while played.steps:
+        seen.append(played.dispatcher.requests_in_flight)
+        played.answer()
+    assert len(seen) == 10
+    assert [alone in requests for requests in seen] == [True, False] * 5
+    assert all(len(requests) == 1 for requests in seen)
+
+
+def test_an_outcome_of_no_step_is_a_defect() -> None:
+    played = Played()
+    step = Step(step_id=StepId(99), slices=())
+    played.on_outcome(StepOutcome(step=step))
+    assert len(played.broken) == 1
