@@ -20,6 +20,7 @@ from potluck.probe.child import ChildAnswer, ChildFailure, ChildOutcome, Failure
 
 TESTS = Path(__file__).parents[2]
 CHILD = "support.strange_child"
+_SLEEPER = b"# of a strange child"
 MIB = 1 << 20
 
 
@@ -174,12 +175,12 @@ def test_a_child_that_stops_its_group() -> None:
 def test_orphans_end_with_the_child() -> None:
     outcome = run("leave_orphans")
     assert isinstance(outcome, ChildAnswer), outcome
-    assert not _sleepers()
+    assert not _running(_SLEEPER)
 
 
 def test_orphans_end_with_a_child_that_hangs() -> None:
     assert failure_of(run("leave_orphans_and_hang", deadline_seconds=1))[0] is Failure.HUNG
-    assert not _sleepers()
+    assert not _running(_SLEEPER)
 
 
 def test_its_own_children_are_killed_with_it() -> None:
@@ -199,14 +200,18 @@ def test_a_child_of_its_own_that_keeps_the_pipe_open() -> None:
 
 def _await_end_of_sleepers() -> None:
     """Fails if a process that the strange child started still runs; a kill takes a moment."""
+    _await_end_of(_SLEEPER)
+
+
+def _await_end_of(marker: bytes) -> None:
     deadline = time.monotonic() + 5
-    while running := _sleepers():
+    while running := _running(marker):
         assert time.monotonic() < deadline, running
         time.sleep(0.01)
 
 
-def _sleepers() -> list[bytes]:
-    return [line for line in _command_lines() if b"# of a strange child" in line]
+def _running(marker: bytes) -> list[bytes]:
+    return [line for line in _command_lines() if marker in line]
 
 
 def _command_lines() -> Iterator[bytes]:
@@ -343,12 +348,12 @@ def test_a_child_ends_with_its_parent() -> None:
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}
     ) as parent:
         deadline = time.monotonic() + 20
-        while len(_sleepers()) < 2:
+        while len(_running(_SLEEPER)) < 2:
             assert time.monotonic() < deadline, "nothing was started"
             time.sleep(0.01)
         parent.kill()
     _await_end_of_sleepers()
-    assert not [line for line in _command_lines() if b"leave_orphans_and_hang" in line]
+    _await_end_of(b"leave_orphans_and_hang")  # the supervisor leaves after those it has killed
 
 
 def _children(pid: int) -> list[int]:
