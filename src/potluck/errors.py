@@ -19,7 +19,8 @@
     ├── EngineError              the compiled core is missing or refused a call
     │   ├── UnitFaultError       a device or its driver failed under an engine
     │   │   └── StalledError     a worker got no further while it loaded
-    │   └── DefectError          an exception that nobody expected ended what served a model
+    │   ├── DefectError          an exception that nobody expected ended what served a model
+    │   └── MovedError           another node coordinates the deployment, or soon will
     ├── RefusedRequestError      a request that has ended what served a model twice
     ├── EdgeError                a connection between two stages failed or was refused
     │   └── EdgeClosedError      it was closed, by either side, between two frames
@@ -178,6 +179,10 @@ class StalledError(UnitFaultError):
 
 class DefectError(EngineError):
     """An exception that nobody expected ended what served a model; the log has the traceback."""
+
+
+class MovedError(EngineError):
+    """Another node coordinates the deployment, or soon will: ask that one to continue."""
 
 
 class RefusedRequestError(PotluckError):

@@ -4,7 +4,9 @@ Methods: ``node.report`` () → NodeReport. ``model.check`` CheckModel → Model
 ``node.host`` () → a document of schema ``potluck.host/1``, in JSON (``agent.hosts``).
 ``stage.start`` StageSpec → Progress …, then Loaded or Stalled. ``stage.connect`` ConnectStage → ().
 ``node.clock`` () → Clock. ``node.reach`` Reach → Reached. ``node.multicast`` Multicast → ().
-``stage.stop`` StageScope → StageEnds. ``stage.stats`` StageScope → StageStats. To the coordinator:
+``stage.stop`` StageScope → StageEnds. ``stage.stats`` StageScope → StageStats. ``stage.release``
+ReleaseStages → (). ``deployment.claim`` Claim → ClaimAnswer. ``deployment.take_over`` Named → ().
+To the coordinator:
 ``stage.lost`` StageLost → (), ``deployment.remove`` Named → (), ``deployment.vacate`` Vacate → (),
 ``deployment.generate`` Generate → Tokens …, or GenerateFailure. To everybody: ``deployment.put``
 DeploymentRecord → ().
@@ -22,6 +24,7 @@ from potluck.cluster.worker.messages import Connect, Loaded, Progress, Stats
 from potluck.errors import (
     CallError,
     EngineError,
+    MovedError,
     OverloadedError,
     PotluckError,
     RefusedRequestError,
@@ -31,7 +34,12 @@ from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.hardware import ProbeReport, Rates
 from potluck.types.memory import MemoryPlan, MemoryPool
 from potluck.types.quantization import Quantization
-from potluck.types.sequence import CommittedToken, SequenceRequest
+from potluck.types.sequence import (
+    NOTHING_COMMITTED,
+    CommittedToken,
+    Continuation,
+    SequenceRequest,
+)
 from potluck.types.unit import Role
 
 _T = TypeVar("_T")
@@ -41,6 +49,9 @@ CPU_UNIT = UnitId("cpu/native")
 
 NUM_NONCE_BYTES = 16
 """Of a ``Multicast``: too many to be guessed or to occur by chance."""
+
+DEFAULT_RECOVERY_WAIT_SECONDS = 60.0
+"""As long as most clients wait, and longer than a model of a few gigabytes takes to load again."""
 
 SAME_VERSION = "install the same version of Potluck on every node"
 
@@ -79,6 +90,27 @@ class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
     arithmetics: tuple[Arithmetic, ...] = ()
 
 
+class HeldStage(msgspec.Struct, frozen=True, kw_only=True):
+    """A loaded stage that a worker holds: in use at ``epoch``, or left from it and not in use.
+
+    ``num_bytes`` are what its plan has counted of the machine's memory, ``device_bytes`` of memory
+    that is the unit's own. A later plan keeps it where the rest is the same as in its own stage.
+    """
+
+    deployment: DeploymentId
+    epoch: Epoch
+    unit_id: UnitId
+    start_layer: int
+    end_layer: int
+    context_tokens: int
+    num_blocks: int
+    quantization: Quantization
+    arithmetic: Arithmetic
+    is_mapped: bool
+    num_bytes: int
+    device_bytes: int
+
+
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """A node as it is now.
 
@@ -87,8 +119,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     not yet. ``pools`` are the memory that it draws on with
     others; ``untaken_bytes`` of all of them are promised to stages of this agent that have not
     taken them yet. ``memory_limit_bytes`` is what the user allows this agent. ``refused`` are
-    deployments that it must not answer clients for, and why. ``hardware`` is what the probe has
-    found so far.
+    deployments that it must not answer clients for, and why. ``held`` are the stages that its
+    workers have loaded. ``hardware`` is what the probe has found so far.
     """
 
     node_id: NodeId
@@ -106,6 +138,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     is_draining: bool
     units: tuple[UnitReport, ...]
     refused: dict[DeploymentId, str] = msgspec.field(default_factory=dict)
+    held: tuple[HeldStage, ...] = ()
     hardware: ProbeReport
 
     @property
@@ -182,6 +215,17 @@ class StageScope(msgspec.Struct, frozen=True, kw_only=True):
 
     deployment: DeploymentId
     epoch: Epoch
+
+
+class ReleaseStages(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the stages that a node holds of a deployment, end all but those in ``keep``.
+
+    It is ignored if a higher epoch than ``epoch`` is in force there.
+    """
+
+    deployment: DeploymentId
+    epoch: Epoch
+    keep: tuple[HeldStage, ...] = ()
 
 
 class Stalled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -261,6 +305,10 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     that of the model at the node that it was deployed from; None if nobody looked.
     ``done_bytes`` and ``total_bytes`` are the weights loaded so far. ``remarks`` say which weights
     get another format than ``quantization`` has for them. ``sampling_defaults`` are the model's.
+    Requests wait ``recovery_wait_seconds`` for stages before they fail. ``num_spares`` further
+    nodes hold each stage. ``holders`` are the nodes that knew of the deployment when its epoch was
+    claimed; with ``has_quorum`` enough of them agreed to it (see ``Claim``), and without it every
+    record that has one counts more.
     """
 
     deployment: DeploymentId
@@ -286,10 +334,18 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: ModelFingerprint | None = None
     remarks: tuple[str, ...] = ()
     sampling_defaults: dict[str, float | int] = {}
+    recovery_wait_seconds: float = DEFAULT_RECOVERY_WAIT_SECONDS
+    num_spares: int = 0
+    holders: tuple[NodeId, ...] = ()
+    has_quorum: bool = True
 
     def supersedes(self, other: DeploymentRecord) -> bool:
         """Whether this is the later word on the same deployment."""
-        return (self.epoch, self.revision) > (other.epoch, other.revision)
+        return self._rank > other._rank
+
+    @property
+    def _rank(self) -> tuple[bool, Epoch, int]:
+        return (self.has_quorum, self.epoch, self.revision)
 
 
 class Deploy(msgspec.Struct, frozen=True, kw_only=True):
@@ -305,6 +361,32 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     quantization: Quantization | None = Quantization.NONE
     is_mapped: bool = False
     arithmetic: ArithmeticChoice = ArithmeticChoice.EXACT
+    recovery_wait_seconds: float = DEFAULT_RECOVERY_WAIT_SECONDS
+    num_spares: int = 0
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask a node to agree that ``epoch`` is the deployment's next one, and to promise it.
+
+    A node agrees unless it has seen or promised an epoch as high, knows of the deployment's
+    removal, or sees another node that coordinates the deployment and does not want to leave.
+    ``known`` is the epoch of the record that the claimant goes by.
+    """
+
+    deployment: DeploymentId
+    epoch: Epoch
+    known: Epoch
+
+
+class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the node agrees, and if not why. ``highest`` is the highest epoch that it has seen or
+    promised, and ``record`` its own record of the deployment if that supersedes the claimant's.
+    """
+
+    is_granted: bool
+    reason: str = ""
+    highest: Epoch | None = None
+    record: DeploymentRecord | None = None
 
 
 class Named(msgspec.Struct, frozen=True, kw_only=True):
@@ -321,10 +403,13 @@ class Vacate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True):
-    """Compute a sequence; the answer is ``Tokens`` …, or a ``GenerateFailure``."""
+    """Compute a sequence, or what follows ``continuation``; the answer is ``Tokens`` …, or a
+    ``GenerateFailure``.
+    """
 
     deployment: DeploymentId
     request: SequenceRequest
+    continuation: Continuation = NOTHING_COMMITTED
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -336,13 +421,15 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class GenerateFailure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Takes the place of the rest of a sequence's tokens.
 
-    ``is_final``: the request shall not be sent again (``RefusedRequestError``).
+    ``is_final``: the request shall not be sent again (``RefusedRequestError``). ``has_moved``: it
+    is another node that can continue the sequence (``MovedError``).
     """
 
     message: str
     hint: str
     retry_after_seconds: int | None = None
     is_final: bool = False
+    has_moved: bool = False
 
     @classmethod
     def of(cls, error: PotluckError) -> GenerateFailure:
@@ -353,6 +440,7 @@ class GenerateFailure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             hint=error.hint,
             retry_after_seconds=retry_after,
             is_final=isinstance(error, RefusedRequestError),
+            has_moved=isinstance(error, MovedError),
         )
 
     def error(self) -> PotluckError:
@@ -361,6 +449,8 @@ class GenerateFailure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             return OverloadedError(self.message, retry_after_seconds=self.retry_after_seconds)
         if self.is_final:
             return RefusedRequestError(self.message, hint=self.hint)
+        if self.has_moved:
+            return MovedError(self.message, hint=self.hint)
         return EngineError(self.message, hint=self.hint)
 
 

@@ -45,6 +45,21 @@ class SequenceRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """What a sequence was given before it goes on over other stages, or with another coordinator.
+
+    ``output_tokens`` were generated after the prompt, in order. The first ``num_scored`` scores of
+    the prompt were committed. A sequence that continues commits only what follows these.
+    """
+
+    output_tokens: tuple[int, ...] = ()
+    num_scored: int = 0
+
+
+NOTHING_COMMITTED = Continuation()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedToken:
     """A token that a sequence was given; it will never change. The last one has a reason.
 

@@ -117,7 +117,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     ``memory`` is what the worker has planned with, ``read_bytes`` came from the model's files
     (headers and all), in ``seconds``. The weights that ``memory`` has as mapped are in the
-    ``mapped_file``.
+    ``mapped_file``. ``is_kept``: the worker held the stage already, and read nothing for it.
     """
 
     host: str
@@ -126,6 +126,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     read_bytes: int
     seconds: float
     mapped_file: MappedFile | None
+    is_kept: bool = False
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
