@@ -15,6 +15,7 @@ import msgspec
 
 from potluck.cluster.calls import HeldStage, NodeReport
 from potluck.errors import InsufficientMemoryError
+from potluck.loading import StageSize
 from potluck.placement import place
 from potluck.types.cluster import ModelCost, NodeId, PlacedStage, Plan, UnitId, UnitOffer
 from potluck.types.program import Shard
@@ -57,6 +58,17 @@ def _part(stage: HeldStage, num_layers: int) -> _Part:
     return _Part(
         start=0 if stage.is_first else stage.start_layer + 1,
         end=num_layers + 2 if stage.is_last else stage.end_layer + 1,
+    )
+
+
+def is_of_size(stage: HeldStage, size: StageSize) -> bool:
+    """Whether a held stage was loaded as a plan of this size would have it."""
+    return (
+        stage.context_tokens == size.context_tokens
+        and stage.num_blocks == size.num_blocks
+        and stage.quantization is size.quantization
+        and stage.arithmetic is size.arithmetic
+        and stage.is_mapped == size.is_mapped
     )
 
 
