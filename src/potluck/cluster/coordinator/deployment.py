@@ -53,7 +53,12 @@ from potluck.serving.dispatcher import Load
 from potluck.serving.pipeline import OnOutcome
 from potluck.types.cluster import Epoch, NodeId
 from potluck.types.gateway import ModelMetrics
-from potluck.types.sequence import CommittedToken, SequenceRequest
+from potluck.types.sequence import (
+    NOTHING_COMMITTED,
+    CommittedToken,
+    Continuation,
+    SequenceRequest,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +108,13 @@ class Deployment:
         self._before_next_epoch = before_next_epoch
         self._publish = publish
         self._size: DeploymentSize = size_of(description, record)
-        self._answering = Answering(record.model_id, description.config.vocab_size)
+        self._answering = Answering(
+            record.model_id,
+            description.config.vocab_size,
+            self._limits(num_stages=1),
+            recovery_wait_seconds=record.recovery_wait_seconds,
+            why_not=self._why_not,
+        )
         self._over: asyncio.Future[PotluckError] | None = None
         self._left_out = LeftOut()
         self._outages: tuple[str, ...] = ()  # since it last served
@@ -114,7 +125,7 @@ class Deployment:
     @property
     def load(self) -> Load | None:
         """How busy it is; None while it does not serve."""
-        return self._answering.load
+        return self._answering.load if self._answering.is_attached else None
 
     async def start(self) -> None:
         """Deploy for the first time, then go on by itself.
@@ -148,7 +159,8 @@ class Deployment:
             or EngineError(
                 "the node that schedules the model left the cluster",
                 hint="send the request again: another node takes over",
-            )
+            ),
+            is_final=True,
         )
 
     async def vacate(self, node_id: NodeId) -> None:
@@ -189,14 +201,11 @@ class Deployment:
         """There may be room now for what did not fit."""
         self._changed.set()
 
-    def generate(self, request: SequenceRequest) -> AsyncGenerator[CommittedToken, None]:
-        """Compute a sequence; see ``Answering.generate``. ``EngineError`` while it is not ready."""
-        reason = self.record.reason or self.record.state.value
-        not_now = EngineError(
-            f"the model {self.record.model_id} cannot answer now: {reason}",
-            hint="try again in a moment; potluck ps shows its state",
-        )
-        return self._answering.generate(request, not_now)
+    def generate(
+        self, request: SequenceRequest, continuation: Continuation = NOTHING_COMMITTED
+    ) -> AsyncGenerator[CommittedToken, None]:
+        """Compute a sequence, or what follows ``continuation``; see ``Answering.generate``."""
+        return self._answering.generate(request, continuation)
 
     async def metrics(self) -> ModelMetrics | None:
         """What it does now; None while it does not serve."""
@@ -205,6 +214,22 @@ class Deployment:
             return None
         return await deployment_metrics(
             self._membership, record, load, sent, num_blocks=self._size.num_blocks
+        )
+
+    def _why_not(self) -> PotluckError:
+        reason = self.record.reason or self.record.state.value
+        return EngineError(
+            f"the model {self.record.model_id} cannot answer now: {reason}",
+            hint="try again in a moment; potluck ps shows its state",
+        )
+
+    def _limits(self, *, num_stages: int) -> SchedulerLimits:
+        return SchedulerLimits(
+            num_blocks=self._size.num_blocks,
+            context_tokens=self._size.context_tokens,
+            max_step_tokens=self._size.max_step_tokens,
+            max_step_sequences=self._size.max_step_sequences,
+            max_steps_in_flight=num_stages,
         )
 
     def _has_stage_on(self, node_id: NodeId) -> bool:
@@ -357,14 +382,8 @@ class Deployment:
                 outgoing, incoming, on_outcome, on_lost, step_seconds=self._step_seconds
             )
 
-        limits = SchedulerLimits(
-            num_blocks=self._size.num_blocks,
-            context_tokens=self._size.context_tokens,
-            max_step_tokens=self._size.max_step_tokens,
-            max_step_sequences=self._size.max_step_sequences,
-            max_steps_in_flight=len(stages),
-        )
-        self._answering.begin(limits, open_pipeline, over)
+        await self._answering.detach()  # of an epoch that did not end as it should
+        self._answering.attach(self._limits(num_stages=len(stages)), open_pipeline, over)
         self._outages = ()
         self._say(state=DeploymentState.READY, reason="")
 
@@ -380,16 +399,21 @@ class Deployment:
             self._answering.stop()
             self._over.set_result(error)
 
-    async def _tear_down(self, reason: PotluckError, *, is_defect: bool = False) -> None:
-        """End all requests and stop every stage of this epoch, wherever it can be reached.
+    async def _tear_down(
+        self, reason: PotluckError, *, is_defect: bool = False, is_final: bool = False
+    ) -> None:
+        """Stop every stage of this epoch, wherever it can be reached; sequences wait for the next.
 
-        Where it has ended by a defect of its own, or of a stage, the requests in its steps are
-        suspects.
+        They end with ``reason`` if this ``is_final``. Where the epoch has ended by a defect of its
+        own, or of a stage, the requests in its steps are suspects.
         """
         in_flight: tuple[SequenceRequest, ...] = ()
         defect = reason.message if is_defect else ""
         try:
-            in_flight = await self._answering.end(reason)
+            if is_final:
+                in_flight = await self._answering.end(reason)
+            else:
+                in_flight = await self._answering.detach()
             defect = "; ".join(await self._stop_stages()) or defect
         finally:
             self._answering.judge(in_flight, defect)
