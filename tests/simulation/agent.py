@@ -92,6 +92,8 @@ COST = ModelCost(
 _SETTLE_SECONDS = 0.2
 _TURN_SECONDS = 0.5
 _LOOK_SECONDS = 0.5
+_DRAIN_SECONDS = 5.0
+"""For clients of a node that leaves; what cannot be placed without it is not finished at all."""
 
 _DESCRIPTION = cast(
     ModelDescription,
@@ -411,9 +413,10 @@ class Agent:
 
     def _answer_to(self, claim: Claim) -> ClaimAnswer:
         record = self.registry.records.get(claim.deployment)
-        seen = [each for each in (self._promised.get(claim.deployment),) if each is not None]
-        if record is not None:
-            seen.append(record.epoch)
+        promised = self._promised.get(claim.deployment)
+        seen = [] if record is None else [record.epoch]
+        if promised is not None and promised != claim.epoch:  # it may ask again
+            seen.append(promised)
         highest = max(seen, default=None)
         if not self.switches.has_quorum:
             return ClaimAnswer(is_granted=True, highest=highest)
@@ -468,7 +471,7 @@ class Agent:
             candidate = self._make(record)
             self.coordinated[deployment] = candidate
             candidate.resume()
-            while candidate.record.epoch.coordinator != self.node_id:
+            while candidate.record.epoch == record.epoch:
                 await asyncio.sleep(_LOOK_SECONDS)
                 if self.coordinated.get(deployment) is not candidate:
                     return
@@ -498,6 +501,8 @@ class Agent:
                 return False
             return answer == b"yes"
 
+        if coordinator == self.node_id:
+            return False  # it was this one, before it was started anew
         if coordinator in self.process.nodes():
             return True
         answers = await asyncio.gather(*(ask(node) for node in sorted(self.process.nodes())))
@@ -510,7 +515,8 @@ class Agent:
 
     def _joined(self, node: NodeId) -> None:
         for key, deployment in list(self.coordinated.items()):
-            if deployment.record.epoch.coordinator == node:
+            coordinator = deployment.record.epoch.coordinator
+            if coordinator == node:
                 self._withdraw(key, deployment)  # it never had an epoch of its own
             else:
                 deployment.node_joined()
@@ -562,7 +568,8 @@ class Agent:
                 )
             except CallError:
                 continue
-        while self.num_clients:
+        deadline = self.process.network.loop.time() + _DRAIN_SECONDS
+        while self.num_clients and self.process.network.loop.time() < deadline:
             await asyncio.sleep(0.1)
 
     def _take(self, message: object) -> None:

@@ -270,7 +270,7 @@ class Network:
         held, direction.held = direction.held, []
         for session, process, deliver in held:
             if session == self._session(sender, receiver):
-                process.run(deliver, process)
+                self.loop.call_soon(process.run, deliver, process)
         if not self._direction(receiver, sender).is_cut:
             self._join_later(sender, receiver)
 

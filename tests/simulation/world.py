@@ -139,8 +139,8 @@ class World:
         for task in self.requests.pop(node, set()):
             task.cancel()
 
-    def drain(self, node: int) -> None:
-        """Have a node leave in good order."""
+    def drain(self, node: int, *, returns_after: float | None = None) -> None:
+        """Have a node leave in good order, and perhaps come back."""
         agent = self.agents.get(node)
         if agent is None:
             return
@@ -148,14 +148,16 @@ class World:
 
         async def leave() -> None:
             await agent.drain()
-            self.loop.call_soon(self._leave, node, agent)
+            self.loop.call_soon(self._leave, node, agent, returns_after)
 
         agent.process.run(self._start_task, leave())
 
-    def _leave(self, node: int, agent: Agent) -> None:
+    def _leave(self, node: int, agent: Agent, returns_after: float | None) -> None:
         if self.agents.get(node) is agent:
             self.history.note(self.now, f"left in good order {node}")
             self.crash(node)
+            if returns_after is not None:
+                self.at(returns_after, self.start, node)
 
     def cut(self, sender: int, receiver: int) -> None:
         """Cut a link in one direction."""
