@@ -138,6 +138,7 @@ scheduler_events = st.lists(
         st.tuples(st.just("complete")),
         st.tuples(st.just("restart"), limits),
     ),
+    min_size=25,  # by itself it draws short lists, in which little is lost
     max_size=60,
 )
 
@@ -257,6 +258,7 @@ dispatcher_events = st.lists(
         st.tuples(st.just("attach"), limits),
         st.tuples(st.just("defect")),
     ),
+    min_size=35,
     max_size=80,
 )
 
@@ -281,6 +283,7 @@ def test_a_dispatcher_whose_pipelines_are_swapped_tells_every_token_once(
         dispatcher.detach()
         dispatcher.attach(start, within)
 
+    attach(first)
     for event in events:
         match event:
             case ("add", SequenceRequest() as request, bool(is_alone)):
