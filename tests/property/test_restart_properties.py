@@ -63,7 +63,7 @@ requests = st.builds(
 def undisturbed(request: SequenceRequest) -> list[Given]:
     """What ``request`` is given where nothing is ever lost."""
     prompt = request.prompt_tokens
-    given = [
+    given: list[Given] = [
         (position, prompt[position], toy_score(prompt[:position], prompt[position]))
         for position in range(1, len(prompt))
     ] * request.score_prompt

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from potluck.serving.ledger import Ledger, Update
@@ -20,7 +18,10 @@ ONE = SequenceId(1)
 SCORED = SequenceRequest(
     prompt_tokens=(10, 11, 12), sampling=SamplingParams(), max_new_tokens=3, score_prompt=True
 )
-nobody: Callable[[Update], None] = [].append
+
+
+def nobody(_: Update) -> None:
+    return
 
 
 def token(position: int, *, reason: FinishReason | None = None) -> CommittedToken:
