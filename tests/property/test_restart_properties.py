@@ -63,10 +63,10 @@ requests = st.builds(
 def undisturbed(request: SequenceRequest) -> list[Given]:
     """What ``request`` is given where nothing is ever lost."""
     prompt = request.prompt_tokens
-    given: list[Given] = [
-        (position, prompt[position], toy_score(prompt[:position], prompt[position]))
-        for position in range(1, len(prompt))
-    ] * request.score_prompt
+    given: list[Given] = []
+    for position in range(1, request.num_scores + 1):
+        token = prompt[position]
+        given.append((position, token, toy_score(prompt[:position], token)))
     most = min(request.max_new_tokens or 0, CONTEXT_TOKENS - len(prompt))
     for position, token in enumerate(expected_tokens(prompt, most), len(prompt)):
         given.append((position, token, None))
@@ -143,7 +143,7 @@ scheduler_events = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(first=limits, events=scheduler_events)
 def test_a_scheduler_that_restarts_commits_every_token_once(
     first: SchedulerLimits, events: list[tuple[object, ...]]
@@ -263,7 +263,7 @@ dispatcher_events = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(first=limits, events=dispatcher_events)
 def test_a_dispatcher_whose_pipelines_are_swapped_tells_every_token_once(
     first: SchedulerLimits, events: list[tuple[object, ...]]
