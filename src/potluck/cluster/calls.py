@@ -94,7 +94,8 @@ class HeldStage(msgspec.Struct, frozen=True, kw_only=True):
     """A loaded stage that a worker holds: in use at ``epoch``, or left from it and not in use.
 
     ``num_bytes`` are what its plan has counted of the machine's memory, ``device_bytes`` of memory
-    that is the unit's own. A later plan keeps it where the rest is the same as in its own stage.
+    that is the unit's own. The first stage has the embedding, the last one the head. A later plan
+    keeps a stage where the rest is the same as in its own.
     """
 
     deployment: DeploymentId
@@ -102,6 +103,8 @@ class HeldStage(msgspec.Struct, frozen=True, kw_only=True):
     unit_id: UnitId
     start_layer: int
     end_layer: int
+    is_first: bool
+    is_last: bool
     context_tokens: int
     num_blocks: int
     quantization: Quantization
