@@ -103,8 +103,8 @@ class HeldStage(msgspec.Struct, frozen=True, kw_only=True):
     unit_id: UnitId
     start_layer: int
     end_layer: int
-    is_first: bool
-    is_last: bool
+    has_embedding: bool
+    has_head: bool
     context_tokens: int
     num_blocks: int
     quantization: Quantization
