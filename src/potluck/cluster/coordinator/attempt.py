@@ -66,7 +66,7 @@ class Attempt:
         self._around = around
         self._description = description
         self._fingerprint = fingerprint
-        self._size: DeploymentSize = size_of(description, record)
+        self.size: DeploymentSize = size_of(description, record)
         self._planned: PlannedModel | None = None
         self._grant: Grant | None = None
         self._addresses: list[StageAddress] = []
@@ -76,10 +76,10 @@ class Attempt:
     def limits(self) -> SchedulerLimits:
         """For the scheduler of the pipeline."""
         return SchedulerLimits(
-            num_blocks=self._size.num_blocks,
-            context_tokens=self._size.context_tokens,
-            max_step_tokens=self._size.max_step_tokens,
-            max_step_sequences=self._size.max_step_sequences,
+            num_blocks=self.size.num_blocks,
+            context_tokens=self.size.context_tokens,
+            max_step_tokens=self.size.max_step_tokens,
+            max_step_sequences=self.size.max_step_sequences,
             max_steps_in_flight=max(1, len(self._addresses)),
         )
 
@@ -93,12 +93,12 @@ class Attempt:
             record.model,
             self._description,
             self._fingerprint,
-            self._size,
+            self.size,
             may_quantize=record.may_quantize,
             arithmetic=record.arithmetic,
             cost_of=self._around.cost_of,
             left_out=left_out,
-            deployment=record.deployment,
+            record=record,
             leaving=without,
         )
         return self._planned
@@ -115,8 +115,8 @@ class Attempt:
         )
         if isinstance(result, Grant):
             self._grant = result
-            self._size = replace(
-                self._size, quantization=planned.quantization, arithmetic=planned.arithmetic
+            self.size = replace(
+                self.size, quantization=planned.quantization, arithmetic=planned.arithmetic
             )
             self.record = msgspec.structs.replace(
                 self.record,
@@ -144,7 +144,7 @@ class Attempt:
             on_loaded()
 
         self._addresses = await load_stages(
-            self._around.membership, self.record, self._size, on_progress, loaded
+            self._around.membership, self.record, self.size, on_progress, loaded
         )
 
     async def connect(self) -> None:
@@ -155,7 +155,7 @@ class Attempt:
             around.credentials,
             around.listen_host,
             self.record,
-            self._size,
+            self.size,
             self._addresses,
         )
 

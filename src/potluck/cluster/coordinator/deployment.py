@@ -36,6 +36,7 @@ from potluck.cluster.coordinator.machine import Action, Event, apply
 from potluck.cluster.coordinator.metrics import deployment_metrics
 from potluck.cluster.coordinator.outages import units_out
 from potluck.cluster.coordinator.releasing import release_others, stop_everything
+from potluck.cluster.coordinator.spares import load_spares
 from potluck.errors import CallError, DefectError, EngineError, MovedError, PotluckError
 from potluck.serving.dispatcher import Load
 from potluck.types.cluster import Epoch, NodeId
@@ -177,8 +178,10 @@ class Deployment:
         self._handle(machine.NodeLeft(node_id=node_id, error=error))
 
     def node_joined(self) -> None:
-        """There may be room now for what did not fit."""
+        """There may be room now for what did not fit, and for spares."""
         self._handle(machine.NodeJoined())
+        if self.record.num_spares:
+            self._spawn(self._load_spares())
 
     def generate(
         self, request: SequenceRequest, continuation: Continuation = NOTHING_COMMITTED
@@ -306,9 +309,19 @@ class Deployment:
                 "%s: ready again after %.1f s", self.record.model_id, self._clock() - self._lost_at
             )
         self._lost_at = None
-        self._spawn(release_others(self._membership, attempt.record, attempt.stages))
+        self._spawn(self._settle(attempt))
         if self._first is not None and not self._first.done():
             self._first.set_result(None)
+
+    async def _settle(self, attempt: Attempt) -> None:
+        """End what the plan does not use, and load its spares."""
+        await release_others(self._membership, attempt.record, attempt.stages)
+        await self._load_spares()
+
+    async def _load_spares(self) -> None:
+        attempt, serving = self._attempt, self._state.serving
+        if self.record.num_spares and serving and serving.epoch == attempt.record.epoch:
+            await load_spares(self._membership, attempt.record, attempt.size, attempt.stages)
 
     def _work(self, number: int, work: Coroutine[Any, Any, None]) -> None:
         self._working = self._spawn(self._attempted(number, work))

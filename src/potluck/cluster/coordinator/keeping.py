@@ -8,7 +8,7 @@ stages on units that have room. A unit may then have several stages.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -72,15 +72,26 @@ def is_of_size(stage: HeldStage, size: StageSize) -> bool:
     )
 
 
-def kept(holdings: Iterable[Holding], num_layers: int) -> tuple[Holding, ...]:
+def kept(
+    holdings: Iterable[Holding],
+    num_layers: int,
+    in_use: Collection[tuple[NodeId, UnitId, int, int]] = (),
+) -> tuple[Holding, ...]:
     """Return the holdings that overlap nowhere and have most of the model, in its order.
 
     Weighted interval scheduling (Kleinberg and Tardos, Algorithm Design, section 6.1). Of several
-    holders of the same layers it is one that used them at the highest epoch.
+    holders of the same layers it is the one whose node, unit and layers are ``in_use``, rather than
+    a spare.
     """
     by_end = sorted(
         ((_part(each.stage, num_layers), each) for each in holdings),
-        key=lambda pair: (pair[0].end, pair[0].start, pair[1].stage.epoch, pair[1].unit),
+        key=lambda pair: (
+            pair[0].end,
+            pair[0].start,
+            (*pair[1].unit, pair[1].stage.start_layer, pair[1].stage.end_layer) in in_use,
+            pair[1].stage.epoch,
+            pair[1].unit,
+        ),
     )
     ends = [part.end for part, _ in by_end]
     best: list[tuple[tuple[int, int], tuple[Holding, ...]]] = [((0, 0), ())]

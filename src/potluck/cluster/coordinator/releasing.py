@@ -21,13 +21,18 @@ _SECONDS = 10.0
 async def release_others(
     membership: Membership, record: DeploymentRecord, keep: Sequence[Holding]
 ) -> None:
-    """End the workers of the deployment, on all nodes, that hold none of the stages to ``keep``."""
+    """End the workers of the deployment, on all nodes, that hold none of the stages to ``keep``.
+
+    A deployment with spares keeps these stages wherever they are held.
+    """
 
     async def tell(node: NodeId) -> None:
         request = ReleaseStages(
             deployment=record.deployment,
             epoch=record.epoch,
-            keep=tuple(each.stage for each in keep if each.node_id == node),
+            keep=tuple(
+                each.stage for each in keep if each.node_id == node or record.num_spares > 0
+            ),
         )
         await _call(membership, node, "stage.release", encode(request))
 
