@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
+import msgspec
 import pytest
 from support.cluster_calls import A, B, PlayedMembership, a_record, stage_on
 
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, ModelFingerprint, StageLost
-from potluck.cluster.coordinator import answering, left_out
 from potluck.cluster.coordinator import deployment as module
+from potluck.cluster.coordinator import left_out
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.left_out import NodeUnitId, StageStalledError
 from potluck.cluster.coordinator.planning import PlannedModel
@@ -27,12 +28,12 @@ from potluck.errors import (
     PotluckError,
     RefusedRequestError,
 )
-from potluck.serving.dispatcher import Dispatcher
+from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import UnitId
 from potluck.types.quantization import Quantization
 from potluck.types.sequence import SequenceRequest
-from potluck.types.step import SamplingParams, Step
+from potluck.types.step import SampledToken, SamplingParams, Step
 
 
 class SilentPipeline:
@@ -42,11 +43,22 @@ class SilentPipeline:
     latest: ClassVar[SilentPipeline]
 
     def __init__(self, *arguments: Any, **__: object) -> None:
+        self.on_outcome: OnOutcome = arguments[2]
         self.on_lost: Callable[[PotluckError], None] = arguments[3]
+        self.steps: list[Step] = []
         SilentPipeline.latest = self
 
     def submit(self, step: Step) -> None:
-        return
+        self.steps.append(step)
+
+    def answer(self) -> None:
+        """Complete the oldest step after all; each sequence gets its next position as a token."""
+        step = self.steps.pop(0)
+        ends = [(part.sequence_id, part.start_position + len(part.tokens)) for part in step.slices]
+        sampled = tuple(
+            SampledToken(sequence_id=each, position=end, token=end) for each, end in ends
+        )
+        self.on_outcome(StepOutcome(step=step, sampled=sampled))
 
     def close(self) -> None:
         return
@@ -55,7 +67,9 @@ class SilentPipeline:
 class Cluster:
     """What ``Deployment`` asks of others. Planning meets ``failures``, one after the other."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, recovery_wait_seconds: float = 60.0
+    ) -> None:
         self.membership = PlayedMembership(others={B})
         self.said: list[DeploymentRecord] = []
         self.failures: list[Exception] = []
@@ -70,7 +84,10 @@ class Cluster:
         monkeypatch.setattr(module, "RemotePipeline", SilentPipeline)
         description = SimpleNamespace(config=SimpleNamespace(hidden_size=8, vocab_size=100))
         self.deployment = Deployment(
-            a_record(state=DeploymentState.LOADING),
+            msgspec.structs.replace(
+                a_record(state=DeploymentState.LOADING),
+                recovery_wait_seconds=recovery_wait_seconds,
+            ),
             cast(Any, description),
             ModelFingerprint(digest=""),
             membership=cast(Any, self.membership),
@@ -138,30 +155,70 @@ async def ask(cluster: Cluster, request: SequenceRequest = REQUEST) -> None:
         continue
 
 
-def test_a_lost_node_fails_requests_at_once_and_the_next_epoch_begins(
+def test_sequences_go_on_after_a_lost_node_and_new_ones_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def run() -> None:
         cluster = Cluster(monkeypatch)
         await cluster.deployment.start()
         assert cluster.deployment.record.epoch.number == 1
-        asking = asyncio.create_task(ask(cluster))
+        tokens: list[int] = []
+
+        async def read() -> None:
+            async for token in cluster.deployment.generate(REQUEST):
+                tokens.append(token.token)
+
+        asking = asyncio.create_task(read())
         await asyncio.sleep(0.01)
         load = cluster.deployment.load
         assert load is not None
         assert load.num_running == 1
+        SilentPipeline.latest.answer()
+        SilentPipeline.latest.answer()
+        await asyncio.sleep(0.01)
         cluster.may_load.clear()
         cluster.deployment.node_left(B)
-        with pytest.raises(EngineError, match=f"node {B} was lost"):
-            await asyncio.wait_for(asking, 1)
         await cluster.loading()
         assert cluster.membership.called("stage.stop") == [B]
-        with pytest.raises(EngineError, match="cannot answer now"):
-            await ask(cluster)
+        assert cluster.deployment.load is None
+        SilentPipeline.latest.answer()  # too late
+        waiting = asyncio.create_task(
+            ask(cluster, dataclasses.replace(REQUEST, prompt_tokens=(9,)))
+        )
+        await asyncio.sleep(0.01)
+        assert tokens == [2, 3]
         cluster.may_load.set()
         await cluster.reach(DeploymentState.READY, epoch=2)
+        (step,) = SilentPipeline.latest.steps
+        assert [part.tokens for part in step.slices] == [(1, 2, 2, 3), (9,)]
+        assert [each.output_tokens for each in step.opened] == [(2, 3), ()]
+        SilentPipeline.latest.answer()
+        await asyncio.sleep(0.01)
+        assert tokens == [2, 3, 4]
+        await cluster.deployment.close()
+        assert await errors_of([asking, waiting]) == [EngineError, EngineError]
+
+    asyncio.run(run())
+
+
+def test_a_request_that_waits_too_long_for_stages_is_told_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        cluster = Cluster(monkeypatch, recovery_wait_seconds=0.2)
+        await cluster.deployment.start()
+        asking = asyncio.create_task(ask(cluster))
+        await asyncio.sleep(0.01)
+        cluster.failures = [PotluckError("3 GiB are missing")] * 100
+        cluster.deployment.node_left(B)
+        async with asyncio.timeout(2):
+            with pytest.raises(EngineError, match="3 GiB are missing"):
+                await asking
+            with pytest.raises(EngineError, match="3 GiB are missing"):
+                await ask(cluster)
         await cluster.deployment.close()
 
+    monkeypatch.setattr(module, "_PAUSE_SECONDS", (0.0, 60.0))
     asyncio.run(run())
 
 
@@ -421,11 +478,11 @@ def test_a_request_that_ends_two_epochs_by_a_defect_is_refused_and_named(
     async def run() -> None:
         cluster = Cluster(monkeypatch)
         await cluster.deployment.start()
-        for epoch, kind in ((2, EngineError), (3, RefusedRequestError)):
-            asking = await computed(cluster, guilty)
+        asking = await computed(cluster, guilty)
+        for epoch in (2, 3):
             SilentPipeline.latest.on_lost(DEFECT)
-            assert await errors_of(asking) == [kind]
             await cluster.reach(DeploymentState.READY, epoch=epoch)
+        assert await errors_of(asking) == [RefusedRequestError]
         with pytest.raises(RefusedRequestError, match="has twice ended what serves demo"):
             await ask(cluster, dataclasses.replace(REQUEST, request_id="cmpl-again"))
         assert cluster.deployment.record.epoch.number == 3
@@ -446,19 +503,20 @@ def test_a_crash_that_a_node_has_seen_counts_and_a_lost_node_does_not(
     async def run() -> None:
         cluster = Cluster(monkeypatch)
         await cluster.deployment.start()
-        ends: list[tuple[tuple[str, ...], type[PotluckError]]] = [
-            ((), EngineError),
-            ((), EngineError),
-            (("stage 0: killed by SIGSEGV",), EngineError),
-            ((), EngineError),  # alone, and still innocent of this one
-            (("stage 0: killed by SIGSEGV",), RefusedRequestError),
+        asking = await computed(cluster, REQUEST)
+        ends: list[tuple[str, ...]] = [
+            (),
+            (),
+            ("stage 0: killed by SIGSEGV",),
+            (),  # alone, and still innocent of this one
+            ("stage 0: killed by SIGSEGV",),
         ]
-        for epoch, (crashes, kind) in enumerate(ends, 2):
+        for epoch, crashes in enumerate(ends, 2):
+            assert not asking[0].done()
             cluster.membership.crashes = crashes
-            asking = await computed(cluster, REQUEST)
             cluster.deployment.node_left(B)
-            assert await errors_of(asking) == [kind]
             await cluster.reach(DeploymentState.READY, epoch=epoch)
+        assert await errors_of(asking) == [RefusedRequestError]
         await cluster.deployment.close()
 
     monkeypatch.setattr(module, "_PAUSE_SECONDS", (0.0,))
@@ -470,14 +528,17 @@ def test_only_who_was_in_a_step_is_a_suspect(monkeypatch: pytest.MonkeyPatch) ->
         cluster = Cluster(monkeypatch)
         await cluster.deployment.start()
         waiting = dataclasses.replace(REQUEST, prompt_tokens=(3,))
+        guilty, other = await computed(cluster, REQUEST, waiting)  # one step at a time
         for epoch in (2, 3):
-            asking = await computed(cluster, REQUEST, waiting)  # one step is in flight at a time
+            assert [len(step.slices) for step in SilentPipeline.latest.steps] == [1]
             SilentPipeline.latest.on_lost(DEFECT)
-            await errors_of(asking)
             await cluster.reach(DeploymentState.READY, epoch=epoch)
+        assert await errors_of([guilty]) == [RefusedRequestError]
         with pytest.raises(RefusedRequestError):
             await ask(cluster)
-        (other,) = await computed(cluster, waiting)
+        (step,) = SilentPipeline.latest.steps
+        assert [part.tokens for part in step.slices] == [waiting.prompt_tokens]
+        assert not other.done()
         other.cancel()
         await cluster.deployment.close()
 
@@ -567,34 +628,33 @@ def test_a_worker_that_stalls_is_told_of_by_either_of_two_ways(
 
 
 def test_a_lost_epoch_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[weakref.ref[Dispatcher]] = []
+    made: list[weakref.ref[SilentPipeline]] = []
 
-    def make(*arguments: Any) -> Dispatcher:
-        dispatcher = Dispatcher(*arguments)
-        made.append(weakref.ref(dispatcher))
-        return dispatcher
+    def make(*arguments: Any, **options: Any) -> SilentPipeline:
+        pipeline = SilentPipeline(*arguments, **options)
+        made.append(weakref.ref(pipeline))
+        return pipeline
 
-    monkeypatch.setattr(answering, "Dispatcher", make)
     monkeypatch.setattr(module, "_PAUSE_SECONDS", (0.0,))
 
     async def run() -> None:
         cluster = Cluster(monkeypatch)
+        monkeypatch.setattr(module, "RemotePipeline", make)
         await cluster.deployment.start()
+        asking = await computed(cluster, REQUEST)
         num_tasks = 0
         for epoch in range(2, 22):
-            asking = await computed(cluster, REQUEST)
             cluster.deployment.node_left(B)
-            await errors_of(asking)
             await cluster.reach(DeploymentState.READY, epoch=epoch)
             cluster.said.clear()
             cluster.left_out.clear()
             if epoch == 3:
                 num_tasks = len(asyncio.all_tasks())
-        del asking
         gc.collect()
         assert len(made) == 21
         assert sum(each() is not None for each in made) == 1
         assert len(asyncio.all_tasks()) == num_tasks
         await cluster.deployment.close()
+        assert await errors_of(asking) == [EngineError]
 
     asyncio.run(run())
