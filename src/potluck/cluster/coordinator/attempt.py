@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
@@ -18,9 +19,11 @@ from potluck.cluster.coordinator.pipeline import RemotePipeline
 from potluck.cluster.coordinator.planning import (
     DeploymentSize,
     PlannedModel,
+    as_mapped,
     placement_fields,
     size_of,
 )
+from potluck.cluster.coordinator.spares import Sparing
 from potluck.cluster.coordinator.starting import connect_stages, load_stages
 from potluck.cluster.coordinator.survey import plan_model
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
@@ -239,6 +242,19 @@ class Attempt:
                 ),
             )
             for index, stage in enumerate(self._the_plan.stages)
+        )
+
+    async def sparings(self) -> tuple[Sparing, ...]:
+        """Every stage of the plan as it can be held by further nodes."""
+        planned = self._the_plan.stages
+        mapped = await asyncio.to_thread(as_mapped, self._description, planned)
+        return tuple(
+            Sparing(
+                stage=holding,
+                memory=stage.plan.memory,
+                mapped=None if variant is None else variant.plan.memory,
+            )
+            for holding, stage, variant in zip(self.stages, planned, mapped, strict=True)
         )
 
     @property

@@ -334,7 +334,8 @@ class Deployment:
     async def _load_spares(self) -> None:
         attempt, serving = self._attempt, self._state.serving
         if self.record.num_spares and serving and serving.epoch == attempt.record.epoch:
-            await load_spares(self._membership, attempt.record, attempt.size, attempt.stages)
+            sparings = await attempt.sparings()
+            await load_spares(self._membership, attempt.record, attempt.size, sparings)
 
     def _work(self, number: int, work: Coroutine[Any, Any, None]) -> None:
         self._working = self._spawn(self._attempted(number, work))

@@ -62,13 +62,16 @@ def _part(stage: HeldStage, num_layers: int) -> _Part:
 
 
 def is_of_size(stage: HeldStage, size: StageSize) -> bool:
-    """Whether a held stage was loaded as a plan of this size would have it."""
+    """Whether a held stage was loaded as a plan of this size would have it.
+
+    One whose weights are mapped will do where they need not be.
+    """
     return (
         stage.context_tokens == size.context_tokens
         and stage.num_blocks == size.num_blocks
         and stage.quantization is size.quantization
         and stage.arithmetic is size.arithmetic
-        and stage.is_mapped == size.is_mapped
+        and stage.is_mapped >= size.is_mapped
     )
 
 
@@ -141,6 +144,7 @@ def keep_and_fill(
                     unit_id=holding.stage.unit_id,
                     shard=part.shard(num_layers),
                     num_bytes=holding.stage.num_bytes + holding.stage.device_bytes,
+                    is_mapped=holding.stage.is_mapped,
                 )
             )
             position = part.end
