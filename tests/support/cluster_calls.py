@@ -43,7 +43,7 @@ class PlayedMembership:
         self.calls.append((node_id, method, payload))
         if method == "deployment.claim":
             return encode(ClaimAnswer(is_granted=True))
-        if method == "stage.ends":
+        if method == "stage.end":
             return encode(StageEnds(crashes=self.crashes))
         return b""
 

@@ -42,6 +42,7 @@ from potluck.cluster.calls import (
     Multicast,
     Named,
     Reach,
+    ReleaseStages,
     StageLost,
     StageScope,
     Stalled,
@@ -137,6 +138,7 @@ class Agent:
             packed_cache_bytes=config.packed_cache_bytes,
             unit_step_seconds=unit_step_seconds,
             stall_seconds=config.stall_seconds,
+            orphan_seconds=config.orphan_seconds,
             unit_failed=self._care.failed,
             report_lost=self._report_lost,
         )
@@ -264,6 +266,8 @@ class Agent:
         methods.register_stream("stage.start", self._on_stage_start)
         methods.register("stage.connect", self._on_stage_connect)
         methods.register("stage.stop", self._on_stage_stop)
+        methods.register("stage.end", self._on_stage_end)
+        methods.register("stage.release", self._on_stage_release)
         methods.register("stage.stats", self._on_stage_stats)
         methods.register("stage.lost", self._on_stage_lost)
         methods.register("deployment.put", self._on_put)
@@ -338,6 +342,13 @@ class Agent:
 
     async def _on_stage_stop(self, payload: bytes) -> bytes:
         return encode(await self._stages.stop(decode(payload, StageScope)))
+
+    async def _on_stage_end(self, payload: bytes) -> bytes:
+        return encode(await self._stages.end(decode(payload, StageScope)))
+
+    async def _on_stage_release(self, payload: bytes) -> bytes:
+        await self._stages.release(decode(payload, ReleaseStages))
+        return b""
 
     async def _on_stage_stats(self, payload: bytes) -> bytes:
         return encode(await self._stages.stats(decode(payload, StageScope)))

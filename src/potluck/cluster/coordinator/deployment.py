@@ -400,7 +400,7 @@ class Deployment:
         async def ask(node: NodeId) -> tuple[str, ...]:
             try:
                 answer = await self._membership.call(
-                    node, "stage.ends", scope, timeout_seconds=_ENDS_SECONDS
+                    node, "stage.end", scope, timeout_seconds=_ENDS_SECONDS
                 )
                 return decode(answer, StageEnds).crashes
             except CallError:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from potluck.cluster.calls import HeldStage, NodeReport
+from potluck.engines.backends import NATIVE
 from potluck.errors import InsufficientMemoryError
 from potluck.loading import StageSize
 from potluck.placement import place
@@ -56,8 +57,8 @@ class _Part:
 
 def _part(stage: HeldStage, num_layers: int) -> _Part:
     return _Part(
-        start=0 if stage.is_first else stage.start_layer + 1,
-        end=num_layers + 2 if stage.is_last else stage.end_layer + 1,
+        start=0 if stage.has_embedding else stage.start_layer + 1,
+        end=num_layers + 2 if stage.has_head else stage.end_layer + 1,
     )
 
 
@@ -70,7 +71,7 @@ def is_of_size(stage: HeldStage, size: StageSize) -> bool:
         stage.context_tokens == size.context_tokens
         and stage.num_blocks == size.num_blocks
         and stage.quantization is size.quantization
-        and stage.arithmetic is size.arithmetic
+        and (stage.arithmetic is size.arithmetic or size.backend != NATIVE)
         and stage.is_mapped >= size.is_mapped
     )
 

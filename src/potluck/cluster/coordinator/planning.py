@@ -121,7 +121,7 @@ class PlannedModel:
         return any(
             holding.unit == (stage.node_id, stage.unit_id)
             and (held.start_layer, held.end_layer) == (shard.start_layer, shard.end_layer)
-            and (held.is_first, held.is_last) == (shard.has_embedding, shard.has_head)
+            and (held.has_embedding, held.has_head) == (shard.has_embedding, shard.has_head)
             and is_of_size(held, stage.plan.size)
             for stage in self.stages
             for shard in (stage.plan.shard,)

@@ -116,7 +116,7 @@ async def load_spares(
 
 
 def _layers(stage: HeldStage) -> tuple[int, int, bool, bool]:
-    return stage.start_layer, stage.end_layer, stage.is_first, stage.is_last
+    return stage.start_layer, stage.end_layer, stage.has_embedding, stage.has_head
 
 
 def _ignore(progress: Progress) -> None:

@@ -132,9 +132,9 @@ async def connect_stages(
         node_id = stages[index].node_id
         request = ConnectStage(
             deployment=record.deployment,
-            epoch=record.epoch,
-            index=index,
-            connect=Connect(preceding=preceding, following=following),
+            connect=Connect(
+                epoch=record.epoch, index=index, preceding=preceding, following=following
+            ),
         )
         try:
             await membership.call(
