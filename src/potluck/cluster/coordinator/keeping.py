@@ -123,13 +123,16 @@ def keep_and_fill(
         return None
     num_layers = len(cost.layer_bytes)
     stages: list[PlacedStage] = []
+    busy = {each.unit for each in holdings}
     left = {(offer.node_id, offer.unit_id): offer for offer in offers}
     position = 0
     for holding in (*holdings, None):
         part = None if holding is None else _part(holding.stage, num_layers)
         gap = _Part(start=position, end=num_layers + 2 if part is None else part.start)
         if gap.start < gap.end:
-            filling = _fill(gap, left, cost)
+            filling = _fill(
+                gap, left, cost, {(each.node_id, each.unit_id) for each in stages} | busy
+            )
             if filling is None:
                 return None
             stages += filling
@@ -153,9 +156,15 @@ def keep_and_fill(
 
 
 def _fill(
-    gap: _Part, left: Mapping[tuple[NodeId, UnitId], UnitOffer], cost: ModelCost
+    gap: _Part,
+    left: Mapping[tuple[NodeId, UnitId], UnitOffer],
+    cost: ModelCost,
+    busy: Collection[tuple[NodeId, UnitId]],
 ) -> list[PlacedStage] | None:
-    """Place the layers of a gap: on one unit if one has the room, and otherwise on several."""
+    """Place the layers of a gap: on one unit if one has the room, and otherwise on several.
+
+    One that has no stage yet comes before those that are ``busy``.
+    """
     num_layers = len(cost.layer_bytes)
     shard = gap.shard(num_layers)
     if shard.start_layer == shard.end_layer:
@@ -169,11 +178,14 @@ def _fill(
         lone_embedding_bytes=_NEVER_BYTES,
         lone_head_bytes=_NEVER_BYTES,
     )
-    # Not every unit gets a share of the gap: each further stage is a process and a hop.
     by_room = sorted(left.values(), key=lambda offer: (-offer.usable_bytes, offer.node_id))
-    for count in range(1, len(by_room) + 1):
+    idle_first = sorted(by_room, key=lambda offer: (offer.node_id, offer.unit_id) in busy)
+    # Each further stage is a process and a hop, so that not every unit gets a share of the gap.
+    choices = [[offer] for offer in idle_first]
+    choices += [by_room[:count] for count in range(2, len(by_room) + 1)]
+    for choice in choices:
         try:
-            plan = place(by_room[:count], part_cost)
+            plan = place(choice, part_cost)
         except InsufficientMemoryError:
             continue
         return [_in_model(stage, shard) for stage in plan.stages]
