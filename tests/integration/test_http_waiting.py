@@ -86,7 +86,7 @@ def test_a_stream_that_waits_is_sent_comments_and_then_the_same_text(num_tokens:
 
 
 def test_a_stream_that_flows_has_no_comments() -> None:
-    limits = ApiLimits(silence_seconds=0.4)
+    limits = ApiLimits(silence_seconds=1.0)
     with (
         running_api(ApiConfig(limits=limits), step_seconds=0.02) as api,
         lines_of(api, max_tokens=60) as lines,

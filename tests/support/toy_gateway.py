@@ -106,8 +106,8 @@ def toy_logprob(token: int) -> float:
 
 
 class ToyGateway:
-    """One model, ``toy/model``. What it was asked to generate is in ``live``; ``num_open`` of it has
-    not ended.
+    """One model, ``toy/model``. What it was asked to generate is in ``live``, and ``num_open`` of
+    that have not ended.
 
     ``served``, if it is given, encodes texts in place of the toy's own tokenizer. With
     ``pause_after`` sequences wait after so many tokens until the event is set, as they do while a

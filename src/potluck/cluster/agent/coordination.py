@@ -235,7 +235,12 @@ class Coordination:
         self, request: Deploy, description: ModelDescription, print_of: ModelFingerprint
     ) -> DeploymentRecord:
         most = description.config.max_context_tokens
-        for name, number in (("context", request.context_tokens), ("cache", request.cache_tokens)):
+        for name, number in (
+            ("context", request.context_tokens),
+            ("cache", request.cache_tokens),
+            ("recovery_wait", request.recovery_wait_seconds),
+            ("spares", request.num_spares),
+        ):
             if number is not None:
                 require_number(name, number)
         context = request.context_tokens
@@ -274,6 +279,8 @@ class Coordination:
             state=DeploymentState.LOADING,
             fingerprint=print_of,
             sampling_defaults=dict(description.sampling_defaults),
+            recovery_wait_seconds=request.recovery_wait_seconds,
+            num_spares=request.num_spares,
         )
 
     def _make(

@@ -14,7 +14,7 @@ from potluck.cluster.agent.view import cluster_view
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, NodeReport
 from potluck.cluster.coordinator.survey import gather_reports
 from potluck.errors import EngineError, ModelNotFoundError
-from potluck.types.cluster import DeploymentId, NodeId
+from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.gateway import (
     LiveSequence,
     ModelMetrics,
@@ -31,6 +31,11 @@ _STATES = {
 }
 
 
+_VIEW_SECONDS = 3.0
+"""For nodes to answer when somebody looks at the cluster. One that is gone is noticed in less; one
+that is there and takes longer is shown as silent."""
+
+
 class AgentGateway:
     """For use in the agent's loop."""
 
@@ -40,10 +45,13 @@ class AgentGateway:
         self._reports: list[NodeReport] = []
         self._silent: list[NodeId] = []
         self._metrics: Sequence[ModelMetrics] = ()
+        self._expected: dict[DeploymentId, tuple[Epoch, int, float]] = {}
         self._refreshing: dict[str, asyncio.Task[None]] = {}
 
     def models(self) -> Sequence[ModelStatus]:
         """Everything that is deployed, oldest first."""
+        live = self._agent.coordination.registry.live()
+        self._note_expected(live)
         return [
             ModelStatus(
                 model_id=record.model_id,
@@ -52,8 +60,9 @@ class AgentGateway:
                 state=_STATES[record.state],
                 reason=record.reason,
                 sampling_defaults=record.sampling_defaults,
+                ready_in_seconds=self._ready_in_seconds(record),
             )
-            for record in self._agent.coordination.registry.live()
+            for record in live
         ]
 
     async def served_model(self, model_id: str) -> ServedModel:
@@ -91,6 +100,7 @@ class AgentGateway:
             [node for node in self._silent if node in alive],
             agent.incompatible,
             agent.coordination.registry.live(),
+            self._metrics,
         )
 
     async def refresh_cluster(self) -> None:
@@ -115,11 +125,39 @@ class AgentGateway:
         await asyncio.shield(asking)
 
     async def _ask_nodes(self) -> None:
-        self._reports, silent = await gather_reports(self._agent.membership)
+        (self._reports, silent), _ = await asyncio.gather(
+            gather_reports(self._agent.membership, timeout_seconds=_VIEW_SECONDS),
+            self._ask_coordinators(),
+        )
         self._silent = [each.node_id for each in silent]
 
     async def _ask_coordinators(self) -> None:
-        self._metrics = await self._agent.metrics()
+        try:
+            async with asyncio.timeout(_VIEW_SECONDS):
+                self._metrics = await self._agent.metrics()
+        except TimeoutError:
+            self._metrics = ()
+
+    def _note_expected(self, live: Sequence[DeploymentRecord]) -> None:
+        """Keep when each record was first seen here: what it expects counts from then."""
+        now = asyncio.get_running_loop().time()
+        seen, self._expected = self._expected, {}
+        for record in live:
+            known = seen.get(record.deployment)
+            if known is None or known[:2] != (record.epoch, record.revision):
+                known = (record.epoch, record.revision, now)
+            self._expected[record.deployment] = known
+
+    def _ready_in_seconds(self, record: DeploymentRecord) -> float | None:
+        if record.state is DeploymentState.READY:
+            return None
+        expected = record.ready_in_seconds
+        if expected is None:
+            expected = record.recovery_seconds  # the next time may well take as long as the last
+        if expected is None:
+            return None
+        since = self._expected[record.deployment][2]
+        return max(0.0, expected - (asyncio.get_running_loop().time() - since))
 
     def _find(self, model_id: str) -> DeploymentRecord:
         record = self._agent.coordination.registry.find(model_id)
