@@ -207,9 +207,19 @@ class ToyGateway:
                 num_running=3,
                 num_blocks=NUM_BLOCKS,
                 num_free_blocks=NUM_BLOCKS - 12,
+                epoch=5,
+                num_recoveries=4,
+                recovery_seconds=2.5,
+                num_spares=1,
                 stages=(
                     StageMetrics(
-                        stage=0, node_id=node, num_steps=7, compute_seconds=1.5, memory_bytes=4096
+                        stage=0,
+                        node_id=node,
+                        num_steps=7,
+                        compute_seconds=1.5,
+                        memory_bytes=4096,
+                        num_dropped_frames=2,
+                        slowdown=1.25,
                     ),
                 ),
                 edges=(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import AsyncExitStack
 
 import pytest
 
 from potluck.api.admission import Admission
-from potluck.api.config import ApiLimits
+from potluck.api.config import ApiConfig, ApiLimits
 from potluck.api.errors import ApiError
+from potluck.api.server import _listen
 
 
 class Clock:
@@ -77,3 +79,13 @@ def test_times_without_a_queue_do_not_count() -> None:
             waiting.cancel()
 
     asyncio.run(main())
+
+
+def test_machines_of_clients_that_vanish_are_noticed() -> None:
+    """Requests that wait are sent nothing, so nothing else would tell."""
+    with _listen(ApiConfig()) as listener:
+        listener.listen()
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 20
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -34,6 +35,8 @@ _STATES = {
 _VIEW_SECONDS = 3.0
 """For nodes to answer when somebody looks at the cluster. One that is gone is noticed in less; one
 that is there and takes longer is shown as silent."""
+_SLOW_STAGES_SECONDS = 1.0
+"""For coordinators to tell which stages are slow. A stage that is stuck takes longer to answer."""
 
 
 class AgentGateway:
@@ -127,16 +130,17 @@ class AgentGateway:
     async def _ask_nodes(self) -> None:
         (self._reports, silent), _ = await asyncio.gather(
             gather_reports(self._agent.membership, timeout_seconds=_VIEW_SECONDS),
-            self._ask_coordinators(),
+            self._look_for_slow_stages(),
         )
         self._silent = [each.node_id for each in silent]
 
+    async def _look_for_slow_stages(self) -> None:
+        with suppress(TimeoutError):  # then what is shown is a little older
+            async with asyncio.timeout(_SLOW_STAGES_SECONDS):
+                await self.refresh_metrics()
+
     async def _ask_coordinators(self) -> None:
-        try:
-            async with asyncio.timeout(_VIEW_SECONDS):
-                self._metrics = await self._agent.metrics()
-        except TimeoutError:
-            self._metrics = ()
+        self._metrics = await self._agent.metrics()
 
     def _note_expected(self, live: Sequence[DeploymentRecord]) -> None:
         """Keep when each record was first seen here: what it expects counts from then."""
