@@ -75,7 +75,7 @@ class Answer:
         return None if self._prepared is None else self._prepared.job.model.model_id
 
     async def start(self) -> Prepared:
-        """Wait for the first token; for a stream, no longer than its silence may last.
+        """Wait for the first token, but no longer than a stream may be silent.
 
         Raises ``PotluckError``; cancelled, the request ends at once. Afterwards either
         :meth:`whole` or :meth:`chunks` gives the answer, or :meth:`aclose` ends it.
@@ -152,7 +152,7 @@ class Answer:
                 yield each
 
     async def _deltas(self) -> AsyncGenerator[tuple[int, Delta] | None, None]:
-        """None: see ``chunks``; only of a stream."""
+        """None: see ``chunks``."""
         async with self._admission.slot():
             prepared = self._prepared = await self._prepare()
             self._form = prepared.form
@@ -178,17 +178,14 @@ class Answer:
                 _choice(self._gateway, live, job, meter, index)
                 for index, live in enumerate(self._live)
             ]
-            tick_seconds = self._silence_seconds / _TICKS if prepared.is_stream else None
+            tick_seconds = self._silence_seconds / _TICKS
             loop = asyncio.get_running_loop()
             silent_since = loop.time()
             async with aclosing(merge(choices, tick_seconds=tick_seconds)) as merged:
                 async for each in merged:
                     if each is not None and not each[1].is_empty:
                         yield each
-                    elif (
-                        tick_seconds is not None
-                        and loop.time() - silent_since >= self._silence_seconds
-                    ):
+                    elif each is None and loop.time() - silent_since >= self._silence_seconds:
                         yield None
                     else:
                         continue
@@ -206,22 +203,20 @@ def deployed_model(gateway: Gateway, model_id: str) -> ModelStatus:
 
 
 async def merge(
-    sources: Sequence[AsyncGenerator[T, None]], *, tick_seconds: float | None = None
+    sources: Sequence[AsyncGenerator[T, None]], *, tick_seconds: float
 ) -> AsyncGenerator[tuple[int, T] | None, None]:
     """Items of all ``sources`` as they come, each with its source's index.
 
-    With ``tick_seconds`` there is None as well, about that often while no item comes. All sources
-    are closed when this ends, however it does.
+    Every ``tick_seconds`` there is None as well, unless an item is there. All sources are closed
+    when this ends, however it does.
     """
     pending: dict[asyncio.Task[T], int] = {}
-    ticks = None if tick_seconds is None else _Ticks(tick_seconds)
+    ticks = _Ticks(tick_seconds)
     try:
         for index, source in enumerate(sources):
             pending[asyncio.create_task(_next(source))] = index
         while pending:
-            waiting: set[asyncio.Future[Any]] = {*pending}
-            if ticks is not None:
-                waiting.add(ticks.following())
+            waiting: set[asyncio.Future[Any]] = {*pending, ticks.following()}
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             ready = sorted(pending.keys() & done, key=pending.__getitem__)
             if not ready:
@@ -235,8 +230,7 @@ async def merge(
                 pending[asyncio.create_task(_next(sources[index]))] = index
                 yield index, item
     finally:
-        if ticks is not None:
-            ticks.close()
+        ticks.close()
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
