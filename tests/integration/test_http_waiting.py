@@ -179,6 +179,19 @@ def test_a_stream_whose_wait_ends_with_an_error_says_it_in_an_event() -> None:
     assert (error["message"], error["code"]) == ("3 GiB are missing", "model_not_ready")
 
 
+def test_an_error_before_the_first_comment_has_a_status() -> None:
+    limits = ApiLimits(silence_seconds=1.0)
+    with running_api(ApiConfig(limits=limits)) as api, ThreadPoolExecutor(1) as pool:
+        released = threading.Event()
+        api.gateway.pause_after = (0, released)
+        api.gateway.failure_after = (0, EngineError("3 GiB are missing"))
+        body = {"model": MODEL, "prompt": "go", "stream": True}
+        answer = pool.submit(httpx2.post, f"{api.url}/v1/completions", json=body, timeout=20)
+        time.sleep(0.5)
+        released.set()
+        assert answer.result().status_code == 503
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("num_tokens", [0, 3])
 def test_a_client_that_goes_away_while_it_waits_ends_its_sequences(
