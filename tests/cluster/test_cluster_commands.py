@@ -21,6 +21,8 @@ import pytest
 
 import potluck
 from potluck.cluster.acceptor.supervisor import ACCEPTOR_MODULE
+from potluck.cluster.agent.control import RemoteError, ask
+from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.trust.secret import generate_secret
 
 SCHEMAS = Path(potluck.__file__).parent / "cli" / "schemas"
@@ -180,6 +182,23 @@ def test_what_the_agent_refuses(
     status, said = fails(*arguments, "--state", str(pair[0].state))
     assert status == 2
     assert named in said
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"num_spares": 65}, "spares is 65, and must be a whole number from 0 to 64"),
+        ({"recovery_wait_seconds": 1e6}, "must be a number of seconds from 0 to 86400"),
+        ({"recovery_wait_seconds": "soon"}, "makes no sense"),
+    ],
+)
+def test_an_agent_checks_what_no_command_asks(
+    pair: tuple[AgentProcess, AgentProcess], asked: dict[str, object], named: str
+) -> None:
+    path = StateDirectory(pair[0].state).control_socket
+    with pytest.raises(RemoteError, match=named) as error:
+        list(ask(path, "deploy", {"model": "demo", **asked}))
+    assert error.value.exit_code == 2
 
 
 def test_a_second_agent_does_not_take_a_directory_or_a_port(

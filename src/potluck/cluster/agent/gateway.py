@@ -8,10 +8,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from potluck.catalog import describe_model, load_chat_template, load_tokenizer
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.service import Agent
-from potluck.cluster.agent.view import cluster_view
+from potluck.cluster.agent.view import as_seen, cluster_view
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, NodeReport
 from potluck.cluster.coordinator.survey import gather_reports
 from potluck.errors import EngineError, ModelNotFoundError
@@ -31,6 +33,8 @@ _STATES = {
     DeploymentState.DEGRADED: ModelState.DEGRADED,
 }
 
+
+_LEAVING = "this node is about to leave the cluster"
 
 _VIEW_SECONDS = 3.0
 """For nodes to answer when somebody looks at the cluster. One that is gone is noticed in less; one
@@ -52,8 +56,13 @@ class AgentGateway:
         self._refreshing: dict[str, asyncio.Task[None]] = {}
 
     def models(self) -> Sequence[ModelStatus]:
-        """Everything that is deployed, oldest first."""
-        live = self._agent.coordination.registry.live()
+        """Everything that is deployed, oldest first. Nothing is ready at a node that leaves."""
+        live = self._as_seen()
+        if self._agent.coordination.is_draining:
+            live = [
+                msgspec.structs.replace(record, state=DeploymentState.DEGRADED, reason=_LEAVING)
+                for record in live
+            ]
         self._note_expected(live)
         return [
             ModelStatus(
@@ -83,9 +92,7 @@ class AgentGateway:
     async def generate(self, sequence: LiveSequence) -> AsyncGenerator[CommittedToken, None]:
         """Compute a sequence; closing the generator cancels it."""
         if self._agent.coordination.is_draining:
-            raise EngineError(
-                "this node is about to leave the cluster", hint="send the request to another node"
-            )
+            raise EngineError(_LEAVING, hint="send the request to another node")
         stream = self._agent.generate(self._find(sequence.model_id), sequence.request)
         try:
             async for token in stream:
@@ -96,13 +103,13 @@ class AgentGateway:
     def cluster_state(self) -> Mapping[str, object]:
         """The cluster as it was at the last ``refresh``."""
         agent = self._agent
-        alive = agent.membership.nodes() | {agent.node_id}
+        alive = self._alive
         return cluster_view(
             agent.node_id,
             [report for report in self._reports if report.node_id in alive],
             [node for node in self._silent if node in alive],
             agent.incompatible,
-            agent.coordination.registry.live(),
+            self._as_seen(),
             self._metrics,
         )
 
@@ -142,6 +149,14 @@ class AgentGateway:
     async def _ask_coordinators(self) -> None:
         self._metrics = await self._agent.metrics()
 
+    @property
+    def _alive(self) -> frozenset[NodeId]:
+        return self._agent.membership.nodes() | {self._agent.node_id}
+
+    def _as_seen(self) -> list[DeploymentRecord]:
+        alive = self._alive
+        return [as_seen(record, alive) for record in self._agent.coordination.registry.live()]
+
     def _note_expected(self, live: Sequence[DeploymentRecord]) -> None:
         """Keep when each record was first seen here: what it expects counts from then."""
         now = asyncio.get_running_loop().time()
@@ -153,7 +168,7 @@ class AgentGateway:
             self._expected[record.deployment] = known
 
     def _ready_in_seconds(self, record: DeploymentRecord) -> float | None:
-        if record.state is DeploymentState.READY:
+        if record.state is DeploymentState.READY or self._agent.coordination.is_draining:
             return None
         expected = record.ready_in_seconds
         if expected is None:

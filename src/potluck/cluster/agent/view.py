@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import msgspec
 
-from potluck.cluster.calls import DeploymentRecord, HeldStage, NodeReport, StageRecord
+from potluck.cluster.calls import (
+    DeploymentRecord,
+    DeploymentState,
+    HeldStage,
+    NodeReport,
+    StageRecord,
+)
 from potluck.types.cluster import WIRE_VERSION, Epoch, NodeId
 from potluck.types.gateway import ModelMetrics
 
@@ -54,6 +60,18 @@ def cluster_view(
             for record in deployments
         ],
     }
+
+
+def as_seen(record: DeploymentRecord, alive: Set[NodeId]) -> DeploymentRecord:
+    """``record``, or one that is degraded where its coordinator is not among ``alive``."""
+    coordinator = record.epoch.coordinator
+    if record.state is not DeploymentState.READY or coordinator in alive:
+        return record
+    return msgspec.structs.replace(
+        record,
+        state=DeploymentState.DEGRADED,
+        reason=f"node {coordinator}, which coordinated it, is lost; another takes over",
+    )
 
 
 def _spares(

@@ -27,7 +27,7 @@ from potluck.cluster.calls import (
 )
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
-from potluck.types.gateway import ModelMetrics, StageMetrics
+from potluck.types.gateway import ModelMetrics, ModelState, StageMetrics
 from potluck.types.memory import MemoryPlan
 from potluck.types.quantization import Quantization
 
@@ -211,7 +211,7 @@ def agent_with(records: list[DeploymentRecord]) -> Any:
     registry = SimpleNamespace(live=lambda: tuple(records))
     membership = SimpleNamespace(nodes=lambda: frozenset({A}))
     return SimpleNamespace(
-        coordination=SimpleNamespace(registry=registry),
+        coordination=SimpleNamespace(registry=registry, is_draining=False),
         membership=membership,
         node_id=A,
         incompatible={},
@@ -243,6 +243,31 @@ def test_when_a_model_will_be_ready_counts_from_when_it_was_heard() -> None:
         assert expected() is None
         records[0] = record(revision=5, ready_in_seconds=5.0)
         assert expected() is None
+
+    asyncio.run(main())
+
+
+def test_a_model_is_not_ready_without_its_coordinator_nor_at_a_node_that_leaves() -> None:
+    async def main() -> None:
+        agent = agent_with([record()])
+        gateway = AgentGateway(agent)
+
+        def seen() -> list[tuple[ModelState, str]]:
+            (status,) = gateway.models()
+            (shown,) = cast(Any, gateway.cluster_state())["deployments"]
+            return [(status.state, status.reason), (ModelState(shown["state"]), shown["reason"])]
+
+        assert seen() == [(ModelState.READY, "")] * 2
+        agent.membership.nodes = lambda: frozenset({B})
+        agent.node_id = B
+        (state, reason), shown = seen()
+        assert (state, reason) == shown
+        assert state is ModelState.DEGRADED
+        assert f"node {A}, which coordinated it, is lost" in reason
+        agent.membership.nodes = lambda: frozenset({A})
+        agent.coordination.is_draining = True
+        leaving = (ModelState.DEGRADED, "this node is about to leave the cluster")
+        assert seen() == [leaving, (ModelState.READY, "")]
 
     asyncio.run(main())
 
