@@ -99,7 +99,7 @@ def _disturb(world: World, draws: random.Random, num_nodes: int) -> None:
 def _ask(world: World, node: int, seed: int, number: int) -> None:
     draws = random.Random(seed)
     alive = sorted(world.agents)
-    if node not in alive:
+    if alive and node not in alive:
         node = draws.choice(alive)
     world.ask(
         node,
@@ -124,6 +124,4 @@ def _drain(world: World, node: int) -> None:
 
 def _is_spare(world: World, node: int) -> bool:
     """Whether another node knows of the deployment: if all forget it, nobody can go on."""
-    return any(
-        record is not None and other != node for other, record in world.records.items()
-    )
+    return world.is_known_beside(node)

@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 from simulation.agent import Agent, Rules, new_record
 from simulation.history import Answer, History
 from simulation.loop import VirtualLoop
-from simulation.network import Network
+from simulation.network import LEASE_SECONDS, Network
 from simulation.stages import Switches
 
 from potluck.cluster.calls import DeploymentRecord, DeploymentState
@@ -153,7 +153,7 @@ class World:
         agent.process.run(self._start_task, leave())
 
     def _leave(self, node: int, agent: Agent, returns_after: float | None) -> None:
-        if self.agents.get(node) is agent:
+        if self.agents.get(node) is agent and self.is_known_beside(node):
             self.history.note(self.now, f"left in good order {node}")
             self.crash(node)
             if returns_after is not None:
@@ -296,6 +296,12 @@ class World:
             node: agent.registry.records.get(MODEL) for node, agent in sorted(self.agents.items())
         }
 
+    def is_known_beside(self, node: int) -> bool:
+        """Whether another node knows of the deployment: if all forget it, nobody can go on."""
+        return any(
+            record is not None and other != node for other, record in self.records.items()
+        )
+
     @property
     def coordinators(self) -> list[int]:
         """The nodes that say they coordinate it."""
@@ -348,6 +354,7 @@ class World:
     def end(self, *, within: float = 45.0, may_fail: bool = False) -> None:
         """Check what a run must have come to, ``within`` a time after all is well again."""
         since = self.now
+        self.run(LEASE_SECONDS + 2.0)  # what was cut off before may not be noticed yet
         self.run_while(lambda: self.is_answering or not self.is_serving, at_most=within)
         if not self.is_serving:
             self.history.violation(
@@ -358,7 +365,7 @@ class World:
         else:
             self.history.note(self.now, f"serves {self.now - since:.2f} s after all is well")
             before = self.epoch
-            self.run(3.0)
+            self.run(2.0)
             if self.epoch != before or not self.is_serving:
                 self.history.violation(f"epochs do not settle: {before} becomes {self.epoch}")
             self._check_blocks()

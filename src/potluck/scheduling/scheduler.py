@@ -398,7 +398,7 @@ class Scheduler:
 def _check_continuation(
     request: SequenceRequest, continuation: Continuation, num_new_tokens: int
 ) -> None:
-    """Raise ``ParameterError`` unless something follows ``continuation`` and it is possible.
+    """Raise ``ParameterError`` for a continuation that the request cannot have, or that is its end.
 
     ``num_new_tokens`` are the most that the request is given.
     """

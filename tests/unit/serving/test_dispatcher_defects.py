@@ -55,12 +55,12 @@ class Played:
         self.on_outcome(StepOutcome(step=step, sampled=sampled))
 
     def add(
-        self, subscriber: Callable[[Update], None], prompt: int = 1, **options: bool
+        self, subscriber: Callable[[Update], None], prompt: int = 1, *, is_alone: bool = False
     ) -> SequenceRequest:
         request = SequenceRequest(
             prompt_tokens=(prompt,), sampling=SamplingParams(), max_new_tokens=5
         )
-        self.dispatcher.add(request, subscriber, **options)
+        self.dispatcher.add(request, subscriber, is_alone=is_alone)
         return request
 
 

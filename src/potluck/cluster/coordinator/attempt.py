@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
@@ -18,9 +19,11 @@ from potluck.cluster.coordinator.pipeline import RemotePipeline
 from potluck.cluster.coordinator.planning import (
     DeploymentSize,
     PlannedModel,
+    as_mapped,
     placement_fields,
     size_of,
 )
+from potluck.cluster.coordinator.spares import Sparing
 from potluck.cluster.coordinator.starting import connect_stages, load_stages
 from potluck.cluster.coordinator.survey import plan_model
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
@@ -66,7 +69,7 @@ class Attempt:
         self._around = around
         self._description = description
         self._fingerprint = fingerprint
-        self._size: DeploymentSize = size_of(description, record)
+        self.size: DeploymentSize = size_of(description, record)
         self._planned: PlannedModel | None = None
         self._grant: Grant | None = None
         self._addresses: list[StageAddress] = []
@@ -76,10 +79,10 @@ class Attempt:
     def limits(self) -> SchedulerLimits:
         """For the scheduler of the pipeline."""
         return SchedulerLimits(
-            num_blocks=self._size.num_blocks,
-            context_tokens=self._size.context_tokens,
-            max_step_tokens=self._size.max_step_tokens,
-            max_step_sequences=self._size.max_step_sequences,
+            num_blocks=self.size.num_blocks,
+            context_tokens=self.size.context_tokens,
+            max_step_tokens=self.size.max_step_tokens,
+            max_step_sequences=self.size.max_step_sequences,
             max_steps_in_flight=max(1, len(self._addresses)),
         )
 
@@ -93,12 +96,12 @@ class Attempt:
             record.model,
             self._description,
             self._fingerprint,
-            self._size,
+            self.size,
             may_quantize=record.may_quantize,
             arithmetic=record.arithmetic,
             cost_of=self._around.cost_of,
             left_out=left_out,
-            deployment=record.deployment,
+            record=record,
             leaving=without,
         )
         return self._planned
@@ -115,8 +118,8 @@ class Attempt:
         )
         if isinstance(result, Grant):
             self._grant = result
-            self._size = replace(
-                self._size, quantization=planned.quantization, arithmetic=planned.arithmetic
+            self.size = replace(
+                self.size, quantization=planned.quantization, arithmetic=planned.arithmetic
             )
             self.record = msgspec.structs.replace(
                 self.record,
@@ -144,7 +147,7 @@ class Attempt:
             on_loaded()
 
         self._addresses = await load_stages(
-            self._around.membership, self.record, self._size, on_progress, loaded
+            self._around.membership, self.record, self.size, on_progress, loaded
         )
 
     async def connect(self) -> None:
@@ -155,7 +158,7 @@ class Attempt:
             around.credentials,
             around.listen_host,
             self.record,
-            self._size,
+            self.size,
             self._addresses,
         )
 
@@ -227,18 +230,31 @@ class Attempt:
                     unit_id=stage.unit_id,
                     start_layer=stage.plan.shard.start_layer,
                     end_layer=stage.plan.shard.end_layer,
-                    is_first=index == 0,
-                    is_last=index == last,
+                    has_embedding=index == 0,
+                    has_head=index == last,
                     context_tokens=stage.plan.size.context_tokens,
                     num_blocks=stage.plan.size.num_blocks,
                     quantization=stage.plan.size.quantization,
-                    arithmetic=stage.plan.size.arithmetic,
+                    arithmetic=self.size.arithmetic,
                     is_mapped=stage.plan.size.is_mapped,
                     num_bytes=stage.plan.memory.host_bytes,
                     device_bytes=stage.plan.memory.device_bytes,
                 ),
             )
             for index, stage in enumerate(self._the_plan.stages)
+        )
+
+    async def sparings(self) -> tuple[Sparing, ...]:
+        """Every stage of the plan as it can be held by further nodes."""
+        planned = self._the_plan.stages
+        mapped = await asyncio.to_thread(as_mapped, self._description, planned)
+        return tuple(
+            Sparing(
+                stage=holding,
+                memory=stage.plan.memory,
+                mapped=None if variant is None else variant.plan.memory,
+            )
+            for holding, stage, variant in zip(self.stages, planned, mapped, strict=True)
         )
 
     @property

@@ -36,6 +36,7 @@ from potluck.cluster.coordinator.machine import Action, Event, apply
 from potluck.cluster.coordinator.metrics import deployment_metrics
 from potluck.cluster.coordinator.outages import units_out
 from potluck.cluster.coordinator.releasing import release_others, stop_everything
+from potluck.cluster.coordinator.spares import load_spares
 from potluck.errors import CallError, DefectError, EngineError, MovedError, PotluckError
 from potluck.serving.dispatcher import Load
 from potluck.types.cluster import Epoch, NodeId
@@ -169,7 +170,15 @@ class Deployment:
         stages = self.record.stages[lost.index : lost.index + 1]
         if stages and lost.has_stalled:
             error = StageStalledError(lost.node_id, stages[0].unit_id, reason)
-        self._handle(machine.StageLost(epoch=lost.epoch, error=error))
+        self._lost(lost.epoch, error)
+
+    def _lost(self, epoch: Epoch, error: PotluckError) -> None:
+        load = self._answering.load
+        self._handle(
+            machine.StageLost(
+                epoch=epoch, error=error, is_in_use=load.num_running + load.num_waiting > 0
+            )
+        )
 
     def node_left(self, node_id: NodeId) -> None:
         """A node is no longer there."""
@@ -177,8 +186,10 @@ class Deployment:
         self._handle(machine.NodeLeft(node_id=node_id, error=error))
 
     def node_joined(self) -> None:
-        """There may be room now for what did not fit."""
+        """There may be room now for what did not fit, and for spares."""
         self._handle(machine.NodeJoined())
+        if self.record.num_spares:
+            self._spawn(self._load_spares())
 
     def generate(
         self, request: SequenceRequest, continuation: Continuation = NOTHING_COMMITTED
@@ -200,7 +211,10 @@ class Deployment:
         following = apply(self._state, event, self._clock())
         self._state = following.state
         for action in following.actions:
-            self._carry_out(action)
+            try:
+                self._carry_out(action)
+            except Exception:  # noqa: BLE001 - the other actions have nothing to do with it
+                _log.exception("%s: %s failed", self.record.model_id, type(action).__name__)
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -218,6 +232,8 @@ class Deployment:
                 self._detach(error)
             case machine.Cancel():
                 self._cancel()
+            case machine.Examine(attempt=number, error=error):
+                self._spawn(self._failed(number, error))
             case machine.Pause(attempt=number, seconds=seconds):
                 self._spawn(self._pause(number, seconds))
             case machine.Say(reason=reason, is_ready=is_ready, is_degraded=is_degraded):
@@ -232,6 +248,8 @@ class Deployment:
     # What an attempt does. Each part ends with an event.
 
     def _begin(self, number: int, without: frozenset[NodeId]) -> None:
+        if self._state.serving is None:
+            self._attempt.close()
         self._attempt = self._new_attempt()
         self._work(number, self._plan(number, without))
 
@@ -289,15 +307,13 @@ class Deployment:
         attempt = self._attempt
         epoch, loop = attempt.record.epoch, asyncio.get_running_loop()
 
-        def tell(event: Event) -> None:
-            with suppress(RuntimeError):  # the loop is closed, and so is everything else
-                loop.call_soon_threadsafe(self._handle, event)
-
         def over(error: PotluckError) -> None:
-            tell(machine.StageLost(epoch=epoch, error=error))
+            with suppress(RuntimeError):  # the loop is closed, and so is everything else
+                loop.call_soon_threadsafe(self._lost, epoch, error)
 
         def committed() -> None:
-            tell(machine.TokenCommitted(epoch=epoch))
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._handle, machine.TokenCommitted(epoch=epoch))
 
         self._answering.attach(attempt.limits, attempt.pipeline_opener(committed), over)
         self._outages = ()
@@ -306,9 +322,20 @@ class Deployment:
                 "%s: ready again after %.1f s", self.record.model_id, self._clock() - self._lost_at
             )
         self._lost_at = None
-        self._spawn(release_others(self._membership, attempt.record, attempt.stages))
+        self._spawn(self._settle(attempt))
         if self._first is not None and not self._first.done():
             self._first.set_result(None)
+
+    async def _settle(self, attempt: Attempt) -> None:
+        """End what the plan does not use, and load its spares."""
+        await release_others(self._membership, attempt.record, attempt.stages)
+        await self._load_spares()
+
+    async def _load_spares(self) -> None:
+        attempt, serving = self._attempt, self._state.serving
+        if self.record.num_spares and serving and serving.epoch == attempt.record.epoch:
+            sparings = await attempt.sparings()
+            await load_spares(self._membership, attempt.record, attempt.size, sparings)
 
     def _work(self, number: int, work: Coroutine[Any, Any, None]) -> None:
         self._working = self._spawn(self._attempted(number, work))
@@ -326,7 +353,11 @@ class Deployment:
 
     async def _failed(self, number: int, error: PotluckError) -> None:
         _log.warning("%s: %s", self.record.model_id, error.message)
-        outages = await self._look_at_units(error, self._attempt.record)
+        outages: tuple[str, ...] = ()
+        try:
+            outages = await self._look_at_units(error, self._attempt.record)
+        except Exception:  # noqa: BLE001 - nobody else would ever try again
+            _log.exception("%s: its units could not be asked for", self.record.model_id)
         self._handle(machine.Failed(attempt=number, error=error, is_other_next=bool(outages)))
 
     async def _pause(self, number: int, seconds: float) -> None:
@@ -357,6 +388,8 @@ class Deployment:
             if error is not None:
                 defect = "; ".join(await self._crashes(record)) or defect
                 await self._look_at_units(error, record)
+        except Exception:  # noqa: BLE001 - the next epoch shall begin, whatever it is
+            _log.exception("%s: an epoch did not end as it should", self.record.model_id)
         finally:
             self._answering.judge(in_flight, defect)
 
@@ -367,7 +400,7 @@ class Deployment:
         async def ask(node: NodeId) -> tuple[str, ...]:
             try:
                 answer = await self._membership.call(
-                    node, "stage.ends", scope, timeout_seconds=_ENDS_SECONDS
+                    node, "stage.end", scope, timeout_seconds=_ENDS_SECONDS
                 )
                 return decode(answer, StageEnds).crashes
             except CallError:

@@ -8,12 +8,13 @@ stages on units that have room. A unit may then have several stages.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from potluck.cluster.calls import HeldStage, NodeReport
+from potluck.engines.backends import NATIVE
 from potluck.errors import InsufficientMemoryError
 from potluck.loading import StageSize
 from potluck.placement import place
@@ -56,31 +57,45 @@ class _Part:
 
 def _part(stage: HeldStage, num_layers: int) -> _Part:
     return _Part(
-        start=0 if stage.is_first else stage.start_layer + 1,
-        end=num_layers + 2 if stage.is_last else stage.end_layer + 1,
+        start=0 if stage.has_embedding else stage.start_layer + 1,
+        end=num_layers + 2 if stage.has_head else stage.end_layer + 1,
     )
 
 
 def is_of_size(stage: HeldStage, size: StageSize) -> bool:
-    """Whether a held stage was loaded as a plan of this size would have it."""
+    """Whether a held stage was loaded as a plan of this size would have it.
+
+    One whose weights are mapped will do where they need not be.
+    """
     return (
         stage.context_tokens == size.context_tokens
         and stage.num_blocks == size.num_blocks
         and stage.quantization is size.quantization
-        and stage.arithmetic is size.arithmetic
-        and stage.is_mapped == size.is_mapped
+        and (stage.arithmetic is size.arithmetic or size.backend != NATIVE)
+        and stage.is_mapped >= size.is_mapped
     )
 
 
-def kept(holdings: Iterable[Holding], num_layers: int) -> tuple[Holding, ...]:
+def kept(
+    holdings: Iterable[Holding],
+    num_layers: int,
+    in_use: Collection[tuple[NodeId, UnitId, int, int]] = (),
+) -> tuple[Holding, ...]:
     """Return the holdings that overlap nowhere and have most of the model, in its order.
 
     Weighted interval scheduling (Kleinberg and Tardos, Algorithm Design, section 6.1). Of several
-    holders of the same layers it is one that used them at the highest epoch.
+    holders of the same layers it is the one whose node, unit and layers are ``in_use``, rather than
+    a spare.
     """
     by_end = sorted(
         ((_part(each.stage, num_layers), each) for each in holdings),
-        key=lambda pair: (pair[0].end, pair[0].start, pair[1].stage.epoch, pair[1].unit),
+        key=lambda pair: (
+            pair[0].end,
+            pair[0].start,
+            (*pair[1].unit, pair[1].stage.start_layer, pair[1].stage.end_layer) in in_use,
+            pair[1].stage.epoch,
+            pair[1].unit,
+        ),
     )
     ends = [part.end for part, _ in by_end]
     best: list[tuple[tuple[int, int], tuple[Holding, ...]]] = [((0, 0), ())]
@@ -108,13 +123,16 @@ def keep_and_fill(
         return None
     num_layers = len(cost.layer_bytes)
     stages: list[PlacedStage] = []
+    busy = {each.unit for each in holdings}
     left = {(offer.node_id, offer.unit_id): offer for offer in offers}
     position = 0
     for holding in (*holdings, None):
         part = None if holding is None else _part(holding.stage, num_layers)
         gap = _Part(start=position, end=num_layers + 2 if part is None else part.start)
         if gap.start < gap.end:
-            filling = _fill(gap, left, cost)
+            filling = _fill(
+                gap, left, cost, {(each.node_id, each.unit_id) for each in stages} | busy
+            )
             if filling is None:
                 return None
             stages += filling
@@ -130,6 +148,7 @@ def keep_and_fill(
                     unit_id=holding.stage.unit_id,
                     shard=part.shard(num_layers),
                     num_bytes=holding.stage.num_bytes + holding.stage.device_bytes,
+                    is_mapped=holding.stage.is_mapped,
                 )
             )
             position = part.end
@@ -137,9 +156,15 @@ def keep_and_fill(
 
 
 def _fill(
-    gap: _Part, left: Mapping[tuple[NodeId, UnitId], UnitOffer], cost: ModelCost
+    gap: _Part,
+    left: Mapping[tuple[NodeId, UnitId], UnitOffer],
+    cost: ModelCost,
+    busy: Collection[tuple[NodeId, UnitId]],
 ) -> list[PlacedStage] | None:
-    """Place the layers of a gap: on one unit if one has the room, and otherwise on several."""
+    """Place the layers of a gap: on one unit if one has the room, and otherwise on several.
+
+    One that has no stage yet comes before those that are ``busy``.
+    """
     num_layers = len(cost.layer_bytes)
     shard = gap.shard(num_layers)
     if shard.start_layer == shard.end_layer:
@@ -153,11 +178,14 @@ def _fill(
         lone_embedding_bytes=_NEVER_BYTES,
         lone_head_bytes=_NEVER_BYTES,
     )
-    # Not every unit gets a share of the gap: each further stage is a process and a hop.
     by_room = sorted(left.values(), key=lambda offer: (-offer.usable_bytes, offer.node_id))
-    for count in range(1, len(by_room) + 1):
+    idle_first = sorted(by_room, key=lambda offer: (offer.node_id, offer.unit_id) in busy)
+    # Each further stage is a process and a hop, so that not every unit gets a share of the gap.
+    choices = [[offer] for offer in idle_first]
+    choices += [by_room[:count] for count in range(2, len(by_room) + 1)]
+    for choice in choices:
         try:
-            plan = place(by_room[:count], part_cost)
+            plan = place(choice, part_cost)
         except InsufficientMemoryError:
             continue
         return [_in_model(stage, shard) for stage in plan.stages]

@@ -155,10 +155,14 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLost:
-    """A stage, an edge or the scheduler of ``epoch`` is of no use any more."""
+    """A stage, an edge or the scheduler of ``epoch`` is of no use any more.
+
+    ``is_in_use``: there were sequences to compute.
+    """
 
     epoch: Epoch
     error: PotluckError
+    is_in_use: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,6 +285,16 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Examine:
+    """A stage was lost while others were loaded: see what that says of its unit, and answer with
+    ``Failed``.
+    """
+
+    attempt: int
+    error: PotluckError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
     """``PauseOver`` after ``seconds``."""
 
@@ -312,7 +326,18 @@ class Vacated:
 
 
 Action = (
-    MakePlan | Claim | Load | Connect | Serve | Detach | Cancel | Pause | Say | GiveUp | Vacated
+    MakePlan
+    | Claim
+    | Load
+    | Connect
+    | Serve
+    | Detach
+    | Cancel
+    | Examine
+    | Pause
+    | Say
+    | GiveUp
+    | Vacated
 )
 
 
@@ -343,8 +368,8 @@ def apply(state: State, event: Event, now: float) -> Next:
             return _connected(state)
         case Failed() if event.attempt == state.attempt and _is_under_way(state):
             return _failed(state, event)
-        case StageLost(epoch=epoch, error=error):
-            return _stage_lost(state, epoch, error)
+        case StageLost(epoch=epoch, error=error, is_in_use=is_in_use):
+            return _stage_lost(state, epoch, error, is_suspicious=is_in_use)
         case TokenCommitted(epoch=epoch):
             serving = state.serving
             if serving is None or serving.epoch != epoch:
@@ -487,7 +512,8 @@ def _pause(state: State, error: PotluckError) -> Next:
     )
 
 
-def _stage_lost(state: State, epoch: Epoch, error: PotluckError) -> Next:
+def _stage_lost(state: State, epoch: Epoch, error: PotluckError, *, is_suspicious: bool) -> Next:
+    """``is_suspicious``: it counts as a failure to serve, if no token was committed at all."""
     serving = state.serving
     if serving is not None and serving.epoch == epoch:
         lost = replace(state, serving=None, reason=error.message)
@@ -495,30 +521,21 @@ def _stage_lost(state: State, epoch: Epoch, error: PotluckError) -> Next:
             Detach(error=error),
             Say(reason=error.message, is_degraded=True),
         ]
-        if not serving.has_committed and _has_failed_before(state):
-            paused = _pause(lost, error)
-            return _with(paused.state, [*actions, *paused.actions])
-        if not serving.has_committed:
-            lost = replace(lost, num_failures=state.num_failures + 1)
-        following = _attempt(lost)
+        if is_suspicious and not serving.has_committed:
+            following = _pause(lost, error)
+        else:
+            following = _attempt(lost)
         return _with(following.state, [*actions, *following.actions])
     if epoch == state.epoch and state.phase in (Phase.LOADING, Phase.CONNECTING):
-        failed = Failed(attempt=state.attempt, error=error)
-        following = _failed(state, failed)
-        return _with(following.state, [Cancel(), *following.actions])
+        return _with(state, [Cancel(), Examine(attempt=state.attempt, error=error)])
     return Next(state=state)
-
-
-def _has_failed_before(state: State) -> bool:
-    """Whether epochs end one after the other before they were of any use."""
-    return state.num_failures > 0
 
 
 def _node_left(state: State, node_id: NodeId, error: PotluckError) -> Next:
     left = replace(state, leaving=state.leaving - {node_id})
     serving = state.serving
     if serving is not None and node_id in serving.nodes:
-        return _stage_lost(left, serving.epoch, error)
+        return _stage_lost(left, serving.epoch, error, is_suspicious=False)
     if _is_under_way(state) and node_id in state.planned:
         return _attempt(replace(left, reason=error.message))
     return Next(state=left)

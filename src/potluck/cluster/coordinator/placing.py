@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -22,7 +22,7 @@ from potluck.errors import (
 )
 from potluck.loading import StageSize, program_to_count, stronger_quantizations, what_fits
 from potluck.placement import place
-from potluck.types.cluster import ModelCost, Plan, Rejection
+from potluck.types.cluster import ModelCost, NodeId, Plan, Rejection, UnitId
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 
@@ -46,8 +46,8 @@ class Placement:
 
     Units of backends that ``cost_of`` does not know cannot be counted, and are left out; so are
     those of backends that do not compute this model. ``held`` are the stages of this deployment
-    that workers hold already. Raises the ``EngineError`` or the ``UnsupportedModelError`` of one if
-    no other would be left.
+    that workers hold already; ``in_use``: see ``keeping.kept``. Raises the ``EngineError`` or the
+    ``UnsupportedModelError`` of one if no other would be left.
     """
 
     def __init__(
@@ -57,9 +57,11 @@ class Placement:
         able: Sequence[NodeReport],
         cost_of: CostOf,
         held: Sequence[Holding] = (),
+        in_use: Collection[tuple[NodeId, UnitId, int, int]] = (),
     ) -> None:
         self._description = description
         self._held = held
+        self._in_use = in_use
         self._reports = reports
         self._cost_of = cost_of
         self._able, self._unable = _of_able_backends(description, able, cost_of)
@@ -104,7 +106,7 @@ class Placement:
             for each in self._held
             if each.unit in usable and is_of_size(each.stage, usable[each.unit])
         ]
-        keeping = kept(fitting, self._description.config.num_layers)
+        keeping = kept(fitting, self._description.config.num_layers, self._in_use)
         if not keeping:
             return None
         for needs_room in (False, True):

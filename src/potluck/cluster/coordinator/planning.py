@@ -121,7 +121,7 @@ class PlannedModel:
         return any(
             holding.unit == (stage.node_id, stage.unit_id)
             and (held.start_layer, held.end_layer) == (shard.start_layer, shard.end_layer)
-            and (held.is_first, held.is_last) == (shard.has_embedding, shard.has_head)
+            and (held.has_embedding, held.has_head) == (shard.has_embedding, shard.has_head)
             and is_of_size(held, stage.plan.size)
             for stage in self.stages
             for shard in (stage.plan.shard,)
@@ -151,11 +151,12 @@ def planned_model(
     with closing(open_headers(description)) as tensors:
         for placed in plan.stages:
             unit = units[placed.node_id, placed.unit_id]
+            own_size = on_unit(size.of_stage, unit)
             counted = plan_worker(
                 description,
                 tensors,
                 placed.shard,
-                on_unit(size.of_stage, unit),
+                replace(own_size, is_mapped=own_size.is_mapped or placed.is_mapped),
                 cost=cost_of(unit.backend),
             )
             stages.append(
@@ -168,6 +169,24 @@ def planned_model(
         stages=tuple(stages),
         rejections=(*plan.rejections, *rejections),
     )
+
+
+def as_mapped(
+    description: ModelDescription, stages: Sequence[PlannedStage]
+) -> tuple[PlannedStage | None, ...]:
+    """The same stages with their weights mapped; None where the backend cannot. Reads headers."""
+    with closing(open_headers(description)) as tensors:
+        return tuple(
+            replace(
+                stage,
+                plan=plan_worker(
+                    description, tensors, stage.plan.shard, replace(stage.plan.size, is_mapped=True)
+                ),
+            )
+            if stage.plan.size.backend == NATIVE
+            else None
+            for stage in stages
+        )
 
 
 def placement_fields(planned: PlannedModel) -> dict[str, object]:

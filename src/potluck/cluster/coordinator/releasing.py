@@ -6,7 +6,9 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from potluck.cluster.calls import DeploymentRecord, ReleaseStages, StageScope, encode
+import msgspec
+
+from potluck.cluster.calls import DeploymentRecord, HeldStage, ReleaseStages, StageScope, encode
 from potluck.cluster.coordinator.keeping import Holding
 from potluck.cluster.membership import Membership
 from potluck.errors import CallError
@@ -21,13 +23,21 @@ _SECONDS = 10.0
 async def release_others(
     membership: Membership, record: DeploymentRecord, keep: Sequence[Holding]
 ) -> None:
-    """End the workers of the deployment, on all nodes, that hold none of the stages to ``keep``."""
+    """End the workers of the deployment, on all nodes, that hold none of the stages to ``keep``.
+
+    A deployment with spares keeps these stages wherever they are held.
+    """
 
     async def tell(node: NodeId) -> None:
         request = ReleaseStages(
             deployment=record.deployment,
             epoch=record.epoch,
-            keep=tuple(each.stage for each in keep if each.node_id == node),
+            keep=tuple(
+                variant
+                for each in keep
+                if each.node_id == node or record.num_spares > 0
+                for variant in _variants(each.stage)
+            ),
         )
         await _call(membership, node, "stage.release", encode(request))
 
@@ -40,6 +50,13 @@ async def stop_everything(membership: Membership, record: DeploymentRecord) -> N
     await asyncio.gather(
         *(_call(membership, node, "stage.stop", scope) for node in _everybody(membership))
     )
+
+
+def _variants(stage: HeldStage) -> tuple[HeldStage, ...]:
+    """A stage as the plan has it, and with its weights mapped."""
+    if stage.is_mapped:
+        return (stage,)
+    return stage, msgspec.structs.replace(stage, is_mapped=True)
 
 
 def _everybody(membership: Membership) -> list[NodeId]:

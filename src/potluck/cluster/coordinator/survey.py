@@ -13,6 +13,7 @@ from potluck.catalog import ModelDescription
 from potluck.cluster.calls import (
     CPU_UNIT,
     CheckModel,
+    DeploymentRecord,
     ModelFingerprint,
     NodeReport,
     decode,
@@ -47,7 +48,7 @@ async def plan_model(
     arithmetic: Arithmetic | None,
     cost_of: CostOf = cost_of,
     left_out: Mapping[NodeUnitId, str] = _NOBODY,
-    deployment: DeploymentId | None = None,
+    record: DeploymentRecord | None = None,
     leaving: Collection[NodeId] = (),
 ) -> PlannedModel:
     """Place a model on the nodes that are there and can read the very same files.
@@ -55,25 +56,24 @@ async def plan_model(
     With ``may_quantize`` it is quantized as little as makes it fit, but not less than ``size``
     says. ``arithmetic``: see ``plan_in``. ``cost_of`` knows what engines take. Units that are
     ``left_out`` get nothing, for the reasons given, nor do nodes that are ``leaving``. What workers
-    hold of the ``deployment`` already stays where it is, if that leads to a plan. Raises
+    hold of the deployment of ``record`` already stays where it is, if that leads to a plan. Raises
     ``InsufficientMemoryError``, which says what would fit, what makes the model unreadable here,
     and ``EngineError`` where this node knows none of the backends or no unit has the arithmetic.
     """
     reports, silent = await gather_reports(membership)
     reports = [_leaving(each) if each.node_id in leaving else each for each in reports]
-    held = [
-        Holding(node_id=report.node_id, stage=stage)
-        for report in reports
-        for stage in report.held
-        if stage.deployment == deployment
-    ]
+    held = [] if record is None else held_of(record.deployment, reports)
+    in_use = {
+        (stage.node_id, stage.unit_id, stage.start_layer, stage.end_layer)
+        for stage in (() if record is None else record.stages)
+    }
     reports, absent = _without(reports, left_out)
     able, unable = await _nodes_with_model(membership, model, fingerprint, reports)
 
     def plan(arithmetic: Arithmetic) -> PlannedModel:
         in_arithmetic = replace(size, arithmetic=arithmetic)
         computing = computing_in(arithmetic, able)
-        placement = Placement(description, reports, computing.reports, cost_of, held)
+        placement = Placement(description, reports, computing.reports, cost_of, held, in_use)
         placed = placement.of(in_arithmetic.of_stage, may_quantize=may_quantize)
         planned = planned_model(
             description,
@@ -86,6 +86,16 @@ async def plan_model(
         return replace(planned, needs_room=placed.needs_room, held=tuple(held))
 
     return await asyncio.to_thread(plan_in, arithmetic, able, plan)
+
+
+def held_of(deployment: DeploymentId, reports: Sequence[NodeReport]) -> list[Holding]:
+    """The stages of a deployment that workers hold."""
+    return [
+        Holding(node_id=report.node_id, stage=stage)
+        for report in reports
+        for stage in report.held
+        if stage.deployment == deployment
+    ]
 
 
 def _leaving(report: NodeReport) -> NodeReport:
@@ -112,8 +122,10 @@ def _without(
     return kept, absent
 
 
-async def gather_reports(membership: Membership) -> tuple[list[NodeReport], list[Rejection]]:
-    """What every node says of itself, and those that do not answer."""
+async def gather_reports(
+    membership: Membership, *, timeout_seconds: float = _REPORT_SECONDS
+) -> tuple[list[NodeReport], list[Rejection]]:
+    """What every node says of itself, and those that do not answer in time."""
     nodes = sorted(membership.nodes() | {membership.node_id})
     reports: list[NodeReport] = []
     silent: list[Rejection] = []
@@ -121,7 +133,7 @@ async def gather_reports(membership: Membership) -> tuple[list[NodeReport], list
     async def ask(node: NodeId) -> None:
         try:
             answer = await membership.call(
-                node, "node.report", b"", timeout_seconds=_REPORT_SECONDS
+                node, "node.report", b"", timeout_seconds=timeout_seconds
             )
             reports.append(decode(answer, NodeReport))
         except PotluckError as error:
