@@ -169,7 +169,7 @@ class ToyAttempt(Attempt):
             for stage in reports[node].held
             if stage.deployment == self.record.deployment
         ]
-        size = self._size.of_stage
+        size = self.size.of_stage
         keeping = kept([each for each in held if is_of_size(each.stage, size)], NUM_LAYERS)
         for needs_room in (False, True):
             freed = [each for each in held if each not in keeping] if needs_room else []
@@ -196,8 +196,8 @@ class ToyAttempt(Attempt):
         self, stages: Any, size: Any, held: list[Holding], *, needs_room: bool
     ) -> PlannedModel:
         self._planned = PlannedModel(
-            quantization=self._size.quantization,
-            arithmetic=self._size.arithmetic,
+            quantization=self.size.quantization,
+            arithmetic=self.size.arithmetic,
             arithmetic_note="",
             stages=tuple(
                 PlannedStage(
@@ -242,10 +242,11 @@ class ToyAttempt(Attempt):
         async def connect(index: int) -> None:
             request = ConnectStage(
                 deployment=self.record.deployment,
-                epoch=self.record.epoch,
-                index=index,
                 connect=Connect(
-                    preceding=Peer(node_id=nodes[index]), following=Peer(node_id=nodes[index + 2])
+                    epoch=self.record.epoch,
+                    index=index,
+                    preceding=Peer(node_id=nodes[index]),
+                    following=Peer(node_id=nodes[index + 2]),
                 ),
             )
             try:

@@ -128,8 +128,8 @@ class Worker:
             unit_id=spec.unit_id,
             start_layer=spec.start_layer,
             end_layer=spec.end_layer,
-            is_first=spec.start_layer == 0,
-            is_last=spec.end_layer == NUM_LAYERS,
+            has_embedding=spec.start_layer == 0,
+            has_head=spec.end_layer == NUM_LAYERS,
             context_tokens=spec.context_tokens,
             num_blocks=spec.num_blocks,
             quantization=spec.quantization,
@@ -255,7 +255,7 @@ class StageHost:
         process.handlers["stage.connect"] = self._on_connect
         process.handlers["stage.release"] = self._on_release
         process.handlers["stage.stop"] = self._on_stop
-        process.handlers["stage.ends"] = self._on_ends
+        process.handlers["stage.end"] = self._on_ends
 
     @property
     def free_bytes(self) -> int:
@@ -415,28 +415,29 @@ class StageHost:
 
     async def _on_connect(self, caller: NodeId, payload: bytes) -> bytes:
         request = decode(payload, ConnectStage)
-        self._require(request.deployment, request.epoch)
-        worker = self._started.get((request.deployment, request.epoch, request.index))
+        deployment, connect = request.deployment, request.connect
+        epoch = connect.epoch
+        self._require(deployment, epoch)
+        worker = self._started.get((deployment, epoch, connect.index))
         if worker is None or worker.is_ended or worker.is_frozen:
             raise CallError("there is no such stage")
-        self._highest[request.deployment] = request.epoch
-        peers = request.connect
-        worker.epoch, worker.index = request.epoch, request.index
-        worker.preceding, worker.following = peers.preceding.node_id, peers.following.node_id
+        self._highest[deployment] = epoch
+        worker.epoch, worker.index = epoch, connect.index
+        worker.preceding, worker.following = connect.preceding.node_id, connect.following.node_id
         worker.is_last = worker.spec.end_layer == NUM_LAYERS
         worker.next_step = 0
         if self._switches.has_reset:
             worker.queue.clear()
             worker.cache.clear()
             worker.opened.clear()
-        self._history.connected(worker.number, request.deployment, request.epoch)
+        self._history.connected(worker.number, deployment, epoch)
         own, loop = self._process.node_id, self._network.loop
         deadline = loop.time() + _CONNECT_SECONDS
         while not all(
             self._network.hears(own, peer) and self._network.hears(peer, own)
             for peer in (worker.preceding, worker.following)
         ):
-            if loop.time() > deadline or worker.epoch != request.epoch or worker.is_ended:
+            if loop.time() > deadline or worker.epoch != epoch or worker.is_ended:
                 raise CallError("the edges could not be made")
             await asyncio.sleep(0.1)
         return b""
