@@ -46,6 +46,8 @@ LOAD_SECONDS_PER_LAYER = 0.2
 STEP_SECONDS_PER_LAYER = 0.004
 STEP_DEADLINE_SECONDS = 3.0
 _CONNECT_SECONDS = 5.0
+_ANSWER_SECONDS = 1.0
+"""For a worker to say that it is ready for other edges; then it is killed."""
 _SPOILT = 7919
 
 Holding = tuple[object, ...]
@@ -387,7 +389,12 @@ class StageHost:
         self._require(spec.deployment, spec.epoch)
         key = (spec.deployment, spec.epoch, spec.index)
         for worker in self.workers:
-            if worker.holding == _holding(spec) and worker.is_loaded and not worker.is_frozen:
+            if worker.holding == _holding(spec) and worker.is_loaded:
+                if worker.is_frozen:
+                    await asyncio.sleep(_ANSWER_SECONDS)
+                if worker.is_frozen:
+                    self.kill(worker)
+                    break
                 self._started[key] = worker
                 yield encode(_loaded(worker, is_kept=True))
                 return
