@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -322,9 +322,10 @@ class _Watch:
             return
         trial.detection_seconds = signs[0] - killed_at
         ready = [at for at, is_ready in self.readiness if is_ready and unready and at > unready[0]]
-        if ready and ready[0] <= next_at:
-            trial.loading_seconds = ready[0] - signs[0]
-            trial.replay_seconds = next_at - ready[0]
+        if ready:
+            ready_at = min(ready[0], next_at)  # a look later than the token it preceded
+            trial.loading_seconds = ready_at - signs[0]
+            trial.replay_seconds = next_at - ready_at
 
 
 @contextmanager
@@ -346,14 +347,16 @@ def _watching(gateway: LiveAgent, survivors: Sequence[LiveAgent]) -> Iterator[_W
     def look() -> None:
         connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=5)
         while not over.wait(_LOOK_SECONDS):
-            with suppress(OSError, http.client.HTTPException):
+            try:
                 connection.request("GET", "/health/ready")
                 answer = connection.getresponse()
                 answer.read()
+            except (OSError, http.client.HTTPException):
+                connection.close()  # a request on it would fail for ever
+            else:
                 is_ready = answer.status == http.HTTPStatus.OK
-                now = time.monotonic()
                 if not watch.readiness or watch.readiness[-1][1] != is_ready:
-                    watch.readiness.append((now, is_ready))
+                    watch.readiness.append((time.monotonic(), is_ready))
             look_at_logs(time.monotonic())
         connection.close()
 

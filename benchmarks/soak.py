@@ -11,6 +11,7 @@ under their clients, who send the same request to another agent, as clients do.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import random
@@ -50,6 +51,8 @@ GATEWAY_MEMORY = "1M"
 KILL_SECONDS = (5.0, 10.0)
 RESTART_SECONDS = 2.0
 SAMPLE_SECONDS = 2.0
+MIN_GAP_SECONDS = 0.05
+"""Shorter ones are not kept: a run has a million."""
 SETTLE_SECONDS = 15.0
 MIB = 2**20
 
@@ -88,15 +91,18 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """What was killed and when, and the longest gap of each stream that lived on until the next.
+    """What was killed and when, and the longest gap in a stream from then until the next kill.
 
-    ``ready_seconds``: until agent 0 knew the deployment as ready; None if the next kill came first.
+    ``is_felt``: it had a stage or coordinated. ``ready_seconds``: until agent 0 knew the deployment
+    as ready at a higher epoch than ``epoch``; None if the next kill came first, or none was due.
     """
 
     at: float
     victim: str
     agent: int
-    pauses: tuple[float, ...] = ()
+    epoch: int
+    is_felt: bool
+    pause_seconds: float = 0.0
     ready_seconds: float | None = None
 
 
@@ -124,7 +130,7 @@ class _Clients:
     requests: list[Request] = field(default_factory=list)
     live: dict[int, tuple[LiveAgent, TokenStream]] = field(default_factory=dict)
     gaps: list[tuple[float, float]] = field(default_factory=list)
-    """The end of each gap between events of one stream, and its length."""
+    """The end of each long gap between events of one stream, and its length."""
 
     def run(self, client: int) -> None:
         chance = random.Random(SEED + client)
@@ -146,6 +152,7 @@ class _Clients:
         self.gaps += [
             (after - self.started_at, after - before)
             for before, after in itertools.pairwise([stream.sent_at, *stream.times])
+            if after - before > MIN_GAP_SECONDS
         ]
         was_lost = not agent.is_live or agent.pid != pid
         end = self._end_of(stream, self.expected[ask], was_lost=was_lost)
@@ -193,6 +200,8 @@ class _Killer:
         """Kill the next one; the agent to start again, if it was one."""
         victim = next(self._turns)
         deployed = self._cluster.deployment(self._cluster.agents[0], MODEL_ID)
+        epoch = deployed["epoch"]["number"] if deployed else 0
+        nodes = {stage["node_id"] for stage in deployed["stages"]} if deployed else set()
         at = time.monotonic() - self._started_at
         mortal = [agent for agent in self._cluster.live() if agent.number != 0]
         if victim == "worker":
@@ -201,7 +210,8 @@ class _Killer:
                 agent, pid = self._chance.choice(workers)
                 with suppress(psutil.Error):
                     psutil.Process(pid).kill()
-                return Kill(at=at, victim=victim, agent=agent.number), None
+                killed = Kill(at=at, victim=victim, agent=agent.number, epoch=epoch, is_felt=True)
+                return killed, None
             self.num_skipped += 1
         coordinator = deployed["epoch"]["coordinator"] if deployed else None
         chosen = [agent for agent in mortal if (agent.node_id == coordinator)]
@@ -212,7 +222,9 @@ class _Killer:
             chosen = [agent for agent in mortal if agent.node_id != coordinator]
         agent = self._chance.choice(chosen)
         agent.kill()
-        return Kill(at=at, victim=victim, agent=agent.number), agent
+        is_felt = victim == "coordinator" or agent.node_id in nodes
+        killed = Kill(at=at, victim=victim, agent=agent.number, epoch=epoch, is_felt=is_felt)
+        return killed, agent
 
 
 def main() -> None:
@@ -283,6 +295,7 @@ def _soak(arguments: argparse.Namespace, directory: Path) -> dict[str, object]:
             "stages": len((cluster.deployment(cluster.agents[0], MODEL_ID) or {})["stages"]),
         }
         left = cluster.close()
+    kills = _with_pauses(kills, clients.gaps)
     summary = _summary(clients, kills, samples)
     return {
         "summary": {**summary, "num_turns_skipped": num_skipped, "at_rest": at_rest},
@@ -316,23 +329,18 @@ def _disturb(
             if now >= next_sample:
                 samples += _sample(cluster, clients.started_at)
                 next_sample = now + SAMPLE_SECONDS
-            if ready is None:
+            if ready is None and kill.is_felt:
                 found = cluster.deployment(cluster.agents[0], MODEL_ID)
-                if found is not None and found["state"] == "ready":
+                if (
+                    found is not None
+                    and found["state"] == "ready"
+                    and found["epoch"]["number"] > kill.epoch
+                ):
                     ready = time.monotonic() - clients.started_at - kill.at
             time.sleep(0.1)
         if restarting is not None:
             restarting.join()
-        gaps = _longest_gaps(clients, kill.at, until - clients.started_at)
-        kills.append(
-            Kill(
-                at=kill.at,
-                victim=kill.victim,
-                agent=kill.agent,
-                pauses=tuple(gaps),
-                ready_seconds=ready,
-            )
-        )
+        kills.append(dataclasses.replace(kill, ready_seconds=ready))
         print(
             f"{kill.at:7.1f} s: {kill.victim} (agent {kill.agent}), ready after"
             f" {'—' if ready is None else f'{ready:.1f} s'}, requests so far"
@@ -342,19 +350,15 @@ def _disturb(
     return kills, samples, killer.num_skipped
 
 
-def _longest_gaps(clients: _Clients, start: float, end: float) -> list[float]:
-    """The longest gap of each stream that goes on, of those that reach into the stretch of time."""
-    longest = []
-    for _, stream in list(clients.live.values()):
-        times = [each - clients.started_at for each in (stream.sent_at, *list(stream.times))]
-        gaps = [
-            after - before
-            for before, after in itertools.pairwise(times)
-            if after > start and before < end
-        ]
-        if gaps:
-            longest.append(max(gaps))
-    return longest
+def _with_pauses(kills: Sequence[Kill], gaps: Sequence[tuple[float, float]]) -> list[Kill]:
+    """The kills, each with the longest gap that reaches into the time until the next one."""
+    told = []
+    for kill, following in itertools.pairwise([*kills, None]):
+        assert kill is not None
+        end = following.at if following else float("inf")
+        lengths = [length for at, length in gaps if at > kill.at and at - length < end]
+        told.append(dataclasses.replace(kill, pause_seconds=max(lengths, default=0.0)))
+    return told
 
 
 def _sample(cluster: LiveCluster, started_at: float) -> list[MemorySample]:
@@ -377,18 +381,6 @@ def _summary(
 ) -> dict[str, Any]:
     ends = Counter(request.end.value for request in clients.requests)
     ready = [kill.ready_seconds for kill in kills if kill.ready_seconds is not None]
-    pauses = [
-        max(gaps)
-        for kill, following in itertools.pairwise([*kills, None])
-        if kill is not None
-        and (
-            gaps := [
-                length
-                for at, length in clients.gaps
-                if at > kill.at and at - length < (following.at if following else float("inf"))
-            ]
-        )
-    ]
     errors = Counter(
         f"{request.end.value}: {request.error[:120]}"
         for request in clients.requests
@@ -398,9 +390,9 @@ def _summary(
         "num_kills": dict(Counter(kill.victim for kill in kills)),
         "requests": {end.value: ends[end.value] for end in End},
         "num_comments": sum(request.num_comments for request in clients.requests),
-        "pause_seconds": _spread(pauses),
+        "pause_seconds": _spread([kill.pause_seconds for kill in kills]),
         "ready_seconds": _spread(ready),
-        "not_ready_before_the_next_kill": len(kills) - len(ready),
+        "not_ready_before_the_next_kill": sum(kill.is_felt for kill in kills) - len(ready),
         "first_token_seconds": _spread(
             [
                 request.first_token_seconds
