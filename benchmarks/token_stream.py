@@ -24,6 +24,7 @@ class Ask:
     max_tokens: int
     seed: int
     temperature: float = 1.0
+    penalty: float = 0.3
     has_logprobs: bool = True
 
     def body(self, model: str) -> Mapping[str, object]:
@@ -34,8 +35,8 @@ class Ask:
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
             "top_p": 0.95,
-            "presence_penalty": 0.3,
-            "frequency_penalty": 0.2,
+            "presence_penalty": self.penalty,
+            "frequency_penalty": self.penalty,
             "seed": self.seed,
             "logit_bias": {str(token): -100 for token in END_TOKENS},
             "stream": True,
