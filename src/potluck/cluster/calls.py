@@ -342,7 +342,9 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     Requests wait ``recovery_wait_seconds`` for stages before they fail. ``num_spares`` further
     nodes hold each stage. ``holders`` are the nodes that knew of the deployment when its epoch was
     claimed; with ``has_quorum`` enough of them agreed to it (see ``Claim``), and without it every
-    record that has one counts more.
+    record that has one counts more. ``num_recoveries`` counts how often it was ready again after a
+    loss, the last time ``recovery_seconds`` after it. ``ready_in_seconds`` is what its coordinator
+    expected when it published this, where it is not ready and that is known.
     """
 
     deployment: DeploymentId
@@ -372,6 +374,9 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_spares: int = 0
     holders: tuple[NodeId, ...] = ()
     has_quorum: bool = True
+    num_recoveries: int = 0
+    recovery_seconds: float | None = None
+    ready_in_seconds: float | None = None
 
     def supersedes(self, other: DeploymentRecord) -> bool:
         """Whether this is the later word on the same deployment."""

@@ -122,8 +122,10 @@ def _without(
     return kept, absent
 
 
-async def gather_reports(membership: Membership) -> tuple[list[NodeReport], list[Rejection]]:
-    """What every node says of itself, and those that do not answer."""
+async def gather_reports(
+    membership: Membership, *, timeout_seconds: float = _REPORT_SECONDS
+) -> tuple[list[NodeReport], list[Rejection]]:
+    """What every node says of itself, and those that do not answer in time."""
     nodes = sorted(membership.nodes() | {membership.node_id})
     reports: list[NodeReport] = []
     silent: list[Rejection] = []
@@ -131,7 +133,7 @@ async def gather_reports(membership: Membership) -> tuple[list[NodeReport], list
     async def ask(node: NodeId) -> None:
         try:
             answer = await membership.call(
-                node, "node.report", b"", timeout_seconds=_REPORT_SECONDS
+                node, "node.report", b"", timeout_seconds=timeout_seconds
             )
             reports.append(decode(answer, NodeReport))
         except PotluckError as error:
