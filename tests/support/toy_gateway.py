@@ -16,7 +16,8 @@ from support.toy_pipeline import ToyPipeline, next_token
 
 from potluck.errors import ModelNotFoundError, PotluckError
 from potluck.scheduling import SchedulerLimits
-from potluck.serving.dispatcher import Dispatcher, Update
+from potluck.serving.dispatcher import Dispatcher
+from potluck.serving.ledger import Update
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.cluster import NodeId
 from potluck.types.gateway import (
@@ -135,9 +136,8 @@ class ToyGateway:
             max_step_sequences=32,
             max_steps_in_flight=1,
         )
-        self.dispatcher = Dispatcher(
-            limits, lambda on_outcome: _ToyThread(on_outcome, step_seconds)
-        )
+        self.dispatcher = Dispatcher(limits)
+        self.dispatcher.attach(lambda on_outcome: _ToyThread(on_outcome, step_seconds), limits)
 
     @property
     def num_used_blocks(self) -> int:

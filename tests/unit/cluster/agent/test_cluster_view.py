@@ -83,6 +83,8 @@ def held(start: int, end: int, *, deployment: DeploymentId = TALES, epoch: int =
         unit_id=UNIT,
         start_layer=start,
         end_layer=end,
+        has_embedding=start == 0,
+        has_head=False,
         context_tokens=64,
         num_blocks=16,
         quantization=Quantization.NONE,
