@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
@@ -55,6 +56,8 @@ _END_SECONDS = 10.0
 _DRAIN_SECONDS = 30.0
 _PUBLISH_SECONDS = 0.3
 _POLL_SECONDS = 0.05
+_RETRY_AFTER_SECONDS = 5
+"""Where nothing better is known: answers end in some seconds."""
 _ENDS_SECONDS = 3.0
 """For a node to say how its stages have ended."""
 
@@ -93,6 +96,7 @@ class Deployment:
             self._attempt.limits,
             recovery_wait_seconds=record.recovery_wait_seconds,
             why_not=self._why_not,
+            retry_after=self._retry_after,
         )
         self._first: asyncio.Future[None] | None = None
         self._working: asyncio.Task[None] | None = None
@@ -318,13 +322,19 @@ class Deployment:
         self._answering.attach(attempt.limits, attempt.pipeline_opener(committed), over)
         self._outages = ()
         if self._lost_at is not None:
-            _log.warning(
-                "%s: ready again after %.1f s", self.record.model_id, self._clock() - self._lost_at
-            )
+            self._recovered(self._clock() - self._lost_at)
         self._lost_at = None
         self._spawn(self._settle(attempt))
         if self._first is not None and not self._first.done():
             self._first.set_result(None)
+
+    def _recovered(self, seconds: float) -> None:
+        _log.warning("%s: ready again after %.1f s", self.record.model_id, seconds)
+        self.record = msgspec.structs.replace(
+            self.record,
+            num_recoveries=self.record.num_recoveries + 1,
+            recovery_seconds=seconds,
+        )
 
     async def _settle(self, attempt: Attempt) -> None:
         """End what the plan does not use, and load its spares."""
@@ -361,6 +371,8 @@ class Deployment:
         self._handle(machine.Failed(attempt=number, error=error, is_other_next=bool(outages)))
 
     async def _pause(self, number: int, seconds: float) -> None:
+        if self._state.serving is None:
+            self._say(ready_in_seconds=seconds + (self.record.recovery_seconds or 0.0))
         await asyncio.sleep(seconds)
         self._handle(machine.PauseOver(attempt=number))
 
@@ -454,12 +466,18 @@ class Deployment:
     def _say_state(self, reason: str, *, is_ready: bool, is_degraded: bool) -> None:
         said = self._because(reason)
         if is_ready:
-            self._say(state=DeploymentState.READY, reason="")
+            self._say(state=DeploymentState.READY, reason="", ready_in_seconds=None)
         elif is_degraded:
             self._why = reason
             self._say(state=DeploymentState.DEGRADED, reason=said)
         else:
-            self._say(state=DeploymentState.LOADING, reason=said, done_bytes=0)
+            expected = self.record.recovery_seconds
+            self._say(
+                state=DeploymentState.LOADING,
+                reason=said,
+                done_bytes=0,
+                ready_in_seconds=expected,
+            )
 
     def _say(self, **changes: object) -> None:
         """Change the record and tell everybody; of the attempt's epoch, once that is in force."""
@@ -501,6 +519,10 @@ class Deployment:
             f"the model {self.record.model_id} cannot answer now: {why}",
             hint="try again in a moment; potluck ps shows its state",
         )
+
+    def _retry_after(self) -> int:
+        """In how many whole seconds a request that is refused now may be taken."""
+        return max(1, math.ceil(self.record.ready_in_seconds or _RETRY_AFTER_SECONDS))
 
     def _new_attempt(self) -> Attempt:
         return Attempt(self._around, self.record, self._description, self._fingerprint)
