@@ -315,10 +315,12 @@ class Agent:
         self.registry = Registry()
         self.coordinated: dict[DeploymentId, Deployment] = {}
         self.is_draining = False
-        self.pipelines: dict[tuple[DeploymentId, Epoch], ToyPipeline] = {}
-        self.stages = StageHost(process, capacity, rules.history, rules.switches)
-        self.num_clients = 0
         self._draws = random.Random(seed)
+        self.pipelines: dict[tuple[DeploymentId, Epoch], ToyPipeline] = {}
+        self.stages = StageHost(
+            process, capacity, rules.history, rules.switches, self.disturb
+        )
+        self.num_clients = 0
         self._promised: dict[DeploymentId, Epoch] = {}
         self._awaiting: set[DeploymentId] = set()
         process.on_join, process.on_leave = self._joined, self._left

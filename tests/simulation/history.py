@@ -6,6 +6,7 @@ computes, a gateway what its clients are given, and both are held against what w
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -73,10 +74,10 @@ class History:
         self.answers: list[Answer] = []
         self.violations: list[str] = []
         self.notes: list[str] = []
-        self.num_replaced_epochs = 0
+        self.worker_numbers = itertools.count(1)
         self._acted: dict[tuple[int, DeploymentId], Epoch] = {}
         self._computed: set[tuple[int, Epoch, int]] = set()
-        self.num_fenced = 0
+        self.num_dropped_frames = 0
         self.num_steps = 0
 
     def note(self, now: float, line: str) -> None:

@@ -8,7 +8,6 @@ had all tokens before it.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
@@ -48,6 +47,7 @@ STEP_DEADLINE_SECONDS = 3.0
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 1.0
 """For a worker to say that it is ready for other edges; then it is killed."""
+_MAX_LATE_FRAMES = 8
 _SPOILT = 7919
 
 Holding = tuple[object, ...]
@@ -61,8 +61,6 @@ class Switches:
     has_idempotence: bool = True
     has_ledger: bool = True
     has_quorum: bool = True
-    has_reset: bool = True
-    resumes_exactly: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +107,7 @@ class Worker:
     next_step: int = 0
     is_busy: bool = False
     queue: deque[Frame] = field(default_factory=deque)
+    seen: list[Frame] = field(default_factory=list)
     cache: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     opened: dict[SequenceId, tuple[int, list[int]]] = field(default_factory=dict)
 
@@ -239,10 +238,13 @@ class StageHost:
     connected them.
     """
 
-    numbers = itertools.count(1)
-
     def __init__(
-        self, process: Process, capacity: int, history: History, switches: Switches
+        self,
+        process: Process,
+        capacity: int,
+        history: History,
+        switches: Switches,
+        disturb: Callable[[], float],
     ) -> None:
         self.workers: list[Worker] = []
         self.capacity = capacity
@@ -251,6 +253,7 @@ class StageHost:
         self._network: Network = process.network
         self._history = history
         self._switches = switches
+        self._disturb = disturb
         self._highest: dict[DeploymentId, Epoch] = {}
         self._started: dict[tuple[DeploymentId, Epoch, int], Worker] = {}
         process.streams["stage.start"] = self._on_start
@@ -288,13 +291,15 @@ class StageHost:
             if worker.epoch is None or (worker.epoch != frame.epoch and switches.has_fencing):
                 continue
             if frame.step.step_id != worker.next_step and switches.has_idempotence:
-                self._history.num_fenced += 1
+                self._history.num_dropped_frames += 1
                 continue
             worker.next_step = frame.step.step_id + 1
             worker.queue.append(frame)
+            if len(worker.seen) < _MAX_LATE_FRAMES:
+                worker.seen.append(frame)
             self._next(worker)
             return
-        self._history.num_fenced += 1
+        self._history.num_dropped_frames += 1
 
     def freeze(self, worker: Worker) -> None:
         """The worker's process is stopped: it answers nothing."""
@@ -403,7 +408,7 @@ class StageHost:
                 f"no room for {spec.num_bytes} bytes on {self._process.node_id}:"
                 f" {self.free_bytes} are free"
             )
-        worker = Worker(number=next(self.numbers), spec=spec)
+        worker = Worker(number=next(self._history.worker_numbers), spec=spec)
         self.workers.append(worker)
         try:
             layers = spec.end_layer - spec.start_layer
@@ -433,10 +438,14 @@ class StageHost:
         worker.preceding, worker.following = connect.preceding.node_id, connect.following.node_id
         worker.is_last = worker.spec.end_layer == NUM_LAYERS
         worker.next_step = 0
-        if self._switches.has_reset:
-            worker.queue.clear()
-            worker.cache.clear()
-            worker.opened.clear()
+        worker.queue.clear()
+        worker.cache.clear()
+        worker.opened.clear()
+        for frame in worker.seen:  # what a network may still deliver of the epoch before
+            again = self._disturb()
+            if again:
+                self._network.loop.call_later(again, self._process.run, self.take, frame)
+        worker.seen.clear()
         self._history.connected(worker.number, deployment, epoch)
         own, loop = self._process.node_id, self._network.loop
         deadline = loop.time() + _CONNECT_SECONDS

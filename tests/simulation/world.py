@@ -60,7 +60,9 @@ class World:
         self._log = _Errors(self.history)
 
     def __enter__(self) -> Self:
-        logging.getLogger("potluck").addHandler(self._log)
+        log = logging.getLogger("potluck")
+        log.addHandler(self._log)
+        log.propagate = False
         return self
 
     def __exit__(
@@ -70,7 +72,9 @@ class World:
         traceback: TracebackType | None,
     ) -> None:
         self.loop.shut_down()
-        logging.getLogger("potluck").removeHandler(self._log)
+        log = logging.getLogger("potluck")
+        log.removeHandler(self._log)
+        log.propagate = True
 
     @property
     def now(self) -> float:
