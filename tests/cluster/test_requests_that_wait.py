@@ -1,4 +1,4 @@
-"""Requests of clients while no machine can hold the model: how long they wait, and what they hear."""
+"""Requests while no machine can hold the model: how long they wait, and what clients hear."""
 
 from __future__ import annotations
 
