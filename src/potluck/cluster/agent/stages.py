@@ -138,7 +138,11 @@ class StageHost:
             planned_bytes=sum(each.asked.num_bytes for each in self._here()),
             untaken_bytes=untaken_bytes,
             device_bytes=device_bytes,
-            held=tuple(each.held for each in self._here() if each.loaded is not None),
+            held=tuple(
+                each.held
+                for each in self._here()
+                if each.loaded is not None and not each.worker.is_ending
+            ),
         )
 
     def workers_on(self, unit_id: UnitId) -> list[WorkerProcess]:
@@ -162,7 +166,7 @@ class StageHost:
         ]
         await self._stop(each for each in alike if each.loaded is None)
         for each in alike:
-            if each.loaded is not None and not each.is_stopped:
+            if each.loaded is not None and not (each.is_stopped or each.worker.is_ending):
                 yield await self._keep(each, each.loaded, spec)
                 return
         self._check_in_force(spec)  # much may have been said meanwhile
