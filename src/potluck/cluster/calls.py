@@ -94,7 +94,8 @@ class HeldStage(msgspec.Struct, frozen=True, kw_only=True):
     """A loaded stage that a worker holds: in use at ``epoch``, or left from it and not in use.
 
     ``num_bytes`` are what its plan has counted of the machine's memory, ``device_bytes`` of memory
-    that is the unit's own. A later plan keeps it where the rest is the same as in its own stage.
+    that is the unit's own. The first stage has the embedding, the last one the head. A later plan
+    keeps a stage where the rest is the same as in its own.
     """
 
     deployment: DeploymentId
@@ -341,7 +342,9 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     Requests wait ``recovery_wait_seconds`` for stages before they fail. ``num_spares`` further
     nodes hold each stage. ``holders`` are the nodes that knew of the deployment when its epoch was
     claimed; with ``has_quorum`` enough of them agreed to it (see ``Claim``), and without it every
-    record that has one counts more.
+    record that has one counts more. ``num_recoveries`` counts how often it was ready again after a
+    loss, the last time ``recovery_seconds`` after it. ``ready_in_seconds`` is what its coordinator
+    expected when it published this, where it is not ready and that is known.
     """
 
     deployment: DeploymentId
@@ -371,6 +374,9 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_spares: int = 0
     holders: tuple[NodeId, ...] = ()
     has_quorum: bool = True
+    num_recoveries: int = 0
+    recovery_seconds: float | None = None
+    ready_in_seconds: float | None = None
 
     def supersedes(self, other: DeploymentRecord) -> bool:
         """Whether this is the later word on the same deployment."""
