@@ -211,7 +211,8 @@ class Pipeline:
             sequence_id=SequenceId(sequence), sampling=params, prompt_tokens=tuple(prompt)
         )
         tokens = list(prompt)
-        new, start, opened = tokens, 0, (opening,)
+        new, start = tokens, 0
+        opened: tuple[SequenceOpening, ...] = (opening,)
         for _ in range(num_new):
             self.send(self.step(new, start, sequence=sequence, opened=opened))
             (sampled,) = self.sampled()
