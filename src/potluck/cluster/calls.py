@@ -6,6 +6,8 @@ Methods: ``node.report`` () → NodeReport. ``model.check`` CheckModel → Model
 ``node.clock`` () → Clock. ``node.reach`` Reach → Reached. ``node.multicast`` Multicast → ().
 ``stage.stop`` StageScope → StageEnds. ``stage.stats`` StageScope → StageStats. ``stage.release``
 ReleaseStages → (). ``deployment.claim`` Claim → ClaimAnswer. ``deployment.take_over`` Named → ().
+``deployment.outlook`` AskOutlook → Outlook. ``deployment.relay`` as ``deployment.generate``, of a
+node that passes it on to the coordinator.
 To the coordinator:
 ``stage.lost`` StageLost → (), ``deployment.remove`` Named → (), ``deployment.vacate`` Vacate → (),
 ``deployment.generate`` Generate → Tokens …, or GenerateFailure. To everybody: ``deployment.put``
@@ -311,7 +313,8 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     Requests wait ``recovery_wait_seconds`` for stages before they fail. ``num_spares`` further
     nodes hold each stage. ``holders`` are the nodes that knew of the deployment when its epoch was
     claimed; with ``has_quorum`` enough of them agreed to it (see ``Claim``), and without it every
-    record that has one counts more.
+    record that has one counts more. ``successor`` is the node that the coordinator, which is about
+    to leave, wants to be followed by.
     """
 
     deployment: DeploymentId
@@ -341,6 +344,7 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_spares: int = 0
     holders: tuple[NodeId, ...] = ()
     has_quorum: bool = True
+    successor: NodeId | None = None
 
     def supersedes(self, other: DeploymentRecord) -> bool:
         """Whether this is the later word on the same deployment."""
@@ -371,8 +375,9 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """Ask a node to agree that ``epoch`` is the deployment's next one, and to promise it.
 
-    A node agrees unless it has seen or promised an epoch as high, knows of the deployment's
-    removal, or sees another node that coordinates the deployment and does not want to leave.
+    A node agrees unless it has seen or promised another epoch as high, knows of the deployment's
+    removal or of a later record, or sees another node that coordinates the deployment and has not
+    named the claimant its successor.
     ``known`` is the epoch of the record that the claimant goes by.
     """
 
@@ -389,6 +394,34 @@ class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True):
     is_granted: bool
     reason: str = ""
     highest: Epoch | None = None
+    record: DeploymentRecord | None = None
+
+
+class Standing(enum.Enum):
+    """What a node would do about a deployment whose coordinator is lost."""
+
+    CANDIDATE = "candidate"
+    AT_WORK = "at work"
+    UNABLE = "unable"
+
+
+class AskOutlook(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask what a node makes of a deployment whose coordinator cannot be seen from everywhere.
+
+    ``known`` is the epoch of the record that the asking node goes by.
+    """
+
+    deployment: DeploymentId
+    known: Epoch
+
+
+class Outlook(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the node sees the coordinator of the epoch that the question named, and what it would
+    do if nobody did. ``record`` is its own record if that is of another epoch.
+    """
+
+    sees_coordinator: bool
+    standing: Standing
     record: DeploymentRecord | None = None
 
 

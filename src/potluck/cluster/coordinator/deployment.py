@@ -46,6 +46,7 @@ from potluck.errors import (
     CallError,
     DefectError,
     EngineError,
+    MovedError,
     PotluckError,
 )
 from potluck.scheduling import SchedulerLimits
@@ -53,7 +54,12 @@ from potluck.serving.dispatcher import Load
 from potluck.serving.pipeline import OnOutcome
 from potluck.types.cluster import Epoch, NodeId
 from potluck.types.gateway import ModelMetrics
-from potluck.types.sequence import CommittedToken, SequenceRequest
+from potluck.types.sequence import (
+    NOTHING_COMMITTED,
+    CommittedToken,
+    Continuation,
+    SequenceRequest,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -151,6 +157,16 @@ class Deployment:
             )
         )
 
+    def name_successor(self, node_id: NodeId) -> None:
+        """Let everybody agree that ``node_id`` claims the next epoch."""
+        self._say(successor=node_id)
+
+    async def hand_over(self) -> None:
+        """End it here, because another node coordinates it now: every sequence moves there."""
+        await self.close(
+            MovedError(f"another node coordinates {self.record.model_id} now", hint="ask it there")
+        )
+
     async def vacate(self, node_id: NodeId) -> None:
         """Go on without a node that drains, once the sequences in flight are done."""
         if not self._has_stage_on(node_id):
@@ -189,8 +205,12 @@ class Deployment:
         """There may be room now for what did not fit."""
         self._changed.set()
 
-    def generate(self, request: SequenceRequest) -> AsyncGenerator[CommittedToken, None]:
+    def generate(
+        self, request: SequenceRequest, continuation: Continuation = NOTHING_COMMITTED
+    ) -> AsyncGenerator[CommittedToken, None]:
         """Compute a sequence; see ``Answering.generate``. ``EngineError`` while it is not ready."""
+        if continuation != NOTHING_COMMITTED:
+            raise EngineError("a sequence cannot be continued here", hint="send the request again")
         reason = self.record.reason or self.record.state.value
         not_now = EngineError(
             f"the model {self.record.model_id} cannot answer now: {reason}",
