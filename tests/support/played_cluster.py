@@ -110,6 +110,8 @@ class PlayedLinks:
                     if isinstance(error, CallError):
                         raise
                     raise CallError(error.message, hint=error.hint) from error
+                except KeyError as error:  # a defect, of which the caller hears no details
+                    raise CallError(f"{method!r} failed on the node called") from error
                 finally:
                     for task in both:
                         task.cancel()
@@ -380,14 +382,14 @@ class PlayedCluster:
         deployment = PlayedDeployment(node, first, node.coordination._publish)
         node.coordination.coordinated[record.deployment] = cast(Any, deployment)
         deployment.resume()
-        await self.settle(coordinator)
+        await self.settle(coordinator, deployment=record.deployment)
 
-    async def settle(self, coordinator: str, *, within: float = 3.0) -> None:
+    async def settle(self, coordinator: str, *, deployment: str = "d", within: float = 3.0) -> None:
         """Wait until every node that lives agrees that this one coordinates, and serves."""
         wanted = NodeId(coordinator * 16)
         async with asyncio.timeout(within):
             while not all(
-                (record := node.coordination.registry.find("d")) is not None
+                (record := node.coordination.registry.find(deployment)) is not None
                 and record.epoch.coordinator == wanted
                 and record.state is DeploymentState.READY
                 for node in self.nodes.values()
