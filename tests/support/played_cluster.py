@@ -154,11 +154,7 @@ class PlayedDeployment:
 
     async def close(self, reason: PotluckError | None = None) -> None:
         self.done.append("close")
-        self._stop(reason or EngineError("closed"))
-
-    async def hand_over(self) -> None:
-        self.done.append("hand over")
-        self._stop(MovedError("another node coordinates it"))
+        self._stop(reason or MovedError("another node coordinates it"))
 
     def name_successor(self, node_id: NodeId) -> None:
         self._say(successor=node_id)

@@ -35,6 +35,7 @@ from potluck.cluster.calls import (
     Standing,
     encode,
 )
+from potluck.cluster.coordinator.attempt import Surroundings
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.planning import placement_fields, size_of
 from potluck.cluster.coordinator.survey import plan_model
@@ -374,13 +375,15 @@ class Coordination:
             record,
             description,
             print_of,
-            membership=self._membership,
-            credentials=self._credentials,
-            listen_host=self._listen_host,
-            step_seconds=self._step_seconds,
-            cost_of=self._cost_of,
-            before_next_epoch=_at_once,
+            Surroundings(
+                membership=self._membership,
+                credentials=self._credentials,
+                listen_host=self._listen_host,
+                step_seconds=self._step_seconds,
+                cost_of=self._cost_of,
+            ),
             publish=self._publish,
+            heard=self.heard,
         )
 
     async def _remove(self, deployment: Deployment, reason: str) -> None:
@@ -389,6 +392,9 @@ class Coordination:
         self.coordinated.pop(deployment.record.deployment, None)
 
     def _publish(self, record: DeploymentRecord) -> None:
+        is_removed = record.state is DeploymentState.REMOVED
+        if record.epoch.coordinator != self._membership.node_id and not is_removed:
+            return  # it is another's until this node has an epoch of its own
         self.heard(record)
         payload = encode(record)
         for node in self._membership.nodes():
@@ -473,13 +479,7 @@ class Coordination:
         return await asyncio.to_thread(read)
 
 
-async def _at_once() -> None:
-    return
-
-
 async def _end(deployment: Deployment, *, is_removed: bool) -> None:
     """End what another node coordinates now, or what was removed."""
-    if is_removed:
-        await deployment.close(EngineError("the model was undeployed"))
-    else:
-        await deployment.hand_over()
+    # Otherwise its sequences are told that they have moved.
+    await deployment.close(EngineError("the model was undeployed") if is_removed else None)

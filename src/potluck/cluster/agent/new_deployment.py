@@ -35,7 +35,12 @@ def new_record(
     Raise ``ParameterError`` for a context or a cache that is not possible.
     """
     most = description.config.max_context_tokens
-    for name, number in (("context", request.context_tokens), ("cache", request.cache_tokens)):
+    for name, number in (
+        ("context", request.context_tokens),
+        ("cache", request.cache_tokens),
+        ("recovery_wait", request.recovery_wait_seconds),
+        ("spares", request.num_spares),
+    ):
         if number is not None:
             require_number(name, number)
     context = request.context_tokens
@@ -74,4 +79,6 @@ def new_record(
         state=DeploymentState.LOADING,
         fingerprint=fingerprint,
         sampling_defaults=dict(description.sampling_defaults),
+        recovery_wait_seconds=request.recovery_wait_seconds,
+        num_spares=request.num_spares,
     )

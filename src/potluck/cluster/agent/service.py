@@ -114,6 +114,7 @@ class Agent:
                 stall_seconds=config.stall_seconds,
                 unit_failed=outages.failed,
                 report_lost=partial(report_lost, membership),
+                orphan_seconds=config.orphan_seconds,
             )
             opened.push_async_callback(stages.stop_all)
             opened.push_async_callback(background.close)

@@ -8,7 +8,15 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
 from potluck.cluster.agent.stages import StageHost
-from potluck.cluster.calls import ConnectStage, StageLost, StageScope, Stalled, decode, encode
+from potluck.cluster.calls import (
+    ConnectStage,
+    ReleaseStages,
+    StageLost,
+    StageScope,
+    Stalled,
+    decode,
+    encode,
+)
 from potluck.cluster.membership import Membership, MethodTable
 from potluck.cluster.worker.messages import StageSpec
 from potluck.errors import CallError, StalledError
@@ -31,6 +39,8 @@ class StageCalls:
         methods.register_stream("stage.start", self._on_start)
         methods.register("stage.connect", self._on_connect)
         methods.register("stage.stop", self._on_stop)
+        methods.register("stage.end", self._on_end)
+        methods.register("stage.release", self._on_release)
         methods.register("stage.stats", self._on_stats)
 
     async def _on_start(self, payload: bytes) -> AsyncGenerator[bytes, None]:
@@ -47,6 +57,13 @@ class StageCalls:
 
     async def _on_stop(self, payload: bytes) -> bytes:
         return encode(await self._stages.stop(decode(payload, StageScope)))
+
+    async def _on_end(self, payload: bytes) -> bytes:
+        return encode(await self._stages.end(decode(payload, StageScope)))
+
+    async def _on_release(self, payload: bytes) -> bytes:
+        await self._stages.release(decode(payload, ReleaseStages))
+        return b""
 
     async def _on_stats(self, payload: bytes) -> bytes:
         return encode(await self._stages.stats(decode(payload, StageScope)))

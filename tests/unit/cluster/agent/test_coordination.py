@@ -49,9 +49,6 @@ class FakeDeployment:
     async def close(self, reason: object = None) -> None:
         self.done.append("close")
 
-    async def hand_over(self) -> None:
-        self.done.append("hand over")
-
     def node_left(self, node: str) -> None:
         self.done.append(f"left {node}")
 
@@ -227,7 +224,7 @@ def test_a_higher_epoch_ends_what_is_coordinated_here_and_a_lower_one_does_not(
         assert mine.done == []
         node.coordination.heard(a_record(3, B))
         await asyncio.sleep(0.01)
-        assert mine.done == ["hand over"]
+        assert mine.done == ["close"]
         assert node.resumed == []
 
     asyncio.run(run())
