@@ -73,13 +73,17 @@ class LiveSequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMetrics:
-    """Totals of one stage since it was deployed, and the memory that its process holds now."""
+    """Totals of one stage since it was deployed, and the memory that its process holds now.
+
+    ``slowdown`` is how many times longer its steps take now than such steps usually took there.
+    """
 
     stage: int
     node_id: NodeId
     num_steps: int
     compute_seconds: float
     memory_bytes: int
+    slowdown: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

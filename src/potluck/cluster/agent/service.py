@@ -31,6 +31,7 @@ from potluck.cluster.agent.token_batches import in_batches
 from potluck.cluster.agent.unit_care import UnitCare
 from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.calls import (
+    AbandonStage,
     CheckModel,
     Clock,
     ConnectStage,
@@ -265,6 +266,8 @@ class Agent:
         methods.register("stage.connect", self._on_stage_connect)
         methods.register("stage.stop", self._on_stage_stop)
         methods.register("stage.stats", self._on_stage_stats)
+        methods.register("stage.check", self._on_stage_check)
+        methods.register("stage.abandon", self._on_stage_abandon)
         methods.register("stage.lost", self._on_stage_lost)
         methods.register("deployment.put", self._on_put)
         methods.register("deployment.remove", self._on_remove)
@@ -341,6 +344,13 @@ class Agent:
 
     async def _on_stage_stats(self, payload: bytes) -> bytes:
         return encode(await self._stages.stats(decode(payload, StageScope)))
+
+    async def _on_stage_check(self, payload: bytes) -> bytes:
+        return encode(await self._stages.check(decode(payload, StageScope)))
+
+    async def _on_stage_abandon(self, payload: bytes) -> bytes:
+        await self._stages.abandon(decode(payload, AbandonStage))
+        return b""
 
     async def _on_stage_lost(self, payload: bytes) -> bytes:
         await self._is_open.wait()

@@ -12,13 +12,16 @@ from dataclasses import dataclass
 import psutil
 
 from potluck.cluster.agent.node import StageMemory
+from potluck.cluster.agent.stage_checks import check_worker
 from potluck.cluster.agent.unit_health import UnitFailure, failure_of
 from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.agent.worker_process import WorkerProcess
 from potluck.cluster.calls import (
     CPU_UNIT,
+    AbandonStage,
     ConnectStage,
+    StageChecks,
     StageEnds,
     StageLost,
     StageScope,
@@ -28,6 +31,7 @@ from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.messages import Identity, Load, Loaded, Progress, StageSpec, Stats
 from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.unit import Fault
 
 _log = logging.getLogger(__name__)
 
@@ -187,14 +191,37 @@ class StageHost:
 
     async def stats(self, scope: StageScope) -> StageStats:
         """Totals of this node's stages of a deployment at one epoch."""
-        concerned = {
+        concerned = self._at(scope)
+        answers = await asyncio.gather(*(_stats(running.worker) for running in concerned.values()))
+        found = zip(concerned, answers, strict=True)
+        return StageStats(stages={index: stats for index, stats in found if stats is not None})
+
+    async def check(self, scope: StageScope) -> StageChecks:
+        """Whether this node's stages of a deployment at one epoch make progress; a second."""
+        concerned = self._at(scope)
+        answers = await asyncio.gather(
+            *(
+                check_worker(running.worker, is_cpu=running.unit_id == CPU_UNIT)
+                for running in concerned.values()
+            )
+        )
+        found = zip(concerned, answers, strict=True)
+        return StageChecks(stages={index: check for index, check in found if check is not None})
+
+    async def abandon(self, request: AbandonStage) -> None:
+        """End a stage that makes no progress; it is reported as lost, and its unit as hung."""
+        scope = StageScope(deployment=request.deployment, epoch=request.epoch)
+        running = self._at(scope).get(request.index)
+        if running is not None:
+            running.worker.fail(StalledError(Fault.HUNG.value, request.message))
+
+    def _at(self, scope: StageScope) -> dict[int, _Running]:
+        """Return the stages of a deployment at one epoch, by index."""
+        return {
             key[1]: running
             for key, running in self._stages.items()
             if key[0] == scope.deployment and running.epoch == scope.epoch
         }
-        answers = await asyncio.gather(*(_stats(running.worker) for running in concerned.values()))
-        found = zip(concerned, answers, strict=True)
-        return StageStats(stages={index: stats for index, stats in found if stats is not None})
 
     def _check_in_force(self, spec: StageSpec) -> None:
         highest = self._highest.get(spec.deployment)

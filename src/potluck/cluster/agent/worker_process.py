@@ -163,8 +163,8 @@ class WorkerProcess:
         """Have it load a stage; the last event is ``Loaded``. Raises what the worker met.
 
         One that says nothing for longer than any of its calls may take is ended, and so is one that
-        shows no sign of progress for ``stall_seconds`` (``StalledError``). How far it is is said
-        again every few seconds, so that who listens knows that somebody watches.
+        shows no sign of progress for ``stall_seconds``, or was stopped (``StalledError``). How far
+        it is is said again every few seconds, so that who listens knows that somebody watches.
         """
         self._send(message)
         silence = None
@@ -179,8 +179,8 @@ class WorkerProcess:
                     event = await self._loading.get()
             except TimeoutError:
                 now = time.monotonic()
-                if watch.look():
-                    self.fail(stalled(stall_seconds))
+                if problem := watch.look():
+                    self.fail(StalledError(Fault.HUNG.value, problem))
                 elif silence is not None and now - heard_at >= silence:
                     self.fail(silent(silence))
                 elif now - said_at >= _SAY_AGAIN_SECONDS:
@@ -328,14 +328,6 @@ def silent(seconds: float | None) -> UnitFaultError:
     """A worker does not answer, and cannot tell why: its driver holds up all of its threads."""
     return UnitFaultError(
         Fault.HUNG.value, f"its worker has said nothing for {format_seconds(seconds or 0)}"
-    )
-
-
-def stalled(seconds: float) -> StalledError:
-    """A worker neither says, nor computes, reads or writes anything while it loads."""
-    return StalledError(
-        Fault.HUNG.value,
-        f"its worker made no progress for {format_seconds(seconds)} while it loaded",
     )
 
 

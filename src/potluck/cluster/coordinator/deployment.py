@@ -34,6 +34,7 @@ from potluck.cluster.coordinator.answering import Answering, OnOver
 from potluck.cluster.coordinator.left_out import LeftOut, StageStalledError
 from potluck.cluster.coordinator.metrics import deployment_metrics
 from potluck.cluster.coordinator.outages import units_out
+from potluck.cluster.coordinator.overdue import OverdueSteps
 from potluck.cluster.coordinator.pipeline import RemotePipeline
 from potluck.cluster.coordinator.planning import DeploymentSize, placement_fields, size_of
 from potluck.cluster.coordinator.starting import connect_stages, load_stages
@@ -72,10 +73,8 @@ _POLL_SECONDS = 0.05
 class Deployment:
     """Made by the coordinator's agent; ``publish`` tells every agent of its record.
 
-    ``step_seconds`` is the longest time for a step through all stages; a stage that has not
-    answered then counts as lost. ``cost_of`` knows what engines take. ``before_next_epoch`` is
-    awaited when an epoch is over: the agent
-    may want to look around.
+    ``step_seconds``: see ``AgentConfig``. ``cost_of`` knows what engines take.
+    ``before_next_epoch`` is awaited when an epoch is over: the agent may want to look around.
     """
 
     def __init__(
@@ -352,9 +351,18 @@ class Deployment:
             with suppress(RuntimeError):  # the loop is closed, and so is everything else
                 loop.call_soon_threadsafe(self._end_epoch, error, epoch)
 
+        overdue = OverdueSteps(
+            self._membership, self.record, lambda error: self._end_epoch(error, epoch)
+        )
+
         def open_pipeline(on_outcome: OnOutcome, on_lost: OnOver) -> RemotePipeline:
             return RemotePipeline(
-                outgoing, incoming, on_outcome, on_lost, step_seconds=self._step_seconds
+                outgoing,
+                incoming,
+                on_outcome,
+                on_lost,
+                overdue.ask,
+                step_seconds=self._step_seconds,
             )
 
         limits = SchedulerLimits(

@@ -63,6 +63,7 @@ async def deployment_metrics(
                 num_steps=stats[index].num_steps,
                 compute_seconds=stats[index].compute_seconds,
                 memory_bytes=stats[index].resident_bytes,
+                slowdown=stats[index].slowdown,
             )
             for index, node in enumerate(nodes)
             if index in stats

@@ -150,6 +150,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Totals since the start, the memory that the process holds now, and what goes on.
 
     ``busy_seconds`` is how long the present call into the engine has taken; 0 between two.
+    ``sending_seconds`` is how long a result has been on its way out; 0 between two. ``slowdown``
+    is how many times longer steps take lately than such steps used to (see ``worker.pace``).
     """
 
     num_steps: int
@@ -159,6 +161,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     num_sent_bytes: int
     resident_bytes: int
     busy_seconds: float = 0.0
+    sending_seconds: float = 0.0
+    slowdown: float = 1.0
 
 
 ToWorker = Load | Connect | Report

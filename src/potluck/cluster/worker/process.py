@@ -236,7 +236,9 @@ def _stats(totals: StageTotals, resident_bytes: int, busy_seconds: float) -> Sta
         send_seconds=totals.send_seconds,
         num_sent_bytes=totals.num_sent_bytes,
         resident_bytes=resident_bytes,
-        busy_seconds=busy_seconds,
+        busy_seconds=busy_seconds or totals.busy_seconds,
+        sending_seconds=totals.sending_seconds,
+        slowdown=totals.pace.slowdown(time.perf_counter()),
     )
 
 
