@@ -1,4 +1,6 @@
-"""What the kernel says of a process or thread in ``/proc/PID/stat`` (``proc_pid_stat(5)``)."""
+"""What the kernel says of a process in ``/proc/PID/stat`` (``proc_pid_stat(5)``) and of its threads
+in ``schedstat`` beside it (the kernel's ``scheduler/sched-stats.rst``).
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,20 @@ _MAJOR_FAULTS, _USER_TICKS, _SYSTEM_TICKS = (number - _FIRST_FIELD for number in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStat:
-    """``cpu_ticks`` and ``num_major_faults`` (pages that had to be read) since the start."""
+    """``cpu_time`` and ``num_major_faults`` (pages that had to be read) since the start.
+
+    The time is in nanoseconds where the kernel tells, and else in ticks of 10 ms, as a rule: it is
+    for comparison with itself only.
+    """
 
     is_stopped: bool
-    cpu_ticks: int
+    cpu_time: int
     num_major_faults: int
 
 
 def process_stat(pid: int) -> ProcessStat | None:
     """Return what a process does; None if there is none."""
-    return _read(_PROC / str(pid) / "stat")
+    return _read(_PROC / str(pid))
 
 
 def other_threads(pid: int) -> list[ProcessStat]:
@@ -34,7 +40,7 @@ def other_threads(pid: int) -> list[ProcessStat]:
     found = []
     with suppress(OSError):
         for thread in (_PROC / str(pid) / "task").iterdir():
-            if thread.name != str(pid) and (stat := _read(thread / "stat")) is not None:
+            if thread.name != str(pid) and (stat := _read(thread)) is not None:
                 found.append(stat)
     return found
 
@@ -45,13 +51,21 @@ def is_stopped(pid: int) -> bool:
     return stat is not None and stat.is_stopped
 
 
-def _read(path: Path) -> ProcessStat | None:
+def _read(folder: Path) -> ProcessStat | None:
     with suppress(OSError, ValueError, IndexError):
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = (folder / "stat").read_text(encoding="utf-8", errors="replace")
         fields = text.rpartition(")")[2].split()
+        ticks = int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])
         return ProcessStat(
             is_stopped=fields[0] in _STOPPED,
-            cpu_ticks=int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS]),
+            cpu_time=_nanoseconds(folder) or ticks,
             num_major_faults=int(fields[_MAJOR_FAULTS]),
         )
     return None
+
+
+def _nanoseconds(folder: Path) -> int:
+    """Return the time on a CPU; 0 where the kernel does not keep it (no ``CONFIG_SCHED_INFO``)."""
+    with suppress(OSError, ValueError, IndexError):
+        return int((folder / "schedstat").read_text(encoding="ascii").split()[0])
+    return 0

@@ -44,7 +44,7 @@ def work_of(pid: int) -> Work:
     """
     threads = other_threads(pid)
     return (
-        sum(thread.cpu_ticks for thread in threads),
+        sum(thread.cpu_time for thread in threads),
         sum(thread.num_major_faults for thread in threads),
     )
 

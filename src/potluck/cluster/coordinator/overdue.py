@@ -173,7 +173,7 @@ class OverdueSteps:
     """Finds out, in the agent's loop, why steps of one epoch are overdue.
 
     ``on_lost`` is called in the loop, at most once, with the reason why the epoch is over: a
-    ``StageStalledError`` where a worker is to blame, which is ended before.
+    ``StageStalledError`` where a worker is to blame, which is then ended.
     """
 
     def __init__(
@@ -243,14 +243,14 @@ class OverdueSteps:
             index=verdict.index,
             message=verdict.reason,
         )
+        # First: its end closes edges, and whoever sees that knows nothing of the reason.
+        self._on_lost(StageStalledError(stage.node_id, stage.unit_id, reason))
         try:
             await self._membership.call(
                 stage.node_id, "stage.abandon", encode(request), timeout_seconds=_ABANDON_SECONDS
             )
         except PotluckError as error:
             _log.warning("%s; it could not be ended: %s", reason, error.message)
-        finally:
-            self._on_lost(StageStalledError(stage.node_id, stage.unit_id, reason))
 
 
 def _log_defect(task: asyncio.Task[None]) -> None:

@@ -20,8 +20,8 @@ FLOOR_SECONDS = 1.0
 deadline, and nothing need be known of them."""
 
 TIMES = 4.0
-"""Of what half of such steps took lately. One kind spans a factor of two in tokens and in depth, and
-a pipeline that runs empty takes as many times longer for a step as it has stages in use."""
+"""Of what half of such steps took lately. One kind spans a factor of two in tokens and in depth,
+and a pipeline that runs empty takes as many times longer for a step as it has stages in use."""
 
 CEILING_SECONDS = 15.0
 """A step is asked after by then whatever others took, so that a frozen worker is found within this
@@ -34,6 +34,8 @@ beside a worker on its cores slow it down as much."""
 _FAST_SECONDS = FLOOR_SECONDS / TIMES
 _NUM_KEPT = 16
 """Steps of a kind, of which the median counts: a slow one among them changes nothing."""
+_LEAST_KEPT = 8
+"""That make a history. The first of a kind is always slow, as fast ones before it were not noted."""
 
 
 class StepTimes:
@@ -74,4 +76,4 @@ class StepTimes:
     def _typical_seconds(self, step: Step) -> float:
         """Of a kind without history 0: its steps are asked after early."""
         lately = self._lately.get(kind_of(step))
-        return statistics.median(lately) if lately else 0.0
+        return 0.0 if lately is None or len(lately) < _LEAST_KEPT else statistics.median(lately)
