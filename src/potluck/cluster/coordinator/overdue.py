@@ -25,7 +25,7 @@ from potluck.cluster.calls import (
 )
 from potluck.cluster.coordinator.left_out import StageStalledError
 from potluck.cluster.coordinator.pipeline import OverdueStep
-from potluck.cluster.edges.options import STALL_SECONDS as NOWHERE_SECONDS
+from potluck.cluster.edges.options import STALL_SECONDS
 from potluck.cluster.membership import Membership
 from potluck.errors import EngineError, PotluckError
 from potluck.quantities import format_seconds
@@ -34,12 +34,15 @@ from potluck.types.step import StepId
 
 _log = logging.getLogger(__name__)
 
-IDLE_SECONDS = 5.0
-"""Without any progress of a stage that is not known to be stopped: a disk that spins up or a full
-queue of writes holds up a worker whose pages have to be read for some seconds."""
+IDLE_SECONDS = 15.0
+"""Without any progress of a stage that is not known to be stopped: a disk from which mapped weights
+have to be read takes some ten seconds to spin up."""
 
 SILENT_SECONDS = 10.0
 """Without an answer of a node, though the membership sees it."""
+
+NOWHERE_SECONDS = float(STALL_SECONDS)
+"""While no stage computes or sends: for what may be on its way between two of them."""
 
 _ASK_SECONDS = 4.0
 _ABANDON_SECONDS = 2.0

@@ -35,7 +35,7 @@ _FAST_SECONDS = FLOOR_SECONDS / TIMES
 _NUM_KEPT = 16
 """Steps of a kind, of which the median counts: a slow one among them changes nothing."""
 _LEAST_KEPT = 8
-"""That make a history. The first of a kind is always slow, as fast ones before it were not noted."""
+"""That make a history. The first is always slow, as fast ones before it were not noted."""
 
 
 class StepTimes:

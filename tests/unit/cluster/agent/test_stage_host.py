@@ -17,10 +17,10 @@ from potluck.cluster.agent import stages
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.cluster.agent.worker_notes import WorkerNotes
-from potluck.cluster.calls import StageLost, StageScope
+from potluck.cluster.calls import AbandonStage, StageCheck, StageLost, StageScope
 from potluck.cluster.worker.messages import Load, Loaded, Progress, StageSpec, Stats
 from potluck.engines.backends import BACKENDS
-from potluck.errors import EngineError, PotluckError, UnitFaultError
+from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.hardware import BackendSpec, DeviceKind, Interface, LayerReport, Trial
 from potluck.types.quantization import Quantization
@@ -87,6 +87,7 @@ class FakeWorker:
         self.was_killed = False
         self.has_crashed = False
         self.status: int | None = 1
+        self.failure: PotluckError | None = None
         self.may_load = asyncio.Event()
         FakeWorker.made.append(self)
 
@@ -104,7 +105,12 @@ class FakeWorker:
         yield LOADED
 
     async def stats(self) -> Stats | None:
+        if self.failure is not None:
+            raise self.failure
         return None
+
+    def fail(self, error: PotluckError) -> None:
+        self.failure = error
 
     def kill(self) -> None:
         self.is_killed = True
@@ -386,5 +392,33 @@ def test_a_crash_that_is_noticed_while_the_stage_is_stopped_is_told(make_host: M
         ends = await host.stop(StageScope(deployment=D, epoch=at(1).epoch))
         assert ends.crashes == (f"stage 0 on node {A}: the stage failed: TypeError",)
         assert lost == []
+
+    asyncio.run(run())
+
+
+def test_what_is_asked_of_one_epoch_concerns_no_other(make_host: MakeHost) -> None:
+    async def run() -> None:
+        host, lost = make_host()
+        await start(host, at(2))
+        await start(host, msgspec.structs.replace(at(2), index=1))
+        await start(host, msgspec.structs.replace(at(2), deployment=DeploymentId("e")))
+        scope = StageScope(deployment=D, epoch=at(2).epoch)
+        well = StageCheck(answers=True, is_stopped=False, has_progress=True)
+        assert (await host.check(scope)).stages == {0: well, 1: well}
+        assert (await host.check(StageScope(deployment=D, epoch=at(1).epoch))).stages == {}
+        abandon = AbandonStage(deployment=D, epoch=at(1).epoch, index=1, message="it was stopped")
+        await host.abandon(abandon)
+        await host.abandon(msgspec.structs.replace(abandon, epoch=at(2).epoch, index=5))
+        assert [each.failure for each in FakeWorker.made] == [None, None, None]
+        await host.abandon(msgspec.structs.replace(abandon, epoch=at(2).epoch))
+        first, second, other = FakeWorker.made
+        assert first.failure is None
+        assert other.failure is None
+        assert isinstance(second.failure, StalledError)
+        assert second.failure.message == "it was stopped"
+        assert (await host.check(scope)).stages == {0: well}
+        second.on_end(second, second.failure)
+        await asyncio.sleep(0)
+        assert [(each.index, each.has_stalled) for each in lost] == [(1, True)]
 
     asyncio.run(run())
