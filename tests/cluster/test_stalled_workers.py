@@ -187,7 +187,7 @@ def test_a_worker_that_is_stopped_for_a_moment_is_kept(
 def test_a_long_prefill_on_a_crowded_core_is_not_lost(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """One worker has half a percent of a core: a turn of some milliseconds twice a second."""
+    """One worker has a quarter of a percent of a core: a few milliseconds once a second."""
     core = {min(os.sched_getaffinity(0))}
     with Fleet(tmp_path_factory.mktemp("stalled")) as fleet:
         agents = fleet.start_all([0, 1], memory_limit="400M")
@@ -195,13 +195,13 @@ def test_a_long_prefill_on_a_crowded_core_is_not_lost(
         workers = [agent.workers() for agent in agents]
         confine(agents[1], core)
         for thread in psutil.Process(next(iter(workers[1]))).threads():
-            os.setpriority(os.PRIO_PROCESS, thread.id, 10)
+            os.setpriority(os.PRIO_PROCESS, thread.id, 13)
         with hogs(20, core):
             started = time.monotonic()
             tokens = list(stream(agents[0], "a tale of two mills " * 250, max_tokens=12))
             seconds = time.monotonic() - started
         print(f"a prompt and 12 tokens took {seconds:.1f} s")
-        assert seconds > 2 * NOTICED_SECONDS
+        assert seconds > NOTICED_SECONDS
         assert len(tokens) >= 12
         assert [agent.workers() for agent in agents] == workers
         assert "lost" not in agents[0].log

@@ -61,7 +61,8 @@ def kind_of(step: Step) -> StepKind:
     for part in step.slices:
         count = len(part.tokens)
         num_tokens += count
-        end = max(end, part.start_position + count)
+        if part.start_position + count > end:  # a call of max() would take as long as all the rest
+            end = part.start_position + count
     return num_tokens.bit_length(), end.bit_length()
 
 

@@ -38,7 +38,7 @@ class Engine:
         self.may_compute.acquire()
         if self.error is not None:
             raise self.error
-        return StepResult(sampled=())
+        return StepResult(hidden=None, sampled=())
 
 
 def test_a_stage_says_for_how_long_it_computes_and_sends() -> None:
