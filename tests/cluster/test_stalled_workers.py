@@ -27,6 +27,9 @@ BOUND_SECONDS = 3 * STALL_SECONDS + 6
 NOTICED_SECONDS = 3.0
 """For a stopped worker to be found and ended, of a deployment whose steps take milliseconds."""
 
+LONG_PROMPT = "a tale of two mills " * 250
+"""Nearly the whole context of demo."""
+
 ENVIRON = {"POTLUCK_STALL_SECONDS": str(STALL_SECONDS)}
 
 
@@ -85,7 +88,8 @@ def test_where_there_is_nothing_else_the_deployment_fails_and_says_why(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     with Fleet(tmp_path_factory.mktemp("stalled")) as fleet:
-        (agent,) = fleet.start_all([0], memory_limit="400M", environ=ENVIRON)
+        # By its usual settings: the kernel says that it was stopped.
+        (agent,) = fleet.start_all([0], memory_limit="400M")
         started = time.monotonic()
         with stopping_the_first_worker(agent) as stopped:
             refused = deploy(agent)
@@ -184,24 +188,47 @@ def test_a_worker_that_is_stopped_for_a_moment_is_kept(
         assert agent.workers() == {pid}
 
 
+@contextmanager
+def throttled(pid: int, *, runs: float, rests: float) -> Iterator[None]:
+    """A process has a turn of ``runs`` seconds after every ``rests``, as between many others."""
+    over = threading.Event()
+
+    def throttle() -> None:
+        while not over.is_set():
+            os.kill(pid, signal.SIGSTOP)
+            over.wait(rests)
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(runs)
+
+    thread = threading.Thread(target=throttle)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 def test_a_long_prefill_on_a_crowded_core_is_not_lost(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """One worker has a quarter of a percent of a core: a few milliseconds once a second."""
     core = {min(os.sched_getaffinity(0))}
     with Fleet(tmp_path_factory.mktemp("stalled")) as fleet:
         agents = fleet.start_all([0, 1], memory_limit="400M")
         agents[0].deploy(context=2048)
         workers = [agent.workers() for agent in agents]
         confine(agents[1], core)
-        for thread in psutil.Process(next(iter(workers[1]))).threads():
-            os.setpriority(os.PRIO_PROCESS, thread.id, 13)
+        started = time.monotonic()
         with hogs(20, core):
-            started = time.monotonic()
-            tokens = list(stream(agents[0], "a tale of two mills " * 250, max_tokens=12))
-            seconds = time.monotonic() - started
-        print(f"a prompt and 12 tokens took {seconds:.1f} s")
-        assert seconds > NOTICED_SECONDS
+            tokens = list(stream(agents[0], LONG_PROMPT, max_tokens=12))
+        print(f"with hogs: a prompt and 12 tokens took {time.monotonic() - started:.1f} s")
         assert len(tokens) >= 12
+        (pid,) = workers[1]
+        started = time.monotonic()
+        with throttled(pid, runs=0.005, rests=0.5):
+            tokens = list(stream(agents[0], "Another. " + LONG_PROMPT, max_tokens=2))
+        seconds = time.monotonic() - started
+        print(f"with hardly a turn: a prompt and 2 tokens took {seconds:.1f} s")
+        assert seconds > 2 * NOTICED_SECONDS
         assert [agent.workers() for agent in agents] == workers
         assert "lost" not in agents[0].log

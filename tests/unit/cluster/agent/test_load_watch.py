@@ -57,7 +57,6 @@ def test_one_that_goes_on_is_kept() -> None:
             assert not played.looks(0.5)
         else:
             played.activity = (2.0 + step, 2.0)  # it ran unseen
-        played.watch.heard()
 
 
 def test_whatever_moves_counts_as_progress() -> None:

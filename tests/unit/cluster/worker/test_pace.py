@@ -67,10 +67,10 @@ def test_one_that_becomes_four_times_slower_is_found_within_seconds_and_stays_sl
 
 def test_what_stays_slow_for_an_hour_is_the_usual_pace() -> None:
     stage = Stage()
-    stage.computes(0.05, 600)
-    stage.computes(0.2, 300)
+    stage.computes(0.25, 3 * 3600)
+    stage.computes(1.0, 1200)
     assert stage.slowdown > 3
-    stage.computes(0.2, 3600)
+    stage.computes(1.0, 2400)
     assert stage.slowdown < 1.5
 
 
