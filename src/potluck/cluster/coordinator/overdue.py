@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -198,7 +197,7 @@ class OverdueSteps:
     def ask(self, overdue: OverdueStep) -> None:
         """See to an overdue step. From any thread; returns at once."""
         with suppress(RuntimeError):  # the loop is closed, and everything else with it
-            self._loop.call_soon_threadsafe(self._begin, overdue, time.monotonic())
+            self._loop.call_soon_threadsafe(self._begin, overdue, self._loop.time())
 
     def _begin(self, overdue: OverdueStep, told_at: float) -> None:
         if self._is_lost or (self._task is not None and not self._task.done()):
@@ -215,7 +214,7 @@ class OverdueSteps:
             checks = await ask_stages(self._membership, self._record)
             if not overdue.is_awaited():
                 return
-            now = time.monotonic()
+            now = self._loop.time()
             verdict = self._evidence.verdict(
                 checks,
                 now,
