@@ -18,7 +18,7 @@
     ├── OverloadedError          there is no room for more requests now
     ├── EngineError              the compiled core is missing or refused a call
     │   ├── UnitFaultError       a device or its driver failed under an engine
-    │   │   └── StalledError     a worker got no further
+    │   │   └── StalledError     a worker got no further while it loaded
     │   ├── DefectError          an exception that nobody expected ended what served a model
     │   └── MovedError           another node coordinates the deployment, or soon will
     ├── RefusedRequestError      a request that has ended what served a model twice
@@ -174,7 +174,7 @@ class UnitFaultError(EngineError):
 
 
 class StalledError(UnitFaultError):
-    """A worker got no further, while it loaded or in a step."""
+    """A worker got no further, while it loaded or in a step, or does not answer."""
 
 
 class DefectError(EngineError):

@@ -88,9 +88,9 @@ class Pace:
             self._latest_at = at
         history.take(seconds, at)
 
-    def slowdown(self, now: float) -> float:
-        """About 1 for a stage that is as fast as ever, or of which too little is known."""
+    def slowdown(self, now: float) -> float | None:
+        """About 1 for a stage that is as fast as ever; None while too little is known."""
         recent = tuple(self._recent)
         if len(recent) < _NUM_RECENT or now - self._latest_at > _FORGET_SECONDS:
-            return 1.0
+            return None
         return statistics.median(recent)
