@@ -13,9 +13,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import pairwise
 
-import openai
 import psutil
 import pytest
 from support.agents import AgentProcess, Fleet, await_ready, eventually, no_end
@@ -148,25 +149,31 @@ def test_a_worker_that_is_stopped_while_it_decodes_is_lost_within_seconds(
         node_ids = [stage["node_id"] for stage in document["stages"]]
         host = next(agent for agent in agents if agent.node_id == node_ids[index])
         (pid,) = host.workers()
-        tokens = stream(agents[0], "Once upon a time", max_tokens=1900)
-        for _ in range(50):
-            next(tokens)
-        os.kill(pid, signal.SIGSTOP)
-        stopped_at = time.monotonic()
-        eventually(
-            lambda: not psutil.pid_exists(pid), within=NOTICED_SECONDS, what="the loss is noticed"
-        )
-        with suppress(openai.APIError):
-            for _ in tokens:
-                pass
+        received: list[float] = []
+
+        def read() -> None:
+            for _ in stream(agents[0], "Once upon a time", max_tokens=1900):
+                received.append(time.monotonic())
+
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(read)
+            eventually(lambda: len(received) > 50, within=20, what="it decodes")
+            os.kill(pid, signal.SIGSTOP)
+            seconds = eventually(
+                lambda: not psutil.pid_exists(pid),
+                within=NOTICED_SECONDS,
+                what="the loss is noticed",
+            )
+            reading.result(timeout=60)
+        pause = max(after - before for before, after in pairwise(received))
+        print(f"noticed after {seconds:.1f} s; the longest pause took {pause:.1f} s")
+        assert len(received) >= 1900
         document = await_ready(agents[0], "demo")
-        print(f"served again after {time.monotonic() - stopped_at:.1f} s")
         assert {stage["node_id"] for stage in document["stages"]} == {node_ids[1 - index]}
         (rejection,) = document["rejections"]
         assert (
             f"stage {index} on node {host.node_id}: its worker was stopped" in (rejection["reason"])
         )
-        assert len(list(stream(agents[0], "Again", max_tokens=8))) > 0
 
 
 def test_a_worker_that_is_stopped_for_a_moment_is_kept(
