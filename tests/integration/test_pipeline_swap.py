@@ -18,6 +18,7 @@ import pytest
 from support.byte_tokenizer import ByteTokenizer
 from support.native_pipeline import CONTEXT_TOKENS, VOCAB_SIZE, Pipeline, small_config
 
+from potluck.engines.native import NativeEngine
 from potluck.errors import PotluckError
 from potluck.local.generation import Generation, Piece
 from potluck.local.pipeline import LocalPipeline
@@ -97,6 +98,20 @@ class LosingPipeline:
 
     def close(self) -> None:
         self.inner.close()
+
+
+class KeptEngine:
+    """Its weights stay when a pipeline over it is closed; its sequences do not."""
+
+    def __init__(self, inner: NativeEngine) -> None:
+        self._inner = inner
+        self.step = inner.step
+        self.logits = inner.logits
+        self.sink = inner.sink
+        self.reset = inner.reset
+
+    def close(self) -> None:
+        self._inner.reset()
 
 
 def attach(
@@ -213,6 +228,33 @@ def test_sequences_go_on_over_other_stages_with_equal_results(
     assert dispatcher.load.num_free_blocks == last.num_blocks
     dispatcher.close()
     assert received.plain == undisturbed()
+
+
+def test_stages_that_are_kept_compute_as_new_ones_do() -> None:
+    """Their caches are full of what earlier sequences have left."""
+    shape = SHAPES[1]
+    pipeline = Pipeline.make(
+        small_config(NUM_LAYERS),
+        TensorFormat.Q4_K,
+        num_stages=shape.num_stages,
+        num_blocks=shape.num_blocks,
+    )
+    engines = [KeptEngine(engine) for engine in pipeline.engines]
+    dispatcher = Dispatcher(shape.limits)
+    received = Received()
+    for request in REQUESTS:
+        received.add(dispatcher, request, Continuation())
+    for cut in (*range(5, 250, 35), 1000):
+        dispatcher.attach(
+            lambda on_outcome, cut=cut: LosingPipeline(  # type: ignore[misc]
+                LocalPipeline(engines, on_outcome), partial(received.has, cut)
+            ),
+            shape.limits,
+        )
+        received.wait(cut)
+        dispatcher.detach()
+    assert received.plain == undisturbed()
+    assert dispatcher.num_attachments == 8
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

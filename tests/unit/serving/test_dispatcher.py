@@ -50,6 +50,9 @@ class ToyEngine:
     def logits(self, step: Step, hidden: NDArray[np.float32] | None) -> NDArray[np.float32]:
         raise AssertionError("not used")
 
+    def reset(self) -> None:
+        raise AssertionError("not used")
+
     def close(self) -> None:
         self.is_closed = True
 

@@ -13,7 +13,7 @@ from potluck.scheduling import Scheduler, SchedulerLimits, SequenceRequest
 from potluck.serving.dispatcher import Dispatcher
 from potluck.serving.ledger import TimedToken, Update
 from potluck.serving.pipeline import OnOutcome, StepOutcome
-from potluck.types.step import SampledToken, SamplingParams, Step, StepId
+from potluck.types.step import SampledToken, SamplingParams, SequenceId, Step, StepId
 
 LIMITS = SchedulerLimits(
     num_blocks=8, context_tokens=64, max_step_tokens=32, max_step_sequences=4, max_steps_in_flight=1
@@ -184,3 +184,53 @@ def test_an_outcome_of_no_step_is_a_defect() -> None:
     step = Step(step_id=StepId(99), slices=())
     played.on_outcome(StepOutcome(step=step))
     assert len(played.broken) == 1
+
+
+def test_tokens_that_a_broken_scheduler_kept_to_itself_are_computed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played = Played()
+    updates: SimpleQueue[Update] = SimpleQueue()
+    played.add(updates.put)
+    played.answer()
+    complete = Scheduler.complete
+
+    def breaks_afterwards(*arguments: Any) -> None:
+        complete(*arguments)
+        raise KeyError("after all was noted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Scheduler, "complete", breaks_afterwards)
+        played.answer()
+    played.steps.clear()
+    played.dispatcher.detach()
+    played.dispatcher.attach(played.start, LIMITS)
+    (step,) = played.steps
+    assert step.slices[0].tokens == (1, 7), "the prompt and the one that was told"
+    while played.steps:
+        played.answer()
+    tokens = [updates.get_nowait() for _ in range(updates.qsize())]
+    assert [each.token.position for each in tokens if isinstance(each, TimedToken)] == [
+        1, 2, 3, 4, 5
+    ]  # fmt: skip
+    played.dispatcher.close()
+
+
+def test_results_that_come_twice_or_late_are_dropped_and_counted() -> None:
+    played = Played()
+    updates: SimpleQueue[Update] = SimpleQueue()
+    played.add(updates.put)
+    first, old = played.steps[0], played.on_outcome
+    played.answer()
+    sampled = (SampledToken(sequence_id=SequenceId(0), position=1, token=9),)
+    old(StepOutcome(step=first, sampled=sampled))
+    assert played.dispatcher.num_dropped_outcomes == 1
+    late = played.steps.pop()
+    played.dispatcher.detach()
+    old(StepOutcome(step=late, sampled=sampled))
+    played.dispatcher.attach(played.start, LIMITS)
+    old(StepOutcome(step=late, sampled=sampled))
+    assert played.dispatcher.num_dropped_outcomes == 3
+    assert updates.qsize() == 1
+    assert played.broken == []
+    played.dispatcher.close()

@@ -1,0 +1,122 @@
+"""A client that streams one completion over HTTP and notes when its tokens come."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+END_TOKENS = (2, 6)
+"""Of demo's tokenizer: kept from being sampled, so that every answer has its whole length."""
+
+_SILENCE_SECONDS = 180.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A request, sampled with penalties, whose answer a seed determines."""
+
+    prompt: Sequence[int] | str
+    max_tokens: int
+    seed: int
+    temperature: float = 1.0
+    penalty: float = 0.3
+    has_logprobs: bool = True
+
+    def body(self, model: str) -> Mapping[str, object]:
+        """What ``/v1/completions`` takes."""
+        return {
+            "model": model,
+            "prompt": self.prompt,
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": 0.95,
+            "presence_penalty": self.penalty,
+            "frequency_penalty": self.penalty,
+            "seed": self.seed,
+            "logit_bias": {str(token): -100 for token in END_TOKENS},
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **({"logprobs": 1} if self.has_logprobs else {}),
+        }
+
+
+@dataclass(slots=True)
+class TokenStream:
+    """An answer as it comes. ``status`` is 0 until there is one; ``error`` is empty if all is well.
+
+    ``times`` are those of events with tokens, of ``time.monotonic``; ``logprobs`` are of tokens.
+    """
+
+    status: int = 0
+    retry_after: float | None = None
+    text: str = ""
+    logprobs: list[float] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    num_comments: int = 0
+    num_tokens: int | None = None
+    error: str = ""
+    sent_at: float = 0.0
+    ended_at: float | None = None
+    has_begun: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it ended as it should."""
+        return self.ended_at is not None and not self.error and self.num_tokens is not None
+
+    def read(self, port: int, model: str, ask: Ask) -> None:
+        """Send the request and read the answer to its end; errors are noted, not raised."""
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_SILENCE_SECONDS)
+        self.sent_at = time.monotonic()
+        try:
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", "/v1/completions", json.dumps(ask.body(model)), headers)
+            response = connection.getresponse()
+            self.status = response.status
+            if response.status != http.HTTPStatus.OK:
+                after = response.getheader("Retry-After")
+                self.retry_after = float(after) if after else None
+                self.error = response.read(2000).decode("utf-8", "replace") or "no text"
+                return
+            for line in response:
+                self._take(line)
+            if not self.error and self.num_tokens is None:
+                self.error = "the stream ended before its last event"
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.error = f"{type(error).__name__}: {error}"
+        finally:
+            connection.close()
+            self.ended_at = time.monotonic()
+            self.has_begun.set()
+
+    def _take(self, line: bytes) -> None:
+        if line.startswith(b":"):
+            self.num_comments += 1
+        if not line.startswith(b"data: {"):
+            return
+        event: dict[str, Any] = json.loads(line.removeprefix(b"data: "))
+        if "error" in event:
+            self.error = str(event["error"]["message"])
+        for choice in event.get("choices", ()):
+            scores = (choice.get("logprobs") or {}).get("token_logprobs") or ()
+            if choice["text"] or scores:
+                self.times.append(time.monotonic())
+            self.text += choice["text"]
+            self.logprobs += scores
+            self.has_begun.set()
+        if event.get("usage"):
+            self.num_tokens = event["usage"]["completion_tokens"]
+
+
+def stream_whole(port: int, model: str, ask: Ask) -> TokenStream:
+    """An answer that must be whole. Raises ``RuntimeError`` if it is not."""
+    stream = TokenStream()
+    stream.read(port, model, ask)
+    if not stream.is_whole or stream.num_tokens != ask.max_tokens:
+        raise RuntimeError(f"an undisturbed answer failed: {stream.status} {stream.error}")
+    return stream

@@ -1,0 +1,661 @@
+"""An answer outlives any machine: processes die, freeze and leave, and streams go on.
+
+One cluster for most of the module: agent 0 is a gateway without memory for stages, agents 1 to 3
+each hold a stage of ``demo`` and could hold all of it, and agent 1 coordinates. Every test leaves
+the cluster whole again. Texts and log-probabilities are compared with those of the same requests
+before anything was disturbed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+from support.agents import AgentProcess, Document, Fleet, await_ready, eventually, stopped
+from support.confinement import control_group, covered, inside
+from support.jumping_clock import JumpingClock
+from token_stream import Ask, TokenStream, stream_whole
+
+from potluck.cluster.agent.control import RemoteError
+
+MODEL = "demo"
+DYING = Path(__file__).parents[1] / "support" / "dying"
+SOURCES = Path(__file__).parents[2] / "src"
+MIB = 2**20
+
+RECOVERED_SECONDS = 8.0
+"""From a death to the next token, on a crowded machine. ``benchmarks/recovery.py`` measures it."""
+FROZEN_SECONDS = 3.0
+"""Within which a worker that stands still is noticed."""
+SILENCE_SECONDS = 1.5
+"""Within which an agent that stands still is noticed."""
+DOWN_SECONDS = 10.0
+
+PROMPT = "Once upon a time, in a harbour at the end of the world, there was a small light."
+GREEDY = Ask(prompt=PROMPT, max_tokens=900, seed=1, temperature=0.0, penalty=0.0)
+SAMPLED = Ask(prompt=PROMPT, max_tokens=900, seed=2**40 + 7, temperature=1.0, penalty=0.3)
+SHORT = Ask(prompt="The old boat", max_tokens=12, seed=5, temperature=1.0, penalty=0.3)
+ASKS = (GREEDY, SAMPLED, SHORT)
+NUM_BEGUN = 40
+"""Tokens of a stream that has begun; far from the last."""
+
+
+# Clients.
+
+
+@dataclass(slots=True)
+class Live:
+    """A stream on a thread of its own."""
+
+    stream: TokenStream
+    thread: threading.Thread
+
+    def end(self, *, within: float = 60) -> TokenStream:
+        """The stream once it has ended by itself."""
+        self.thread.join(within)
+        assert not self.thread.is_alive(), f"the stream goes on after {within} s"
+        return self.stream
+
+
+def begin(agent: AgentProcess, ask: Ask, *, num_tokens: int = NUM_BEGUN) -> Live:
+    """A stream with so many tokens at the client."""
+    stream = TokenStream()
+    port = int(agent.url.rpartition(":")[2])
+    thread = threading.Thread(target=stream.read, args=(port, MODEL, ask))
+    thread.start()
+    live = Live(stream=stream, thread=thread)
+    eventually(
+        lambda: len(stream.times) >= num_tokens or stream.ended_at is not None,
+        within=30,
+        what="the stream has begun",
+    )
+    assert not stream.error, stream.error
+    return live
+
+
+def check_same(stream: TokenStream, expected: TokenStream) -> None:
+    """Not a token was lost, repeated or changed."""
+    assert not stream.error, f"{stream.error}, after {len(stream.times)} tokens"
+    assert stream.is_whole
+    assert stream.num_tokens == expected.num_tokens
+    assert stream.text == expected.text
+    assert stream.logprobs == expected.logprobs
+
+
+def longest_gap(stream: TokenStream) -> float:
+    times = stream.times
+    return max(after - before for before, after in itertools.pairwise(times))
+
+
+@dataclass(slots=True)
+class Load:
+    """Clients that send short requests all the time, each at one gateway."""
+
+    expected: TokenStream
+    over: threading.Event = field(default_factory=threading.Event)
+    num_answered: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def run(self, agent: AgentProcess) -> None:
+        port = int(agent.url.rpartition(":")[2])
+        while not self.over.is_set():
+            stream = TokenStream()
+            stream.read(port, MODEL, SHORT)
+            if stream.error:
+                self.problems.append(f"agent {agent.number}: {stream.status} {stream.error}")
+                time.sleep(0.05)  # so that what refuses at once does not fill the list
+            elif (stream.text, stream.logprobs) != (self.expected.text, self.expected.logprobs):
+                self.problems.append(f"agent {agent.number}: another text: {stream.text}")
+            else:
+                self.num_answered += 1
+
+
+@contextlib.contextmanager
+def load(expected: TokenStream, *gateways: AgentProcess) -> Iterator[Load]:
+    """Steady requests while the block runs; none may fail."""
+    steady = Load(expected=expected)
+    threads = [threading.Thread(target=steady.run, args=(each,)) for each in gateways]
+    for thread in threads:
+        thread.start()
+    try:
+        eventually(
+            lambda: steady.num_answered or steady.problems, within=20, what="requests are answered"
+        )
+        yield steady
+    finally:
+        steady.over.set()
+        for thread in threads:
+            thread.join()
+    assert not steady.problems, f"{len(steady.problems)} problems: {steady.problems[:3]}"
+
+
+# The cluster.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The fleet, what its agents answer undisturbed, and what disturbs them."""
+
+    fleet: Fleet
+    expected: dict[Ask, TokenStream]
+    clocks: dict[int, JumpingClock]
+    points: dict[int, Path]
+
+    @property
+    def agents(self) -> dict[int, AgentProcess]:
+        return self.fleet.agents
+
+    @property
+    def gateway(self) -> AgentProcess:
+        return self.fleet.agents[0]
+
+    def start(self, number: int) -> AgentProcess:
+        """Start one of agents 1 to 3, for the first time or again."""
+        environ = {
+            **self.clocks[number].environ,
+            "DIE_AT": str(self.points[number]),
+            "PYTHONPATH": f"{DYING}:{SOURCES}",
+        }
+        first = next(iter(self.fleet.live()))
+        return self.fleet.start(number, memory_limit="400M", join=first, environ=environ)
+
+    def restore(self) -> None:
+        """Have all agents run, and the model on agents 1 to 3 with agent 1 as coordinator."""
+        for number in (1, 2, 3):
+            if number not in self.agents or self.agents[number].process.poll() is not None:
+                self.start(number)
+        for agent in self.fleet.live():
+            agent.await_up()
+        self.fleet.await_members()
+        deployed = self.gateway.deployment(MODEL)
+        if deployed is not None:
+            if deployed["state"] == "ready" and is_whole(deployed, self.agents[1]):
+                return
+            self.gateway.ask("undeploy", name=MODEL)
+        deployed = self.agents[1].deploy(context=2048, cache=8192)
+        assert is_whole(deployed, self.agents[1])
+        for agent in self.fleet.live():
+            await_ready(agent, MODEL)
+
+    def deployment(self) -> Document:
+        return await_ready(self.gateway, MODEL, within=30)
+
+    def workers(self) -> set[int]:
+        return {pid for agent in self.fleet.live() for pid in agent.workers()}
+
+
+def is_whole(deployed: Document, coordinator: AgentProcess) -> bool:
+    nodes = {stage["node_id"] for stage in deployed["stages"]}
+    return len(nodes) == 3 and deployed["epoch"]["coordinator"] == coordinator.node_id
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    directory = tmp_path_factory.mktemp("recovery")
+    points = {number: directory / f"points-{number}" for number in (1, 2, 3)}
+    for folder in points.values():
+        folder.mkdir()
+    with Fleet(directory) as fleet:
+        cluster = Cluster(
+            fleet=fleet,
+            expected={},
+            clocks={number: JumpingClock(directory / f"clock-{number}") for number in (1, 2, 3)},
+            points=points,
+        )
+        fleet.start(0, memory_limit="1M").await_up()
+        cluster.restore()
+        port = int(cluster.gateway.url.rpartition(":")[2])
+        cluster.expected.update((ask, stream_whole(port, MODEL, ask)) for ask in ASKS)
+        yield cluster
+
+
+@pytest.fixture
+def cluster(started: Cluster) -> Iterator[Cluster]:
+    """The whole cluster; afterwards it holds no blocks of sequences, and nothing is left over."""
+    started.restore()
+    yield started
+    for clock in started.clocks.values():
+        clock.jump(0)
+    deployed = started.gateway.deployment(MODEL)
+    if deployed is None or deployed["state"] != "ready":
+        return  # the test has failed, or has said why
+    eventually(
+        lambda: started.gateway.metric("potluck_kv_blocks", model=MODEL, state="used") == 0,
+        within=5,
+        what="all blocks are free",
+    )
+    for agent in started.fleet.live():
+        assert "Traceback" not in agent.log
+
+
+def worker_of(cluster: Cluster, stage: int) -> int:
+    node_id = cluster.deployment()["stages"][stage]["node_id"]
+    (agent,) = [each for each in cluster.agents.values() if each.node_id == node_id]
+    (worker,) = agent.workers()
+    return worker
+
+
+# Death.
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_worker_is_killed_and_all_streams_go_on(cluster: Cluster, stage: int) -> None:
+    """The other workers keep their processes, and with them their weights."""
+    before = cluster.deployment()
+    victim = worker_of(cluster, stage)
+    others = cluster.workers() - {victim}
+    remote, local = begin(cluster.gateway, SAMPLED), begin(cluster.agents[1], GREEDY)
+    os.kill(victim, signal.SIGKILL)
+    check_same(remote.end(), cluster.expected[SAMPLED])
+    check_same(local.end(), cluster.expected[GREEDY])
+    assert longest_gap(remote.stream) < RECOVERED_SECONDS
+    after = cluster.deployment()
+    assert after["epoch"]["number"] > before["epoch"]["number"]
+    assert len(after["stages"]) == 3
+    assert others <= cluster.workers()
+    assert len(cluster.workers()) == 3
+    # Only the lost stage was read again.
+    assert [stage["node_id"] for stage in after["stages"]] == [
+        stage["node_id"] for stage in before["stages"]
+    ]
+
+
+@pytest.mark.parametrize(("number", "other"), [(2, 1), (1, 3)], ids=["host", "coordinator"])
+def test_an_agent_is_killed_and_streams_at_other_gateways_go_on(
+    cluster: Cluster, number: int, other: int
+) -> None:
+    before = cluster.deployment()
+    lost = cluster.agents[number]
+    lost_workers = lost.workers()
+    kept = cluster.workers() - lost_workers
+    remote, local = begin(cluster.gateway, GREEDY), begin(cluster.agents[other], SAMPLED)
+    lost.kill()
+    check_same(remote.end(), cluster.expected[GREEDY])
+    check_same(local.end(), cluster.expected[SAMPLED])
+    assert longest_gap(remote.stream) < RECOVERED_SECONDS
+    after = cluster.deployment()
+    assert after["epoch"]["number"] > before["epoch"]["number"]
+    assert lost.node_id not in {stage["node_id"] for stage in after["stages"]}
+    assert kept <= cluster.workers()
+    for worker in lost_workers:
+        eventually(lambda worker=worker: is_gone(worker), within=5, what="its workers end")  # type: ignore[misc]
+
+
+def test_a_client_whose_gateway_died_gets_the_same_text_elsewhere(cluster: Cluster) -> None:
+    other = begin(cluster.agents[1], GREEDY)
+    lost = begin(cluster.agents[3], SAMPLED)
+    so_far = cluster.agents[3].log  # read before it is gone
+    cluster.agents[3].kill()
+    cut = lost.end(within=5)
+    assert cut.error, so_far
+    assert cluster.expected[SAMPLED].text.startswith(cut.text)
+    check_same(begin(cluster.gateway, SAMPLED, num_tokens=1).end(), cluster.expected[SAMPLED])
+    check_same(other.end(), cluster.expected[GREEDY])
+
+
+def test_two_of_three_agents_are_killed_one_after_the_other(cluster: Cluster) -> None:
+    sampled, greedy = begin(cluster.gateway, SAMPLED), begin(cluster.gateway, GREEDY)
+    kept = cluster.agents[3].workers()
+    for number in (2, 1):
+        count = len(sampled.stream.times)
+        cluster.agents[number].kill()
+        eventually(
+            lambda count=count: (  # type: ignore[misc]
+                len(sampled.stream.times) > count + NUM_BEGUN or sampled.stream.ended_at is not None
+            ),
+            within=30,
+            what="the stream goes on",
+        )
+        assert not sampled.stream.error, sampled.stream.error
+    check_same(sampled.end(), cluster.expected[SAMPLED])
+    check_same(greedy.end(), cluster.expected[GREEDY])
+    after = cluster.deployment()
+    assert {stage["node_id"] for stage in after["stages"]} == {cluster.agents[3].node_id}
+    assert kept <= cluster.agents[3].workers()
+
+
+@pytest.mark.parametrize("point", ["before_send", "after_send"])
+@pytest.mark.parametrize(("role", "number"), [("worker", 2), ("agent", 1)])
+def test_a_process_dies_at_a_point_of_the_protocol(
+    cluster: Cluster, role: str, number: int, point: str
+) -> None:
+    """About to send a frame, or having just sent one: a step is done twice, or by nobody."""
+    stream = begin(cluster.gateway, SAMPLED)
+    order = cluster.points[number] / f"{role}-{point}"
+    order.touch()
+    check_same(stream.end(), cluster.expected[SAMPLED])
+    assert not order.exists(), "nobody died"
+    assert longest_gap(stream.stream) < RECOVERED_SECONDS
+
+
+def test_requests_sent_during_a_recovery_wait_and_are_answered(cluster: Cluster) -> None:
+    with load(cluster.expected[SHORT], cluster.gateway, cluster.agents[3]) as steady:
+        for number in (2, 1):
+            before = cluster.deployment()["epoch"]["number"]
+            cluster.agents[number].kill()
+            eventually(
+                lambda before=before: cluster.deployment()["epoch"]["number"] > before,  # type: ignore[misc]
+                within=30,
+                what="the next epoch",
+            )
+            answered = steady.num_answered
+            eventually(
+                lambda answered=answered: steady.num_answered > answered + 2,  # type: ignore[misc]
+                within=20,
+                what="requests are answered again",
+            )
+
+
+def test_a_node_that_comes_and_goes_delays_nobody_more_and_more(cluster: Cluster) -> None:
+    """Three deaths of one node in a row: recoveries are no failures, and nothing backs off."""
+    with load(cluster.expected[SHORT], cluster.agents[3]):
+        for _ in range(3):
+            stream = begin(cluster.gateway, GREEDY)
+            cluster.agents[2].kill()
+            check_same(stream.end(), cluster.expected[GREEDY])
+            assert longest_gap(stream.stream) < RECOVERED_SECONDS
+            cluster.start(2).await_up()
+            cluster.fleet.await_members()
+
+
+# Frozen.
+
+
+def test_a_worker_that_stands_still_is_noticed_and_replaced(cluster: Cluster) -> None:
+    victim = worker_of(cluster, 1)
+    others = cluster.workers() - {victim}
+    stream = begin(cluster.gateway, SAMPLED)
+    os.kill(victim, signal.SIGSTOP)
+    try:
+        check_same(stream.end(), cluster.expected[SAMPLED])
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGCONT)
+    assert longest_gap(stream.stream) < FROZEN_SECONDS + RECOVERED_SECONDS
+    eventually(lambda: is_gone(victim), within=5, what="it is ended")
+    assert others <= cluster.workers()
+
+
+@pytest.mark.parametrize("number", [2, 1], ids=["host", "coordinator"])
+def test_an_agent_that_stands_still_is_left_behind_and_obeys_when_it_goes_on(
+    cluster: Cluster, number: int
+) -> None:
+    """With its worker, as on a host that is suspended: no socket is closed."""
+    before = cluster.deployment()
+    sampled, greedy = begin(cluster.gateway, SAMPLED), begin(cluster.agents[3], GREEDY)
+    with stopped(cluster.agents[number]):
+        check_same(sampled.end(), cluster.expected[SAMPLED])
+        check_same(greedy.end(), cluster.expected[GREEDY])
+        assert longest_gap(sampled.stream) < SILENCE_SECONDS + RECOVERED_SECONDS
+        after = cluster.deployment()
+        assert after["epoch"]["number"] > before["epoch"]["number"]
+        assert cluster.agents[number].node_id not in {stage["node_id"] for stage in after["stages"]}
+    cluster.fleet.await_members()
+    eventually(lambda: agree(cluster), within=15, what="all agents agree on who serves it")
+    for gateway in (0, 1, 2, 3):
+        again = begin(cluster.agents[gateway], SHORT, num_tokens=1)
+        check_same(again.end(), cluster.expected[SHORT])
+
+
+def test_a_moment_of_standing_still_changes_nothing(cluster: Cluster) -> None:
+    before = cluster.deployment()
+    stream = begin(cluster.gateway, SAMPLED)
+    with stopped(cluster.agents[2]):
+        time.sleep(0.3)  # well within the lease
+    check_same(stream.end(), cluster.expected[SAMPLED])
+    assert cluster.deployment()["epoch"] == before["epoch"]
+
+
+def agree(cluster: Cluster) -> bool:
+    known = [agent.deployment(MODEL) for agent in cluster.fleet.live()]
+    epochs = [each["epoch"] for each in known if each and each["state"] == "ready"]
+    return len(epochs) == len(known) and all(epoch == epochs[0] for epoch in epochs)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize("seconds", [7200, -7200], ids=["ahead", "back"])
+def test_a_clock_that_jumps_disturbs_nothing(cluster: Cluster, seconds: int) -> None:
+    """The coordinator's and a host's, by two hours; a recovery after it works, too."""
+    before = cluster.deployment()
+    stream = begin(cluster.gateway, SAMPLED)
+    for number in (1, 2):
+        cluster.clocks[number].jump(seconds)
+    check_same(stream.end(), cluster.expected[SAMPLED])
+    assert cluster.deployment()["epoch"] == before["epoch"]
+    assert len(cluster.gateway.members()) == 4
+    stream = begin(cluster.gateway, GREEDY)
+    os.kill(worker_of(cluster, 0), signal.SIGKILL)
+    check_same(stream.end(), cluster.expected[GREEDY])
+
+
+# Leaving and joining.
+
+
+@pytest.mark.parametrize("number", [2, 1], ids=["host", "coordinator"])
+def test_down_under_steady_load_takes_seconds_and_fails_nothing(
+    cluster: Cluster, number: int
+) -> None:
+    leaver = cluster.agents[number]
+    workers = leaver.workers()
+    with load(cluster.expected[SHORT], cluster.gateway, cluster.agents[3]):
+        remote, own = begin(cluster.gateway, SAMPLED), begin(leaver, GREEDY)
+        started = time.monotonic()
+        completed = leaver.command_line("down")
+        seconds = time.monotonic() - started
+        check_same(remote.end(), cluster.expected[SAMPLED])
+        check_same(own.end(), cluster.expected[GREEDY])
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stderr.endswith("this node has left the cluster\n")
+    assert seconds < DOWN_SECONDS
+    assert leaver.process.wait(10) == 0
+    assert all(is_gone(pid) for pid in workers)
+    assert not (leaver.state / "control.sock").exists()
+    after = cluster.deployment()
+    assert leaver.node_id not in {stage["node_id"] for stage in after["stages"]}
+
+
+def test_ten_agents_that_join_and_die_at_once_disturb_nothing(cluster: Cluster) -> None:
+    before = cluster.deployment()
+    guests = range(10, 20)
+    with load(cluster.expected[SHORT], cluster.agents[3]):
+        streams = [begin(cluster.gateway, SAMPLED)]
+        for number in guests:
+            cluster.fleet.start(number, memory_limit="1M", join=cluster.agents[2], has_http=False)
+        for number in guests:
+            cluster.agents[number].await_up()
+        cluster.fleet.await_members(within=40)
+        streams.append(begin(cluster.gateway, GREEDY))
+        for number in guests:
+            cluster.agents[number].process.kill()
+        for number in guests:
+            cluster.agents.pop(number).clean_up()
+        cluster.fleet.await_members()
+        check_same(streams[0].end(), cluster.expected[SAMPLED])
+        check_same(streams[1].end(), cluster.expected[GREEDY])
+    assert cluster.deployment()["epoch"] == before["epoch"]
+
+
+def test_joining_with_memory_for_a_stage_disturbs_no_stream(cluster: Cluster) -> None:
+    cluster.agents[2].kill()
+    cluster.fleet.await_members()
+    eventually(
+        lambda: len({s["node_id"] for s in cluster.deployment()["stages"]}) == 2,
+        within=30,
+        what="the others serve",
+    )
+    sampled = begin(cluster.gateway, SAMPLED)
+    cluster.start(2).await_up()
+    cluster.fleet.await_members()
+    check_same(sampled.end(), cluster.expected[SAMPLED])
+    assert longest_gap(sampled.stream) < 1.0  # of what starting an agent takes from this machine
+    check_same(begin(cluster.agents[2], GREEDY).end(), cluster.expected[GREEDY])
+
+
+# Too little of something.
+
+
+def test_where_memory_is_missing_requests_wait_and_then_say_how_much(tmp_path: Path) -> None:
+    """Two agents that hold a good half each: with one of them, nobody can compute."""
+    wait_seconds = 3.0
+    with Fleet(tmp_path) as fleet:
+        gateway = fleet.start(0, memory_limit="1M").await_up()
+        for number in (1, 2):
+            fleet.start(number, memory_limit="82M", join=gateway).await_up()
+        fleet.await_members()
+        deployed = fleet.agents[1].ask(
+            "deploy",
+            model=MODEL,
+            context_tokens=1024,
+            cache_tokens=1024,
+            recovery_wait_seconds=wait_seconds,
+        )
+        assert len(deployed["stages"]) == 2
+        port = int(gateway.url.rpartition(":")[2])
+        await_ready(gateway, MODEL)
+        expected = stream_whole(port, MODEL, GREEDY)
+        interrupted = begin(gateway, GREEDY)
+        kept = fleet.agents[1].workers()
+        fleet.agents[2].kill()
+        killed_at = time.monotonic()
+        late = TokenStream()
+        late.read(port, MODEL, SHORT)
+        for stream in (interrupted.end(within=20), late):
+            assert stream.ended_at is not None
+            assert wait_seconds - 0.5 < stream.ended_at - killed_at < wait_seconds + 4
+            assert "MiB" in stream.error
+        assert late.status == 503
+        assert expected.text.startswith(interrupted.stream.text)
+        # Not lost for good: as soon as there is memory, the next request is answered.
+        waiting = TokenStream()
+        thread = threading.Thread(target=waiting.read, args=(port, MODEL, SHORT))
+        thread.start()
+        fleet.start(2, memory_limit="82M", join=gateway).await_up()
+        thread.join(30)
+        assert not waiting.error, waiting.error
+        assert kept <= fleet.agents[1].workers()
+        check_same(begin(gateway, GREEDY).end(), expected)
+
+
+def test_a_control_groups_limit_is_kept_when_its_agent_takes_over_stages(tmp_path: Path) -> None:
+    """Agent 1 has the model's other half, and dies; nothing is killed for want of memory."""
+    limit = 320 * MIB
+    group = Path(f"/sys/fs/cgroup/memory/potluck-recovery-{os.getpid()}")
+    with control_group(group, {"memory.limit_in_bytes": str(limit)}) as path:
+        fleet = Fleet(tmp_path)
+        try:
+            gateway = fleet.start(0, memory_limit="1M").await_up()
+            fleet.start(1, memory_limit="400M", join=gateway).await_up()
+            confined = fleet.start(2, join=gateway, prefix=inside(path)).await_up()
+            fleet.await_members()
+            fleet.agents[1].deploy(context=1024, cache=2048)
+            await_ready(gateway, MODEL)
+            expected = stream_whole(int(gateway.url.rpartition(":")[2]), MODEL, SAMPLED)
+            stream = begin(gateway, SAMPLED)
+            fleet.agents[1].kill()
+            check_same(stream.end(), expected)
+            stages = await_ready(gateway, MODEL)["stages"]
+            assert {stage["node_id"] for stage in stages} == {confined.node_id}
+            assert sum(stage["num_bytes"] for stage in stages) < limit
+            killed = (path / "memory.oom_control").read_text().split()
+            assert killed[killed.index("oom_kill") + 1] == "0"
+        finally:
+            for agent in fleet.agents.values():
+                agent.clean_up()
+
+
+def test_a_full_disk_does_not_end_a_stream(tmp_path: Path) -> None:
+    """Weights are mapped from a file of 8 MiB at agent 2, which cannot pack what agent 1 had."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    with Fleet(tmp_path / "fleet") as fleet:
+        gateway = fleet.start(0, memory_limit="1M").await_up()
+        fleet.start(1, memory_limit="400M", join=gateway).await_up()
+        confined = fleet.start(
+            2,
+            memory_limit="400M",
+            join=gateway,
+            prefix=covered(cache, "size=16m"),
+            environ={"XDG_CACHE_HOME": str(cache)},
+        ).await_up()
+        fleet.await_members()
+        deployed = fleet.agents[1].ask(
+            "deploy",
+            model=MODEL,
+            context_tokens=1024,
+            cache_tokens=2048,
+            is_mapped=True,
+            recovery_wait_seconds=4.0,
+        )
+        assert len(deployed["stages"]) == 2
+        await_ready(gateway, MODEL)
+        expected = stream_whole(int(gateway.url.rpartition(":")[2]), MODEL, SAMPLED)
+        stream = begin(gateway, SAMPLED)
+        fleet.agents[1].kill()
+        ended = stream.end(within=30)
+        if ended.error:  # it says why: the disk is full
+            assert "No space left on device" in ended.error
+            assert expected.text.startswith(ended.text)
+        else:
+            check_same(ended, expected)
+        assert confined.process.poll() is None
+        fleet.start(3, memory_limit="400M", join=gateway).await_up()
+        eventually(
+            lambda: is_answered(gateway, expected), within=30, what="it is served by agent 3"
+        )
+
+
+def is_answered(gateway: AgentProcess, expected: TokenStream) -> bool:
+    stream = TokenStream()
+    stream.read(int(gateway.url.rpartition(":")[2]), MODEL, SAMPLED)
+    if stream.error:
+        return False
+    check_same(stream, expected)
+    return True
+
+
+def test_spares_take_over_without_loading(tmp_path: Path) -> None:
+    """What a lost node had is ready elsewhere; undeploying ends the spares, too."""
+    with Fleet(tmp_path) as fleet:
+        gateway = fleet.start(0, memory_limit="1M").await_up()
+        for number in (1, 2):
+            fleet.start(number, memory_limit="400M", join=gateway).await_up()
+        fleet.await_members()
+        fleet.agents[1].ask(
+            "deploy", model=MODEL, context_tokens=1024, cache_tokens=2048, num_spares=1
+        )
+        deployed = await_ready(gateway, MODEL)
+        eventually(
+            lambda: sum(len(agent.workers()) for agent in fleet.live()) > len(deployed["stages"]),
+            within=20,
+            what="the spares are loaded",
+        )
+        eventually(
+            lambda: all(len(fleet.agents[number].workers()) > 0 for number in (1, 2)),
+            within=20,
+            what="both nodes hold something",
+        )
+        expected = stream_whole(int(gateway.url.rpartition(":")[2]), MODEL, SAMPLED)
+        stream = begin(gateway, SAMPLED)
+        held = fleet.agents[2].workers()
+        fleet.agents[1].kill()
+        check_same(stream.end(), expected)
+        assert fleet.agents[2].workers() == held
+        gateway.ask("undeploy", name=MODEL)
+        eventually(lambda: not fleet.agents[2].workers(), within=5, what="all of it is ended")
+        with pytest.raises(RemoteError, match="nothing is deployed"):
+            gateway.ask("undeploy", name=MODEL)
