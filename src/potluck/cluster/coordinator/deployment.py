@@ -503,7 +503,10 @@ class Deployment:
             self.record, revision=self.record.revision + 1, **changes
         )
         self._last_published = self._clock()
-        self._publish(self.record)
+        if self.record.epoch.coordinator == self._membership.node_id:
+            # Before its first epoch it has no say: there may be a coordinator that is only out of
+            # reach from here, and whose record this one would supersede.
+            self._publish(self.record)
 
     def _say_progress(self, doing: str, done_bytes: int, total_bytes: int) -> None:
         if self._state.serving is not None:
