@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -43,7 +43,6 @@ from potluck.cluster.calls import (
     GenerateFailure,
     HeldStage,
     ModelFingerprint,
-    Named,
     StageLost,
     Tokens,
     Vacate,
@@ -56,12 +55,11 @@ from potluck.cluster.coordinator.claiming import Grant, Refusal
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.keeping import Holding, is_of_size, keep_and_fill, kept
 from potluck.cluster.coordinator.left_out import NodeUnitId
-from potluck.cluster.coordinator.planning import DeploymentSize, PlannedModel, PlannedStage
+from potluck.cluster.coordinator.planning import PlannedModel, PlannedStage
 from potluck.cluster.worker.messages import Connect, Peer
 from potluck.errors import (
     CallError,
     EngineError,
-    InsufficientMemoryError,
     MovedError,
     NodeLostError,
     PotluckError,
@@ -138,9 +136,7 @@ def new_record(
 class ToyAttempt(Attempt):
     """An attempt that plans on toy reports and connects toy stages; it claims and loads as ever."""
 
-    def __init__(
-        self, agent: Agent, around: Surroundings, record: DeploymentRecord
-    ) -> None:
+    def __init__(self, agent: Agent, around: Surroundings, record: DeploymentRecord) -> None:
         super().__init__(around, record, _DESCRIPTION, ModelFingerprint(digest="toy"))
         self._agent = agent
         self._is_connected = False
@@ -276,7 +272,12 @@ class ToyAttempt(Attempt):
 
             nodes = [stage.node_id for stage in record.stages]
             pipeline = ToyPipeline(
-                agent.process, record.deployment, record.epoch, nodes, watched, on_lost,
+                agent.process,
+                record.deployment,
+                record.epoch,
+                nodes,
+                watched,
+                on_lost,
                 agent.disturb,
             )
             agent.pipelines[record.deployment, record.epoch] = pipeline
@@ -317,9 +318,7 @@ class Agent:
         self.is_draining = False
         self._draws = random.Random(seed)
         self.pipelines: dict[tuple[DeploymentId, Epoch], ToyPipeline] = {}
-        self.stages = StageHost(
-            process, capacity, rules.history, rules.switches, self.disturb
-        )
+        self.stages = StageHost(process, capacity, rules.history, rules.switches, self.disturb)
         self.num_clients = 0
         self._promised: dict[DeploymentId, Epoch] = {}
         self._awaiting: set[DeploymentId] = set()
@@ -355,9 +354,7 @@ class Agent:
         await deployment.start()
 
     def _make(self, record: DeploymentRecord) -> Deployment:
-        around = cast(
-            Surroundings, SimpleNamespace(membership=self.process, step_seconds=3.0)
-        )
+        around = cast(Surroundings, SimpleNamespace(membership=self.process, step_seconds=3.0))
         made = type("Made", (ToyDeployment,), {"agent": self})
         deployment: Deployment = made(
             record,

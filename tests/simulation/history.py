@@ -145,8 +145,7 @@ class History:
                 )
             elif answer.is_complete and len(answer.tokens) != len(expected):
                 self.violation(
-                    f"{answer.name} is complete with {len(answer.tokens)} tokens"
-                    f" of {len(expected)}"
+                    f"{answer.name} is complete with {len(answer.tokens)} tokens of {len(expected)}"
                 )
             is_failure = answer.num_ends > 0 and not answer.is_complete
             if is_failure and answer.end != "gateway lost" and not may_fail:

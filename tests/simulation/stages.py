@@ -158,9 +158,7 @@ class Worker:
                 sampled += self._sample(part, history, spoilt, frame.epoch)
         for sequence_id in frame.step.closed:
             self.opened.pop(sequence_id, None)
-        passed_on = replace(
-            frame, index=frame.index + 1, layer=self.spec.end_layer, spoilt=spoilt
-        )
+        passed_on = replace(frame, index=frame.index + 1, layer=self.spec.end_layer, spoilt=spoilt)
         return passed_on, tuple(sampled)
 
     def _write(self, part: SequenceSlice) -> list[int] | None:
@@ -368,9 +366,7 @@ class StageHost:
         if is_stale and self._switches.has_fencing:
             self._next(worker)
             return
-        self._history.computed(
-            worker.number, frame.deployment, frame.epoch, frame.step.step_id
-        )
+        self._history.computed(worker.number, frame.deployment, frame.epoch, frame.step.step_id)
         passed_on, sampled = worker.run(frame)
         if worker.is_last:
             coordinator = frame.epoch.coordinator

@@ -30,7 +30,9 @@ def test_random_schedules_notice_what_is_off(switches: Switches, words: str) -> 
 
 @pytest.mark.parametrize("has_quorum", [True, False])
 def test_without_a_quorum_a_node_that_was_cut_off_beats_the_others(*, has_quorum: bool) -> None:
-    with World(1, [room_for(6), room_for(6), room_for(6)], switches=Switches(has_quorum=has_quorum)) as world:
+    with World(
+        1, [room_for(6), room_for(6), room_for(6)], switches=Switches(has_quorum=has_quorum)
+    ) as world:
         world.start_all()
         before = world.epoch
         world.cut_between([3], [1, 2])

@@ -30,7 +30,7 @@ def test_random_schedules(first: int, request: pytest.FixtureRequest) -> None:
         if first:
             pytest.skip("one schedule is run again")
         history = run_random(int(chosen))
-        print(*history.notes, sep="\n")  # noqa: T201 - that is what it was asked for
+        print(*history.notes, sep="\n")
         assert not history.violations, _failure(int(chosen), history)
         return
     for seed in range(first, first + _PER_TEST):

@@ -123,9 +123,7 @@ class World:
     def deploy(self, node: int) -> None:
         """Deploy at a node, and wait until it is ready."""
         agent = self.agents[node]
-        record = new_record(
-            MODEL, agent.node_id, recovery_wait_seconds=self._recovery_wait_seconds
-        )
+        record = new_record(MODEL, agent.node_id, recovery_wait_seconds=self._recovery_wait_seconds)
         agent.process.run(self._start_task, agent.deploy(record))
         if not self.run_while(lambda: not self.is_serving, at_most=30.0):
             self.history.violation("it is not deployed")
@@ -302,9 +300,7 @@ class World:
 
     def is_known_beside(self, node: int) -> bool:
         """Whether another node knows of the deployment: if all forget it, nobody can go on."""
-        return any(
-            record is not None and other != node for other, record in self.records.items()
-        )
+        return any(record is not None and other != node for other, record in self.records.items())
 
     @property
     def coordinators(self) -> list[int]:
