@@ -6,7 +6,9 @@ Methods: ``node.report`` () → NodeReport. ``model.check`` CheckModel → Model
 ``node.clock`` () → Clock. ``node.reach`` Reach → Reached. ``node.multicast`` Multicast → ().
 ``stage.stop`` StageScope → StageEnds. ``stage.end`` StageScope → StageEnds. ``stage.stats``
 StageScope → StageStats. ``stage.release`` ReleaseStages → (). ``deployment.claim`` Claim →
-ClaimAnswer. ``deployment.take_over`` Named → (). To the coordinator:
+ClaimAnswer. ``deployment.take_over`` Named → (). ``deployment.outlook`` AskOutlook → Outlook.
+``deployment.relay`` as ``deployment.generate``, of a node that passes it on to the coordinator. To
+the coordinator:
 ``stage.lost`` StageLost → (), ``deployment.remove`` Named → (), ``deployment.vacate`` Vacate → (),
 ``deployment.generate`` Generate → Tokens …, or GenerateFailure. To everybody: ``deployment.put``
 DeploymentRecord → ().
@@ -344,7 +346,8 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     claimed; with ``has_quorum`` enough of them agreed to it (see ``Claim``), and without it every
     record that has one counts more. ``num_recoveries`` counts how often it was ready again after a
     loss, the last time ``recovery_seconds`` after it. ``ready_in_seconds`` is what its coordinator
-    expected when it published this, where it is not ready and that is known.
+    expected when it published this, where it is not ready and that is known. ``successor`` is the
+    node that the coordinator, which is about to leave, wants to be followed by.
     """
 
     deployment: DeploymentId
@@ -377,6 +380,7 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_recoveries: int = 0
     recovery_seconds: float | None = None
     ready_in_seconds: float | None = None
+    successor: NodeId | None = None
 
     def supersedes(self, other: DeploymentRecord) -> bool:
         """Whether this is the later word on the same deployment."""
@@ -407,8 +411,9 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """Ask a node to agree that ``epoch`` is the deployment's next one, and to promise it.
 
-    A node agrees unless it has seen or promised an epoch as high, knows of the deployment's
-    removal, or sees another node that coordinates the deployment and does not want to leave.
+    A node agrees unless it has seen or promised another epoch as high, knows of the deployment's
+    removal or of a later record, or sees another node that coordinates the deployment and has not
+    named the claimant its successor.
     ``known`` is the epoch of the record that the claimant goes by.
     """
 
@@ -425,6 +430,34 @@ class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True):
     is_granted: bool
     reason: str = ""
     highest: Epoch | None = None
+    record: DeploymentRecord | None = None
+
+
+class Standing(enum.Enum):
+    """What a node would do about a deployment whose coordinator is lost."""
+
+    CANDIDATE = "candidate"
+    AT_WORK = "at work"
+    UNABLE = "unable"
+
+
+class AskOutlook(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask what a node makes of a deployment whose coordinator cannot be seen from everywhere.
+
+    ``known`` is the epoch of the record that the asking node goes by.
+    """
+
+    deployment: DeploymentId
+    known: Epoch
+
+
+class Outlook(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the node sees the coordinator of the epoch that the question named, and what it would
+    do if nobody did. ``record`` is its own record if that is of another epoch.
+    """
+
+    sees_coordinator: bool
+    standing: Standing
     record: DeploymentRecord | None = None
 
 

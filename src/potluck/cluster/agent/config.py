@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from potluck.cluster.agent.load_watch import STALL_SECONDS
-from potluck.cluster.agent.stages import ORPHAN_SECONDS
+from potluck.cluster.agent.orphans import ORPHAN_SECONDS
 from potluck.cluster.agent.units import UnitChoice
 from potluck.cluster.membership import Address
 from potluck.cluster.trust.secret import Secret

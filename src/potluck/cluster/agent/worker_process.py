@@ -139,6 +139,11 @@ class WorkerProcess:
         return self._process.returncode
 
     @property
+    def is_ending(self) -> bool:
+        """Whether it is of no use any more: it has failed, was killed, or has ended."""
+        return self._failure is not None or self._was_killed or self._listening.done()
+
+    @property
     def was_killed(self) -> bool:
         """Whether it was :meth:`kill` that ended it, before it had ended or failed by itself."""
         return self._was_killed

@@ -198,11 +198,13 @@ class Attempt:
         if self._grant is None:
             return record
         own = self.record
+        is_same = record.epoch == own.epoch
         return msgspec.structs.replace(
             record,
             epoch=own.epoch,
-            revision=record.revision if record.epoch == own.epoch else 0,
-            holders=own.holders,
+            revision=record.revision if is_same else 0,
+            holders=record.holders if is_same else own.holders,
+            successor=record.successor if is_same else None,
             has_quorum=own.has_quorum,
             quantization=own.quantization,
             remarks=own.remarks,

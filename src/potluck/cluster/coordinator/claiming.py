@@ -26,7 +26,11 @@ not asked for, a later claim could find itself on the smaller side."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """An epoch that was taken. ``holders`` agreed to it, this node included."""
+    """An epoch that was taken.
+
+    ``holders`` are the nodes in reach, all of which hear of it. Without a quorum they stay those of
+    the last epoch that had one: a side that goes on alone must not outvote the others later.
+    """
 
     epoch: Epoch
     holders: tuple[NodeId, ...]
@@ -55,10 +59,11 @@ def is_quorum(
 
     Exactly half is enough because of clusters of two nodes, of which either can be lost. Where both
     halves go on, the higher epoch wins once they see each other again. It is not enough if the
-    claim ``is_disputed``: then nodes of the other half are in reach.
+    claim ``is_disputed``: then nodes of the other half are in reach. The stages of a record that
+    has no quorum itself are those of a side that goes on alone, and give it none.
     """
     num_granted = sum(holder in granted for holder in record.holders)
-    nodes = {stage.node_id for stage in record.stages}
+    nodes = {stage.node_id for stage in record.stages} if record.has_quorum else set()
     return (
         2 * num_granted > len(record.holders)
         or (2 * num_granted == len(record.holders) and not is_disputed)
@@ -110,9 +115,11 @@ async def claim(
     finally:
         for task in asked:
             task.cancel()
-    has_quorum = is_quorum(record, granted, is_disputed=bool(refusals))
-    if granted.issuperset({own, *required}) and (has_quorum or (may_be_alone and not refusals)):
-        return Grant(epoch=epoch, holders=tuple(sorted(granted)), has_quorum=has_quorum)
+    is_enough = is_quorum(record, granted, is_disputed=bool(refusals))
+    if granted.issuperset({own, *required}) and (is_enough or (may_be_alone and not refusals)):
+        there = tuple(sorted(membership.nodes() | granted))
+        holders = there if is_enough else record.holders
+        return Grant(epoch=epoch, holders=holders, has_quorum=is_enough)
     if refusals:
         seen = [answer.highest for answer in refusals if answer.highest is not None]
         records = [answer.record for answer in refusals if answer.record is not None]
@@ -123,7 +130,7 @@ async def claim(
             record=max(records, key=lambda each: (each.has_quorum, each.epoch), default=None),
         )
     missing = [node for node in required if node not in granted]
-    if missing and has_quorum:
+    if missing and is_enough:
         reason = f"node {missing[0]} does not answer"
         return Refusal(reason=reason, is_alone=False)
     num_reached = sum(holder in granted for holder in record.holders)

@@ -99,6 +99,7 @@ class FakeWorker:
         self.pid = 2**22 + len(FakeWorker.made)  # above the kernel's largest
         self.on_end = on_end
         self.is_killed = False
+        self.is_ending = False
         self.was_killed = False
         self.has_crashed = False
         self.status: int | None = 1
