@@ -123,7 +123,7 @@ def _crash(world: World, node: int, seconds: float, is_silent: bool) -> None:
 
 
 def _drain(world: World, node: int) -> None:
-    if world.coordinators != [node] and _is_spare(world, node):
+    if _is_spare(world, node):
         world.drain(node, returns_after=1.0)
 
 
