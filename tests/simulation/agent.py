@@ -405,6 +405,9 @@ class Agent:
     async def drain(self) -> None:
         """Let the others go on without this node; return when they do."""
         await self._leaving.drain()
+
+    async def close(self) -> None:
+        """End what is coordinated here, as an agent does that leaves."""
         await self.coordination.close()
 
     def _joined(self, node: NodeId) -> None:

@@ -150,12 +150,15 @@ class World:
 
         async def leave() -> None:
             await agent.drain()
+            while not self.is_known_beside(node):
+                await asyncio.sleep(0.1)
+            await agent.close()
             self.loop.call_soon(self._leave, node, agent, returns_after)
 
         agent.process.run(self._start_task, leave())
 
     def _leave(self, node: int, agent: Agent, returns_after: float | None) -> None:
-        if self.agents.get(node) is agent and self.is_known_beside(node):
+        if self.agents.get(node) is agent:
             self.history.note(self.now, f"left in good order {node}")
             self.crash(node)
             if returns_after is not None:
