@@ -31,7 +31,8 @@ def room_for(num_layers: int) -> int:
 class World:
     """Nodes by number from 1 on; the deployment is made by the first that starts.
 
-    ``loop`` and ``history`` are there to look at. Use it as a context manager.
+    ``loop`` and ``history`` are there to look at. ``has_drained``: a node was asked to leave, whose
+    streams may take a while. Use it as a context manager.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class World:
         self._seed = seed
         self._num_starts = 0
         self._recovery_wait_seconds = recovery_wait_seconds
+        self.has_drained = False
         self._cuts: set[tuple[int, int]] = set()
         self._log = _Errors(self.history)
 
@@ -147,6 +149,7 @@ class World:
         if agent is None:
             return
         self.history.note(self.now, f"drain {node}")
+        self.has_drained = True
 
         async def leave() -> None:
             await agent.drain()
