@@ -5,8 +5,9 @@ Methods: ``node.report`` () → NodeReport. ``model.check`` CheckModel → Model
 ``stage.start`` StageSpec → Progress …, then Loaded or Stalled. ``stage.connect`` ConnectStage → ().
 ``node.clock`` () → Clock. ``node.reach`` Reach → Reached. ``node.multicast`` Multicast → ().
 ``stage.stop`` StageScope → StageEnds. ``stage.end`` StageScope → StageEnds. ``stage.stats``
-StageScope → StageStats. ``stage.release`` ReleaseStages → (). ``deployment.claim`` Claim →
-ClaimAnswer. ``deployment.take_over`` Named → (). ``deployment.outlook`` AskOutlook → Outlook.
+StageScope → StageStats. ``stage.check`` StageScope → StageChecks. ``stage.abandon`` AbandonStage →
+(). ``stage.release`` ReleaseStages → (). ``deployment.claim`` Claim → ClaimAnswer.
+``deployment.take_over`` Named → (). ``deployment.outlook`` AskOutlook → Outlook.
 ``deployment.relay`` as ``deployment.generate``, of a node that passes it on to the coordinator. To
 the coordinator:
 ``stage.lost`` StageLost → (), ``deployment.remove`` Named → (), ``deployment.vacate`` Vacate → (),
@@ -280,6 +281,37 @@ class StageStats(msgspec.Struct, frozen=True, kw_only=True):
     """Totals of a node's stages by index."""
 
     stages: dict[int, Stats]
+
+
+class StageCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node has seen of a stage's worker within a second, or at once if all is well.
+
+    ``answers``: it answered its agent. ``is_stopped``: the kernel says so (a signal, a debugger),
+    before and after that second. ``has_progress``: it computed, or has nothing to compute. The
+    present step has been computed for ``busy_seconds``, or its result sent for ``sending_seconds``;
+    both are 0 between two steps, and for one that does not answer.
+    """
+
+    answers: bool
+    is_stopped: bool
+    has_progress: bool
+    busy_seconds: float = 0.0
+    sending_seconds: float = 0.0
+
+
+class StageChecks(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's stages by index; one that is not connected, or has ended, is not among them."""
+
+    stages: dict[int, StageCheck]
+
+
+class AbandonStage(msgspec.Struct, frozen=True, kw_only=True):
+    """End the worker of a stage that makes no progress, as one that failed for this reason."""
+
+    deployment: DeploymentId
+    epoch: Epoch
+    index: Annotated[int, msgspec.Meta(ge=0)]
+    message: str
 
 
 class StageLost(msgspec.Struct, frozen=True, kw_only=True):

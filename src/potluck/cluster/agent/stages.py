@@ -20,14 +20,17 @@ from potluck.cluster.agent.epochs_in_force import EpochsInForce
 from potluck.cluster.agent.hosted_stage import HostedStage, memory_of, stats_of
 from potluck.cluster.agent.node import StageMemory
 from potluck.cluster.agent.orphans import ORPHAN_SECONDS, Orphans
+from potluck.cluster.agent.stage_checks import check_worker
 from potluck.cluster.agent.unit_health import UnitFailure, failure_of
 from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.agent.worker_process import WorkerProcess
 from potluck.cluster.calls import (
     CPU_UNIT,
+    AbandonStage,
     ConnectStage,
     ReleaseStages,
+    StageChecks,
     StageEnds,
     StageLost,
     StageScope,
@@ -37,6 +40,7 @@ from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.messages import Identity, Load, Loaded, Progress, StageSpec
 from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.unit import Fault
 
 _log = logging.getLogger(__name__)
 
@@ -227,14 +231,37 @@ class StageHost:
 
     async def stats(self, scope: StageScope) -> StageStats:
         """Totals of this node's stages of a deployment at one epoch."""
-        concerned = {
-            each.serving.index: each.worker
+        concerned = self._serving(scope)
+        answers = await asyncio.gather(*(stats_of(each.worker) for each in concerned.values()))
+        found = zip(concerned, answers, strict=True)
+        return StageStats(stages={index: stats for index, stats in found if stats is not None})
+
+    async def check(self, scope: StageScope) -> StageChecks:
+        """Whether this node's stages of a deployment at one epoch make progress; a second."""
+        concerned = self._serving(scope)
+        answers = await asyncio.gather(
+            *(
+                check_worker(each.worker, is_cpu=each.asked.unit_id == CPU_UNIT)
+                for each in concerned.values()
+            )
+        )
+        found = zip(concerned, answers, strict=True)
+        return StageChecks(stages={index: check for index, check in found if check is not None})
+
+    async def abandon(self, request: AbandonStage) -> None:
+        """End a stage that makes no progress; it is reported as lost, and its unit as hung."""
+        scope = StageScope(deployment=request.deployment, epoch=request.epoch)
+        hosted = self._serving(scope).get(request.index)
+        if hosted is not None:
+            hosted.worker.fail(StalledError(Fault.HUNG.value, request.message))
+
+    def _serving(self, scope: StageScope) -> dict[int, HostedStage]:
+        """Return the stages of a deployment that serve at one epoch, by index."""
+        return {
+            each.serving.index: each
             for each in self._of(scope.deployment)
             if each.serving is not None and each.serving.epoch == scope.epoch
         }
-        answers = await asyncio.gather(*(stats_of(worker) for worker in concerned.values()))
-        found = zip(concerned, answers, strict=True)
-        return StageStats(stages={index: stats for index, stats in found if stats is not None})
 
     def _here(self) -> list[HostedStage]:
         return [each for each in self._hosted.values() if not each.is_stopped]

@@ -22,23 +22,19 @@ from potluck.cluster.calls import (
     DeploymentRecord,
     DeploymentState,
     ModelFingerprint,
-    StageEnds,
     StageLost,
-    StageScope,
-    decode,
-    encode,
 )
 from potluck.cluster.coordinator import machine
 from potluck.cluster.coordinator.answering import Answering
 from potluck.cluster.coordinator.attempt import Attempt, Surroundings
 from potluck.cluster.coordinator.claiming import Grant, Refusal
-from potluck.cluster.coordinator.left_out import LeftOut, StageStalledError
+from potluck.cluster.coordinator.epoch_end import EpochEnds
+from potluck.cluster.coordinator.left_out import StageStalledError
 from potluck.cluster.coordinator.machine import Action, Event, apply
 from potluck.cluster.coordinator.metrics import deployment_metrics
-from potluck.cluster.coordinator.outages import units_out
 from potluck.cluster.coordinator.releasing import release_others, stop_everything
 from potluck.cluster.coordinator.spares import load_spares
-from potluck.errors import CallError, DefectError, EngineError, MovedError, PotluckError
+from potluck.errors import DefectError, EngineError, MovedError, PotluckError
 from potluck.serving.dispatcher import Load
 from potluck.types.cluster import Epoch, NodeId
 from potluck.types.gateway import ModelMetrics
@@ -58,8 +54,6 @@ _PUBLISH_SECONDS = 0.3
 _POLL_SECONDS = 0.05
 _RETRY_AFTER_SECONDS = 5
 """Where nothing better is known: answers end in some seconds."""
-_ENDS_SECONDS = 3.0
-"""For a node to say how its stages have ended."""
 
 
 class Deployment:
@@ -103,9 +97,9 @@ class Deployment:
         self._clearing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._leaving: dict[NodeId, asyncio.Event] = {}
-        self._left_out = LeftOut()
-        self._outages: tuple[str, ...] = ()  # since it last served
+        self._ends = EpochEnds(self._membership, clock)
         self._lost_at: float | None = None
+        self._num_spares = 0
         self._last_published = 0.0
         self._why = ""  # it does not serve, as far as the last failure tells
 
@@ -223,7 +217,14 @@ class Deployment:
         if sent is None or load is None:
             return None
         num_blocks = self._attempt.limits.num_blocks
-        return await deployment_metrics(self._membership, record, load, sent, num_blocks=num_blocks)
+        return await deployment_metrics(
+            self._membership,
+            record,
+            load,
+            sent,
+            num_blocks=num_blocks,
+            num_spares=self._num_spares,
+        )
 
     # Events in, actions out.
 
@@ -260,7 +261,7 @@ class Deployment:
                 self._say_state(reason, is_ready=is_ready, is_degraded=is_degraded)
             case machine.GiveUp(error=error):
                 if self._first is not None and not self._first.done():
-                    self._first.set_exception(self._with_outages(error))
+                    self._first.set_exception(self._ends.with_outages(error))
             case machine.Vacated(nodes=nodes):
                 for node in nodes:
                     self._leaving.setdefault(node, asyncio.Event()).set()
@@ -277,7 +278,7 @@ class Deployment:
         serving = self._state.serving
         if serving is None and self._clearing is not None:
             await asyncio.shield(self._clearing)  # what it finds out may leave units out
-        left_out = self._left_out.reasons(self._clock(), is_first=self._state.is_first)
+        left_out = self._ends.left_out(is_first=self._state.is_first)
         planned = await self._attempt.plan(without, left_out)
         in_force = {(stage.node_id, stage.unit_id) for stage in self.record.stages}
         self._handle(
@@ -336,7 +337,7 @@ class Deployment:
                 loop.call_soon_threadsafe(self._handle, machine.TokenCommitted(epoch=epoch))
 
         self._answering.attach(attempt.limits, attempt.pipeline_opener(committed), over)
-        self._outages = ()
+        self._ends.served()
         if self._lost_at is not None:
             self._recovered(self._clock() - self._lost_at)
         self._lost_at = None
@@ -361,7 +362,9 @@ class Deployment:
         attempt, serving = self._attempt, self._state.serving
         if self.record.num_spares and serving and serving.epoch == attempt.record.epoch:
             sparings = await attempt.sparings()
-            await load_spares(self._membership, attempt.record, attempt.size, sparings)
+            self._num_spares = await load_spares(
+                self._membership, attempt.record, attempt.size, sparings
+            )
 
     def _work(self, number: int, work: Coroutine[Any, Any, None]) -> None:
         self._working = self._spawn(self._attempted(number, work))
@@ -381,7 +384,7 @@ class Deployment:
         _log.warning("%s: %s", self.record.model_id, error.message)
         outages: tuple[str, ...] = ()
         try:
-            outages = await self._look_at_units(error, self._attempt.record)
+            outages = await self._ends.outages(error, self._attempt.record)
         except Exception:  # noqa: BLE001 - nobody else would ever try again
             _log.exception("%s: its units could not be asked for", self.record.model_id)
         self._handle(machine.Failed(attempt=number, error=error, is_other_next=bool(outages)))
@@ -414,49 +417,12 @@ class Deployment:
         defect = error.message if isinstance(error, DefectError) else ""
         try:
             if error is not None:
-                defect = "; ".join(await self._crashes(record)) or defect
-                await self._look_at_units(error, record)
+                defect = "; ".join(await self._ends.crashes(record)) or defect
+                await self._ends.outages(error, record)
         except Exception:  # noqa: BLE001 - the next epoch shall begin, whatever it is
             _log.exception("%s: an epoch did not end as it should", self.record.model_id)
         finally:
             self._answering.judge(in_flight, defect)
-
-    async def _crashes(self, record: DeploymentRecord) -> list[str]:
-        """How stages of an epoch have crashed, if they have."""
-        scope = encode(StageScope(deployment=record.deployment, epoch=record.epoch))
-
-        async def ask(node: NodeId) -> tuple[str, ...]:
-            try:
-                answer = await self._membership.call(
-                    node, "stage.end", scope, timeout_seconds=_ENDS_SECONDS
-                )
-                return decode(answer, StageEnds).crashes
-            except CallError:
-                return ()
-
-        answers = await asyncio.gather(*map(ask, self._nodes_of(record)))
-        return [line for crashes in answers for line in crashes]
-
-    def _nodes_of(self, record: DeploymentRecord) -> list[NodeId]:
-        """The nodes of its stages that are there."""
-        there = self._membership.nodes() | {self._membership.node_id}
-        return sorted({stage.node_id for stage in record.stages} & there)
-
-    async def _look_at_units(
-        self, error: PotluckError, record: DeploymentRecord
-    ) -> tuple[str, ...]:
-        """Why units are out by now, a line each."""
-        there = set(self._nodes_of(record))
-        outages = await units_out(
-            self._membership, [stage for stage in record.stages if stage.node_id in there]
-        )
-        if isinstance(error, StageStalledError):
-            self._left_out = self._left_out.stalled(error, self._clock())
-            unit = f"{error.unit_id} on node {error.node_id}"
-            if not any(line.startswith(unit) for line in outages):
-                outages += (f"{unit} is left out for now",)
-        self._outages += tuple(line for line in outages if line not in self._outages)
-        return outages
 
     def _cancel(self) -> None:
         if self._working is not None and self._working is not asyncio.current_task():
@@ -480,7 +446,7 @@ class Deployment:
     # What is told of it.
 
     def _say_state(self, reason: str, *, is_ready: bool, is_degraded: bool) -> None:
-        said = self._because(reason)
+        said = self._ends.because(reason)
         if is_ready:
             self._say(state=DeploymentState.READY, reason="", ready_in_seconds=None)
         elif is_degraded:
@@ -511,7 +477,7 @@ class Deployment:
     def _say_progress(self, doing: str, done_bytes: int, total_bytes: int) -> None:
         if self._state.serving is not None:
             return  # it is ready, and stays so meanwhile
-        said = self._because(doing)
+        said = self._ends.because(doing)
         is_due = self._clock() - self._last_published > _PUBLISH_SECONDS
         if is_due or said != self.record.reason:
             self._say(reason=said, done_bytes=done_bytes, total_bytes=total_bytes)
@@ -519,15 +485,6 @@ class Deployment:
     def _say_loaded(self) -> None:
         if self._state.serving is None:
             self._say()
-
-    def _because(self, what: str) -> str:
-        """What goes on, and which units are out."""
-        return "; ".join((what, *self._outages))
-
-    def _with_outages(self, error: PotluckError) -> PotluckError:
-        if not self._outages:
-            return error
-        return EngineError(self._because(error.message), hint=error.hint)
 
     def _why_not(self) -> PotluckError:
         why = self._why or self.record.reason or self.record.state.value

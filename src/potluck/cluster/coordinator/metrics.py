@@ -23,6 +23,7 @@ async def deployment_metrics(
     sent: SentTotals,
     *,
     num_blocks: int,
+    num_spares: int,
 ) -> ModelMetrics:
     """Ask the stages of ``record``; one whose node does not answer in time is left out."""
     stats = await _stage_stats(membership, record)
@@ -59,6 +60,7 @@ async def deployment_metrics(
         epoch=record.epoch.number,
         num_recoveries=record.num_recoveries,
         recovery_seconds=record.recovery_seconds,
+        num_spares=num_spares,
         stages=tuple(
             StageMetrics(
                 stage=index,
@@ -67,6 +69,7 @@ async def deployment_metrics(
                 compute_seconds=stats[index].compute_seconds,
                 memory_bytes=stats[index].resident_bytes,
                 num_dropped_frames=stats[index].num_dropped_frames,
+                slowdown=stats[index].slowdown,
             )
             for index, node in enumerate(nodes)
             if index in stats

@@ -91,12 +91,13 @@ async def load_spares(
     record: DeploymentRecord,
     size: DeploymentSize,
     stages: Sequence[Sparing],
-) -> None:
+) -> int:
     """Have spares of ``stages``, those of ``record``, loaded where there is room, one by one.
 
-    One that cannot be loaded is logged and left out.
+    Return how many there are then. One that cannot be loaded is logged and left out.
     """
     reports, _ = await gather_reports(membership)
+    num_spares = sum(len(_holders(each.stage, reports)) - 1 for each in stages)
     for spare in missing_spares(stages, reports, record.num_spares):
         there = list(record.stages)
         there[spare.index] = msgspec.structs.replace(
@@ -105,6 +106,7 @@ async def load_spares(
         elsewhere = msgspec.structs.replace(record, stages=tuple(there))
         try:
             await load_stage(membership, elsewhere, size, spare.index, _ignore)
+            num_spares += 1
         except PotluckError as error:
             _log.warning(
                 "%s: no spare of stage %d on node %s: %s",
@@ -113,6 +115,7 @@ async def load_spares(
                 spare.node_id,
                 error.message,
             )
+    return num_spares
 
 
 def _layers(stage: HeldStage) -> tuple[int, int, bool, bool]:

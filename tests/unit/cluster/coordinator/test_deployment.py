@@ -15,8 +15,7 @@ import pytest
 from support.cluster_calls import A, B, PlayedMembership, a_plan, a_record, stage_on
 
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, ModelFingerprint, StageLost
-from potluck.cluster.coordinator import attempt, left_out, machine
-from potluck.cluster.coordinator import deployment as module
+from potluck.cluster.coordinator import attempt, epoch_end, left_out, machine
 from potluck.cluster.coordinator.attempt import Surroundings
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.edges import StageAddress
@@ -395,7 +394,7 @@ def some_units_are_out(monkeypatch: pytest.MonkeyPatch, outages: list[tuple[str,
     async def units_out(*_: object) -> tuple[str, ...]:
         return outages.pop(0) if outages else ()
 
-    monkeypatch.setattr(module, "units_out", units_out)
+    monkeypatch.setattr(epoch_end, "units_out", units_out)
 
 
 def test_a_first_try_that_lost_a_unit_is_followed_by_others(
@@ -586,9 +585,9 @@ def test_whatever_goes_wrong_at_an_end_the_next_epoch_begins(
             return ()
 
         if place == "units_out":
-            monkeypatch.setattr(module, "units_out", fail_soon)
+            monkeypatch.setattr(epoch_end, "units_out", fail_soon)
         elif place == "_crashes":
-            monkeypatch.setattr(cluster.deployment, "_crashes", fail_soon)
+            monkeypatch.setattr(epoch_end.EpochEnds, "crashes", fail_soon)
         else:
             monkeypatch.setattr(cluster.deployment, "_publish", fail)
         cluster.deployment.node_left(B)
