@@ -9,19 +9,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from simulation.loop import Owner, VirtualLoop, owner
 
+from potluck.cluster.membership import MethodTable
 from potluck.errors import CallError, NodeLostError, PotluckError, SilentNodeError
 from potluck.types.cluster import NodeId
 
 LEASE_SECONDS = 1.0
-
-Handler = Callable[[NodeId, bytes], Awaitable[bytes]]
-StreamHandler = Callable[[NodeId, bytes], AsyncGenerator[bytes, None]]
 
 
 class Process:
@@ -33,8 +31,7 @@ class Process:
         self.is_alive = True
         self.tasks: Owner = set()
         self.there: dict[NodeId, Process] = {}
-        self.handlers: dict[str, Handler] = {}
-        self.streams: dict[str, StreamHandler] = {}
+        self.methods = MethodTable()
         self.on_join: Callable[[NodeId], None] = _ignore
         self.on_leave: Callable[[NodeId], None] = _ignore
         self.take: Callable[[object], None] = _drop
@@ -133,17 +130,12 @@ class Process:
             )
 
         try:
+            answer = await self.methods.find(method)
+            async with aclosing(answer(caller.node_id, payload)) as parts:
+                async for part in parts:
+                    reply(part, is_last=not is_stream)
             if is_stream:
-                if method not in self.streams:
-                    raise CallError(f"no method {method}")
-                async with aclosing(self.streams[method](caller.node_id, payload)) as parts:
-                    async for part in parts:
-                        reply(part, is_last=False)
                 reply(None, is_last=True)
-            elif method not in self.handlers:
-                raise CallError(f"no method {method}")
-            else:
-                reply(await self.handlers[method](caller.node_id, payload), is_last=True)
         except PotluckError as error:
             reply(CallError(error.message, hint=error.hint), is_last=True)
 

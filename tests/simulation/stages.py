@@ -11,10 +11,12 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from simulation.history import History, next_token, score
 from simulation.network import Network, Process
 
+from potluck.cluster.agent.stage_calls import report_lost
 from potluck.cluster.calls import (
     ConnectStage,
     HeldStage,
@@ -25,6 +27,7 @@ from potluck.cluster.calls import (
     decode,
     encode,
 )
+from potluck.cluster.membership import Membership
 from potluck.cluster.worker.messages import Loaded, Progress, StageSpec
 from potluck.errors import CallError, EngineError, PotluckError
 from potluck.serving.pipeline import OnOutcome, StepOutcome
@@ -162,7 +165,7 @@ class Worker:
         return passed_on, tuple(sampled)
 
     def _write(self, part: SequenceSlice) -> list[int] | None:
-        """Write a slice, and return all that the cache has of its sequence; None if it lacks any."""
+        """Write a slice, and return its sequence as the cache has it; None if anything lacks."""
         table, cache = part.block_table, self.cache
         for position, token in enumerate(part.tokens, part.start_position):
             cache[table[position // KV_BLOCK_TOKENS], position % KV_BLOCK_TOKENS] = position, token
@@ -254,11 +257,11 @@ class StageHost:
         self._disturb = disturb
         self._highest: dict[DeploymentId, Epoch] = {}
         self._started: dict[tuple[DeploymentId, Epoch, int], Worker] = {}
-        process.streams["stage.start"] = self._on_start
-        process.handlers["stage.connect"] = self._on_connect
-        process.handlers["stage.release"] = self._on_release
-        process.handlers["stage.stop"] = self._on_stop
-        process.handlers["stage.end"] = self._on_ends
+        process.methods.register_stream("stage.start", self._on_start)
+        process.methods.register("stage.connect", self._on_connect)
+        process.methods.register("stage.release", self._on_release)
+        process.methods.register("stage.stop", self._on_stop)
+        process.methods.register("stage.end", self._on_end)
 
     @property
     def free_bytes(self) -> int:
@@ -269,8 +272,23 @@ class StageHost:
         """Every loaded stage."""
         return [worker.held() for worker in self.workers if worker.is_loaded]
 
-    def supersede(self, deployment: DeploymentId, epoch: Epoch) -> None:
+    async def supersede(self, deployment: DeploymentId, epoch: Epoch) -> None:
         """A higher epoch is in force: none below it computes here any more."""
+        self._fence(deployment, epoch)
+
+    async def stop(self, scope: StageScope) -> None:
+        """End a deployment's stages."""
+        for worker in list(self.workers):
+            if worker.spec.deployment == scope.deployment:
+                self._end(worker)
+
+    async def coordinator_left(self, node_id: NodeId) -> None:
+        """Hold what is loaded; end what its coordinator was having loaded."""
+        for worker in list(self.workers):
+            if not worker.is_loaded and worker.spec.epoch.coordinator == node_id:
+                self._end(worker)
+
+    def _fence(self, deployment: DeploymentId, epoch: Epoch) -> None:
         self._highest[deployment] = max(self._highest.get(deployment, epoch), epoch)
         if not self._switches.has_fencing:
             return
@@ -337,13 +355,8 @@ class StageHost:
             node_id=self._process.node_id,
             message=message,
         )
-        asyncio.get_running_loop().create_task(self._report(epoch.coordinator, encode(lost)))
-
-    async def _report(self, coordinator: NodeId, lost: bytes) -> None:
-        try:
-            await self._process.call(coordinator, "stage.lost", lost)
-        except CallError:
-            return
+        membership = cast(Membership, self._process)
+        asyncio.get_running_loop().create_task(report_lost(membership, lost))
 
     def _next(self, worker: Worker) -> None:
         if worker.is_busy or worker.is_frozen or worker.is_ended or not worker.queue:
@@ -385,7 +398,7 @@ class StageHost:
             )
         self._next(worker)
 
-    async def _on_start(self, caller: NodeId, payload: bytes) -> AsyncGenerator[bytes, None]:
+    async def _on_start(self, payload: bytes) -> AsyncGenerator[bytes, None]:
         spec = decode(payload, StageSpec)
         self._require(spec.deployment, spec.epoch)
         key = (spec.deployment, spec.epoch, spec.index)
@@ -421,7 +434,7 @@ class StageHost:
             if not worker.is_loaded:
                 self._end(worker)
 
-    async def _on_connect(self, caller: NodeId, payload: bytes) -> bytes:
+    async def _on_connect(self, payload: bytes) -> bytes:
         request = decode(payload, ConnectStage)
         deployment, connect = request.deployment, request.connect
         epoch = connect.epoch
@@ -454,7 +467,7 @@ class StageHost:
             await asyncio.sleep(0.1)
         return b""
 
-    async def _on_release(self, caller: NodeId, payload: bytes) -> bytes:
+    async def _on_release(self, payload: bytes) -> bytes:
         request = decode(payload, ReleaseStages)
         highest = self._highest.get(request.deployment)
         if highest is not None and request.epoch < highest:
@@ -467,14 +480,17 @@ class StageHost:
                 self._end(worker)
         return b""
 
-    async def _on_stop(self, caller: NodeId, payload: bytes) -> bytes:
-        scope = decode(payload, StageScope)
-        for worker in list(self.workers):
-            if worker.spec.deployment == scope.deployment:
-                self._end(worker)
+    async def _on_stop(self, payload: bytes) -> bytes:
+        await self.stop(decode(payload, StageScope))
         return encode(StageEnds())
 
-    async def _on_ends(self, caller: NodeId, payload: bytes) -> bytes:
+    async def _on_end(self, payload: bytes) -> bytes:
+        """Close the edges up to an epoch, and open none of them later."""
+        scope = decode(payload, StageScope)
+        following = Epoch(
+            number=scope.epoch.number, coordinator=NodeId(scope.epoch.coordinator + "!")
+        )
+        self._fence(scope.deployment, following)
         return encode(StageEnds())
 
     def _require(self, deployment: DeploymentId, epoch: Epoch) -> None:

@@ -31,7 +31,8 @@ def room_for(num_layers: int) -> int:
 class World:
     """Nodes by number from 1 on; the deployment is made by the first that starts.
 
-    ``loop`` and ``history`` are there to look at. Use it as a context manager.
+    ``loop`` and ``history`` are there to look at. ``has_drained``: a node was asked to leave, whose
+    streams may take a while. Use it as a context manager.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class World:
         self._seed = seed
         self._num_starts = 0
         self._recovery_wait_seconds = recovery_wait_seconds
+        self.has_drained = False
         self._cuts: set[tuple[int, int]] = set()
         self._log = _Errors(self.history)
 
@@ -138,7 +140,7 @@ class World:
             return
         self.history.note(self.now, f"crash {node}")
         self.network.crash(agent.process, is_silent=is_silent)
-        for task in self.requests.pop(node, set()):
+        for task in list(self.requests.get(node, ())):
             task.cancel()
 
     def drain(self, node: int, *, returns_after: float | None = None) -> None:
@@ -147,15 +149,19 @@ class World:
         if agent is None:
             return
         self.history.note(self.now, f"drain {node}")
+        self.has_drained = True
 
         async def leave() -> None:
             await agent.drain()
+            while not self.is_known_beside(node):
+                await asyncio.sleep(0.1)
+            await agent.close()
             self.loop.call_soon(self._leave, node, agent, returns_after)
 
         agent.process.run(self._start_task, leave())
 
     def _leave(self, node: int, agent: Agent, returns_after: float | None) -> None:
-        if self.agents.get(node) is agent and self.is_known_beside(node):
+        if self.agents.get(node) is agent:
             self.history.note(self.now, f"left in good order {node}")
             self.crash(node)
             if returns_after is not None:
@@ -259,17 +265,18 @@ class World:
         async def serve() -> None:
             await agent.serve(MODEL, answer)
 
+        def over(task: asyncio.Task[None]) -> None:
+            self.requests[node].discard(task)
+            if self._is_over:
+                return
+            if answer.num_ends == 0 and task.cancelled():
+                self.history.ended(answer, "gateway lost", self.now)
+            if answer.end == "gateway lost":
+                self._send_again(node, request, attempt)
+
         def begin() -> None:
             task = self.loop.create_task(serve())
-            tasks = self.requests.setdefault(node, set())
-            tasks.add(task)
-
-            def over(task: asyncio.Task[None]) -> None:
-                tasks.discard(task)
-                if answer.num_ends == 0 and task.cancelled() and not self._is_over:
-                    self.history.ended(answer, "gateway lost", self.now)
-                    self._send_again(node, request, attempt)
-
+            self.requests.setdefault(node, set()).add(task)
             task.add_done_callback(over)
 
         agent.process.run(begin)
@@ -295,7 +302,8 @@ class World:
     def records(self) -> dict[int, DeploymentRecord | None]:
         """What each agent knows of the deployment."""
         return {
-            node: agent.registry.records.get(MODEL) for node, agent in sorted(self.agents.items())
+            node: agent.coordination.registry.records.get(MODEL)
+            for node, agent in sorted(self.agents.items())
         }
 
     def is_known_beside(self, node: int) -> bool:
@@ -305,7 +313,11 @@ class World:
     @property
     def coordinators(self) -> list[int]:
         """The nodes that say they coordinate it."""
-        return [node for node, agent in sorted(self.agents.items()) if MODEL in agent.coordinated]
+        return [
+            node
+            for node, agent in sorted(self.agents.items())
+            if MODEL in agent.coordination.coordinated
+        ]
 
     @property
     def epoch(self) -> Epoch | None:
@@ -334,7 +346,7 @@ class World:
         return (
             ready
             and epoch.coordinator == agent.node_id
-            and agent.coordinated[MODEL].load is not None
+            and agent.coordination.coordinated[MODEL].load is not None
         )
 
     @property
@@ -376,7 +388,7 @@ class World:
 
     def _check_blocks(self) -> None:
         for node in self.coordinators:
-            deployment = cast(Any, self.agents[node].coordinated[MODEL])
+            deployment = cast(Any, self.agents[node].coordination.coordinated[MODEL])
             dispatcher = deployment._answering._dispatcher
             load, limits = dispatcher.load, dispatcher._limits
             if self.is_answering:

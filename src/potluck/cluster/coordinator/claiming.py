@@ -20,8 +20,7 @@ CLAIM_SECONDS = 1.0
 """For a node to answer; one that stands still is noticed by its lease in about as long."""
 
 _MORE_SECONDS = 0.1
-"""For the others, once enough have agreed. Who is left out is no holder: without those that it was
-not asked for, a later claim could find itself on the smaller side."""
+"""For others to object, where those who have agreed are enough only if nobody does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +80,9 @@ async def claim(
 ) -> Grant | Refusal:
     """Ask all nodes in reach for an epoch above ``above``; this node is asked, too.
 
-    Returns soon after there is a quorum that all ``required`` nodes, those of the plan, are part
-    of. ``may_be_alone`` accepts less than a quorum, if nobody objects.
+    Returns as soon as there is a quorum that all ``required`` nodes, those of the plan, are part
+    of, or soon after if others could still object. ``may_be_alone`` accepts less than a quorum, if
+    nobody objects.
     """
     own = membership.node_id
     epoch = Epoch(number=max(above, record.epoch).number + 1, coordinator=own)
@@ -107,10 +107,11 @@ async def claim(
                     granted.add(node)
                 elif answer is not None:
                     refusals.append(answer)
-            is_enough = granted.issuperset({own, *required}) and is_quorum(
-                record, granted, is_disputed=bool(refusals)
-            )
-            if is_enough and deadline is None:
+            if not granted.issuperset({own, *required}):
+                continue
+            if is_quorum(record, granted, is_disputed=True):
+                break
+            if deadline is None and is_quorum(record, granted, is_disputed=bool(refusals)):
                 deadline = loop.time() + _MORE_SECONDS
     finally:
         for task in asked:

@@ -1,0 +1,339 @@
+"""What follows from which event in the life of a deployment, without anything that happens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from potluck.cluster.coordinator.machine import (
+    MINORITY_SECONDS,
+    NO_QUORUM_PAUSE_SECONDS,
+    OUTBID_PAUSE_SECONDS,
+    PAUSE_SECONDS,
+    Action,
+    Begun,
+    Cancel,
+    Claim,
+    Claimed,
+    ClaimRefused,
+    Connect,
+    Connected,
+    Detach,
+    Ended,
+    Event,
+    Examine,
+    Failed,
+    GiveUp,
+    LeaveRequested,
+    Load,
+    Loaded,
+    MakePlan,
+    Next,
+    NodeJoined,
+    NodeLeft,
+    Pause,
+    PauseOver,
+    Phase,
+    Planned,
+    Say,
+    Serve,
+    Serving,
+    StageLost,
+    State,
+    TokenCommitted,
+    Vacated,
+    apply,
+)
+from potluck.errors import EngineError
+from potluck.types.cluster import Epoch, NodeId
+
+A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
+OWN = A
+BROKEN = EngineError("broken")
+
+
+def epoch(number: int) -> Epoch:
+    return Epoch(number=number, coordinator=OWN)
+
+
+def after(state: State, *events: Event, now: float = 0.0) -> Next:
+    """What the last of the events leads to."""
+    following = Next(state=state)
+    for event in events:
+        following = apply(following.state, event, now)
+    return following
+
+
+def kinds(following: Next) -> list[type[Action]]:
+    return [type(action) for action in following.actions if not isinstance(action, Say)]
+
+
+def serving(number: int = 1, nodes: frozenset[NodeId] = frozenset({A, B})) -> State:
+    return State(
+        epoch=epoch(number), attempt=number, serving=Serving(epoch=epoch(number), nodes=nodes)
+    )
+
+
+def planned(state: State, *nodes: NodeId, needs_room: bool = False) -> Planned:
+    return Planned(attempt=state.attempt, nodes=frozenset(nodes), needs_room=needs_room)
+
+
+def lost(number: int = 1, *, is_in_use: bool = False) -> StageLost:
+    return StageLost(epoch=epoch(number), error=BROKEN, is_in_use=is_in_use)
+
+
+def test_an_attempt_goes_from_a_plan_to_serving() -> None:
+    following = after(State(epoch=epoch(0), is_first=True), Begun())
+    assert kinds(following) == [MakePlan]
+    following = after(following.state, planned(following.state, A, B))
+    assert following.actions == (Claim(attempt=1, above=epoch(0), may_be_alone=False),)
+    following = after(following.state, Claimed(attempt=1, epoch=epoch(1)))
+    assert following.actions[-1] == Load(attempt=1, release_first=True)
+    following = after(following.state, Loaded(attempt=1))
+    assert following.actions == (Connect(attempt=1),)
+    following = after(following.state, Connected(attempt=1))
+    assert kinds(following) == [Serve, Vacated]
+    state = following.state
+    assert state.serving == Serving(epoch=epoch(1), nodes=frozenset({A, B}))
+    assert state.phase is Phase.IDLE
+    assert not state.is_first
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        Planned(attempt=1, nodes=frozenset({A})),
+        Claimed(attempt=1, epoch=epoch(9)),
+        ClaimRefused(attempt=1, reason="", is_alone=False, highest=epoch(9)),
+        Loaded(attempt=1),
+        Connected(attempt=1),
+        Failed(attempt=1, error=BROKEN),
+        PauseOver(attempt=1),
+        StageLost(epoch=epoch(7), error=BROKEN),
+        TokenCommitted(epoch=epoch(7)),
+    ],
+)
+@pytest.mark.parametrize("phase", list(Phase))
+def test_what_belongs_to_an_earlier_attempt_changes_nothing(late: Event, phase: Phase) -> None:
+    state = State(epoch=epoch(3), attempt=2, phase=phase)
+    assert after(state, late) == Next(state=state)
+
+
+def test_a_lost_stage_is_replaced_at_once() -> None:
+    following = after(serving(), lost())
+    assert kinds(following) == [Detach, MakePlan]
+    assert following.state.serving is None
+    assert following.state.num_failures == 0
+
+
+def test_epochs_that_end_before_they_were_of_use_are_backed_off_from() -> None:
+    state, pauses = serving(), []
+    for _ in range(len(PAUSE_SECONDS) + 1):
+        following = after(state, lost(is_in_use=True))
+        pauses += [each.seconds for each in following.actions if isinstance(each, Pause)]
+        state = replace(serving(), num_failures=following.state.num_failures)
+    assert pauses == [*PAUSE_SECONDS[1:], PAUSE_SECONDS[-1]]
+
+
+def test_epochs_that_were_of_use_are_not_backed_off_from() -> None:
+    state = replace(serving(), num_failures=4)
+    following = after(state, TokenCommitted(epoch=epoch(1)), lost(is_in_use=True))
+    assert kinds(following) == [Detach, MakePlan]
+    assert following.state.num_failures == 0
+
+
+def test_nodes_that_leave_are_no_failure() -> None:
+    state = replace(serving(), num_failures=4)
+    following = after(state, NodeLeft(node_id=B, error=BROKEN))
+    assert kinds(following) == [Detach, MakePlan]
+    assert following.state.num_failures == 4
+
+
+def test_failures_to_load_are_backed_off_from_and_a_node_that_joins_ends_the_pause() -> None:
+    state = State(epoch=epoch(3), attempt=3, phase=Phase.LOADING, num_failures=2)
+    following = after(state, Failed(attempt=3, error=BROKEN))
+    assert Pause(attempt=3, seconds=PAUSE_SECONDS[2]) in following.actions
+    assert kinds(after(following.state, NodeJoined())) == [MakePlan]
+    assert kinds(after(following.state, NodeJoined(), PauseOver(attempt=3))) == []
+    assert after(serving(), NodeJoined()) == Next(state=serving())
+
+
+def test_a_first_deployment_that_fails_is_over() -> None:
+    state = State(epoch=epoch(0), is_first=True, attempt=1, phase=Phase.PLANNING)
+    following = after(state, Failed(attempt=1, error=BROKEN))
+    assert following.actions == (GiveUp(error=BROKEN),)
+    assert after(following.state, Begun()) == Next(state=following.state)
+    again = after(state, Failed(attempt=1, error=BROKEN, is_other_next=True))
+    assert MakePlan in kinds(again)
+
+
+def test_a_side_without_most_holders_waits_before_it_goes_on_alone() -> None:
+    state = State(epoch=epoch(1), attempt=1, phase=Phase.CLAIMING)
+    refused = ClaimRefused(attempt=1, reason="alone", is_alone=True)
+    following = after(state, refused, now=100.0)
+    assert following.actions[-1] == Pause(attempt=1, seconds=NO_QUORUM_PAUSE_SECONDS)
+    for now, may_be_alone in (
+        (100.0 + MINORITY_SECONDS - 0.1, False),
+        (100.0 + MINORITY_SECONDS, True),
+    ):
+        claiming = after(
+            following.state,
+            PauseOver(attempt=1),
+            Planned(attempt=2, nodes=frozenset({A})),
+            now=now,
+        )
+        assert claiming.actions == (Claim(attempt=2, above=epoch(1), may_be_alone=may_be_alone),)
+
+
+def test_an_outbid_claim_is_made_again_above_the_highest() -> None:
+    state = State(epoch=epoch(1), attempt=1, phase=Phase.CLAIMING)
+    highest = Epoch(number=5, coordinator=C)
+    refused = ClaimRefused(attempt=1, reason="outbid", is_alone=False, highest=highest)
+    following = after(state, refused)
+    assert following.actions[-1] == Pause(attempt=1, seconds=OUTBID_PAUSE_SECONDS)
+    claiming = after(
+        following.state, PauseOver(attempt=1), Planned(attempt=2, nodes=frozenset({A}))
+    )
+    assert claiming.actions == (Claim(attempt=2, above=highest, may_be_alone=False),)
+    assert after(state, replace(refused, highest=epoch(0))).state.epoch == epoch(1)
+
+
+@pytest.mark.parametrize("needs_room", [False, True])
+def test_the_stages_in_use_serve_until_those_of_the_next_plan_are_loaded(
+    *, needs_room: bool
+) -> None:
+    following = after(serving(), LeaveRequested(node_id=B))
+    assert following.actions == (MakePlan(attempt=2, without=frozenset({B})),)
+    state = following.state
+    following = after(
+        state, planned(state, A, C, needs_room=needs_room), Claimed(attempt=2, epoch=epoch(2))
+    )
+    assert kinds(following) == ([Detach, Load] if needs_room else [Load])
+    assert following.actions[-1] == Load(attempt=2, release_first=needs_room)
+    following = after(following.state, Loaded(attempt=2))
+    assert kinds(following) == ([Connect] if needs_room else [Detach, Connect])
+    following = after(following.state, Connected(attempt=2))
+    assert Vacated(nodes=frozenset({B})) in following.actions
+
+
+def test_a_node_that_cannot_be_replaced_is_told_so_and_serves_on() -> None:
+    state = after(serving(), LeaveRequested(node_id=B)).state
+    following = after(state, Failed(attempt=2, error=BROKEN))
+    assert following.actions == (Vacated(nodes=frozenset({B})),)
+    assert following.state.serving == serving().serving
+
+
+def test_a_node_without_a_stage_may_leave_at_once() -> None:
+    following = after(serving(), LeaveRequested(node_id=C))
+    assert following.actions == (Vacated(nodes=frozenset({C})),)
+    assert following.state.leaving == {C}
+
+
+def test_a_plan_is_made_again_when_a_node_of_it_is_lost() -> None:
+    state = State(epoch=epoch(2), attempt=2, phase=Phase.LOADING, planned=frozenset({A, B}))
+    assert kinds(after(state, NodeLeft(node_id=B, error=BROKEN))) == [Cancel, MakePlan]
+    assert kinds(after(state, NodeLeft(node_id=C, error=BROKEN))) == []
+
+
+def test_a_stage_that_is_lost_while_others_load_is_looked_at_first() -> None:
+    state = State(epoch=epoch(2), attempt=2, phase=Phase.LOADING, planned=frozenset({A, B}))
+    following = after(state, lost(2))
+    assert kinds(following) == [Cancel, Examine]
+    assert MakePlan in kinds(after(following.state, Failed(attempt=2, error=BROKEN)))
+
+
+def test_a_plan_that_is_in_force_is_not_loaded_again() -> None:
+    state = after(serving(), LeaveRequested(node_id=B)).state
+    following = after(state, Planned(attempt=2, nodes=frozenset({A, B}), is_in_force=True))
+    assert kinds(following) == [Vacated]
+    assert following.state.phase is Phase.IDLE
+
+
+def test_after_the_end_nothing_follows() -> None:
+    following = after(replace(serving(), leaving=frozenset({B})), Ended())
+    assert kinds(following) == [Cancel, Detach, Vacated]
+    for event in (Begun(), NodeJoined(), lost(), LeaveRequested(node_id=A), Ended()):
+        assert after(following.state, event) == Next(state=following.state)
+
+
+_AWAITED: dict[Phase, tuple[type[Action], ...]] = {
+    Phase.PLANNING: (MakePlan,),
+    Phase.CLAIMING: (Claim,),
+    Phase.LOADING: (Load, Examine),
+    Phase.CONNECTING: (Connect, Examine),
+    Phase.PAUSED: (Pause,),
+}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_whatever_happens_something_goes_on(data: st.DataObject) -> None:
+    """No order of events leaves a deployment that neither serves nor waits for an answer."""
+    nodes = st.sampled_from((A, B, C))
+    now, asked = 0.0, set[tuple[type[Action], int]]()
+    following = apply(State(epoch=epoch(0)), Begun(), now)
+    for _ in range(data.draw(st.integers(1, 30))):
+        state = following.state
+        for action in following.actions:
+            if isinstance(action, Cancel):
+                asked = {each for each in asked if each[0] is Pause}
+            number = getattr(action, "attempt", None)
+            if number is not None:
+                asked.add((type(action), number))
+        if state.serving is None:
+            awaited = {(kind, state.attempt) for kind in _AWAITED.get(state.phase, ())}
+            assert awaited & asked, f"nothing is under way in {state}"
+        now += data.draw(st.sampled_from((0.0, 1.0, 20.0)))
+        event = data.draw(_event(state, nodes))
+        following = apply(state, event, now)
+        assert following.state.attempt >= state.attempt
+        assert following.state.epoch >= state.epoch
+        assert following.state.num_failures <= state.num_failures + 1
+        assert sum(isinstance(action, MakePlan) for action in following.actions) <= 1
+        detached = [isinstance(action, Detach) for action in following.actions]
+        if state.serving is not None and following.state.serving != state.serving:
+            is_committed = isinstance(event, TokenCommitted)
+            assert any(detached) or is_committed, "the pipeline of the epoch before stays"
+        if any(isinstance(action, Serve) for action in following.actions):
+            assert isinstance(event, Connected)
+            assert state.serving is None
+
+
+def _event(state: State, nodes: st.SearchStrategy[NodeId]) -> st.SearchStrategy[Event]:
+    attempt = st.sampled_from((state.attempt, max(1, state.attempt - 1)))
+    some = st.frozensets(nodes, min_size=1)
+    higher = state.epoch.number + 1
+    return st.one_of(
+        st.builds(
+            Planned,
+            attempt=attempt,
+            nodes=some,
+            needs_room=st.booleans(),
+            is_in_force=st.booleans(),
+        ),
+        st.builds(Claimed, attempt=attempt, epoch=st.just(epoch(higher))),
+        st.builds(
+            ClaimRefused,
+            attempt=attempt,
+            reason=st.just("no"),
+            is_alone=st.booleans(),
+            highest=st.sampled_from((None, epoch(higher + 1), epoch(0))),
+        ),
+        st.builds(Loaded, attempt=attempt),
+        st.builds(Connected, attempt=attempt),
+        st.builds(Failed, attempt=attempt, error=st.just(BROKEN), is_other_next=st.booleans()),
+        st.builds(
+            StageLost,
+            epoch=st.sampled_from((state.epoch, epoch(0))),
+            error=st.just(BROKEN),
+            is_in_use=st.booleans(),
+        ),
+        st.builds(TokenCommitted, epoch=st.just(state.epoch)),
+        st.builds(NodeLeft, node_id=nodes, error=st.just(BROKEN)),
+        st.just(NodeJoined()),
+        st.builds(LeaveRequested, node_id=nodes),
+        st.builds(PauseOver, attempt=attempt),
+    )
