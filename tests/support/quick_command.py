@@ -6,12 +6,16 @@ most of their time. What starts agents, or measures time or memory, is started a
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +31,7 @@ class QuickCommand:
     """Use it as a context manager."""
 
     def __enter__(self) -> Self:
+        self._turn = threading.Lock()
         self._directory = tempfile.TemporaryDirectory()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "support.quick_command"],
@@ -52,9 +57,12 @@ class QuickCommand:
         self._directory.cleanup()
 
     def run(
-        self, *arguments: str, env: Mapping[str, str] | None = None
+        self, *arguments: str, env: Mapping[str, str] | None = None, seconds: float = _SECONDS
     ) -> subprocess.CompletedProcess[str]:
-        """Run ``potluck`` to its end, with this process's environment and ``env``."""
+        """Run ``potluck`` to its end, with this process's environment and ``env``.
+
+        After ``seconds`` it is ended by ``SIGALRM``. Threads take turns.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         folder = Path(self._directory.name)
@@ -62,16 +70,32 @@ class QuickCommand:
             "arguments": arguments,
             "environment": environment(**(env or {})),
             "folder": str(folder),
+            "seconds": math.ceil(seconds),
         }
-        self._process.stdin.write(json.dumps(request) + "\n")
-        answer = self._process.stdout.readline()
-        assert answer, "the process that forks commands has ended"
+        with self._turn:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            answer = self._process.stdout.readline()
+            assert answer, "the process that forks commands has ended"
+            return self._completed(arguments, int(answer), folder)
+
+    @staticmethod
+    def _completed(
+        arguments: tuple[str, ...], status: int, folder: Path
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(
             args=["potluck", *arguments],
-            returncode=int(answer),
+            returncode=status,
             stdout=(folder / "stdout").read_text(encoding="utf-8"),
             stderr=(folder / "stderr").read_text(encoding="utf-8"),
         )
+
+
+@functools.cache
+def quick_command() -> QuickCommand:
+    """One for all tests of this process, which ends with it."""
+    command = QuickCommand().__enter__()
+    atexit.register(command.__exit__, None, None, None)
+    return command
 
 
 def _serve() -> None:
@@ -84,6 +108,7 @@ def _serve() -> None:
         request = json.loads(line)
         pid = os.fork()
         if pid == 0:
+            signal.alarm(request["seconds"])
             _become(request["arguments"], request["environment"], Path(request["folder"]))
         _, status = os.waitpid(pid, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
@@ -93,7 +118,6 @@ def _become(arguments: list[str], environ: dict[str, str], folder: Path) -> None
     """Run the command in this process, and end it."""
     status = 1
     try:
-        signal.alarm(_SECONDS)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number, name in ((1, "stdout"), (2, "stderr")):
             opened = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
