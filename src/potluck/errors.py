@@ -174,7 +174,7 @@ class UnitFaultError(EngineError):
 
 
 class StalledError(UnitFaultError):
-    """A worker got no further while it loaded."""
+    """A worker got no further while it loaded, or has loaded and does not answer."""
 
 
 class DefectError(EngineError):

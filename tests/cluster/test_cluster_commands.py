@@ -22,7 +22,8 @@ from support.quick_command import QuickCommand
 
 import potluck
 from potluck.cluster.acceptor.supervisor import ACCEPTOR_MODULE
-from potluck.cluster.agent.control import ask
+from potluck.cluster.agent.control import RemoteError, ask
+from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.trust.secret import generate_secret
 
 SCHEMAS = Path(potluck.__file__).parent / "cli" / "schemas"
@@ -144,7 +145,10 @@ def test_documents_fit_their_schemas_from_any_agent(
     assert [stage["end_layer"] for stage in plan["stages"]] == [12]
     (left_out,) = plan["rejections"]
     assert "1 MiB may be used" in left_out["reason"]
-    deployed = second.json("deploy", "deploy", "demo", "--name", "tales", "--context", "256")
+    options = ("--name", "tales", "--context", "256", "--recovery-wait", "7.5")
+    deployed = second.json("deploy", "deploy", "demo", *options)
+    assert deployed["recovery_wait_seconds"] == 7.5
+    assert deployed["num_spares"] == 0
     assert deployed["state"] == "ready"
     assert deployed["model_id"] == "tales"
     only_loaded = ("prefill", "read_bytes", "load_seconds")
@@ -184,6 +188,9 @@ def test_a_schema_refuses_what_it_does_not_know() -> None:
         (("deploy", "demo", "--context", "1"), "context is 1, and must be a whole number from 2"),
         (("deploy", "demo", "--context", "64", "--cache", "63"), "a cache of 63 tokens"),
         (("plan", "demo", "--context", "100000"), "a context of 100000 tokens"),
+        (("deploy", "demo", "--spares", "65"), "spares is 65, and must be a whole number from 0"),
+        (("deploy", "demo", "--recovery-wait", "nan"), "recovery_wait is nan, and must be"),
+        (("deploy", "demo", "--recovery-wait", "-1"), "recovery_wait is -1.0, and must be"),
         (("undeploy", "nothing"), "nothing is deployed as nothing"),
     ],
 )
@@ -196,6 +203,23 @@ def test_what_the_agent_refuses(
     status, said = fails(quick, *arguments, "--state", str(pair[0].state))
     assert status == 2
     assert named in said
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"num_spares": 65}, "spares is 65, and must be a whole number from 0 to 64"),
+        ({"recovery_wait_seconds": 1e6}, "must be a number of seconds from 0 to 86400"),
+        ({"recovery_wait_seconds": "soon"}, "makes no sense"),
+    ],
+)
+def test_an_agent_checks_what_no_command_asks(
+    pair: tuple[AgentProcess, AgentProcess], asked: dict[str, object], named: str
+) -> None:
+    path = StateDirectory(pair[0].state).control_socket
+    with pytest.raises(RemoteError, match=named) as error:
+        list(ask(path, "deploy", {"model": "demo", **asked}))
+    assert error.value.exit_code == 2
 
 
 def test_a_second_agent_does_not_take_a_directory_or_a_port(

@@ -9,8 +9,12 @@ from urllib.parse import unquote
 
 import pytest
 
+from potluck.api import ApiLimits
 from potluck.cli.settings import Settings
+from potluck.cluster.calls import DEFAULT_RECOVERY_WAIT_SECONDS
 from potluck.cluster.edges.options import STALL_SECONDS
+from potluck.cluster.steps import MAX_WAITING_SEQUENCES
+from potluck.types.ranges import MAX_RECOVERY_WAIT_SECONDS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -52,3 +56,17 @@ def test_the_seconds_that_security_promises_are_those_of_the_code() -> None:
     defaults = Settings()
     assert f"`step_seconds` ({defaults.step_seconds:g} s unless set)" in text
     assert f"`unit_step_seconds` ({defaults.unit_step_seconds:g} s)" in text
+
+
+def test_the_waits_that_are_promised_are_those_of_the_code() -> None:
+    cluster, api = (
+        " ".join((ROOT / "docs" / name).read_text().split())
+        for name in ("cluster.md", "http-api.md")
+    )
+    limits = ApiLimits()
+    assert f"for at most {DEFAULT_RECOVERY_WAIT_SECONDS:g} seconds; `potluck deploy" in cluster
+    assert f"by default for up to {DEFAULT_RECOVERY_WAIT_SECONDS:g} seconds" in api
+    assert f"(0 to {MAX_RECOVERY_WAIT_SECONDS:.0f})" in cluster
+    assert f"At most {MAX_WAITING_SEQUENCES} sequences of a deployment wait" in cluster
+    assert f"comment every {limits.silence_seconds:g} seconds" in cluster
+    assert f"nothing to send for {limits.silence_seconds:g} seconds sends a comment" in api

@@ -174,6 +174,12 @@ def test_state_and_metrics(api: RunningApi, client: httpx2.Client) -> None:
     assert after[f"potluck_stage_steps_total{stage}"] == 7
     assert after[f"potluck_stage_compute_seconds_total{stage}"] == 1.5
     assert after[f"potluck_stage_memory_bytes{stage}"] == 4096
+    assert after[f"potluck_stage_dropped_frames_total{stage}"] == 2
+    assert after[f"potluck_stage_slowdown{stage}"] == 1.25
+    assert after[f"potluck_model_epoch{label}"] == 5
+    assert after[f"potluck_model_recoveries_total{label}"] == 4
+    assert after[f"potluck_model_recovery_seconds{label}"] == 2.5
+    assert after[f"potluck_model_spare_stages{label}"] == 1
     edge = f'edge="0",model="{MODEL}",receiver="00000000000000aa",sender="00000000000000aa"'
     assert after[f"potluck_edge_bytes_total{{{edge}}}"] == 900
 

@@ -274,15 +274,22 @@ def test_errors_are_the_clients_own_kinds(api: RunningApi, client: openai.OpenAI
     assert unused.value.param == "stream_options"
 
 
-def test_a_model_that_is_not_ready_says_why(api: RunningApi, client: openai.OpenAI) -> None:
+@pytest.mark.parametrize(("ready_in_seconds", "told"), [(None, 10), (6.2, 7), (0.0, 1)])
+def test_a_request_whose_wait_is_over_says_why_and_when_to_come_again(
+    api: RunningApi, client: openai.OpenAI, ready_in_seconds: float | None, told: int
+) -> None:
     api.gateway.status = replace(
-        api.gateway.status, state=ModelState.DEGRADED, reason="node b is lost"
+        api.gateway.status,
+        state=ModelState.DEGRADED,
+        reason="node b is lost",
+        ready_in_seconds=ready_in_seconds,
     )
-    with pytest.raises(openai.InternalServerError, match="degraded: node b is lost") as error:
+    api.gateway.failure_after = (0, EngineError("3 GiB are missing", hint="add a node"))
+    with pytest.raises(openai.InternalServerError, match="3 GiB are missing") as error:
         client.completions.create(model=MODEL, prompt="x")
     assert error.value.status_code == 503
     assert error.value.code == "model_not_ready"
-    assert int(error.value.response.headers["retry-after"]) > 0
+    assert error.value.response.headers["retry-after"] == str(told)
     shown = client.models.retrieve(MODEL).model_extra
     assert shown is not None
     assert shown.pop("default_sampling")
@@ -297,7 +304,8 @@ def test_a_lost_stage_is_a_503_before_the_first_token(
         with pytest.raises(openai.InternalServerError, match="edge to node b") as error:
             client.completions.create(model=MODEL, prompt="x", stream=stream)
         assert error.value.status_code == 503
-        assert error.value.type == "server_error"
+        assert (error.value.type, error.value.code) == ("server_error", "service_unavailable")
+        assert error.value.response.headers["retry-after"] == "1"
     assert api.gateway.num_used_blocks == 0
 
 

@@ -38,7 +38,8 @@ from potluck.local import Model
 from potluck.local.pipeline import LocalPipeline
 from potluck.scheduling import SchedulerLimits
 from potluck.scheduling.blocks import blocks_for
-from potluck.serving.dispatcher import Dispatcher, Update
+from potluck.serving.dispatcher import Dispatcher
+from potluck.serving.ledger import Update
 from potluck.types.engine import Engine
 from potluck.types.sequence import CommittedToken, SequenceRequest
 from potluck.types.step import SamplingParams, SequenceOpening, Step, StepId
@@ -62,7 +63,8 @@ def dispatcher(
         max_step_sequences=min(8, max_step_tokens),
         max_steps_in_flight=len(engines),
     )
-    opened = Dispatcher(limits, lambda on_outcome: LocalPipeline(engines, on_outcome))
+    opened = Dispatcher(limits)
+    opened.attach(lambda on_outcome: LocalPipeline(engines, on_outcome), limits)
     try:
         yield opened
     finally:

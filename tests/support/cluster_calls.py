@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from potluck.cluster.calls import (
+    ClaimAnswer,
     DeploymentRecord,
     DeploymentState,
     StageEnds,
@@ -40,7 +41,9 @@ class PlayedMembership:
         if node_id not in self.others | {self.node_id}:
             raise NodeLostError(node_id, f"node {node_id} is not in the cluster")
         self.calls.append((node_id, method, payload))
-        if method == "stage.stop":
+        if method == "deployment.claim":
+            return encode(ClaimAnswer(is_granted=True))
+        if method == "stage.end":
             return encode(StageEnds(crashes=self.crashes))
         return b""
 

@@ -16,7 +16,8 @@ from support.toy_pipeline import ToyPipeline, next_token
 
 from potluck.errors import ModelNotFoundError, PotluckError
 from potluck.scheduling import SchedulerLimits
-from potluck.serving.dispatcher import Dispatcher, Update
+from potluck.serving.dispatcher import Dispatcher
+from potluck.serving.ledger import Update
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.cluster import NodeId
 from potluck.types.gateway import (
@@ -106,13 +107,17 @@ def toy_logprob(token: int) -> float:
 
 
 class ToyGateway:
-    """One model, ``toy/model``. What it was asked to generate is in ``live``.
+    """One model, ``toy/model``. What it was asked to generate is in ``live``, and ``num_open`` of
+    that have not ended.
 
-    ``served``, if it is given, encodes texts in place of the toy's own tokenizer.
+    ``served``, if it is given, encodes texts in place of the toy's own tokenizer. With
+    ``pause_after`` sequences wait after so many tokens until the event is set, as they do while a
+    deployment is loaded again.
     """
 
     def __init__(self, *, step_seconds: float = 0.0) -> None:
         self.live: list[LiveSequence] = []
+        self.num_open = 0
         self.status = ModelStatus(
             model_id=MODEL,
             created=CREATED,
@@ -123,6 +128,7 @@ class ToyGateway:
         self.sampling_defaults: Mapping[str, float | int] = {}
         self.served: ServedModel | None = None
         self.failure_after: tuple[int, PotluckError | RuntimeError] | None = None
+        self.pause_after: tuple[int, threading.Event] | None = None
         limits = SchedulerLimits(
             num_blocks=NUM_BLOCKS,
             context_tokens=CONTEXT_TOKENS,
@@ -130,9 +136,8 @@ class ToyGateway:
             max_step_sequences=32,
             max_steps_in_flight=1,
         )
-        self.dispatcher = Dispatcher(
-            limits, lambda on_outcome: _ToyThread(on_outcome, step_seconds)
-        )
+        self.dispatcher = Dispatcher(limits)
+        self.dispatcher.attach(lambda on_outcome: _ToyThread(on_outcome, step_seconds), limits)
 
     @property
     def num_used_blocks(self) -> int:
@@ -164,9 +169,13 @@ class ToyGateway:
             loop.call_soon_threadsafe(updates.put_nowait, update)
 
         sequence_id = self.dispatcher.add(sequence.request, subscriber)
+        self.num_open += 1
         try:
             count = 0
             while True:
+                if self.pause_after is not None and count == self.pause_after[0]:
+                    while not self.pause_after[1].is_set():
+                        await asyncio.sleep(0.005)
                 if self.failure_after is not None and count == self.failure_after[0]:
                     raise self.failure_after[1]
                 update = await updates.get()
@@ -177,6 +186,7 @@ class ToyGateway:
                 if update.token.finish_reason is not None:
                     return
         finally:
+            self.num_open -= 1
             self.dispatcher.cancel(sequence_id)
 
     async def refresh_cluster(self) -> None:
@@ -197,9 +207,19 @@ class ToyGateway:
                 num_running=3,
                 num_blocks=NUM_BLOCKS,
                 num_free_blocks=NUM_BLOCKS - 12,
+                epoch=5,
+                num_recoveries=4,
+                recovery_seconds=2.5,
+                num_spares=1,
                 stages=(
                     StageMetrics(
-                        stage=0, node_id=node, num_steps=7, compute_seconds=1.5, memory_bytes=4096
+                        stage=0,
+                        node_id=node,
+                        num_steps=7,
+                        compute_seconds=1.5,
+                        memory_bytes=4096,
+                        num_dropped_frames=2,
+                        slowdown=1.25,
                     ),
                 ),
                 edges=(

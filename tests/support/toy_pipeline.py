@@ -52,8 +52,11 @@ class ToyPipeline:
     def run_oldest(self) -> tuple[StepId, tuple[SampledToken, ...]]:
         """Run the oldest step."""
         step = self._steps.popleft()
-        self.opened.update(opening.sequence_id for opening in step.opened)
+        for opening in step.opened:
+            assert opening.sequence_id not in self.opened, "opened twice"
+            self.opened.add(opening.sequence_id)
         sampled = [sample for part in step.slices for sample in self._run(part)]
+        assert self.opened.issuperset(step.closed), "closed and not open"
         self.opened.difference_update(step.closed)
         return step.step_id, tuple(sampled)
 

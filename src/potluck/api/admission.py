@@ -8,6 +8,7 @@ what is left of it afterwards are tokens, of which a context holds so many.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -24,6 +25,12 @@ LARGE_BODY_BYTES = 64 * 1024
 Of smaller ones at most ``ApiLimits.max_concurrent_requests`` are worked on: 4 MiB of bodies.
 """
 
+_MOST_RETRY_SECONDS = 60.0
+"""Clients such as OpenAI's take no notice of more."""
+
+_LATEST_SHARE = 0.2
+"""Of the mean time between ends, so that the last ten or so count."""
+
 _TRIM_SECONDS = 1.0
 """From the end of a large body to returning memory, so that what came of it is gone, too."""
 
@@ -33,9 +40,12 @@ T = TypeVar("T")
 class Admission:
     """Lets requests in, first come first served. For one event loop."""
 
-    def __init__(self, limits: ApiLimits) -> None:
+    def __init__(self, limits: ApiLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
+        self._clock = clock
         self._slots = asyncio.Semaphore(limits.max_concurrent_requests)
+        self._full_since = 0.0
+        self._mean_seconds = 0.0
         self.num_running = 0
         self.num_queued = 0
 
@@ -45,8 +55,10 @@ class Admission:
         if self._slots.locked() and self.num_queued >= self._limits.max_queued_requests:
             raise overloaded(
                 f"{self.num_running} requests are being answered and {self.num_queued} wait",
-                self._limits.retry_after_seconds,
+                self._seconds_to_an_end(),
             )
+        if self.num_queued == 0:
+            self._full_since = self._clock()
         self.num_queued += 1
         try:
             await self._slots.acquire()
@@ -58,6 +70,26 @@ class Admission:
         finally:
             self.num_running -= 1
             self._slots.release()
+            if self.num_queued:
+                self._note_end()
+
+    def _note_end(self) -> None:
+        """A request has ended while others waited: measure the time from the one before."""
+        now = self._clock()
+        seconds = now - self._full_since
+        share = _LATEST_SHARE if self._mean_seconds else 1.0
+        self._mean_seconds += share * (seconds - self._mean_seconds)
+        self._full_since = now
+
+    def _seconds_to_an_end(self) -> float:
+        """About when the next request ends, so that another may wait.
+
+        If none has ended for long, as while a model is loaded again, it may take as long again.
+        """
+        seconds = self._mean_seconds
+        if self.num_queued:
+            seconds = max(seconds, self._clock() - self._full_since)
+        return max(self._limits.retry_after_seconds, min(seconds, _MOST_RETRY_SECONDS))
 
 
 class Preparation:

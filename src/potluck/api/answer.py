@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,9 +20,13 @@ from potluck.api.metrics import ApiMetrics, RequestMeter
 from potluck.api.parameters import Job
 from potluck.api.responses import Format, Identity, Json, Usage
 from potluck.errors import EngineError
-from potluck.types.gateway import Gateway, LiveSequence, ModelState, ModelStatus
+from potluck.types.gateway import Gateway, LiveSequence, ModelStatus
 
 _log = logging.getLogger(__name__)
+
+_TICKS = 4
+"""How often in its longest silence a stream looks at the clock: one comes that much late at most.
+"""
 
 T = TypeVar("T")
 
@@ -41,7 +45,8 @@ class Prepared:
 class Answer:
     """What answers one request. Nothing happens before :meth:`start`.
 
-    ``prepare`` reads the request, once there is a slot for it.
+    ``prepare`` reads the request, once there is a slot for it. A stream that has nothing to send
+    says so every ``silence_seconds``.
     """
 
     def __init__(
@@ -51,23 +56,33 @@ class Answer:
         metrics: ApiMetrics,
         *,
         prepare: Callable[[], Awaitable[Prepared]],
+        silence_seconds: float,
     ) -> None:
         self._gateway = gateway
         self._admission = admission
         self._metrics = metrics
         self._prepare = prepare
+        self._silence_seconds = silence_seconds
         self._came = time.perf_counter()
+        self._prepared: Prepared | None = None
         self._live: list[LiveSequence] = []
         self._num_prompt_tokens = 0
         self._stream = self._deltas()
 
-    async def start(self) -> Prepared:
-        """Wait for the first token. Raises ``PotluckError``; cancelled, the request ends at once.
+    @property
+    def model_id(self) -> str | None:
+        """The model that is asked, once the request has been read."""
+        return None if self._prepared is None else self._prepared.job.model.model_id
 
-        Afterwards either :meth:`whole` or :meth:`chunks` gives the answer, or :meth:`aclose` ends
-        it.
+    async def start(self) -> Prepared:
+        """Wait for the first token, but no longer than a stream may be silent.
+
+        Raises ``PotluckError``; cancelled, the request ends at once. Afterwards either
+        :meth:`whole` or :meth:`chunks` gives the answer, or :meth:`aclose` ends it.
         """
         self._first = await anext(self._stream)
+        if self._prepared is None:
+            raise RuntimeError("a request was answered before it was read")
         return self._prepared
 
     async def aclose(self) -> None:
@@ -78,8 +93,9 @@ class Answer:
         """The answer as one JSON object. Raises ``PotluckError``; cancelled, it ends at once."""
         deltas: dict[int, list[Delta]] = {}
         async with aclosing(self._all()) as stream:
-            async for index, delta in stream:
-                deltas.setdefault(index, []).append(delta)
+            async for each in stream:
+                if each is not None:
+                    deltas.setdefault(each[0], []).append(each[1])
         choices = [self._form.whole(index, _join(deltas[index])) for index in sorted(deltas)]
         return msgspec.json.encode(
             {
@@ -89,14 +105,19 @@ class Answer:
             }
         )
 
-    async def chunks(self, *, include_usage: bool) -> AsyncGenerator[bytes, None]:
+    async def chunks(self, *, include_usage: bool) -> AsyncGenerator[bytes | None, None]:
         """The answer as the JSON objects of a stream. Closed early, its sequences are cancelled.
 
-        Raises ``PotluckError``, before the first chunk or later.
+        None stands for a silence that has lasted for ``silence_seconds``. Raises ``PotluckError``,
+        before the first chunk or later.
         """
         begun: set[int] = set()
         async with aclosing(self._all()) as stream:
-            async for index, delta in stream:
+            async for each in stream:
+                if each is None:
+                    yield None
+                    continue
+                index, delta = each
                 first = None if index in begun else self._form.first(index)
                 begun.add(index)
                 if first is not None:
@@ -124,23 +145,24 @@ class Answer:
             num_new_tokens=sum(len(live.committed) for live in self._live),
         )
 
-    async def _all(self) -> AsyncGenerator[tuple[int, Delta], None]:
+    async def _all(self) -> AsyncGenerator[tuple[int, Delta] | None, None]:
         async with aclosing(self._stream):
             yield self._first
             async for each in self._stream:
                 yield each
 
-    async def _deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
+    async def _deltas(self) -> AsyncGenerator[tuple[int, Delta] | None, None]:
+        """None: see ``chunks``."""
         async with self._admission.slot():
-            self._prepared = await self._prepare()
-            self._form = self._prepared.form
-            job = self._prepared.job
+            prepared = self._prepared = await self._prepare()
+            self._form = prepared.form
+            job = prepared.job
             self._identity = Identity.new(self._form.prefix, job.model.model_id)
             _log.debug(
                 "%s: model %s, user %r",
                 self._identity.request_id,
                 job.model.model_id,
-                self._prepared.user,
+                prepared.user,
             )
             meter = self._metrics.meter(job.model.model_id, self._came)
             self._num_prompt_tokens = job.num_prompt_tokens
@@ -156,10 +178,18 @@ class Answer:
                 _choice(self._gateway, live, job, meter, index)
                 for index, live in enumerate(self._live)
             ]
-            async with aclosing(merge(choices)) as merged:
-                async for index, delta in merged:
-                    if not delta.is_empty:
-                        yield index, delta
+            tick_seconds = self._silence_seconds / _TICKS
+            loop = asyncio.get_running_loop()
+            silent_since = loop.time()
+            async with aclosing(merge(choices, tick_seconds=tick_seconds)) as merged:
+                async for each in merged:
+                    if each is not None and not each[1].is_empty:
+                        yield each
+                    elif each is None and loop.time() - silent_since >= self._silence_seconds:
+                        yield None
+                    else:
+                        continue
+                    silent_since = loop.time()
 
 
 def deployed_model(gateway: Gateway, model_id: str) -> ModelStatus:
@@ -172,32 +202,26 @@ def deployed_model(gateway: Gateway, model_id: str) -> ModelStatus:
     )
 
 
-def require_ready(status: ModelStatus, retry_after_seconds: int) -> None:
-    """Raise ``ApiError`` (503) if the model cannot answer now."""
-    if status.state is not ModelState.READY:
-        reason = f": {status.reason}" if status.reason else ""
-        raise ApiError(
-            503,
-            f"the model {status.model_id} is {status.state.value}{reason}",
-            code="model_not_ready",
-            headers={"Retry-After": str(retry_after_seconds)},
-        )
-
-
 async def merge(
-    sources: Sequence[AsyncGenerator[T, None]],
-) -> AsyncGenerator[tuple[int, T], None]:
+    sources: Sequence[AsyncGenerator[T, None]], *, tick_seconds: float
+) -> AsyncGenerator[tuple[int, T] | None, None]:
     """Items of all ``sources`` as they come, each with its source's index.
 
-    All sources are closed when this ends, however it does.
+    Every ``tick_seconds`` there is None as well, unless an item is there. All sources are closed
+    when this ends, however it does.
     """
     pending: dict[asyncio.Task[T], int] = {}
+    ticks = _Ticks(tick_seconds)
     try:
         for index, source in enumerate(sources):
             pending[asyncio.create_task(_next(source))] = index
         while pending:
-            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=pending.__getitem__):
+            waiting: set[asyncio.Future[Any]] = {*pending, ticks.following()}
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            ready = sorted(pending.keys() & done, key=pending.__getitem__)
+            if not ready:
+                yield None
+            for task in ready:
                 index = pending.pop(task)
                 try:
                     item = task.result()
@@ -206,11 +230,37 @@ async def merge(
                 pending[asyncio.create_task(_next(sources[index]))] = index
                 yield index, item
     finally:
+        ticks.close()
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
         for source in sources:
             await source.aclose()
+
+
+class _Ticks:
+    """Futures that are done every so many seconds, with one timer for any number of items."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[None] = self._loop.create_future()
+        self._timer = self._loop.call_later(seconds, self._tick)
+
+    def following(self) -> asyncio.Future[None]:
+        """The next tick; those that came while nobody waited do not count."""
+        if self._future.done():
+            self._future = self._loop.create_future()
+        return self._future
+
+    def close(self) -> None:
+        """Tick no more."""
+        self._timer.cancel()
+
+    def _tick(self) -> None:
+        if not self._future.done():
+            self._future.set_result(None)
+        self._timer = self._loop.call_later(self._seconds, self._tick)
 
 
 async def _next(source: AsyncGenerator[T, None]) -> T:

@@ -14,10 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from potluck.api.admission import Admission, Body, BodyReader, Preparation, in_thread
-from potluck.api.answer import Answer, Prepared, deployed_model, require_ready
+from potluck.api.answer import Answer, Prepared, deployed_model
 from potluck.api.config import ApiConfig
 from potluck.api.connection import EventStream, while_connected
-from potluck.api.errors import ApiError, invalid, to_api_error
+from potluck.api.errors import ApiError, invalid, retry_after, to_api_error
 from potluck.api.guard import Guard, error_response
 from potluck.api.metrics import ApiMetrics
 from potluck.api.parameters import Job, chat_job, completion_job
@@ -95,8 +95,8 @@ class _Api:
         if any(status.state is ModelState.READY for status in models):
             return _json({"status": "ready"})
         what = "no deployed model is ready to answer" if models else "no model is deployed"
-        retry_after = {"Retry-After": str(self._limits.retry_after_seconds)}
-        raise ApiError(503, what, code="not_ready", headers=retry_after)
+        known = [each.ready_in_seconds for each in models if each.ready_in_seconds is not None]
+        raise ApiError(503, what, code="not_ready", headers=retry_after(min(known, default=None)))
 
     async def cluster(self) -> Response:
         """``GET /cluster``."""
@@ -109,8 +109,15 @@ class _Api:
         return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     async def _model(self, model_id: str) -> ServedModel:
-        require_ready(deployed_model(self._gateway, model_id), self._limits.retry_after_seconds)
+        """The model, ready or not: where it is being loaded, the request waits at the gateway."""
+        deployed_model(self._gateway, model_id)
         return await self._gateway.served_model(model_id)
+
+    def _told(self, error: PotluckError, answer: Answer, prompt_param: str) -> ApiError:
+        """What the client is told of ``error``, which the gateway raised for its request."""
+        models = self._gateway.models()
+        status = next((each for each in models if each.model_id == answer.model_id), None)
+        return to_api_error(error, prompt_param=prompt_param, status=status)
 
     async def _prepare_chat(self, body: Body) -> Prepared:
         async with self._preparation.turn(len(body.data)):
@@ -143,19 +150,27 @@ class _Api:
                 return prepared
 
             answer = Answer(
-                self._gateway, self._admission, self._metrics, prepare=prepare_and_release
+                self._gateway,
+                self._admission,
+                self._metrics,
+                prepare=prepare_and_release,
+                silence_seconds=self._limits.silence_seconds,
             )
+
+            def told(error: PotluckError) -> ApiError:
+                return self._told(error, answer, prompt_param)
+
             try:
                 prepared = await while_connected(request.receive, self._ending, answer.start())
                 if not prepared.is_stream:
                     whole = await while_connected(request.receive, self._ending, answer.whole())
                     return Response(whole, media_type="application/json")
                 chunks = answer.chunks(include_usage=prepared.include_usage)
-                return EventStream(await anext(chunks), chunks, self._ending)
+                return EventStream(await anext(chunks), chunks, self._ending, told)
             except BaseException as error:
                 await answer.aclose()
                 if isinstance(error, PotluckError):
-                    raise to_api_error(error, prompt_param=prompt_param) from error
+                    raise told(error) from error
                 raise
 
 

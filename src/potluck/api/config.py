@@ -15,7 +15,7 @@ class ApiLimits:
     each must have come after ``body_seconds``.
 
     Requests: ``max_concurrent_requests`` are worked on, ``max_queued_requests`` wait for that, and
-    others are told to come again after ``retry_after_seconds``. A request may have
+    others are told to come again, after ``retry_after_seconds`` or more. A request may have
     ``max_sequences`` (prompts times ``n``), and a prompt ``max_prompt_tokens`` (None: what the
     context holds).
 
@@ -23,7 +23,8 @@ class ApiLimits:
     may have; beyond it the one that has been silent for longest is closed, and where none is
     silent the new one is refused. A request's head must have come after ``head_seconds``, a
     connection between requests may be silent for ``idle_seconds``, and a client that does not read
-    must have taken 16 KiB, or all there is, every ``send_seconds``.
+    must have taken 16 KiB, or all there is, every ``send_seconds``. A stream that has had nothing
+    to send for ``silence_seconds`` sends a comment.
 
     The end: requests may go on for ``shutdown_seconds``, then they end with an error.
     """
@@ -40,6 +41,7 @@ class ApiLimits:
     head_seconds: float = 10.0
     idle_seconds: int = 15
     send_seconds: float = 20.0
+    silence_seconds: float = 5.0
     shutdown_seconds: float = 5.0
 
 

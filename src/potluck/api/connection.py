@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -23,6 +23,9 @@ from potluck.errors import PotluckError
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_WAITING = b": waiting\n\n"
+"""A comment, which clients skip: https://html.spec.whatwg.org/multipage/server-sent-events.html"""
 
 
 async def while_connected(
@@ -55,11 +58,17 @@ class EventStream(Response):
 
     ``first`` was taken from ``chunks`` already, so that an error before it could still have a
     status of its own. A later one is an event with an error object, and ends the stream; otherwise
-    ``[DONE]`` does. ``chunks`` is closed at the end, however it comes.
+    ``[DONE]`` does. None in the place of an object is sent as a comment: proxies and clients see
+    that the answer is being worked on. ``chunks`` is closed at the end, however it comes.
+    ``to_error`` says what clients are told of an error.
     """
 
     def __init__(
-        self, first: bytes, chunks: AsyncGenerator[bytes, None], ending: asyncio.Event
+        self,
+        first: bytes | None,
+        chunks: AsyncGenerator[bytes | None, None],
+        ending: asyncio.Event,
+        to_error: Callable[[PotluckError], ApiError] = to_api_error,
     ) -> None:
         super().__init__(
             media_type="text/event-stream",
@@ -69,6 +78,7 @@ class EventStream(Response):
         self._first = first
         self._chunks = chunks
         self._ending = ending
+        self._to_error = to_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the whole stream. Raises ``ClientGoneError``."""
@@ -78,7 +88,7 @@ class EventStream(Response):
                 await while_connected(receive, self._ending, self._send_chunks(send))
             except PotluckError as error:
                 forget_frames(error)
-                last = to_api_error(error).encoded()
+                last = self._to_error(error).encoded()
             except ClientGoneError:
                 raise
             except Exception:  # noqa: BLE001 - the client shall see that the answer is not whole
@@ -89,10 +99,13 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": _event(last), "more_body": False})
 
     async def _send_chunks(self, send: Send) -> None:
-        chunk: bytes | None = self._first
-        while chunk is not None:
-            await send({"type": "http.response.body", "body": _event(chunk), "more_body": True})
-            chunk = await anext(self._chunks, None)
+        await self._send(send, self._first)
+        async for chunk in self._chunks:
+            await self._send(send, chunk)
+
+    async def _send(self, send: Send, chunk: bytes | None) -> None:
+        body = _WAITING if chunk is None else _event(chunk)
+        await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 def _event(data: bytes) -> bytes:

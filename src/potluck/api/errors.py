@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -16,6 +17,12 @@ from potluck.errors import (
     RefusedRequestError,
     UsageError,
 )
+from potluck.types.gateway import ModelState, ModelStatus
+
+_RETRY_READY_SECONDS = 1
+"""To ask a model again that is ready by now, after its machines were lost under a request."""
+_RETRY_UNKNOWN_SECONDS = 10
+"""Where nobody knows when a model will be ready: a request that comes then waits for it."""
 
 
 class ApiError(PotluckError):
@@ -62,13 +69,10 @@ def invalid(param: str | None, message: str, *, code: str = "invalid_value") -> 
     return ApiError(400, message, param=param, code=code)
 
 
-def overloaded(message: str, retry_after_seconds: int) -> ApiError:
+def overloaded(message: str, retry_after_seconds: float) -> ApiError:
     """No room; the client is told when to come again."""
     return ApiError(
-        429,
-        message,
-        code="rate_limit_exceeded",
-        headers={"Retry-After": str(retry_after_seconds)},
+        429, message, code="rate_limit_exceeded", headers=retry_after(retry_after_seconds)
     )
 
 
@@ -77,10 +81,20 @@ def internal_error() -> ApiError:
     return ApiError(500, "the server made a mistake; its log says more", code="internal_error")
 
 
-def to_api_error(error: PotluckError, *, prompt_param: str | None = None) -> ApiError:
+def retry_after(seconds: float | None) -> dict[str, str]:
+    """The header that says when to come again: after ``seconds``, or nobody knows when."""
+    if seconds is None:
+        return {"Retry-After": str(_RETRY_UNKNOWN_SECONDS)}
+    return {"Retry-After": str(max(1, math.ceil(seconds)))}
+
+
+def to_api_error(
+    error: PotluckError, *, prompt_param: str | None = None, status: ModelStatus | None = None
+) -> ApiError:
     """What a client is told of ``error``.
 
     ``prompt_param`` is what the prompt is called in the request: ``messages`` or ``prompt``.
+    ``status`` is that of the model that was asked, if it is deployed.
     """
     if isinstance(error, ApiError):
         return error
@@ -99,7 +113,13 @@ def to_api_error(error: PotluckError, *, prompt_param: str | None = None) -> Api
         return invalid(None, message)
     if isinstance(error, RefusedRequestError):
         return ApiError(422, message, code="request_refused")  # which clients do not send again
-    return ApiError(503, message, code="service_unavailable")
+    if status is None:
+        return ApiError(503, message, code="service_unavailable")
+    if status.state is ModelState.READY:
+        again = retry_after(_RETRY_READY_SECONDS)
+        return ApiError(503, message, code="service_unavailable", headers=again)
+    again = retry_after(status.ready_in_seconds)
+    return ApiError(503, message, code="model_not_ready", headers=again)
 
 
 def forget_frames(error: BaseException) -> None:

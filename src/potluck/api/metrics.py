@@ -17,8 +17,9 @@ from potluck.api.admission import Admission
 from potluck.types.gateway import Gateway, ModelMetrics, ModelState
 
 _FIRST_TOKEN_SECONDS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
-_BETWEEN_TOKENS_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
-"""From a small model on a fast machine to a large one on slow boards, three a decade."""
+_BETWEEN_TOKENS_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
+"""From a small model on a fast machine to a large one on slow boards, three a decade; between two
+tokens a model may be loaded again."""
 
 
 class ApiMetrics:
@@ -141,6 +142,7 @@ class _GatewayCollector(Collector):
         yield ready
         models = self._gateway.metrics()
         yield from _scheduler_families(models)
+        yield from _recovery_families(models)
         yield from _stage_families(models)
         yield from _edge_families(models)
 
@@ -161,8 +163,42 @@ def _scheduler_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
     yield blocks
 
 
+def _recovery_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
+    labels = ["model"]
+    epoch = GaugeMetricFamily("potluck_model_epoch", "Number of the epoch in force", labels=labels)
+    recoveries = CounterMetricFamily(
+        "potluck_model_recoveries", "Times it was ready again after a loss", labels=labels
+    )
+    seconds = GaugeMetricFamily(
+        "potluck_model_recovery_seconds",
+        "From the last loss until it was ready again",
+        labels=labels,
+    )
+    spares = GaugeMetricFamily(
+        "potluck_model_spare_stages", "Stages that are held and not in use", labels=labels
+    )
+    for model in models:
+        epoch.add_metric([model.model_id], model.epoch)
+        recoveries.add_metric([model.model_id], model.num_recoveries)
+        spares.add_metric([model.model_id], model.num_spares)
+        if model.recovery_seconds is not None:
+            seconds.add_metric([model.model_id], model.recovery_seconds)
+    yield epoch
+    yield recoveries
+    yield seconds
+    yield spares
+
+
 def _stage_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
     labels = ["model", "stage", "node"]
+    dropped = CounterMetricFamily(
+        "potluck_stage_dropped_frames", "Frames that came late or twice", labels=labels
+    )
+    slowdown = GaugeMetricFamily(
+        "potluck_stage_slowdown",
+        "How many times as long as before the stage's steps take lately",
+        labels=labels,
+    )
     steps = CounterMetricFamily("potluck_stage_steps", "Steps computed", labels=labels)
     seconds = CounterMetricFamily(
         "potluck_stage_compute_seconds", "Time spent computing steps", labels=labels
@@ -176,9 +212,14 @@ def _stage_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
             steps.add_metric(values, stage.num_steps)
             seconds.add_metric(values, stage.compute_seconds)
             memory.add_metric(values, stage.memory_bytes)
+            dropped.add_metric(values, stage.num_dropped_frames)
+            if stage.slowdown is not None:
+                slowdown.add_metric(values, stage.slowdown)
     yield steps
     yield seconds
     yield memory
+    yield dropped
+    yield slowdown
 
 
 def _edge_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:

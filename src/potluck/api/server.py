@@ -20,6 +20,13 @@ from potluck.types.gateway import Gateway
 _SEND_BUFFER_BYTES = 128 * 2**10
 """Of the kernel, per connection: what a client leaves unread must soon be noticed."""
 
+_PROBE_IDLE_SECONDS = 20
+_PROBE_INTERVAL_SECONDS = 10
+_VANISHED_SECONDS = 60
+"""A client whose machine is gone, and closes nothing, is noticed after this time, whether something
+is being sent to it or not: requests that wait are sent nothing. Three times as long as a client may
+leave an answer unread, as a window that is closed looks the same to the kernel (``tcp(7)``)."""
+
 _TICK_SECONDS = 1.0
 _LAST_WORDS_SECONDS = 1.0
 """For the errors that end what is left at a shutdown, and again for what hears nothing."""
@@ -155,7 +162,7 @@ def _listen(config: ApiConfig) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        _set_options_of_connections(listener)
         listener.bind(address)
     except OSError as error:
         listener.close()
@@ -164,6 +171,18 @@ def _listen(config: ApiConfig) -> socket.socket:
             hint="give another with --http HOST:PORT (port 0: any free one), or --no-http",
         ) from error
     return listener
+
+
+def _set_options_of_connections(listener: socket.socket) -> None:
+    """Connections inherit them."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, _PROBE_IDLE_SECONDS),
+        (socket.TCP_KEEPINTVL, _PROBE_INTERVAL_SECONDS),
+        (socket.TCP_USER_TIMEOUT, 1000 * _VANISHED_SECONDS),
+    ):
+        listener.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _url(listener: socket.socket) -> str:

@@ -26,8 +26,10 @@ from potluck.cli.output import emit_json, note
 from potluck.cli.tables import deployment_lines, mapped_text, node_lines, stage_lines
 from potluck.cluster.agent.control import ask
 from potluck.cluster.agent.state import StateDirectory
+from potluck.cluster.calls import DEFAULT_RECOVERY_WAIT_SECONDS
 from potluck.errors import ParameterError
 from potluck.types.arithmetic import ArithmeticChoice
+from potluck.types.ranges import require_number
 
 CacheOption = Annotated[
     int | None,
@@ -46,6 +48,25 @@ NameOption = Annotated[
         show_default=False,
     ),
 ]
+RecoveryWaitOption = Annotated[
+    float | None,
+    typer.Option(
+        "--recovery-wait",
+        metavar="SECONDS",
+        help="How long requests wait while machines are lost and the model is not ready. "
+        f"Default: {DEFAULT_RECOVERY_WAIT_SECONDS:g}.",
+        show_default=False,
+    ),
+]
+SparesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--spares",
+        metavar="N",
+        help="Keep every stage's weights ready on N further nodes. Default: 0.",
+        show_default=False,
+    ),
+]
 
 
 def deploy(
@@ -56,6 +77,8 @@ def deploy(
     quant: QuantOption = Quant.NONE,
     mmap: MmapOption = False,
     arithmetic: ArithmeticOption = None,
+    recovery_wait: RecoveryWaitOption = None,
+    spares: SparesOption = None,
     json: JsonOption = False,
     state: StateOption = None,
 ) -> None:
@@ -70,6 +93,7 @@ def deploy(
         task = bar.add_task("placing", total=None)
         try:
             request = _request(model, name, context, cache, quant, mmap=mmap, arithmetic=arithmetic)
+            request |= _recovery(recovery_wait, spares)
             for document in ask(socket, "deploy", request):
                 result = document.get("result") or document["event"]
                 bar.update(
@@ -136,10 +160,10 @@ def ps(json: JsonOption = False, state: StateOption = None) -> None:
 
 
 def down(state: StateOption = None) -> None:
-    """Let requests finish, hand stages over, and stop this node's agent."""
+    """Hand this node's requests and stages over to the others, and stop its agent."""
     for document in ask(state_directory(state).control_socket, "down", {}):
         if "event" in document:
-            note("draining: requests in flight may take half a minute")
+            note("draining: requests and stages are handed over to the other nodes")
     note("this node has left the cluster")
 
 
@@ -167,6 +191,19 @@ def _request(
         "is_mapped": mmap,
         "arithmetic": (arithmetic or settings().arithmetic).value,
     }
+
+
+def _recovery(wait_seconds: float | None, spares: int | None) -> dict[str, object]:
+    """What the agent is asked of recovery. Raises ``ParameterError``."""
+    chosen = settings()
+    if wait_seconds is None:
+        wait_seconds = chosen.recovery_wait_seconds
+    asked: dict[str, object] = {"num_spares": chosen.spares if spares is None else spares}
+    require_number("spares", asked["num_spares"])
+    if wait_seconds is not None:
+        require_number("recovery_wait", wait_seconds)
+        asked["recovery_wait_seconds"] = wait_seconds
+    return asked
 
 
 def _name_of(path: Path) -> str:

@@ -15,7 +15,7 @@ import msgspec
 
 from potluck.errors import UsageError
 from potluck.types.arithmetic import ArithmeticChoice
-from potluck.types.ranges import MAX_THREADS
+from potluck.types.ranges import MAX_RECOVERY_WAIT_SECONDS, MAX_SPARES, MAX_THREADS
 
 _PREFIX = "POTLUCK_"
 _NOT_SETTINGS = frozenset({"POTLUCK_SECRET", "POTLUCK_STATE"})
@@ -27,6 +27,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     ``backend``, ``allow_software``, ``step_seconds``, ``unit_step_seconds``,
     ``idle_test_seconds``, ``stall_seconds`` and ``packed_cache_bytes``: see ``AgentConfig``.
+    ``recovery_wait_seconds`` and ``spares`` are of what is deployed from here.
     """
 
     threads: Annotated[int, msgspec.Meta(ge=1, le=MAX_THREADS)] | None = None
@@ -40,6 +41,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     stall_seconds: Annotated[float, msgspec.Meta(gt=0)] = 120.0
     packed_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
     arithmetic: ArithmeticChoice = ArithmeticChoice.EXACT
+    recovery_wait_seconds: (
+        Annotated[float, msgspec.Meta(ge=0, le=MAX_RECOVERY_WAIT_SECONDS)] | None
+    ) = None
+    spares: Annotated[int, msgspec.Meta(ge=0, le=MAX_SPARES)] = 0
 
 
 def read_settings(environ: Mapping[str, str], home: Path | None) -> Settings:

@@ -128,9 +128,32 @@ def deployment_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
         f"context {deployment['context_tokens']} tokens, "
         f"coordinator {deployment['epoch']['coordinator']}, epoch {deployment['epoch']['number']}"
     )
+    yield from _recovery_lines(deployment)
     for refusal in deployment["refused"]:
         yield f"no answers from: {refusal['node_id']}: {refusal['reason']}"
     yield from stage_lines(deployment)
+
+
+def _recovery_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
+    """What was lost and made good, what is held for the next time, and which stages are slow."""
+    if not deployment["has_quorum"]:
+        yield "partitioned: most of the nodes that knew of it cannot be reached from here"
+    if count := deployment["num_recoveries"]:
+        last = deployment["recovery_seconds"]
+        took = "" if last is None else f", the last time in {last:.1f} s"
+        yield f"recovered {count} {'time' if count == 1 else 'times'}{took}"
+    for held in deployment["spares"]:
+        yield (
+            f"spare: {held['node_id']} {held['unit_id']} holds layers "
+            f"[{held['start_layer']}, {held['end_layer']}) ready"
+        )
+    if deployment["num_spares"] and not deployment["spares"]:
+        yield f"spare: none of the {deployment['num_spares']} of each stage is ready"
+    for slow in deployment["slow_stages"]:
+        yield (
+            f"slow: stage {slow['stage']} at {slow['node_id']} takes "
+            f"{slow['slowdown']:.1f} times as long as it used to"
+        )
 
 
 def stage_lines(deployment: Mapping[str, Any]) -> Iterator[str]:

@@ -195,7 +195,7 @@ async def _run(
         gateway = AgentGateway(agent)
         await opened.enter_async_context(serve_control(agent, gateway, directory, ending.set))
         if http is not None:
-            agent.http_address = await _serve_http(opened, gateway, http)
+            agent.node_calls.announce_http(await _serve_http(opened, gateway, http))
         print(agent.http_address or f"potluck://{agent.membership.address}", flush=True)
         note(f"node {agent.node_id} is up; other nodes reach it at {agent.membership.address}")
         if not config.listen.is_loopback:

@@ -4,9 +4,9 @@ Methods: ``node.report`` () → NodeReport. ``model.check`` CheckModel → Model
 ``node.host`` () → a document of schema ``potluck.host/1``, in JSON (``agent.hosts``).
 ``stage.start`` StageSpec → Progress …, then Loaded or Stalled. ``stage.connect`` ConnectStage → ().
 ``node.clock`` () → Clock. ``node.reach`` Reach → Reached. ``node.multicast`` Multicast → ().
-``stage.stop`` StageScope → StageEnds. ``stage.stats`` StageScope → StageStats. ``stage.release``
-ReleaseStages → (). ``deployment.claim`` Claim → ClaimAnswer. ``deployment.take_over`` Named → ().
-To the coordinator:
+``stage.stop`` StageScope → StageEnds. ``stage.end`` StageScope → StageEnds. ``stage.stats``
+StageScope → StageStats. ``stage.release`` ReleaseStages → (). ``deployment.claim`` Claim →
+ClaimAnswer. ``deployment.take_over`` Named → (). To the coordinator:
 ``stage.lost`` StageLost → (), ``deployment.remove`` Named → (), ``deployment.vacate`` Vacate → (),
 ``deployment.generate`` Generate → Tokens …, or GenerateFailure. To everybody: ``deployment.put``
 DeploymentRecord → ().
@@ -20,7 +20,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from potluck.cluster.worker.messages import Connect, Loaded, Progress, Stats
+from potluck.cluster.worker.messages import Connect, Loaded, Progress, StageSpec, Stats
 from potluck.errors import (
     CallError,
     EngineError,
@@ -94,7 +94,8 @@ class HeldStage(msgspec.Struct, frozen=True, kw_only=True):
     """A loaded stage that a worker holds: in use at ``epoch``, or left from it and not in use.
 
     ``num_bytes`` are what its plan has counted of the machine's memory, ``device_bytes`` of memory
-    that is the unit's own. A later plan keeps it where the rest is the same as in its own stage.
+    that is the unit's own. The first stage has the embedding, the last one the head. A later plan
+    keeps a stage where the rest is the same as in its own.
     """
 
     deployment: DeploymentId
@@ -102,6 +103,8 @@ class HeldStage(msgspec.Struct, frozen=True, kw_only=True):
     unit_id: UnitId
     start_layer: int
     end_layer: int
+    has_embedding: bool
+    has_head: bool
     context_tokens: int
     num_blocks: int
     quantization: Quantization
@@ -109,6 +112,32 @@ class HeldStage(msgspec.Struct, frozen=True, kw_only=True):
     is_mapped: bool
     num_bytes: int
     device_bytes: int
+
+    @classmethod
+    def of(cls, spec: StageSpec) -> HeldStage:
+        """Return what a worker holds that has loaded ``spec``."""
+        return cls(
+            deployment=spec.deployment,
+            epoch=spec.epoch,
+            unit_id=spec.unit_id,
+            start_layer=spec.start_layer,
+            end_layer=spec.end_layer,
+            has_embedding=spec.has_embedding,
+            has_head=spec.has_head,
+            context_tokens=spec.context_tokens,
+            num_blocks=spec.num_blocks,
+            quantization=spec.quantization,
+            arithmetic=spec.arithmetic,
+            is_mapped=spec.is_mapped,
+            num_bytes=spec.num_bytes,
+            device_bytes=spec.device_bytes,
+        )
+
+    def is_same_holding(self, other: HeldStage) -> bool:
+        """Return whether both are the same stage, whatever its epoch and what plans counted."""
+        return self == msgspec.structs.replace(
+            other, epoch=self.epoch, num_bytes=self.num_bytes, device_bytes=self.device_bytes
+        )
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,16 +231,17 @@ class ModelFingerprint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConnectStage(msgspec.Struct, frozen=True, kw_only=True):
-    """Open the edges of a stage that is loaded."""
+    """Open the edges of a stage that is loaded. From then on lower epochs are refused."""
 
     deployment: DeploymentId
-    epoch: Epoch
-    index: int
     connect: Connect
 
 
 class StageScope(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's stages of a deployment, of this epoch and lower ones."""
+    """A node's stages of a deployment, of this epoch and lower ones.
+
+    ``stage.stop`` ends them. ``stage.end`` closes their edges and keeps what they have loaded.
+    """
 
     deployment: DeploymentId
     epoch: Epoch
@@ -235,7 +265,7 @@ class Stalled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class StageEnds(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node has seen of the ends of its stages at the epoch that was stopped.
+    """What a node has seen of the ends of its stages at the epoch that was stopped or has ended.
 
     ``crashes`` are of workers that crashed by themselves, or met an exception that nobody expected:
     no node that vanished, no edge that was cut, no signal from outside. A line each.
@@ -251,7 +281,10 @@ class StageStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageLost(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker ended by itself. ``fault``: see ``Failed``; ``has_stalled``: see ``Stalled``."""
+    """A worker ended by itself, or only its edges did (``is_held``), and it keeps its weights.
+
+    ``fault``: see ``Failed``; ``has_stalled``: see ``Stalled``.
+    """
 
     deployment: DeploymentId
     epoch: Epoch
@@ -260,6 +293,7 @@ class StageLost(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     fault: str = ""
     has_stalled: bool = False
+    is_held: bool = False
 
 
 class DeploymentState(enum.Enum):
@@ -308,7 +342,9 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     Requests wait ``recovery_wait_seconds`` for stages before they fail. ``num_spares`` further
     nodes hold each stage. ``holders`` are the nodes that knew of the deployment when its epoch was
     claimed; with ``has_quorum`` enough of them agreed to it (see ``Claim``), and without it every
-    record that has one counts more.
+    record that has one counts more. ``num_recoveries`` counts how often it was ready again after a
+    loss, the last time ``recovery_seconds`` after it. ``ready_in_seconds`` is what its coordinator
+    expected when it published this, where it is not ready and that is known.
     """
 
     deployment: DeploymentId
@@ -338,6 +374,9 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_spares: int = 0
     holders: tuple[NodeId, ...] = ()
     has_quorum: bool = True
+    num_recoveries: int = 0
+    recovery_seconds: float | None = None
+    ready_in_seconds: float | None = None
 
     def supersedes(self, other: DeploymentRecord) -> bool:
         """Whether this is the later word on the same deployment."""

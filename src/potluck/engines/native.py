@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from potluck.types.program import Program
-    from potluck.types.step import Step
+    from potluck.types.step import SequenceId, Step
     from potluck.types.tensor import TensorFormat, TensorInfo, TensorSink
     from potluck.weights.load import Convert
 
@@ -192,6 +192,7 @@ class NativeEngine:
         self.arithmetic = arithmetic
         self.weights: dict[str, TensorInfo] = {}
         """What was taken so far, in the formats in which it is held."""
+        self._sequences: set[SequenceId] = set()  # that may be open in the core
         with core_errors():
             self._open_stage: runner.Stage | None = runner.Stage(
                 program=core_program(program),
@@ -280,7 +281,7 @@ class NativeEngine:
         with the step's tokens in the cache, when the model's logits are not finite.
         """
         stage = self._stage
-        self._validate_openings(step)
+        self._open_sequences(step)
         out = None
         if not self._program.shard.has_head:
             out = np.empty((step.num_tokens, self._program.hidden_size), dtype=np.float32)
@@ -292,12 +293,13 @@ class NativeEngine:
                 hidden=_as_core_takes_it(hidden),
                 out=out,
             )
+        self._sequences.difference_update(step.closed)
         return StepResult(hidden=out, sampled=tuple(sampled_token(token) for token in sampled))
 
     def logits(self, step: Step, hidden: Floats | None) -> Floats:
         """As ``step`` without sampling, so that sequences need not have been opened."""
         stage = self._stage
-        self._validate_openings(step)
+        self._open_sequences(step)
         out = np.empty((step.num_wanted, self._program.vocab_size), dtype=np.float32)
         with core_errors():
             stage.logits(
@@ -307,7 +309,23 @@ class NativeEngine:
                 hidden=_as_core_takes_it(hidden),
                 out=out,
             )
+        self._sequences.difference_update(step.closed)
         return out
+
+    def reset(self) -> None:
+        """See ``Engine``: only the stage with the head knows of sequences."""
+        stage = self._stage
+        if self._sequences:
+            no_rows = np.empty((0, self._program.hidden_size), dtype=np.float32)
+            with core_errors():
+                stage.step(
+                    slices=[],
+                    opened=[],
+                    closed=sorted(self._sequences),
+                    hidden=None if self._program.shard.has_embedding else no_rows,
+                    out=None,
+                )
+        self._sequences.clear()
 
     def close(self) -> None:
         """Free weights and cache; at the end of a call that still runs. Idempotent."""
@@ -319,9 +337,11 @@ class NativeEngine:
             raise EngineError("the engine is closed", hint="make another one")
         return self._open_stage
 
-    def _validate_openings(self, step: Step) -> None:
+    def _open_sequences(self, step: Step) -> None:
         for opening in step.opened:
             validate_sampling(opening.sampling, self._program.vocab_size)
+        if step.opened and self._program.shard.has_head:
+            self._sequences.update(opening.sequence_id for opening in step.opened)
 
 
 class _NativeSink:

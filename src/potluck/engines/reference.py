@@ -92,6 +92,10 @@ class ReferenceEngine:
         self._sequences = _without(sequences, step.closed)
         return logits
 
+    def reset(self) -> None:
+        """See ``Engine``."""
+        self._sequences.clear()
+
     def close(self) -> None:
         """Free weights and cache."""
         self._weights.clear()

@@ -72,3 +72,7 @@ class StepSampler:
         for sequence_id in closed:
             self._sampler.close(sequence_id)
         self._open.difference_update(closed)
+
+    def reset(self) -> None:
+        """Forget all sequences."""
+        self.close(sorted(self._open))

@@ -8,7 +8,8 @@ from queue import SimpleQueue
 
 from potluck.errors import PotluckError
 from potluck.scheduling import FinishReason
-from potluck.serving.dispatcher import Dispatcher, TimedToken, Update
+from potluck.serving.dispatcher import Dispatcher
+from potluck.serving.ledger import TimedToken, Update
 from potluck.text.detokenize import StreamingDetokenizer
 from potluck.types.step import SamplingParams, SequenceId, TokenLogprob
 from potluck.types.text import Tokenizer

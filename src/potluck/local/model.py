@@ -31,7 +31,8 @@ from potluck.scheduling import (
     SchedulerLimits,
     SequenceRequest,
 )
-from potluck.serving.dispatcher import Dispatcher, Update
+from potluck.serving.dispatcher import Dispatcher
+from potluck.serving.ledger import Update
 from potluck.text.chat import ChatTemplate, chat_ending, encode_chat
 from potluck.types.arithmetic import ArithmeticChoice
 from potluck.types.quantization import Quantization
@@ -184,10 +185,12 @@ class Model:
             max_step_sequences=min(MAX_STEP_SEQUENCES, plan.size.max_step_tokens),
             max_steps_in_flight=stages,
         )
+        dispatcher = Dispatcher(limits)
+        dispatcher.attach(lambda on_outcome: LocalPipeline(engines, on_outcome), limits)
         return cls(
             description,
             plan,
-            Dispatcher(limits, lambda on_outcome: LocalPipeline(engines, on_outcome)),
+            dispatcher,
             tokenizer=tokenizer,
             chat_template=chat_template,
             stages=loaded.stages,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from potluck.errors import PotluckError
-from potluck.serving.dispatcher import Dispatcher, Update
+from potluck.serving.dispatcher import Dispatcher
+from potluck.serving.ledger import Update
 from potluck.types.sequence import CommittedToken, SequenceRequest
 from potluck.types.step import SamplingParams, TokenLogprob
 from potluck.types.text import Tokenizer

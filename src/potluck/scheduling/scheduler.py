@@ -19,6 +19,9 @@ them. Such steps and those of all others take turns.
 
 Steps pass through every stage in the order in which they were formed. That is why blocks may be
 given back while a step that writes to them is still in flight: whoever gets them next writes later.
+
+When the stages are lost, :meth:`Scheduler.restart` preempts every sequence in the same way, and new
+stages compute them again. The last stage is then told of the tokens generated before.
 """
 
 from __future__ import annotations
@@ -26,10 +29,16 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from potluck.errors import PromptTooLongError
+from potluck.errors import ParameterError, PromptTooLongError
 from potluck.scheduling.blocks import BlockPool, blocks_for
 from potluck.scheduling.sequence import SequenceState
-from potluck.types.sequence import CommittedToken, FinishReason, SequenceRequest
+from potluck.types.sequence import (
+    NOTHING_COMMITTED,
+    CommittedToken,
+    Continuation,
+    FinishReason,
+    SequenceRequest,
+)
 from potluck.types.step import (
     KV_BLOCK_TOKENS,
     SampledToken,
@@ -107,10 +116,20 @@ class Scheduler:
         """Steps formed and not completed."""
         return len(self._steps_in_flight)
 
-    def add(self, request: SequenceRequest, *, is_alone: bool = False) -> SequenceId:
+    def add(
+        self,
+        request: SequenceRequest,
+        *,
+        continuation: Continuation = NOTHING_COMMITTED,
+        is_alone: bool = False,
+        sequence_id: SequenceId | None = None,
+    ) -> SequenceId:
         """Queue a sequence, which is computed in steps of its own if ``is_alone``.
 
-        Raises ``PromptTooLongError`` if it or its first token does not fit.
+        What ``continuation`` has is not committed again. ``sequence_id`` is for a sequence that
+        another scheduler had; otherwise it gets a new id. Raises ``PromptTooLongError`` if the
+        prompt or its first token does not fit, and ``ParameterError`` for a continuation that the
+        request cannot have, or that leaves nothing to compute.
         """
         num_prompt_tokens = len(request.prompt_tokens)
         if num_prompt_tokens < 1:
@@ -121,17 +140,57 @@ class Scheduler:
         num_new = room if request.max_new_tokens is None else min(request.max_new_tokens, room)
         if num_new < 0 or request.asks_for_nothing:
             raise ValueError("at least one new token or one score must be asked for")
+        _check_continuation(request, continuation, num_new)
+        if sequence_id is None:
+            sequence_id = SequenceId(self._next_sequence)
+        elif sequence_id in self._sequences:
+            raise ValueError(f"sequence {sequence_id} is live already")
         sequence = SequenceState(
-            sequence_id=SequenceId(self._next_sequence),
+            sequence_id=sequence_id,
             request=request,
             max_tokens=num_prompt_tokens + num_new,
-            tokens=list(request.prompt_tokens),
+            tokens=[*request.prompt_tokens, *continuation.output_tokens],
+            num_scored=continuation.num_scored,
+            next_score=continuation.num_scored + 1,
             is_alone=is_alone,
         )
-        self._next_sequence += 1
+        self._next_sequence = max(self._next_sequence, sequence_id + 1)
         self._sequences[sequence.sequence_id] = sequence
         self._waiting.append(sequence)
         return sequence.sequence_id
+
+    def set_alone(self, sequence_id: SequenceId) -> None:
+        """Compute a sequence in steps of its own from now on; one that is not live is accepted."""
+        sequence = self._sequences.get(sequence_id)
+        if sequence is not None:
+            sequence.is_alone = True
+
+    def restart(self, limits: SchedulerLimits) -> None:
+        """Start again over other stages, which hold nothing of any sequence.
+
+        Steps in flight are forgotten and must not be completed any more; steps are counted from 0
+        again. All blocks are free. Every live sequence waits, in the order of admission and then of
+        arrival, and is computed again from its committed tokens; scores that were not received are
+        asked for again. A sequence keeps the limit of tokens that it was given. Raises
+        ``ValueError``, and changes nothing, if a live sequence might not fit in
+        ``limits.context_tokens``.
+        """
+        longest = max((each.max_tokens for each in self._sequences.values()), default=0)
+        if longest > limits.context_tokens:
+            raise ValueError(
+                f"a live sequence may have {longest} tokens,"
+                f" and the context would hold {limits.context_tokens}"
+            )
+        self._limits = limits
+        self._pool = BlockPool(limits.num_blocks)
+        self._waiting = deque([*self._running, *self._waiting])
+        self._running = []
+        self._steps_in_flight.clear()
+        self._closing.clear()
+        self._is_alone_in_flight = False
+        self._next_step = 0
+        for sequence in self._waiting:
+            sequence.restart()
 
     def cancel(self, sequence_id: SequenceId) -> None:
         """Forget a sequence and free its blocks now; results still in flight are ignored.
@@ -186,6 +245,7 @@ class Scheduler:
             if sample.position < sequence.num_prompt_tokens:
                 is_last = sequence.is_only_scored and sample.position == len(sequence.tokens) - 1
                 reason = FinishReason.LENGTH if is_last else None
+                sequence.num_scored = sample.position
             else:
                 sequence.awaiting_sample = False
                 sequence.tokens.append(sample.token)
@@ -218,7 +278,7 @@ class Scheduler:
         running = [each for each in self._running if each.is_alone is is_alone]
         if is_alone:
             running = [each for each in running if each.num_unscheduled][:1]
-        self._add_decodes(running, slices)
+        self._add_decodes(running, slices, openings)
         budget = self._limits.max_step_tokens - len(slices)
         for sequence in running:
             if sequence.block_table:  # not preempted just now
@@ -241,7 +301,12 @@ class Scheduler:
             return False
         return blocks_for(len(sequence.tokens)) <= self._pool.num_free
 
-    def _add_decodes(self, running: list[SequenceState], slices: list[SequenceSlice]) -> None:
+    def _add_decodes(
+        self,
+        running: list[SequenceState],
+        slices: list[SequenceSlice],
+        openings: list[SequenceOpening],
+    ) -> None:
         decoding = sum(1 for sequence in running if _is_decoding(sequence))
         share = -(-decoding // self._limits.max_steps_in_flight)
         most = min(share, self._limits.max_step_tokens, self._limits.max_step_sequences)
@@ -253,7 +318,7 @@ class Scheduler:
             # A preemption below may have taken this very sequence's blocks away.
             if not sequence.block_table or not self._grow(sequence):
                 continue
-            slices.append(self._take(sequence, 1))
+            slices.append(self._take(sequence, 1, openings))
 
     def _has_room(self, slices: list[SequenceSlice]) -> bool:
         return len(slices) < self._limits.max_step_sequences
@@ -271,27 +336,19 @@ class Scheduler:
         if budget == 0 or not self._has_room(slices):
             return budget
         count = min(budget, sequence.num_unscheduled)
-        part = self._take(sequence, count)
-        slices.append(part)
-        if part.wanted and not sequence.is_opened:
-            openings.append(
-                SequenceOpening(
-                    sequence_id=sequence.sequence_id,
-                    sampling=sequence.request.sampling,
-                    prompt_tokens=sequence.request.prompt_tokens,
-                )
-            )
-            sequence.is_opened = True
+        slices.append(self._take(sequence, count, openings))
         return budget - count
 
-    def _take(self, sequence: SequenceState, count: int) -> SequenceSlice:
+    def _take(
+        self, sequence: SequenceState, count: int, openings: list[SequenceOpening]
+    ) -> SequenceSlice:
         start = sequence.num_scheduled
         end = start + count
         sequence.num_scheduled = end
         sequence.awaiting_sample = end == len(sequence.tokens)
         score_from = _score_from(sequence, start, end)
         is_more_known = score_from is not None and not sequence.awaiting_sample
-        return SequenceSlice(
+        part = SequenceSlice(
             sequence_id=sequence.sequence_id,
             tokens=tuple(sequence.tokens[start:end]),
             start_position=start,
@@ -300,6 +357,10 @@ class Scheduler:
             score_from=score_from,
             next_token=sequence.tokens[end] if is_more_known else None,
         )
+        if part.wanted and not sequence.is_opened:
+            openings.append(sequence.opening())
+            sequence.is_opened = True
+        return part
 
     def _grow(self, sequence: SequenceState) -> bool:
         """Make room for the sequence's next position; False if it was preempted itself."""
@@ -332,6 +393,32 @@ class Scheduler:
     def _release_blocks(self, sequence: SequenceState) -> None:
         self._pool.give_back(sequence.block_table)
         sequence.block_table = []
+
+
+def _check_continuation(
+    request: SequenceRequest, continuation: Continuation, num_new_tokens: int
+) -> None:
+    """Raise ``ParameterError`` for a continuation that the request cannot have, or that is its end.
+
+    ``num_new_tokens`` are the most that the request is given.
+    """
+    outputs, num_scored = continuation.output_tokens, continuation.num_scored
+    if not 0 <= num_scored <= request.num_scores:
+        raise _no_continuation(f"it has {num_scored} scores of {request.num_scores}")
+    if outputs and num_scored < request.num_scores:
+        raise _no_continuation("it has generated tokens and lacks scores of the prompt")
+    if len(outputs) > num_new_tokens:
+        raise _no_continuation(f"it has {len(outputs)} generated tokens of {num_new_tokens}")
+    if any(token in request.stop_tokens for token in outputs) or (
+        len(outputs) == num_new_tokens and num_scored == request.num_scores
+    ):
+        raise _no_continuation("it has ended")
+
+
+def _no_continuation(reason: str) -> ParameterError:
+    return ParameterError(
+        "continuation", f"the sequence cannot be continued from where it is said to be: {reason}"
+    )
 
 
 def _score_from(sequence: SequenceState, start: int, end: int) -> int | None:

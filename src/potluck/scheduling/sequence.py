@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from potluck.types.sequence import SequenceRequest
-from potluck.types.step import SequenceId
+from potluck.types.step import SequenceId, SequenceOpening
 
 
 @dataclass(slots=True, kw_only=True)
@@ -14,9 +14,10 @@ class SequenceState:
 
     ``num_scheduled`` counts the leading tokens whose computation was put into a step under the
     present ``block_table``; ``awaiting_sample`` is true while a step that samples for this sequence
-    is in flight. ``is_opened`` says whether the last stage was told of the sequence. ``next_score``
-    is the position of the first token of the prompt whose score no step was asked for yet. One that
-    ``is_alone`` shares no step with others, and no other step is in flight beside its own.
+    is in flight. ``is_opened`` says whether the last stage was told of the sequence. ``num_scored``
+    counts the scores of the prompt that were committed, and ``next_score`` is the position of the
+    first token of the prompt whose score no step was asked for yet. One that ``is_alone`` shares no
+    step with others, and no other step is in flight beside its own.
     """
 
     sequence_id: SequenceId
@@ -27,6 +28,7 @@ class SequenceState:
     num_scheduled: int = 0
     awaiting_sample: bool = False
     is_opened: bool = False
+    num_scored: int = 0
     next_score: int = 1
     is_alone: bool = False
 
@@ -49,3 +51,20 @@ class SequenceState:
     def wants_decode(self) -> bool:
         """Exactly one token to compute, and prefill is behind it."""
         return self.num_unscheduled == 1 and self.num_scheduled >= self.num_prompt_tokens
+
+    def opening(self) -> SequenceOpening:
+        """Return what the last stage must know; it has forgotten, or never knew, the sequence."""
+        return SequenceOpening(
+            sequence_id=self.sequence_id,
+            sampling=self.request.sampling,
+            prompt_tokens=self.request.prompt_tokens,
+            output_tokens=tuple(self.tokens[self.num_prompt_tokens :]),
+        )
+
+    def restart(self) -> None:
+        """Forget what was computed; the committed tokens and scores stay."""
+        self.block_table = []
+        self.num_scheduled = 0
+        self.awaiting_sample = False
+        self.is_opened = False
+        self.next_score = self.num_scored + 1

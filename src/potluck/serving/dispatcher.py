@@ -1,7 +1,10 @@
-"""The scheduler and the pipeline whose steps it forms.
+"""Joins a scheduler to the pipeline whose steps it forms, and swaps pipelines under live sequences.
 
 There is no thread of its own: whoever adds or cancels a sequence, or completes a step, also forms
 the next steps. Updates reach each sequence's subscriber through its callback.
+
+Sequences are in a ledger, which no pipeline owns: when one is lost, its successor computes them
+again from their committed tokens, and their subscribers are told what follows.
 """
 
 from __future__ import annotations
@@ -11,28 +14,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from potluck.errors import DefectError, EngineError, PotluckError
-from potluck.scheduling import CommittedToken, Scheduler, SchedulerLimits, SequenceRequest
+from potluck.scheduling import Scheduler, SchedulerLimits
+from potluck.serving.ledger import Ledger, LedgerEntry, Subscriber, TimedToken, Update
 from potluck.serving.pipeline import OnOutcome, Pipeline, StepOutcome
+from potluck.types.sequence import NOTHING_COMMITTED, Continuation, SequenceRequest
 from potluck.types.step import SequenceId, StepId
 
 _log = logging.getLogger(__name__)
 
+StartPipeline = Callable[[OnOutcome], Pipeline]
+"""Called under the dispatcher's lock: it must not wait for an outcome."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedToken:
-    """A committed token and the ``time.perf_counter()`` at which it was."""
-
-    token: CommittedToken
-    at_seconds: float
-
-
-Update = TimedToken | PotluckError
-"""What a subscriber receives: tokens, the last with a finish reason, or one error that ends it."""
-
-Subscriber = Callable[[Update], None]
+OnBroken = Callable[[PotluckError], None]
 """Called under the dispatcher's lock, on any thread: it must be quick and not call back."""
 
 
@@ -45,39 +42,44 @@ class Load:
     num_free_blocks: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Live:
-    request: SequenceRequest
-    subscriber: Subscriber
+@dataclass(slots=True, kw_only=True)
+class _Attachment:
+    """A pipeline in use. ``in_flight`` stays as it is when no more steps are formed."""
 
+    number: int
+    pipeline: Pipeline | None = None
+    in_flight: dict[StepId, tuple[SequenceRequest, ...]] = field(default_factory=dict)
+    num_steps: int = 0
+    is_stopped: bool = False
 
-def _ignore(error: PotluckError) -> None:
-    return
+    @property
+    def requests_in_flight(self) -> tuple[SequenceRequest, ...]:
+        return tuple(each for requests in self.in_flight.values() for each in requests)
 
 
 class Dispatcher:
-    """Serves sequences over one pipeline. Thread-safe.
+    """Serves sequences over one pipeline at a time. Thread-safe.
 
-    ``start_pipeline`` is given the callback for outcomes; the pipeline is closed by :meth:`close`.
-    A subscriber that raises loses its sequence. When the scheduler itself raises, every sequence
-    ends with a ``DefectError`` and ``on_broken`` is called once with it, under the lock.
+    Sequences may be added and cancelled at any time; while no pipeline is attached, they wait. A
+    subscriber that raises loses its sequence.
+
+    When the scheduler itself raises, ``on_broken`` is called with a ``DefectError`` and no more
+    steps are formed; sequences stay, and go on when another pipeline is attached. Without
+    ``on_broken`` nobody would attach one: then every sequence ends with the ``DefectError``.
     """
 
-    def __init__(
-        self,
-        limits: SchedulerLimits,
-        start_pipeline: Callable[[OnOutcome], Pipeline],
-        on_broken: Callable[[PotluckError], None] = _ignore,
-    ) -> None:
+    def __init__(self, limits: SchedulerLimits, on_broken: OnBroken | None = None) -> None:
         self._lock = threading.Lock()
+        self._limits = limits
         self._scheduler = Scheduler(limits)
-        self._live: dict[SequenceId, _Live] = {}
-        self._in_flight: dict[StepId, tuple[SequenceRequest, ...]] = {}
+        self._ledger = Ledger()
         self._on_broken = on_broken
+        self._attachment: _Attachment | None = None
         self._broken: DefectError | None = None
-        self._is_stopped = False
         self._is_closed = False
-        self._pipeline = start_pipeline(self._on_outcome)
+        self._next_sequence = 0
+        self._num_attachments = 0
+        self._num_dropped = 0
 
     @property
     def load(self) -> Load:
@@ -91,44 +93,131 @@ class Dispatcher:
             )
 
     @property
-    def is_stopped(self) -> bool:
-        """Whether it forms no more steps."""
-        return self._is_stopped
+    def is_attached(self) -> bool:
+        """Whether there is a pipeline, and it is given steps."""
+        with self._lock:
+            return self._attachment is not None and not self._attachment.is_stopped
+
+    @property
+    def num_attachments(self) -> int:
+        """Pipelines that were attached so far; the number of the latest one."""
+        return self._num_attachments
+
+    @property
+    def num_dropped_outcomes(self) -> int:
+        """Results that came late or twice, and were dropped."""
+        return self._num_dropped
 
     @property
     def requests_in_flight(self) -> tuple[SequenceRequest, ...]:
         """Those that have a part in the steps in flight now, or had when it was stopped."""
         with self._lock:
-            return tuple(each for requests in self._in_flight.values() for each in requests)
+            return () if self._attachment is None else self._attachment.requests_in_flight
 
-    def add(
-        self, request: SequenceRequest, subscriber: Subscriber, *, is_alone: bool = False
-    ) -> SequenceId:
-        """Queue a sequence; its updates go to ``subscriber``. ``is_alone``: see ``Scheduler.add``.
+    @property
+    def live(self) -> tuple[tuple[SequenceId, SequenceRequest], ...]:
+        """Live sequences, in the order of their arrival."""
+        with self._lock:
+            return tuple((each.sequence_id, each.request) for each in self._ledger)
 
-        Raises ``PromptTooLongError``, and ``EngineError`` after :meth:`close` or a defect.
+    def attach(self, start_pipeline: StartPipeline, limits: SchedulerLimits) -> int:
+        """Compute the live sequences, and later ones, over a new pipeline; returns its number.
+
+        The pipeline, which is given the callback for its outcomes, must hold nothing of any
+        sequence; :meth:`detach` or :meth:`close` closes it. Steps are counted from 0 again. Raises
+        ``ValueError`` if one is attached already, or for limits that live sequences might not fit
+        in; and as :meth:`add`.
         """
         with self._lock:
-            if self._is_closed:
-                raise EngineError("the model is closed", hint="open it again")
-            if self._broken is not None:
-                raise self._broken
-            sequence_id = self._scheduler.add(request, is_alone=is_alone)
-            self._live[sequence_id] = _Live(request=request, subscriber=subscriber)
+            self._require_open()
+            if self._attachment is not None:
+                raise ValueError("a pipeline is attached already")
+            self._scheduler.restart(limits)
+            self._limits = limits
+            attachment = _Attachment(number=self._num_attachments + 1)
+            attachment.pipeline = start_pipeline(partial(self._on_outcome, attachment))
+            self._num_attachments += 1
+            self._attachment = attachment
+            self._submit_steps()
+        return attachment.number
+
+    def detach(self) -> tuple[SequenceRequest, ...]:
+        """Close the pipeline, and return the requests that were in its steps at the end.
+
+        Live sequences wait for the next pipeline. Outcomes that still come are dropped. Without a
+        pipeline nothing is done.
+        """
+        with self._lock:
+            attachment, self._attachment = self._attachment, None
+            if attachment is None:
+                return ()
+            attachment.is_stopped = True
+            with self._breaking(attachment):
+                self._scheduler.restart(self._limits)
+        if attachment.pipeline is not None:
+            attachment.pipeline.close()
+        return attachment.requests_in_flight
+
+    def stop(self, number: int | None = None) -> None:
+        """Form no more steps, and drop what still comes of those in flight: the pipeline is lost.
+
+        Nothing happens if the attachment ``number`` is not the present one. Idempotent.
+        """
+        with self._lock:
+            attachment = self._attachment
+            if attachment is not None and number in (None, attachment.number):
+                attachment.is_stopped = True
+
+    def add(
+        self,
+        request: SequenceRequest,
+        subscriber: Subscriber,
+        *,
+        continuation: Continuation = NOTHING_COMMITTED,
+        is_alone: bool = False,
+    ) -> SequenceId:
+        """Queue a sequence; the updates after ``continuation`` go to ``subscriber``.
+
+        ``is_alone``: see ``Scheduler.add``. Raises as that does, and ``EngineError`` after
+        :meth:`close` or a defect.
+        """
+        with self._lock:
+            self._require_open()
+            sequence_id = SequenceId(self._next_sequence)
+            self._scheduler.add(
+                request, continuation=continuation, is_alone=is_alone, sequence_id=sequence_id
+            )
+            self._next_sequence += 1
+            self._ledger.add(sequence_id, request, continuation, subscriber, is_alone=is_alone)
             self._submit_steps()
         return sequence_id
 
     def cancel(self, sequence_id: SequenceId) -> None:
         """Drop a sequence and free its blocks; one that is not live is accepted."""
-        with self._lock, self._breaking():
-            self._live.pop(sequence_id, None)
+        with self._lock, self._breaking(self._attachment):
+            self._ledger.remove(sequence_id)
             self._forget(sequence_id)
             self._submit_steps()
 
-    def stop(self) -> None:
-        """Form no more steps: the pipeline is lost, or about to be closed. Idempotent."""
+    def set_alone(self, sequence_id: SequenceId) -> None:
+        """Compute a sequence in steps of its own from now on; one that is not live is accepted."""
         with self._lock:
-            self._is_stopped = True
+            entry = self._ledger.get(sequence_id)
+            if entry is not None:
+                entry.is_alone = True
+                self._scheduler.set_alone(sequence_id)
+
+    def fail(self, sequence_id: SequenceId, error: PotluckError) -> None:
+        """End a sequence with ``error``; one that is not live is accepted."""
+        with self._lock, self._breaking(self._attachment):
+            self._fail(sequence_id, error)
+            self._submit_steps()
+
+    def fail_all(self, error: PotluckError) -> None:
+        """End every live sequence with ``error``."""
+        with self._lock, self._breaking(self._attachment):
+            for entry in self._ledger:
+                self._fail(entry.sequence_id, error)
 
     def close(self, reason: PotluckError | None = None) -> None:
         """End every live sequence with ``reason``, then the stages. Idempotent."""
@@ -136,71 +225,116 @@ class Dispatcher:
         with self._lock:
             if self._is_closed:
                 return
-            self._is_stopped = self._is_closed = True
-            with self._breaking():
-                for sequence_id in list(self._live):
-                    self._fail(sequence_id, error)
-        self._pipeline.close()
+            self._is_closed = True
+            attachment, self._attachment = self._attachment, None
+            with self._breaking(attachment):
+                for entry in self._ledger:
+                    self._fail(entry.sequence_id, error)
+        if attachment is not None and attachment.pipeline is not None:
+            attachment.pipeline.close()
 
-    def _on_outcome(self, outcome: StepOutcome) -> None:
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise EngineError("the model is closed", hint="open it again")
+        if self._broken is not None:
+            raise self._broken
+
+    def _on_outcome(self, attachment: _Attachment, outcome: StepOutcome) -> None:
         now = time.perf_counter()
+        step_id = outcome.step.step_id
         with self._lock:
-            if not self._is_stopped:  # afterwards these are what was in flight at the end
-                self._in_flight.pop(outcome.step.step_id, None)
-            if self._broken is not None:
+            is_late = attachment is not self._attachment or attachment.is_stopped
+            is_duplicate = step_id not in attachment.in_flight and step_id < attachment.num_steps
+            if is_late or is_duplicate:
+                self._num_dropped += outcome.error is None  # errors end what was lost
                 return
-            with self._breaking():
-                committed = self._scheduler.complete(outcome.step.step_id, outcome.sampled)
-                for token in committed:
-                    live = self._live[token.sequence_id]
-                    if token.finish_reason is not None:
-                        del self._live[token.sequence_id]
-                    self._tell(token.sequence_id, live, TimedToken(token=token, at_seconds=now))
+            with self._breaking(attachment):
+                for token in self._scheduler.complete(step_id, outcome.sampled):
+                    if self._ledger.get(token.sequence_id) is None:
+                        continue  # its subscriber has failed at an earlier token of this step
+                    entry = self._ledger.commit(token)
+                    self._tell(entry, TimedToken(token=token, at_seconds=now))
                 if outcome.error is not None:
                     for part in outcome.step.slices:
                         self._fail(part.sequence_id, outcome.error)
+                # Only now: what goes wrong above is laid to the requests of this step, too.
+                del attachment.in_flight[step_id]
             self._submit_steps()
 
-    def _tell(self, sequence_id: SequenceId, live: _Live, update: Update) -> None:
+    def _tell(self, entry: LedgerEntry, update: Update) -> None:
         try:
-            live.subscriber(update)
+            entry.subscriber(update)
         except Exception:  # noqa: BLE001 - the other sequences of the step have nothing to do with it
             _log.exception("a subscriber failed, and its sequence with it")
-            self._live.pop(sequence_id, None)
-            self._forget(sequence_id)
+            self._ledger.remove(entry.sequence_id)
+            self._forget(entry.sequence_id)
 
     def _forget(self, sequence_id: SequenceId) -> None:
         if self._broken is None:
             self._scheduler.cancel(sequence_id)
 
     def _fail(self, sequence_id: SequenceId, error: PotluckError) -> None:
-        live = self._live.pop(sequence_id, None)
+        entry = self._ledger.remove(sequence_id)
         self._forget(sequence_id)
-        if live is not None:
-            self._tell(sequence_id, live, error)
+        if entry is not None:
+            self._tell(entry, error)
 
     def _submit_steps(self) -> None:
-        if self._is_stopped:
+        attachment = self._attachment
+        if attachment is None or attachment.pipeline is None or attachment.is_stopped:
             return
-        with self._breaking():
+        with self._breaking(attachment):
             while (step := self._scheduler.next_step()) is not None:
-                self._in_flight[step.step_id] = tuple(
-                    self._live[part.sequence_id].request for part in step.slices
+                attachment.num_steps = step.step_id + 1
+                attachment.in_flight[step.step_id] = tuple(
+                    entry.request
+                    for part in step.slices
+                    if (entry := self._ledger.get(part.sequence_id)) is not None
                 )
-                self._pipeline.submit(step)
+                attachment.pipeline.submit(step)
 
     @contextmanager
-    def _breaking(self) -> Iterator[None]:
-        """No thread of a pipeline may end of what goes wrong in the block: all sequences do."""
+    def _breaking(self, attachment: _Attachment | None) -> Iterator[None]:
+        """No thread of a pipeline may end of what goes wrong in the block: the attachment does."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - a defect of ours, told to the caller
+        except Exception as error:  # noqa: BLE001 - a defect of ours, told to the owner
             _log.exception("the scheduler failed")
-            self._is_stopped = True
-            self._broken = DefectError(
+            broken = DefectError(
                 f"the scheduler failed: {type(error).__name__}: {error}",
                 hint="this is a fault of Potluck: please report it, with its log",
             )
-            for sequence_id in list(self._live):
-                self._fail(sequence_id, self._broken)
-            self._on_broken(self._broken)
+            if attachment is not None:
+                attachment.is_stopped = True
+            if self._on_broken is None:
+                self._give_up(broken)
+                return
+            if attachment is not None and not attachment.in_flight:
+                # Nothing narrows it down: any live sequence may have been the cause.
+                attachment.in_flight[StepId(-1)] = tuple(each.request for each in self._ledger)
+            self._start_over(broken)
+            self._on_broken(broken)
+
+    def _give_up(self, broken: DefectError) -> None:
+        self._broken = broken
+        for entry in self._ledger:
+            self._fail(entry.sequence_id, broken)
+
+    def _start_over(self, broken: DefectError) -> None:
+        """Replace the scheduler, which may be in any state, by one that knows what the ledger does.
+
+        A sequence that this one does not take ends with ``broken``.
+        """
+        self._scheduler = Scheduler(self._limits)
+        for entry in self._ledger:
+            try:
+                self._scheduler.add(
+                    entry.request,
+                    continuation=entry.continuation,
+                    is_alone=entry.is_alone,
+                    sequence_id=entry.sequence_id,
+                )
+            except Exception:  # noqa: BLE001 - the others are not to suffer for it
+                _log.exception("a sequence cannot be continued")
+                self._ledger.remove(entry.sequence_id)
+                self._tell(entry, broken)

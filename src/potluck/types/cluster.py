@@ -73,12 +73,17 @@ class ModelCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedStage:
-    """A shard placed on a unit, and the bytes it takes there at most."""
+    """A shard placed on a unit, and the bytes it takes there at most.
+
+    ``is_mapped``: its weights are mapped whether or not the plan is to map them, because a worker
+    holds it so already.
+    """
 
     node_id: NodeId
     unit_id: UnitId
     shard: Shard
     num_bytes: int
+    is_mapped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

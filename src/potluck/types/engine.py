@@ -47,6 +47,13 @@ class Engine(Protocol):
         """As ``step`` on the last stage, but the raw logits ``[num_wanted, vocab]`` instead."""
         ...
 
+    def reset(self) -> None:
+        """Forget all sequences, as after the last weight was loaded. The weights stay.
+
+        What the cache holds has no meaning any more. Idempotent.
+        """
+        ...
+
     def close(self) -> None:
         """Free weights and cache. Idempotent."""
         ...

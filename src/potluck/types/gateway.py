@@ -30,7 +30,8 @@ class ModelStatus:
     """A deployed model as it is listed. ``reason`` says why it is not ready, and is else empty.
 
     ``created`` is the time of the deployment in seconds since 1970, as OpenAI has it.
-    ``sampling_defaults`` as in ``ServedModel``.
+    ``sampling_defaults`` as in ``ServedModel``. ``ready_in_seconds`` is when it is expected to be
+    ready, where it is not and somebody can tell.
     """
 
     model_id: str
@@ -39,6 +40,7 @@ class ModelStatus:
     state: ModelState
     reason: str = ""
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
+    ready_in_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +75,19 @@ class LiveSequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMetrics:
-    """Totals of one stage since it was deployed, and the memory that its process holds now."""
+    """Totals of one stage since it was deployed, and the memory that its process holds now.
+
+    ``num_dropped_frames`` came late or twice. ``slowdown`` is how many times as long as before its
+    steps take lately; None while that is not known.
+    """
 
     stage: int
     node_id: NodeId
     num_steps: int
     compute_seconds: float
     memory_bytes: int
+    num_dropped_frames: int = 0
+    slowdown: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +106,10 @@ class EdgeMetrics:
 class ModelMetrics:
     """What the coordinator of a deployed model knows now.
 
-    ``num_waiting`` sequences hold no KV-cache blocks yet; ``num_running`` do.
+    ``num_waiting`` sequences hold no KV-cache blocks yet; ``num_running`` do. ``epoch`` is the
+    number of the one in force. The deployment has recovered ``num_recoveries`` times from the loss
+    of something, the last time in ``recovery_seconds``; None if it never had to. ``num_spares``
+    stages are held that are not in use.
     """
 
     model_id: str
@@ -106,6 +117,10 @@ class ModelMetrics:
     num_running: int
     num_blocks: int
     num_free_blocks: int
+    epoch: int = 0
+    num_recoveries: int = 0
+    recovery_seconds: float | None = None
+    num_spares: int = 0
     stages: tuple[StageMetrics, ...] = ()
     edges: tuple[EdgeMetrics, ...] = ()
 
@@ -128,6 +143,7 @@ class Gateway(Protocol):
     def generate(self, sequence: LiveSequence) -> AsyncGenerator[CommittedToken, None]:
         """Continue ``sequence`` after its committed tokens, to a token with a finish reason.
 
+        While the model is not ready, it waits for as long as the deployment lets requests wait.
         The scored tokens of its prompt come first, if they were asked for. A request that asks for
         nothing is not taken.
         Closing the generator cancels the sequence; its KV-cache blocks are free within a step.

@@ -34,6 +34,12 @@ MAX_REPETITION_PENALTY = 100.0
 MAX_THREADS = 8192
 """The most CPUs that a Linux kernel can be built for (``CONFIG_NR_CPUS``, arch/x86/Kconfig)."""
 
+MAX_RECOVERY_WAIT_SECONDS = 86_400.0
+"""A day: nobody holds a connection for longer."""
+
+MAX_SPARES = 64
+"""More than the nodes of any cluster that this was made for; each costs a copy of the weights."""
+
 _SHOWN_BITS = 128
 """Integers beyond are not written out: Python refuses to from 4300 digits on."""
 
@@ -111,6 +117,14 @@ RANGES: Mapping[str, NumberRange] = MappingProxyType(
         "cache": _count(2),
         "stages": _count(),
         "threads": _threads(),
+        "recovery_wait": NumberRange(
+            least=0,
+            most=MAX_RECOVERY_WAIT_SECONDS,
+            words=f"a number of seconds from 0 to {MAX_RECOVERY_WAIT_SECONDS:g}",
+        ),
+        "spares": NumberRange(
+            least=0, most=MAX_SPARES, words=f"a whole number from 0 to {MAX_SPARES}", is_whole=True
+        ),
     }
 )
 """By the name of the parameter. ``logprobs`` is the number that completions take; ``logit_bias``

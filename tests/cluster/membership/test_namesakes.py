@@ -81,7 +81,9 @@ def test_an_agent_that_hangs_is_not_taken_for_an_earlier_run() -> None:
     async def body() -> None:
         methods = Handlers().table()
         async with grow_old(await Membership.open(make_config(1), methods=methods)) as original:
-            methods._methods[module._METHOD] = methods.find("sleep")  # takes a number, and fails
+            methods._methods[module._METHOD] = await methods.find(
+                "sleep"
+            )  # takes a number, and fails
             started = time.monotonic()
             with pytest.raises(NodeIdInUseError, match="agent that does not answer"):
                 await Membership.open(make_config(1, original.address))

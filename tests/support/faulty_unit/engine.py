@@ -72,6 +72,9 @@ class FaultyEngine:
     def logits(self, step: Step, hidden: NDArray[np.float32] | None) -> NDArray[np.float32]:
         return self._engine.logits(step, hidden)
 
+    def reset(self) -> None:
+        self._engine.reset()
+
     def close(self) -> None:
         self._engine.close()
 

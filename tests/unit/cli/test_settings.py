@@ -79,3 +79,18 @@ def test_a_folder_of_somebody_else_holds_no_settings(
 
     monkeypatch.setattr(Path, "is_file", refuse)
     assert read_settings({}, tmp_path) == Settings()
+
+
+def test_recovery(tmp_path: Path) -> None:
+    write_config(tmp_path, "recovery_wait_seconds = 20\nspares = 1\n")
+    settings = read_settings({"POTLUCK_SPARES": "2"}, tmp_path)
+    assert (settings.recovery_wait_seconds, settings.spares) == (20.0, 2)
+    for name, value in (
+        ("SPARES", "65"),
+        ("SPARES", "-1"),
+        ("RECOVERY_WAIT_SECONDS", "-1"),
+        ("RECOVERY_WAIT_SECONDS", "nan"),
+        ("RECOVERY_WAIT_SECONDS", "1e9"),
+    ):
+        with pytest.raises(UsageError, match=f"POTLUCK_{name}"):
+            read_settings({f"POTLUCK_{name}": value}, None)

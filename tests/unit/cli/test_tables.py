@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from support import hardware
 
 from potluck.cli.tables import deployment_lines, mapped_text, node_lines, stage_lines, table
@@ -95,6 +96,17 @@ PLAIN: dict[str, Any] = {
 """Of a deployment or a plan about which there is nothing to say."""
 
 
+UNDISTURBED: dict[str, Any] = {
+    "has_quorum": True,
+    "num_recoveries": 0,
+    "recovery_seconds": None,
+    "num_spares": 0,
+    "spares": [],
+    "slow_stages": [],
+}
+"""Of a deployment that has lost nothing."""
+
+
 def stage(index: int, node_id: str, start: int, end: int) -> dict[str, Any]:
     return {
         "stage": index,
@@ -132,6 +144,7 @@ def test_a_deployment_shows_its_state_its_stages_and_who_got_nothing() -> None:
         ],
         "rejections": [{"node_id": C, "unit_id": "cpu/native", "reason": "too small"}],
         "arithmetic_note": "",
+        **UNDISTURBED,
     }
     assert list(deployment_lines(document)) == [
         "tales: degraded (node x was lost)",
@@ -146,6 +159,51 @@ def test_a_deployment_shows_its_state_its_stages_and_who_got_nothing() -> None:
         "quant: a and 2 more: q5_0 instead of q4_k, as rows of 96 are not whole blocks of 256",
         f"not used: {C} cpu/native: too small",
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        ({}, []),
+        (
+            {"has_quorum": False},
+            ["partitioned: most of the nodes that knew of it cannot be reached from here"],
+        ),
+        (
+            {"num_recoveries": 1, "recovery_seconds": 2.34},
+            ["recovered 1 time, the last time in 2.3 s"],
+        ),
+        ({"num_recoveries": 3}, ["recovered 3 times"]),
+        (
+            {
+                "num_spares": 1,
+                "spares": [
+                    {"node_id": B, "unit_id": "cpu/native", "start_layer": 5, "end_layer": 9}
+                ],
+            },
+            [f"spare: {B} cpu/native holds layers [5, 9) ready"],
+        ),
+        ({"num_spares": 2}, ["spare: none of the 2 of each stage is ready"]),
+        (
+            {"slow_stages": [{"stage": 1, "node_id": B, "slowdown": 4.26}]},
+            [f"slow: stage 1 at {B} takes 4.3 times as long as it used to"],
+        ),
+    ],
+)
+def test_what_recovery_did_and_what_it_has_ready(changes: dict[str, Any], lines: list[str]) -> None:
+    document = {
+        "model_id": "tales",
+        "state": "ready",
+        "reason": "",
+        "context_tokens": 512,
+        "epoch": {"number": 3, "coordinator": A},
+        "stages": [],
+        "refused": [],
+        **PLAIN,
+        **UNDISTURBED,
+        **changes,
+    }
+    assert list(deployment_lines(document))[2:] == lines
 
 
 def test_what_the_arithmetic_gains_or_costs_is_said() -> None:

@@ -1,28 +1,33 @@
+import dataclasses
+
 import pytest
 from support.toy_pipeline import ToyPipeline, expected_tokens
 
-from potluck.errors import PromptTooLongError
+from potluck.errors import ParameterError, PromptTooLongError
 from potluck.scheduling import FinishReason, Scheduler, SchedulerLimits, SequenceRequest
-from potluck.types.step import SamplingParams, SequenceId, Step
+from potluck.types.sequence import Continuation
+from potluck.types.step import SamplingParams, SequenceId, Step, StepId
 
 
-def make_scheduler(
+def make_limits(
     *,
     num_blocks: int = 64,
     context_tokens: int = 256,
     max_step_tokens: int = 32,
     max_step_sequences: int = 8,
     max_steps_in_flight: int = 1,
-) -> Scheduler:
-    return Scheduler(
-        SchedulerLimits(
-            num_blocks=num_blocks,
-            context_tokens=context_tokens,
-            max_step_tokens=max_step_tokens,
-            max_step_sequences=max_step_sequences,
-            max_steps_in_flight=max_steps_in_flight,
-        )
+) -> SchedulerLimits:
+    return SchedulerLimits(
+        num_blocks=num_blocks,
+        context_tokens=context_tokens,
+        max_step_tokens=max_step_tokens,
+        max_step_sequences=max_step_sequences,
+        max_steps_in_flight=max_steps_in_flight,
     )
+
+
+def make_scheduler(**limits: int) -> Scheduler:
+    return Scheduler(make_limits(**limits))
 
 
 def request(
@@ -181,3 +186,122 @@ def test_a_preempted_sequence_waits_for_its_token_in_flight() -> None:
     assert scheduler.next_step() is None
     got += drain(scheduler, pipeline)[younger]
     assert got == expected_tokens(range(4), 20)[1:]
+
+
+def test_after_a_restart_all_is_computed_again_in_the_order_of_admission() -> None:
+    scheduler = make_scheduler(num_blocks=20, max_steps_in_flight=2)
+    pipeline = ToyPipeline()
+    first, second = scheduler.add(request(20)), scheduler.add(request(20))
+    waiting = scheduler.add(request(200))
+    for _ in range(4):
+        pipeline.submit(next_step(scheduler))
+        scheduler.complete(*pipeline.run_oldest())
+    next_step(scheduler)  # lost
+    limits = SchedulerLimits(
+        num_blocks=16,
+        context_tokens=256,
+        max_step_tokens=7,
+        max_step_sequences=3,
+        max_steps_in_flight=1,
+    )
+    scheduler.restart(limits)
+    assert scheduler.num_waiting == scheduler.num_sequences == 3
+    assert scheduler.num_free_blocks == 16
+    assert scheduler.num_steps_in_flight == 0
+    step = next_step(scheduler)
+    assert (step.step_id, step.closed) == (0, ())
+    assert [part.sequence_id for part in step.slices] == [first]
+    pipeline = ToyPipeline()
+    pipeline.submit(step)
+    scheduler.complete(*pipeline.run_oldest())
+    texts = drain(scheduler, pipeline)
+    assert list(texts) == [first, second, waiting]
+    assert texts[waiting] == expected_tokens(range(200), 8)
+    for sequence in (first, second):
+        expected = expected_tokens(range(20), 8)
+        assert 0 < len(texts[sequence]) < 8
+        assert texts[sequence] == expected[-len(texts[sequence]) :]
+    assert scheduler.num_free_blocks == 16
+
+
+def test_a_last_chunk_of_one_token_opens_its_sequence_again() -> None:
+    """It looks like a decode, and the new last stage does not know the sequence."""
+    scheduler = make_scheduler(max_step_tokens=4)
+    scheduler.add(request(4), continuation=Continuation(output_tokens=(7,)))
+    assert next_step(scheduler).opened == ()
+    scheduler.complete(StepId(0), ())
+    step = next_step(scheduler)
+    assert [part.tokens for part in step.slices] == [(7,)]
+    assert [opening.output_tokens for opening in step.opened] == [(7,)]
+
+
+def test_what_was_closed_before_a_restart_is_not_closed_again() -> None:
+    scheduler = make_scheduler()
+    first = scheduler.add(request(4))
+    next_step(scheduler)
+    scheduler.cancel(first)
+    scheduler.add(request(5))
+    scheduler.restart(make_limits())
+    assert next_step(scheduler).closed == ()
+
+
+def test_a_context_that_a_live_sequence_might_outgrow_is_refused_and_changes_nothing() -> None:
+    scheduler = make_scheduler(context_tokens=256)
+    sequence = scheduler.add(request(100, max_new_tokens=101))
+    step = next_step(scheduler)
+    with pytest.raises(ValueError, match="may have 201 tokens, and the context would hold 200"):
+        scheduler.restart(make_limits(context_tokens=200))
+    scheduler.complete(step.step_id, ())
+    assert next_step(scheduler).slices[0].start_position == 32
+    scheduler.cancel(sequence)
+    scheduler.restart(make_limits(context_tokens=200))
+    with pytest.raises(PromptTooLongError):
+        scheduler.add(request(200))
+
+
+def test_a_sequence_becomes_alone_while_it_is_computed() -> None:
+    scheduler = make_scheduler(max_steps_in_flight=2)
+    first, second = scheduler.add(request(4)), scheduler.add(request(4))
+    step = next_step(scheduler)
+    assert len(step.slices) == 2
+    scheduler.set_alone(first)
+    scheduler.set_alone(SequenceId(99))
+    pipeline = ToyPipeline()
+    pipeline.submit(step)
+    scheduler.complete(*pipeline.run_oldest())
+    seen = []
+    while (step_ := scheduler.next_step()) is not None:
+        assert len(step_.slices) == 1
+        if step_.slices[0].sequence_id == first:
+            assert scheduler.next_step() is None, "nothing is in flight beside it"
+        seen.append(step_.slices[0].sequence_id)
+        pipeline.submit(step_)
+        scheduler.complete(*pipeline.run_oldest())
+    assert set(seen[:2]) == {first, second}
+
+
+@pytest.mark.parametrize(
+    ("continuation", "reason"),
+    [
+        (Continuation(num_scored=4), "4 scores of 3"),
+        (Continuation(num_scored=-1), "-1 scores of 3"),
+        (Continuation(num_scored=2, output_tokens=(1,)), "lacks scores"),
+        (Continuation(num_scored=3, output_tokens=(1,) * 6), "6 generated tokens of 5"),
+        (Continuation(num_scored=3, output_tokens=(1,) * 5), "it has ended"),
+        (Continuation(num_scored=3, output_tokens=(1, 50)), "it has ended"),
+    ],
+)
+def test_a_continuation_that_cannot_be_is_refused(continuation: Continuation, reason: str) -> None:
+    scheduler = make_scheduler()
+    asked = dataclasses.replace(request(4, 5, frozenset({50})), score_prompt=True)
+    with pytest.raises(ParameterError, match=reason):
+        scheduler.add(asked, continuation=continuation)
+    assert scheduler.num_sequences == 0
+
+
+def test_an_id_that_is_given_is_kept_and_not_given_again() -> None:
+    scheduler = make_scheduler()
+    assert scheduler.add(request(4), sequence_id=SequenceId(5)) == 5
+    assert scheduler.add(request(4)) == 6
+    with pytest.raises(ValueError, match="live already"):
+        scheduler.add(request(4), sequence_id=SequenceId(5))

@@ -13,7 +13,8 @@ from support.toy_pipeline import ToyPipeline, expected_tokens
 from potluck.errors import EngineError, PotluckError
 from potluck.local.pipeline import LocalPipeline
 from potluck.scheduling import SchedulerLimits, SequenceRequest
-from potluck.serving.dispatcher import Dispatcher, Update
+from potluck.serving.dispatcher import Dispatcher
+from potluck.serving.ledger import Update
 from potluck.types.engine import StepResult
 from potluck.types.step import SamplingParams, SequenceId, Step
 
@@ -49,6 +50,9 @@ class ToyEngine:
     def logits(self, step: Step, hidden: NDArray[np.float32] | None) -> NDArray[np.float32]:
         raise AssertionError("not used")
 
+    def reset(self) -> None:
+        raise AssertionError("not used")
+
     def close(self) -> None:
         self.is_closed = True
 
@@ -61,7 +65,9 @@ def dispatcher_of(*engines: ToyEngine) -> Dispatcher:
         max_step_sequences=4,
         max_steps_in_flight=len(engines),
     )
-    return Dispatcher(limits, lambda on_outcome: LocalPipeline(engines, on_outcome))
+    dispatcher = Dispatcher(limits)
+    dispatcher.attach(lambda on_outcome: LocalPipeline(engines, on_outcome), limits)
+    return dispatcher
 
 
 def request(first_token: int, num_new: int) -> SequenceRequest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from potluck.cluster.agent.load_watch import STALL_SECONDS
+from potluck.cluster.agent.stages import ORPHAN_SECONDS
 from potluck.cluster.agent.units import UnitChoice
 from potluck.cluster.membership import Address
 from potluck.cluster.trust.secret import Secret
@@ -30,6 +31,8 @@ class AgentConfig:
     ``unit_step_seconds`` is the longest time for each 32 tokens of a step of one stage, on a unit
     that is not the CPU with the native backend: the unit hangs then, and is out. Such a unit is
     tested again when it has computed nothing for ``idle_test_seconds``.
+    Stages whose coordinator is lost stay loaded for ``orphan_seconds``, unless a coordinator asks
+    for them.
     A worker that shows no sign of progress for ``stall_seconds`` while it loads is ended, and the
     model is deployed without its unit.
     ``packed_cache_bytes`` is the most that packed files may take (see ``PackedCache``).
@@ -51,6 +54,7 @@ class AgentConfig:
     unit_step_seconds: float = 30.0
     idle_test_seconds: float = 600.0
     stall_seconds: float = STALL_SECONDS
+    orphan_seconds: float = ORPHAN_SECONDS
     packed_cache_bytes: int | None = None
 
     @property

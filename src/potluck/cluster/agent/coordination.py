@@ -1,26 +1,24 @@
 """Who coordinates which deployment: this agent's part in it.
 
 An agent coordinates what it was asked to deploy. Every agent knows the records of all deployments;
-when a coordinator is gone, the others take over what it leaves, in the order of their ids and with
-a pause between them, so that one that cannot (it lacks the model's files, say) holds nobody up. If
-two do so at once, the one with the higher epoch goes on.
+when a coordinator is gone, others take over what it leaves (``takeover``). If two do so at once,
+the one with the higher epoch goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-import time
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
 
 import msgspec
 
 from potluck.catalog import ModelDescription, describe_model
+from potluck.cluster.agent.background import Spawn
+from potluck.cluster.agent.changes import Changes
 from potluck.cluster.agent.isolation import Isolation
 from potluck.cluster.agent.model_files import Fingerprints
+from potluck.cluster.agent.new_deployment import new_record
 from potluck.cluster.agent.registry import Registry
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.calls import (
@@ -33,6 +31,7 @@ from potluck.cluster.calls import (
     Vacate,
     encode,
 )
+from potluck.cluster.coordinator.attempt import Surroundings
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.planning import placement_fields, size_of
 from potluck.cluster.coordinator.survey import plan_model
@@ -40,29 +39,19 @@ from potluck.cluster.membership import Membership
 from potluck.cluster.trust.credentials import Credentials
 from potluck.engines.costs import CostOf
 from potluck.errors import CallError, EngineError, NodeLostError, ParameterError, PotluckError
-from potluck.scheduling import DEFAULT_CONTEXT_TOKENS
-from potluck.types.arithmetic import Arithmetic, ArithmeticChoice
-from potluck.types.cluster import DeploymentId, Epoch, NodeId
-from potluck.types.quantization import Quantization
-from potluck.types.ranges import require_number
+from potluck.types.cluster import DeploymentId, NodeId
 
 _log = logging.getLogger(__name__)
 
-_DEFAULT_CACHE_CONTEXTS = 4
 _REMOVE_SECONDS = 60.0
 _VACATE_SECONDS = 90.0
 
-_SETTLE_SECONDS = 0.2
-"""For nodes that leave together to be seen to, and for a coordinator that joins anew to speak."""
-_TURN_SECONDS = 3.0
-"""What a successor has to say that it takes over, before the next one does."""
-_AGAIN_SECONDS = 60.0
-
-Spawn = Callable[[Coroutine[Any, Any, None]], None]
-
 
 class Coordination:
-    """For use in the agent's loop. ``spawn`` runs what nobody waits for, until the agent ends."""
+    """For use in the agent's loop. ``spawn`` runs what nobody waits for, until the agent ends.
+
+    ``changes`` tells of every change of records or members, once it has been acted upon here.
+    """
 
     def __init__(
         self,
@@ -79,7 +68,8 @@ class Coordination:
         self.registry = Registry()
         self.coordinated: dict[DeploymentId, Deployment] = {}
         self.is_draining = False
-        self._isolation = Isolation(membership.nodes)
+        self.changes = Changes()
+        self.isolation = Isolation(membership.nodes)
         self._membership = membership
         self._credentials = credentials
         self._stages = stages
@@ -88,7 +78,6 @@ class Coordination:
         self._step_seconds = step_seconds
         self._cost_of = cost_of
         self._spawn = spawn
-        self._awaiting_turn: set[DeploymentId] = set()
 
     async def deploy(self, request: Deploy) -> DeploymentRecord:
         """Deploy a model, coordinated here; every node that answers knows of it on return.
@@ -207,23 +196,22 @@ class Coordination:
             self._spawn(self._stop_stages(scope))
         elif known is None or known.epoch != record.epoch:
             self._spawn(self._stages.supersede(record.deployment, record.epoch))
-        self._look_for_orphans()
+        self.changes.tell()
 
-    async def joined(self, node: NodeId) -> None:
-        """Tell a node that is new here what it cannot know."""
+    def joined(self, node: NodeId) -> None:
+        """A node is there: tell it what it cannot know."""
         for deployment in self.coordinated.values():
             deployment.node_joined()
-        for record in self.registry.records.values():
-            if self._speaks_for(record, node):
-                await self._tell(node, encode(record))
+        self.changes.tell()
+        self._spawn(self._tell_newcomer(node))
 
     def left(self, node: NodeId) -> None:
         """A node is gone."""
-        self._isolation.left(node)
+        self.isolation.left(node)
         for deployment in list(self.coordinated.values()):
             deployment.node_left(node)
         self._spawn(self._stages.coordinator_left(node))
-        self._look_for_orphans()
+        self.changes.tell()
 
     def _require_staying(self) -> None:
         if self.is_draining:
@@ -234,46 +222,12 @@ class Coordination:
     def _new_record(
         self, request: Deploy, description: ModelDescription, print_of: ModelFingerprint
     ) -> DeploymentRecord:
-        most = description.config.max_context_tokens
-        for name, number in (("context", request.context_tokens), ("cache", request.cache_tokens)):
-            if number is not None:
-                require_number(name, number)
-        context = request.context_tokens
-        if context is None:
-            context = min(most, DEFAULT_CONTEXT_TOKENS)
-        if not 2 <= context <= most:
-            raise ParameterError(
-                "context",
-                f"a context of {context} tokens is not possible",
-                hint=f"this model allows 2 to {most}",
-            )
-        cache = request.cache_tokens
-        if cache is None:
-            cache = _DEFAULT_CACHE_CONTEXTS * context
-        if cache < context:
-            raise ParameterError(
-                "cache",
-                f"a cache of {cache} tokens does not hold one context of {context}",
-                hint="give a larger --cache, or a smaller --context",
-            )
-        return DeploymentRecord(
-            deployment=DeploymentId(secrets.token_hex(4)),
-            epoch=Epoch(number=0, coordinator=self._membership.node_id),
-            revision=0,
-            # Nodes that read it later, and a successor, read the same commit.
-            model=description.files.pinned_name,
+        return new_record(
+            request,
+            description,
+            print_of,
             model_id=self.registry.free_model_id(request.model_id or request.model),
-            created=int(time.time()),
-            context_tokens=context,
-            cache_tokens=cache,
-            num_layers=description.config.num_layers,
-            quantization=request.quantization or Quantization.NONE,
-            may_quantize=request.quantization is None,
-            is_mapped=request.is_mapped,
-            arithmetic=(Arithmetic.EXACT if request.arithmetic is ArithmeticChoice.EXACT else None),
-            state=DeploymentState.LOADING,
-            fingerprint=print_of,
-            sampling_defaults=dict(description.sampling_defaults),
+            coordinator=self._membership.node_id,
         )
 
     def _make(
@@ -283,13 +237,15 @@ class Coordination:
             record,
             description,
             print_of,
-            membership=self._membership,
-            credentials=self._credentials,
-            listen_host=self._listen_host,
-            step_seconds=self._step_seconds,
-            cost_of=self._cost_of,
-            before_next_epoch=self._isolation.over,
+            Surroundings(
+                membership=self._membership,
+                credentials=self._credentials,
+                listen_host=self._listen_host,
+                step_seconds=self._step_seconds,
+                cost_of=self._cost_of,
+            ),
             publish=self._publish,
+            heard=self.heard,
         )
 
     async def _remove(self, deployment: Deployment, reason: str) -> None:
@@ -302,6 +258,11 @@ class Coordination:
         payload = encode(record)
         for node in self._membership.nodes():
             self._spawn(self._tell(node, payload))
+
+    async def _tell_newcomer(self, node: NodeId) -> None:
+        for record in list(self.registry.records.values()):
+            if self._speaks_for(record, node):
+                await self._tell(node, encode(record))
 
     async def _tell(self, node: NodeId, payload: bytes) -> None:
         with suppress(CallError):  # a node that is lost now hears it when it joins again
@@ -321,39 +282,14 @@ class Coordination:
         others = (self._membership.nodes() | {own}) - {to}
         return coordinator in (own, to) or (coordinator not in others and min(others) == own)
 
-    def _is_orphan(self, record: DeploymentRecord) -> bool:
-        if record.state is DeploymentState.REMOVED or record.deployment in self.coordinated:
-            return False
-        return record.epoch.coordinator not in self._membership.nodes()
+    def orphans(self) -> tuple[DeploymentRecord, ...]:
+        """Return the records of deployments that nobody who is there coordinates."""
+        if self.is_draining:
+            return ()
+        return tuple(record for record in self.registry.live() if self._is_orphan(record))
 
-    def _look_for_orphans(self) -> None:
-        for record in self.registry.live():
-            if self._is_orphan(record) and record.deployment not in self._awaiting_turn:
-                self._awaiting_turn.add(record.deployment)
-                self._spawn(self._await_turn(record.deployment))
-
-    async def _await_turn(self, deployment: DeploymentId) -> None:
-        """Take over in this node's turn, unless somebody else coordinates it by then."""
-        own = self._membership.node_id
-        try:
-            await self._isolation.over()
-            turn = sum(node < own for node in self._membership.nodes())
-            await asyncio.sleep(_SETTLE_SECONDS + turn * _TURN_SECONDS)
-            while (record := self._orphan_to_take(deployment)) is not None:
-                if await self._take_over(record):
-                    return
-                await asyncio.sleep(_AGAIN_SECONDS)
-        finally:
-            self._awaiting_turn.discard(deployment)
-
-    def _orphan_to_take(self, deployment: DeploymentId) -> DeploymentRecord | None:
-        record = self.registry.records.get(deployment)
-        if record is None or self.is_draining or not self._is_orphan(record):
-            return None
-        return record
-
-    async def _take_over(self, record: DeploymentRecord) -> bool:
-        """Whether nothing more is to be done."""
+    async def take_over(self, record: DeploymentRecord) -> bool:
+        """Coordinate an orphan from now on; False if that is not possible now."""
         try:
             description, print_of = await self._read(record.model)
             deployed = record.fingerprint
@@ -365,8 +301,8 @@ class Coordination:
                     found,
                 )
                 return False
-            latest = self._orphan_to_take(record.deployment)
-            if latest is not None:
+            latest = self.registry.records.get(record.deployment)
+            if latest is not None and not self.is_draining and self._is_orphan(latest):
                 deployment = self._make(latest, description, print_of)
                 deployment.resume()
                 self.coordinated[latest.deployment] = deployment
@@ -377,6 +313,11 @@ class Coordination:
             _log.exception("cannot take over %s", record.model_id)
             return False
         return True
+
+    def _is_orphan(self, record: DeploymentRecord) -> bool:
+        if record.state is DeploymentState.REMOVED or record.deployment in self.coordinated:
+            return False
+        return record.epoch.coordinator not in self._membership.nodes()
 
     async def _read(self, model: str) -> tuple[ModelDescription, ModelFingerprint]:
         def read() -> tuple[ModelDescription, ModelFingerprint]:

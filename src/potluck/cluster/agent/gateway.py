@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from potluck.catalog import describe_model, load_chat_template, load_tokenizer
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.service import Agent
-from potluck.cluster.agent.view import cluster_view
+from potluck.cluster.agent.view import as_seen, cluster_view
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, NodeReport
 from potluck.cluster.coordinator.survey import gather_reports
 from potluck.errors import EngineError, ModelNotFoundError
-from potluck.types.cluster import DeploymentId, NodeId
+from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.gateway import (
     LiveSequence,
     ModelMetrics,
@@ -31,6 +34,15 @@ _STATES = {
 }
 
 
+_LEAVING = "this node is about to leave the cluster"
+
+_VIEW_SECONDS = 3.0
+"""For nodes to answer when somebody looks at the cluster. One that is gone is noticed in less; one
+that is there and takes longer is shown as silent."""
+_SLOW_STAGES_SECONDS = 1.0
+"""For coordinators to tell which stages are slow. A stage that is stuck takes longer to answer."""
+
+
 class AgentGateway:
     """For use in the agent's loop."""
 
@@ -40,10 +52,18 @@ class AgentGateway:
         self._reports: list[NodeReport] = []
         self._silent: list[NodeId] = []
         self._metrics: Sequence[ModelMetrics] = ()
+        self._expected: dict[DeploymentId, tuple[Epoch, int, float]] = {}
         self._refreshing: dict[str, asyncio.Task[None]] = {}
 
     def models(self) -> Sequence[ModelStatus]:
-        """Everything that is deployed, oldest first."""
+        """Everything that is deployed, oldest first. Nothing is ready at a node that leaves."""
+        live = self._as_seen()
+        if self._agent.coordination.is_draining:
+            live = [
+                msgspec.structs.replace(record, state=DeploymentState.DEGRADED, reason=_LEAVING)
+                for record in live
+            ]
+        self._note_expected(live)
         return [
             ModelStatus(
                 model_id=record.model_id,
@@ -52,8 +72,9 @@ class AgentGateway:
                 state=_STATES[record.state],
                 reason=record.reason,
                 sampling_defaults=record.sampling_defaults,
+                ready_in_seconds=self._ready_in_seconds(record),
             )
-            for record in self._agent.coordination.registry.live()
+            for record in live
         ]
 
     async def served_model(self, model_id: str) -> ServedModel:
@@ -71,9 +92,7 @@ class AgentGateway:
     async def generate(self, sequence: LiveSequence) -> AsyncGenerator[CommittedToken, None]:
         """Compute a sequence; closing the generator cancels it."""
         if self._agent.coordination.is_draining:
-            raise EngineError(
-                "this node is about to leave the cluster", hint="send the request to another node"
-            )
+            raise EngineError(_LEAVING, hint="send the request to another node")
         stream = self._agent.generate(self._find(sequence.model_id), sequence.request)
         try:
             async for token in stream:
@@ -84,13 +103,14 @@ class AgentGateway:
     def cluster_state(self) -> Mapping[str, object]:
         """The cluster as it was at the last ``refresh``."""
         agent = self._agent
-        alive = agent.membership.nodes() | {agent.node_id}
+        alive = self._alive
         return cluster_view(
             agent.node_id,
             [report for report in self._reports if report.node_id in alive],
             [node for node in self._silent if node in alive],
             agent.incompatible,
-            agent.coordination.registry.live(),
+            self._as_seen(),
+            self._metrics,
         )
 
     async def refresh_cluster(self) -> None:
@@ -115,11 +135,48 @@ class AgentGateway:
         await asyncio.shield(asking)
 
     async def _ask_nodes(self) -> None:
-        self._reports, silent = await gather_reports(self._agent.membership)
+        (self._reports, silent), _ = await asyncio.gather(
+            gather_reports(self._agent.membership, timeout_seconds=_VIEW_SECONDS),
+            self._look_for_slow_stages(),
+        )
         self._silent = [each.node_id for each in silent]
+
+    async def _look_for_slow_stages(self) -> None:
+        with suppress(TimeoutError):  # then what is shown is a little older
+            async with asyncio.timeout(_SLOW_STAGES_SECONDS):
+                await self.refresh_metrics()
 
     async def _ask_coordinators(self) -> None:
         self._metrics = await self._agent.metrics()
+
+    @property
+    def _alive(self) -> frozenset[NodeId]:
+        return self._agent.membership.nodes() | {self._agent.node_id}
+
+    def _as_seen(self) -> list[DeploymentRecord]:
+        alive = self._alive
+        return [as_seen(record, alive) for record in self._agent.coordination.registry.live()]
+
+    def _note_expected(self, live: Sequence[DeploymentRecord]) -> None:
+        """Keep when each record was first seen here: what it expects counts from then."""
+        now = asyncio.get_running_loop().time()
+        seen, self._expected = self._expected, {}
+        for record in live:
+            known = seen.get(record.deployment)
+            if known is None or known[:2] != (record.epoch, record.revision):
+                known = (record.epoch, record.revision, now)
+            self._expected[record.deployment] = known
+
+    def _ready_in_seconds(self, record: DeploymentRecord) -> float | None:
+        if record.state is DeploymentState.READY or self._agent.coordination.is_draining:
+            return None
+        expected = record.ready_in_seconds
+        if expected is None:
+            expected = record.recovery_seconds  # the next time may well take as long as the last
+        if expected is None:
+            return None
+        since = self._expected[record.deployment][2]
+        return max(0.0, expected - (asyncio.get_running_loop().time() - since))
 
     def _find(self, model_id: str) -> DeploymentRecord:
         record = self._agent.coordination.registry.find(model_id)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from potluck.cluster.agent.units import NodeUnit
-from potluck.cluster.calls import NodeReport, UnitReport
+from potluck.cluster.calls import HeldStage, NodeReport, UnitReport
 from potluck.probe.cores import default_num_threads
 from potluck.probe.memory import memory_facts, memory_pools
 from potluck.probe.system import THIS_MACHINE
@@ -34,12 +34,14 @@ class StageMemory:
     """What plans have counted for the stages that are here, in bytes.
 
     ``planned_bytes`` are the machine's, ``untaken_bytes`` of it are still free to the eye.
-    ``device_bytes`` are by unit, of units with memory of their own.
+    ``device_bytes`` are by unit, of units with memory of their own. ``held`` are the stages that
+    are loaded.
     """
 
     planned_bytes: int = 0
     untaken_bytes: int = 0
     device_bytes: Mapping[UnitId, int] = field(default_factory=dict)
+    held: tuple[HeldStage, ...] = ()
 
 
 def report(
@@ -75,6 +77,7 @@ def report(
         untaken_bytes=stages.untaken_bytes,
         is_draining=is_draining,
         refused=dict(refused),
+        held=stages.held,
         units=tuple(_unit(unit, usable, stages.device_bytes, facts) for unit in units),
         hardware=replace(hardware, memory=memory),
     )

@@ -1,14 +1,22 @@
-"""The stages that this node computes: their workers, started and stopped for coordinators."""
+"""The stages that this node computes or holds: their workers, for the coordinators that ask.
+
+A worker outlives the epoch that it was started for. A coordinator that asks for a stage which a
+worker holds gets that worker, whatever its index in the new plan. The highest epoch that has been
+connected, or that a record has announced, is obeyed: lower ones are refused, and their edges are
+closed. The weights stay until a coordinator releases them or stops the deployment, or no
+coordinator is left for long.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
+import msgspec
 import psutil
 
 from potluck.cluster.agent.node import StageMemory
@@ -19,6 +27,8 @@ from potluck.cluster.agent.worker_process import WorkerProcess
 from potluck.cluster.calls import (
     CPU_UNIT,
     ConnectStage,
+    HeldStage,
+    ReleaseStages,
     StageEnds,
     StageLost,
     StageScope,
@@ -27,6 +37,7 @@ from potluck.cluster.calls import (
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.messages import Identity, Load, Loaded, Progress, StageSpec, Stats
 from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
+from potluck.quantities import format_seconds
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 
 _log = logging.getLogger(__name__)
@@ -34,25 +45,46 @@ _log = logging.getLogger(__name__)
 _STATS_SECONDS = 1.0
 """What a worker may take to say what it did; it need not stop computing for it."""
 
+ORPHAN_SECONDS = 600.0
+"""Ten minutes: longer than a coordinator's machine takes to restart, or another node to take over,
+and short enough that a node which nobody will ask again has its memory back soon."""
+
 _Key = tuple[DeploymentId, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Running:
-    epoch: Epoch
-    unit_id: UnitId
-    num_bytes: int
-    device_bytes: int
-    is_mapped: bool
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Hosted:
+    """A worker and its stage.
+
+    ``asked`` is the stage as it was asked for last, ``serving`` the one whose edges stand or are
+    being opened. Both are the same holding; they differ in the epoch and the place in the plan.
+    ``loaded`` is None while the worker loads. One that ``is_stopped`` was killed and has not ended
+    yet.
+    """
+
     worker: WorkerProcess
+    asked: StageSpec
+    serving: StageSpec | None = None
+    loaded: Loaded | None = None
+    is_stopped: bool = False
+
+    @property
+    def deployment(self) -> DeploymentId:
+        return self.asked.deployment
+
+    @property
+    def held(self) -> HeldStage:
+        """As a node reports it."""
+        epoch = (self.serving or self.asked).epoch
+        return HeldStage.of(msgspec.structs.replace(self.asked, epoch=epoch))
 
 
 class StageHost:
     """Runs workers on this node's ``units``.
 
     ``report_lost`` tells the coordinator of a worker that ended by itself, ``unit_failed`` is told
-    before that what it says of its unit. ``unit_step_seconds`` and ``stall_seconds``: see
-    ``AgentConfig``.
+    before that what it says of its unit. ``unit_step_seconds``, ``stall_seconds`` and
+    ``orphan_seconds``: see ``AgentConfig``.
     """
 
     def __init__(
@@ -68,6 +100,7 @@ class StageHost:
         stall_seconds: float,
         unit_failed: Callable[[UnitId, UnitFailure], None],
         report_lost: Callable[[StageLost], Awaitable[None]],
+        orphan_seconds: float = ORPHAN_SECONDS,
     ) -> None:
         self._credentials = credentials
         self._notes = notes
@@ -77,11 +110,14 @@ class StageHost:
         self._packed_cache_bytes = packed_cache_bytes
         self._unit_step_seconds = unit_step_seconds
         self._stall_seconds = stall_seconds
+        self._orphan_seconds = orphan_seconds
         self._unit_failed = unit_failed
         self._report_lost = report_lost
-        self._stages: dict[_Key, _Running] = {}
+        self._hosted: dict[WorkerProcess, _Hosted] = {}
         self._highest: dict[DeploymentId, Epoch] = {}
-        self._stopped: dict[DeploymentId, Epoch] = {}
+        self._over: dict[DeploymentId, Epoch] = {}  # nothing of these and lower ones is started
+        self._coordinators: dict[DeploymentId, NodeId] = {}  # who asked last
+        self._orphans: dict[DeploymentId, asyncio.TimerHandle] = {}
         self._crashes: dict[_Key, tuple[Epoch, str]] = {}  # until the coordinator has asked
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -90,120 +126,215 @@ class StageHost:
         """What the plans have counted for the stages that are here, and the workers have taken."""
         untaken_bytes = 0
         device_bytes: Counter[UnitId] = Counter()
-        for running in self._stages.values():
-            device_bytes[running.unit_id] += running.device_bytes
+        for each in self._here():
+            device_bytes[each.asked.unit_id] += each.asked.device_bytes
             with suppress(psutil.Error):
-                memory = psutil.Process(running.worker.pid).memory_info()
+                memory = psutil.Process(each.worker.pid).memory_info()
                 # Pages of a mapped file are resident, and in no plan.
-                taken_bytes = memory.rss - memory.shared if running.is_mapped else memory.rss
+                taken_bytes = memory.rss - memory.shared if each.asked.is_mapped else memory.rss
                 # Caches fill up as they are used.
-                untaken_bytes += max(0, running.num_bytes - taken_bytes)
+                untaken_bytes += max(0, each.asked.num_bytes - taken_bytes)
         return StageMemory(
-            planned_bytes=sum(running.num_bytes for running in self._stages.values()),
+            planned_bytes=sum(each.asked.num_bytes for each in self._here()),
             untaken_bytes=untaken_bytes,
             device_bytes=device_bytes,
+            held=tuple(each.held for each in self._here() if each.loaded is not None),
         )
 
     def workers_on(self, unit_id: UnitId) -> list[WorkerProcess]:
         """The workers of the stages that are on a unit."""
-        return [each.worker for each in self._stages.values() if each.unit_id == unit_id]
+        return [each.worker for each in self._here() if each.asked.unit_id == unit_id]
 
     async def start(self, spec: StageSpec) -> AsyncGenerator[Progress | Loaded, None]:
-        """Start a worker for a stage and load it; the last answer is ``Loaded``.
+        """Have a worker hold a stage and listen for its edge; the last answer is ``Loaded``.
 
-        Whatever this node has of the deployment at lower epochs is stopped first. Raises
-        ``EngineError`` for an epoch that is over and for a unit that is out or is none of this
-        node's, and what the worker met. If the caller goes away before the stage is loaded, its
-        worker is stopped.
+        A worker that holds the stage already is kept. The epoch that is in force goes on until a
+        stage of the new one is connected. Raises ``EngineError`` for an epoch that is over and for
+        a unit that is out or is none of this node's, and what the worker met. If the caller goes
+        away before the stage is loaded, its worker is stopped.
         """
         self._check_in_force(spec)
-        await self.supersede(spec.deployment, spec.epoch)
+        self._asked_by(spec.deployment, spec.epoch)
+        alike = [
+            each
+            for each in self._of(spec.deployment)
+            if each.asked.epoch < spec.epoch and each.asked.is_same_holding(spec)
+        ]
+        await self._stop(each for each in alike if each.loaded is None)
+        for each in alike:
+            if each.loaded is not None and not each.is_stopped:
+                yield await self._keep(each, each.loaded, spec)
+                return
+        self._check_in_force(spec)  # much may have been said meanwhile
         load = self._load(spec)
-        key = (spec.deployment, spec.index)
-        worker = await WorkerProcess.start(lambda worker, error: self._ended(spec, worker, error))
+        worker = await WorkerProcess.start(self._ended, self._disconnected)
         try:
-            self._check_in_force(spec)  # much may have been said meanwhile
+            self._check_in_force(spec)
         except EngineError:
             worker.kill()
             raise
-        self._stages[key] = _Running(
-            epoch=spec.epoch,
-            unit_id=spec.unit_id,
-            num_bytes=spec.num_bytes,
-            device_bytes=spec.device_bytes,
-            is_mapped=spec.is_mapped,
-            worker=worker,
-        )
-        is_loaded = False
+        hosted = _Hosted(worker=worker, asked=spec)
+        self._hosted[worker] = hosted
         try:
             self._notes.remember(worker.pid)
             async with aclosing(worker.load(load, stall_seconds=self._stall_seconds)) as events:
                 async for event in events:
-                    is_loaded = isinstance(event, Loaded)
+                    if isinstance(event, Loaded):
+                        hosted.loaded = event
                     yield event
         finally:
-            if not is_loaded:
-                await self._stop(lambda other, epoch: other == key and epoch == spec.epoch)
+            if hosted.loaded is None:
+                await self._stop([hosted])
 
     async def connect(self, request: ConnectStage) -> None:
-        """Have a loaded stage open its edges."""
-        running = self._stages.get((request.deployment, request.index))
-        if running is None or running.epoch != request.epoch:
-            raise EngineError(f"stage {request.index} of {request.deployment} is not loaded here")
-        await running.worker.connect(request.connect)
+        """Have a loaded stage open its edges; lower epochs of its deployment are over from now on.
+
+        Raises ``EngineError`` if its epoch is over, it is not loaded, or the edges are not opened.
+        """
+        deployment, epoch, index = request.deployment, request.connect.epoch, request.connect.index
+        self._check_epoch(deployment, epoch)
+        self._asked_by(deployment, epoch)
+        hosted = self._find(deployment, epoch, index)
+        if hosted is None or hosted.loaded is None:
+            raise EngineError(f"stage {index} of {deployment} is not loaded here")
+        hosted.serving = hosted.asked
+        connecting = asyncio.ensure_future(hosted.worker.connect(request.connect))
+        try:
+            await self._fence(deployment, epoch)
+            await asyncio.shield(connecting)
+        finally:
+            connecting.cancel()
 
     async def stop(self, scope: StageScope) -> StageEnds:
         """Stop this node's stages of a deployment, up to an epoch, and start none of them later.
 
         Returns how they have ended by themselves, those that had already ended included.
         """
-        stopped = self._stopped.get(scope.deployment)
-        if stopped is None or stopped < scope.epoch:
-            self._stopped[scope.deployment] = scope.epoch
-        await self._stop(lambda key, epoch: key[0] == scope.deployment and epoch <= scope.epoch)
-        crashes = self._forget_crashes(scope.deployment, scope.epoch)
-        return StageEnds(crashes=tuple(line for epoch, line in crashes if epoch == scope.epoch))
+        self._close_epoch(scope)
+        stopping = [each for each in self._of(scope.deployment) if each.asked.epoch <= scope.epoch]
+        await self._stop(stopping)
+        await self._cut(scope)
+        return self._ends(scope)
 
-    def _forget_crashes(self, deployment: DeploymentId, epoch: Epoch) -> list[tuple[Epoch, str]]:
-        known = [key for key in self._crashes if key[0] == deployment]
-        return [self._crashes.pop(key) for key in known if self._crashes[key][0] <= epoch]
+    async def end(self, scope: StageScope) -> StageEnds:
+        """Close the edges of a deployment's stages, up to an epoch, and open none of them later.
+
+        What is loaded stays, what still loads for these epochs is stopped. Returns as ``stop``.
+        """
+        self._close_epoch(scope)
+        self._asked_by(scope.deployment, scope.epoch)
+        await self._stop(
+            each
+            for each in self._of(scope.deployment)
+            if each.loaded is None and each.asked.epoch <= scope.epoch
+        )
+        await self._cut(scope)
+        return self._ends(scope)
+
+    async def release(self, request: ReleaseStages) -> None:
+        """End the workers of a deployment that hold none of the stages to be kept.
+
+        Those that a higher epoch has asked for stay. Nothing is done if one is in force.
+        """
+        highest = self._highest.get(request.deployment)
+        if highest is not None and request.epoch < highest:
+            return
+        self._asked_by(request.deployment, request.epoch)
+        keep = list(request.keep)
+        released = []
+        for each in sorted(self._of(request.deployment), key=lambda each: each.serving is None):
+            if request.epoch < each.asked.epoch:
+                continue
+            held = each.held
+            kept = next((other for other in keep if other.is_same_holding(held)), None)
+            if kept is None:
+                released.append(each)
+            else:
+                keep.remove(kept)  # one worker is enough for it
+        await self._stop(released)
 
     async def supersede(self, deployment: DeploymentId, epoch: Epoch) -> None:
-        """``epoch`` is in force: stop what is here of lower ones, and start none of it later."""
-        highest = self._highest.get(deployment)
-        if highest is None or highest < epoch:
-            self._highest[deployment] = epoch
-        await self._stop(lambda key, running: key[0] == deployment and running < epoch)
+        """``epoch`` is in force: lower ones are refused, and their edges are closed.
+
+        What is loaded stays, what still loads for a lower epoch is stopped.
+        """
+        self._coordinators[deployment] = epoch.coordinator
+        if deployment in self._orphans:
+            self._await_coordinator(deployment)  # the one of this epoch may be lost as well
+        await self._fence(deployment, epoch)
 
     async def coordinator_left(self, node_id: NodeId) -> None:
-        """Stop the stages of a coordinator that is gone: its successor plans anew."""
-        await self._stop(lambda key, epoch: epoch.coordinator == node_id)
+        """Hold the stages of a coordinator that is gone for a while: its successor may want them.
+
+        What still loads is stopped: nobody listens to how far it is.
+        """
+        for deployment, coordinator in self._coordinators.items():
+            if coordinator == node_id and self._of(deployment):
+                self._await_coordinator(deployment)
+        await self._stop(
+            each
+            for each in self._here()
+            if each.loaded is None and each.asked.epoch.coordinator == node_id
+        )
 
     async def stop_all(self) -> None:
         """Stop everything: the agent ends."""
-        await self._stop(lambda key, epoch: True)
+        for timer in self._orphans.values():
+            timer.cancel()
+        self._orphans.clear()
+        await self._stop(self._here())
         for task in self._tasks:
             task.cancel()
 
     async def stats(self, scope: StageScope) -> StageStats:
         """Totals of this node's stages of a deployment at one epoch."""
         concerned = {
-            key[1]: running
-            for key, running in self._stages.items()
-            if key[0] == scope.deployment and running.epoch == scope.epoch
+            each.serving.index: each.worker
+            for each in self._of(scope.deployment)
+            if each.serving is not None and each.serving.epoch == scope.epoch
         }
-        answers = await asyncio.gather(*(_stats(running.worker) for running in concerned.values()))
+        answers = await asyncio.gather(*(_stats(worker) for worker in concerned.values()))
         found = zip(concerned, answers, strict=True)
         return StageStats(stages={index: stats for index, stats in found if stats is not None})
 
+    def _here(self) -> list[_Hosted]:
+        return [each for each in self._hosted.values() if not each.is_stopped]
+
+    def _of(self, deployment: DeploymentId) -> list[_Hosted]:
+        return [each for each in self._here() if each.deployment == deployment]
+
+    def _find(self, deployment: DeploymentId, epoch: Epoch, index: int) -> _Hosted | None:
+        for each in self._of(deployment):
+            if each.asked.epoch == epoch and each.asked.index == index:
+                return each
+        return None
+
+    def _check_epoch(self, deployment: DeploymentId, epoch: Epoch) -> None:
+        highest, over = self._highest.get(deployment), self._over.get(deployment)
+        if (highest and epoch < highest) or (over and epoch <= over):
+            raise EngineError(f"epoch {epoch.number} of {deployment} is over")
+
     def _check_in_force(self, spec: StageSpec) -> None:
-        highest = self._highest.get(spec.deployment)
-        stopped = self._stopped.get(spec.deployment)
-        if (highest and spec.epoch < highest) or (stopped and spec.epoch <= stopped):
-            raise EngineError(f"epoch {spec.epoch.number} of {spec.deployment} is over")
-        running = self._stages.get((spec.deployment, spec.index))
-        if running is not None and running.epoch == spec.epoch:
+        self._check_epoch(spec.deployment, spec.epoch)
+        if self._find(spec.deployment, spec.epoch, spec.index) is not None:
             raise EngineError(f"stage {spec.index} of {spec.deployment} is here already")
+        for each in self._of(spec.deployment):
+            if spec.epoch < each.asked.epoch and each.asked.is_same_holding(spec):
+                raise EngineError(
+                    f"epoch {spec.epoch.number} of {spec.deployment} is over: epoch"
+                    f" {each.asked.epoch.number} has asked for the same stage"
+                )
+
+    async def _keep(self, hosted: _Hosted, loaded: Loaded, spec: StageSpec) -> Loaded:
+        """Give the stage that a worker holds to a higher epoch."""
+        hosted.asked = msgspec.structs.replace(
+            spec, num_bytes=hosted.asked.num_bytes, device_bytes=hosted.asked.device_bytes
+        )
+        host, port = await hosted.worker.listen(spec.epoch)
+        self._check_epoch(spec.deployment, spec.epoch)
+        return msgspec.structs.replace(
+            loaded, host=host, port=port, read_bytes=0, seconds=0.0, is_kept=True
+        )
 
     def _load(self, spec: StageSpec) -> Load:
         unit = self._units.require(spec.unit_id)
@@ -225,50 +356,138 @@ class StageHost:
             step_seconds=None if spec.unit_id == CPU_UNIT else self._unit_step_seconds,
         )
 
-    async def _stop(self, concerns: Callable[[_Key, Epoch], bool]) -> None:
-        """Kill, then wait for the ends: whoever is cancelled meanwhile leaves nothing behind."""
-        stopping = [
-            (key, running.worker)
-            for key, running in self._stages.items()
-            if concerns(key, running.epoch)
-        ]
-        for key, worker in stopping:
-            del self._stages[key]
-            worker.kill()
-        for _, worker in stopping:
-            await worker.wait()
+    async def _fence(self, deployment: DeploymentId, epoch: Epoch) -> None:
+        """Lower epochs are over: close their edges, and stop what loads for them."""
+        highest = self._highest.get(deployment)
+        if highest is None or highest < epoch:
+            self._highest[deployment] = epoch
+        loading = []
+        for each in self._of(deployment):
+            if each.serving is not None and each.serving.epoch < epoch:
+                each.worker.disconnect(each.serving.epoch)
+            if each.loaded is None and each.asked.epoch < epoch:
+                loading.append(each)
+        await self._stop(loading)
 
-    def _ended(self, spec: StageSpec, worker: WorkerProcess, error: PotluckError) -> None:
-        key = (spec.deployment, spec.index)
+    def _close_epoch(self, scope: StageScope) -> None:
+        over = self._over.get(scope.deployment)
+        if over is None or over < scope.epoch:
+            self._over[scope.deployment] = scope.epoch
+
+    async def _cut(self, scope: StageScope) -> None:
+        """Close the edges of an epoch and of lower ones, and see how that ends."""
+        concerned = [
+            each
+            for each in self._of(scope.deployment)
+            if each.serving is not None and each.serving.epoch <= scope.epoch
+        ]
+        for each in concerned:
+            each.worker.disconnect(scope.epoch)
+        if concerned:
+            await asyncio.gather(*(each.worker.wait_disconnected() for each in concerned))
+
+    def _ends(self, scope: StageScope) -> StageEnds:
+        known = [key for key in self._crashes if key[0] == scope.deployment]
+        crashes = [self._crashes.pop(key) for key in known if self._crashes[key][0] <= scope.epoch]
+        return StageEnds(crashes=tuple(line for epoch, line in crashes if epoch == scope.epoch))
+
+    async def _stop(self, stopping: Iterable[_Hosted]) -> None:
+        """Kill, then wait for the ends: whoever is cancelled meanwhile leaves nothing behind."""
+        killed = [each for each in stopping if not each.is_stopped]
+        for each in killed:
+            each.is_stopped = True
+            each.worker.kill()
+        for each in killed:
+            await each.worker.wait()
+
+    # Stages whose coordinator is lost.
+
+    def _asked_by(self, deployment: DeploymentId, epoch: Epoch) -> None:
+        """A coordinator is there."""
+        self._coordinators[deployment] = epoch.coordinator
+        timer = self._orphans.pop(deployment, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _await_coordinator(self, deployment: DeploymentId) -> None:
+        timer = self._orphans.get(deployment)
+        if timer is not None:
+            timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._orphans[deployment] = loop.call_later(
+            self._orphan_seconds, self._end_orphans, deployment
+        )
+
+    def _end_orphans(self, deployment: DeploymentId) -> None:
+        orphans = self._of(deployment)
+        if any(each.serving is not None for each in orphans):
+            self._await_coordinator(deployment)  # somebody uses them, whom this node does not see
+            return
+        del self._orphans[deployment]
+        if orphans:
+            _log.warning(
+                "stages of %s are ended: no coordinator has asked for them for %s",
+                deployment,
+                format_seconds(self._orphan_seconds),
+            )
+            self._spawn(self._stop(orphans))
+
+    # What workers say.
+
+    def _disconnected(self, worker: WorkerProcess, epoch: Epoch, message: str) -> None:
+        """The edges of a worker have closed, and it keeps its weights."""
+        hosted = self._hosted.get(worker)
+        if hosted is None or hosted.serving is None or hosted.serving.epoch != epoch:
+            return
+        lost, hosted.serving = hosted.serving, None
+        try:
+            self._check_epoch(lost.deployment, epoch)
+        except EngineError:
+            return  # it was this node that closed them
+        if not hosted.is_stopped:
+            self._report(lost, EngineError(message), is_held=True)
+
+    def _ended(self, worker: WorkerProcess, error: PotluckError) -> None:
         self._notes.forget(worker.pid)
+        hosted = self._hosted.pop(worker, None)
+        if hosted is None:
+            return
+        spec = hosted.serving or hosted.asked
         if worker.has_crashed:
             line = f"stage {spec.index} on node {self._credentials.node_id}: {error.message}"
-            self._crashes[key] = (spec.epoch, line)
+            self._crashes[(spec.deployment, spec.index)] = (spec.epoch, line)
         failure = None if worker.was_killed else failure_of(error, worker.status)
         if failure is not None:
             # Also of a stage that is being stopped, perhaps because its edges have closed already.
             self._unit_failed(spec.unit_id, failure)
-        running = self._stages.get(key)
-        if running is None or running.worker is not worker:
-            return  # it was stopped
-        del self._stages[key]
+        if hosted.is_stopped:
+            return
+        self._report(spec, error)
+        if hosted.asked.epoch != spec.epoch:
+            self._report(hosted.asked, error)  # it was to be connected there next
+
+    def _report(self, spec: StageSpec, error: PotluckError, *, is_held: bool = False) -> None:
         lost = StageLost(
-            deployment=key[0],
-            epoch=running.epoch,
-            index=key[1],
+            deployment=spec.deployment,
+            epoch=spec.epoch,
+            index=spec.index,
             node_id=self._credentials.node_id,
             message=error.message,
             fault=error.fault if isinstance(error, UnitFaultError) else "",
             has_stalled=isinstance(error, StalledError),
+            is_held=is_held,
         )
-        task = asyncio.ensure_future(self._report_lost(lost))
-        self._tasks.add(task)
-        task.add_done_callback(self._reported)
+        self._spawn(self._report_lost(lost))
 
-    def _reported(self, task: asyncio.Task[None]) -> None:
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # The coordinator learns of it from its edges, or when a step takes too long.
+            # The coordinator learns of a loss from its edges, or when a step takes too long.
             _log.error("the loss of a stage could not be reported", exc_info=error)
 
 

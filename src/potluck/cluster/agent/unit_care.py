@@ -11,12 +11,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
-from potluck.cluster.agent.unit_health import UnitFailure, UnitHealth
+from potluck.cluster.agent.unit_health import UnitFailure
+from potluck.cluster.agent.unit_outages import UnitOutages
 from potluck.cluster.agent.units import NodeUnit
 from potluck.cluster.agent.worker_process import silent
 from potluck.cluster.calls import CPU_UNIT
@@ -64,14 +65,16 @@ _Found = tuple[BackendSpec, Device, Trial]
 class UnitCare:
     """For use in the agent's loop; ``run`` is its task.
 
-    ``units`` are the node's as they are now, ``workers_on`` tells what runs on one. A step may
-    take ``step_seconds``; a unit that has computed none for ``idle_seconds`` is tested.
+    What is out is kept in ``outages``. ``units`` are the node's as they are now, ``workers_on``
+    tells what runs on one. A step may take ``step_seconds``; a unit that has computed none for
+    ``idle_seconds`` is tested.
     """
 
     def __init__(
         self,
         backends: Sequence[BackendSpec],
         cache: ProbeCache,
+        outages: UnitOutages,
         *,
         units: Callable[[], Sequence[NodeUnit]],
         workers_on: WorkersOn,
@@ -84,25 +87,11 @@ class UnitCare:
         self._workers_on = workers_on
         self._step_seconds = step_seconds
         self._idle_seconds = idle_seconds
-        self._health = UnitHealth()
+        self._outages = outages
         self._seen: dict[UnitId, _Seen] = {}
         self._asking: dict[Hosted, asyncio.Task[None]] = {}
         self._testing: dict[UnitId, asyncio.Task[None]] = {}
         self._quarantined: set[UnitId] = set()
-        self._news = asyncio.Event()
-
-    @property
-    def reasons(self) -> Mapping[str, str]:
-        """Why units are out, of those that are."""
-        return {str(unit_id): reason for unit_id, reason in self._health.reasons.items()}
-
-    def failed(self, unit_id: UnitId, failure: UnitFailure) -> None:
-        """A unit failed: from now on it is out. The CPU with the native backend never is."""
-        if unit_id == CPU_UNIT or unit_id in self._health.outages:
-            return
-        self._health = self._health.failed(unit_id, failure, time.monotonic())
-        _log.warning("%s is not used any more: %s", unit_id, self.reasons[unit_id])
-        self._news.set()
 
     async def run(self) -> None:
         """Test what is due, look after what runs, for ever."""
@@ -120,7 +109,7 @@ class UnitCare:
 
     async def _look_around(self) -> None:
         await self._keep_quarantine()
-        for unit_id in self._health.due(time.monotonic()):
+        for unit_id in self._outages.health.due(time.monotonic()):
             self._begin(unit_id, self._test_again(unit_id))
         for unit_id in self._in_use():
             self._look_at(unit_id)
@@ -131,12 +120,12 @@ class UnitCare:
         seconds = min(_REST_SECONDS, self._idle_seconds)
         if self._in_use():
             seconds = min(seconds, _LOOK_SECONDS, self._step_seconds)
-        if (at := self._health.next_test_at(besides=self._testing)) is not None:
+        if (at := self._outages.health.next_test_at(besides=self._testing)) is not None:
             seconds = min(seconds, max(0.0, at - time.monotonic()))
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._news.wait()
-        self._news.clear()
+                await self._outages.news.wait()
+        self._outages.news.clear()
 
     def _in_use(self) -> list[UnitId]:
         """Units that compute, or would at once, and may fail."""
@@ -190,16 +179,18 @@ class UnitCare:
         if (error := _log_defect(task, f"the self-test of {unit_id} has failed")) is not None:
             # Or it would be due at once, again and again.
             problem = f"{type(error).__name__}: {error}"
-            self._health = self._health.tested(unit_id, problem, time.monotonic())
+            self._outages.health = self._outages.health.tested(unit_id, problem, time.monotonic())
             if unit_id in self._seen:
                 self._seen[unit_id].was_tested()
-        self._news.set()
+        self._outages.news.set()
 
     async def _test_again(self, unit_id: UnitId) -> None:
         """Test a unit that is out."""
         result = await self._test(unit_id)
-        self._health = self._health.tested(unit_id, result.problem, time.monotonic())
-        reason = self.reasons.get(unit_id)
+        self._outages.health = self._outages.health.tested(
+            unit_id, result.problem, time.monotonic()
+        )
+        reason = self._outages.reasons().get(unit_id)
         if reason is None:
             _log.warning("%s works again, and may be used", unit_id)
             self._seen.pop(unit_id, None)
@@ -214,13 +205,17 @@ class UnitCare:
         if result.is_pending:
             return
         workers = self._workers_on(unit_id)
-        is_out = unit_id in self._health.outages  # it failed in use meanwhile, and has its own test
+        is_out = (
+            unit_id in self._outages.health.outages
+        )  # it failed in use meanwhile, and has its own test
         if is_out or not result.problem or (result.fault is None and workers):
             return
         fault = result.fault or Fault.DRIVER
         message = f"its self-test, repeated while it was idle, fails: {result.problem}"
         is_dangerous = result.fault is not None
-        self.failed(unit_id, UnitFailure(fault=fault, message=message, is_dangerous=is_dangerous))
+        self._outages.failed(
+            unit_id, UnitFailure(fault=fault, message=message, is_dangerous=is_dangerous)
+        )
         for worker in workers:
             worker.fail(UnitFaultError(fault.value, message))
 
@@ -247,7 +242,7 @@ class UnitCare:
 
         A unit that stays out comes back when its quarantine is lifted (``potluck probe --retry``).
         """
-        out = self._health.outages
+        out = self._outages.health.outages
         self._quarantined &= out.keys()
         for unit_id in out.keys() - self._testing.keys():
             found, outage = self._find(unit_id), out[unit_id]
@@ -257,7 +252,7 @@ class UnitCare:
                 if await asyncio.to_thread(self._condemn, found, outage.findings):
                     self._quarantined.add(unit_id)
             elif outage.stays_out and not await asyncio.to_thread(self._is_condemned, found):
-                self._health = self._health.forgiven(unit_id)
+                self._outages.health = self._outages.health.forgiven(unit_id)
                 _log.warning("%s was tried again and works, and may be used", unit_id)
 
     def _condemn(self, found: _Found, reason: str) -> bool:

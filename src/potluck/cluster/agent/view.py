@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import msgspec
 
-from potluck.cluster.calls import DeploymentRecord, NodeReport, StageRecord
-from potluck.types.cluster import WIRE_VERSION, NodeId
+from potluck.cluster.calls import (
+    DeploymentRecord,
+    DeploymentState,
+    HeldStage,
+    NodeReport,
+    StageRecord,
+)
+from potluck.types.cluster import WIRE_VERSION, Epoch, NodeId
+from potluck.types.gateway import ModelMetrics
+
+SLOW = 2.0
+"""A stage is shown as slow when its steps take so many times as long as before. What other work on
+a machine costs is mostly less."""
 
 
 def cluster_view(
@@ -16,8 +28,10 @@ def cluster_view(
     silent: Iterable[NodeId],
     incompatible: Mapping[NodeId, int],
     deployments: Sequence[DeploymentRecord],
+    metrics: Iterable[ModelMetrics] = (),
 ) -> dict[str, object]:
-    """The document of schema ``potluck.cluster/1``."""
+    """The document of schema ``potluck.cluster/1``. ``metrics`` tell which stages are slow."""
+    metrics_of = {each.model_id: each for each in metrics}
     nodes: list[dict[str, object]] = [_node(report) for report in reports]
     nodes += [{"node_id": node_id, "state": "silent"} for node_id in silent]
     return {
@@ -37,10 +51,73 @@ def cluster_view(
                     for report in reports
                     if record.deployment in report.refused
                 ],
+                "spares": [
+                    {"node_id": node_id, **_held_view(held)}
+                    for node_id, held in _spares(record, reports)
+                ],
+                "slow_stages": list(_slow_stages(record, metrics_of.get(record.model_id))),
             }
             for record in deployments
         ],
     }
+
+
+def as_seen(record: DeploymentRecord, alive: Set[NodeId]) -> DeploymentRecord:
+    """``record``, or one that is degraded where its coordinator is not among ``alive``."""
+    coordinator = record.epoch.coordinator
+    if record.state is not DeploymentState.READY or coordinator in alive:
+        return record
+    return msgspec.structs.replace(
+        record,
+        state=DeploymentState.DEGRADED,
+        reason=f"node {coordinator}, which coordinated it, is lost; another takes over",
+    )
+
+
+def _spares(
+    record: DeploymentRecord, reports: Iterable[NodeReport]
+) -> Iterator[tuple[NodeId, HeldStage]]:
+    """Stages that are held, and not used by the plan in force."""
+    used = Counter(
+        (stage.node_id, stage.unit_id, stage.start_layer, stage.end_layer)
+        for stage in record.stages
+    )
+    for report in reports:
+        for held in report.held:
+            if held.deployment != record.deployment:
+                continue
+            place = (report.node_id, held.unit_id, held.start_layer, held.end_layer)
+            if used[place] > 0:
+                used[place] -= 1
+            else:
+                yield report.node_id, held
+
+
+def _slow_stages(
+    record: DeploymentRecord, metrics: ModelMetrics | None
+) -> Iterator[dict[str, object]]:
+    """The stages whose steps take much longer than they used to."""
+    if metrics is None or metrics.epoch != record.epoch.number:
+        return
+    for stage in metrics.stages:
+        if stage.slowdown is not None and stage.slowdown >= SLOW:
+            yield {"stage": stage.stage, "node_id": stage.node_id, "slowdown": stage.slowdown}
+
+
+def _held_view(held: HeldStage) -> dict[str, object]:
+    return {
+        "unit_id": held.unit_id,
+        "start_layer": held.start_layer,
+        "end_layer": held.end_layer,
+        "epoch": _epoch_view(held.epoch),
+        "num_bytes": held.num_bytes,
+        "device_bytes": held.device_bytes,
+        "is_mapped": held.is_mapped,
+    }
+
+
+def _epoch_view(epoch: Epoch) -> dict[str, object]:
+    return {"number": epoch.number, "coordinator": epoch.coordinator}
 
 
 def _placed_view(index: int, stage: StageRecord) -> dict[str, object]:
@@ -100,7 +177,8 @@ def deployment_view(record: DeploymentRecord) -> dict[str, object]:
         "model_id": record.model_id,
         "state": record.state.value,
         "reason": record.reason,
-        "epoch": {"number": record.epoch.number, "coordinator": record.epoch.coordinator},
+        "epoch": _epoch_view(record.epoch),
+        "has_quorum": record.has_quorum,
         "created": record.created,
         "context_tokens": record.context_tokens,
         "cache_tokens": record.cache_tokens,
@@ -111,6 +189,10 @@ def deployment_view(record: DeploymentRecord) -> dict[str, object]:
         "arithmetic_note": record.arithmetic_note,
         "done_bytes": record.done_bytes,
         "total_bytes": record.total_bytes,
+        "recovery_wait_seconds": record.recovery_wait_seconds,
+        "num_recoveries": record.num_recoveries,
+        "recovery_seconds": record.recovery_seconds,
+        "num_spares": record.num_spares,
         "remarks": list(record.remarks),
         "stages": [_stage_view(index, stage) for index, stage in enumerate(record.stages)],
         "rejections": [
@@ -132,6 +214,7 @@ def _node(report: NodeReport) -> dict[str, object]:
         "available_bytes": report.available_bytes,
         "available_reason": report.available_reason,
         "memory_limit_bytes": report.memory_limit_bytes,
+        "held": [{"deployment": held.deployment, **_held_view(held)} for held in report.held],
         "units": [
             {
                 "unit_id": unit.unit_id,

@@ -13,14 +13,19 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
+from typing import TypeVar
 
 from potluck.child_environment import child_environment
 from potluck.cluster.agent.load_watch import LoadWatch
 from potluck.cluster.worker.messages import (
     LENGTH,
     Connect,
+    Disconnect,
+    Disconnected,
     Failed,
     FromWorker,
+    Listen,
+    Listening,
     Load,
     Loaded,
     MappedFile,
@@ -37,6 +42,7 @@ from potluck.cluster.worker.watch import COMPILING_TIMES
 from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
 from potluck.probe.child import signal_name
 from potluck.quantities import format_seconds
+from potluck.types.cluster import Epoch
 from potluck.types.unit import Fault
 
 WORKER_MODULE = "potluck.cluster.worker"
@@ -71,13 +77,29 @@ _SAY_AGAIN_SECONDS = 5.0
 
 _FAULTS = frozenset(fault.value for fault in Fault)
 
+_ANSWER_SECONDS = 10.0
+"""For the thread of a loaded worker that does nothing but answer: milliseconds, or seconds on a
+machine with far too much to do. One that takes longer was stopped, or all of its threads are held
+up."""
+
+_CUT_SECONDS = 2.0
+"""For the edges of a worker to close, which takes milliseconds unless it is within a long step."""
+
+_CONNECT_SECONDS = 35.0
+"""A worker gives up edges sooner than that."""
+
+_Answer = TypeVar("_Answer")
+
 OnEnd = Callable[["WorkerProcess", PotluckError], None]
+OnDisconnected = Callable[["WorkerProcess", Epoch, str], None]
 
 
 class WorkerProcess:
     """One worker, from its start to its end. Made by :meth:`start`.
 
-    ``on_end`` is called once when the process has ended, with the reason.
+    ``on_disconnected`` is called when the edges of an epoch have closed, or were not opened, and
+    the worker waits for the next one. ``on_end`` is called once when the process has ended, with
+    the reason.
     """
 
     def __init__(
@@ -86,18 +108,23 @@ class WorkerProcess:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         on_end: OnEnd,
+        on_disconnected: OnDisconnected,
     ) -> None:
         self._process = process
         self._reader = reader
         self._writer = writer
         self._on_end = on_end
+        self._on_disconnected = on_disconnected
         self._failure: PotluckError | None = None
         self._was_killed = False
         self._has_defect = False
         self._mapped_file: MappedFile | None = None
-        loop = asyncio.get_running_loop()
         self._loading: asyncio.Queue[Progress | Loaded | PotluckError] = asyncio.Queue()
-        self._ready: asyncio.Future[None] = loop.create_future()
+        self._is_loaded = False
+        self._connected: Epoch | None = None
+        self._addresses: dict[Epoch, asyncio.Future[tuple[str, int]]] = {}
+        self._connecting: dict[Epoch, asyncio.Future[None]] = {}
+        self._disconnected = asyncio.Event()
         self._stats: asyncio.Future[Stats] | None = None
         self._listening = asyncio.create_task(self._listen())
 
@@ -131,7 +158,7 @@ class WorkerProcess:
         return status > 0 or -status in _CRASHES
 
     @classmethod
-    async def start(cls, on_end: OnEnd) -> WorkerProcess:
+    async def start(cls, on_end: OnEnd, on_disconnected: OnDisconnected) -> WorkerProcess:
         """Start a worker that has nothing to do yet."""
         ours, theirs = socket.socketpair()
         with theirs:
@@ -155,7 +182,7 @@ class WorkerProcess:
             except asyncio.CancelledError:
                 writer.close()
                 raise
-        return cls(process, reader, writer, on_end)
+        return cls(process, reader, writer, on_end, on_disconnected)
 
     async def load(
         self, message: Load, *, stall_seconds: float
@@ -197,14 +224,74 @@ class WorkerProcess:
             if isinstance(event, Loaded):
                 return
 
+    async def listen(self, epoch: Epoch) -> tuple[str, int]:
+        """Have it listen for the incoming edge of ``epoch`` at a new address, and return that.
+
+        The edges that stand are left alone. Raises what ended the worker: one that does not answer
+        is ended.
+        """
+        if self._listening.done():
+            raise self._lost()
+        address: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
+        self._addresses[epoch] = address
+        self._send(Listen(epoch=epoch))
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                return await address
+        except TimeoutError:
+            error = unresponsive(_ANSWER_SECONDS)
+            self.fail(error)
+            raise error from None
+        finally:
+            self._addresses.pop(epoch, None)
+
     async def connect(self, message: Connect) -> None:
-        """Have it open its edges. Raises the ``PotluckError`` that it met."""
+        """Have it close the edges of a lower epoch and open its own.
+
+        Raises the ``PotluckError`` that it met.
+        """
+        if self._listening.done():
+            raise self._lost()
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._connecting[message.epoch] = ready
+        self._connected = message.epoch
+        self._disconnected.clear()
         self._send(message)
-        await asyncio.shield(self._ready)
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                await ready
+        except TimeoutError:
+            error = unresponsive(_CONNECT_SECONDS)
+            self.fail(error)
+            raise error from None
+        finally:
+            self._connecting.pop(message.epoch, None)
+
+    def disconnect(self, epoch: Epoch) -> None:
+        """Have it close the edges of ``epoch`` and of lower ones, and refuse them from now on."""
+        if not self._listening.done():
+            self._send(Disconnect(epoch=epoch))
+
+    async def wait_disconnected(self) -> None:
+        """Return when no edges are open or the worker has ended, or after a short while.
+
+        A step that is being computed goes on to its end.
+        """
+        if self._connected is None or self._listening.done():
+            return
+        closed = asyncio.ensure_future(self._disconnected.wait())
+        try:
+            await asyncio.wait(
+                {closed, self._listening},
+                timeout=_CUT_SECONDS,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            closed.cancel()
 
     async def stats(self) -> Stats | None:
-        """What it has done so far; None while it is not connected. Raises what ended it."""
-        if not self._ready.done():
+        """What it has done so far; None until it is loaded. Raises what ended it."""
+        if not self._is_loaded:
             return None
         if self._listening.done():
             raise self._lost()
@@ -276,7 +363,8 @@ class WorkerProcess:
     def _give_up(self, error: PotluckError) -> None:
         """Nobody shall wait for an answer any more."""
         self._loading.put_nowait(error)
-        for answer in (self._ready, self._stats):
+        self._connected = None
+        for answer in (*self._addresses.values(), *self._connecting.values(), self._stats):
             if answer is not None and not answer.done():
                 answer.set_exception(error)
                 answer.exception()  # that nobody waits for it is no defect
@@ -288,10 +376,14 @@ class WorkerProcess:
                 self._loading.put_nowait(message)
             case Loaded():
                 self._mapped_file = message.mapped_file
+                self._is_loaded = True
                 self._loading.put_nowait(message)
+            case Listening():
+                _settle(self._addresses.get(message.epoch), (message.host, message.port))
             case Ready():
-                if not self._ready.done():
-                    self._ready.set_result(None)
+                _settle(self._connecting.get(message.epoch), None)
+            case Disconnected():
+                self._take_disconnected(message)
             case Stats():
                 if self._stats is not None and not self._stats.done():
                     self._stats.set_result(message)
@@ -300,6 +392,16 @@ class WorkerProcess:
                 self._failure = _met(message)
                 self._has_defect = message.is_defect
                 asyncio.get_running_loop().call_later(_EXIT_SECONDS, self._kill)
+
+    def _take_disconnected(self, message: Disconnected) -> None:
+        connecting = self._connecting.get(message.epoch)
+        if connecting is not None and not connecting.done():
+            connecting.set_exception(EngineError(message.message))
+            connecting.exception()  # that nobody waits for it is no defect
+        if self._connected is not None and self._connected <= message.epoch:
+            self._connected = None
+            self._disconnected.set()
+        self._on_disconnected(self, message.epoch, message.message)
 
     def _lost(self) -> PotluckError:
         if self._failure is not None:
@@ -331,12 +433,24 @@ def silent(seconds: float | None) -> UnitFaultError:
     )
 
 
+def unresponsive(seconds: float) -> StalledError:
+    """A worker that has loaded its stage does not answer."""
+    return StalledError(
+        Fault.HUNG.value, f"its worker has not answered for {format_seconds(seconds)}"
+    )
+
+
 def stalled(seconds: float) -> StalledError:
     """A worker neither says, nor computes, reads or writes anything while it loads."""
     return StalledError(
         Fault.HUNG.value,
         f"its worker made no progress for {format_seconds(seconds)} while it loaded",
     )
+
+
+def _settle(answer: asyncio.Future[_Answer] | None, value: _Answer) -> None:
+    if answer is not None and not answer.done():
+        answer.set_result(value)
 
 
 def _met(failed: Failed) -> PotluckError:

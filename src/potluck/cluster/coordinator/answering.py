@@ -1,5 +1,8 @@
-"""What answers a deployment's requests: a dispatcher in each epoch, and what is remembered of
-requests from one epoch to the next.
+"""What answers a deployment's requests, from its first epoch to its end.
+
+Sequences belong to the deployment. While an epoch serves, a pipeline is attached. When it is lost,
+they wait for the next one and go on there after the tokens that they were given; those that wait
+too long fail with the reason why the deployment does not serve.
 
 For use in the agent's loop, but for steps and results, which have threads of the pipeline's.
 """
@@ -8,23 +11,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from potluck.cluster.coordinator.pipeline import RemotePipeline, SentTotals
 from potluck.cluster.steps import MAX_WAITING_SEQUENCES
-from potluck.errors import OverloadedError, ParameterError, PotluckError, RefusedRequestError
+from potluck.errors import (
+    MovedError,
+    OverloadedError,
+    ParameterError,
+    PotluckError,
+    RefusedRequestError,
+)
 from potluck.scheduling import SchedulerLimits
-from potluck.serving.dispatcher import Dispatcher, Load, Update
+from potluck.serving.dispatcher import Dispatcher, Load
+from potluck.serving.ledger import Update
 from potluck.serving.pipeline import OnOutcome
 from potluck.serving.suspects import Standing, Suspects
 from potluck.types.sampling import validate_sampling
-from potluck.types.sequence import CommittedToken, SequenceRequest
+from potluck.types.sequence import (
+    NOTHING_COMMITTED,
+    CommittedToken,
+    Continuation,
+    SequenceRequest,
+)
+from potluck.types.step import SequenceId
 
 _log = logging.getLogger(__name__)
 
 _RETRY_AFTER_SECONDS = 5
+
+_MAX_CONTINUED_SEQUENCES = 2 * MAX_WAITING_SEQUENCES
+"""That many may wait if they were given tokens before. They were admitted once and are not to be
+refused, and no deployment runs as many again as may wait."""
 
 OnOver = Callable[[PotluckError], None]
 """Told, on any thread, why the pipeline or the scheduler serves no more."""
@@ -32,91 +54,186 @@ OnOver = Callable[[PotluckError], None]
 OpenPipeline = Callable[[OnOutcome, OnOver], RemotePipeline]
 
 
-class Answering:
-    """Between ``begin`` and ``end`` it answers; nothing else may be asked of it outside."""
+def _soon() -> int:
+    return _RETRY_AFTER_SECONDS
 
-    def __init__(self, model_id: str, vocab_size: int) -> None:
+
+@dataclass(slots=True, kw_only=True)
+class _Asked:
+    """A sequence whose tokens are being waited for."""
+
+    arrived_at: float
+    is_suspect: bool
+
+
+class Answering:
+    """Takes requests at any time until ``end`` or ``move``; computes them while it is attached.
+
+    A sequence that has waited ``recovery_wait_seconds`` since the later of its arrival and the loss
+    of the stages fails with what ``why_not`` returns then. ``retry_after`` estimates in how many
+    seconds there is room again. ``clock`` is in seconds and as fast as the loop's.
+    """
+
+    def __init__(
+        self,
+        model_id: str,
+        vocab_size: int,
+        limits: SchedulerLimits,
+        *,
+        recovery_wait_seconds: float,
+        why_not: Callable[[], PotluckError],
+        retry_after: Callable[[], int] = _soon,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._model_id = model_id
         self._vocab_size = vocab_size
+        self._recovery_wait_seconds = recovery_wait_seconds
+        self._why_not = why_not
+        self._retry_after = retry_after
+        self._clock = clock
         self._suspects = Suspects()
-        self._dispatcher: Dispatcher | None = None
+        self._dispatcher = Dispatcher(limits, self._broken)
+        self._on_over: OnOver | None = None
         self._pipeline: RemotePipeline | None = None
-        self._judged = asyncio.Event()
+        self._asked: dict[SequenceId, _Asked] = {}
+        self._lost_at: float | None = -math.inf  # None: attached
+        self._ended: PotluckError | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def load(self) -> Load | None:
-        """How busy it is; None while it does not answer."""
-        return None if self._dispatcher is None else self._dispatcher.load
+    def load(self) -> Load:
+        """How busy it is. While it is not attached, every sequence waits."""
+        return self._dispatcher.load
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether there are stages that compute."""
+        return self._dispatcher.is_attached
 
     @property
     def sent(self) -> SentTotals | None:
-        """What went over the edge to the first stage; None while it does not answer."""
+        """What went over the edge to the first stage; None while it is not attached."""
         return None if self._pipeline is None else self._pipeline.sent
 
-    def begin(self, limits: SchedulerLimits, open_pipeline: OpenPipeline, on_over: OnOver) -> None:
-        """Answer over a pipeline. ``on_over`` is told if that ends by itself."""
+    @property
+    def num_dropped_outcomes(self) -> int:
+        """Results that came late or twice, and were dropped."""
+        return self._dispatcher.num_dropped_outcomes
+
+    def attach(self, limits: SchedulerLimits, open_pipeline: OpenPipeline, on_over: OnOver) -> None:
+        """Compute over a pipeline: first what waits. ``on_over`` is told if that ends by itself.
+
+        Raises ``ValueError`` if one is attached already, or if live sequences might not fit in the
+        limits.
+        """
+        dispatcher = self._dispatcher
+        number = dispatcher.num_attachments + 1
 
         def lost(error: PotluckError) -> None:
-            dispatcher.stop()  # before the steps in flight fail: they are looked at later
+            dispatcher.stop(number)  # before the steps in flight fail: their sequences go on
             on_over(error)
 
         def start_pipeline(on_outcome: OnOutcome) -> RemotePipeline:
             self._pipeline = open_pipeline(on_outcome, lost)
             return self._pipeline
 
-        dispatcher = Dispatcher(limits, start_pipeline, on_over)
-        self._judged = asyncio.Event()
-        self._dispatcher = dispatcher
+        self._on_over = on_over
+        dispatcher.attach(start_pipeline, limits)
+        self._lost_at = None
+        self._disarm()
 
     def stop(self) -> None:
-        """Form no more steps: the epoch is over."""
-        if self._dispatcher is not None:
-            self._dispatcher.stop()
+        """Form no more steps and commit nothing more: the epoch is over. ``detach`` follows."""
+        self._dispatcher.stop()
 
-    async def end(self, reason: PotluckError) -> tuple[SequenceRequest, ...]:
-        """Fail what is live with ``reason``; returns the requests that were in a step.
+    async def detach(self) -> tuple[SequenceRequest, ...]:
+        """Close the pipeline; returns the requests that were in its steps. Sequences wait.
 
-        ``judge`` is to follow, whatever happens in between.
+        ``judge`` is to follow before the next ``attach``.
         """
-        dispatcher, self._dispatcher, self._pipeline = self._dispatcher, None, None
-        if dispatcher is None:
-            return ()
-        dispatcher.stop()
-        in_flight = dispatcher.requests_in_flight
-        await asyncio.to_thread(dispatcher.close, reason)
-        return in_flight
+        self._dispatcher.stop()
+        self._pipeline = self._on_over = None
+        if self._lost_at is None:
+            self._lost_at = self._clock()
+        self._arm()
+        return await asyncio.to_thread(self._dispatcher.detach)
 
     def judge(self, in_flight: Sequence[SequenceRequest], defect: str) -> None:
-        """The epoch of these requests has ended by a ``defect``; or not, if that is empty."""
-        if defect:
-            self._suspects, refused = self._suspects.accused(in_flight, time.monotonic())
-            for request in refused:
-                _log.error(
-                    "%s: the request %s is refused from now on, as it ended an epoch twice: %s",
-                    self._model_id,
-                    request.request_id or "without an id",
-                    defect,
-                )
-        self._judged.set()
+        """The epoch of these requests has ended by a ``defect``; or not, if that is empty.
+
+        After a defect, live sequences that are suspects go on in steps of their own, and those that
+        are refused end. All others are not touched.
+        """
+        if not defect:
+            return
+        now = self._clock()
+        self._suspects, refused = self._suspects.accused(in_flight, now)
+        for request in refused:
+            _log.error(
+                "%s: the request %s is refused from now on, as it ended an epoch twice: %s",
+                self._model_id,
+                request.request_id or "without an id",
+                defect,
+            )
+        for sequence_id, request in self._dispatcher.live:
+            standing = self._suspects.standing(request, now)
+            if standing is Standing.REFUSED:
+                self._dispatcher.fail(sequence_id, self._refusal())
+            elif standing is Standing.SUSPECT:
+                self._dispatcher.set_alone(sequence_id)
+                if sequence_id in self._asked:
+                    self._asked[sequence_id].is_suspect = True
+
+    def expire(self, error: PotluckError, now: float) -> float | None:
+        """End the sequences that have waited too long, with ``error``; done by itself, too.
+
+        Returns when the next one will have; None if none waits for stages.
+        """
+        if self._lost_at is None:
+            return None
+        deadlines = {
+            sequence_id: max(asked.arrived_at, self._lost_at) + self._recovery_wait_seconds
+            for sequence_id, asked in self._asked.items()
+        }
+        for sequence_id, deadline in deadlines.items():
+            if deadline <= now:
+                self._dispatcher.fail(sequence_id, error)
+        return min((each for each in deadlines.values() if each > now), default=None)
+
+    def move(self) -> None:
+        """End every live sequence with ``MovedError``, and later requests too.
+
+        Those who asked continue at the next coordinator.
+        """
+        self._finish(
+            MovedError(
+                f"{self._model_id} is coordinated by another node",
+                hint="the request is continued there",
+            )
+        )
+
+    async def end(self, error: PotluckError) -> tuple[SequenceRequest, ...]:
+        """End every live sequence with ``error``, and later requests too; close the pipeline.
+
+        After ``move`` the error is the one of that. Returns as ``detach`` does. Idempotent.
+        """
+        self._finish(error)
+        return await self.detach()
 
     async def generate(
-        self, request: SequenceRequest, not_now: PotluckError
+        self, request: SequenceRequest, continuation: Continuation = NOTHING_COMMITTED
     ) -> AsyncGenerator[CommittedToken, None]:
-        """Compute a sequence; closing the generator cancels it and frees its cache.
+        """Compute what follows ``continuation``; closing the generator cancels the sequence.
 
-        Raises ``ParameterError`` for what no stage could compute: it would fail the sequences that
-        share its steps, too; ``RefusedRequestError`` for a request that has ended two epochs;
-        ``not_now`` while there is nothing to compute it.
+        It waits while there are no stages, and goes on after they were lost. Raises
+        ``ParameterError`` for what no stage could compute: it would fail the sequences that share
+        its steps, too; ``RefusedRequestError`` for a request that has ended two epochs;
+        ``OverloadedError`` if too many wait; ``MovedError`` if another node is to be asked.
         """
-        dispatcher, judged = self._dispatcher, self._judged
-        if dispatcher is None:
-            raise not_now
-        self._check(request)
-        if dispatcher.load.num_waiting >= MAX_WAITING_SEQUENCES:
-            raise OverloadedError(
-                f"{MAX_WAITING_SEQUENCES} sequences already wait for {self._model_id}",
-                retry_after_seconds=_RETRY_AFTER_SECONDS,
-            )
+        if self._ended is not None:
+            raise self._ended
+        self._check(request, continuation)
+        self._require_room(continuation)
         is_suspect = self._require_not_refused(request) is Standing.SUSPECT
         updates: asyncio.Queue[Update] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -125,34 +242,80 @@ class Answering:
             with suppress(RuntimeError):  # the loop is closed: nobody is left to tell
                 loop.call_soon_threadsafe(updates.put_nowait, update)
 
-        sequence_id = dispatcher.add(request, deliver, is_alone=is_suspect)
+        sequence_id = self._dispatcher.add(
+            request, deliver, continuation=continuation, is_alone=is_suspect
+        )
+        asked = _Asked(arrived_at=self._clock(), is_suspect=is_suspect)
+        self._asked[sequence_id] = asked
+        if self._lost_at is not None:
+            self._arm()
         try:
             while True:
                 update = await updates.get()
                 if isinstance(update, PotluckError):
-                    if is_suspect and dispatcher.is_stopped:
-                        await judged.wait()
-                        self._require_not_refused(request)
                     raise update
                 is_last = update.token.finish_reason is not None
-                if is_last and is_suspect:
+                if is_last and asked.is_suspect:
                     self._suspects = self._suspects.completed(request)
                 yield update.token
                 if is_last:
                     return
         finally:
-            dispatcher.cancel(sequence_id)
+            del self._asked[sequence_id]
+            self._dispatcher.cancel(sequence_id)
+
+    def _broken(self, error: PotluckError) -> None:
+        if self._on_over is not None:
+            self._on_over(error)
+
+    def _finish(self, error: PotluckError) -> None:
+        if self._ended is None:
+            self._ended = error
+        self._dispatcher.stop()
+        self._dispatcher.fail_all(self._ended)
+        self._disarm()
+
+    def _arm(self) -> None:
+        """See to it that sequences do not wait for too long."""
+        if self._timer is None and self._ended is None and self._asked:
+            self._set_timer(self.expire(self._why_not(), self._clock()))
+
+    def _set_timer(self, deadline: float | None) -> None:
+        if deadline is not None:
+            seconds = max(0.0, deadline - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._arm()
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _require_room(self, continuation: Continuation) -> None:
+        is_new = continuation == NOTHING_COMMITTED
+        most = MAX_WAITING_SEQUENCES if is_new else _MAX_CONTINUED_SEQUENCES
+        if self._dispatcher.load.num_waiting >= most:
+            raise OverloadedError(
+                f"{most} sequences already wait for {self._model_id}",
+                retry_after_seconds=self._retry_after(),
+            )
 
     def _require_not_refused(self, request: SequenceRequest) -> Standing:
-        standing = self._suspects.standing(request, time.monotonic())
+        standing = self._suspects.standing(request, self._clock())
         if standing is Standing.REFUSED:
-            raise RefusedRequestError(
-                f"this request has twice ended what serves {self._model_id}, and is refused",
-                hint="do not send it again; the log of the coordinator's agent says what happened",
-            )
+            raise self._refusal()
         return standing
 
-    def _check(self, request: SequenceRequest) -> None:
+    def _refusal(self) -> RefusedRequestError:
+        return RefusedRequestError(
+            f"this request has twice ended what serves {self._model_id}, and is refused",
+            hint="do not send it again; the log of the coordinator's agent says what happened",
+        )
+
+    def _check(self, request: SequenceRequest, continuation: Continuation) -> None:
         vocab_size = self._vocab_size
         validate_sampling(request.sampling, vocab_size)
         if not request.prompt_tokens or not all(
@@ -161,3 +324,5 @@ class Answering:
             raise ParameterError("prompt", f"a prompt has tokens from 0 to {vocab_size - 1}")
         if (request.max_new_tokens or 0) < 0 or request.asks_for_nothing:
             raise ParameterError("max_tokens", "at least one token must be asked for")
+        if not all(0 <= token < vocab_size for token in continuation.output_tokens):
+            raise ParameterError("continuation", f"it has tokens from 0 to {vocab_size - 1}")

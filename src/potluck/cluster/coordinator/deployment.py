@@ -1,20 +1,18 @@
-"""One deployment as its coordinator runs it: placed, loaded, served, and placed anew when lost.
+"""One deployment as its coordinator runs it: the driver of ``coordinator.machine``.
 
-A deployment goes through epochs. Each has a plan, workers that hold its stages, edges between them
-and a dispatcher on top. When a worker, an edge or a node is lost the epoch is over: requests in
-flight fail, what is left of the workers is stopped, and the next epoch is planned on the nodes
-that are there. Everything here runs in the agent's event loop, except steps and results; one task
-goes through the epochs, and whoever ends the deployment first ends that task.
+The machine decides what is next; this carries it out in the agent's event loop and tells the
+machine what came of it. A deployment's sequences live in ``answering``, over all of its epochs:
+when a stage is lost they wait, and go on over the stages of the next epoch.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -30,52 +28,45 @@ from potluck.cluster.calls import (
     decode,
     encode,
 )
-from potluck.cluster.coordinator.answering import Answering, OnOver
+from potluck.cluster.coordinator import machine
+from potluck.cluster.coordinator.answering import Answering
+from potluck.cluster.coordinator.attempt import Attempt, Surroundings
+from potluck.cluster.coordinator.claiming import Grant, Refusal
 from potluck.cluster.coordinator.left_out import LeftOut, StageStalledError
+from potluck.cluster.coordinator.machine import Action, Event, apply
 from potluck.cluster.coordinator.metrics import deployment_metrics
 from potluck.cluster.coordinator.outages import units_out
-from potluck.cluster.coordinator.pipeline import RemotePipeline
-from potluck.cluster.coordinator.planning import DeploymentSize, placement_fields, size_of
-from potluck.cluster.coordinator.starting import connect_stages, load_stages
-from potluck.cluster.coordinator.survey import plan_model
-from potluck.cluster.membership import Membership
-from potluck.cluster.trust.credentials import Credentials
-from potluck.cluster.worker.messages import Loaded
-from potluck.engines.costs import CostOf
-from potluck.errors import (
-    CallError,
-    DefectError,
-    EngineError,
-    PotluckError,
-)
-from potluck.scheduling import SchedulerLimits
+from potluck.cluster.coordinator.releasing import release_others, stop_everything
+from potluck.cluster.coordinator.spares import load_spares
+from potluck.errors import CallError, DefectError, EngineError, MovedError, PotluckError
 from potluck.serving.dispatcher import Load
-from potluck.serving.pipeline import OnOutcome
 from potluck.types.cluster import Epoch, NodeId
 from potluck.types.gateway import ModelMetrics
-from potluck.types.sequence import CommittedToken, SequenceRequest
+from potluck.types.sequence import (
+    NOTHING_COMMITTED,
+    CommittedToken,
+    Continuation,
+    SequenceRequest,
+)
 
 _log = logging.getLogger(__name__)
 
-_STOP_SECONDS = 10.0
 _END_SECONDS = 10.0
-"""For the task that goes through the epochs; none of what it does while it ends waits for long."""
+"""For what goes on when the deployment ends here; none of it waits for long."""
 _DRAIN_SECONDS = 30.0
-_PAUSE_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0)
-"""Before the next try, by how many failed in a row. A node that joins ends the pause."""
-_STABLE_SECONDS = 30.0
-"""An epoch that ends sooner counts as failed."""
 _PUBLISH_SECONDS = 0.3
 _POLL_SECONDS = 0.05
+_RETRY_AFTER_SECONDS = 5
+"""Where nothing better is known: answers end in some seconds."""
+_ENDS_SECONDS = 3.0
+"""For a node to say how its stages have ended."""
 
 
 class Deployment:
     """Made by the coordinator's agent; ``publish`` tells every agent of its record.
 
-    ``step_seconds`` is the longest time for a step through all stages; a stage that has not
-    answered then counts as lost. ``cost_of`` knows what engines take. ``before_next_epoch`` is
-    awaited when an epoch is over: the agent
-    may want to look around.
+    ``heard`` is given a record that supersedes this one, where a node has one. For use in the
+    agent's loop.
     """
 
     def __init__(
@@ -83,88 +74,94 @@ class Deployment:
         record: DeploymentRecord,
         description: ModelDescription,
         fingerprint: ModelFingerprint,
+        surroundings: Surroundings,
         *,
-        membership: Membership,
-        credentials: Credentials,
-        listen_host: str,
-        step_seconds: float,
-        cost_of: CostOf,
-        before_next_epoch: Callable[[], Awaitable[None]],
         publish: Callable[[DeploymentRecord], None],
+        heard: Callable[[DeploymentRecord], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.record = record
         self._description = description
         self._fingerprint = fingerprint
-        self._membership = membership
-        self._credentials = credentials
-        self._listen_host = listen_host
-        self._step_seconds = step_seconds
-        self._cost_of = cost_of
-        self._before_next_epoch = before_next_epoch
+        self._around = surroundings
+        self._membership = surroundings.membership
         self._publish = publish
-        self._size: DeploymentSize = size_of(description, record)
-        self._answering = Answering(record.model_id, description.config.vocab_size)
-        self._over: asyncio.Future[PotluckError] | None = None
+        self._heard = heard
+        self._clock = clock
+        self._state = machine.State(epoch=record.epoch)
+        self._attempt = self._new_attempt()  # the last that served, or is under way
+        self._answering = Answering(
+            record.model_id,
+            description.config.vocab_size,
+            self._attempt.limits,
+            recovery_wait_seconds=record.recovery_wait_seconds,
+            why_not=self._why_not,
+            retry_after=self._retry_after,
+        )
+        self._first: asyncio.Future[None] | None = None
+        self._working: asyncio.Task[None] | None = None
+        self._clearing: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._leaving: dict[NodeId, asyncio.Event] = {}
         self._left_out = LeftOut()
         self._outages: tuple[str, ...] = ()  # since it last served
-        self._changed = asyncio.Event()
+        self._lost_at: float | None = None
         self._last_published = 0.0
-        self._task: asyncio.Task[None] | None = None
+        self._why = ""  # it does not serve, as far as the last failure tells
 
     @property
     def load(self) -> Load | None:
         """How busy it is; None while it does not serve."""
-        return self._answering.load
+        return self._answering.load if self._answering.is_attached else None
 
     async def start(self) -> None:
         """Deploy for the first time, then go on by itself.
 
         What prevents it is raised; the deployment is then to be removed, as after a cancellation.
         """
-        first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._run(first)
-        await first
+        self._first = asyncio.get_running_loop().create_future()
+        self._state = machine.State(epoch=self.record.epoch, is_first=True)
+        self._handle(machine.Begun())
+        await self._first
 
     def resume(self) -> None:
-        """Take over from a coordinator that is lost: deploy at the next epoch, until it works."""
-        self._next_epoch()
-        self._say(state=DeploymentState.DEGRADED, reason="its coordinator was lost", stages=())
-        self._run(None)
+        """Take over from a coordinator that is lost, or wants to leave."""
+        self._lost_at = self._clock()
+        self._handle(machine.Begun(reason="its coordinator was lost"))
 
     async def remove(self, reason: str = "undeployed") -> None:
-        """End it: requests in flight fail, the stages are stopped."""
-        await self.close(EngineError("the model was undeployed"))
+        """End it: live sequences fail, the stages are stopped."""
+        await self._end()
+        await self._answering.end(EngineError("the model was undeployed"))
+        await stop_everything(self._membership, self.record)
         self._say(state=DeploymentState.REMOVED, reason=reason, stages=())
 
     async def close(self, reason: PotluckError | None = None) -> None:
-        """Stop the stages, and leave the record to a successor. Idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-            _, unwilling = await asyncio.wait({self._task}, timeout=_END_SECONDS)
-            if unwilling:
-                _log.error("%s: its task does not end, and is left behind", self.record.model_id)
-        await self._tear_down(
+        """Leave it to another node, with its stages as they are. Idempotent.
+
+        Live sequences end with ``reason``, as a rule one that has their gateways continue them.
+        """
+        await self._end()
+        await self._answering.end(
             reason
-            or EngineError(
+            or MovedError(
                 "the node that schedules the model left the cluster",
                 hint="send the request again: another node takes over",
             )
         )
 
     async def vacate(self, node_id: NodeId) -> None:
-        """Go on without a node that drains, once the sequences in flight are done."""
-        if not self._has_stage_on(node_id):
-            return
-        await self.finish()
-        self._end_epoch(EngineError(f"node {node_id} leaves"))
-        deadline = time.monotonic() + _DRAIN_SECONDS
-        while self._has_stage_on(node_id) and time.monotonic() < deadline:
-            await asyncio.sleep(_POLL_SECONDS)
+        """Return when the deployment goes on without a node, or cannot. Sequences continue."""
+        vacated = self._leaving.setdefault(node_id, asyncio.Event())
+        self._handle(machine.LeaveRequested(node_id=node_id))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                await vacated.wait()
 
     async def finish(self) -> None:
         """Wait for the sequences in flight, half a minute at most."""
-        deadline = time.monotonic() + _DRAIN_SECONDS
-        while time.monotonic() < deadline:
+        deadline = self._clock() + _DRAIN_SECONDS
+        while self._clock() < deadline:
             load = self.load
             if load is None or load.num_running + load.num_waiting == 0:
                 return
@@ -172,114 +169,340 @@ class Deployment:
 
     def stage_lost(self, lost: StageLost) -> None:
         """A worker ended by itself."""
-        if lost.epoch == self.record.epoch:
-            reason = f"stage {lost.index} on node {lost.node_id}: {lost.message}"
-            stages = self.record.stages[lost.index : lost.index + 1]
-            if stages and lost.has_stalled:
-                self._end_epoch(StageStalledError(lost.node_id, stages[0].unit_id, reason))
-            else:
-                self._end_epoch(EngineError(reason))
+        reason = f"stage {lost.index} on node {lost.node_id}: {lost.message}"
+        error: PotluckError = EngineError(reason)
+        stages = self.record.stages[lost.index : lost.index + 1]
+        if stages and lost.has_stalled:
+            error = StageStalledError(lost.node_id, stages[0].unit_id, reason)
+        self._lost(lost.epoch, error)
+
+    def _lost(self, epoch: Epoch, error: PotluckError) -> None:
+        load = self._answering.load
+        self._handle(
+            machine.StageLost(
+                epoch=epoch, error=error, is_in_use=load.num_running + load.num_waiting > 0
+            )
+        )
 
     def node_left(self, node_id: NodeId) -> None:
         """A node is no longer there."""
-        if self._has_stage_on(node_id):
-            self._end_epoch(EngineError(f"node {node_id} was lost"))
+        error = EngineError(f"node {node_id} was lost")
+        self._handle(machine.NodeLeft(node_id=node_id, error=error))
 
     def node_joined(self) -> None:
-        """There may be room now for what did not fit."""
-        self._changed.set()
+        """There may be room now for what did not fit, and for spares."""
+        self._handle(machine.NodeJoined())
+        if self.record.num_spares:
+            self._spawn(self._load_spares())
 
-    def generate(self, request: SequenceRequest) -> AsyncGenerator[CommittedToken, None]:
-        """Compute a sequence; see ``Answering.generate``. ``EngineError`` while it is not ready."""
-        reason = self.record.reason or self.record.state.value
-        not_now = EngineError(
-            f"the model {self.record.model_id} cannot answer now: {reason}",
-            hint="try again in a moment; potluck ps shows its state",
-        )
-        return self._answering.generate(request, not_now)
+    def generate(
+        self, request: SequenceRequest, continuation: Continuation = NOTHING_COMMITTED
+    ) -> AsyncGenerator[CommittedToken, None]:
+        """Compute a sequence, or what follows ``continuation``; see ``Answering.generate``."""
+        return self._answering.generate(request, continuation)
 
     async def metrics(self) -> ModelMetrics | None:
         """What it does now; None while it does not serve."""
         record, sent, load = self.record, self._answering.sent, self.load
         if sent is None or load is None:
             return None
-        return await deployment_metrics(
-            self._membership, record, load, sent, num_blocks=self._size.num_blocks
+        num_blocks = self._attempt.limits.num_blocks
+        return await deployment_metrics(self._membership, record, load, sent, num_blocks=num_blocks)
+
+    # Events in, actions out.
+
+    def _handle(self, event: Event) -> None:
+        following = apply(self._state, event, self._clock())
+        self._state = following.state
+        for action in following.actions:
+            try:
+                self._carry_out(action)
+            except Exception:  # noqa: BLE001 - the other actions have nothing to do with it
+                _log.exception("%s: %s failed", self.record.model_id, type(action).__name__)
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case machine.MakePlan(attempt=number, without=without):
+                self._begin(number, without)
+            case machine.Claim(attempt=number, above=above, may_be_alone=may_be_alone):
+                self._work(number, self._claim(number, above, may_be_alone=may_be_alone))
+            case machine.Load(attempt=number, release_first=release_first):
+                self._work(number, self._load(number, release_first=release_first))
+            case machine.Connect(attempt=number):
+                self._work(number, self._connect(number))
+            case machine.Serve():
+                self._serve()
+            case machine.Detach(error=error):
+                self._detach(error)
+            case machine.Cancel():
+                self._cancel()
+            case machine.Examine(attempt=number, error=error):
+                self._spawn(self._failed(number, error))
+            case machine.Pause(attempt=number, seconds=seconds):
+                self._spawn(self._pause(number, seconds))
+            case machine.Say(reason=reason, is_ready=is_ready, is_degraded=is_degraded):
+                self._say_state(reason, is_ready=is_ready, is_degraded=is_degraded)
+            case machine.GiveUp(error=error):
+                if self._first is not None and not self._first.done():
+                    self._first.set_exception(self._with_outages(error))
+            case machine.Vacated(nodes=nodes):
+                for node in nodes:
+                    self._leaving.setdefault(node, asyncio.Event()).set()
+
+    # What an attempt does. Each part ends with an event.
+
+    def _begin(self, number: int, without: frozenset[NodeId]) -> None:
+        if self._state.serving is None:
+            self._attempt.close()
+        self._attempt = self._new_attempt()
+        self._work(number, self._plan(number, without))
+
+    async def _plan(self, number: int, without: frozenset[NodeId]) -> None:
+        serving = self._state.serving
+        if serving is None and self._clearing is not None:
+            await asyncio.shield(self._clearing)  # what it finds out may leave units out
+        left_out = self._left_out.reasons(self._clock(), is_first=self._state.is_first)
+        planned = await self._attempt.plan(without, left_out)
+        in_force = {(stage.node_id, stage.unit_id) for stage in self.record.stages}
+        self._handle(
+            machine.Planned(
+                attempt=number,
+                nodes=frozenset(stage.node_id for stage in planned.stages),
+                needs_room=planned.needs_room,
+                is_in_force=serving is not None
+                and in_force == {(stage.node_id, stage.unit_id) for stage in planned.stages},
+            )
         )
 
-    def _has_stage_on(self, node_id: NodeId) -> bool:
-        return any(stage.node_id == node_id for stage in self.record.stages)
-
-    def _run(self, first: asyncio.Future[None] | None) -> None:
-        def ended(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                _log.error("%s is given up", self.record.model_id, exc_info=error)
-            if first is not None and not first.done():
-                first.set_exception(
-                    EngineError(f"{self.record.model_id} was removed while it was being deployed")
+    async def _claim(self, number: int, above: Epoch, *, may_be_alone: bool) -> None:
+        result = await self._attempt.claim(above, may_be_alone=may_be_alone)
+        match result:
+            case Grant(epoch=epoch):
+                self._handle(machine.Claimed(attempt=number, epoch=epoch))
+            case Refusal():
+                if result.record is not None:
+                    self._heard(result.record)
+                self._handle(
+                    machine.ClaimRefused(
+                        attempt=number,
+                        reason=result.reason,
+                        is_alone=result.is_alone,
+                        highest=result.highest,
+                    )
                 )
 
-        self._task = asyncio.create_task(self._go_through_epochs(first))
-        self._task.add_done_callback(ended)
+    async def _load(self, number: int, *, release_first: bool) -> None:
+        attempt = self._attempt
+        if release_first:
+            if self._clearing is not None:
+                await asyncio.shield(self._clearing)
+            await release_others(self._membership, attempt.record, attempt.kept)
+        await attempt.load(self._say_progress, self._say_loaded)
+        self._handle(machine.Loaded(attempt=number))
 
-    async def _go_through_epochs(self, first: asyncio.Future[None] | None) -> None:
-        """Deploy at one epoch after the other, as nodes come and go.
+    async def _connect(self, number: int) -> None:
+        if self._clearing is not None:
+            await asyncio.shield(self._clearing)
+        await self._attempt.connect()
+        self._handle(machine.Connected(attempt=number))
 
-        ``first`` is told how the first try ended. Where that failed it was the last one, unless
-        units failed: then it goes on without them at once.
-        """
-        num_failures = 0
-        while True:
-            started = time.monotonic()
-            try:
-                outages = await self._one_epoch(first)
-                if first is not None and _has_failed(first):
-                    return
-                if outages:
-                    continue  # every plan without them is a new one, and they come to an end
-            except Exception as error:  # noqa: BLE001 - nobody else would ever try again
-                _log.exception("%s: an epoch did not end as it should", self.record.model_id)
-                if first is not None and not first.done():
-                    first.set_exception(_unexpected(error))
-                    return
-            if time.monotonic() - started > _STABLE_SECONDS:
-                num_failures = 0
-            pause = _PAUSE_SECONDS[min(num_failures, len(_PAUSE_SECONDS) - 1)]
-            num_failures += 1
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._changed.wait()
-            await self._before_next_epoch()
+    def _serve(self) -> None:
+        """The edges stand: go on with every sequence."""
+        attempt = self._attempt
+        epoch, loop = attempt.record.epoch, asyncio.get_running_loop()
 
-    async def _one_epoch(self, first: asyncio.Future[None] | None) -> tuple[str, ...]:
-        """Deploy, serve, and clear away; returns why units are out by then, a line each."""
-        self._changed.clear()
-        self._over = asyncio.get_running_loop().create_future()
-        error = await self._serve(self._over, first)
-        if first is None or first.done():
-            self._say(state=DeploymentState.DEGRADED, reason=error.message)
-        await self._tear_down(
-            EngineError(
-                f"the model was interrupted: {error.message}",
-                hint="send the request again: the model is being deployed anew",
-            ),
-            is_defect=isinstance(error, DefectError),
+        def over(error: PotluckError) -> None:
+            with suppress(RuntimeError):  # the loop is closed, and so is everything else
+                loop.call_soon_threadsafe(self._lost, epoch, error)
+
+        def committed() -> None:
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._handle, machine.TokenCommitted(epoch=epoch))
+
+        self._answering.attach(attempt.limits, attempt.pipeline_opener(committed), over)
+        self._outages = ()
+        if self._lost_at is not None:
+            self._recovered(self._clock() - self._lost_at)
+        self._lost_at = None
+        self._spawn(self._settle(attempt))
+        if self._first is not None and not self._first.done():
+            self._first.set_result(None)
+
+    def _recovered(self, seconds: float) -> None:
+        _log.warning("%s: ready again after %.1f s", self.record.model_id, seconds)
+        self.record = msgspec.structs.replace(
+            self.record,
+            num_recoveries=self.record.num_recoveries + 1,
+            recovery_seconds=seconds,
         )
-        outages = await units_out(self._membership, self.record.stages)
+
+    async def _settle(self, attempt: Attempt) -> None:
+        """End what the plan does not use, and load its spares."""
+        await release_others(self._membership, attempt.record, attempt.stages)
+        await self._load_spares()
+
+    async def _load_spares(self) -> None:
+        attempt, serving = self._attempt, self._state.serving
+        if self.record.num_spares and serving and serving.epoch == attempt.record.epoch:
+            sparings = await attempt.sparings()
+            await load_spares(self._membership, attempt.record, attempt.size, sparings)
+
+    def _work(self, number: int, work: Coroutine[Any, Any, None]) -> None:
+        self._working = self._spawn(self._attempted(number, work))
+
+    async def _attempted(self, number: int, work: Coroutine[Any, Any, None]) -> None:
+        """Do a part of an attempt, and tell the machine if it fails."""
+        try:
+            await work
+        except PotluckError as error:
+            await self._failed(number, error)
+        except Exception as error:  # noqa: BLE001 - nobody else would ever try again
+            _log.exception("%s could not be deployed", self.record.model_id)
+            unexpected = EngineError(f"{type(error).__name__}: {error}")
+            await self._failed(number, unexpected)
+
+    async def _failed(self, number: int, error: PotluckError) -> None:
+        _log.warning("%s: %s", self.record.model_id, error.message)
+        outages: tuple[str, ...] = ()
+        try:
+            outages = await self._look_at_units(error, self._attempt.record)
+        except Exception:  # noqa: BLE001 - nobody else would ever try again
+            _log.exception("%s: its units could not be asked for", self.record.model_id)
+        self._handle(machine.Failed(attempt=number, error=error, is_other_next=bool(outages)))
+
+    async def _pause(self, number: int, seconds: float) -> None:
+        if self._state.serving is None:
+            self._say(ready_in_seconds=seconds + (self.record.recovery_seconds or 0.0))
+        await asyncio.sleep(seconds)
+        self._handle(machine.PauseOver(attempt=number))
+
+    # The end of an epoch.
+
+    def _detach(self, error: PotluckError | None) -> None:
+        """Form no more steps; then see what the end of the epoch says of units and requests."""
+        if error is not None:
+            _log.warning("%s: %s", self.record.model_id, error.message)
+            self._lost_at = self._clock() if self._lost_at is None else self._lost_at
+        self._answering.stop()
+        self._clearing = self._spawn(self._clear(self._clearing, error, self.record))
+
+    async def _clear(
+        self,
+        earlier: asyncio.Task[None] | None,
+        error: PotluckError | None,
+        record: DeploymentRecord,
+    ) -> None:
+        if earlier is not None:
+            await asyncio.shield(earlier)
+        in_flight = await self._answering.detach()
+        defect = error.message if isinstance(error, DefectError) else ""
+        try:
+            if error is not None:
+                defect = "; ".join(await self._crashes(record)) or defect
+                await self._look_at_units(error, record)
+        except Exception:  # noqa: BLE001 - the next epoch shall begin, whatever it is
+            _log.exception("%s: an epoch did not end as it should", self.record.model_id)
+        finally:
+            self._answering.judge(in_flight, defect)
+
+    async def _crashes(self, record: DeploymentRecord) -> list[str]:
+        """How stages of an epoch have crashed, if they have."""
+        scope = encode(StageScope(deployment=record.deployment, epoch=record.epoch))
+
+        async def ask(node: NodeId) -> tuple[str, ...]:
+            try:
+                answer = await self._membership.call(
+                    node, "stage.end", scope, timeout_seconds=_ENDS_SECONDS
+                )
+                return decode(answer, StageEnds).crashes
+            except CallError:
+                return ()
+
+        answers = await asyncio.gather(*map(ask, self._nodes_of(record)))
+        return [line for crashes in answers for line in crashes]
+
+    def _nodes_of(self, record: DeploymentRecord) -> list[NodeId]:
+        """The nodes of its stages that are there."""
+        there = self._membership.nodes() | {self._membership.node_id}
+        return sorted({stage.node_id for stage in record.stages} & there)
+
+    async def _look_at_units(
+        self, error: PotluckError, record: DeploymentRecord
+    ) -> tuple[str, ...]:
+        """Why units are out by now, a line each."""
+        there = set(self._nodes_of(record))
+        outages = await units_out(
+            self._membership, [stage for stage in record.stages if stage.node_id in there]
+        )
         if isinstance(error, StageStalledError):
-            self._left_out = self._left_out.stalled(error, time.monotonic())
+            self._left_out = self._left_out.stalled(error, self._clock())
             unit = f"{error.unit_id} on node {error.node_id}"
             if not any(line.startswith(unit) for line in outages):
                 outages += (f"{unit} is left out for now",)
-        if first is not None and not first.done() and not outages:
-            first.set_exception(self._with_outages(error))
-            return ()
-        self._outages += outages
-        self._say(stages=(), reason=self._because(error.message))
+        self._outages += tuple(line for line in outages if line not in self._outages)
         return outages
 
+    def _cancel(self) -> None:
+        if self._working is not None and self._working is not asyncio.current_task():
+            self._working.cancel()
+        self._working = None
+
+    async def _end(self) -> None:
+        self._handle(machine.Ended())
+        if self._first is not None and not self._first.done():
+            self._first.set_exception(
+                EngineError(f"{self.record.model_id} was removed while it was being deployed")
+            )
+        waiting = self._tasks - {asyncio.current_task()}
+        for task in waiting - {self._clearing}:
+            task.cancel()
+        if waiting:
+            _, unwilling = await asyncio.wait(waiting, timeout=_END_SECONDS)
+            if unwilling:
+                _log.error("%s: %d tasks do not end", self.record.model_id, len(unwilling))
+
+    # What is told of it.
+
+    def _say_state(self, reason: str, *, is_ready: bool, is_degraded: bool) -> None:
+        said = self._because(reason)
+        if is_ready:
+            self._say(state=DeploymentState.READY, reason="", ready_in_seconds=None)
+        elif is_degraded:
+            self._why = reason
+            self._say(state=DeploymentState.DEGRADED, reason=said)
+        else:
+            expected = self.record.recovery_seconds
+            self._say(
+                state=DeploymentState.LOADING,
+                reason=said,
+                done_bytes=0,
+                ready_in_seconds=expected,
+            )
+
+    def _say(self, **changes: object) -> None:
+        """Change the record and tell everybody; of the attempt's epoch, once that is in force."""
+        if self._state.serving is None or self._state.serving.epoch == self._attempt.record.epoch:
+            self.record = self._attempt.placed(self.record)
+        self.record = msgspec.structs.replace(
+            self.record, revision=self.record.revision + 1, **changes
+        )
+        self._last_published = self._clock()
+        self._publish(self.record)
+
+    def _say_progress(self, doing: str, done_bytes: int, total_bytes: int) -> None:
+        if self._state.serving is not None:
+            return  # it is ready, and stays so meanwhile
+        said = self._because(doing)
+        is_due = self._clock() - self._last_published > _PUBLISH_SECONDS
+        if is_due or said != self.record.reason:
+            self._say(reason=said, done_bytes=done_bytes, total_bytes=total_bytes)
+
+    def _say_loaded(self) -> None:
+        if self._state.serving is None:
+            self._say()
+
     def _because(self, what: str) -> str:
-        """What goes on, and that it does because units are out, if so."""
+        """What goes on, and which units are out."""
         return "; ".join((what, *self._outages))
 
     def _with_outages(self, error: PotluckError) -> PotluckError:
@@ -287,161 +510,27 @@ class Deployment:
             return error
         return EngineError(self._because(error.message), hint=error.hint)
 
-    async def _serve(
-        self, over: asyncio.Future[PotluckError], first: asyncio.Future[None] | None
-    ) -> PotluckError:
-        """Deploy and serve until the epoch is over; returns why it is, or never began."""
-        is_first = first is not None and not first.done()
-        deploying = asyncio.create_task(self._deploy(is_first=is_first))
-        try:
-            either: set[asyncio.Future[Any]] = {deploying, over}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if deploying.done() and not over.done():
-                deploying.result()
-                if first is not None and not first.done():
-                    first.set_result(None)
-            return await over
-        except PotluckError as error:
-            return error
-        except Exception as error:  # noqa: BLE001 - nobody else would ever try again
-            _log.exception("%s could not be deployed", self.record.model_id)
-            return _unexpected(error)
-        finally:
-            deploying.cancel()
-            await asyncio.gather(deploying, return_exceptions=True)
-
-    async def _deploy(self, *, is_first: bool) -> None:
-        """Plan, load, connect and serve the next epoch."""
-        self._say(
-            state=DeploymentState.LOADING,
-            reason=self._because("being placed"),
-            stages=(),
-            done_bytes=0,
-        )
-        planned = await plan_model(
-            self._membership,
-            self.record.model,
-            self._description,
-            self._fingerprint,
-            size_of(self._description, self.record),
-            may_quantize=self.record.may_quantize,
-            arithmetic=self.record.arithmetic,
-            cost_of=self._cost_of,
-            left_out=self._left_out.reasons(time.monotonic(), is_first=is_first),
-        )
-        unmapped = [each.unit_id for each in planned.stages if not each.plan.size.is_mapped]
-        if self._size.is_mapped and unmapped:
-            units = ", ".join(unmapped)
-            _log.warning("weights are loaded, not mapped, where %s computes", units)
-        # Only now: a coordinator that is cut off and finds no plan must not outrun its successor.
-        self._next_epoch()
-        self._say(reason=self._because("loading"), **placement_fields(planned))
-        self._size = replace(
-            self._size, quantization=planned.quantization, arithmetic=planned.arithmetic
-        )
-        stages = await load_stages(
-            self._membership, self.record, self._size, self._say_progress, self._say_loaded
-        )
-        outgoing, incoming = await connect_stages(
-            self._membership, self._credentials, self._listen_host, self.record, self._size, stages
-        )
-        loop = asyncio.get_running_loop()
-        epoch = self.record.epoch
-
-        def over(error: PotluckError) -> None:
-            with suppress(RuntimeError):  # the loop is closed, and so is everything else
-                loop.call_soon_threadsafe(self._end_epoch, error, epoch)
-
-        def open_pipeline(on_outcome: OnOutcome, on_lost: OnOver) -> RemotePipeline:
-            return RemotePipeline(
-                outgoing, incoming, on_outcome, on_lost, step_seconds=self._step_seconds
-            )
-
-        limits = SchedulerLimits(
-            num_blocks=self._size.num_blocks,
-            context_tokens=self._size.context_tokens,
-            max_step_tokens=self._size.max_step_tokens,
-            max_step_sequences=self._size.max_step_sequences,
-            max_steps_in_flight=len(stages),
-        )
-        self._answering.begin(limits, open_pipeline, over)
-        self._outages = ()
-        self._say(state=DeploymentState.READY, reason="")
-
-    def _next_epoch(self) -> None:
-        epoch = Epoch(number=self.record.epoch.number + 1, coordinator=self._membership.node_id)
-        self.record = msgspec.structs.replace(self.record, epoch=epoch, revision=0)
-
-    def _end_epoch(self, error: PotluckError, epoch: Epoch | None = None) -> None:
-        """The present epoch is over (unless ``epoch`` is another one)."""
-        is_present = epoch is None or epoch == self.record.epoch
-        if is_present and self._over is not None and not self._over.done():
-            _log.warning("%s: %s", self.record.model_id, error.message)
-            self._answering.stop()
-            self._over.set_result(error)
-
-    async def _tear_down(self, reason: PotluckError, *, is_defect: bool = False) -> None:
-        """End all requests and stop every stage of this epoch, wherever it can be reached.
-
-        Where it has ended by a defect of its own, or of a stage, the requests in its steps are
-        suspects.
-        """
-        in_flight: tuple[SequenceRequest, ...] = ()
-        defect = reason.message if is_defect else ""
-        try:
-            in_flight = await self._answering.end(reason)
-            defect = "; ".join(await self._stop_stages()) or defect
-        finally:
-            self._answering.judge(in_flight, defect)
-
-    async def _stop_stages(self) -> list[str]:
-        """Stop the stages of this epoch; returns how they have crashed, if they have."""
-        scope = encode(StageScope(deployment=self.record.deployment, epoch=self.record.epoch))
-        nodes = {stage.node_id for stage in self.record.stages} & (
-            self._membership.nodes() | {self._membership.node_id}
+    def _why_not(self) -> PotluckError:
+        why = self._why or self.record.reason or self.record.state.value
+        return EngineError(
+            f"the model {self.record.model_id} cannot answer now: {why}",
+            hint="try again in a moment; potluck ps shows its state",
         )
 
-        async def stop(node: NodeId) -> tuple[str, ...]:
-            try:
-                answer = await self._membership.call(
-                    node, "stage.stop", scope, timeout_seconds=_STOP_SECONDS
-                )
-                return decode(answer, StageEnds).crashes
-            except CallError as error:
-                _log.info("stages on node %s could not be stopped: %s", node, error.message)
-                return ()
+    def _retry_after(self) -> int:
+        """In how many whole seconds a request that is refused now may be taken."""
+        return max(1, math.ceil(self.record.ready_in_seconds or _RETRY_AFTER_SECONDS))
 
-        answers = await asyncio.gather(*map(stop, sorted(nodes)))
-        return [line for crashes in answers for line in crashes]
+    def _new_attempt(self) -> Attempt:
+        return Attempt(self._around, self.record, self._description, self._fingerprint)
 
-    def _say(self, **changes: object) -> None:
-        """Change the record and tell everybody."""
-        self.record = msgspec.structs.replace(
-            self.record, revision=self.record.revision + 1, **changes
-        )
-        self._last_published = time.monotonic()
-        self._publish(self.record)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
 
-    def _say_progress(self, reason: str, done_bytes: int, total_bytes: int) -> None:
-        said = self._because(reason)
-        is_due = time.monotonic() - self._last_published > _PUBLISH_SECONDS
-        if is_due or said != self.record.reason:
-            self._say(reason=said, done_bytes=done_bytes, total_bytes=total_bytes)
-
-    def _say_loaded(self, index: int, loaded: Loaded) -> None:
-        stages = list(self.record.stages)
-        stages[index] = msgspec.structs.replace(
-            stages[index],
-            memory=loaded.memory,
-            read_bytes=loaded.read_bytes,
-            load_seconds=loaded.seconds,
-        )
-        self._say(stages=tuple(stages))
-
-
-def _has_failed(first: asyncio.Future[None]) -> bool:
-    return first.done() and (first.cancelled() or first.exception() is not None)
-
-
-def _unexpected(error: Exception) -> EngineError:
-    return EngineError(f"{type(error).__name__}: {error}")
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("%s: a task failed", self.record.model_id, exc_info=error)

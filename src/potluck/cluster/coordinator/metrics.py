@@ -56,6 +56,9 @@ async def deployment_metrics(
         num_running=load.num_running,
         num_blocks=num_blocks,
         num_free_blocks=load.num_free_blocks,
+        epoch=record.epoch.number,
+        num_recoveries=record.num_recoveries,
+        recovery_seconds=record.recovery_seconds,
         stages=tuple(
             StageMetrics(
                 stage=index,

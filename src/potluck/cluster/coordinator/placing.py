@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -10,7 +10,8 @@ import msgspec
 from potluck.catalog import ModelDescription
 from potluck.cluster.calls import NodeReport, UnitReport
 from potluck.cluster.coordinator.costs import mixed_cost, model_cost, most_host_bytes
-from potluck.cluster.coordinator.offering import offers, reason_against
+from potluck.cluster.coordinator.keeping import Holding, is_of_size, keep_and_fill, kept, released
+from potluck.cluster.coordinator.offering import Offered, offers, reason_against
 from potluck.cluster.coordinator.planning import on_unit
 from potluck.engines.costs import CostOf, check_backend
 from potluck.errors import (
@@ -21,25 +22,31 @@ from potluck.errors import (
 )
 from potluck.loading import StageSize, program_to_count, stronger_quantizations, what_fits
 from potluck.placement import place
-from potluck.types.cluster import Plan, Rejection
+from potluck.types.cluster import ModelCost, NodeId, Plan, Rejection, UnitId
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """Where a model goes, how it is quantized there, and what was not even offered."""
+    """Where a model goes, how it is quantized there, and what was not even offered.
+
+    ``needs_room``: stages that are held and not in the plan have to be released before it is
+    loaded.
+    """
 
     plan: Plan
     quantization: Quantization
     rejections: tuple[Rejection, ...]
+    needs_room: bool = False
 
 
 class Placement:
     """One model and the nodes ``able`` to read it, among all that sent ``reports``.
 
     Units of backends that ``cost_of`` does not know cannot be counted, and are left out; so are
-    those of backends that do not compute this model. Raises the ``EngineError`` or the
+    those of backends that do not compute this model. ``held`` are the stages of this deployment
+    that workers hold already; ``in_use``: see ``keeping.kept``. Raises the ``EngineError`` or the
     ``UnsupportedModelError`` of one if no other would be left.
     """
 
@@ -49,8 +56,12 @@ class Placement:
         reports: Sequence[NodeReport],
         able: Sequence[NodeReport],
         cost_of: CostOf,
+        held: Sequence[Holding] = (),
+        in_use: Collection[tuple[NodeId, UnitId, int, int]] = (),
     ) -> None:
         self._description = description
+        self._held = held
+        self._in_use = in_use
         self._reports = reports
         self._cost_of = cost_of
         self._able, self._unable = _of_able_backends(description, able, cost_of)
@@ -58,9 +69,12 @@ class Placement:
     def of(self, size: StageSize, *, may_quantize: bool) -> Placed:
         """Place it in ``size``, or as much more quantized as makes it fit.
 
-        Units in reserve are used before it is quantized any more. Raises
-        ``InsufficientMemoryError``, which says what would fit.
+        What is held stays where it is, if what is missing fits beside it. Units in reserve are used
+        before it is quantized any more. Raises ``InsufficientMemoryError``, which says what would
+        fit.
         """
+        if (placed := self._with_what_is_held(size)) is not None:
+            return placed
         try:
             return self._placed(size)
         except InsufficientMemoryError as error:
@@ -78,6 +92,33 @@ class Placement:
             hint="; or ".join(part for part in (fitting, failure.hint) if part),
         ) from failure
 
+    def _with_what_is_held(self, size: StageSize) -> Placed | None:
+        """A plan that keeps most of what is held: beside the rest of it, or in its place."""
+        usable = {
+            (report.node_id, unit.unit_id): on_unit(size, unit)
+            for report in self._able
+            if not report.is_draining
+            for unit in report.units
+            if reason_against(unit, with_reserve=True) is None
+        }
+        fitting = [
+            each
+            for each in self._held
+            if each.unit in usable and is_of_size(each.stage, usable[each.unit])
+        ]
+        keeping = kept(fitting, self._description.config.num_layers, self._in_use)
+        if not keeping:
+            return None
+        for needs_room in (False, True):
+            for with_reserve in (False, True):
+                units = self._units(with_reserve=with_reserve)
+                placed = self._placed_on(
+                    units, size, with_reserve=with_reserve, keeping=keeping, needs_room=needs_room
+                )
+                if placed is not None:
+                    return placed
+        return None
+
     def _fits(self, size: StageSize) -> bool:
         try:
             self._placed(size)
@@ -91,22 +132,79 @@ class Placement:
         everything = self._units(with_reserve=True)
         if units and len(units) < len(everything):
             try:
-                return self._placed_on(units, size, with_reserve=False)
+                return self._placed_anew(units, size, with_reserve=False)
             except InsufficientMemoryError:
                 pass
-        return self._placed_on(everything, size, with_reserve=True)
+        return self._placed_anew(everything, size, with_reserve=True)
 
-    def _placed_on(
+    def _placed_anew(
         self, units: Sequence[UnitReport], size: StageSize, *, with_reserve: bool
     ) -> Placed:
+        """As if nothing was held. Raises ``InsufficientMemoryError``."""
+        offered, cost = self._offered(
+            units, size, with_reserve=with_reserve, released_stages=self._held
+        )
+        return Placed(
+            plan=place(offered.offers, cost),
+            quantization=size.quantization,
+            rejections=(*self._unable, *offered.rejections),
+            needs_room=bool(self._held),
+        )
+
+    def _placed_on(
+        self,
+        units: Sequence[UnitReport],
+        size: StageSize,
+        *,
+        with_reserve: bool,
+        keeping: Sequence[Holding],
+        needs_room: bool,
+    ) -> Placed | None:
+        """Around what is kept; None if the rest does not fit."""
+        others = [each for each in self._held if each not in keeping]
+        offered, cost = self._offered(
+            units,
+            size,
+            with_reserve=with_reserve,
+            released_stages=others if needs_room else (),
+        )
+        plan = keep_and_fill(keeping, offered.offers, cost)
+        if plan is None:
+            return None
+        return Placed(
+            plan=plan,
+            quantization=size.quantization,
+            rejections=(*self._unable, *offered.rejections),
+            needs_room=needs_room,
+        )
+
+    def _offered(
+        self,
+        units: Sequence[UnitReport],
+        size: StageSize,
+        *,
+        with_reserve: bool,
+        released_stages: Sequence[Holding],
+    ) -> tuple[Offered, ModelCost]:
+        """What ``units`` offer once some held stages are released, and what the model takes."""
+
+        def without(reports: Sequence[NodeReport]) -> list[NodeReport]:
+            return [
+                released(
+                    report,
+                    [each.stage for each in released_stages if each.node_id == report.node_id],
+                )
+                for report in reports
+            ]
+
         sizes: dict[_Sort, StageSize] = {}
         for unit in units:
             own = on_unit(size, unit)
             if sizes.setdefault(_sort(unit), own).num_threads < own.num_threads:
                 sizes[_sort(unit)] = own
         offered = offers(
-            self._reports,
-            self._able,
+            without(self._reports),
+            without(self._able),
             with_reserve=with_reserve,
             host_bytes={
                 each.backend: most_host_bytes(self._description, each, self._cost_of(each.backend))
@@ -125,15 +223,11 @@ class Placement:
             for report in self._able
             for unit in report.units
         }
-        credited = [
+        credited = tuple(
             replace(offer, spared_bytes=spared[sorts[offer.node_id, offer.unit_id]])
             for offer in offered.offers
-        ]
-        return Placed(
-            plan=place(credited, mixed.cost),
-            quantization=size.quantization,
-            rejections=(*self._unable, *offered.rejections),
         )
+        return replace(offered, offers=credited), mixed.cost
 
     def _units(self, *, with_reserve: bool) -> list[UnitReport]:
         return [

@@ -14,6 +14,7 @@ from potluck.cluster.calls import (
     StageRecord,
     UnitReport,
 )
+from potluck.cluster.coordinator.keeping import Holding, is_of_size
 from potluck.cluster.edges.edge import EdgeLimits
 from potluck.cluster.steps import edge_limits
 from potluck.cluster.worker.plan import plan_worker
@@ -96,13 +97,35 @@ def size_of(description: ModelDescription, record: DeploymentRecord) -> Deployme
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedModel:
-    """Where a model goes, how it is quantized and computed, and what each stage takes there."""
+    """Where a model goes, how it is quantized and computed, and what each stage takes there.
+
+    ``held`` are the stages that workers held of it when it was planned. Those of them that are not
+    in the plan have to be released before it is loaded, if it ``needs_room``.
+    """
 
     quantization: Quantization
     arithmetic: Arithmetic
     arithmetic_note: str
     stages: tuple[PlannedStage, ...]
     rejections: tuple[Rejection, ...]
+    needs_room: bool = False
+    held: tuple[Holding, ...] = ()
+
+    @property
+    def kept(self) -> tuple[Holding, ...]:
+        """The held stages that are stages of the plan."""
+        return tuple(each for each in self.held if self._has(each))
+
+    def _has(self, holding: Holding) -> bool:
+        held = holding.stage
+        return any(
+            holding.unit == (stage.node_id, stage.unit_id)
+            and (held.start_layer, held.end_layer) == (shard.start_layer, shard.end_layer)
+            and (held.has_embedding, held.has_head) == (shard.has_embedding, shard.has_head)
+            and is_of_size(held, stage.plan.size)
+            for stage in self.stages
+            for shard in (stage.plan.shard,)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,11 +151,12 @@ def planned_model(
     with closing(open_headers(description)) as tensors:
         for placed in plan.stages:
             unit = units[placed.node_id, placed.unit_id]
+            own_size = on_unit(size.of_stage, unit)
             counted = plan_worker(
                 description,
                 tensors,
                 placed.shard,
-                on_unit(size.of_stage, unit),
+                replace(own_size, is_mapped=own_size.is_mapped or placed.is_mapped),
                 cost=cost_of(unit.backend),
             )
             stages.append(
@@ -145,6 +169,24 @@ def planned_model(
         stages=tuple(stages),
         rejections=(*plan.rejections, *rejections),
     )
+
+
+def as_mapped(
+    description: ModelDescription, stages: Sequence[PlannedStage]
+) -> tuple[PlannedStage | None, ...]:
+    """The same stages with their weights mapped; None where the backend cannot. Reads headers."""
+    with closing(open_headers(description)) as tensors:
+        return tuple(
+            replace(
+                stage,
+                plan=plan_worker(
+                    description, tensors, stage.plan.shard, replace(stage.plan.size, is_mapped=True)
+                ),
+            )
+            if stage.plan.size.backend == NATIVE
+            else None
+            for stage in stages
+        )
 
 
 def placement_fields(planned: PlannedModel) -> dict[str, object]:

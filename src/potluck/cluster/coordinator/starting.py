@@ -48,45 +48,14 @@ async def load_stages(
     latest = [Progress(done_bytes=0, total_bytes=0) for _ in record.stages]
 
     async def load(index: int) -> StageAddress:
-        stage = record.stages[index]
-        spec = StageSpec(
-            deployment=record.deployment,
-            epoch=record.epoch,
-            index=index,
-            num_stages=len(record.stages),
-            unit_id=stage.unit_id,
-            model=record.model,
-            start_layer=stage.start_layer,
-            end_layer=stage.end_layer,
-            context_tokens=size.context_tokens,
-            num_blocks=size.num_blocks,
-            max_step_tokens=size.max_step_tokens,
-            max_step_sequences=size.max_step_sequences,
-            quantization=size.quantization,
-            is_mapped=bool(stage.memory.mapped),
-            arithmetic=size.arithmetic,
-            num_bytes=stage.memory.host_bytes,
-            device_bytes=stage.memory.device_bytes,
-        )
-        try:
-            stream = membership.call_stream(
-                stage.node_id, "stage.start", encode(spec), silence_seconds=_SILENCE_SECONDS
-            )
-            async with aclosing(stream):
-                async for part in stream:
-                    event: StartEvent = decode(part, StartEvent)
-                    if isinstance(event, Loaded):
-                        on_loaded(index, event)
-                        return StageAddress(node_id=stage.node_id, host=event.host, port=event.port)
-                    if isinstance(event, Stalled):
-                        raise stalled(index, stage.node_id, stage.unit_id, event.message)
-                    latest[index] = event
-                    on_progress(*_together(latest))
-        except SilentNodeError as error:
-            raise stalled(index, stage.node_id, stage.unit_id, error.message) from error
-        except CallError as error:
-            raise _of_stage(index, stage.node_id, error) from error
-        raise EngineError(f"stage {index} on node {stage.node_id} was not loaded")
+        def progressed(progress: Progress) -> None:
+            latest[index] = progress
+            on_progress(*_together(latest))
+
+        loaded = await load_stage(membership, record, size, index, progressed)
+        on_loaded(index, loaded)
+        node_id = record.stages[index].node_id
+        return StageAddress(node_id=node_id, host=loaded.host, port=loaded.port)
 
     tasks = [asyncio.create_task(load(index)) for index in range(len(record.stages))]
     try:
@@ -96,6 +65,56 @@ async def load_stages(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+
+
+async def load_stage(
+    membership: Membership,
+    record: DeploymentRecord,
+    size: DeploymentSize,
+    index: int,
+    on_progress: Callable[[Progress], None],
+) -> Loaded:
+    """Start the worker of one stage of ``record``, if it is not held, and load it.
+
+    Raises as ``load_stages``.
+    """
+    stage = record.stages[index]
+    spec = StageSpec(
+        deployment=record.deployment,
+        epoch=record.epoch,
+        index=index,
+        num_stages=len(record.stages),
+        unit_id=stage.unit_id,
+        model=record.model,
+        start_layer=stage.start_layer,
+        end_layer=stage.end_layer,
+        context_tokens=size.context_tokens,
+        num_blocks=size.num_blocks,
+        max_step_tokens=size.max_step_tokens,
+        max_step_sequences=size.max_step_sequences,
+        quantization=size.quantization,
+        is_mapped=bool(stage.memory.mapped),
+        arithmetic=size.arithmetic,
+        num_bytes=stage.memory.host_bytes,
+        device_bytes=stage.memory.device_bytes,
+    )
+    try:
+        stream = membership.call_stream(
+            stage.node_id, "stage.start", encode(spec), silence_seconds=_SILENCE_SECONDS
+        )
+        async with aclosing(stream):
+            async for part in stream:
+                event: StartEvent = decode(part, StartEvent)
+                if isinstance(event, Loaded):
+                    return event
+                if isinstance(event, Stalled):
+                    raise stalled(index, stage.node_id, stage.unit_id, event.message)
+                on_progress(event)
+    except SilentNodeError as error:
+        raise stalled(index, stage.node_id, stage.unit_id, error.message) from error
+    except CallError as error:
+        raise _of_stage(index, stage.node_id, error) from error
+    raise EngineError(f"stage {index} on node {stage.node_id} was not loaded")
 
 
 async def connect_stages(
@@ -113,9 +132,9 @@ async def connect_stages(
         node_id = stages[index].node_id
         request = ConnectStage(
             deployment=record.deployment,
-            epoch=record.epoch,
-            index=index,
-            connect=Connect(preceding=preceding, following=following),
+            connect=Connect(
+                epoch=record.epoch, index=index, preceding=preceding, following=following
+            ),
         )
         try:
             await membership.call(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -13,12 +13,14 @@ from potluck.catalog import ModelDescription
 from potluck.cluster.calls import (
     CPU_UNIT,
     CheckModel,
+    DeploymentRecord,
     ModelFingerprint,
     NodeReport,
     decode,
     encode,
 )
 from potluck.cluster.coordinator.arithmetics import computing_in, plan_in
+from potluck.cluster.coordinator.keeping import Holding
 from potluck.cluster.coordinator.left_out import NodeUnitId
 from potluck.cluster.coordinator.placing import Placement
 from potluck.cluster.coordinator.planning import DeploymentSize, PlannedModel, planned_model
@@ -26,7 +28,7 @@ from potluck.cluster.membership import Membership
 from potluck.engines.costs import CostOf, cost_of
 from potluck.errors import PotluckError
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.cluster import NodeId, Rejection
+from potluck.types.cluster import DeploymentId, NodeId, Rejection
 
 _NOBODY: Mapping[NodeUnitId, str] = MappingProxyType({})
 _REPORT_SECONDS = 5.0
@@ -46,25 +48,34 @@ async def plan_model(
     arithmetic: Arithmetic | None,
     cost_of: CostOf = cost_of,
     left_out: Mapping[NodeUnitId, str] = _NOBODY,
+    record: DeploymentRecord | None = None,
+    leaving: Collection[NodeId] = (),
 ) -> PlannedModel:
     """Place a model on the nodes that are there and can read the very same files.
 
     With ``may_quantize`` it is quantized as little as makes it fit, but not less than ``size``
     says. ``arithmetic``: see ``plan_in``. ``cost_of`` knows what engines take. Units that are
-    ``left_out`` get nothing, for the reasons given. Raises ``InsufficientMemoryError``, which says
-    what would fit, what makes the model unreadable here, and ``EngineError`` where this node knows
-    none of the backends or no unit has the arithmetic.
+    ``left_out`` get nothing, for the reasons given, nor do nodes that are ``leaving``. What workers
+    hold of the deployment of ``record`` already stays where it is, if that leads to a plan. Raises
+    ``InsufficientMemoryError``, which says what would fit, what makes the model unreadable here,
+    and ``EngineError`` where this node knows none of the backends or no unit has the arithmetic.
     """
     reports, silent = await gather_reports(membership)
+    reports = [_leaving(each) if each.node_id in leaving else each for each in reports]
+    held = [] if record is None else held_of(record.deployment, reports)
+    in_use = {
+        (stage.node_id, stage.unit_id, stage.start_layer, stage.end_layer)
+        for stage in (() if record is None else record.stages)
+    }
     reports, absent = _without(reports, left_out)
     able, unable = await _nodes_with_model(membership, model, fingerprint, reports)
 
     def plan(arithmetic: Arithmetic) -> PlannedModel:
         in_arithmetic = replace(size, arithmetic=arithmetic)
         computing = computing_in(arithmetic, able)
-        placement = Placement(description, reports, computing.reports, cost_of)
+        placement = Placement(description, reports, computing.reports, cost_of, held, in_use)
         placed = placement.of(in_arithmetic.of_stage, may_quantize=may_quantize)
-        return planned_model(
+        planned = planned_model(
             description,
             placed.plan,
             replace(in_arithmetic, quantization=placed.quantization),
@@ -72,8 +83,23 @@ async def plan_model(
             (*silent, *absent, *unable, *computing.rejections, *placed.rejections),
             cost_of,
         )
+        return replace(planned, needs_room=placed.needs_room, held=tuple(held))
 
     return await asyncio.to_thread(plan_in, arithmetic, able, plan)
+
+
+def held_of(deployment: DeploymentId, reports: Sequence[NodeReport]) -> list[Holding]:
+    """The stages of a deployment that workers hold."""
+    return [
+        Holding(node_id=report.node_id, stage=stage)
+        for report in reports
+        for stage in report.held
+        if stage.deployment == deployment
+    ]
+
+
+def _leaving(report: NodeReport) -> NodeReport:
+    return msgspec.structs.replace(report, is_draining=True)
 
 
 def _without(
@@ -96,8 +122,10 @@ def _without(
     return kept, absent
 
 
-async def gather_reports(membership: Membership) -> tuple[list[NodeReport], list[Rejection]]:
-    """What every node says of itself, and those that do not answer."""
+async def gather_reports(
+    membership: Membership, *, timeout_seconds: float = _REPORT_SECONDS
+) -> tuple[list[NodeReport], list[Rejection]]:
+    """What every node says of itself, and those that do not answer in time."""
     nodes = sorted(membership.nodes() | {membership.node_id})
     reports: list[NodeReport] = []
     silent: list[Rejection] = []
@@ -105,7 +133,7 @@ async def gather_reports(membership: Membership) -> tuple[list[NodeReport], list
     async def ask(node: NodeId) -> None:
         try:
             answer = await membership.call(
-                node, "node.report", b"", timeout_seconds=_REPORT_SECONDS
+                node, "node.report", b"", timeout_seconds=timeout_seconds
             )
             reports.append(decode(answer, NodeReport))
         except PotluckError as error:

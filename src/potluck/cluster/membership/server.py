@@ -35,10 +35,20 @@ _Method = Callable[[NodeId, bytes], AsyncGenerator[bytes, None]]
 
 
 class MethodTable:
-    """What a node answers to, by name. Methods may be added while the node takes part."""
+    """What a node answers to, by name. Methods may be added while the node takes part.
 
-    def __init__(self) -> None:
+    A table that is not ``is_complete`` yet keeps callers of unknown methods waiting until it is.
+    """
+
+    def __init__(self, *, is_complete: bool = True) -> None:
         self._methods: dict[str, _Method] = {}
+        self._completed = asyncio.Event()
+        if is_complete:
+            self._completed.set()
+
+    def complete(self) -> None:
+        """Every method is registered: what is unknown now is refused."""
+        self._completed.set()
 
     def register(self, name: str, handler: Handler) -> None:
         """Answer ``name`` with what ``handler`` returns. ``ValueError`` if the name is taken."""
@@ -68,8 +78,10 @@ class MethodTable:
             raise ValueError(f"there is a method {name!r} already")
         self._methods[name] = method
 
-    def find(self, name: str) -> _Method:
+    async def find(self, name: str) -> _Method:
         """What is called with the caller and the request of ``name``; ``CallError`` if nothing."""
+        if name not in self._methods:
+            await self._completed.wait()
         handler = self._methods.get(name)
         if handler is None:
             raise CallError(
@@ -156,7 +168,8 @@ class CallServer:
         num_parts = 0
         try:
             messages.check_payload(request, f"the request of {method!r}")
-            async with aclosing(self._methods.find(method)(caller, request)) as parts:
+            handler = await self._methods.find(method)
+            async with aclosing(handler(caller, request)) as parts:
                 async for part in parts:
                     messages.check_payload(part, f"the answer to {method!r}")
                     await replies.send(Part(num_parts), part)

@@ -63,8 +63,8 @@ def load_for(
         start_layer=spec.start_layer,
         end_layer=spec.end_layer,
         num_layers=description.config.num_layers,
-        has_embedding=spec.index == 0,
-        has_head=spec.index == spec.num_stages - 1,
+        has_embedding=spec.has_embedding,
+        has_head=spec.has_head,
     )
     size = StageSize(
         context_tokens=spec.context_tokens,

@@ -63,6 +63,38 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     device_bytes: int = 0
     arithmetic: Arithmetic = Arithmetic.EXACT
 
+    @property
+    def has_embedding(self) -> bool:
+        """Whether it is the first stage."""
+        return self.index == 0
+
+    @property
+    def has_head(self) -> bool:
+        """Whether it is the last stage."""
+        return self.index == self.num_stages - 1
+
+    def is_same_holding(self, other: StageSpec) -> bool:
+        """Return whether a worker that has loaded this stage has loaded ``other`` with it.
+
+        The epoch, the place in the plan and what the plan has counted make no difference.
+        """
+        return self._holding == other._holding
+
+    @property
+    def _holding(self) -> tuple[bool, bool, StageSpec]:
+        alike = msgspec.structs.replace(
+            self,
+            epoch=_NO_EPOCH,
+            index=0,
+            num_stages=0,
+            num_bytes=0,
+            device_bytes=0,
+        )
+        return self.has_embedding, self.has_head, alike
+
+
+_NO_EPOCH = Epoch(number=0, coordinator=NodeId(""))
+
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Load the stage on ``unit`` and listen for its incoming edge on ``listen_host``.
@@ -82,15 +114,40 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     step_seconds: float | None = None
 
 
-class Connect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Open the outgoing edge to ``following`` and await the incoming one from ``preceding``."""
+class Listen(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Listen for the incoming edge of ``epoch`` at a new address; the answer is ``Listening``.
 
+    Only once the stage is loaded. The edges of the epoch that is in force are left alone.
+    """
+
+    epoch: Epoch
+
+
+class Connect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Open the outgoing edge to ``following`` and accept the incoming one from ``preceding``.
+
+    The stage is stage ``index`` of ``epoch`` from now on: the edges of a lower epoch are closed,
+    and its sequences are dropped. The answer is ``Ready``, or ``Disconnected`` if the edges cannot
+    be opened or an epoch as high as this has been seen.
+    """
+
+    epoch: Epoch
+    index: int
     preceding: Peer
     following: Peer
 
 
+class Disconnect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Close the edges of ``epoch`` and of lower ones, and refuse to open any of them later.
+
+    The answer is ``Disconnected``, once nothing is computed for them any more.
+    """
+
+    epoch: Epoch
+
+
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """Say what was done so far; the answer is ``Stats``. Only once the edges stand."""
+    """Report totals; the answer is ``Stats``. Only once the stage is loaded."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -129,8 +186,28 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     is_kept: bool = False
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
-    """Both edges stand."""
+class Listening(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The incoming edge of ``epoch`` is awaited at this address."""
+
+    epoch: Epoch
+    host: str
+    port: int
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Both edges of ``epoch`` stand."""
+
+    epoch: Epoch
+
+
+class Disconnected(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The edges of ``epoch`` are closed, or were not opened, and its sequences are dropped.
+
+    The worker keeps its weights and waits for the next ``Connect``.
+    """
+
+    epoch: Epoch
+    message: str
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -150,6 +227,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Totals since the start, the memory that the process holds now, and what goes on.
 
     ``busy_seconds`` is how long the present call into the engine has taken; 0 between two.
+    ``num_dropped_frames`` came late or twice and were not computed.
     """
 
     num_steps: int
@@ -159,10 +237,11 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     num_sent_bytes: int
     resident_bytes: int
     busy_seconds: float = 0.0
+    num_dropped_frames: int = 0
 
 
-ToWorker = Load | Connect | Report
-FromWorker = Progress | Loaded | Ready | Failed | Stats
+ToWorker = Load | Listen | Connect | Disconnect | Report
+FromWorker = Progress | Loaded | Listening | Ready | Disconnected | Failed | Stats
 
 
 def encode(message: ToWorker | FromWorker) -> bytes:

@@ -1,7 +1,7 @@
 """The life of a worker: load, connect, serve, end.
 
-It ends when the agent ends (whatever way) or kills it, and when an edge ends: then the deployment's
-plan no longer holds and a stage without neighbours is of no use.
+It ends when the agent ends (whatever way) or kills it, and when its unit fails or something happens
+that nobody expected. When an edge ends it keeps its weights and waits for the next epoch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,30 +18,29 @@ from functools import partial
 import msgspec
 import psutil
 
-from potluck.cluster.edges.connect import connect_edge
-from potluck.cluster.edges.frames import Scope
-from potluck.cluster.edges.hello import Hello
-from potluck.cluster.edges.listener import EdgeListener
 from potluck.cluster.steps import edge_limits
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.control import ControlChannel
 from potluck.cluster.worker.loading import load_for
 from potluck.cluster.worker.messages import (
     Connect,
+    Disconnect,
     Failed,
+    Listen,
+    Listening,
     Load,
     Loaded,
     MappedFile,
     Progress,
-    Ready,
     Report,
     Stats,
 )
-from potluck.cluster.worker.stage import Stage, StageTotals
+from potluck.cluster.worker.serving import ServedStage, Serving, Told
+from potluck.cluster.worker.stage import StageTotals
 from potluck.cluster.worker.watch import CallWatch
 from potluck.cluster.worker.watched_engine import open_watched
 from potluck.engines.opening import open_engine
-from potluck.errors import DefectError, EdgeClosedError, PotluckError, UnitFaultError
+from potluck.errors import DefectError, PotluckError, UnitFaultError
 from potluck.loading.load import LoadedStage
 from potluck.quantities import format_seconds
 from potluck.types.unit import Fault
@@ -50,9 +48,6 @@ from potluck.types.unit import Fault
 _log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
-_CONNECT_SECONDS = 30.0
-"""All stages are loaded when they are told to connect, so this is only the network's time."""
-
 _FETCHING_TOLD_SECONDS = 0.25
 
 
@@ -98,9 +93,21 @@ def _serve(channel: ControlChannel) -> int:
     )
     make_engine = open_engine if load.step_seconds is None else partial(open_watched, watch)
     loaded = load_for(load, *_progress_told(channel), make_engine)
-    listener = EdgeListener(load.listen_host, credentials)
+    failures: list[PotluckError] = []
+
+    def tell_failed(error: PotluckError) -> None:
+        failures.append(error)
+        channel.send(_failed(error))
+
+    told = Told(
+        edges=channel.send,
+        failed=tell_failed,
+        ended=channel.stop_receiving,
+        stuck=partial(_end_stuck, channel),
+    )
+    serving = Serving(_served(load, loaded.stage, credentials), told)
     try:
-        host, port = listener.address
+        host, port = serving.listen()
         channel.send(
             Loaded(
                 host=host,
@@ -111,14 +118,36 @@ def _serve(channel: ControlChannel) -> int:
                 mapped_file=_mapped_file(loaded.stage),
             )
         )
-        connect = channel.receive()
-        if not isinstance(connect, Connect):
-            return 0
-        stage = _connect(load, connect, loaded.stage, listener, credentials)
+        _answer(channel, serving, watch)
     finally:
-        listener.close()
-    channel.send(Ready())
-    return _run(channel, stage, watch)
+        if not serving.close():
+            os._exit(1)  # the interpreter would wait for what is being computed
+    return 1 if failures else 0
+
+
+def _served(load: Load, loaded: LoadedStage, credentials: Credentials) -> ServedStage:
+    spec = load.spec
+    return ServedStage(
+        deployment=spec.deployment,
+        loaded=loaded,
+        limits=edge_limits(
+            hidden_size=loaded.program.hidden_size,
+            context_tokens=spec.context_tokens,
+            max_step_tokens=spec.max_step_tokens,
+            max_step_sequences=spec.max_step_sequences,
+            num_blocks=spec.num_blocks,
+        ),
+        credentials=credentials,
+        listen_host=load.listen_host,
+    )
+
+
+def _end_stuck(channel: ControlChannel, error: PotluckError) -> None:
+    """End the process while a thread is in a step that does not end in time."""
+    try:
+        channel.send(_failed(error))
+    finally:
+        os._exit(1)
 
 
 def _end_hung(channel: ControlChannel, what: str, limit_seconds: float) -> None:
@@ -161,71 +190,23 @@ def _progress_told(
     return tell_loading, tell_fetching, tell_warming_up
 
 
-def _connect(
-    load: Load,
-    connect: Connect,
-    loaded: LoadedStage,
-    listener: EdgeListener,
-    credentials: Credentials,
-) -> Stage:
-    spec = load.spec
-    scope = Scope(deployment=spec.deployment, epoch=spec.epoch)
-    limits = edge_limits(
-        hidden_size=loaded.program.hidden_size,
-        context_tokens=spec.context_tokens,
-        max_step_tokens=spec.max_step_tokens,
-        max_step_sequences=spec.max_step_sequences,
-        num_blocks=spec.num_blocks,
-    )
-    outgoing = connect_edge(
-        (connect.following.host, connect.following.port),
-        credentials,
-        Hello(scope=scope, index=spec.index + 1),
-        peer=connect.following.node_id,
-        limits=limits,
-        timeout_seconds=_CONNECT_SECONDS,
-    )
-    incoming = listener.accept(
-        Hello(scope=scope, index=spec.index),
-        peer=connect.preceding.node_id,
-        limits=limits,
-        timeout_seconds=_CONNECT_SECONDS,
-    )
-    program = loaded.program
-    return Stage(loaded.engine, program.shard, program.hidden_size, incoming, outgoing)
-
-
-def _run(channel: ControlChannel, stage: Stage, watch: CallWatch) -> int:
-    """Compute on a thread, answer the agent on this one; returns the exit code."""
-    failures: list[PotluckError] = []
-
-    def compute() -> None:
-        try:
-            stage.run()
-        except EdgeClosedError:
-            pass
-        except PotluckError as error:
-            failures.append(error)
-        except Exception as error:  # noqa: BLE001 - the boundary of the thread
-            _log.exception("the stage failed")
-            failures.append(DefectError(f"the stage failed: {type(error).__name__}: {error}"))
-        finally:
-            try:
-                # Before the edges close: who sees that plans anew, and the unit is out by then.
-                for failure in failures:
-                    channel.send(_failed(failure))
-            finally:
-                channel.stop_receiving()
-                stage.close()
-
-    thread = threading.Thread(target=compute, name="compute", daemon=True)
-    thread.start()
+def _answer(channel: ControlChannel, serving: Serving, watch: CallWatch) -> None:
+    """Do what the agent asks until it goes away, or the stage fails."""
     process = psutil.Process()
-    while isinstance(channel.receive(), Report):
-        channel.send(_stats(stage.totals, process.memory_info().rss, watch.busy_seconds))
-    stage.close()
-    thread.join()
-    return 1 if failures else 0
+    while (message := channel.receive()) is not None:
+        match message:
+            case Listen():
+                host, port = serving.listen()
+                channel.send(Listening(epoch=message.epoch, host=host, port=port))
+            case Connect():
+                serving.connect(message)
+            case Disconnect():
+                serving.disconnect(message.epoch)
+            case Report():
+                rss = process.memory_info().rss
+                channel.send(_stats(serving.totals, rss, watch.busy_seconds))
+            case _:
+                raise DefectError(f"the agent sent {type(message).__name__} to a loaded stage")
 
 
 def _stats(totals: StageTotals, resident_bytes: int, busy_seconds: float) -> Stats:
@@ -237,6 +218,7 @@ def _stats(totals: StageTotals, resident_bytes: int, busy_seconds: float) -> Sta
         num_sent_bytes=totals.num_sent_bytes,
         resident_bytes=resident_bytes,
         busy_seconds=busy_seconds,
+        num_dropped_frames=totals.num_dropped_frames,
     )
 
 

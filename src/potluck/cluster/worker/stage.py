@@ -13,6 +13,7 @@ from potluck.cluster.steps import decode_step, encode_failure, encode_sampled
 from potluck.errors import EdgeError, EngineError, PotluckError, UnitFaultError
 from potluck.types.engine import Engine
 from potluck.types.program import Shard
+from potluck.types.step import StepId
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,10 +25,15 @@ class StageTotals:
     compute_seconds: float = 0.0
     send_seconds: float = 0.0
     num_sent_bytes: int = 0
+    num_dropped_frames: int = 0
 
 
 class Stage:
-    """Runs an engine between two edges, until one of them closes."""
+    """Runs an engine between two edges, until one of them closes.
+
+    The first frame may have any step id, each later one the next. A frame that comes late or twice
+    has a lower one: it is counted in ``totals`` and dropped.
+    """
 
     def __init__(
         self,
@@ -36,13 +42,15 @@ class Stage:
         hidden_size: int,
         incoming: IncomingEdge,
         outgoing: OutgoingEdge,
+        totals: StageTotals,
     ) -> None:
         self._engine = engine
         self._shard = shard
         self._hidden_size = hidden_size
         self._incoming = incoming
         self._outgoing = outgoing
-        self.totals = StageTotals()
+        self._totals = totals
+        self._next_step: StepId | None = None
 
     def run(self) -> None:
         """Serve steps. Raises ``EdgeError`` when an edge ends (``EdgeClosedError`` if closed), and
@@ -50,19 +58,27 @@ class Stage:
         """
         while True:
             frame = self._incoming.receive()
-            if frame.kind is FrameKind.FAILURE:
-                self._outgoing.send(FrameKind.FAILURE, frame.step_id, frame.header)
-            elif frame.kind is FrameKind.STEP:
-                self._step(frame)
-            else:
+            if frame.kind not in (FrameKind.STEP, FrameKind.FAILURE):
                 raise EdgeError(
                     self._incoming.peer_node_id, f"it sent an unexpected {frame.kind.name} frame"
                 )
+            if not self._is_next(frame.step_id):
+                self._totals.num_dropped_frames += 1
+            elif frame.kind is FrameKind.FAILURE:
+                self._outgoing.send(FrameKind.FAILURE, frame.step_id, frame.header)
+            else:
+                self._step(frame)
 
-    def close(self) -> None:
-        """Close both edges, from any thread."""
-        self._incoming.close()
-        self._outgoing.close()
+    def _is_next(self, step_id: StepId) -> bool:
+        """Whether a frame is to be computed; raises ``EdgeError`` if one before it is missing."""
+        expected = self._next_step
+        if expected is not None and step_id < expected:
+            return False
+        if expected is not None and step_id > expected:
+            peer = self._incoming.peer_node_id
+            raise EdgeError(peer, f"it sent step {step_id} and not {expected}, which comes first")
+        self._next_step = StepId(step_id + 1)
+        return True
 
     def _step(self, frame: Frame) -> None:
         step = decode_step(frame.header)
@@ -88,7 +104,7 @@ class Stage:
         else:
             header, payload, kind = frame.header, result.hidden.data, FrameKind.STEP
         self._outgoing.send(kind, frame.step_id, header, payload)
-        totals = self.totals
+        totals = self._totals
         totals.num_steps += 1
         totals.num_tokens += step.num_tokens
         totals.compute_seconds += computed - started

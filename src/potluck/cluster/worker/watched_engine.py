@@ -82,6 +82,11 @@ class WatchedEngine:
         with self._watch.call("a step", times=_times(step)):
             return self._engine.logits(step, hidden)
 
+    def reset(self) -> None:
+        """As the engine's."""
+        with self._watch.call("forgetting the sequences"):
+            self._engine.reset()
+
     def close(self) -> None:
         """As the engine's."""
         with self._watch.call("giving back the unit's memory"):

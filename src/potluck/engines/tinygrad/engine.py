@@ -120,6 +120,10 @@ class TinygradEngine:
         self._sampler.close(step.closed)
         return np.concatenate([self._new_logits(0), *pieces])
 
+    def reset(self) -> None:
+        """See ``Engine``: the sampler alone knows of sequences."""
+        self._sampler.reset()
+
     def close(self) -> None:
         """Free weights and cache."""
         if self._calls is None:

@@ -15,10 +15,11 @@ from support.cluster_calls import A, B, C, PlayedMembership, a_record
 from support.edges import credentials
 
 from potluck.cluster.agent import coordination as module
-from potluck.cluster.agent import isolation
+from potluck.cluster.agent import isolation, takeover
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.stages import StageHost
+from potluck.cluster.agent.takeover import Takeovers
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.calls import (
@@ -89,9 +90,11 @@ class Node:
         )
         monkeypatch.setattr(self.coordination, "_read", self.read)
         monkeypatch.setattr(isolation, "_MORE_SECONDS", 0.005)
-        monkeypatch.setattr(module, "_SETTLE_SECONDS", 0.02)
-        monkeypatch.setattr(module, "_TURN_SECONDS", 0.1)
+        monkeypatch.setattr(takeover, "_SETTLE_SECONDS", 0.02)
+        monkeypatch.setattr(takeover, "_TURN_SECONDS", 0.1)
         monkeypatch.setattr(module, "Deployment", lambda record, *_, **__: FakeDeployment(record))
+        takeovers = Takeovers(cast(Any, self.membership), self.coordination, spawn=self.spawn)
+        self.spawn(takeovers.run())
 
     async def read(self, _: str) -> tuple[object, object]:
         if not self.is_readable:
@@ -183,7 +186,7 @@ def test_one_that_cannot_take_over_tries_again(
         await asyncio.sleep(0.1)
         assert len(node.resumed) == 1
 
-    monkeypatch.setattr(module, "_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(takeover, "_AGAIN_SECONDS", 0.05)
     asyncio.run(run())
 
 
@@ -285,7 +288,8 @@ def test_a_node_that_joins_is_told_by_the_coordinator_or_in_its_stead(
         node.membership.others = others
         record = msgspec.structs.replace(a_record(3, C), epoch=a_record(3, coordinator).epoch)
         node.coordination.heard(record)
-        await node.coordination.joined(C)
+        node.coordination.joined(C)
+        await asyncio.sleep(0.01)
         assert node.membership.called("deployment.put") == ([C] if tells else [])
         await node.end()
 

@@ -17,8 +17,16 @@ from potluck.cluster.agent import stages
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.cluster.agent.worker_notes import WorkerNotes
-from potluck.cluster.calls import StageLost, StageScope
-from potluck.cluster.worker.messages import Load, Loaded, Progress, StageSpec, Stats
+from potluck.cluster.calls import ConnectStage, ReleaseStages, StageLost, StageScope
+from potluck.cluster.worker.messages import (
+    Connect,
+    Load,
+    Loaded,
+    Peer,
+    Progress,
+    StageSpec,
+    Stats,
+)
 from potluck.engines.backends import BACKENDS
 from potluck.errors import EngineError, PotluckError, UnitFaultError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
@@ -80,7 +88,14 @@ class FakeWorker:
     loads: ClassVar[list[Load]] = []
     starting: asyncio.Event
 
-    def __init__(self, on_end: Callable[[FakeWorker, PotluckError], None]) -> None:
+    def __init__(
+        self,
+        on_end: Callable[[FakeWorker, PotluckError], None],
+        on_disconnected: Callable[[FakeWorker, Epoch, str], None],
+    ) -> None:
+        self.on_disconnected = on_disconnected
+        self.said: list[str] = []
+        self.refuses = ""
         self.pid = 2**22 + len(FakeWorker.made)  # above the kernel's largest
         self.on_end = on_end
         self.is_killed = False
@@ -91,9 +106,13 @@ class FakeWorker:
         FakeWorker.made.append(self)
 
     @classmethod
-    async def start(cls, on_end: Callable[[FakeWorker, PotluckError], None]) -> FakeWorker:
+    async def start(
+        cls,
+        on_end: Callable[[FakeWorker, PotluckError], None],
+        on_disconnected: Callable[[FakeWorker, Epoch, str], None],
+    ) -> FakeWorker:
         await cls.starting.wait()
-        return cls(on_end)
+        return cls(on_end, on_disconnected)
 
     async def load(
         self, message: Load, *, stall_seconds: float
@@ -102,6 +121,22 @@ class FakeWorker:
         yield Progress(done_bytes=0, total_bytes=1)
         await self.may_load.wait()
         yield LOADED
+
+    async def listen(self, epoch: Epoch) -> tuple[str, int]:
+        self.said.append(f"listen {epoch.number}")
+        return "new", len(self.said)
+
+    async def connect(self, message: Connect) -> None:
+        self.said.append(f"connect {message.epoch.number} as {message.index}")
+        if self.refuses:
+            self.on_disconnected(self, message.epoch, self.refuses)
+            raise EngineError(self.refuses)
+
+    def disconnect(self, epoch: Epoch) -> None:
+        self.said.append(f"disconnect {epoch.number}")
+
+    async def wait_disconnected(self) -> None:
+        self.said.append("wait")
 
     async def stats(self) -> Stats | None:
         return None
@@ -116,11 +151,11 @@ class FakeWorker:
 @pytest.fixture
 def make_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], tuple[StageHost, list[StageLost]]]:
+) -> Callable[..., tuple[StageHost, list[StageLost]]]:
     monkeypatch.setattr(stages, "WorkerProcess", FakeWorker)
     failed.clear()
 
-    def make() -> tuple[StageHost, list[StageLost]]:
+    def make(orphan_seconds: float = 60.0) -> tuple[StageHost, list[StageLost]]:
         FakeWorker.made = []
         FakeWorker.loads = []
         FakeWorker.starting = asyncio.Event()
@@ -140,6 +175,7 @@ def make_host(
             packed_cache_bytes=None,
             unit_step_seconds=30.0,
             stall_seconds=60.0,
+            orphan_seconds=orphan_seconds,
             unit_failed=lambda unit_id, failure: failed.append((unit_id, failure.fault)),
             report_lost=report_lost,
         )
@@ -148,7 +184,7 @@ def make_host(
     return make
 
 
-MakeHost = Callable[[], tuple[StageHost, list[StageLost]]]
+MakeHost = Callable[..., tuple[StageHost, list[StageLost]]]
 
 
 async def start(host: StageHost, spec: StageSpec) -> None:
@@ -160,23 +196,214 @@ def alive() -> list[int]:
     return [number for number, each in enumerate(FakeWorker.made) if not each.is_killed]
 
 
-def test_the_highest_epoch_is_obeyed(make_host: MakeHost) -> None:
+def connecting(spec: StageSpec) -> ConnectStage:
+    peer = Peer(node_id=B)
+    return ConnectStage(
+        deployment=spec.deployment,
+        connect=Connect(epoch=spec.epoch, index=spec.index, preceding=peer, following=peer),
+    )
+
+
+async def loaded_by(host: StageHost, spec: StageSpec) -> Loaded:
+    async for event in host.start(spec):
+        if isinstance(event, Loaded):
+            return event
+        FakeWorker.made[-1].may_load.set()
+    raise AssertionError("the last event is Loaded")
+
+
+def test_a_worker_is_kept_for_the_same_stage_of_a_higher_epoch(make_host: MakeHost) -> None:
+    async def run() -> None:
+        host, lost = make_host()
+        assert await loaded_by(host, at(1)) == LOADED
+        await host.connect(connecting(at(1)))
+        # Counted otherwise, in another place, and yet the same.
+        moved = msgspec.structs.replace(at(2), num_bytes=7, device_bytes=7)
+        kept = await loaded_by(host, moved)
+        assert (kept.host, kept.is_kept, kept.read_bytes, kept.seconds) == ("new", True, 0, 0.0)
+        assert kept.memory == LOADED.memory
+        worker = FakeWorker.made[0]
+        assert worker.said == ["connect 1 as 0", "listen 2"]  # epoch 1 goes on
+        assert [each.epoch.number for each in host.memory.held] == [1]
+        await host.connect(connecting(at(2)))
+        assert worker.said[2:] == ["connect 2 as 0"]
+        assert [each.epoch.number for each in host.memory.held] == [2]
+        assert host.memory.planned_bytes == 1000
+        assert alive() == [0]
+        assert lost == []
+
+    asyncio.run(run())
+
+
+MIDDLE = msgspec.structs.replace(SPEC, index=1, num_stages=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_kept"),
+    [
+        ({"index": 2}, True),
+        ({"num_stages": 3}, True),
+        ({"index": 0}, False),  # has the embedding as well
+        ({"index": 3}, False),  # has the head as well
+        ({"end_layer": 2}, False),
+        ({"num_blocks": 5}, False),
+        ({"quantization": Quantization.Q8_0}, False),
+        ({"is_mapped": True}, False),
+        ({"max_step_tokens": 65}, False),
+    ],
+)
+def test_what_is_the_same_stage(
+    make_host: MakeHost, changes: dict[str, object], is_kept: bool
+) -> None:
+    async def run() -> None:
+        host, _ = make_host()
+        await start(host, MIDDLE)
+        later = msgspec.structs.replace(MIDDLE, epoch=at(2).epoch, **changes)
+        assert (await loaded_by(host, later)).is_kept is is_kept
+        assert alive() == ([0] if is_kept else [0, 1])
+
+    asyncio.run(run())
+
+
+def test_the_highest_epoch_that_was_connected_is_obeyed(make_host: MakeHost) -> None:
+    async def run() -> None:
+        host, _ = make_host()
+        other = msgspec.structs.replace(at(2), end_layer=2)
+        await start(host, at(1))
+        await host.connect(connecting(at(1)))
+        await start(host, other)  # nothing is connected at 2 yet
+        await start(host, msgspec.structs.replace(at(1), end_layer=3, index=1, num_stages=2))
+        await host.connect(connecting(other))
+        first, second, _ = FakeWorker.made
+        assert first.said[-1] == "disconnect 1"
+        assert second.said == ["connect 2 as 0"]
+        for refused in (start(host, at(1)), host.connect(connecting(at(1)))):
+            with pytest.raises(EngineError, match="epoch 1 of d is over"):
+                await refused
+        with pytest.raises(EngineError, match="here already"):
+            await start(host, other)
+        with pytest.raises(EngineError, match="is not loaded here"):
+            await host.connect(connecting(at(3)))
+        assert alive() == [0, 1, 2]
+
+    asyncio.run(run())
+
+
+def test_a_lower_epoch_does_not_get_what_a_higher_one_has_asked_for(make_host: MakeHost) -> None:
+    async def run() -> None:
+        host, _ = make_host()
+        await start(host, at(1))
+        await start(host, at(3))
+        with pytest.raises(EngineError, match="epoch 2 of d is over: epoch 3 has asked"):
+            await start(host, at(2))
+
+    asyncio.run(run())
+
+
+def test_a_record_of_a_higher_epoch_cuts_edges_and_ends_what_loads(make_host: MakeHost) -> None:
     async def run() -> None:
         host, lost = make_host()
         await start(host, at(1))
-        assert host.memory.planned_bytes == 1000
-        await start(host, at(2))
-        assert alive() == [1]
+        await host.connect(connecting(at(1)))
+        loading = host.start(msgspec.structs.replace(at(1), index=1, num_stages=2))
+        await anext(loading)
+        await host.supersede(D, Epoch(number=2, coordinator=B))
+        assert FakeWorker.made[0].said[-1] == "disconnect 1"
+        assert alive() == [0]
         with pytest.raises(EngineError, match="is over"):
             await start(host, at(1))
-        with pytest.raises(EngineError, match="already"):
-            await start(host, at(2))
-        await host.supersede(D, Epoch(number=3, coordinator=B))
-        assert alive() == []
-        assert host.memory.planned_bytes == 0
-        with pytest.raises(EngineError, match="is over"):
-            await start(host, at(2))
+        FakeWorker.made[0].on_disconnected(FakeWorker.made[0], at(1).epoch, "cut")
+        await asyncio.sleep(0)
+        assert lost == []  # it is this node that has cut it
+        assert (await loaded_by(host, at(2, B))).is_kept
+        await loading.aclose()
+
+    asyncio.run(run())
+
+
+def test_edges_that_end_by_themselves_are_reported_and_the_stage_is_held(
+    make_host: MakeHost,
+) -> None:
+    async def run() -> None:
+        host, lost = make_host()
+        await start(host, at(1))
+        await host.connect(connecting(at(1)))
+        worker = FakeWorker.made[0]
+        for _ in range(2):
+            worker.on_disconnected(worker, at(1).epoch, "closed by the peer")
+        await asyncio.sleep(0)
+        assert [(each.message, each.is_held) for each in lost] == [("closed by the peer", True)]
+        assert alive() == [0]
+        assert (await loaded_by(host, at(2))).is_kept
+        worker.refuses = "no route"
+        with pytest.raises(EngineError, match="no route"):
+            await host.connect(connecting(at(2)))
+        worker.refuses = ""
+        assert (await loaded_by(host, at(3))).is_kept
+        await host.connect(connecting(at(3)))
+
+    asyncio.run(run())
+
+
+def test_an_epoch_that_ends_leaves_what_is_loaded(make_host: MakeHost) -> None:
+    async def run() -> None:
+        host, _ = make_host()
+        scope = StageScope(deployment=D, epoch=at(1).epoch)
+        await start(host, at(1))
+        await host.connect(connecting(at(1)))
+        loading = host.start(msgspec.structs.replace(at(1), index=1, num_stages=2))
+        await anext(loading)
+        assert (await host.end(scope)).crashes == ()
+        assert FakeWorker.made[0].said[1:] == ["disconnect 1", "wait"]
+        assert alive() == [0]
+        for refused in (start(host, at(1)), host.connect(connecting(at(1)))):
+            with pytest.raises(EngineError, match="epoch 1 of d is over"):
+                await refused
+        assert (await loaded_by(host, at(2))).is_kept
+        await loading.aclose()
+
+    asyncio.run(run())
+
+
+def test_what_the_new_plan_does_not_use_is_released(make_host: MakeHost) -> None:
+    async def run() -> None:
+        host, lost = make_host()
+        stages = [
+            msgspec.structs.replace(at(1), index=index, num_stages=3, start_layer=index)
+            for index in range(3)
+        ]
+        for stage in stages:
+            await start(host, stage)
+        later = msgspec.structs.replace(at(3), start_layer=5)
+        await start(host, later)
+        held = host.memory.held
+        assert [each.start_layer for each in held] == [0, 1, 2, 5]
+        keep = tuple(msgspec.structs.replace(each, num_bytes=1) for each in held[1:2])
+        await host.release(ReleaseStages(deployment=D, epoch=at(2).epoch, keep=keep))
+        # Of a higher epoch it is not for this one to say.
+        assert [each.start_layer for each in host.memory.held] == [1, 5]
+        assert host.memory.planned_bytes == 2000
+        await host.connect(connecting(later))
+        await host.release(ReleaseStages(deployment=D, epoch=at(2).epoch))
+        assert [each.start_layer for each in host.memory.held] == [1, 5]
+        await host.release(ReleaseStages(deployment=D, epoch=at(3).epoch))
+        assert host.memory.held == ()
         assert lost == []
+
+    asyncio.run(run())
+
+
+def test_one_of_two_that_hold_the_same_is_released(make_host: MakeHost) -> None:
+    async def run() -> None:
+        host, _ = make_host()
+        spare = msgspec.structs.replace(MIDDLE, index=2)
+        await start(host, MIDDLE)
+        await start(host, spare)
+        await host.connect(connecting(spare))
+        await host.release(
+            ReleaseStages(deployment=D, epoch=at(1).epoch, keep=host.memory.held[:1])
+        )
+        assert alive() == [1]  # the one in use
 
     asyncio.run(run())
 
@@ -220,14 +447,49 @@ def test_a_caller_that_goes_away_leaves_no_worker(make_host: MakeHost) -> None:
     asyncio.run(run())
 
 
-def test_a_coordinator_that_is_gone_takes_its_stages_with_it(make_host: MakeHost) -> None:
+def test_stages_of_a_coordinator_that_is_gone_are_held_for_a_while(make_host: MakeHost) -> None:
     async def run() -> None:
-        host, _ = make_host()
-        await start(host, at(1, A))
+        host, lost = make_host(orphan_seconds=0.05)
         other = msgspec.structs.replace(at(1, B), deployment=DeploymentId("e"))
-        await start(host, other)
+        wanted = msgspec.structs.replace(at(1, A), deployment=DeploymentId("f"))
+        for spec in (at(1, A), other, wanted):
+            await start(host, spec)
+        used = msgspec.structs.replace(at(1, A), deployment=DeploymentId("g"))
+        await start(host, used)
+        await host.connect(connecting(used))
+        loading = host.start(msgspec.structs.replace(at(1), index=1, num_stages=2))
+        await anext(loading)
         await host.coordinator_left(A)
-        assert alive() == [1]
+        assert alive() == [0, 1, 2, 3]  # nobody listens to the one that loads
+        later = msgspec.structs.replace(wanted, epoch=at(2, B).epoch)
+        assert (await loaded_by(host, later)).is_kept
+        await asyncio.sleep(0.2)
+        assert alive() == [1, 2, 3]
+        # One whose edges stand serves somebody whom this node does not see.
+        worker = FakeWorker.made[3]
+        worker.on_disconnected(worker, used.epoch, "closed")
+        await asyncio.sleep(0.2)
+        assert alive() == [1, 2]
+        await host.coordinator_left(B)
+        await asyncio.sleep(0.2)
+        assert alive() == []
+        assert len(lost) == 1
+        await loading.aclose()
+
+    asyncio.run(run())
+
+
+def test_news_of_a_successor_prolongs_the_time(make_host: MakeHost) -> None:
+    async def run() -> None:
+        host, _ = make_host(orphan_seconds=0.3)
+        await start(host, at(1))
+        await host.coordinator_left(A)
+        await asyncio.sleep(0.2)
+        await host.supersede(D, Epoch(number=2, coordinator=B))
+        await asyncio.sleep(0.2)
+        assert alive() == [0]
+        await asyncio.sleep(0.3)  # it may be lost as well
+        assert alive() == []
 
     asyncio.run(run())
 
@@ -327,7 +589,8 @@ def test_a_fault_counts_while_its_stage_is_stopped_and_an_end_by_this_agent_does
     async def run() -> None:
         host, lost = make_host()
         await start(host, at(1))
-        await start(host, at(2))  # its predecessor is stopped
+        await host.stop(StageScope(deployment=D, epoch=at(1).epoch))
+        await start(host, at(2))
         first, second = FakeWorker.made
         first.on_end(first, FAULT)
         assert failed == [(UnitId("cpu/native"), Fault.DRIVER)]

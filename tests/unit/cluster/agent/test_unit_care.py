@@ -16,6 +16,7 @@ from potluck.cluster.agent import unit_care as module
 from potluck.cluster.agent import unit_health
 from potluck.cluster.agent.unit_care import UnitCare
 from potluck.cluster.agent.unit_health import UnitFailure
+from potluck.cluster.agent.unit_outages import UnitOutages
 from potluck.cluster.agent.units import NodeUnit
 from potluck.cluster.calls import CPU_UNIT
 from potluck.cluster.worker.messages import Stats
@@ -73,9 +74,11 @@ class Node:
         self.num_tests = 0
         self.seconds = 0.0
         self.role = Role.SERVES
+        self.outages = UnitOutages()
         self.care = UnitCare(
             (SPEC,),
             cache,
+            self.outages,
             units=self.units,
             workers_on=lambda unit_id: self.workers if unit_id == GPU else [],
             step_seconds=0.2,
@@ -84,7 +87,7 @@ class Node:
 
     def units(self) -> tuple[NodeUnit, ...]:
         trial = Trial(device_id="of-gpu", backend="works", works=True, variants=("only",))
-        role = Role.OUT if GPU in self.care.reasons else self.role
+        role = Role.OUT if GPU in self.outages.reasons() else self.role
         chosen = ChosenUnit(unit_id=GPU, device_id="of-gpu", backend="works", role=role)
         return (NodeUnit(chosen=chosen, device=DEVICE, trial=trial),)
 
@@ -120,10 +123,12 @@ def test_a_unit_that_failed_is_out_at_once_and_back_when_its_test_passes(
     async def run() -> None:
         async with a_node(monkeypatch) as node:
             node.results = [WRONG, PASSES]
-            node.care.failed(GPU, HUNG)
-            assert node.care.reasons[GPU].startswith("hung: a step took long (tested again after")
-            await node.reach(lambda: "its self-test fails" in node.care.reasons[GPU])
-            await node.reach(lambda: not node.care.reasons)
+            node.outages.failed(GPU, HUNG)
+            assert node.outages.reasons()[GPU].startswith(
+                "hung: a step took long (tested again after"
+            )
+            await node.reach(lambda: "its self-test fails" in node.outages.reasons()[GPU])
+            await node.reach(lambda: not node.outages.reasons())
 
     monkeypatch.setattr(unit_health, "RETEST_SECONDS", (0.05, 0.2))
     asyncio.run(run())
@@ -135,11 +140,11 @@ def test_while_a_test_takes_its_time_the_agent_does_nothing(
     async def run() -> float:
         async with a_node(monkeypatch) as node:
             node.seconds = 0.5
-            node.care.failed(GPU, NAN)
+            node.outages.failed(GPU, NAN)
             started = time.process_time()
             await asyncio.sleep(0.4)
             used = time.process_time() - started
-            await node.reach(lambda: "its self-test passes" in node.care.reasons[GPU])
+            await node.reach(lambda: "its self-test passes" in node.outages.reasons()[GPU])
             return used
 
     assert asyncio.run(run()) < 0.1
@@ -148,8 +153,8 @@ def test_while_a_test_takes_its_time_the_agent_does_nothing(
 def test_suspicion_is_looked_into_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with a_node(monkeypatch) as node:
-            node.care.failed(GPU, NAN)
-            await node.reach(lambda: "NaN, and its self-test passes" in node.care.reasons[GPU])
+            node.outages.failed(GPU, NAN)
+            await node.reach(lambda: "NaN, and its self-test passes" in node.outages.reasons()[GPU])
             assert node.num_tests == 1
 
     asyncio.run(run())
@@ -162,8 +167,10 @@ def test_a_test_that_cannot_be_run_is_one_that_failed(monkeypatch: pytest.Monkey
     async def run() -> None:
         async with a_node(monkeypatch) as node:
             monkeypatch.setattr(module, "retest", fails)
-            node.care.failed(GPU, NAN)
-            await node.reach(lambda: "fails: OSError: no more processes" in node.care.reasons[GPU])
+            node.outages.failed(GPU, NAN)
+            await node.reach(
+                lambda: "fails: OSError: no more processes" in node.outages.reasons()[GPU]
+            )
 
     asyncio.run(run())
 
@@ -171,8 +178,8 @@ def test_a_test_that_cannot_be_run_is_one_that_failed(monkeypatch: pytest.Monkey
 def test_the_native_cpu_is_never_out(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with a_node(monkeypatch) as node:
-            node.care.failed(CPU_UNIT, HUNG)
-            assert node.care.reasons == {}
+            node.outages.failed(CPU_UNIT, HUNG)
+            assert node.outages.reasons() == {}
 
     asyncio.run(run())
 
@@ -185,10 +192,10 @@ def test_an_idle_unit_is_tested_and_one_that_lies_is_out(
         async with a_node(monkeypatch) as node:
             node.workers = [FakeWorker() for _ in range(num_workers)]
             await node.reach(lambda: node.num_tests >= 2)  # again and again
-            assert node.care.reasons == {}
+            assert node.outages.reasons() == {}
             node.results = [WRONG]
-            await node.reach(lambda: node.care.reasons)
-            assert node.care.reasons[GPU].startswith(
+            await node.reach(lambda: node.outages.reasons())
+            assert node.outages.reasons()[GPU].startswith(
                 "wrong numbers: its self-test, repeated while it was idle, fails: off by one"
             )
             for worker in node.workers:
@@ -205,11 +212,11 @@ def test_who_has_no_memory_left_for_a_test_is_not_blamed(monkeypatch: pytest.Mon
             worker = FakeWorker()
             node.workers, node.results = [worker], [REFUSES]
             await node.reach(lambda: node.num_tests >= 2)
-            assert node.care.reasons == {}
+            assert node.outages.reasons() == {}
             assert worker.failures == []
             node.workers = []
-            await node.reach(lambda: node.care.reasons)
-            assert node.care.reasons[GPU].startswith("driver error: its self-test")
+            await node.reach(lambda: node.outages.reasons())
+            assert node.outages.reasons()[GPU].startswith("driver error: its self-test")
 
     asyncio.run(run())
 
@@ -238,7 +245,7 @@ def test_a_reserve_without_a_stage_is_left_alone(monkeypatch: pytest.MonkeyPatch
             await asyncio.sleep(0.3)
             assert node.num_tests == 0
             node.workers = [FakeWorker()]
-            node.care.failed(UnitId("of-other/works"), NO_MEMORY)  # ends the long pause
+            node.outages.failed(UnitId("of-other/works"), NO_MEMORY)  # ends the long pause
             await node.reach(lambda: node.num_tests)
 
     asyncio.run(run())
@@ -277,7 +284,7 @@ def test_what_is_dangerous_is_not_met_again_by_an_agent_that_restarts(
 ) -> None:
     async def run() -> None:
         async with a_node(monkeypatch, cache=cache) as node:
-            node.care.failed(GPU, HUNG)
+            node.outages.failed(GPU, HUNG)
             await node.reach(lambda: not trial(cache).works)
 
     assert trial(cache).works
@@ -293,7 +300,7 @@ def test_what_is_cured_by_a_restart_is_tried_again(
 ) -> None:
     async def run() -> None:
         async with a_node(monkeypatch, cache=cache) as node:
-            node.care.failed(GPU, NO_MEMORY)
+            node.outages.failed(GPU, NO_MEMORY)
             await asyncio.sleep(0.1)
 
     asyncio.run(run())
@@ -306,13 +313,13 @@ def test_one_that_stays_out_comes_back_when_somebody_tries_it(
     async def run() -> None:
         async with a_node(monkeypatch, cache=cache) as node:
             for _ in range(3):
-                await node.reach(lambda: not node.care.reasons)
-                node.care.failed(GPU, NO_MEMORY)
-            assert "fault 3 within an hour" in node.care.reasons[GPU]
+                await node.reach(lambda: not node.outages.reasons())
+                node.outages.failed(GPU, NO_MEMORY)
+            assert "fault 3 within an hour" in node.outages.reasons()[GPU]
             await node.reach(lambda: GPU in node.care._quarantined)
             assert not trial(cache).works
             assert trial(cache, retry=True).works
-            await node.reach(lambda: not node.care.reasons)
+            await node.reach(lambda: not node.outages.reasons())
 
     monkeypatch.setattr(unit_health, "RETEST_SECONDS", (0.02,))
     monkeypatch.setattr(module, "_REST_SECONDS", 0.05)
@@ -341,9 +348,11 @@ def test_a_defect_in_a_look_or_in_a_test_does_not_end_the_care(
 
     async def run() -> None:
         async with a_node(monkeypatch) as node:
-            node.care.failed(GPU, NAN)
-            await node.reach(lambda: "fails: KeyError: 'a test'" in node.care.reasons.get(GPU, ""))
-            await node.reach(lambda: GPU not in node.care.reasons)
+            node.outages.failed(GPU, NAN)
+            await node.reach(
+                lambda: "fails: KeyError: 'a test'" in node.outages.reasons().get(GPU, "")
+            )
+            await node.reach(lambda: GPU not in node.outages.reasons())
 
     asyncio.run(run())
     assert "the units could not be looked after" in caplog.text

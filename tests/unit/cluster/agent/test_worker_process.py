@@ -58,7 +58,8 @@ LOAD = Load(
     num_threads=1,
     packed_cache_bytes=None,
 )
-CONNECT = Connect(preceding=Peer(node_id=NODE), following=Peer(node_id=NODE))
+EPOCH = Epoch(number=1, coordinator=NODE)
+CONNECT = Connect(epoch=EPOCH, index=0, preceding=Peer(node_id=NODE), following=Peer(node_id=NODE))
 
 PRELUDE = """
 import os, socket, struct, sys, time
@@ -91,7 +92,9 @@ async def worker(script: str) -> AsyncGenerator[tuple[WorkerProcess, list[Potluc
             str(theirs.fileno()),
             pass_fds=[theirs.fileno()],
         )
-    started = WorkerProcess(process, reader, writer, lambda _, error: ends.append(error))
+    started = WorkerProcess(
+        process, reader, writer, lambda _, error: ends.append(error), lambda *_: None
+    )
     try:
         yield started, ends
     finally:
@@ -147,8 +150,8 @@ def test_nobody_waits_for_one_that_has_ended() -> None:
     async def run() -> None:
         async with worker(SAY_LOADED + "channel.recv(1); os._exit(3)") as (process, _):
             async with asyncio.timeout(5):
+                assert await process.stats() is None  # it is not loaded
                 assert (await load(process)).port == 1
-                assert await process.stats() is None  # it is not connected
                 with pytest.raises(EngineError, match="the worker ended"):
                     await process.connect(CONNECT)
                 with pytest.raises(EngineError, match="the worker ended"):

@@ -6,33 +6,38 @@ import asyncio
 import dataclasses
 import gc
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
+import msgspec
 import pytest
-from support.cluster_calls import A, B, PlayedMembership, a_record, stage_on
+from support.cluster_calls import A, B, PlayedMembership, a_plan, a_record, stage_on
 
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, ModelFingerprint, StageLost
-from potluck.cluster.coordinator import answering, left_out
+from potluck.cluster.coordinator import attempt, left_out, machine
 from potluck.cluster.coordinator import deployment as module
+from potluck.cluster.coordinator.attempt import Surroundings
 from potluck.cluster.coordinator.deployment import Deployment
+from potluck.cluster.coordinator.edges import StageAddress
 from potluck.cluster.coordinator.left_out import NodeUnitId, StageStalledError
 from potluck.cluster.coordinator.planning import PlannedModel
 from potluck.engines.costs import CostOf, cost_of
 from potluck.errors import (
     DefectError,
     EngineError,
+    MovedError,
     ParameterError,
     PotluckError,
     RefusedRequestError,
 )
-from potluck.serving.dispatcher import Dispatcher
+from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.cluster import UnitId
+from potluck.types.cluster import NodeId, UnitId
+from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 from potluck.types.sequence import SequenceRequest
-from potluck.types.step import SamplingParams, Step
+from potluck.types.step import SampledToken, SamplingParams, Step
 
 
 class SilentPipeline:
@@ -42,48 +47,76 @@ class SilentPipeline:
     latest: ClassVar[SilentPipeline]
 
     def __init__(self, *arguments: Any, **__: object) -> None:
+        self.on_outcome: OnOutcome = arguments[2]
         self.on_lost: Callable[[PotluckError], None] = arguments[3]
+        self.steps: list[Step] = []
         SilentPipeline.latest = self
 
     def submit(self, step: Step) -> None:
-        return
+        self.steps.append(step)
+
+    def answer(self) -> None:
+        """Complete the oldest step after all; each sequence gets its next position as a token."""
+        step = self.steps.pop(0)
+        ends = [(part.sequence_id, part.start_position + len(part.tokens)) for part in step.slices]
+        sampled = tuple(
+            SampledToken(sequence_id=each, position=end, token=end) for each, end in ends
+        )
+        self.on_outcome(StepOutcome(step=step, sampled=sampled))
 
     def close(self) -> None:
         return
 
 
+def a_planned_stage() -> SimpleNamespace:
+    size = SimpleNamespace(
+        context_tokens=64,
+        num_blocks=16,
+        quantization=Quantization.NONE,
+        arithmetic=Arithmetic.EXACT,
+        is_mapped=False,
+    )
+    plan = SimpleNamespace(shard=Shard.whole(4), size=size, memory=a_plan())
+    return SimpleNamespace(node_id=B, unit_id=UnitId("cpu/native"), plan=plan)
+
+
 class Cluster:
     """What ``Deployment`` asks of others. Planning meets ``failures``, one after the other."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, recovery_wait_seconds: float = 60.0
+    ) -> None:
         self.membership = PlayedMembership(others={B})
         self.said: list[DeploymentRecord] = []
+        self.heard: list[DeploymentRecord] = []
         self.failures: list[Exception] = []
         self.may_load = asyncio.Event()
         self.may_load.set()
         self.num_loading = 0
         self.left_out: list[dict[NodeUnitId, str]] = []
-        monkeypatch.setattr(module, "plan_model", self._plan)
-        monkeypatch.setattr(module, "load_stages", self._load)
-        monkeypatch.setattr(module, "connect_stages", self._connect)
-        monkeypatch.setattr(module, "placement_fields", lambda _: {"stages": (stage_on(B),)})
-        monkeypatch.setattr(module, "RemotePipeline", SilentPipeline)
+        monkeypatch.setattr(attempt, "plan_model", self._plan)
+        monkeypatch.setattr(attempt, "load_stages", self._load)
+        monkeypatch.setattr(attempt, "connect_stages", self._connect)
+        monkeypatch.setattr(attempt, "placement_fields", lambda _: {"stages": (stage_on(B),)})
+        monkeypatch.setattr(attempt, "RemotePipeline", SilentPipeline)
         description = SimpleNamespace(config=SimpleNamespace(hidden_size=8, vocab_size=100))
         self.deployment = Deployment(
-            a_record(state=DeploymentState.LOADING),
+            msgspec.structs.replace(
+                a_record(state=DeploymentState.LOADING),
+                recovery_wait_seconds=recovery_wait_seconds,
+            ),
             cast(Any, description),
             ModelFingerprint(digest=""),
-            membership=cast(Any, self.membership),
-            credentials=cast(Any, None),
-            listen_host="127.0.0.1",
-            step_seconds=1.0,
-            cost_of=cost_of,
-            before_next_epoch=self._look_around,
+            Surroundings(
+                membership=cast(Any, self.membership),
+                credentials=cast(Any, None),
+                listen_host="127.0.0.1",
+                step_seconds=1.0,
+                cost_of=cost_of,
+            ),
             publish=self.said.append,
+            heard=self.heard.append,
         )
-
-    async def _look_around(self) -> None:
-        return
 
     async def _plan(
         self,
@@ -92,6 +125,8 @@ class Cluster:
         arithmetic: Arithmetic | None,
         cost_of: CostOf,
         left_out: Mapping[NodeUnitId, str],
+        record: DeploymentRecord,
+        leaving: Collection[NodeId],
     ) -> PlannedModel:
         self.left_out.append(dict(left_out))
         await asyncio.sleep(0)
@@ -101,7 +136,7 @@ class Cluster:
             quantization=Quantization.NONE,
             arithmetic=arithmetic or Arithmetic.AVX512_BF16,
             arithmetic_note="",
-            stages=(),
+            stages=cast(Any, (a_planned_stage(),)),
             rejections=(),
         )
 
@@ -111,10 +146,10 @@ class Cluster:
             await self.may_load.wait()
         finally:
             self.num_loading -= 1
-        return [object()]
+        return [StageAddress(node_id=B, host="", port=1)]
 
     async def _connect(self, *_: object) -> tuple[object, object]:
-        return object(), object()
+        return SimpleNamespace(close=_ignore), SimpleNamespace(close=_ignore)
 
     async def reach(self, state: DeploymentState, *, epoch: int) -> None:
         async with asyncio.timeout(5):
@@ -130,6 +165,10 @@ class Cluster:
                 await asyncio.sleep(0.005)
 
 
+def _ignore() -> None:
+    return
+
+
 REQUEST = SequenceRequest(prompt_tokens=(1, 2), sampling=SamplingParams())
 
 
@@ -138,30 +177,70 @@ async def ask(cluster: Cluster, request: SequenceRequest = REQUEST) -> None:
         continue
 
 
-def test_a_lost_node_fails_requests_at_once_and_the_next_epoch_begins(
+def test_sequences_go_on_after_a_lost_node_and_new_ones_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def run() -> None:
         cluster = Cluster(monkeypatch)
         await cluster.deployment.start()
         assert cluster.deployment.record.epoch.number == 1
-        asking = asyncio.create_task(ask(cluster))
+        tokens: list[int] = []
+
+        async def read() -> None:
+            async for token in cluster.deployment.generate(REQUEST):
+                tokens.append(token.token)
+
+        asking = asyncio.create_task(read())
         await asyncio.sleep(0.01)
         load = cluster.deployment.load
         assert load is not None
         assert load.num_running == 1
+        SilentPipeline.latest.answer()
+        SilentPipeline.latest.answer()
+        await asyncio.sleep(0.01)
         cluster.may_load.clear()
         cluster.deployment.node_left(B)
-        with pytest.raises(EngineError, match=f"node {B} was lost"):
-            await asyncio.wait_for(asking, 1)
         await cluster.loading()
-        assert cluster.membership.called("stage.stop") == [B]
-        with pytest.raises(EngineError, match="cannot answer now"):
-            await ask(cluster)
+        assert cluster.membership.called("stage.stop") == []
+        assert cluster.deployment.load is None
+        SilentPipeline.latest.answer()  # too late
+        waiting = asyncio.create_task(
+            ask(cluster, dataclasses.replace(REQUEST, prompt_tokens=(9,)))
+        )
+        await asyncio.sleep(0.01)
+        assert tokens == [2, 3]
         cluster.may_load.set()
         await cluster.reach(DeploymentState.READY, epoch=2)
+        (step,) = SilentPipeline.latest.steps
+        assert [part.tokens for part in step.slices] == [(1, 2, 2, 3), (9,)]
+        assert [each.output_tokens for each in step.opened] == [(2, 3), ()]
+        SilentPipeline.latest.answer()
+        await asyncio.sleep(0.01)
+        assert tokens == [2, 3, 4]
+        await cluster.deployment.close()
+        assert await errors_of([asking, waiting]) == [MovedError, MovedError]
+
+    asyncio.run(run())
+
+
+def test_a_request_that_waits_too_long_for_stages_is_told_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        cluster = Cluster(monkeypatch, recovery_wait_seconds=0.2)
+        await cluster.deployment.start()
+        asking = asyncio.create_task(ask(cluster))
+        await asyncio.sleep(0.01)
+        cluster.failures = [PotluckError("3 GiB are missing")] * 100
+        cluster.deployment.node_left(B)
+        async with asyncio.timeout(2):
+            with pytest.raises(EngineError, match="3 GiB are missing"):
+                await asking
+            with pytest.raises(EngineError, match="3 GiB are missing"):
+                await ask(cluster)
         await cluster.deployment.close()
 
+    monkeypatch.setattr(machine, "PAUSE_SECONDS", (0.0, 60.0))
     asyncio.run(run())
 
 
@@ -175,7 +254,7 @@ def test_removed_while_it_loads_nothing_goes_on(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(EngineError, match="removed while"):
             await starting
         assert cluster.num_loading == 0
-        assert cluster.membership.called("stage.stop") == [B]
+        assert cluster.membership.called("stage.stop") == [A, B]
         cluster.may_load.set()
         await asyncio.sleep(0.05)
         assert cluster.said[-1].state is DeploymentState.REMOVED
@@ -247,7 +326,7 @@ def test_a_later_try_that_fails_is_repeated_without_a_new_epoch(
         assert any(str(failure) in reason for reason in reasons)
         await cluster.deployment.close()
 
-    monkeypatch.setattr(module, "_PAUSE_SECONDS", (0.0, 0.01))
+    monkeypatch.setattr(machine, "PAUSE_SECONDS", (0.0, 0.01))
     asyncio.run(run())
 
 
@@ -255,7 +334,7 @@ def test_a_node_that_joins_ends_the_pause(monkeypatch: pytest.MonkeyPatch) -> No
     async def run() -> None:
         cluster = Cluster(monkeypatch)
         await cluster.deployment.start()
-        cluster.failures = [PotluckError("no room")]
+        cluster.failures = [PotluckError("no room"), PotluckError("no room")]
         cluster.deployment.node_left(B)
         await asyncio.sleep(0.05)
         assert cluster.deployment.record.state is DeploymentState.DEGRADED
@@ -263,7 +342,7 @@ def test_a_node_that_joins_ends_the_pause(monkeypatch: pytest.MonkeyPatch) -> No
         await cluster.reach(DeploymentState.READY, epoch=2)
         await cluster.deployment.close()
 
-    monkeypatch.setattr(module, "_PAUSE_SECONDS", (0.0, 60.0))
+    monkeypatch.setattr(machine, "PAUSE_SECONDS", (0.0, 60.0))
     asyncio.run(run())
 
 
@@ -329,8 +408,8 @@ def test_a_first_try_that_lost_a_unit_is_followed_by_others(
         assert cluster.deployment.record.state is DeploymentState.READY
         assert cluster.deployment.record.reason == ""
         said = [each.reason for each in cluster.said]
-        assert "no room on the first; gpu 0 is out" in said
-        assert "being placed; gpu 0 is out; gpu 1 is out" in said
+        assert "being placed; no room on the first; gpu 0 is out" in said
+        assert "being placed; nor on the second; gpu 0 is out; gpu 1 is out" in said
         assert {each.state for each in cluster.said} == {
             DeploymentState.LOADING,
             DeploymentState.READY,
@@ -366,7 +445,7 @@ def test_a_plan_without_a_lost_unit_is_made_at_once(monkeypatch: pytest.MonkeyPa
         assert any("gpu 2 is out" in each.reason for each in cluster.said)
         await cluster.deployment.close()
 
-    monkeypatch.setattr(module, "_PAUSE_SECONDS", (60.0,))
+    monkeypatch.setattr(machine, "PAUSE_SECONDS", (60.0,))
     some_units_are_out(monkeypatch, [(f"gpu {number} is out",) for number in range(3)])
     asyncio.run(run())
 
@@ -380,11 +459,11 @@ def test_what_goes_on_is_told_at_once_and_how_far_it_is_now_and_then(
             on_progress("loading", done, 4)
         on_progress("warming up", 4, 4)
         on_progress("warming up", 4, 4)
-        return [object()]
+        return [StageAddress(node_id=B, host="", port=1)]
 
     async def run() -> list[tuple[str, int]]:
         cluster = Cluster(monkeypatch)
-        monkeypatch.setattr(module, "load_stages", load)
+        monkeypatch.setattr(attempt, "load_stages", load)
         await cluster.deployment.start()
         await cluster.deployment.close()
         return [(each.reason, each.done_bytes) for each in cluster.said]
@@ -421,11 +500,11 @@ def test_a_request_that_ends_two_epochs_by_a_defect_is_refused_and_named(
     async def run() -> None:
         cluster = Cluster(monkeypatch)
         await cluster.deployment.start()
-        for epoch, kind in ((2, EngineError), (3, RefusedRequestError)):
-            asking = await computed(cluster, guilty)
+        asking = await computed(cluster, guilty)
+        for epoch in (2, 3):
             SilentPipeline.latest.on_lost(DEFECT)
-            assert await errors_of(asking) == [kind]
             await cluster.reach(DeploymentState.READY, epoch=epoch)
+        assert await errors_of(asking) == [RefusedRequestError]
         with pytest.raises(RefusedRequestError, match="has twice ended what serves demo"):
             await ask(cluster, dataclasses.replace(REQUEST, request_id="cmpl-again"))
         assert cluster.deployment.record.epoch.number == 3
@@ -433,7 +512,7 @@ def test_a_request_that_ends_two_epochs_by_a_defect_is_refused_and_named(
         other.cancel()
         await cluster.deployment.close()
 
-    monkeypatch.setattr(module, "_PAUSE_SECONDS", (0.0,))
+    monkeypatch.setattr(machine, "PAUSE_SECONDS", (0.0,))
     asyncio.run(run())
     (line,) = [each.message for each in caplog.records if "is refused from now on" in each.message]
     assert line.startswith("demo: the request cmpl-guilty is refused")
@@ -446,22 +525,23 @@ def test_a_crash_that_a_node_has_seen_counts_and_a_lost_node_does_not(
     async def run() -> None:
         cluster = Cluster(monkeypatch)
         await cluster.deployment.start()
-        ends: list[tuple[tuple[str, ...], type[PotluckError]]] = [
-            ((), EngineError),
-            ((), EngineError),
-            (("stage 0: killed by SIGSEGV",), EngineError),
-            ((), EngineError),  # alone, and still innocent of this one
-            (("stage 0: killed by SIGSEGV",), RefusedRequestError),
+        asking = await computed(cluster, REQUEST)
+        ends: list[tuple[str, ...]] = [
+            (),
+            (),
+            ("stage 0: killed by SIGSEGV",),
+            (),  # alone, and still innocent of this one
+            ("stage 0: killed by SIGSEGV",),
         ]
-        for epoch, (crashes, kind) in enumerate(ends, 2):
+        for epoch, crashes in enumerate(ends, 2):
+            assert not asking[0].done()
             cluster.membership.crashes = crashes
-            asking = await computed(cluster, REQUEST)
             cluster.deployment.node_left(B)
-            assert await errors_of(asking) == [kind]
             await cluster.reach(DeploymentState.READY, epoch=epoch)
+        assert await errors_of(asking) == [RefusedRequestError]
         await cluster.deployment.close()
 
-    monkeypatch.setattr(module, "_PAUSE_SECONDS", (0.0,))
+    monkeypatch.setattr(machine, "PAUSE_SECONDS", (0.0,))
     asyncio.run(run())
 
 
@@ -470,22 +550,25 @@ def test_only_who_was_in_a_step_is_a_suspect(monkeypatch: pytest.MonkeyPatch) ->
         cluster = Cluster(monkeypatch)
         await cluster.deployment.start()
         waiting = dataclasses.replace(REQUEST, prompt_tokens=(3,))
+        guilty, other = await computed(cluster, REQUEST, waiting)  # one step at a time
         for epoch in (2, 3):
-            asking = await computed(cluster, REQUEST, waiting)  # one step is in flight at a time
+            assert [len(step.slices) for step in SilentPipeline.latest.steps] == [1]
             SilentPipeline.latest.on_lost(DEFECT)
-            await errors_of(asking)
             await cluster.reach(DeploymentState.READY, epoch=epoch)
+        assert await errors_of([guilty]) == [RefusedRequestError]
         with pytest.raises(RefusedRequestError):
             await ask(cluster)
-        (other,) = await computed(cluster, waiting)
+        (step,) = SilentPipeline.latest.steps
+        assert [part.tokens for part in step.slices] == [waiting.prompt_tokens]
+        assert not other.done()
         other.cancel()
         await cluster.deployment.close()
 
-    monkeypatch.setattr(module, "_PAUSE_SECONDS", (0.0,))
+    monkeypatch.setattr(machine, "PAUSE_SECONDS", (0.0,))
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("place", ["units_out", "_stop_stages", "publish"])
+@pytest.mark.parametrize("place", ["units_out", "_crashes", "publish"])
 def test_whatever_goes_wrong_at_an_end_the_next_epoch_begins(
     monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -504,8 +587,8 @@ def test_whatever_goes_wrong_at_an_end_the_next_epoch_begins(
 
         if place == "units_out":
             monkeypatch.setattr(module, "units_out", fail_soon)
-        elif place == "_stop_stages":
-            monkeypatch.setattr(cluster.deployment, "_stop_stages", fail_soon)
+        elif place == "_crashes":
+            monkeypatch.setattr(cluster.deployment, "_crashes", fail_soon)
         else:
             monkeypatch.setattr(cluster.deployment, "_publish", fail)
         cluster.deployment.node_left(B)
@@ -513,7 +596,7 @@ def test_whatever_goes_wrong_at_an_end_the_next_epoch_begins(
         assert not failures
         await cluster.deployment.close()
 
-    monkeypatch.setattr(module, "_PAUSE_SECONDS", (0.0, 0.01))
+    monkeypatch.setattr(machine, "PAUSE_SECONDS", (0.0, 0.01))
     asyncio.run(run())
 
 
@@ -567,34 +650,33 @@ def test_a_worker_that_stalls_is_told_of_by_either_of_two_ways(
 
 
 def test_a_lost_epoch_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[weakref.ref[Dispatcher]] = []
+    made: list[weakref.ref[SilentPipeline]] = []
 
-    def make(*arguments: Any) -> Dispatcher:
-        dispatcher = Dispatcher(*arguments)
-        made.append(weakref.ref(dispatcher))
-        return dispatcher
+    def make(*arguments: Any, **options: Any) -> SilentPipeline:
+        pipeline = SilentPipeline(*arguments, **options)
+        made.append(weakref.ref(pipeline))
+        return pipeline
 
-    monkeypatch.setattr(answering, "Dispatcher", make)
-    monkeypatch.setattr(module, "_PAUSE_SECONDS", (0.0,))
+    monkeypatch.setattr(machine, "PAUSE_SECONDS", (0.0,))
 
     async def run() -> None:
         cluster = Cluster(monkeypatch)
+        monkeypatch.setattr(attempt, "RemotePipeline", make)
         await cluster.deployment.start()
+        asking = await computed(cluster, REQUEST)
         num_tasks = 0
         for epoch in range(2, 22):
-            asking = await computed(cluster, REQUEST)
             cluster.deployment.node_left(B)
-            await errors_of(asking)
             await cluster.reach(DeploymentState.READY, epoch=epoch)
             cluster.said.clear()
             cluster.left_out.clear()
             if epoch == 3:
                 num_tasks = len(asyncio.all_tasks())
-        del asking
         gc.collect()
         assert len(made) == 21
         assert sum(each() is not None for each in made) == 1
         assert len(asyncio.all_tasks()) == num_tasks
         await cluster.deployment.close()
+        assert await errors_of(asking) == [MovedError]
 
     asyncio.run(run())

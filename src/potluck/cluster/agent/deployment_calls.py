@@ -1,0 +1,60 @@
+"""Calls about deployments: their records, and what their coordinators are told and asked."""
+
+from __future__ import annotations
+
+from potluck.cluster.agent.coordination import Coordination
+from potluck.cluster.calls import (
+    ClaimAnswer,
+    DeploymentRecord,
+    Named,
+    StageLost,
+    Vacate,
+    decode,
+    encode,
+)
+from potluck.cluster.membership import MethodTable
+
+
+class DeploymentCalls:
+    """Answers for what this node coordinates, or knows of. For use in the agent's loop."""
+
+    def __init__(self, coordination: Coordination) -> None:
+        self._coordination = coordination
+
+    def register(self, methods: MethodTable) -> None:
+        """Have the calls answered."""
+        methods.register("stage.lost", self._on_stage_lost)
+        methods.register("deployment.put", self._on_put)
+        methods.register("deployment.claim", self._on_claim)
+        methods.register("deployment.remove", self._on_remove)
+        methods.register("deployment.vacate", self._on_vacate)
+        methods.register("deployment.metrics", self._on_metrics)
+
+    async def _on_stage_lost(self, payload: bytes) -> bytes:
+        lost = decode(payload, StageLost)
+        deployment = self._coordination.coordinated.get(lost.deployment)
+        if deployment is not None:
+            deployment.stage_lost(lost)
+        return b""
+
+    async def _on_claim(self, payload: bytes) -> bytes:
+        return encode(ClaimAnswer(is_granted=True))
+
+    async def _on_put(self, payload: bytes) -> bytes:
+        self._coordination.heard(decode(payload, DeploymentRecord))
+        return b""
+
+    async def _on_remove(self, payload: bytes) -> bytes:
+        await self._coordination.remove(decode(payload, Named).deployment)
+        return b""
+
+    async def _on_vacate(self, payload: bytes) -> bytes:
+        request = decode(payload, Vacate)
+        deployment = self._coordination.coordinated.get(request.deployment)
+        if deployment is not None:
+            await deployment.vacate(request.node_id)
+        return b""
+
+    async def _on_metrics(self, payload: bytes) -> bytes:
+        deployment = self._coordination.coordinated.get(decode(payload, Named).deployment)
+        return encode(None if deployment is None else await deployment.metrics())

@@ -1,0 +1,84 @@
+"""The first record of a deployment: what the user asked for, checked against the model."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from potluck.catalog import ModelDescription
+from potluck.cluster.calls import (
+    Deploy,
+    DeploymentRecord,
+    DeploymentState,
+    ModelFingerprint,
+)
+from potluck.errors import ParameterError
+from potluck.scheduling import DEFAULT_CONTEXT_TOKENS
+from potluck.types.arithmetic import Arithmetic, ArithmeticChoice
+from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.quantization import Quantization
+from potluck.types.ranges import require_number
+
+_DEFAULT_CACHE_CONTEXTS = 4
+
+
+def new_record(
+    request: Deploy,
+    description: ModelDescription,
+    fingerprint: ModelFingerprint,
+    *,
+    model_id: str,
+    coordinator: NodeId,
+) -> DeploymentRecord:
+    """Return the record of a deployment that has no plan yet.
+
+    Raise ``ParameterError`` for a context or a cache that is not possible.
+    """
+    most = description.config.max_context_tokens
+    for name, number in (
+        ("context", request.context_tokens),
+        ("cache", request.cache_tokens),
+        ("recovery_wait", request.recovery_wait_seconds),
+        ("spares", request.num_spares),
+    ):
+        if number is not None:
+            require_number(name, number)
+    context = request.context_tokens
+    if context is None:
+        context = min(most, DEFAULT_CONTEXT_TOKENS)
+    if not 2 <= context <= most:
+        raise ParameterError(
+            "context",
+            f"a context of {context} tokens is not possible",
+            hint=f"this model allows 2 to {most}",
+        )
+    cache = request.cache_tokens
+    if cache is None:
+        cache = _DEFAULT_CACHE_CONTEXTS * context
+    if cache < context:
+        raise ParameterError(
+            "cache",
+            f"a cache of {cache} tokens does not hold one context of {context}",
+            hint="give a larger --cache, or a smaller --context",
+        )
+    return DeploymentRecord(
+        deployment=DeploymentId(secrets.token_hex(4)),
+        epoch=Epoch(number=0, coordinator=coordinator),
+        revision=0,
+        # Nodes that read it later, and a successor, read the same commit.
+        model=description.files.pinned_name,
+        model_id=model_id,
+        created=int(time.time()),
+        context_tokens=context,
+        cache_tokens=cache,
+        num_layers=description.config.num_layers,
+        quantization=request.quantization or Quantization.NONE,
+        may_quantize=request.quantization is None,
+        is_mapped=request.is_mapped,
+        arithmetic=(Arithmetic.EXACT if request.arithmetic is ArithmeticChoice.EXACT else None),
+        state=DeploymentState.LOADING,
+        fingerprint=fingerprint,
+        sampling_defaults=dict(description.sampling_defaults),
+        recovery_wait_seconds=request.recovery_wait_seconds,
+        num_spares=request.num_spares,
+    )

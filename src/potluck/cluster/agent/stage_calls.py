@@ -1,0 +1,69 @@
+"""Calls of coordinators about the stages that this node computes: ``stage.*``, but for
+``stage.lost``, which goes the other way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+
+from potluck.cluster.agent.stages import StageHost
+from potluck.cluster.calls import (
+    ConnectStage,
+    ReleaseStages,
+    StageLost,
+    StageScope,
+    Stalled,
+    decode,
+    encode,
+)
+from potluck.cluster.membership import Membership, MethodTable
+from potluck.cluster.worker.messages import StageSpec
+from potluck.errors import CallError, StalledError
+
+
+async def report_lost(membership: Membership, lost: StageLost) -> None:
+    """Tell the coordinator that a stage of this node ended by itself."""
+    with suppress(CallError):  # the coordinator is lost itself: its successor plans anew
+        await membership.call(lost.epoch.coordinator, "stage.lost", encode(lost))
+
+
+class StageCalls:
+    """Answers for the stages. For use in the agent's loop."""
+
+    def __init__(self, stages: StageHost) -> None:
+        self._stages = stages
+
+    def register(self, methods: MethodTable) -> None:
+        """Have the calls answered."""
+        methods.register_stream("stage.start", self._on_start)
+        methods.register("stage.connect", self._on_connect)
+        methods.register("stage.stop", self._on_stop)
+        methods.register("stage.end", self._on_end)
+        methods.register("stage.release", self._on_release)
+        methods.register("stage.stats", self._on_stats)
+
+    async def _on_start(self, payload: bytes) -> AsyncGenerator[bytes, None]:
+        try:
+            async with aclosing(self._stages.start(decode(payload, StageSpec))) as events:
+                async for event in events:
+                    yield encode(event)
+        except StalledError as error:
+            yield encode(Stalled(message=error.message))
+
+    async def _on_connect(self, payload: bytes) -> bytes:
+        await self._stages.connect(decode(payload, ConnectStage))
+        return b""
+
+    async def _on_stop(self, payload: bytes) -> bytes:
+        return encode(await self._stages.stop(decode(payload, StageScope)))
+
+    async def _on_end(self, payload: bytes) -> bytes:
+        return encode(await self._stages.end(decode(payload, StageScope)))
+
+    async def _on_release(self, payload: bytes) -> bytes:
+        await self._stages.release(decode(payload, ReleaseStages))
+        return b""
+
+    async def _on_stats(self, payload: bytes) -> bytes:
+        return encode(await self._stages.stats(decode(payload, StageScope)))

@@ -1,0 +1,264 @@
+"""One attempt of a deployment to serve: from its plan to a pipeline over the stages of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from potluck.catalog import ModelDescription
+from potluck.cluster.calls import DeploymentRecord, HeldStage, ModelFingerprint
+from potluck.cluster.coordinator.answering import OnOver, OpenPipeline
+from potluck.cluster.coordinator.claiming import Grant, Refusal, claim
+from potluck.cluster.coordinator.edges import StageAddress
+from potluck.cluster.coordinator.keeping import Holding
+from potluck.cluster.coordinator.left_out import NodeUnitId
+from potluck.cluster.coordinator.pipeline import RemotePipeline
+from potluck.cluster.coordinator.planning import (
+    DeploymentSize,
+    PlannedModel,
+    as_mapped,
+    placement_fields,
+    size_of,
+)
+from potluck.cluster.coordinator.spares import Sparing
+from potluck.cluster.coordinator.starting import connect_stages, load_stages
+from potluck.cluster.coordinator.survey import plan_model
+from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.membership import Membership
+from potluck.cluster.trust.credentials import Credentials
+from potluck.cluster.worker.messages import Loaded
+from potluck.engines.costs import CostOf
+from potluck.scheduling import SchedulerLimits
+from potluck.serving.pipeline import OnOutcome, StepOutcome
+from potluck.types.cluster import Epoch, NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What every deployment of an agent works with.
+
+    ``step_seconds`` is the longest time for a step through all stages; a stage that has not
+    answered then counts as lost. ``cost_of`` knows what engines take.
+    """
+
+    membership: Membership
+    credentials: Credentials
+    listen_host: str
+    step_seconds: float
+    cost_of: CostOf
+
+
+class Attempt:
+    """Its methods are called in the order in which they stand here, each once.
+
+    ``record`` is the deployment's as it was before, and after :meth:`claim` with the epoch that was
+    taken and the stages of the plan.
+    """
+
+    def __init__(
+        self,
+        around: Surroundings,
+        record: DeploymentRecord,
+        description: ModelDescription,
+        fingerprint: ModelFingerprint,
+    ) -> None:
+        self.record = record
+        self._around = around
+        self._description = description
+        self._fingerprint = fingerprint
+        self.size: DeploymentSize = size_of(description, record)
+        self._planned: PlannedModel | None = None
+        self._grant: Grant | None = None
+        self._addresses: list[StageAddress] = []
+        self._edges: tuple[OutgoingEdge, IncomingEdge] | None = None
+
+    @property
+    def limits(self) -> SchedulerLimits:
+        """For the scheduler of the pipeline."""
+        return SchedulerLimits(
+            num_blocks=self.size.num_blocks,
+            context_tokens=self.size.context_tokens,
+            max_step_tokens=self.size.max_step_tokens,
+            max_step_sequences=self.size.max_step_sequences,
+            max_steps_in_flight=max(1, len(self._addresses)),
+        )
+
+    async def plan(
+        self, without: Collection[NodeId], left_out: Mapping[NodeUnitId, str]
+    ) -> PlannedModel:
+        """Place the model on the nodes that are there. Raises as ``plan_model``."""
+        record = self.record
+        self._planned = await plan_model(
+            self._around.membership,
+            record.model,
+            self._description,
+            self._fingerprint,
+            self.size,
+            may_quantize=record.may_quantize,
+            arithmetic=record.arithmetic,
+            cost_of=self._around.cost_of,
+            left_out=left_out,
+            record=record,
+            leaving=without,
+        )
+        return self._planned
+
+    async def claim(self, above: Epoch, *, may_be_alone: bool) -> Grant | Refusal:
+        """Take an epoch for the plan."""
+        planned = self._the_plan
+        result = await claim(
+            self._around.membership,
+            self.record,
+            above=above,
+            required={stage.node_id for stage in planned.stages},
+            may_be_alone=may_be_alone,
+        )
+        if isinstance(result, Grant):
+            self._grant = result
+            self.size = replace(
+                self.size, quantization=planned.quantization, arithmetic=planned.arithmetic
+            )
+            self.record = msgspec.structs.replace(
+                self.record,
+                epoch=result.epoch,
+                holders=result.holders,
+                has_quorum=result.has_quorum,
+                **placement_fields(planned),
+            )
+        return result
+
+    async def load(
+        self, on_progress: Callable[[str, int, int], None], on_loaded: Callable[[], None]
+    ) -> None:
+        """Have every stage loaded that is not held. Raises as ``load_stages``."""
+
+        def loaded(index: int, stage: Loaded) -> None:
+            stages = list(self.record.stages)
+            stages[index] = msgspec.structs.replace(
+                stages[index],
+                memory=stage.memory,
+                read_bytes=stage.read_bytes,
+                load_seconds=stage.seconds,
+            )
+            self.record = msgspec.structs.replace(self.record, stages=tuple(stages))
+            on_loaded()
+
+        self._addresses = await load_stages(
+            self._around.membership, self.record, self.size, on_progress, loaded
+        )
+
+    async def connect(self) -> None:
+        """Have the stages connected: from here on, no lower epoch computes."""
+        around = self._around
+        self._edges = await connect_stages(
+            around.membership,
+            around.credentials,
+            around.listen_host,
+            self.record,
+            self.size,
+            self._addresses,
+        )
+
+    def pipeline_opener(self, on_first_result: Callable[[], None]) -> OpenPipeline:
+        """What opens the pipeline over the edges, which it then owns.
+
+        ``on_first_result`` is called once, on a thread of the pipeline.
+        """
+        if self._edges is None:
+            raise RuntimeError("the stages are not connected")
+        (outgoing, incoming), self._edges = self._edges, None
+
+        def open_pipeline(on_outcome: OnOutcome, on_lost: OnOver) -> RemotePipeline:
+            has_result = False
+
+            def watched(outcome: StepOutcome) -> None:
+                nonlocal has_result
+                on_outcome(outcome)
+                if outcome.error is None and not has_result:
+                    has_result = True
+                    on_first_result()
+
+            return RemotePipeline(
+                outgoing, incoming, watched, on_lost, step_seconds=self._around.step_seconds
+            )
+
+        return open_pipeline
+
+    def close(self) -> None:
+        """Close edges that no pipeline owns. Idempotent."""
+        edges, self._edges = self._edges, None
+        for edge in edges or ():
+            edge.close()
+
+    def placed(self, record: DeploymentRecord) -> DeploymentRecord:
+        """``record`` with the epoch and the stages of this attempt, if an epoch was taken."""
+        if self._grant is None:
+            return record
+        own = self.record
+        return msgspec.structs.replace(
+            record,
+            epoch=own.epoch,
+            revision=record.revision if record.epoch == own.epoch else 0,
+            holders=own.holders,
+            has_quorum=own.has_quorum,
+            quantization=own.quantization,
+            remarks=own.remarks,
+            arithmetic=own.arithmetic,
+            arithmetic_note=own.arithmetic_note,
+            stages=own.stages,
+            rejections=own.rejections,
+        )
+
+    @property
+    def kept(self) -> tuple[Holding, ...]:
+        """The stages of the plan that workers hold already."""
+        return self._the_plan.kept
+
+    @property
+    def stages(self) -> tuple[Holding, ...]:
+        """Every stage of the plan as its worker holds it."""
+        last = len(self._the_plan.stages) - 1
+        return tuple(
+            Holding(
+                node_id=stage.node_id,
+                stage=HeldStage(
+                    deployment=self.record.deployment,
+                    epoch=self.record.epoch,
+                    unit_id=stage.unit_id,
+                    start_layer=stage.plan.shard.start_layer,
+                    end_layer=stage.plan.shard.end_layer,
+                    has_embedding=index == 0,
+                    has_head=index == last,
+                    context_tokens=stage.plan.size.context_tokens,
+                    num_blocks=stage.plan.size.num_blocks,
+                    quantization=stage.plan.size.quantization,
+                    arithmetic=self.size.arithmetic,
+                    is_mapped=stage.plan.size.is_mapped,
+                    num_bytes=stage.plan.memory.host_bytes,
+                    device_bytes=stage.plan.memory.device_bytes,
+                ),
+            )
+            for index, stage in enumerate(self._the_plan.stages)
+        )
+
+    async def sparings(self) -> tuple[Sparing, ...]:
+        """Every stage of the plan as it can be held by further nodes."""
+        planned = self._the_plan.stages
+        mapped = await asyncio.to_thread(as_mapped, self._description, planned)
+        return tuple(
+            Sparing(
+                stage=holding,
+                memory=stage.plan.memory,
+                mapped=None if variant is None else variant.plan.memory,
+            )
+            for holding, stage, variant in zip(self.stages, planned, mapped, strict=True)
+        )
+
+    @property
+    def _the_plan(self) -> PlannedModel:
+        if self._planned is None:
+            raise RuntimeError("nothing is planned yet")
+        return self._planned

@@ -1,0 +1,126 @@
+"""Taking an epoch: the nodes that know of a deployment are asked to agree to it.
+
+A side of the cluster that is cut off must not outrun the other one. So a coordinator takes an epoch
+only when it has a plan, and only if enough of the deployment's holders promise it that epoch. What
+a node agrees to is decided there (``calls.Claim``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from potluck.cluster.calls import Claim, ClaimAnswer, DeploymentRecord, decode, encode
+from potluck.cluster.membership import Membership
+from potluck.errors import CallError
+from potluck.types.cluster import Epoch, NodeId
+
+CLAIM_SECONDS = 1.0
+"""For a node to answer; one that stands still is noticed by its lease in about as long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """An epoch that was taken. ``holders`` agreed to it, this node included."""
+
+    epoch: Epoch
+    holders: tuple[NodeId, ...]
+    has_quorum: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """An epoch that was not taken.
+
+    ``is_alone``: nobody objects, but too few are in reach. ``highest`` is the highest epoch that a
+    node has seen or promised, and ``record`` one that supersedes the claimant's.
+    """
+
+    reason: str
+    is_alone: bool
+    highest: Epoch | None = None
+    record: DeploymentRecord | None = None
+
+
+def is_quorum(record: DeploymentRecord, granted: Collection[NodeId]) -> bool:
+    """Whether those who ``granted`` an epoch are enough: half of the record's holders or more, or
+    every node that has a stage.
+
+    Exactly half is enough because of clusters of two nodes, of which either can be lost. Where both
+    halves go on, the higher epoch wins once they see each other again.
+    """
+    num_granted = sum(holder in granted for holder in record.holders)
+    nodes = {stage.node_id for stage in record.stages}
+    return 2 * num_granted >= len(record.holders) or (bool(nodes) and nodes <= set(granted))
+
+
+async def claim(
+    membership: Membership,
+    record: DeploymentRecord,
+    *,
+    above: Epoch,
+    required: Collection[NodeId],
+    may_be_alone: bool,
+) -> Grant | Refusal:
+    """Ask all nodes in reach for an epoch above ``above``; this node is asked, too.
+
+    Returns as soon as there is a quorum that all ``required`` nodes, those of the plan, are part
+    of. ``may_be_alone`` accepts less than a quorum, if nobody objects.
+    """
+    own = membership.node_id
+    epoch = Epoch(number=max(above, record.epoch).number + 1, coordinator=own)
+    payload = encode(Claim(deployment=record.deployment, epoch=epoch, known=record.epoch))
+    asked = {
+        asyncio.ensure_future(_ask(membership, node, payload))
+        for node in (membership.nodes() | {own})
+    }
+    granted: set[NodeId] = set()
+    refusals: list[ClaimAnswer] = []
+    try:
+        while asked:
+            done, asked = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            for node, answer in (task.result() for task in done):
+                if answer is not None and answer.is_granted:
+                    granted.add(node)
+                elif answer is not None:
+                    refusals.append(answer)
+            if granted.issuperset({own, *required}) and is_quorum(record, granted):
+                break
+    finally:
+        for task in asked:
+            task.cancel()
+    is_enough = is_quorum(record, granted)
+    if granted.issuperset({own, *required}) and (is_enough or (may_be_alone and not refusals)):
+        return Grant(epoch=epoch, holders=tuple(sorted(granted)), has_quorum=is_enough)
+    if refusals:
+        seen = [answer.highest for answer in refusals if answer.highest is not None]
+        records = [answer.record for answer in refusals if answer.record is not None]
+        return Refusal(
+            reason=refusals[0].reason,
+            is_alone=False,
+            highest=max(seen, default=None),
+            record=max(records, key=lambda each: (each.has_quorum, each.epoch), default=None),
+        )
+    missing = [node for node in required if node not in granted]
+    if missing and is_enough:
+        reason = f"node {missing[0]} does not answer"
+        return Refusal(reason=reason, is_alone=False)
+    num_reached = sum(holder in granted for holder in record.holders)
+    return Refusal(
+        reason=f"only {num_reached} of the {len(record.holders)} nodes that knew of the deployment"
+        " are in reach",
+        is_alone=True,
+    )
+
+
+async def _ask(
+    membership: Membership, node: NodeId, payload: bytes
+) -> tuple[NodeId, ClaimAnswer | None]:
+    try:
+        answer = await membership.call(
+            node, "deployment.claim", payload, timeout_seconds=CLAIM_SECONDS
+        )
+        return node, decode(answer, ClaimAnswer)
+    except CallError:
+        return node, None

@@ -1,0 +1,123 @@
+"""Every live sequence of a deployment, whichever stages compute it.
+
+An entry has what it takes to compute the rest of a sequence on other stages, by another scheduler
+or with another coordinator: the request and the tokens that were committed. It also has the
+subscriber, who notices nothing of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from potluck.errors import PotluckError
+from potluck.types.sequence import CommittedToken, Continuation, SequenceRequest
+from potluck.types.step import SequenceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedToken:
+    """A committed token and the ``time.perf_counter()`` at which it was."""
+
+    token: CommittedToken
+    at_seconds: float
+
+
+Update = TimedToken | PotluckError
+"""What a subscriber receives: tokens, the last with a finish reason, or one error that ends it."""
+
+Subscriber = Callable[[Update], None]
+"""Called under the dispatcher's lock, on any thread: it must be quick and not call back."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LedgerEntry:
+    """A live sequence. Mutable, and changed by its ledger only.
+
+    ``output_tokens`` and ``num_scored`` are as in ``Continuation``. It is computed in steps of its
+    own if ``is_alone``.
+    """
+
+    sequence_id: SequenceId
+    request: SequenceRequest
+    subscriber: Subscriber
+    output_tokens: list[int] = field(default_factory=list)
+    num_scored: int = 0
+    is_alone: bool = False
+
+    @property
+    def continuation(self) -> Continuation:
+        """What was committed so far."""
+        return Continuation(output_tokens=tuple(self.output_tokens), num_scored=self.num_scored)
+
+    @property
+    def next_position(self) -> int:
+        """The position of the token that is committed next."""
+        if self.num_scored < self.request.num_scores:
+            return self.num_scored + 1
+        return len(self.request.prompt_tokens) + len(self.output_tokens)
+
+
+class Ledger:
+    """Live sequences in the order of their arrival. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._entries: dict[SequenceId, LedgerEntry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[LedgerEntry]:
+        """Iterate over a copy: entries may be removed meanwhile."""
+        return iter(tuple(self._entries.values()))
+
+    def get(self, sequence_id: SequenceId) -> LedgerEntry | None:
+        """Return a live sequence, or None if it is not live."""
+        return self._entries.get(sequence_id)
+
+    def add(
+        self,
+        sequence_id: SequenceId,
+        request: SequenceRequest,
+        continuation: Continuation,
+        subscriber: Subscriber,
+        *,
+        is_alone: bool = False,
+    ) -> None:
+        """Take a sequence that goes on after ``continuation``."""
+        if sequence_id in self._entries:
+            raise ValueError(f"sequence {sequence_id} is live already")
+        self._entries[sequence_id] = LedgerEntry(
+            sequence_id=sequence_id,
+            request=request,
+            subscriber=subscriber,
+            output_tokens=list(continuation.output_tokens),
+            num_scored=continuation.num_scored,
+            is_alone=is_alone,
+        )
+
+    def commit(self, token: CommittedToken) -> LedgerEntry:
+        """Note a token, and return its sequence, which is removed if this is its last one.
+
+        Raises ``ValueError`` if the sequence is not live, or the token is not the one after those
+        that were committed: nothing is committed twice or left out.
+        """
+        entry = self._entries.get(token.sequence_id)
+        if entry is None:
+            raise ValueError(f"sequence {token.sequence_id} is not live")
+        if token.position != entry.next_position:
+            raise ValueError(
+                f"sequence {token.sequence_id} was given a token at position {token.position},"
+                f" and the next one is {entry.next_position}"
+            )
+        if token.position < len(entry.request.prompt_tokens):
+            entry.num_scored += 1
+        else:
+            entry.output_tokens.append(token.token)
+        if token.finish_reason is not None:
+            del self._entries[token.sequence_id]
+        return entry
+
+    def remove(self, sequence_id: SequenceId) -> LedgerEntry | None:
+        """Remove a sequence and return it; None if it is not live."""
+        return self._entries.pop(sequence_id, None)

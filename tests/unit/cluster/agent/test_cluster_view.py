@@ -1,0 +1,305 @@
+"""What ``ps`` and ``/cluster`` show of recovery: what is held, what is spare, what is slow."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import jsonschema
+import msgspec
+import pytest
+from support import hardware
+
+import potluck
+from potluck.cluster.agent import gateway as gateway_module
+from potluck.cluster.agent.gateway import AgentGateway
+from potluck.cluster.agent.view import cluster_view, deployment_view
+from potluck.cluster.calls import (
+    DeploymentRecord,
+    DeploymentState,
+    HeldStage,
+    NodeReport,
+    StageRecord,
+)
+from potluck.types.arithmetic import Arithmetic
+from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.gateway import ModelMetrics, ModelState, StageMetrics
+from potluck.types.memory import MemoryPlan
+from potluck.types.quantization import Quantization
+
+A, B, C = (NodeId(letter * 16) for letter in "abc")
+UNIT = UnitId("cpu/native")
+TALES = DeploymentId("00000001")
+EPOCH = Epoch(number=3, coordinator=A)
+SCHEMAS = Path(potluck.__file__).parent / "cli" / "schemas"
+
+
+def memory() -> MemoryPlan:
+    return MemoryPlan(
+        weights=(("bf16", 100),),
+        cache_bytes=1,
+        rope_bytes=2,
+        scratch_bytes=3,
+        staging_bytes=4,
+        process_bytes=5,
+        is_on_device=False,
+    )
+
+
+def placed(node_id: NodeId, start: int, end: int) -> StageRecord:
+    return StageRecord(
+        node_id=node_id, unit_id=UNIT, start_layer=start, end_layer=end, memory=memory()
+    )
+
+
+def record(**changes: Any) -> DeploymentRecord:
+    made = DeploymentRecord(
+        deployment=TALES,
+        epoch=EPOCH,
+        revision=1,
+        model="demo",
+        model_id="tales",
+        created=1_700_000_000,
+        context_tokens=64,
+        cache_tokens=256,
+        num_layers=9,
+        quantization=Quantization.NONE,
+        may_quantize=False,
+        is_mapped=False,
+        state=DeploymentState.READY,
+        stages=(placed(A, 0, 5), placed(B, 5, 9)),
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def held(start: int, end: int, *, deployment: DeploymentId = TALES, epoch: int = 3) -> HeldStage:
+    return HeldStage(
+        deployment=deployment,
+        epoch=Epoch(number=epoch, coordinator=A),
+        unit_id=UNIT,
+        start_layer=start,
+        end_layer=end,
+        has_embedding=start == 0,
+        has_head=False,
+        context_tokens=64,
+        num_blocks=16,
+        quantization=Quantization.NONE,
+        arithmetic=Arithmetic.EXACT,
+        is_mapped=False,
+        num_bytes=115,
+        device_bytes=0,
+    )
+
+
+def node(node_id: NodeId, *stages: HeldStage) -> NodeReport:
+    return NodeReport(
+        node_id=node_id,
+        name="board",
+        host_id="h",
+        version="1",
+        address="127.0.0.1:1",
+        http_address=None,
+        available_bytes=1,
+        available_reason="",
+        memory_limit_bytes=None,
+        usable_bytes=1,
+        pools=(),
+        untaken_bytes=0,
+        is_draining=False,
+        units=(),
+        held=stages,
+        hardware=hardware.report(),
+    )
+
+
+def metrics(epoch: int, *slowdowns: float | None) -> ModelMetrics:
+    return ModelMetrics(
+        model_id="tales",
+        num_waiting=0,
+        num_running=0,
+        num_blocks=1,
+        num_free_blocks=1,
+        epoch=epoch,
+        stages=tuple(
+            StageMetrics(
+                stage=index,
+                node_id=B,
+                num_steps=1,
+                compute_seconds=1.0,
+                memory_bytes=1,
+                slowdown=slowdown,
+            )
+            for index, slowdown in enumerate(slowdowns)
+        ),
+    )
+
+
+def view(
+    *reports: NodeReport, of: DeploymentRecord | None = None, metrics: tuple[ModelMetrics, ...] = ()
+) -> dict[str, Any]:
+    document = cluster_view(A, reports, [], {}, [of or record()], metrics)
+    schema = json.loads((SCHEMAS / "cluster.json").read_text())
+    told = json.loads(json.dumps(document))
+    jsonschema.validate(told, schema)
+    return cast(dict[str, Any], told)
+
+
+def places(stages: list[Mapping[str, Any]]) -> list[tuple[object, ...]]:
+    return [(each["node_id"], each["start_layer"], each["end_layer"]) for each in stages]
+
+
+def test_what_is_held_and_not_used_is_spare() -> None:
+    other = DeploymentId("00000002")
+    document = view(
+        node(A, held(0, 5), held(5, 9)),
+        node(B, held(5, 9, epoch=2), held(5, 9), held(0, 9, deployment=other)),
+        node(C, held(0, 5)),
+    )
+    (shown,) = document["deployments"]
+    assert places(shown["spares"]) == [(A, 5, 9), (B, 5, 9), (C, 0, 5)]
+    assert [len(each["held"]) for each in document["nodes"]] == [2, 3, 1]
+    assert document["nodes"][1]["held"][2] == {
+        "deployment": other,
+        "unit_id": UNIT,
+        "start_layer": 0,
+        "end_layer": 9,
+        "epoch": {"number": 3, "coordinator": A},
+        "num_bytes": 115,
+        "device_bytes": 0,
+        "is_mapped": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("known", "shown"),
+    [
+        ((), []),
+        ((metrics(3, 1.9, None),), []),
+        ((metrics(3, 1.0, 4.5),), [{"stage": 1, "node_id": B, "slowdown": 4.5}]),
+        ((metrics(2, 9.0, 9.0),), []),
+    ],
+    ids=["unknown", "as usual", "slow", "of an earlier epoch"],
+)
+def test_slow_stages_are_those_of_the_epoch_in_force(
+    known: tuple[ModelMetrics, ...], shown: list[Mapping[str, Any]]
+) -> None:
+    (deployment,) = view(metrics=known)["deployments"]
+    assert deployment["slow_stages"] == shown
+
+
+def test_a_deployment_tells_how_it_recovers() -> None:
+    recovering = record(
+        recovery_wait_seconds=7.5,
+        num_spares=1,
+        num_recoveries=2,
+        recovery_seconds=1.25,
+        has_quorum=False,
+    )
+    (shown,) = view(of=recovering)["deployments"]
+    assert shown["recovery_wait_seconds"] == 7.5
+    assert (shown["num_recoveries"], shown["recovery_seconds"]) == (2, 1.25)
+    assert (shown["num_spares"], shown["has_quorum"]) == (1, False)
+    document = {"schema": "potluck.deploy/1", **deployment_view(recovering)}
+    jsonschema.validate(
+        json.loads(json.dumps(document)), json.loads((SCHEMAS / "deploy.json").read_text())
+    )
+
+
+def agent_with(records: list[DeploymentRecord]) -> Any:
+    registry = SimpleNamespace(live=lambda: tuple(records))
+    membership = SimpleNamespace(nodes=lambda: frozenset({A}))
+    return SimpleNamespace(
+        coordination=SimpleNamespace(registry=registry, is_draining=False),
+        membership=membership,
+        node_id=A,
+        incompatible={},
+    )
+
+
+def test_when_a_model_will_be_ready_counts_from_when_it_was_heard() -> None:
+    async def main() -> None:
+        records = [record(state=DeploymentState.LOADING, ready_in_seconds=5.0)]
+        gateway = AgentGateway(agent_with(records))
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        loop.time = lambda: now  # type: ignore[method-assign]
+
+        def expected() -> float | None:
+            (status,) = gateway.models()
+            return status.ready_in_seconds
+
+        assert expected() == pytest.approx(5.0)
+        now += 3
+        assert expected() == pytest.approx(2.0)
+        now += 3
+        assert expected() == 0
+        records[0] = msgspec.structs.replace(records[0], revision=2)
+        assert expected() == pytest.approx(5.0)
+        records[0] = record(state=DeploymentState.DEGRADED, revision=3, recovery_seconds=4.0)
+        assert expected() == pytest.approx(4.0)
+        records[0] = record(state=DeploymentState.DEGRADED, revision=4)
+        assert expected() is None
+        records[0] = record(revision=5, ready_in_seconds=5.0)
+        assert expected() is None
+
+    asyncio.run(main())
+
+
+def test_a_model_is_not_ready_without_its_coordinator_nor_at_a_node_that_leaves() -> None:
+    async def main() -> None:
+        agent = agent_with([record()])
+        gateway = AgentGateway(agent)
+
+        def seen() -> list[tuple[ModelState, str]]:
+            (status,) = gateway.models()
+            (shown,) = cast(Any, gateway.cluster_state())["deployments"]
+            return [(status.state, status.reason), (ModelState(shown["state"]), shown["reason"])]
+
+        assert seen() == [(ModelState.READY, "")] * 2
+        agent.membership.nodes = lambda: frozenset({B})
+        agent.node_id = B
+        (state, reason), shown = seen()
+        assert (state, reason) == shown
+        assert state is ModelState.DEGRADED
+        assert f"node {A}, which coordinated it, is lost" in reason
+        agent.membership.nodes = lambda: frozenset({A})
+        agent.coordination.is_draining = True
+        leaving = (ModelState.DEGRADED, "this node is about to leave the cluster")
+        assert seen() == [leaving, (ModelState.READY, "")]
+
+    asyncio.run(main())
+
+
+def test_a_stage_that_is_stuck_does_not_hold_up_what_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gateway_module, "_SLOW_STAGES_SECONDS", 0.05)
+
+    async def reports(*_: object, **__: object) -> tuple[list[NodeReport], list[Any]]:
+        return [node(A, held(0, 5))], []
+
+    monkeypatch.setattr(gateway_module, "gather_reports", reports)
+
+    async def main() -> None:
+        agent = agent_with([record()])
+        answers = asyncio.Event()
+
+        async def slow_metrics() -> tuple[ModelMetrics, ...]:
+            await answers.wait()
+            return (metrics(3, 3.0),)
+
+        agent.metrics = slow_metrics
+        gateway = AgentGateway(agent)
+        await asyncio.wait_for(gateway.refresh_cluster(), 5)
+        (shown,) = cast(Any, gateway.cluster_state())["deployments"]
+        assert shown["slow_stages"] == []
+        answers.set()
+        await gateway.refresh_cluster()
+        (shown,) = cast(Any, gateway.cluster_state())["deployments"]
+        assert [each["slowdown"] for each in shown["slow_stages"]] == [3.0]
+
+    asyncio.run(main())

@@ -1,0 +1,326 @@
+"""Requests that wait for stages, go on after a loss, move, are accused, or wait too long."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from potluck.cluster.coordinator import answering as module
+from potluck.cluster.coordinator.answering import Answering, OnOver
+from potluck.errors import (
+    DefectError,
+    EngineError,
+    InsufficientMemoryError,
+    MovedError,
+    OverloadedError,
+    ParameterError,
+    PotluckError,
+    RefusedRequestError,
+)
+from potluck.scheduling import SchedulerLimits
+from potluck.serving.pipeline import OnOutcome, StepOutcome
+from potluck.types.sequence import NOTHING_COMMITTED, Continuation, SequenceRequest
+from potluck.types.step import SampledToken, SamplingParams, Step
+
+LIMITS = SchedulerLimits(
+    num_blocks=8, context_tokens=64, max_step_tokens=64, max_step_sequences=8, max_steps_in_flight=1
+)
+REQUEST = SequenceRequest(prompt_tokens=(1, 2), sampling=SamplingParams(), max_new_tokens=4)
+OTHER = dataclasses.replace(REQUEST, prompt_tokens=(7, 8))
+NO_ROOM = InsufficientMemoryError(4 << 30, 1 << 30, "3 GiB of memory are missing", hint="add some")
+
+
+class PlayedPipeline:
+    """Answers a step with the positions of its tokens when it is told to."""
+
+    sent = None
+
+    def __init__(self, on_outcome: OnOutcome, on_lost: OnOver) -> None:
+        self.on_outcome, self.on_lost = on_outcome, on_lost
+        self.steps: list[Step] = []
+        self.is_closed = False
+
+    def submit(self, step: Step) -> None:
+        self.steps.append(step)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def answer(self) -> None:
+        step = self.steps.pop(0)
+        ends = [(part.sequence_id, part.start_position + len(part.tokens)) for part in step.slices]
+        sampled = tuple(
+            SampledToken(sequence_id=each, position=end, token=end) for each, end in ends
+        )
+        self.on_outcome(StepOutcome(step=step, sampled=sampled))
+
+
+class Played:
+    """An ``Answering``, its clock and its pipelines."""
+
+    def __init__(self, *, wait_seconds: float = 60.0) -> None:
+        self.now = 1000.0
+        self.reason: PotluckError = NO_ROOM
+        self.overs: list[PotluckError] = []
+        self.answering = Answering(
+            "demo",
+            100,
+            LIMITS,
+            recovery_wait_seconds=wait_seconds,
+            why_not=lambda: self.reason,
+            retry_after=lambda: 17,
+            clock=lambda: self.now,
+        )
+        self.pipeline: PlayedPipeline
+
+    def attach(self) -> None:
+        def open_pipeline(on_outcome: OnOutcome, on_lost: OnOver) -> Any:
+            self.pipeline = PlayedPipeline(on_outcome, on_lost)
+            return self.pipeline
+
+        self.answering.attach(LIMITS, open_pipeline, self.overs.append)
+
+    def ask(
+        self, request: SequenceRequest = REQUEST, continuation: Continuation = NOTHING_COMMITTED
+    ) -> tuple[asyncio.Task[None], list[int]]:
+        tokens: list[int] = []
+
+        async def read() -> None:
+            async for token in self.answering.generate(request, continuation):
+                tokens.append(token.token)
+
+        return asyncio.create_task(read()), tokens
+
+    async def lose(self, error: PotluckError, defect: str = "") -> None:
+        self.pipeline.on_lost(error)
+        self.answering.judge(await self.answering.detach(), defect)
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(10):
+            await test()
+
+    asyncio.run(bounded())
+
+
+def test_what_is_asked_before_there_are_stages_waits_for_them() -> None:
+    async def test() -> None:
+        played = Played()
+        task, tokens = played.ask()
+        await settle()
+        assert not played.answering.is_attached
+        assert played.answering.load.num_waiting == 1
+        played.attach()
+        for _ in range(4):
+            played.pipeline.answer()
+        await task
+        assert tokens == [2, 3, 4, 5]
+        assert not played.answering._asked
+
+    run(test)
+
+
+def test_sequences_go_on_over_the_next_stages_and_late_results_are_dropped() -> None:
+    async def test() -> None:
+        played = Played()
+        played.attach()
+        task, tokens = played.ask()
+        await settle()
+        played.pipeline.answer()
+        played.pipeline.answer()
+        old = played.pipeline
+        await played.lose(EngineError("gone"))
+        assert old.is_closed
+        assert [each.message for each in played.overs] == ["gone"]
+        old.answer()
+        await settle()
+        assert tokens == [2, 3]
+        assert played.answering.num_dropped_outcomes == 1
+        played.attach()
+        (opening,) = played.pipeline.steps[0].opened
+        assert opening.output_tokens == (2, 3)
+        old.on_lost(EngineError("told once more"))
+        assert played.answering.is_attached, "another pipeline was lost"
+        played.pipeline.answer()
+        played.pipeline.answer()
+        await task
+        assert tokens == [2, 3, 4, 5]
+
+    run(test)
+
+
+def test_a_continuation_yields_what_follows_it() -> None:
+    async def test() -> None:
+        played = Played()
+        played.attach()
+        task, tokens = played.ask(REQUEST, Continuation(output_tokens=(2, 3, 4)))
+        await settle()
+        played.pipeline.answer()
+        await task
+        assert tokens == [5]
+        for outputs in ((2, 3, 4, 5), (100,)):
+            task, _ = played.ask(REQUEST, Continuation(output_tokens=outputs))
+            with pytest.raises(ParameterError):
+                await task
+
+    run(test)
+
+
+def test_a_sequence_fails_when_it_has_waited_since_its_arrival_or_the_loss() -> None:
+    async def test() -> None:
+        played = Played(wait_seconds=60.0)
+        answering = played.answering
+        first, _ = played.ask()
+        await settle()
+        assert answering.expire(NO_ROOM, 1059.9) == 1060.0
+        played.attach()
+        assert answering.expire(NO_ROOM, 5000.0) is None, "it is computed"
+        played.now = 5000.0
+        await played.lose(EngineError("gone"))
+        played.now = 5030.0
+        second, _ = played.ask(OTHER)
+        await settle()
+        assert answering.expire(NO_ROOM, 5059.9) == 5060.0
+        assert answering.expire(NO_ROOM, 5060.0) == 5090.0
+        with pytest.raises(InsufficientMemoryError, match="3 GiB of memory are missing"):
+            await first
+        assert not second.done()
+        assert answering.expire(EngineError("other"), 5090.0) is None
+        with pytest.raises(EngineError, match="other"):
+            await second
+        assert answering.load.num_waiting == 0
+
+    run(test)
+
+
+def test_a_timer_ends_the_wait_with_the_reason_of_that_moment() -> None:
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        played = Played(wait_seconds=0.1)
+        played.answering._clock = loop.time
+        started = loop.time()
+        task, _ = played.ask()
+        await settle()
+        played.reason = EngineError("still loading")
+        await asyncio.sleep(0.05)
+        later, _ = played.ask()
+        with pytest.raises(EngineError, match="still loading"):
+            await task
+        assert 0.1 <= loop.time() - started < 1.0
+        assert not later.done()
+        with pytest.raises(EngineError, match="still loading"):
+            await later
+        assert 0.15 <= loop.time() - started < 1.0
+
+    run(test)
+
+
+def test_too_many_that_wait_are_told_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        played = Played()
+        tasks = [played.ask()[0] for _ in range(3)]
+        await settle()
+        refused, _ = played.ask()
+        with pytest.raises(OverloadedError) as told:
+            await refused
+        assert told.value.retry_after_seconds == 17
+        continued, _ = played.ask(REQUEST, Continuation(output_tokens=(2,)))
+        await settle()
+        assert not continued.done(), "it was admitted once"
+        another, _ = played.ask(REQUEST, Continuation(output_tokens=(2,)))
+        with pytest.raises(OverloadedError):
+            await another
+        for task in (*tasks, continued):
+            task.cancel()
+        await asyncio.gather(*tasks, continued, return_exceptions=True)
+        assert played.answering.load.num_waiting == 0
+
+    monkeypatch.setattr(module, "MAX_WAITING_SEQUENCES", 3)
+    monkeypatch.setattr(module, "_MAX_CONTINUED_SEQUENCES", 4)
+    run(test)
+
+
+def test_only_a_defect_accuses_and_only_the_guilty_ends() -> None:
+    async def test() -> None:
+        played = Played()
+        played.attach()
+        guilty, _ = played.ask()
+        await settle()
+        innocent, tokens = played.ask(OTHER)  # waits for the step in flight
+        await settle()
+        await played.lose(EngineError("a node was lost"))
+        played.attach()
+        assert len(played.pipeline.steps[0].slices) == 2, "nobody is accused"
+        await played.lose(DefectError("boom"), "boom")
+        played.attach()
+        alone = played.pipeline.steps[0].slices
+        assert [part.tokens for part in alone] == [(1, 2)], "alone, and first"
+        await played.lose(DefectError("boom"), "boom")
+        with pytest.raises(RefusedRequestError):
+            await guilty
+        played.attach()
+        for _ in range(4):
+            assert len(played.pipeline.steps[0].slices) == 1
+            played.pipeline.answer()
+        await innocent
+        assert tokens == [2, 3, 4, 5]
+        again, _ = played.ask()
+        with pytest.raises(RefusedRequestError):
+            await again
+        cleared, _ = played.ask(OTHER)
+        other, _ = played.ask(dataclasses.replace(REQUEST, prompt_tokens=(5,)))
+        await settle()
+        played.pipeline.answer()
+        assert len(played.pipeline.steps[0].slices) == 2, "it has completed, and is no suspect"
+        await played.answering.end(EngineError("over"))
+        await asyncio.gather(cleared, other, return_exceptions=True)
+
+    run(test)
+
+
+def test_a_deployment_that_moves_ends_its_sequences_after_their_tokens() -> None:
+    async def test() -> None:
+        played = Played()
+        played.attach()
+        task, tokens = played.ask()
+        await settle()
+        played.pipeline.answer()
+        played.answering.move()
+        assert not played.answering.is_attached
+        played.pipeline.answer()  # committed nowhere
+        with pytest.raises(MovedError):
+            await task
+        assert tokens == [2]
+        await played.answering.end(EngineError("undeployed"))
+        assert played.pipeline.is_closed
+        late, _ = played.ask()
+        with pytest.raises(MovedError):
+            await late
+
+    run(test)
+
+
+def test_the_end_ends_all_that_wait_and_later_requests() -> None:
+    async def test() -> None:
+        played = Played()
+        task, _ = played.ask()
+        await settle()
+        assert await played.answering.end(EngineError("undeployed")) == ()
+        assert await played.answering.end(EngineError("undeployed again")) == ()
+        late, _ = played.ask()
+        for each in (task, late):
+            with pytest.raises(EngineError, match=r"undeployed$"):
+                await each
+        assert played.answering._timer is None
+
+    run(test)
