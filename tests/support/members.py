@@ -181,7 +181,12 @@ class MemberProcess:
         return found[0].removeprefix(start).strip()
 
     def say(self, command: str) -> None:
-        """Send ``METHOD NODE REQUEST``: take that stream."""
+        """Have it take a stream, or call a node again and again.
+
+        ``METHOD NODE REQUEST`` takes that stream; ``stream NODE METHOD REQUEST`` says, too, how it
+        ended: ``complete``, or ``cut ERROR MESSAGE``. ``watch NODE SECONDS`` calls ``echo`` for so
+        long, and then says ``watched NODE NUM_ANSWERED NUM_FAILED SLOWEST_SECONDS``.
+        """
         assert self.process.stdin is not None
         self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
