@@ -62,6 +62,7 @@ class Handlers:
         table.register("huge", self._huge)
         table.register_stream("count", self._count)
         table.register_stream("tick", self._tick)
+        table.register_stream("pour", self._pour)
         table.register_stream("break", self._break)
         return table
 
@@ -103,6 +104,15 @@ class Handlers:
                 await asyncio.sleep(0.01)
         finally:
             self.ended.append("tick")
+
+    async def _pour(self, request: bytes) -> AsyncGenerator[bytes, None]:
+        interval_seconds, part_bytes = json.loads(request)
+        try:
+            while True:
+                yield bytes(part_bytes)
+                await asyncio.sleep(interval_seconds)
+        finally:
+            self.ended.append("pour")
 
     async def _break(self, request: bytes) -> AsyncGenerator[bytes, None]:
         yield b"first"

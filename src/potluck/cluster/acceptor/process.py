@@ -42,7 +42,9 @@ _EXHAUSTED_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptorSettings:
-    """What the agent tells it: where Zenoh listens, and the node's PEM files."""
+    """What the agent tells it: where Zenoh listens, the node's PEM files, and how long a member may
+    take or acknowledge nothing before its connection is given up.
+    """
 
     inner_host: str
     inner_port: int
@@ -50,6 +52,7 @@ class AcceptorSettings:
     authority: str
     certificate: str
     key: str
+    stall_milliseconds: int
 
 
 class Reports(logging.Handler):
@@ -100,8 +103,11 @@ class Acceptor:
         inner: tuple[str, int],
         credentials: Credentials,
         reports: socket.socket,
+        *,
+        stall_milliseconds: int,
     ) -> None:
         server.setblocking(False)
+        self._stall_milliseconds = stall_milliseconds
         self._server = server
         self._inner = inner
         self._server_context = credentials.server_context()
@@ -167,7 +173,7 @@ class Acceptor:
 
     def _join(self, connection: ssl.SSLSocket, peer: NodeId, host: str) -> None:
         try:
-            set_edge_options(connection)
+            set_edge_options(connection, stall_milliseconds=self._stall_milliseconds)
             splice = Splice(connection, peer, host, self._inner, self._client_context)
         except OSError as error:
             _LOG.warning("cannot let node %s in: %s", peer, describe(error))
@@ -234,6 +240,7 @@ def run_acceptor(settings: AcceptorSettings, server: int, reports: int) -> None:
         (settings.inner_host, settings.inner_port),
         credentials,
         socket.socket(fileno=reports),
+        stall_milliseconds=settings.stall_milliseconds,
     )
     logging.basicConfig(level=logging.WARNING, handlers=[acceptor.reports])
     acceptor.run()

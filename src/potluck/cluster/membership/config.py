@@ -90,3 +90,11 @@ class MembershipConfig:
             )
         if not self.join_timeout_seconds > 0:
             raise ParameterError("join_timeout_seconds", "the time to join must be positive")
+
+    @property
+    def stall_milliseconds(self) -> int:
+        """How long a peer may acknowledge or take nothing before a connection to it is given up.
+
+        Twice the lease: as a rule the lease of one side or the other is over first.
+        """
+        return 2 * self.lease_milliseconds

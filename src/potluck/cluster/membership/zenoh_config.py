@@ -12,8 +12,13 @@ from potluck.cluster.membership.messages import MAX_PAYLOAD_BYTES
 _MAX_MESSAGE_BYTES = 2 * MAX_PAYLOAD_BYTES
 """A payload and its header, with room; Zenoh's own limit (1 GiB) is more than a small board has."""
 
-_BLOCK_MICROSECONDS = 1_000_000
-"""How long a send may wait for a peer that does not read, before Zenoh closes the transport."""
+_BLOCK_MICROSECONDS = 30_000_000
+"""How long a send may wait for a peer that does not read, before Zenoh closes the transport.
+
+A whole message has to be queued by then, which sets a slowest line (1 MiB: 35 KB/s). Longer than
+any peer can be unresponsive (``stall_milliseconds``): Zenoh closes the transport on one of the two
+threads that read from all peers, which waits there for as long as the peer still does not read.
+"""
 
 _HANDSHAKE_MILLISECONDS = 3000
 """How long a connection that says nothing may hold one of the 100 places for newcomers, or the
