@@ -189,12 +189,14 @@ class Acceptor:
             if splice.advance(self._selector):
                 if splice.is_open:
                     self._opening.pop(splice, None)
-                return
+            else:
+                self._end(splice)
+            return
         except ssl.SSLError as error:
             _LOG.warning("lost a connection of node %s: %s", splice.peer, describe(error))
         except OSError as error:
             _LOG.debug("a connection of node %s ended: %s", splice.peer, describe(error))
-        self._end(splice)
+        self._end(splice, is_broken=True)
 
     def _expire(self, now: float) -> float | None:
         """Give up what Zenoh has not answered in time, as where the agent is stopped.
@@ -208,10 +210,10 @@ class Acceptor:
             self._end(splice)
         return None
 
-    def _end(self, splice: Splice) -> None:
+    def _end(self, splice: Splice, *, is_broken: bool = False) -> None:
         self._splices.remove(splice)
         self._opening.pop(splice, None)
-        splice.close(self._selector)
+        splice.close(self._selector, is_broken=is_broken)
         self.reports.say(f"closed {splice.peer} {splice.host}")
 
 

@@ -8,13 +8,14 @@ from functools import partial
 from typing import Any
 
 from potluck.catalog import describe_model, load_chat_template, load_tokenizer
+from potluck.cluster.agent.latest_reports import LatestReports
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.view import cluster_view
-from potluck.cluster.calls import DeploymentRecord, DeploymentState, NodeReport
-from potluck.cluster.coordinator.survey import gather_reports
+from potluck.cluster.calls import DeploymentRecord, DeploymentState
+from potluck.cluster.coordinator.survey import ask_report
 from potluck.errors import EngineError, ModelNotFoundError
-from potluck.types.cluster import DeploymentId, NodeId
+from potluck.types.cluster import DeploymentId
 from potluck.types.gateway import (
     LiveSequence,
     ModelMetrics,
@@ -37,8 +38,7 @@ class AgentGateway:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._served: dict[DeploymentId, asyncio.Future[ServedModel]] = {}
-        self._reports: list[NodeReport] = []
-        self._silent: list[NodeId] = []
+        self._latest = LatestReports(partial(ask_report, agent.membership))
         self._metrics: Sequence[ModelMetrics] = ()
         self._refreshing: dict[str, asyncio.Task[None]] = {}
 
@@ -87,15 +87,15 @@ class AgentGateway:
         alive = agent.membership.nodes() | {agent.node_id}
         return cluster_view(
             agent.node_id,
-            [report for report in self._reports if report.node_id in alive],
-            [node for node in self._silent if node in alive],
+            self._latest.reports(alive),
+            self._latest.silent(alive),
             agent.incompatible,
             agent.coordination.registry.live(),
         )
 
     async def refresh_cluster(self) -> None:
-        """Ask all nodes how they are."""
-        await self._once("cluster", self._ask_nodes)
+        """Ask all nodes how they are, without waiting for those that take long to answer."""
+        await self._latest.refresh(self._agent.membership.nodes() | {self._agent.node_id})
 
     async def refresh_metrics(self) -> None:
         """Ask the coordinators what their deployments do."""
@@ -113,10 +113,6 @@ class AgentGateway:
             self._refreshing[what] = asking
             asking.add_done_callback(lambda _: self._refreshing.pop(what))
         await asyncio.shield(asking)
-
-    async def _ask_nodes(self) -> None:
-        self._reports, silent = await gather_reports(self._agent.membership)
-        self._silent = [each.node_id for each in silent]
 
     async def _ask_coordinators(self) -> None:
         self._metrics = await self._agent.metrics()

@@ -96,6 +96,12 @@ def _without(
     return kept, absent
 
 
+async def ask_report(membership: Membership, node: NodeId) -> NodeReport:
+    """What a node says of itself. Raises ``PotluckError`` when it does not answer."""
+    answer = await membership.call(node, "node.report", b"", timeout_seconds=_REPORT_SECONDS)
+    return decode(answer, NodeReport)
+
+
 async def gather_reports(membership: Membership) -> tuple[list[NodeReport], list[Rejection]]:
     """What every node says of itself, and those that do not answer."""
     nodes = sorted(membership.nodes() | {membership.node_id})
@@ -104,10 +110,7 @@ async def gather_reports(membership: Membership) -> tuple[list[NodeReport], list
 
     async def ask(node: NodeId) -> None:
         try:
-            answer = await membership.call(
-                node, "node.report", b"", timeout_seconds=_REPORT_SECONDS
-            )
-            reports.append(decode(answer, NodeReport))
+            reports.append(await ask_report(membership, node))
         except PotluckError as error:
             silent.append(
                 Rejection(
