@@ -30,7 +30,7 @@ _MOST_READ_AT_ONCE = 64
 
 
 @dataclass(slots=True)
-class _Link:
+class LinkRules:
     delay_seconds: float = 0.0
     loss: float = 0.0
     duplication: float = 0.0
@@ -40,7 +40,7 @@ class _Link:
 
 
 @dataclass(slots=True)
-class _Counts:
+class FrameCounts:
     forwarded: int = 0
     lost: int = 0
     duplicated: int = 0
@@ -49,13 +49,13 @@ class _Counts:
     overflowed: int = 0
 
 
-class _Path:
+class FramePath:
     """From one host to another."""
 
     def __init__(self, tap: int, draws: random.Random) -> None:
         self.tap = tap
-        self.link = _Link()
-        self.counts = _Counts()
+        self.link = LinkRules()
+        self.counts = FrameCounts()
         self._draws = draws
 
     def delays(self) -> list[float]:
@@ -87,10 +87,10 @@ class _Switch:
     def __init__(self, taps: list[int], seed: int) -> None:
         self._taps = taps
         self._paths = {
-            (source, target): _Path(taps[target], random.Random(f"{seed} {source} {target}"))
+            (source, target): FramePath(taps[target], random.Random(f"{seed} {source} {target}"))
             for source, target in itertools.permutations(range(len(taps)), 2)
         }
-        self._held: list[tuple[float, int, _Path, bytes]] = []
+        self._held: list[tuple[float, int, FramePath, bytes]] = []
         self._order = itertools.count()
         self._commands = b""
 
@@ -127,7 +127,7 @@ class _Switch:
                 if other != source:
                     self._forward(self._paths[source, other], frame)
 
-    def _forward(self, path: _Path, frame: bytes) -> None:
+    def _forward(self, path: FramePath, frame: bytes) -> None:
         for delay in path.delays():
             if delay <= 0:
                 _send(path, frame)
@@ -150,11 +150,11 @@ class _Switch:
             source, target = command["counts"]
             return asdict(self._paths[source, target].counts)
         for source, target in command["set"]:
-            self._paths[source, target].link = _Link(**command["link"])
+            self._paths[source, target].link = LinkRules(**command["link"])
         return None
 
 
-def _send(path: _Path, frame: bytes) -> None:
+def _send(path: FramePath, frame: bytes) -> None:
     path.counts.forwarded += 1
     with contextlib.suppress(OSError):  # the host's interface is down: nobody is there
         os.write(path.tap, frame)
