@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -26,6 +27,10 @@ _IDLE_SECONDS = 5.0
 """How long a lane keeps its thread without work: a stream of tokens needs no new one for each."""
 
 
+_LOOK_SECONDS = 0.002
+"""How often to see whether a peer takes more: little beside the round trip of a full link."""
+
+
 @dataclass(slots=True, kw_only=True)
 class _Job:
     run: Callable[[], None]
@@ -41,10 +46,14 @@ class _Lane:
 
 
 class Lanes:
-    """A lane for each peer, made when something is sent to it. For use on any thread."""
+    """A lane for each peer, made when something is sent to it. For use on any thread.
 
-    def __init__(self, name: str) -> None:
+    A lane begins no work before ``is_clear(peer)``.
+    """
+
+    def __init__(self, name: str, is_clear: Callable[[str], bool]) -> None:
         self._name = name
+        self._is_clear = is_clear
         self._lock = threading.Lock()
         self._lanes: dict[str, _Lane] = {}
         self._is_closed = False
@@ -107,6 +116,11 @@ class Lanes:
                         return
                 continue
             if job is None:
+                return
+            while not self._is_clear(peer) and not self._is_closed:
+                time.sleep(_LOOK_SECONDS)
+            if self._is_closed:
+                job.refuse()
                 return
             job.run()
             with self._lock:

@@ -7,7 +7,6 @@ runs on other threads: sends in a lane for each peer (``lanes``), opening and cl
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from potluck.cluster.membership.config import MembershipConfig
 from potluck.cluster.membership.keys import SessionId
 from potluck.cluster.membership.lanes import Lanes
 from potluck.cluster.membership.listening import INNER, concrete, start_acceptor
-from potluck.cluster.membership.sockets import abort, bound_waiting, endpoint_of
+from potluck.cluster.membership.sockets import LinkSockets, endpoint_of
 from potluck.cluster.membership.zenoh_config import zenoh_json
 from potluck.errors import CallError, JoinError
 from potluck.types.cluster import NodeId
@@ -51,13 +50,14 @@ class ZenohSession:
     ) -> None:
         self._session = session
         self._acceptor = acceptor
-        self._lanes = Lanes("zenoh-send")
+        self._sockets = LinkSockets(stall_milliseconds)
+        self._lanes = Lanes("zenoh-send", self._sockets.is_clear)
         self._loop = asyncio.get_running_loop()
         self._declared: list[object] = []  # dropping a token would undeclare it
         self._is_closed = False
         self.address = address
         self.session_id = SessionId(str(session.zid()))
-        self._guard_links(stall_milliseconds)
+        self._guard_links()
 
     @classmethod
     async def open(cls, config: MembershipConfig) -> ZenohSession:
@@ -203,6 +203,10 @@ class ZenohSession:
 
         return self.run(peer, send, num_bytes=len(payload), is_last=True)
 
+    def session_left(self, session_id: SessionId) -> None:
+        """Hold nothing of a session that is gone."""
+        self._sockets.forget(session_id)
+
     def peer_host(self, node_id: NodeId, session_id: SessionId) -> str | None:
         """The IP address at the other end of a connection with a session; None without one."""
         # A link to the acceptor has the acceptor's own address.
@@ -241,18 +245,17 @@ class ZenohSession:
                 await self._acceptor.close()
             self._declared.clear()
             self._lanes.close()
+            self._sockets.close()
 
-    def _guard_links(self, stall_milliseconds: int) -> None:
+    def _guard_links(self) -> None:
         """See that no connection holds up Zenoh's threads, which serve all of them."""
 
         def on_event(event: zenoh.LinkEvent) -> None:
-            ends = (endpoint_of(event.link.src), endpoint_of(event.link.dst))
-            with contextlib.suppress(OSError):  # no descriptor is left to look at them with
-                if event.kind == zenoh.SampleKind.PUT:
-                    bound_waiting(*ends, stall_milliseconds)
-                else:
-                    # Zenoh has given the link up, and would now wait until all was sent.
-                    abort(*ends)
+            link = event.link
+            # Zenoh has given a link up that is deleted, and would now wait until all was sent.
+            is_new = event.kind == zenoh.SampleKind.PUT
+            take = self._sockets.opened if is_new else self._sockets.given_up
+            take(str(link.zid), endpoint_of(link.src), endpoint_of(link.dst))
 
         handler = zenoh.handlers.Callback(on_event, indirect=False)
         self._declared.append(

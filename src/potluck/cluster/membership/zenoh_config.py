@@ -12,13 +12,15 @@ from potluck.cluster.membership.messages import MAX_PAYLOAD_BYTES
 _MAX_MESSAGE_BYTES = 2 * MAX_PAYLOAD_BYTES
 """A payload and its header, with room; Zenoh's own limit (1 GiB) is more than a small board has."""
 
-_BLOCK_MICROSECONDS = 30_000_000
+_BLOCK_MICROSECONDS = 500_000
 """How long a send may wait for a peer that does not read, before Zenoh closes the transport.
 
-A whole message has to be queued by then, which sets a slowest line (1 MiB: 35 KB/s). Longer than
-any peer can be unresponsive (``stall_milliseconds``): Zenoh closes the transport on one of the two
-threads that read from all peers, which waits there for as long as the peer still does not read.
+Meanwhile nothing may be sent to others (``sockets``), so it is less than a lease. It hardly ever
+waits: a lane sends nothing while its peer's socket is full, and then a whole message finds room.
 """
+
+_NUM_BATCHES = 16
+"""Of 64 KiB for each peer, made as they are needed: as much as Zenoh allows, and a message."""
 
 _HANDSHAKE_MILLISECONDS = 3000
 """How long a connection that says nothing may hold one of the 100 places for newcomers, or the
@@ -36,7 +38,10 @@ def zenoh_json(config: MembershipConfig, listen: Address, inner: Address | None)
         "rx": {"max_message_size": _MAX_MESSAGE_BYTES},
         "tx": {
             "lease": config.lease_milliseconds,
-            "queue": {"congestion_control": {"block": {"wait_before_close": _BLOCK_MICROSECONDS}}},
+            "queue": {
+                "size": {"data": _NUM_BATCHES},
+                "congestion_control": {"block": {"wait_before_close": _BLOCK_MICROSECONDS}},
+            },
         },
     }
     if config.pem is not None:

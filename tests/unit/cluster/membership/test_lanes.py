@@ -15,7 +15,7 @@ from potluck.errors import CallError
 
 @pytest.fixture
 def made() -> Iterator[Lanes]:
-    made = Lanes("test-lane")
+    made = Lanes("test-lane", lambda peer: True)
     yield made
     made.close()
 
@@ -89,3 +89,20 @@ def test_nothing_waits_or_runs_after_the_close(made: Lanes) -> None:
         made.submit("peer", int)
     is_open.set()
     assert running.result(1) is True
+
+
+def test_nothing_is_begun_for_a_peer_that_is_not_clear() -> None:
+    full = {"full"}
+    made = Lanes("test-lane", lambda peer: peer not in full)
+    waiting = made.submit("full", int)
+    assert made.submit("other", int).result(1) == 0
+    time.sleep(0.05)
+    assert not waiting.done()
+    full.clear()
+    assert waiting.result(1) == 0
+    full.add("full")
+    waiting = made.submit("full", int)
+    time.sleep(0.05)
+    made.close()
+    with pytest.raises(CallError, match="has left"):
+        waiting.result(1)

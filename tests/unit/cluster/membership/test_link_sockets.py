@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import contextlib
 import errno
+import select
 import socket
 import struct
-import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from potluck.cluster.membership.sockets import abort, bound_waiting, endpoint_of
+from potluck.cluster.membership.sockets import MAX_UNSENT_BYTES, LinkSockets, endpoint_of
 
 
 @pytest.mark.parametrize(
@@ -49,48 +51,91 @@ def test_only_the_connection_between_the_two_is_bounded(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     client, accepted = pair
-    bound_waiting(*ends(client), 1500)
+    sockets = LinkSockets(1500)
+    sockets.opened("peer", *ends(client))
     assert user_timeout(client) == 1500
     linger = client.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8)
     assert struct.unpack("ii", linger)[0] == 0
     assert user_timeout(accepted) == 0
     own, (host, port) = ends(client)
-    bound_waiting(own, (host, port + 1), 700)  # nothing that exists
+    sockets.opened("other", own, (host, port + 1))  # nothing that exists
     assert user_timeout(client) == 1500
+    sockets.close()
 
 
 def test_a_peer_that_reads_nothing_is_given_up_and_closing_does_not_wait(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     client, _ = pair
-    bound_waiting(*ends(client), 300)
+    sockets = LinkSockets(300)
+    sockets.opened("peer", *ends(client))
     start = time.monotonic()
     with pytest.raises(TimeoutError):
         client.sendall(bytes(1 << 26))
     assert time.monotonic() - start < 5
     start = time.monotonic()
     client.close()
+    sockets.close()
     assert time.monotonic() - start < 0.5
 
 
-def test_an_abort_wakes_who_waits_to_send(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_link_is_clear_until_its_peer_no_longer_takes_what_is_sent(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
     client, accepted = pair
-    errors: list[OSError] = []
+    sockets = LinkSockets(60_000)
+    sockets.opened("peer", *ends(client))
+    assert sockets.is_clear("peer")
+    fill(client)
+    assert not sockets.is_clear("peer")
+    assert sockets.is_clear("other")
+    accepted.setblocking(False)
+    deadline = time.monotonic() + 2
+    while not sockets.is_clear("peer") and time.monotonic() < deadline:
+        with contextlib.suppress(BlockingIOError):
+            accepted.recv(1 << 20)
+    assert sockets.is_clear("peer")
+    sockets.close()
 
-    def send() -> None:
-        try:
-            while True:
-                client.sendall(bytes(1 << 20))
-        except OSError as error:
-            errors.append(error)
 
-    thread = threading.Thread(target=send)
-    thread.start()
-    time.sleep(0.2)
-    assert thread.is_alive()
-    abort(*ends(client))
-    thread.join(2)
-    assert not thread.is_alive()
-    assert errors
-    time.sleep(0.1)
+def test_a_reset_wakes_who_waits_to_send_and_tells_the_peer(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    client, accepted = pair
+    sockets = LinkSockets(60_000)
+    sockets.opened("peer", *ends(client))
+    fill(client)
+    with select.epoll() as waiting:
+        waiting.register(client, select.EPOLLOUT)
+        sockets.given_up("peer", *ends(client))
+        assert waiting.poll(1)
+    assert sockets.is_clear("peer")
+    time.sleep(0.1)  # though it has read nothing of all that was sent
     assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
+
+
+def test_no_descriptor_is_kept(pair: tuple[socket.socket, socket.socket]) -> None:
+    client, accepted = pair
+    before = num_descriptors()
+    sockets = LinkSockets(1000)
+    for connection in (client, accepted):
+        sockets.opened("peer", *ends(connection))
+    assert num_descriptors() == before + 2
+    sockets.forget("peer")
+    assert num_descriptors() == before
+    sockets.opened("peer", *ends(client))
+    sockets.close()
+    sockets.opened("peer", *ends(client))
+    assert num_descriptors() == before
+
+
+def num_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def fill(client: socket.socket) -> None:
+    """Send until nothing more is taken, on a socket that does not wait, as Zenoh's do not."""
+    client.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            client.send(bytes(MAX_UNSENT_BYTES))
