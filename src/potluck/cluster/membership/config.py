@@ -14,7 +14,7 @@ _NODE_ID = re.compile(r"[0-9a-f]{16}")
 _CLUSTER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 _MIN_LEASE_MILLISECONDS = 200
-"""Keep-alives go out four times a lease; below this a busy core is taken for a dead one."""
+"""Keep-alives go out eight times a lease; below this a busy core is taken for a dead one."""
 
 
 def is_node_id(text: str) -> bool:

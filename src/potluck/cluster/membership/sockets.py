@@ -3,8 +3,8 @@
 A thread that sends waits for such a peer with a lock held that Zenoh's only writing thread takes to
 close the link: then no keep-alive reaches any other peer. Zenoh also flushes a link without limit
 before it says that a peer is lost, and has ``close(2)`` wait ten seconds for data that nobody
-takes, on threads that serve all links. None of it can be configured, but the sockets are this process's
-own, and can be found by their addresses.
+takes, on threads that serve all links. None of it can be configured, but the sockets are this
+process's own, and can be found by their addresses.
 """
 
 from __future__ import annotations

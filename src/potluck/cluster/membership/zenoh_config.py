@@ -22,6 +22,10 @@ waits: a lane sends nothing while its peer's socket is full, and then a whole me
 _NUM_BATCHES = 16
 """Of 64 KiB for each peer, made as they are needed: as much as Zenoh allows, and a message."""
 
+_KEEP_ALIVES = 8
+"""In a lease: a single lost one is noticed and sent again within it, also where a round trip takes
+0.4 s. Zenoh also waits for as long as between two of them to flush a link that has ended."""
+
 _HANDSHAKE_MILLISECONDS = 3000
 """How long a connection that says nothing may hold one of the 100 places for newcomers, or the
 closing of a session; a small board takes some 20 ms to shake hands."""
@@ -38,6 +42,7 @@ def zenoh_json(config: MembershipConfig, listen: Address, inner: Address | None)
         "rx": {"max_message_size": _MAX_MESSAGE_BYTES},
         "tx": {
             "lease": config.lease_milliseconds,
+            "keep_alive": _KEEP_ALIVES,
             "queue": {
                 "size": {"data": _NUM_BATCHES},
                 "congestion_control": {"block": {"wait_before_close": _BLOCK_MICROSECONDS}},
