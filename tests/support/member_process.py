@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from support.members import Handlers, make_config
 
 from potluck.cluster.membership import Membership, Observer, PemPaths, parse_address
-from potluck.errors import PotluckError
+from potluck.errors import CallError, PotluckError
 from potluck.types.cluster import NodeId
 
 
@@ -22,8 +23,43 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-async def _take(membership: Membership, command: str) -> None:
+_WATCH_SECONDS = 0.02
+
+
+async def _do(membership: Membership, command: str) -> None:
     method, node, request = command.split(" ", 2)
+    if method == "watch":
+        await _watch(membership, NodeId(node), float(request))
+        return
+    if method != "stream":
+        await _take(membership, method, node, request)
+        return
+    method, _, request = request.partition(" ")
+    try:
+        await _take(membership, method, node, request)
+    except CallError as error:
+        _say(f"cut {type(error).__name__} {error.message}")
+    else:
+        _say("complete")
+
+
+async def _watch(membership: Membership, node: NodeId, seconds: float) -> None:
+    """Call ``echo`` again and again; say how many were answered, and the slowest of all."""
+    end = time.monotonic() + seconds
+    num_answered, num_failed, slowest = 0, 0, 0.0
+    while (start := time.monotonic()) < end:
+        try:
+            await membership.call(node, "echo", b"well")
+            num_answered += 1
+        except CallError as error:
+            _say(f"unanswered {node} {error.message}")
+            num_failed += 1
+        slowest = max(slowest, time.monotonic() - start)
+        await asyncio.sleep(_WATCH_SECONDS)
+    _say(f"watched {node} {num_answered} {num_failed} {slowest:.3f}")
+
+
+async def _take(membership: Membership, method: str, node: str, request: str) -> None:
     async for _ in membership.call_stream(NodeId(node), method, request.strip().encode()):
         pass
 
@@ -54,7 +90,7 @@ async def _run(settings: dict[str, Any]) -> int:
     async with membership:
         _say(f"open {membership.address}")
         while line := await asyncio.to_thread(sys.stdin.readline):
-            tasks.append(asyncio.create_task(_take(membership, line)))
+            tasks.append(asyncio.create_task(_do(membership, line)))
             _say("taking")
     await asyncio.gather(*tasks, return_exceptions=True)
     return 0

@@ -62,6 +62,7 @@ class Handlers:
         table.register("huge", self._huge)
         table.register_stream("count", self._count)
         table.register_stream("tick", self._tick)
+        table.register_stream("pour", self._pour)
         table.register_stream("break", self._break)
         return table
 
@@ -103,6 +104,15 @@ class Handlers:
                 await asyncio.sleep(0.01)
         finally:
             self.ended.append("tick")
+
+    async def _pour(self, request: bytes) -> AsyncGenerator[bytes, None]:
+        interval_seconds, part_bytes = json.loads(request)
+        try:
+            while True:
+                yield bytes(part_bytes)
+                await asyncio.sleep(interval_seconds)
+        finally:
+            self.ended.append("pour")
 
     async def _break(self, request: bytes) -> AsyncGenerator[bytes, None]:
         yield b"first"
@@ -181,7 +191,12 @@ class MemberProcess:
         return found[0].removeprefix(start).strip()
 
     def say(self, command: str) -> None:
-        """Send ``METHOD NODE REQUEST``: take that stream."""
+        """Have it take a stream, or call a node again and again.
+
+        ``METHOD NODE REQUEST`` takes that stream; ``stream NODE METHOD REQUEST`` says, too, how it
+        ended: ``complete``, or ``cut ERROR MESSAGE``. ``watch NODE SECONDS`` calls ``echo`` for so
+        long, and then says ``watched NODE NUM_ANSWERED NUM_FAILED SLOWEST_SECONDS``.
+        """
         assert self.process.stdin is not None
         self.process.stdin.write(command + "\n")
         self.process.stdin.flush()

@@ -51,19 +51,10 @@ def lan(num_hosts: int, *, passes_multicast: bool = True) -> Iterator[tuple[Host
 
     Raises ``OSError`` or ``CalledProcessError`` where that cannot be done.
     """
-    for command in ("ip", "bridge"):
-        if shutil.which(command) is None:
-            raise OSError(f"there is no {command} command (iproute2)")
-    prefix = f"potluck-{os.getpid()}-{next(_numbers)}"
-    switch = f"{prefix}-switch"
-    hosts = tuple(
-        Host(namespace=f"{prefix}-{number}", ip=f"10.77.0.{number}")
-        for number in range(1, num_hosts + 1)
-    )
-    with contextlib.ExitStack() as cleanup:
-        for namespace in (switch, *(host.namespace for host in hosts)):
-            _ip("netns", "add", namespace)
-            cleanup.callback(_remove, namespace)
+    with unwired_hosts(num_hosts) as hosts, contextlib.ExitStack() as cleanup:
+        switch = f"{_prefix()}-switch"
+        _ip("netns", "add", switch)
+        cleanup.callback(_remove, switch)
         _ip("-n", switch, "link", "add", "bridge", "type", "bridge", "mcast_snooping", "0")
         _ip("-n", switch, "link", "set", "bridge", "up")
         for number, host in enumerate(hosts):
@@ -75,10 +66,40 @@ def lan(num_hosts: int, *, passes_multicast: bool = True) -> Iterator[tuple[Host
             _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
             if not passes_multicast:
                 _run("bridge", "-n", switch, "link", "set", "dev", port, "mcast_flood", "off")
-            _ip("-n", host.namespace, "address", "add", f"{host.ip}/24", "dev", "eth0")
-            _ip("-n", host.namespace, "link", "set", "lo", "up")
-            _ip("-n", host.namespace, "link", "set", "eth0", "up")
+            set_up(host)
         yield hosts
+
+
+@contextlib.contextmanager
+def unwired_hosts(num_hosts: int) -> Iterator[tuple[Host, ...]]:
+    """Hosts 10.77.0.1, 10.77.0.2 … that have no ``eth0`` yet; see ``set_up``.
+
+    Raises ``OSError`` or ``CalledProcessError`` where that cannot be done.
+    """
+    for command in ("ip", "bridge"):
+        if shutil.which(command) is None:
+            raise OSError(f"there is no {command} command (iproute2)")
+    prefix = _prefix()
+    hosts = tuple(
+        Host(namespace=f"{prefix}-{number}", ip=f"10.77.0.{number}")
+        for number in range(1, num_hosts + 1)
+    )
+    with contextlib.ExitStack() as cleanup:
+        for host in hosts:
+            _ip("netns", "add", host.namespace)
+            cleanup.callback(_remove, host.namespace)
+        yield hosts
+
+
+def set_up(host: Host) -> None:
+    """Give the host's ``eth0`` its address, and bring it up."""
+    _ip("-n", host.namespace, "address", "add", f"{host.ip}/24", "dev", "eth0")
+    _ip("-n", host.namespace, "link", "set", "lo", "up")
+    _ip("-n", host.namespace, "link", "set", "eth0", "up")
+
+
+def _prefix() -> str:
+    return f"potluck-{os.getpid()}-{next(_numbers)}"
 
 
 def _remove(namespace: str) -> None:

@@ -42,7 +42,9 @@ _EXHAUSTED_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptorSettings:
-    """What the agent tells it: where Zenoh listens, and the node's PEM files."""
+    """What the agent tells it: where Zenoh listens, the node's PEM files, and how long a member may
+    take or acknowledge nothing before its connection is given up.
+    """
 
     inner_host: str
     inner_port: int
@@ -50,6 +52,7 @@ class AcceptorSettings:
     authority: str
     certificate: str
     key: str
+    stall_milliseconds: int
 
 
 class Reports(logging.Handler):
@@ -100,8 +103,11 @@ class Acceptor:
         inner: tuple[str, int],
         credentials: Credentials,
         reports: socket.socket,
+        *,
+        stall_milliseconds: int,
     ) -> None:
         server.setblocking(False)
+        self._stall_milliseconds = stall_milliseconds
         self._server = server
         self._inner = inner
         self._server_context = credentials.server_context()
@@ -167,7 +173,7 @@ class Acceptor:
 
     def _join(self, connection: ssl.SSLSocket, peer: NodeId, host: str) -> None:
         try:
-            set_edge_options(connection)
+            set_edge_options(connection, stall_milliseconds=self._stall_milliseconds)
             splice = Splice(connection, peer, host, self._inner, self._client_context)
         except OSError as error:
             _LOG.warning("cannot let node %s in: %s", peer, describe(error))
@@ -183,12 +189,14 @@ class Acceptor:
             if splice.advance(self._selector):
                 if splice.is_open:
                     self._opening.pop(splice, None)
-                return
+            else:
+                self._end(splice)
+            return
         except ssl.SSLError as error:
             _LOG.warning("lost a connection of node %s: %s", splice.peer, describe(error))
         except OSError as error:
             _LOG.debug("a connection of node %s ended: %s", splice.peer, describe(error))
-        self._end(splice)
+        self._end(splice, is_broken=True)
 
     def _expire(self, now: float) -> float | None:
         """Give up what Zenoh has not answered in time, as where the agent is stopped.
@@ -202,10 +210,10 @@ class Acceptor:
             self._end(splice)
         return None
 
-    def _end(self, splice: Splice) -> None:
+    def _end(self, splice: Splice, *, is_broken: bool = False) -> None:
         self._splices.remove(splice)
         self._opening.pop(splice, None)
-        splice.close(self._selector)
+        splice.close(self._selector, is_broken=is_broken)
         self.reports.say(f"closed {splice.peer} {splice.host}")
 
 
@@ -234,6 +242,7 @@ def run_acceptor(settings: AcceptorSettings, server: int, reports: int) -> None:
         (settings.inner_host, settings.inner_port),
         credentials,
         socket.socket(fileno=reports),
+        stall_milliseconds=settings.stall_milliseconds,
     )
     logging.basicConfig(level=logging.WARNING, handlers=[acceptor.reports])
     acceptor.run()

@@ -11,11 +11,15 @@ import os
 import selectors
 import socket
 import ssl
+import struct
 
 from potluck.types.cluster import NodeId
 
 _PIECE_BYTES = 65_536
 """Zenoh's largest batch. ``ssl`` returns one record at a time, of 16 KiB at most."""
+
+_RESET = struct.pack("ii", 1, 0)
+"""Lingering for no time at all, so that closing resets the connection: socket(7)."""
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -124,11 +128,16 @@ class Splice:
         )
         return True
 
-    def close(self, selector: selectors.BaseSelector) -> None:
-        """Close both sides, at once: what has not been sent is lost, as when a link breaks."""
+    def close(self, selector: selectors.BaseSelector, *, is_broken: bool = False) -> None:
+        """Close both sides, at once: what has not been sent is lost, as when a link breaks.
+
+        ``is_broken``: reset them, which tells a peer whose acknowledgements do not arrive, too.
+        """
         self._watch(selector, {})
-        self._member.close()
-        (self._inner or self._raw).close()
+        for side in (self._member, self._inner or self._raw):
+            if is_broken:
+                side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            side.close()
 
     def _watch(self, selector: selectors.BaseSelector, wanted: dict[socket.socket, int]) -> None:
         for each, events in {**dict.fromkeys(self._watched, 0), **wanted}.items():

@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 
 from potluck.catalog import describe_model, load_chat_template, load_tokenizer
+from potluck.cluster.agent.latest_reports import LatestReports
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.view import as_seen, cluster_view
-from potluck.cluster.calls import DeploymentRecord, DeploymentState, NodeReport
-from potluck.cluster.coordinator.survey import gather_reports
+from potluck.cluster.calls import DeploymentRecord, DeploymentState
+from potluck.cluster.coordinator.survey import ask_report
 from potluck.errors import ModelNotFoundError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.gateway import (
@@ -36,9 +37,6 @@ _STATES = {
 
 _LEAVING = "this node is about to leave the cluster"
 
-_VIEW_SECONDS = 3.0
-"""For nodes to answer when somebody looks at the cluster. One that is gone is noticed in less; one
-that is there and takes longer is shown as silent."""
 _SLOW_STAGES_SECONDS = 1.0
 """For coordinators to tell which stages are slow. A stage that is stuck takes longer to answer."""
 
@@ -49,8 +47,7 @@ class AgentGateway:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._served: dict[DeploymentId, asyncio.Future[ServedModel]] = {}
-        self._reports: list[NodeReport] = []
-        self._silent: list[NodeId] = []
+        self._latest = LatestReports(partial(ask_report, agent.membership))
         self._metrics: Sequence[ModelMetrics] = ()
         self._expected: dict[DeploymentId, tuple[Epoch, int, float]] = {}
         self._refreshing: dict[str, asyncio.Task[None]] = {}
@@ -105,16 +102,16 @@ class AgentGateway:
         alive = self._alive
         return cluster_view(
             agent.node_id,
-            [report for report in self._reports if report.node_id in alive],
-            [node for node in self._silent if node in alive],
+            self._latest.reports(alive),
+            self._latest.silent(alive),
             agent.incompatible,
             self._as_seen(),
             self._metrics,
         )
 
     async def refresh_cluster(self) -> None:
-        """Ask all nodes how they are."""
-        await self._once("cluster", self._ask_nodes)
+        """Ask all nodes how they are, without waiting for those that take long to answer."""
+        await asyncio.gather(self._latest.refresh(self._alive), self._look_for_slow_stages())
 
     async def refresh_metrics(self) -> None:
         """Ask the coordinators what their deployments do."""
@@ -132,13 +129,6 @@ class AgentGateway:
             self._refreshing[what] = asking
             asking.add_done_callback(lambda _: self._refreshing.pop(what))
         await asyncio.shield(asking)
-
-    async def _ask_nodes(self) -> None:
-        (self._reports, silent), _ = await asyncio.gather(
-            gather_reports(self._agent.membership, timeout_seconds=_VIEW_SECONDS),
-            self._look_for_slow_stages(),
-        )
-        self._silent = [each.node_id for each in silent]
 
     async def _look_for_slow_stages(self) -> None:
         with suppress(TimeoutError):  # then what is shown is a little older

@@ -122,20 +122,21 @@ def _without(
     return kept, absent
 
 
-async def gather_reports(
-    membership: Membership, *, timeout_seconds: float = _REPORT_SECONDS
-) -> tuple[list[NodeReport], list[Rejection]]:
-    """What every node says of itself, and those that do not answer in time."""
+async def ask_report(membership: Membership, node: NodeId) -> NodeReport:
+    """What a node says of itself. Raises ``PotluckError`` when it does not answer."""
+    answer = await membership.call(node, "node.report", b"", timeout_seconds=_REPORT_SECONDS)
+    return decode(answer, NodeReport)
+
+
+async def gather_reports(membership: Membership) -> tuple[list[NodeReport], list[Rejection]]:
+    """What every node says of itself, and those that do not answer."""
     nodes = sorted(membership.nodes() | {membership.node_id})
     reports: list[NodeReport] = []
     silent: list[Rejection] = []
 
     async def ask(node: NodeId) -> None:
         try:
-            answer = await membership.call(
-                node, "node.report", b"", timeout_seconds=timeout_seconds
-            )
-            reports.append(decode(answer, NodeReport))
+            reports.append(await ask_report(membership, node))
         except PotluckError as error:
             silent.append(
                 Rejection(

@@ -16,10 +16,12 @@ _KEEPALIVE_IDLE_SECONDS = 5
 _KEEPALIVE_INTERVAL_SECONDS = 1
 
 
-def set_edge_options(connection: socket.socket) -> None:
+def set_edge_options(
+    connection: socket.socket, *, stall_milliseconds: int = STALL_SECONDS * 1000
+) -> None:
     """Send at once, and notice a peer that is gone though its machine says nothing."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALL_SECONDS * 1000)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_milliseconds)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_SECONDS)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_SECONDS)

@@ -117,6 +117,7 @@ class CallClient:
             )
         )
         sent = self._session.query(
+            target,
             self._keys.call(node_id, target),
             header,
             payload,
@@ -171,7 +172,7 @@ class CallClient:
         cancel = messages.Cancel(session_id=self._session.session_id, call_id=call_id)
         # Once this node has left, its calls end everywhere without being told.
         with contextlib.suppress(CallError):
-            self._session.put(self._keys.cancel(node_id, target), messages.encode(cancel))
+            self._session.put(target, self._keys.cancel(node_id, target), messages.encode(cancel))
 
 
 def _left() -> CallError:

@@ -14,7 +14,7 @@ _NODE_ID = re.compile(r"[0-9a-f]{16}")
 _CLUSTER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 _MIN_LEASE_MILLISECONDS = 200
-"""Keep-alives go out four times a lease; below this a busy core is taken for a dead one."""
+"""Keep-alives go out eight times a lease; below this a busy core is taken for a dead one."""
 
 
 def is_node_id(text: str) -> bool:
@@ -90,3 +90,11 @@ class MembershipConfig:
             )
         if not self.join_timeout_seconds > 0:
             raise ParameterError("join_timeout_seconds", "the time to join must be positive")
+
+    @property
+    def stall_milliseconds(self) -> int:
+        """How long a peer may acknowledge or take nothing before a connection to it is given up.
+
+        Twice the lease: as a rule the lease of one side or the other is over first.
+        """
+        return 2 * self.lease_milliseconds

@@ -50,6 +50,7 @@ async def start_acceptor(
         authority=str(pem.authority),
         certificate=str(pem.certificate),
         key=str(pem.key),
+        stall_milliseconds=config.stall_milliseconds,
     )
     server = None
     try:

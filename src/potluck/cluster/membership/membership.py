@@ -235,6 +235,7 @@ class Membership:
                 _log.info("node %s left", node_id)
                 self._client.session_left(node_id, session_id)
                 self._server.session_left(session_id)
+                self._session.session_left(session_id)
                 self._observer.on_leave(node_id)
             case Incompatible(node_id=node_id, wire_version=wire_version):
                 _log.warning(

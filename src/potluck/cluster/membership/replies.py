@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from potluck.cluster.membership import messages
+from potluck.cluster.membership.keys import SessionId
 from potluck.cluster.membership.messages import End, Failure, Part
 from potluck.cluster.membership.session import ZenohSession
 from potluck.errors import CallError
@@ -17,13 +18,17 @@ if TYPE_CHECKING:
 class Replies:
     """Owns a query. A reply is begun only when the one before it is on its way."""
 
-    def __init__(self, session: ZenohSession, query: zenoh.Query) -> None:
+    def __init__(self, session: ZenohSession, caller: SessionId, query: zenoh.Query) -> None:
         self._session = session
+        self._caller = caller
         self._query = query
         self._last: asyncio.Future[None] | None = None
 
     async def send(self, part: Part, payload: bytes) -> None:
-        """Send a part. Waits while the network is full."""
+        """Send a part. Waits while the network is full.
+
+        Raises ``CallError`` when too much waits for the caller already.
+        """
         query = self._query
         header = messages.encode(part)
 
@@ -31,7 +36,7 @@ class Replies:
             query.reply(query.key_expr, payload, attachment=header, express=True)
 
         # Shielded: a cancelled handler must not drop the query while a thread replies to it.
-        self._last = self._session.run(work)
+        self._last = self._session.run(self._caller, work, num_bytes=len(payload))
         await asyncio.shield(self._last)
 
     async def finish(self, end: End | Failure) -> None:
@@ -43,7 +48,7 @@ class Replies:
             query.reply(query.key_expr, b"", attachment=header, express=True)
             query.drop()
 
-        self._last = self._session.run(work)
+        self._last = self._session.run(self._caller, work, is_last=True)
         await asyncio.shield(self._last)
 
     def drop(self) -> None:
@@ -55,6 +60,6 @@ class Replies:
 
     def _drop_soon(self) -> None:
         try:
-            self._session.run(self._query.drop)
+            self._session.run(self._caller, self._query.drop, is_last=True)
         except CallError:  # the session is closed, and the query with it
             return

@@ -25,6 +25,9 @@ _log = logging.getLogger(__name__)
 MAX_RUNNING_CALLS = 256
 """Handlers that run at a time; the agents of a large cluster have a few each."""
 
+_UNKNOWN = SessionId("")
+"""Whoever made a call that does not say it."""
+
 _END_SECONDS = 2.0
 """What handlers may take to end when their node leaves."""
 
@@ -104,13 +107,13 @@ class CallServer:
         """Take a call."""
         if self._is_closed:
             return
-        replies = Replies(self._session, query)
         try:
             header = messages.decode_call(_bytes(query.attachment))
         except ValueError as error:  # DecodeError, or text that is no UTF-8
             _log.warning("a call that makes no sense: %s", error)
-            replies.drop()
+            Replies(self._session, _UNKNOWN, query).drop()
             return
+        replies = Replies(self._session, SessionId(header.session_id), query)
         key = (header.session_id, header.call_id)
         if key in self._running:
             _log.warning("call %d of session %s came twice", header.call_id, header.session_id)

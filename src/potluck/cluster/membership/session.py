@@ -1,17 +1,16 @@
 """A Zenoh session for asyncio.
 
 Callbacks from Zenoh run on its own threads and must not wait there. What may wait for the network
-(sending, when a peer does not read; opening; closing) runs on a few threads of this module.
+runs on other threads: sends in a lane for each peer (``lanes``), opening and closing on their own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import zenoh
@@ -20,16 +19,15 @@ from potluck.cluster.acceptor.supervisor import AcceptorProcess
 from potluck.cluster.membership.address import Address
 from potluck.cluster.membership.config import MembershipConfig
 from potluck.cluster.membership.keys import SessionId
+from potluck.cluster.membership.lanes import Lanes
 from potluck.cluster.membership.listening import INNER, concrete, start_acceptor
+from potluck.cluster.membership.sockets import LinkSockets, endpoint_of
 from potluck.cluster.membership.zenoh_config import zenoh_json
 from potluck.errors import CallError, JoinError
 from potluck.types.cluster import NodeId
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-
-_NUM_SENDERS = 4
-"""So that a peer that does not read delays others only when four sends to it wait at once."""
 
 CLOSE_SECONDS = 3.0
 """Under packet loss Zenoh takes up to 10 s to say good-bye; others notice by the lease anyway."""
@@ -45,18 +43,21 @@ class ZenohSession:
     def __init__(
         self,
         session: zenoh.Session,
-        senders: ThreadPoolExecutor,
         address: Address,
         acceptor: AcceptorProcess | None,
+        *,
+        stall_milliseconds: int,
     ) -> None:
         self._session = session
         self._acceptor = acceptor
-        self._senders = senders
+        self._sockets = LinkSockets(stall_milliseconds)
+        self._lanes = Lanes("zenoh-send", self._sockets.is_clear)
         self._loop = asyncio.get_running_loop()
         self._declared: list[object] = []  # dropping a token would undeclare it
         self._is_closed = False
         self.address = address
         self.session_id = SessionId(str(session.zid()))
+        self._guard_links()
 
     @classmethod
     async def open(cls, config: MembershipConfig) -> ZenohSession:
@@ -70,12 +71,10 @@ class ZenohSession:
         listen = concrete(config.listen)
         inner = None if config.pem is None else concrete(INNER)
         settings = zenoh.Config.from_json5(zenoh_json(config, listen, inner))
-        senders = ThreadPoolExecutor(_NUM_SENDERS, thread_name_prefix="zenoh-send")
-        opening = senders.submit(zenoh.open, settings)
+        opening = _in_thread(lambda: zenoh.open(settings), "zenoh-open")
         try:
             session = await asyncio.wrap_future(opening)
         except zenoh.ZError as error:
-            senders.shutdown(wait=False)
             _log.debug("zenoh: %s", error)
             raise JoinError(
                 f"cannot take part at {listen}: the secure transport could not be set up",
@@ -83,22 +82,29 @@ class ZenohSession:
             ) from error
         except asyncio.CancelledError:
             opening.add_done_callback(_close_unwanted)
-            senders.shutdown(wait=False)
             raise
         try:
             acceptor = None
             if config.pem is not None and inner is not None:
                 acceptor = await start_acceptor(config, config.pem, listen, inner)
         except BaseException:
-            senders.submit(session.close)
-            senders.shutdown(wait=False)
+            _in_thread(session.close, "zenoh-close")
             raise
-        return cls(session, senders, listen, acceptor)
+        return cls(session, listen, acceptor, stall_milliseconds=config.stall_milliseconds)
 
-    def run(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
-        """Do what may wait for the network; the future need not be awaited.
+    def run(
+        self,
+        peer: SessionId,
+        work: Callable[[], _T],
+        *,
+        num_bytes: int = 0,
+        is_last: bool = False,
+    ) -> asyncio.Future[_T]:
+        """Send something to ``peer``, in order; the future need not be awaited.
 
-        ``CallError``, at once or from the future, when the session is closed or refuses.
+        It waits for that peer alone. ``is_last``: it ends a call, and may wait beyond the bounds.
+        ``CallError``, at once or from the future, when the session is closed or refuses, or when
+        too much waits for the peer.
         """
         if self._is_closed:
             raise CallError("this node has left the cluster")
@@ -109,7 +115,8 @@ class ZenohSession:
             except zenoh.ZError as error:
                 raise CallError(f"the network refused a message: {error}") from error
 
-        future = self._loop.run_in_executor(self._senders, guarded)
+        waiting = self._lanes.submit(peer, guarded, num_bytes=num_bytes, is_last=is_last)
+        future = asyncio.wrap_future(waiting, loop=self._loop)
         future.add_done_callback(_note_failure)
         return future
 
@@ -148,6 +155,7 @@ class ZenohSession:
 
     def query(
         self,
+        peer: SessionId,
         key: str,
         header: bytes,
         payload: bytes,
@@ -156,7 +164,7 @@ class ZenohSession:
         *,
         lifetime_seconds: float,
     ) -> asyncio.Future[None]:
-        """Ask ``key``; the future is done when the question was handed to the network.
+        """Ask ``key`` of ``peer``; the future is done when the question was handed to the network.
 
         Zenoh ends the query after ``lifetime_seconds``, and keeps half a kilobyte for so long even
         if it was answered at once: callers give as little as will do.
@@ -183,17 +191,21 @@ class ZenohSession:
                 payload=payload,
             )
 
-        return self.run(send)
+        return self.run(peer, send, num_bytes=len(payload))
 
-    def put(self, key: str, payload: bytes) -> asyncio.Future[None]:
-        """Send a message to the subscriber of ``key``."""
+    def put(self, peer: SessionId, key: str, payload: bytes) -> asyncio.Future[None]:
+        """Send a message to the subscriber of ``key``, which is ``peer``."""
 
         def send() -> None:
             self._session.put(
                 key, payload, congestion_control=_BLOCK, priority=_PRIORITY, express=True
             )
 
-        return self.run(send)
+        return self.run(peer, send, num_bytes=len(payload), is_last=True)
+
+    def session_left(self, session_id: SessionId) -> None:
+        """Hold nothing of a session that is gone."""
+        self._sockets.forget(session_id)
 
     def peer_host(self, node_id: NodeId, session_id: SessionId) -> str | None:
         """The IP address at the other end of a connection with a session; None without one."""
@@ -203,7 +215,7 @@ class ZenohSession:
             return host
         for link in self._session.info.links():
             if str(link.zid) == session_id:
-                return _host_of(link.dst)
+                return endpoint_of(link.dst)[0]
         return None
 
     async def close(self, *, wait_seconds: float) -> None:
@@ -222,8 +234,7 @@ class ZenohSession:
             finally:
                 self._call_soon(done.set)
 
-        # A thread that the interpreter does not wait for at its end, as it would for an executor's.
-        threading.Thread(target=end, name="zenoh-close", daemon=True).start()
+        _in_thread(end, "zenoh-close")
         try:
             async with asyncio.timeout(wait_seconds):
                 await done.wait()
@@ -233,7 +244,23 @@ class ZenohSession:
             if self._acceptor is not None:
                 await self._acceptor.close()
             self._declared.clear()
-            self._senders.shutdown(wait=False, cancel_futures=True)
+            self._lanes.close()
+            self._sockets.close()
+
+    def _guard_links(self) -> None:
+        """See that no connection holds up Zenoh's threads, which serve all of them."""
+
+        def on_event(event: zenoh.LinkEvent) -> None:
+            link = event.link
+            # Zenoh has given a link up that is deleted, and would now wait until all was sent.
+            is_new = event.kind == zenoh.SampleKind.PUT
+            take = self._sockets.opened if is_new else self._sockets.given_up
+            take(str(link.zid), endpoint_of(link.src), endpoint_of(link.dst))
+
+        handler = zenoh.handlers.Callback(on_event, indirect=False)
+        self._declared.append(
+            self._session.info.declare_link_events_listener(handler, history=True)
+        )
 
     def _call_soon(self, function: Callable[..., object], *arguments: Any) -> None:
         try:
@@ -242,10 +269,19 @@ class ZenohSession:
             _log.debug("an event came after the end of the loop")
 
 
-def _host_of(locator: str) -> str:
-    """``10.0.0.7`` of ``tls/10.0.0.7:7333?…#…``, Zenoh's way to write an address."""
-    address = re.split(r"[?#]", locator.partition("/")[2])[0]
-    return address.rpartition(":")[0].strip("[]")
+def _in_thread(work: Callable[[], _T], name: str) -> Future[_T]:
+    """Do ``work`` on a thread that does not keep the interpreter, as an executor's would."""
+    future: Future[_T] = Future()
+    future.set_running_or_notify_cancel()  # so that its result is there, wanted or not
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - whoever waits for it has to know
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
 
 
 def _note_failure(future: asyncio.Future[Any]) -> None:

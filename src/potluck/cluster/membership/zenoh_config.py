@@ -12,8 +12,19 @@ from potluck.cluster.membership.messages import MAX_PAYLOAD_BYTES
 _MAX_MESSAGE_BYTES = 2 * MAX_PAYLOAD_BYTES
 """A payload and its header, with room; Zenoh's own limit (1 GiB) is more than a small board has."""
 
-_BLOCK_MICROSECONDS = 1_000_000
-"""How long a send may wait for a peer that does not read, before Zenoh closes the transport."""
+_BLOCK_MICROSECONDS = 500_000
+"""How long a send may wait for a peer that does not read, before Zenoh closes the transport.
+
+Meanwhile nothing may be sent to others (``sockets``), so it is less than a lease. It hardly ever
+waits: a lane sends nothing while its peer's socket is full, and then a whole message finds room.
+"""
+
+_NUM_BATCHES = 16
+"""Of 64 KiB for each peer, made as they are needed: as much as Zenoh allows, and a message."""
+
+_KEEP_ALIVES = 8
+"""In a lease: a single lost one is noticed and sent again within it, also where a round trip takes
+0.4 s. Zenoh also waits for as long as between two of them to flush a link that has ended."""
 
 _HANDSHAKE_MILLISECONDS = 3000
 """How long a connection that says nothing may hold one of the 100 places for newcomers, or the
@@ -31,7 +42,11 @@ def zenoh_json(config: MembershipConfig, listen: Address, inner: Address | None)
         "rx": {"max_message_size": _MAX_MESSAGE_BYTES},
         "tx": {
             "lease": config.lease_milliseconds,
-            "queue": {"congestion_control": {"block": {"wait_before_close": _BLOCK_MICROSECONDS}}},
+            "keep_alive": _KEEP_ALIVES,
+            "queue": {
+                "size": {"data": _NUM_BATCHES},
+                "congestion_control": {"block": {"wait_before_close": _BLOCK_MICROSECONDS}},
+            },
         },
     }
     if config.pem is not None:

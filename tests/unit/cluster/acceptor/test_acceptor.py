@@ -58,7 +58,9 @@ def door() -> Iterator[Door]:
     inner = socket.create_server(("127.0.0.1", 0))
     inner.settimeout(10)
     ours, theirs = socket.socketpair()
-    acceptor = Acceptor(server, inner.getsockname(), credentials(RECEIVER), theirs)
+    acceptor = Acceptor(
+        server, inner.getsockname(), credentials(RECEIVER), theirs, stall_milliseconds=2000
+    )
     thread = threading.Thread(target=acceptor.run, daemon=True)
     thread.start()
     with contextlib.ExitStack() as opened:

@@ -1,0 +1,246 @@
+"""Real agents on hosts whose links are slow, lossy or dead while they serve."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.agents import AgentProcess, Document, Fleet, await_ready, eventually, no_end
+from support.netns import Host, require_namespaces
+from support.relay import PERFECT, Link, Relay, relayed_lan
+
+PROMPT = "The harbour at night was quiet"
+NOTICE_SECONDS = 1.5
+VIEW_SECONDS = 1.0
+
+_STREAM = """
+import json, sys, urllib.request
+request = urllib.request.Request(sys.argv[1], sys.argv[2].encode())
+request.add_header("Content-Type", "application/json")
+with urllib.request.urlopen(request, timeout=60) as answer:
+    for line in answer:
+        text = line.decode().strip()
+        if text.startswith("data: {"):
+            document = json.loads(text[6:])
+            if "error" in document:
+                print("error", json.dumps(document["error"]), flush=True)
+            else:
+                print("text", json.dumps(document["choices"][0]["text"]), flush=True)
+        elif text == "data: [DONE]":
+            print("done", flush=True)
+"""
+
+
+class Stream:
+    """A client on a gateway's host that reads a completion as it comes."""
+
+    def __init__(self, host: Host, agent: AgentProcess, max_tokens: int) -> None:
+        body = {
+            "model": "demo",
+            "prompt": PROMPT,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "logit_bias": no_end(),
+        }
+        url = f"{agent.url}/v1/completions"
+        self.process = subprocess.Popen(
+            host.command(sys.executable, "-c", _STREAM, url, json.dumps(body)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.arrivals: list[float] = []
+        self.text = ""
+        self.errors: list[str] = []
+        self.is_done = False
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            kind, _, rest = line.strip().partition(" ")
+            if kind == "text":
+                self.text += json.loads(rest)
+                self.arrivals.append(time.monotonic())
+            elif kind == "error":
+                self.errors.append(rest)
+            elif kind == "done":
+                self.is_done = True
+
+    def slowest(self, since: float, until: float) -> float:
+        """The longest time without a token between two moments, or until it was complete."""
+        times = [since, *(each for each in self.arrivals if since < each < until)]
+        times += [] if self.is_done else [until]
+        return max(later - earlier for earlier, later in itertools.pairwise(times))
+
+    def complete(self, *, within: float) -> str:
+        """The whole text, once it is there."""
+        self._reader.join(within)
+        assert self.is_done, f"no end within {within} s, after {len(self.arrivals)} parts"
+        assert self.errors == []
+        return self.text
+
+    def close(self) -> None:
+        self.process.kill()
+        self._reader.join()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+class Cluster:
+    """Agents on the hosts of a relay; the last two hold no layers, and are gateways only."""
+
+    def __init__(self, relay: Relay, fleet: Fleet, stack: contextlib.ExitStack) -> None:
+        self.relay = relay
+        self.hosts = relay.hosts
+        self.agents: list[AgentProcess] = []
+        self._stack = stack
+        last = len(self.hosts) - 1
+        for number, host in enumerate(self.hosts):
+            join = None if number == 0 else fleet.agents[0]
+            limit = "1MiB" if number >= last - 1 else None
+            options = ("--lan",) if number == 0 else ()
+            agent = fleet.start(
+                number, *options, join=join, memory_limit=limit, prefix=host.command()
+            )
+            self.agents.append(agent.await_up())
+        fleet.await_members()
+        self.deployed: Document = self.agents[0].deploy(context=1024, cache=8192)
+        for agent in self.agents:
+            await_ready(agent, "demo")
+
+    def stream(self, number: int, max_tokens: int) -> Stream:
+        """A client of agent ``number``, on its host."""
+        stream = Stream(self.hosts[number], self.agents[number], max_tokens)
+        self._stack.callback(stream.close)
+        return stream
+
+    def holders(self) -> set[str]:
+        """Nodes with a stage."""
+        return {stage["node_id"] for stage in self.deployed["stages"]}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    require_namespaces()
+    with relayed_lan(4) as relay, contextlib.ExitStack() as stack:
+        fleet = stack.enter_context(Fleet(tmp_path))
+        yield Cluster(relay, fleet, stack)
+
+
+class Watch:
+    """Looks at the cluster from some agents again and again: how long that takes, who is there."""
+
+    def __init__(self, agents: list[AgentProcess]) -> None:
+        self.slowest = 0.0
+        self.seen: dict[int, list[tuple[float, frozenset[str]]]] = {}
+        self._stopped = threading.Event()
+        self._threads = [threading.Thread(target=self._look, args=(each,)) for each in agents]
+        for agent in agents:
+            self.seen[agent.number] = []
+        for thread in self._threads:
+            thread.start()
+
+    def _look(self, agent: AgentProcess) -> None:
+        while not self._stopped.is_set():
+            start = time.monotonic()
+            members = frozenset(agent.members())
+            end = time.monotonic()
+            self.slowest = max(self.slowest, end - start)
+            self.seen[agent.number].append((end, members))
+            self._stopped.wait(0.05)
+
+    def missed(self, node_id: str) -> bool:
+        """Whether any of the agents ever did not see the node."""
+        return any(node_id not in nodes for views in self.seen.values() for _, nodes in views)
+
+    def noticed(self, node_id: str, since: float) -> float:
+        """Seconds after ``since`` until all of the agents no longer saw the node."""
+        last = [
+            min((when for when, nodes in views if when > since and node_id not in nodes), default=0)
+            for views in self.seen.values()
+        ]
+        assert all(last), f"node {node_id} was not missed by all"
+        return max(last) - since
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def both_ways(relay: Relay, host: Host) -> None:
+    relay.isolate(host)
+
+
+def from_it(relay: Relay, host: Host) -> None:
+    relay.isolate(host, receives=True)
+
+
+def to_it(relay: Relay, host: Host) -> None:
+    relay.isolate(host, sends=True)
+
+
+@pytest.mark.parametrize("cut", [both_ways, from_it, to_it])
+def test_a_gateway_that_vanishes_while_it_streams_disturbs_nobody_else(
+    cluster: Cluster, cut: Callable[[Relay, Host], None]
+) -> None:
+    vanishing, others = cluster.agents[3], cluster.agents[:3]
+    assert vanishing.node_id not in cluster.holders()
+    lost = [cluster.stream(3, 800) for _ in range(6)]
+    kept = [cluster.stream(2, 900), cluster.stream(0, 900)]
+    for stream in (*lost, *kept):
+        eventually(lambda s=stream: len(s.arrivals) > 5, within=20, what="streams flow")  # type: ignore[misc]
+    with Watch(others) as watch:
+        since = time.monotonic()
+        cut(cluster.relay, cluster.hosts[3])
+        time.sleep(5)
+        until = time.monotonic()
+    assert watch.noticed(vanishing.node_id, since) < NOTICE_SECONDS
+    assert watch.slowest < VIEW_SECONDS
+    for other in others:
+        assert not watch.missed(other.node_id), "the link to a healthy node was lost"
+    for stream in kept:
+        assert stream.slowest(since, until) < NOTICE_SECONDS
+    cluster.relay.set_all(PERFECT)
+    texts = {stream.complete(within=60) for stream in kept}
+    assert len(texts) == 1
+    eventually(
+        lambda: all(vanishing.node_id in agent.members() for agent in others),
+        within=10,
+        what="the gateway is back",
+    )
+
+
+def test_slow_and_lossy_links_lose_no_node_and_no_token(cluster: Cluster) -> None:
+    alone = cluster.stream(2, 60).complete(within=30)
+    watched = cluster.agents
+    for link in (
+        Link(delay_seconds=0.2),
+        Link(loss=0.02, reordering=0.1, duplication=0.02),
+        Link(delay_seconds=0.05, loss=0.02, reordering=0.1, reordering_seconds=0.02),
+    ):
+        cluster.relay.set_all(link)
+        with Watch(watched) as watch:
+            streams = [cluster.stream(2, 60), cluster.stream(3, 60)]
+            texts = {stream.complete(within=60) for stream in streams}
+        assert texts == {alone}, f"other text over {link}"
+        for agent in watched:
+            assert not watch.missed(agent.node_id), f"a node was lost over {link}"
+        slowest = VIEW_SECONDS if link.delay_seconds < 0.2 else 1.5
+        print(link, watch.slowest)
+        assert watch.slowest < slowest, f"the view took long over {link}"

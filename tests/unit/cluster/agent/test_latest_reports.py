@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+from support import hardware
+
+from potluck.cluster.agent.latest_reports import LatestReports
+from potluck.cluster.calls import NodeReport
+from potluck.errors import CallError
+from potluck.types.cluster import NodeId
+
+ONE, OTHER = NodeId("1" * 16), NodeId("2" * 16)
+BOTH = frozenset({ONE, OTHER})
+
+
+def report_of(node: NodeId, name: str) -> NodeReport:
+    return NodeReport(
+        node_id=node,
+        name=name,
+        host_id="",
+        version="",
+        address="",
+        http_address=None,
+        available_bytes=0,
+        available_reason="",
+        memory_limit_bytes=None,
+        usable_bytes=0,
+        pools=(),
+        untaken_bytes=0,
+        is_draining=False,
+        units=(),
+        hardware=hardware.report(),
+    )
+
+
+class Nodes:
+    """Nodes that take ``seconds`` to answer; None never answers, and is given up after 0.3 s."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[NodeId, float | None] = {ONE: 0.0, OTHER: 0.0}
+        self.asked: list[NodeId] = []
+
+    async def ask(self, node: NodeId) -> NodeReport:
+        self.asked.append(node)
+        seconds = self.seconds[node]
+        if seconds is None:
+            await asyncio.sleep(0.3)
+            raise CallError("no answer")
+        await asyncio.sleep(seconds)
+        return report_of(node, f"answer {self.asked.count(node)}")
+
+
+def test_a_node_that_does_not_answer_is_shown_as_it_last_was_until_it_is_given_up() -> None:
+    async def body() -> None:
+        nodes = Nodes()
+        latest = LatestReports(nodes.ask, shown_seconds=0.1)
+        await latest.refresh(BOTH)
+        assert [each.name for each in latest.reports(BOTH)] == ["answer 1", "answer 1"]
+        nodes.seconds[OTHER] = None
+        start = time.monotonic()
+        await latest.refresh(BOTH)
+        assert 0.09 < time.monotonic() - start < 0.2
+        assert [each.name for each in latest.reports(BOTH)] == ["answer 2", "answer 1"]
+        assert latest.silent(BOTH) == []
+        await latest.refresh(BOTH)
+        assert nodes.asked.count(OTHER) == 2, "it was asked again before it had answered"
+        await asyncio.sleep(0.25)
+        assert [each.node_id for each in latest.reports(BOTH)] == [ONE]
+        assert latest.silent(BOTH) == [OTHER]
+        nodes.seconds[OTHER] = 0.0
+        await latest.refresh(BOTH)
+        assert [each.name for each in latest.reports(BOTH)] == ["answer 4", "answer 3"]
+        assert latest.silent(BOTH) == []
+
+    asyncio.run(body())
+
+
+def test_a_node_that_never_answered_is_silent_at_once_and_one_that_left_is_forgotten() -> None:
+    async def body() -> None:
+        nodes = Nodes()
+        nodes.seconds[OTHER] = 0.2
+        latest = LatestReports(nodes.ask, shown_seconds=0.05)
+        await latest.refresh(BOTH)
+        assert latest.silent(BOTH) == [OTHER]
+        await asyncio.sleep(0.2)
+        assert len(latest.reports(BOTH)) == 2  # a late answer counts
+        assert latest.reports({ONE}) == latest.reports(BOTH)[:1]
+        await latest.refresh({ONE})
+        nodes.seconds[OTHER] = None
+        await latest.refresh(BOTH)
+        assert latest.silent(BOTH) == [OTHER], "what it said before it left is still shown"
+
+    asyncio.run(body())
