@@ -174,7 +174,7 @@ class UnitFaultError(EngineError):
 
 
 class StalledError(UnitFaultError):
-    """A worker got no further while it loaded, or has loaded and does not answer."""
+    """A worker got no further, while it loaded or in a step, or does not answer."""
 
 
 class DefectError(EngineError):

@@ -5,8 +5,11 @@ Methods: ``node.report`` () → NodeReport. ``model.check`` CheckModel → Model
 ``stage.start`` StageSpec → Progress …, then Loaded or Stalled. ``stage.connect`` ConnectStage → ().
 ``node.clock`` () → Clock. ``node.reach`` Reach → Reached. ``node.multicast`` Multicast → ().
 ``stage.stop`` StageScope → StageEnds. ``stage.end`` StageScope → StageEnds. ``stage.stats``
-StageScope → StageStats. ``stage.release`` ReleaseStages → (). ``deployment.claim`` Claim →
-ClaimAnswer. ``deployment.take_over`` Named → (). To the coordinator:
+StageScope → StageStats. ``stage.check`` StageScope → StageChecks. ``stage.abandon`` AbandonStage →
+(). ``stage.release`` ReleaseStages → (). ``deployment.claim`` Claim → ClaimAnswer.
+``deployment.take_over`` Named → (). ``deployment.outlook`` AskOutlook → Outlook.
+``deployment.relay`` as ``deployment.generate``, of a node that passes it on to the coordinator. To
+the coordinator:
 ``stage.lost`` StageLost → (), ``deployment.remove`` Named → (), ``deployment.vacate`` Vacate → (),
 ``deployment.generate`` Generate → Tokens …, or GenerateFailure. To everybody: ``deployment.put``
 DeploymentRecord → ().
@@ -280,6 +283,37 @@ class StageStats(msgspec.Struct, frozen=True, kw_only=True):
     stages: dict[int, Stats]
 
 
+class StageCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node has seen of a stage's worker within a second, or at once if all is well.
+
+    ``answers``: it answered its agent. ``is_stopped``: the kernel says so (a signal, a debugger),
+    before and after that second. ``has_progress``: it computed, or has nothing to compute. The
+    present step has been computed for ``busy_seconds``, or its result sent for ``sending_seconds``;
+    both are 0 between two steps, and for one that does not answer.
+    """
+
+    answers: bool
+    is_stopped: bool
+    has_progress: bool
+    busy_seconds: float = 0.0
+    sending_seconds: float = 0.0
+
+
+class StageChecks(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's stages by index; one that is not connected, or has ended, is not among them."""
+
+    stages: dict[int, StageCheck]
+
+
+class AbandonStage(msgspec.Struct, frozen=True, kw_only=True):
+    """End the worker of a stage that makes no progress, as one that failed for this reason."""
+
+    deployment: DeploymentId
+    epoch: Epoch
+    index: Annotated[int, msgspec.Meta(ge=0)]
+    message: str
+
+
 class StageLost(msgspec.Struct, frozen=True, kw_only=True):
     """A worker ended by itself, or only its edges did (``is_held``), and it keeps its weights.
 
@@ -344,7 +378,8 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     claimed; with ``has_quorum`` enough of them agreed to it (see ``Claim``), and without it every
     record that has one counts more. ``num_recoveries`` counts how often it was ready again after a
     loss, the last time ``recovery_seconds`` after it. ``ready_in_seconds`` is what its coordinator
-    expected when it published this, where it is not ready and that is known.
+    expected when it published this, where it is not ready and that is known. ``successor`` is the
+    node that the coordinator, which is about to leave, wants to be followed by.
     """
 
     deployment: DeploymentId
@@ -377,6 +412,7 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_recoveries: int = 0
     recovery_seconds: float | None = None
     ready_in_seconds: float | None = None
+    successor: NodeId | None = None
 
     def supersedes(self, other: DeploymentRecord) -> bool:
         """Whether this is the later word on the same deployment."""
@@ -407,8 +443,9 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """Ask a node to agree that ``epoch`` is the deployment's next one, and to promise it.
 
-    A node agrees unless it has seen or promised an epoch as high, knows of the deployment's
-    removal, or sees another node that coordinates the deployment and does not want to leave.
+    A node agrees unless it has seen or promised another epoch as high, knows of the deployment's
+    removal or of a later record, or sees another node that coordinates the deployment and has not
+    named the claimant its successor.
     ``known`` is the epoch of the record that the claimant goes by.
     """
 
@@ -425,6 +462,34 @@ class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True):
     is_granted: bool
     reason: str = ""
     highest: Epoch | None = None
+    record: DeploymentRecord | None = None
+
+
+class Standing(enum.Enum):
+    """What a node would do about a deployment whose coordinator is lost."""
+
+    CANDIDATE = "candidate"
+    AT_WORK = "at work"
+    UNABLE = "unable"
+
+
+class AskOutlook(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask what a node makes of a deployment whose coordinator cannot be seen from everywhere.
+
+    ``known`` is the epoch of the record that the asking node goes by.
+    """
+
+    deployment: DeploymentId
+    known: Epoch
+
+
+class Outlook(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the node sees the coordinator of the epoch that the question named, and what it would
+    do if nobody did. ``record`` is its own record if that is of another epoch.
+    """
+
+    sees_coordinator: bool
+    standing: Standing
     record: DeploymentRecord | None = None
 
 

@@ -25,6 +25,9 @@ _TOP_BYTES = 40
 """Of a token that comes back, and of each alternative: names of fields and numbers."""
 
 
+StepKind = tuple[int, int]
+
+
 class _Failure(msgspec.Struct, frozen=True):
     message: str
     hint: str
@@ -47,6 +50,20 @@ def decode_failure(header: bytes | memoryview) -> EngineError:
     """The error that a stage met."""
     failure = _decode_failure(header)
     return EngineError(failure.message, hint=failure.hint)
+
+
+def kind_of(step: Step) -> StepKind:
+    """The binary orders of magnitude of its tokens and of the last position that it computes.
+
+    Steps of one kind take about as long.
+    """
+    num_tokens = end = 0
+    for part in step.slices:
+        count = len(part.tokens)
+        num_tokens += count
+        if part.start_position + count > end:  # a call of max() would take as long as all the rest
+            end = part.start_position + count
+    return num_tokens.bit_length(), end.bit_length()
 
 
 def result_bytes(max_step_tokens: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from potluck.cluster.agent.load_watch import STALL_SECONDS
-from potluck.cluster.agent.stages import ORPHAN_SECONDS
+from potluck.cluster.agent.orphans import ORPHAN_SECONDS
 from potluck.cluster.agent.units import UnitChoice
 from potluck.cluster.membership import Address
 from potluck.cluster.trust.secret import Secret
@@ -25,9 +25,10 @@ class AgentConfig:
     the fastest that passes its test. ``backends`` are tried on what ``layers`` find on this node;
     ``backend`` names the one, or the unit, that alone shall serve, and ``allow_software`` lets
     software that plays a device serve.
+    A stage that makes no progress is lost within seconds (``coordinator.overdue``).
     ``step_seconds`` is the longest time for one step through all stages of a deployment that this
-    node coordinates: a stage that hangs counts as lost then. It is long, because a prefill on slow
-    boards is.
+    node coordinates, though they all seem to make progress; where such steps regularly take long,
+    it is 20 times what they take, if that is more.
     ``unit_step_seconds`` is the longest time for each 32 tokens of a step of one stage, on a unit
     that is not the CPU with the native backend: the unit hangs then, and is out. Such a unit is
     tested again when it has computed nothing for ``idle_test_seconds``.

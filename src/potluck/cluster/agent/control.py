@@ -199,7 +199,7 @@ class _Control:
 
     async def _down(self, params: msgspec.Raw, send: _Send) -> object:
         await send({"event": {"is_draining": True}})
-        await self._coordination.drain()
+        await self._agent.drain()
         return None
 
     @property

@@ -16,19 +16,23 @@ import msgspec
 from potluck.catalog import ModelDescription, describe_model
 from potluck.cluster.agent.background import Spawn
 from potluck.cluster.agent.changes import Changes
-from potluck.cluster.agent.isolation import Isolation
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.new_deployment import new_record
+from potluck.cluster.agent.promises import Promises
 from potluck.cluster.agent.registry import Registry
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.calls import (
+    AskOutlook,
+    Claim,
+    ClaimAnswer,
     Deploy,
     DeploymentRecord,
     DeploymentState,
     ModelFingerprint,
     Named,
+    Outlook,
     StageScope,
-    Vacate,
+    Standing,
     encode,
 )
 from potluck.cluster.coordinator.attempt import Surroundings
@@ -39,12 +43,13 @@ from potluck.cluster.membership import Membership
 from potluck.cluster.trust.credentials import Credentials
 from potluck.engines.costs import CostOf
 from potluck.errors import CallError, EngineError, NodeLostError, ParameterError, PotluckError
-from potluck.types.cluster import DeploymentId, NodeId
+from potluck.types.cluster import DeploymentId, Epoch, NodeId
 
 _log = logging.getLogger(__name__)
 
 _REMOVE_SECONDS = 60.0
-_VACATE_SECONDS = 90.0
+_TAKE_OVER_SECONDS = 90.0
+"""For a plan and for loading what only a node that leaves had held."""
 
 
 class Coordination:
@@ -69,7 +74,8 @@ class Coordination:
         self.coordinated: dict[DeploymentId, Deployment] = {}
         self.is_draining = False
         self.changes = Changes()
-        self.isolation = Isolation(membership.nodes)
+        self._promises = Promises()
+        self._unable: set[DeploymentId] = set()
         self._membership = membership
         self._credentials = credentials
         self._stages = stages
@@ -120,13 +126,17 @@ class Coordination:
         return msgspec.structs.replace(record, **placement_fields(planned))
 
     async def undeploy(self, name: str) -> DeploymentRecord:
-        """Remove a deployment, wherever it is coordinated."""
-        record = self.registry.find(name)
-        if record is None:
+        """Remove every deployment of a name, wherever it is coordinated; returns the oldest."""
+        records = self.registry.find_all(name)
+        if not records:
             known = ", ".join(each.model_id for each in self.registry.live()) or "none"
             raise ParameterError(
                 "name", f"nothing is deployed as {name}", hint=f"deployed now: {known}"
             )
+        await asyncio.gather(*map(self._undeploy, records))
+        return records[0]
+
+    async def _undeploy(self, record: DeploymentRecord) -> None:
         try:
             await self._membership.call(
                 record.epoch.coordinator,
@@ -136,7 +146,6 @@ class Coordination:
             )
         except NodeLostError:
             await self.remove(record.deployment)
-        return record
 
     async def remove(self, deployment: DeploymentId) -> None:
         """End a deployment for good; one that nobody coordinates any more, too."""
@@ -148,21 +157,69 @@ class Coordination:
         if record is not None and record.state is not DeploymentState.REMOVED:
             self._publish(msgspec.structs.replace(record, state=DeploymentState.REMOVED, stages=()))
 
-    async def drain(self) -> None:
-        """Let others go on without this node: take nothing new, finish what is in flight."""
+    def begin_drain(self) -> None:
+        """From now on no plan has a stage here, and nothing new is coordinated here."""
         self.is_draining = True
-        vacating = [
-            self._membership.call(
-                record.epoch.coordinator,
-                "deployment.vacate",
-                encode(Vacate(deployment=record.deployment, node_id=self._membership.node_id)),
-                timeout_seconds=_VACATE_SECONDS,
-            )
-            for record in self.registry.live()
-            if record.epoch.coordinator != self._membership.node_id
-        ]
-        finishing = [each.finish() for each in self.coordinated.values()]
-        await asyncio.gather(*vacating, *finishing, return_exceptions=True)
+        self.changes.tell()
+
+    async def hand_over(self, deployment: Deployment) -> bool:
+        """Let another node coordinate a deployment of this one; False if none can.
+
+        It makes a plan, claims an epoch, to which all agree because it is named the successor, and
+        serves. Sequences of gateways, this node's too, move there.
+        """
+        own_id = deployment.record.deployment
+        on_stages = {stage.node_id for stage in deployment.record.stages}
+        for node in sorted(
+            self._membership.nodes(), key=lambda each: (each not in on_stages, each)
+        ):
+            if self.coordinated.get(own_id) is not deployment:
+                return True  # it was removed, or somebody else has taken it over
+            deployment.name_successor(node)
+            payload = encode(deployment.record)
+            await asyncio.gather(*(self._tell(each, payload) for each in self._membership.nodes()))
+            try:
+                await self._membership.call(
+                    node,
+                    "deployment.take_over",
+                    encode(Named(deployment=own_id)),
+                    timeout_seconds=_TAKE_OVER_SECONDS,
+                )
+            except CallError as error:
+                _log.info(
+                    "node %s does not take over %s: %s",
+                    node,
+                    deployment.record.model_id,
+                    error.message,
+                )
+                continue
+            return True
+        return self.coordinated.get(own_id) is not deployment
+
+    async def succeed(self, deployment: DeploymentId) -> None:
+        """Coordinate a deployment whose coordinator asks for it; returns when it serves.
+
+        Raises ``PotluckError`` if that is not possible here.
+        """
+        self._require_staying()
+        record = self.registry.records.get(deployment)
+        own = self._membership.node_id
+        if record is None or own not in (record.successor, record.epoch.coordinator):
+            raise EngineError(f"this node is not the successor of deployment {deployment}")
+        if deployment not in self.coordinated:
+            await self._adopt(record)
+        while not self._serves_here(deployment):
+            if deployment not in self.coordinated:
+                raise EngineError(f"{record.model_id} was removed, or taken over by another node")
+            await self.changes.wait()
+
+    def _serves_here(self, deployment: DeploymentId) -> bool:
+        record = self.registry.records.get(deployment)
+        return (
+            record is not None
+            and record.epoch.coordinator == self._membership.node_id
+            and record.state is DeploymentState.READY
+        )
 
     async def close(self) -> None:
         """The agent ends: stop what it coordinates; the records are left to successors."""
@@ -175,31 +232,98 @@ class Coordination:
     def heard(self, record: DeploymentRecord) -> None:
         """News of a deployment, from its coordinator or who knows of it."""
         known = self.registry.records.get(record.deployment)
-        registry = self.registry.put(record)
+        is_lost = known is not None and not self._sees_coordinator(record.deployment, known.epoch)
+        registry = self.registry.put(record, is_coordinator_lost=is_lost)
         if registry is self.registry:
-            was_removed = known is not None and known.state is DeploymentState.REMOVED
-            if was_removed and record.state is not DeploymentState.REMOVED:
-                self._spawn(self._tell(record.epoch.coordinator, encode(known)))
+            self._correct(record, known)
             return
         self.registry = registry
-        mine = self.coordinated.get(record.deployment)
+        self._promises = self._promises.seen(record.deployment, record.epoch)
+        self._log_takeover(known, record)
+        self._correct(known, record)
         is_removed = record.state is DeploymentState.REMOVED
+        mine = self.coordinated.get(record.deployment)
+        is_others = record.epoch.coordinator != self._membership.node_id
         if (
             mine is not None
             and record is not mine.record
-            and (is_removed or mine.record.epoch < record.epoch)
+            and (is_removed or (is_others and record.epoch != mine.record.epoch))
         ):
+            # A later revision of the same epoch ends nothing: a successor hears those, too, until
+            # it has an epoch of its own.
             del self.coordinated[record.deployment]
-            self._spawn(mine.close())
+            self._spawn(_end(mine, is_removed=is_removed))
         if is_removed:
-            scope = StageScope(deployment=record.deployment, epoch=record.epoch)
-            self._spawn(self._stop_stages(scope))
-        elif known is None or known.epoch != record.epoch:
+            self._unable.discard(record.deployment)
+            epoch = self._promises.highest[record.deployment]
+            self._spawn(self._stop_stages(StageScope(deployment=record.deployment, epoch=epoch)))
+        elif record.state is DeploymentState.READY and (
+            known is None or known.epoch != record.epoch or known.state is not record.state
+        ):
+            # Not earlier: until a new plan is loaded, the stages of the one before may serve.
             self._spawn(self._stages.supersede(record.deployment, record.epoch))
         self.changes.tell()
 
+    def _correct(self, wrong: DeploymentRecord | None, right: DeploymentRecord | None) -> None:
+        """Tell a coordinator that its record is out of date: it may not see who knows better."""
+        if wrong is None or right is None or wrong.epoch.coordinator == self._membership.node_id:
+            return
+        is_revived = right.state is DeploymentState.REMOVED is not wrong.state
+        if is_revived or wrong.epoch.coordinator != right.epoch.coordinator:
+            self._spawn(self._tell(wrong.epoch.coordinator, encode(right)))
+
+    def claimed(self, claim: Claim) -> ClaimAnswer:
+        """Return whether this node agrees to an epoch; it promises it then."""
+        record = self.registry.records.get(claim.deployment)
+        sees = record is not None and self._sees_coordinator(record.deployment, record.epoch)
+        self._promises, answer = self._promises.answer(claim, record, sees_coordinator=sees)
+        return answer
+
+    def outlook(self, question: AskOutlook) -> Outlook:
+        """Return what this node makes of a deployment whose coordinator another does not see."""
+        record = self.registry.records.get(question.deployment)
+        if record is None:
+            return Outlook(sees_coordinator=False, standing=Standing.UNABLE)
+        return Outlook(
+            sees_coordinator=self._sees_coordinator(question.deployment, question.known),
+            standing=self._standing(question.deployment),
+            record=None if record.epoch == question.known else record,
+        )
+
+    def _sees_coordinator(self, deployment: DeploymentId, epoch: Epoch) -> bool:
+        """Whether the coordinator of an epoch is a member, or is this node and runs that epoch."""
+        if epoch.coordinator != self._membership.node_id:
+            return epoch.coordinator in self._membership.nodes()
+        mine = self.coordinated.get(deployment)
+        return mine is not None and mine.record.epoch.coordinator == epoch.coordinator
+
+    def _standing(self, deployment: DeploymentId) -> Standing:
+        if deployment in self.coordinated:
+            return Standing.AT_WORK
+        if self.is_draining or deployment in self._unable:
+            return Standing.UNABLE
+        return Standing.CANDIDATE
+
+    def _log_takeover(self, known: DeploymentRecord | None, record: DeploymentRecord) -> None:
+        if known is None or known.epoch.coordinator == record.epoch.coordinator:
+            return
+        before, after = known.epoch.coordinator, record.epoch.coordinator
+        if after == self._membership.node_id:
+            _log.warning(
+                "took over %s from node %s, at epoch %d",
+                record.model_id,
+                before,
+                record.epoch.number,
+            )
+        else:
+            _log.info("node %s took over %s from node %s", after, record.model_id, before)
+
     def joined(self, node: NodeId) -> None:
         """A node is there: tell it what it cannot know."""
+        for key in list(self.coordinated):
+            candidacy = self.candidacy(key)
+            if candidacy is not None and candidacy.epoch.coordinator == node:
+                self.give_up(key)
         for deployment in self.coordinated.values():
             deployment.node_joined()
         self.changes.tell()
@@ -207,11 +331,25 @@ class Coordination:
 
     def left(self, node: NodeId) -> None:
         """A node is gone."""
-        self.isolation.left(node)
         for deployment in list(self.coordinated.values()):
             deployment.node_left(node)
         self._spawn(self._stages.coordinator_left(node))
         self.changes.tell()
+
+    def candidacy(self, deployment: DeploymentId) -> DeploymentRecord | None:
+        """Return the record that a deployment is taken over by here; None if it is not, or done."""
+        mine = self.coordinated.get(deployment)
+        if mine is None or mine.record.epoch.coordinator == self._membership.node_id:
+            return None
+        return mine.record
+
+    def give_up(self, deployment: DeploymentId) -> None:
+        """Give up to take over a deployment whose coordinator is there; no epoch was taken yet.
+
+        So what goes on undisturbed on the other side of a cut stays undisturbed after healing.
+        """
+        if self.candidacy(deployment) is not None:
+            self._spawn(_end(self.coordinated.pop(deployment), is_removed=False))
 
     def _require_staying(self) -> None:
         if self.is_draining:
@@ -254,6 +392,9 @@ class Coordination:
         self.coordinated.pop(deployment.record.deployment, None)
 
     def _publish(self, record: DeploymentRecord) -> None:
+        is_removed = record.state is DeploymentState.REMOVED
+        if record.epoch.coordinator != self._membership.node_id and not is_removed:
+            return  # it is another's until this node has an epoch of its own
         self.heard(record)
         payload = encode(record)
         for node in self._membership.nodes():
@@ -291,33 +432,44 @@ class Coordination:
     async def take_over(self, record: DeploymentRecord) -> bool:
         """Coordinate an orphan from now on; False if that is not possible now."""
         try:
-            description, print_of = await self._read(record.model)
-            deployed = record.fingerprint
-            if deployed is not None and (found := deployed.difference(print_of)):
-                _log.warning(
-                    "cannot take over %s: this node's files of it are not those that were"
-                    " deployed: %s",
-                    record.model_id,
-                    found,
-                )
-                return False
-            latest = self.registry.records.get(record.deployment)
-            if latest is not None and not self.is_draining and self._is_orphan(latest):
-                deployment = self._make(latest, description, print_of)
-                deployment.resume()
-                self.coordinated[latest.deployment] = deployment
+            await self._adopt(record)
         except PotluckError as error:
             _log.warning("cannot take over %s: %s", record.model_id, error.message)
-            return False
         except Exception:  # noqa: BLE001 - it would stay without a coordinator
             _log.exception("cannot take over %s", record.model_id)
-            return False
-        return True
+        else:
+            self._unable.discard(record.deployment)
+            return True
+        self._unable.add(record.deployment)
+        return False
+
+    async def _adopt(self, record: DeploymentRecord) -> None:
+        """Coordinate a deployment of another node's, unless that was settled otherwise meanwhile.
+
+        Raises what makes it impossible here.
+        """
+        description, print_of = await self._read(record.model)
+        deployed = record.fingerprint
+        if deployed is not None and (found := deployed.difference(print_of)):
+            raise EngineError(f"this node's files of it are not those that were deployed: {found}")
+        latest = self.registry.records.get(record.deployment)
+        if latest is None or self.is_draining:
+            return
+        own = self._membership.node_id
+        if self._is_orphan(latest) or (latest.successor == own and self._is_free(latest)):
+            mine = msgspec.structs.replace(latest, successor=None)
+            deployment = self._make(mine, description, print_of)
+            deployment.resume()
+            self.coordinated[latest.deployment] = deployment
+
+    def _is_free(self, record: DeploymentRecord) -> bool:
+        """Whether it is live, and not coordinated here."""
+        is_removed = record.state is DeploymentState.REMOVED
+        return not is_removed and record.deployment not in self.coordinated
 
     def _is_orphan(self, record: DeploymentRecord) -> bool:
-        if record.state is DeploymentState.REMOVED or record.deployment in self.coordinated:
-            return False
-        return record.epoch.coordinator not in self._membership.nodes()
+        is_lost = record.epoch.coordinator not in self._membership.nodes()
+        return is_lost and self._is_free(record)
 
     async def _read(self, model: str) -> tuple[ModelDescription, ModelFingerprint]:
         def read() -> tuple[ModelDescription, ModelFingerprint]:
@@ -325,3 +477,9 @@ class Coordination:
             return description, self._fingerprints.of(description)
 
         return await asyncio.to_thread(read)
+
+
+async def _end(deployment: Deployment, *, is_removed: bool) -> None:
+    """End what another node coordinates now, or what was removed."""
+    # Otherwise its sequences are told that they have moved.
+    await deployment.close(EngineError("the model was undeployed") if is_removed else None)

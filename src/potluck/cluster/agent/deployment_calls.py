@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.calls import (
-    ClaimAnswer,
+    AskOutlook,
+    Claim,
     DeploymentRecord,
     Named,
     StageLost,
@@ -25,10 +26,12 @@ class DeploymentCalls:
         """Have the calls answered."""
         methods.register("stage.lost", self._on_stage_lost)
         methods.register("deployment.put", self._on_put)
-        methods.register("deployment.claim", self._on_claim)
         methods.register("deployment.remove", self._on_remove)
         methods.register("deployment.vacate", self._on_vacate)
         methods.register("deployment.metrics", self._on_metrics)
+        methods.register("deployment.claim", self._on_claim)
+        methods.register("deployment.outlook", self._on_outlook)
+        methods.register("deployment.take_over", self._on_take_over)
 
     async def _on_stage_lost(self, payload: bytes) -> bytes:
         lost = decode(payload, StageLost)
@@ -36,9 +39,6 @@ class DeploymentCalls:
         if deployment is not None:
             deployment.stage_lost(lost)
         return b""
-
-    async def _on_claim(self, payload: bytes) -> bytes:
-        return encode(ClaimAnswer(is_granted=True))
 
     async def _on_put(self, payload: bytes) -> bytes:
         self._coordination.heard(decode(payload, DeploymentRecord))
@@ -58,3 +58,13 @@ class DeploymentCalls:
     async def _on_metrics(self, payload: bytes) -> bytes:
         deployment = self._coordination.coordinated.get(decode(payload, Named).deployment)
         return encode(None if deployment is None else await deployment.metrics())
+
+    async def _on_claim(self, payload: bytes) -> bytes:
+        return encode(self._coordination.claimed(decode(payload, Claim)))
+
+    async def _on_outlook(self, payload: bytes) -> bytes:
+        return encode(self._coordination.outlook(decode(payload, AskOutlook)))
+
+    async def _on_take_over(self, payload: bytes) -> bytes:
+        await self._coordination.succeed(decode(payload, Named).deployment)
+        return b""

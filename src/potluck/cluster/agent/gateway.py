@@ -16,7 +16,7 @@ from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.view import as_seen, cluster_view
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, NodeReport
 from potluck.cluster.coordinator.survey import gather_reports
-from potluck.errors import EngineError, ModelNotFoundError
+from potluck.errors import ModelNotFoundError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.gateway import (
     LiveSequence,
@@ -91,9 +91,8 @@ class AgentGateway:
 
     async def generate(self, sequence: LiveSequence) -> AsyncGenerator[CommittedToken, None]:
         """Compute a sequence; closing the generator cancels it."""
-        if self._agent.coordination.is_draining:
-            raise EngineError(_LEAVING, hint="send the request to another node")
-        stream = self._agent.generate(self._find(sequence.model_id), sequence.request)
+        record = self._find(sequence.model_id)
+        stream = self._agent.generate(record, sequence.request, sequence.committed)
         try:
             async for token in stream:
                 yield token

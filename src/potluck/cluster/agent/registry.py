@@ -21,13 +21,19 @@ class Registry:
 
     records: dict[DeploymentId, DeploymentRecord] = field(default_factory=dict)
 
-    def put(self, record: DeploymentRecord) -> Registry:
-        """The registry after ``record`` was heard of; the same one if that is old news."""
+    def put(self, record: DeploymentRecord, *, is_coordinator_lost: bool = False) -> Registry:
+        """The registry after ``record`` was heard of; the same one if that is old news.
+
+        A record without a quorum takes the place of one that has it only where the coordinator of
+        that ``is_coordinator_lost``: on the side that goes on alone, until it is healed.
+        """
         known = self.records.get(record.deployment)
         if known is not None:
             if known.state is DeploymentState.REMOVED:
                 return self
-            if record.state is not DeploymentState.REMOVED and not record.supersedes(known):
+            goes_on_alone = is_coordinator_lost and record.epoch > known.epoch
+            is_news = record.supersedes(known) or goes_on_alone
+            if record.state is not DeploymentState.REMOVED and not is_news:
                 return self
         records = {**self.records, record.deployment: record}
         removed = [key for key, each in records.items() if each.state is DeploymentState.REMOVED]
@@ -46,10 +52,16 @@ class Registry:
 
     def find(self, name: str) -> DeploymentRecord | None:
         """The live deployment that clients call ``name``, or whose id it is."""
-        for record in self.live():
-            if name in (record.model_id, record.deployment):
-                return record
-        return None
+        return next(iter(self.find_all(name)), None)
+
+    def find_all(self, name: str) -> tuple[DeploymentRecord, ...]:
+        """Return the live deployments of that name or id, oldest first.
+
+        They may be several: both sides of a cluster that was cut in two can deploy under one name.
+        """
+        return tuple(
+            record for record in self.live() if name in (record.model_id, record.deployment)
+        )
 
     def free_model_id(self, wanted: str) -> str:
         """``wanted``, or the first of ``wanted-2``, ``wanted-3`` … that no live deployment has."""

@@ -1,5 +1,5 @@
-"""Sequences of this node's clients, computed by a coordinator here or elsewhere; and those of
-other gateways, computed here: ``deployment.generate``.
+"""Sequences of other gateways, computed by the coordinator here (``deployment.generate``), or by
+one that only this node reaches (``deployment.relay``).
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ from contextlib import aclosing
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.token_batches import in_batches
 from potluck.cluster.calls import (
-    DeploymentRecord,
     Generate,
-    GenerateAnswer,
     GenerateFailure,
     Tokens,
     decode,
     encode,
 )
 from potluck.cluster.membership import Membership, MethodTable
-from potluck.errors import EngineError, NodeLostError, OverloadedError, PotluckError
-from potluck.types.sequence import CommittedToken, SequenceRequest
+from potluck.errors import CallError, MovedError, OverloadedError, PotluckError
+from potluck.types.sequence import CommittedToken
 
 _MAX_REMOTE_SEQUENCES = 192
 """That other gateways stream from here: the rest of the calls that a node answers at a time
@@ -40,19 +38,7 @@ class SequenceCalls:
     def register(self, methods: MethodTable) -> None:
         """Have the calls answered."""
         methods.register_stream("deployment.generate", self._on_generate)
-
-    async def generate(
-        self, record: DeploymentRecord, request: SequenceRequest
-    ) -> AsyncGenerator[CommittedToken, None]:
-        """Compute a sequence with the coordinator, here or elsewhere."""
-        deployment = self._coordination.coordinated.get(record.deployment)
-        if deployment is not None:
-            stream = deployment.generate(request)
-        else:
-            stream = self._generate_elsewhere(record, request)
-        async with aclosing(stream):
-            async for token in stream:
-                yield token
+        methods.register_stream("deployment.relay", self._on_relay)
 
     async def _on_generate(self, payload: bytes) -> AsyncGenerator[bytes, None]:
         request = decode(payload, Generate)
@@ -71,37 +57,48 @@ class SequenceCalls:
         self, request: Generate
     ) -> AsyncGenerator[CommittedToken, None]:
         deployment = self._coordination.coordinated.get(request.deployment)
-        if deployment is None or self._coordination.is_draining:
-            raise EngineError(
+        if deployment is None:
+            raise MovedError(
                 "the deployment is not coordinated here any more", hint="try again in a moment"
             )
+        self._require_room()
+        async with aclosing(deployment.generate(request.request, request.continuation)) as stream:
+            async for token in stream:
+                yield token
+
+    async def _on_relay(self, payload: bytes) -> AsyncGenerator[bytes, None]:
+        """Pass a request on to the coordinator, for a gateway that cannot reach it.
+
+        This is never done twice for a request: the coordinator itself is asked, and if that is not
+        possible, the gateway looks for another way.
+        """
+        request = decode(payload, Generate)
+        record = self._coordination.registry.records.get(request.deployment)
+        if request.deployment in self._coordination.coordinated or record is None:
+            async with aclosing(self._on_generate(payload)) as answers:
+                async for answer in answers:
+                    yield answer
+            return
+        self._num_remote_sequences += 1
+        try:
+            self._require_room()
+            stream = self._membership.call_stream(
+                record.epoch.coordinator, "deployment.generate", payload
+            )
+            async with aclosing(stream):
+                async for part in stream:
+                    yield part
+        except CallError as error:
+            yield encode(GenerateFailure.of(MovedError(error.message, hint=error.hint)))
+        except PotluckError as error:
+            yield encode(GenerateFailure.of(error))
+        finally:
+            self._num_remote_sequences -= 1
+
+    def _require_room(self) -> None:
         if self._num_remote_sequences > _MAX_REMOTE_SEQUENCES:
             raise OverloadedError(
                 f"node {self._membership.node_id} already answers {_MAX_REMOTE_SEQUENCES}"
                 " sequences of others",
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
             )
-        async with aclosing(deployment.generate(request.request)) as stream:
-            async for token in stream:
-                yield token
-
-    async def _generate_elsewhere(
-        self, record: DeploymentRecord, request: SequenceRequest
-    ) -> AsyncGenerator[CommittedToken, None]:
-        payload = encode(Generate(deployment=record.deployment, request=request))
-        stream = self._membership.call_stream(
-            record.epoch.coordinator, "deployment.generate", payload
-        )
-        async with aclosing(stream):
-            try:
-                async for part in stream:
-                    answer: GenerateAnswer = decode(part, GenerateAnswer)
-                    if isinstance(answer, GenerateFailure):
-                        raise answer.error()
-                    for token in answer.tokens:
-                        yield token
-            except NodeLostError as error:
-                raise EngineError(
-                    f"the node that schedules {record.model_id} was lost",
-                    hint="send the request again: another node takes over",
-                ) from error

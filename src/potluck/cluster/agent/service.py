@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,10 +26,13 @@ from potluck.cluster.agent.deployment_calls import DeploymentCalls
 from potluck.cluster.agent.diagnosis import diagnose
 from potluck.cluster.agent.hardware import Hardware
 from potluck.cluster.agent.hosts import HostAnswer, ask_hosts
+from potluck.cluster.agent.leaving import Leaving
 from potluck.cluster.agent.member_events import MemberEvents
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.node import NodeFacts
 from potluck.cluster.agent.node_calls import NodeCalls
+from potluck.cluster.agent.outlooks import Outlooks
+from potluck.cluster.agent.relaying import Relaying
 from potluck.cluster.agent.sequence_calls import SequenceCalls
 from potluck.cluster.agent.stage_calls import StageCalls, report_lost
 from potluck.cluster.agent.stages import StageHost
@@ -69,7 +72,8 @@ class Agent:
     hardware: Hardware
     fingerprints: Fingerprints
     coordination: Coordination
-    sequences: SequenceCalls
+    relaying: Relaying
+    leaving: Leaving
     node_calls: NodeCalls
     events: MemberEvents
 
@@ -137,7 +141,9 @@ class Agent:
                 spawn=background.spawn,
             )
             opened.push_async_callback(coordination.close)
-            takeovers = Takeovers(membership, coordination, spawn=background.spawn)
+            outlooks = Outlooks(membership)
+            takeovers = Takeovers(membership, coordination, outlooks, spawn=background.spawn)
+            relaying = Relaying(membership, coordination, outlooks)
             facts = NodeFacts(
                 node_id=node_id,
                 address=str(membership.address),
@@ -147,11 +153,10 @@ class Agent:
             node_calls = NodeCalls(
                 facts, membership, hardware, units, stages, coordination, fingerprints
             )
-            sequences = SequenceCalls(membership, coordination)
             node_calls.register(methods)
             StageCalls(stages).register(methods)
             DeploymentCalls(coordination).register(methods)
-            sequences.register(methods)
+            SequenceCalls(membership, coordination).register(methods)
             methods.complete()
             background.spawn(care.run())
             background.spawn(takeovers.run())
@@ -161,7 +166,8 @@ class Agent:
                 hardware=hardware,
                 fingerprints=fingerprints,
                 coordination=coordination,
-                sequences=sequences,
+                relaying=relaying,
+                leaving=Leaving(membership, coordination, relaying),
                 node_calls=node_calls,
                 events=events,
             )
@@ -187,12 +193,19 @@ class Agent:
         return self.events.failed
 
     async def generate(
-        self, record: DeploymentRecord, request: SequenceRequest
+        self,
+        record: DeploymentRecord,
+        request: SequenceRequest,
+        committed: Iterable[CommittedToken] = (),
     ) -> AsyncGenerator[CommittedToken, None]:
-        """Compute a sequence with the coordinator, here or elsewhere."""
-        async with aclosing(self.sequences.generate(record, request)) as stream:
+        """Compute a sequence with the coordinator; see ``Relaying.generate``."""
+        async with aclosing(self.relaying.generate(record, request, committed)) as stream:
             async for token in stream:
                 yield token
+
+    async def drain(self) -> None:
+        """Let others go on without this node; see ``Leaving.drain``."""
+        await self.leaving.drain()
 
     async def diagnose(self) -> Cluster:
         """How this node and the others get along."""

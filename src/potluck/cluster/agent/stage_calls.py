@@ -9,6 +9,7 @@ from contextlib import aclosing, suppress
 
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.calls import (
+    AbandonStage,
     ConnectStage,
     ReleaseStages,
     StageLost,
@@ -42,6 +43,8 @@ class StageCalls:
         methods.register("stage.end", self._on_end)
         methods.register("stage.release", self._on_release)
         methods.register("stage.stats", self._on_stats)
+        methods.register("stage.check", self._on_check)
+        methods.register("stage.abandon", self._on_abandon)
 
     async def _on_start(self, payload: bytes) -> AsyncGenerator[bytes, None]:
         try:
@@ -67,3 +70,10 @@ class StageCalls:
 
     async def _on_stats(self, payload: bytes) -> bytes:
         return encode(await self._stages.stats(decode(payload, StageScope)))
+
+    async def _on_check(self, payload: bytes) -> bytes:
+        return encode(await self._stages.check(decode(payload, StageScope)))
+
+    async def _on_abandon(self, payload: bytes) -> bytes:
+        await self._stages.abandon(decode(payload, AbandonStage))
+        return b""

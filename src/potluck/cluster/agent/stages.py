@@ -11,72 +11,40 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from contextlib import aclosing
 
 import msgspec
-import psutil
 
+from potluck.cluster.agent.epochs_in_force import EpochsInForce
+from potluck.cluster.agent.hosted_stage import HostedStage, memory_of, stats_of
 from potluck.cluster.agent.node import StageMemory
+from potluck.cluster.agent.orphans import ORPHAN_SECONDS, Orphans
+from potluck.cluster.agent.stage_checks import check_worker
 from potluck.cluster.agent.unit_health import UnitFailure, failure_of
 from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.agent.worker_process import WorkerProcess
 from potluck.cluster.calls import (
     CPU_UNIT,
+    AbandonStage,
     ConnectStage,
-    HeldStage,
     ReleaseStages,
+    StageChecks,
     StageEnds,
     StageLost,
     StageScope,
     StageStats,
 )
 from potluck.cluster.trust.credentials import Credentials
-from potluck.cluster.worker.messages import Identity, Load, Loaded, Progress, StageSpec, Stats
+from potluck.cluster.worker.messages import Identity, Load, Loaded, Progress, StageSpec
 from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
-from potluck.quantities import format_seconds
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.unit import Fault
 
 _log = logging.getLogger(__name__)
 
-_STATS_SECONDS = 1.0
-"""What a worker may take to say what it did; it need not stop computing for it."""
-
-ORPHAN_SECONDS = 600.0
-"""Ten minutes: longer than a coordinator's machine takes to restart, or another node to take over,
-and short enough that a node which nobody will ask again has its memory back soon."""
-
 _Key = tuple[DeploymentId, int]
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Hosted:
-    """A worker and its stage.
-
-    ``asked`` is the stage as it was asked for last, ``serving`` the one whose edges stand or are
-    being opened. Both are the same holding; they differ in the epoch and the place in the plan.
-    ``loaded`` is None while the worker loads. One that ``is_stopped`` was killed and has not ended
-    yet.
-    """
-
-    worker: WorkerProcess
-    asked: StageSpec
-    serving: StageSpec | None = None
-    loaded: Loaded | None = None
-    is_stopped: bool = False
-
-    @property
-    def deployment(self) -> DeploymentId:
-        return self.asked.deployment
-
-    @property
-    def held(self) -> HeldStage:
-        """As a node reports it."""
-        epoch = (self.serving or self.asked).epoch
-        return HeldStage.of(msgspec.structs.replace(self.asked, epoch=epoch))
 
 
 class StageHost:
@@ -110,36 +78,18 @@ class StageHost:
         self._packed_cache_bytes = packed_cache_bytes
         self._unit_step_seconds = unit_step_seconds
         self._stall_seconds = stall_seconds
-        self._orphan_seconds = orphan_seconds
         self._unit_failed = unit_failed
         self._report_lost = report_lost
-        self._hosted: dict[WorkerProcess, _Hosted] = {}
-        self._highest: dict[DeploymentId, Epoch] = {}
-        self._over: dict[DeploymentId, Epoch] = {}  # nothing of these and lower ones is started
-        self._coordinators: dict[DeploymentId, NodeId] = {}  # who asked last
-        self._orphans: dict[DeploymentId, asyncio.TimerHandle] = {}
+        self._hosted: dict[WorkerProcess, HostedStage] = {}
+        self._epochs = EpochsInForce()
+        self._orphans = Orphans(orphan_seconds, is_used=self._is_used, end=self._end_orphans)
         self._crashes: dict[_Key, tuple[Epoch, str]] = {}  # until the coordinator has asked
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def memory(self) -> StageMemory:
         """What the plans have counted for the stages that are here, and the workers have taken."""
-        untaken_bytes = 0
-        device_bytes: Counter[UnitId] = Counter()
-        for each in self._here():
-            device_bytes[each.asked.unit_id] += each.asked.device_bytes
-            with suppress(psutil.Error):
-                memory = psutil.Process(each.worker.pid).memory_info()
-                # Pages of a mapped file are resident, and in no plan.
-                taken_bytes = memory.rss - memory.shared if each.asked.is_mapped else memory.rss
-                # Caches fill up as they are used.
-                untaken_bytes += max(0, each.asked.num_bytes - taken_bytes)
-        return StageMemory(
-            planned_bytes=sum(each.asked.num_bytes for each in self._here()),
-            untaken_bytes=untaken_bytes,
-            device_bytes=device_bytes,
-            held=tuple(each.held for each in self._here() if each.loaded is not None),
-        )
+        return memory_of(self._here())
 
     def workers_on(self, unit_id: UnitId) -> list[WorkerProcess]:
         """The workers of the stages that are on a unit."""
@@ -154,7 +104,7 @@ class StageHost:
         away before the stage is loaded, its worker is stopped.
         """
         self._check_in_force(spec)
-        self._asked_by(spec.deployment, spec.epoch)
+        self._orphans.asked(spec.deployment, spec.epoch.coordinator)
         alike = [
             each
             for each in self._of(spec.deployment)
@@ -162,8 +112,8 @@ class StageHost:
         ]
         await self._stop(each for each in alike if each.loaded is None)
         for each in alike:
-            if each.loaded is not None and not each.is_stopped:
-                yield await self._keep(each, each.loaded, spec)
+            if each.is_usable and (kept := await self._keep(each, spec)) is not None:
+                yield kept
                 return
         self._check_in_force(spec)  # much may have been said meanwhile
         load = self._load(spec)
@@ -173,7 +123,7 @@ class StageHost:
         except EngineError:
             worker.kill()
             raise
-        hosted = _Hosted(worker=worker, asked=spec)
+        hosted = HostedStage(worker=worker, asked=spec)
         self._hosted[worker] = hosted
         try:
             self._notes.remember(worker.pid)
@@ -192,8 +142,8 @@ class StageHost:
         Raises ``EngineError`` if its epoch is over, it is not loaded, or the edges are not opened.
         """
         deployment, epoch, index = request.deployment, request.connect.epoch, request.connect.index
-        self._check_epoch(deployment, epoch)
-        self._asked_by(deployment, epoch)
+        self._epochs.check(deployment, epoch)
+        self._orphans.asked(deployment, epoch.coordinator)
         hosted = self._find(deployment, epoch, index)
         if hosted is None or hosted.loaded is None:
             raise EngineError(f"stage {index} of {deployment} is not loaded here")
@@ -210,7 +160,7 @@ class StageHost:
 
         Returns how they have ended by themselves, those that had already ended included.
         """
-        self._close_epoch(scope)
+        self._epochs.end(scope.deployment, scope.epoch)
         stopping = [each for each in self._of(scope.deployment) if each.asked.epoch <= scope.epoch]
         await self._stop(stopping)
         await self._cut(scope)
@@ -221,8 +171,8 @@ class StageHost:
 
         What is loaded stays, what still loads for these epochs is stopped. Returns as ``stop``.
         """
-        self._close_epoch(scope)
-        self._asked_by(scope.deployment, scope.epoch)
+        self._epochs.end(scope.deployment, scope.epoch)
+        self._orphans.asked(scope.deployment, scope.epoch.coordinator)
         await self._stop(
             each
             for each in self._of(scope.deployment)
@@ -236,10 +186,9 @@ class StageHost:
 
         Those that a higher epoch has asked for stay. Nothing is done if one is in force.
         """
-        highest = self._highest.get(request.deployment)
-        if highest is not None and request.epoch < highest:
+        if self._epochs.has_higher(request.deployment, request.epoch):
             return
-        self._asked_by(request.deployment, request.epoch)
+        self._orphans.asked(request.deployment, request.epoch.coordinator)
         keep = list(request.keep)
         released = []
         for each in sorted(self._of(request.deployment), key=lambda each: each.serving is None):
@@ -258,9 +207,7 @@ class StageHost:
 
         What is loaded stays, what still loads for a lower epoch is stopped.
         """
-        self._coordinators[deployment] = epoch.coordinator
-        if deployment in self._orphans:
-            self._await_coordinator(deployment)  # the one of this epoch may be lost as well
+        self._orphans.announced(deployment, epoch.coordinator)
         await self._fence(deployment, epoch)
 
     async def coordinator_left(self, node_id: NodeId) -> None:
@@ -268,9 +215,7 @@ class StageHost:
 
         What still loads is stopped: nobody listens to how far it is.
         """
-        for deployment, coordinator in self._coordinators.items():
-            if coordinator == node_id and self._of(deployment):
-                self._await_coordinator(deployment)
+        self._orphans.left(node_id)
         await self._stop(
             each
             for each in self._here()
@@ -279,43 +224,59 @@ class StageHost:
 
     async def stop_all(self) -> None:
         """Stop everything: the agent ends."""
-        for timer in self._orphans.values():
-            timer.cancel()
-        self._orphans.clear()
+        self._orphans.close()
         await self._stop(self._here())
         for task in self._tasks:
             task.cancel()
 
     async def stats(self, scope: StageScope) -> StageStats:
         """Totals of this node's stages of a deployment at one epoch."""
-        concerned = {
-            each.serving.index: each.worker
-            for each in self._of(scope.deployment)
-            if each.serving is not None and each.serving.epoch == scope.epoch
-        }
-        answers = await asyncio.gather(*(_stats(worker) for worker in concerned.values()))
+        concerned = self._serving(scope)
+        answers = await asyncio.gather(*(stats_of(each.worker) for each in concerned.values()))
         found = zip(concerned, answers, strict=True)
         return StageStats(stages={index: stats for index, stats in found if stats is not None})
 
-    def _here(self) -> list[_Hosted]:
+    async def check(self, scope: StageScope) -> StageChecks:
+        """Whether this node's stages of a deployment at one epoch make progress; a second."""
+        concerned = self._serving(scope)
+        answers = await asyncio.gather(
+            *(
+                check_worker(each.worker, is_cpu=each.asked.unit_id == CPU_UNIT)
+                for each in concerned.values()
+            )
+        )
+        found = zip(concerned, answers, strict=True)
+        return StageChecks(stages={index: check for index, check in found if check is not None})
+
+    async def abandon(self, request: AbandonStage) -> None:
+        """End a stage that makes no progress; it is reported as lost, and its unit as hung."""
+        scope = StageScope(deployment=request.deployment, epoch=request.epoch)
+        hosted = self._serving(scope).get(request.index)
+        if hosted is not None:
+            hosted.worker.fail(StalledError(Fault.HUNG.value, request.message))
+
+    def _serving(self, scope: StageScope) -> dict[int, HostedStage]:
+        """Return the stages of a deployment that serve at one epoch, by index."""
+        return {
+            each.serving.index: each
+            for each in self._of(scope.deployment)
+            if each.serving is not None and each.serving.epoch == scope.epoch
+        }
+
+    def _here(self) -> list[HostedStage]:
         return [each for each in self._hosted.values() if not each.is_stopped]
 
-    def _of(self, deployment: DeploymentId) -> list[_Hosted]:
+    def _of(self, deployment: DeploymentId) -> list[HostedStage]:
         return [each for each in self._here() if each.deployment == deployment]
 
-    def _find(self, deployment: DeploymentId, epoch: Epoch, index: int) -> _Hosted | None:
+    def _find(self, deployment: DeploymentId, epoch: Epoch, index: int) -> HostedStage | None:
         for each in self._of(deployment):
             if each.asked.epoch == epoch and each.asked.index == index:
                 return each
         return None
 
-    def _check_epoch(self, deployment: DeploymentId, epoch: Epoch) -> None:
-        highest, over = self._highest.get(deployment), self._over.get(deployment)
-        if (highest and epoch < highest) or (over and epoch <= over):
-            raise EngineError(f"epoch {epoch.number} of {deployment} is over")
-
     def _check_in_force(self, spec: StageSpec) -> None:
-        self._check_epoch(spec.deployment, spec.epoch)
+        self._epochs.check(spec.deployment, spec.epoch)
         if self._find(spec.deployment, spec.epoch, spec.index) is not None:
             raise EngineError(f"stage {spec.index} of {spec.deployment} is here already")
         for each in self._of(spec.deployment):
@@ -325,15 +286,22 @@ class StageHost:
                     f" {each.asked.epoch.number} has asked for the same stage"
                 )
 
-    async def _keep(self, hosted: _Hosted, loaded: Loaded, spec: StageSpec) -> Loaded:
-        """Give the stage that a worker holds to a higher epoch."""
+    async def _keep(self, hosted: HostedStage, spec: StageSpec) -> Loaded | None:
+        """Give the stage that a worker holds to a higher epoch; None if the worker ends now."""
         hosted.asked = msgspec.structs.replace(
             spec, num_bytes=hosted.asked.num_bytes, device_bytes=hosted.asked.device_bytes
         )
-        host, port = await hosted.worker.listen(spec.epoch)
-        self._check_epoch(spec.deployment, spec.epoch)
+        try:
+            host, port = await hosted.worker.listen(spec.epoch)
+        except StalledError:
+            raise
+        except PotluckError:
+            return None
+        self._epochs.check(spec.deployment, spec.epoch)
+        if hosted.loaded is None or not hosted.is_usable:
+            return None
         return msgspec.structs.replace(
-            loaded, host=host, port=port, read_bytes=0, seconds=0.0, is_kept=True
+            hosted.loaded, host=host, port=port, read_bytes=0, seconds=0.0, is_kept=True
         )
 
     def _load(self, spec: StageSpec) -> Load:
@@ -358,9 +326,7 @@ class StageHost:
 
     async def _fence(self, deployment: DeploymentId, epoch: Epoch) -> None:
         """Lower epochs are over: close their edges, and stop what loads for them."""
-        highest = self._highest.get(deployment)
-        if highest is None or highest < epoch:
-            self._highest[deployment] = epoch
+        self._epochs.saw(deployment, epoch)
         loading = []
         for each in self._of(deployment):
             if each.serving is not None and each.serving.epoch < epoch:
@@ -368,11 +334,6 @@ class StageHost:
             if each.loaded is None and each.asked.epoch < epoch:
                 loading.append(each)
         await self._stop(loading)
-
-    def _close_epoch(self, scope: StageScope) -> None:
-        over = self._over.get(scope.deployment)
-        if over is None or over < scope.epoch:
-            self._over[scope.deployment] = scope.epoch
 
     async def _cut(self, scope: StageScope) -> None:
         """Close the edges of an epoch and of lower ones, and see how that ends."""
@@ -391,7 +352,7 @@ class StageHost:
         crashes = [self._crashes.pop(key) for key in known if self._crashes[key][0] <= scope.epoch]
         return StageEnds(crashes=tuple(line for epoch, line in crashes if epoch == scope.epoch))
 
-    async def _stop(self, stopping: Iterable[_Hosted]) -> None:
+    async def _stop(self, stopping: Iterable[HostedStage]) -> None:
         """Kill, then wait for the ends: whoever is cancelled meanwhile leaves nothing behind."""
         killed = [each for each in stopping if not each.is_stopped]
         for each in killed:
@@ -402,34 +363,13 @@ class StageHost:
 
     # Stages whose coordinator is lost.
 
-    def _asked_by(self, deployment: DeploymentId, epoch: Epoch) -> None:
-        """A coordinator is there."""
-        self._coordinators[deployment] = epoch.coordinator
-        timer = self._orphans.pop(deployment, None)
-        if timer is not None:
-            timer.cancel()
-
-    def _await_coordinator(self, deployment: DeploymentId) -> None:
-        timer = self._orphans.get(deployment)
-        if timer is not None:
-            timer.cancel()
-        loop = asyncio.get_running_loop()
-        self._orphans[deployment] = loop.call_later(
-            self._orphan_seconds, self._end_orphans, deployment
-        )
+    def _is_used(self, deployment: DeploymentId) -> bool:
+        """Whether somebody uses them, whom this node may not see."""
+        return any(each.serving is not None for each in self._of(deployment))
 
     def _end_orphans(self, deployment: DeploymentId) -> None:
-        orphans = self._of(deployment)
-        if any(each.serving is not None for each in orphans):
-            self._await_coordinator(deployment)  # somebody uses them, whom this node does not see
-            return
-        del self._orphans[deployment]
-        if orphans:
-            _log.warning(
-                "stages of %s are ended: no coordinator has asked for them for %s",
-                deployment,
-                format_seconds(self._orphan_seconds),
-            )
+        if orphans := self._of(deployment):
+            _log.warning("no coordinator asks for the stages of %s: they are ended", deployment)
             self._spawn(self._stop(orphans))
 
     # What workers say.
@@ -440,11 +380,8 @@ class StageHost:
         if hosted is None or hosted.serving is None or hosted.serving.epoch != epoch:
             return
         lost, hosted.serving = hosted.serving, None
-        try:
-            self._check_epoch(lost.deployment, epoch)
-        except EngineError:
-            return  # it was this node that closed them
-        if not hosted.is_stopped:
+        is_ours = self._epochs.is_over(lost.deployment, epoch)  # this node has closed them
+        if not (is_ours or hosted.is_stopped):
             self._report(lost, EngineError(message), is_held=True)
 
     def _ended(self, worker: WorkerProcess, error: PotluckError) -> None:
@@ -489,10 +426,3 @@ class StageHost:
         if not task.cancelled() and (error := task.exception()) is not None:
             # The coordinator learns of a loss from its edges, or when a step takes too long.
             _log.error("the loss of a stage could not be reported", exc_info=error)
-
-
-async def _stats(worker: WorkerProcess) -> Stats | None:
-    with suppress(TimeoutError, PotluckError):
-        async with asyncio.timeout(_STATS_SECONDS):
-            return await worker.stats()
-    return None

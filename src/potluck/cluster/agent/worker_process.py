@@ -139,6 +139,11 @@ class WorkerProcess:
         return self._process.returncode
 
     @property
+    def is_ending(self) -> bool:
+        """Whether it is of no use any more: it has failed, was killed, or has ended."""
+        return self._failure is not None or self._was_killed or self._listening.done()
+
+    @property
     def was_killed(self) -> bool:
         """Whether it was :meth:`kill` that ended it, before it had ended or failed by itself."""
         return self._was_killed
@@ -190,8 +195,8 @@ class WorkerProcess:
         """Have it load a stage; the last event is ``Loaded``. Raises what the worker met.
 
         One that says nothing for longer than any of its calls may take is ended, and so is one that
-        shows no sign of progress for ``stall_seconds`` (``StalledError``). How far it is is said
-        again every few seconds, so that who listens knows that somebody watches.
+        shows no sign of progress for ``stall_seconds``, or was stopped (``StalledError``). How far
+        it is is said again every few seconds, so that who listens knows that somebody watches.
         """
         self._send(message)
         silence = None
@@ -206,8 +211,8 @@ class WorkerProcess:
                     event = await self._loading.get()
             except TimeoutError:
                 now = time.monotonic()
-                if watch.look():
-                    self.fail(stalled(stall_seconds))
+                if problem := watch.look():
+                    self.fail(StalledError(Fault.HUNG.value, problem))
                 elif silence is not None and now - heard_at >= silence:
                     self.fail(silent(silence))
                 elif now - said_at >= _SAY_AGAIN_SECONDS:
@@ -437,14 +442,6 @@ def unresponsive(seconds: float) -> StalledError:
     """A worker that has loaded its stage does not answer."""
     return StalledError(
         Fault.HUNG.value, f"its worker has not answered for {format_seconds(seconds)}"
-    )
-
-
-def stalled(seconds: float) -> StalledError:
-    """A worker neither says, nor computes, reads or writes anything while it loads."""
-    return StalledError(
-        Fault.HUNG.value,
-        f"its worker made no progress for {format_seconds(seconds)} while it loaded",
     )
 
 

@@ -15,6 +15,7 @@ from potluck.cluster.coordinator.claiming import Grant, Refusal, claim
 from potluck.cluster.coordinator.edges import StageAddress
 from potluck.cluster.coordinator.keeping import Holding
 from potluck.cluster.coordinator.left_out import NodeUnitId
+from potluck.cluster.coordinator.overdue import OverdueSteps
 from potluck.cluster.coordinator.pipeline import RemotePipeline
 from potluck.cluster.coordinator.planning import (
     DeploymentSize,
@@ -40,8 +41,7 @@ from potluck.types.cluster import Epoch, NodeId
 class Surroundings:
     """What every deployment of an agent works with.
 
-    ``step_seconds`` is the longest time for a step through all stages; a stage that has not
-    answered then counts as lost. ``cost_of`` knows what engines take.
+    ``step_seconds``: see ``AgentConfig``. ``cost_of`` knows what engines take.
     """
 
     membership: Membership
@@ -163,7 +163,7 @@ class Attempt:
         )
 
     def pipeline_opener(self, on_first_result: Callable[[], None]) -> OpenPipeline:
-        """What opens the pipeline over the edges, which it then owns.
+        """What opens the pipeline over the edges, which it then owns; for use in the loop.
 
         ``on_first_result`` is called once, on a thread of the pipeline.
         """
@@ -181,8 +181,10 @@ class Attempt:
                     has_result = True
                     on_first_result()
 
+            overdue = OverdueSteps(self._around.membership, self.record, on_lost)
+            step_seconds = self._around.step_seconds
             return RemotePipeline(
-                outgoing, incoming, watched, on_lost, step_seconds=self._around.step_seconds
+                outgoing, incoming, watched, on_lost, overdue.ask, step_seconds=step_seconds
             )
 
         return open_pipeline
@@ -198,11 +200,13 @@ class Attempt:
         if self._grant is None:
             return record
         own = self.record
+        is_same = record.epoch == own.epoch
         return msgspec.structs.replace(
             record,
             epoch=own.epoch,
-            revision=record.revision if record.epoch == own.epoch else 0,
-            holders=own.holders,
+            revision=record.revision if is_same else 0,
+            holders=record.holders if is_same else own.holders,
+            successor=record.successor if is_same else None,
             has_quorum=own.has_quorum,
             quantization=own.quantization,
             remarks=own.remarks,

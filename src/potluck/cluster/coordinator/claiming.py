@@ -19,10 +19,18 @@ from potluck.types.cluster import Epoch, NodeId
 CLAIM_SECONDS = 1.0
 """For a node to answer; one that stands still is noticed by its lease in about as long."""
 
+_MORE_SECONDS = 0.1
+"""For the others, once enough have agreed. Who is left out is no holder: without those that it was
+not asked for, a later claim could find itself on the smaller side."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """An epoch that was taken. ``holders`` agreed to it, this node included."""
+    """An epoch that was taken.
+
+    ``holders`` are the nodes in reach, all of which hear of it. Without a quorum they stay those of
+    the last epoch that had one: a side that goes on alone must not outvote the others later.
+    """
 
     epoch: Epoch
     holders: tuple[NodeId, ...]
@@ -43,16 +51,24 @@ class Refusal:
     record: DeploymentRecord | None = None
 
 
-def is_quorum(record: DeploymentRecord, granted: Collection[NodeId]) -> bool:
+def is_quorum(
+    record: DeploymentRecord, granted: Collection[NodeId], *, is_disputed: bool = False
+) -> bool:
     """Whether those who ``granted`` an epoch are enough: half of the record's holders or more, or
     every node that has a stage.
 
     Exactly half is enough because of clusters of two nodes, of which either can be lost. Where both
-    halves go on, the higher epoch wins once they see each other again.
+    halves go on, the higher epoch wins once they see each other again. It is not enough if the
+    claim ``is_disputed``: then nodes of the other half are in reach. The stages of a record that
+    has no quorum itself are those of a side that goes on alone, and give it none.
     """
     num_granted = sum(holder in granted for holder in record.holders)
-    nodes = {stage.node_id for stage in record.stages}
-    return 2 * num_granted >= len(record.holders) or (bool(nodes) and nodes <= set(granted))
+    nodes = {stage.node_id for stage in record.stages} if record.has_quorum else set()
+    return (
+        2 * num_granted > len(record.holders)
+        or (2 * num_granted == len(record.holders) and not is_disputed)
+        or (bool(nodes) and nodes <= set(granted))
+    )
 
 
 async def claim(
@@ -65,7 +81,7 @@ async def claim(
 ) -> Grant | Refusal:
     """Ask all nodes in reach for an epoch above ``above``; this node is asked, too.
 
-    Returns as soon as there is a quorum that all ``required`` nodes, those of the plan, are part
+    Returns soon after there is a quorum that all ``required`` nodes, those of the plan, are part
     of. ``may_be_alone`` accepts less than a quorum, if nobody objects.
     """
     own = membership.node_id
@@ -77,22 +93,33 @@ async def claim(
     }
     granted: set[NodeId] = set()
     refusals: list[ClaimAnswer] = []
+    loop, deadline = asyncio.get_running_loop(), None
     try:
         while asked:
-            done, asked = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            seconds = None if deadline is None else deadline - loop.time()
+            done, asked = await asyncio.wait(
+                asked, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                break
             for node, answer in (task.result() for task in done):
                 if answer is not None and answer.is_granted:
                     granted.add(node)
                 elif answer is not None:
                     refusals.append(answer)
-            if granted.issuperset({own, *required}) and is_quorum(record, granted):
-                break
+            is_enough = granted.issuperset({own, *required}) and is_quorum(
+                record, granted, is_disputed=bool(refusals)
+            )
+            if is_enough and deadline is None:
+                deadline = loop.time() + _MORE_SECONDS
     finally:
         for task in asked:
             task.cancel()
-    is_enough = is_quorum(record, granted)
+    is_enough = is_quorum(record, granted, is_disputed=bool(refusals))
     if granted.issuperset({own, *required}) and (is_enough or (may_be_alone and not refusals)):
-        return Grant(epoch=epoch, holders=tuple(sorted(granted)), has_quorum=is_enough)
+        there = tuple(sorted(membership.nodes() | granted))
+        holders = there if is_enough else record.holders
+        return Grant(epoch=epoch, holders=holders, has_quorum=is_enough)
     if refusals:
         seen = [answer.highest for answer in refusals if answer.highest is not None]
         records = [answer.record for answer in refusals if answer.record is not None]

@@ -150,6 +150,10 @@ class Deployment:
             )
         )
 
+    def name_successor(self, node_id: NodeId) -> None:
+        """Have everybody agree that ``node_id`` takes the next epoch."""
+        self._say(successor=node_id)
+
     async def vacate(self, node_id: NodeId) -> None:
         """Return when the deployment goes on without a node, or cannot. Sequences continue."""
         vacated = self._leaving.setdefault(node_id, asyncio.Event())
@@ -191,9 +195,21 @@ class Deployment:
 
     def node_joined(self) -> None:
         """There may be room now for what did not fit, and for spares."""
+        self._count_holders()
         self._handle(machine.NodeJoined())
         if self.record.num_spares:
             self._spawn(self._load_spares())
+
+    def _count_holders(self) -> None:
+        """Have a node that joins count among those who agree to the next epoch.
+
+        Otherwise the few that knew of the deployment first could outvote all that came later.
+        """
+        record = self.record
+        there = self._membership.nodes() | {*record.holders, self._membership.node_id}
+        is_own = record.epoch.coordinator == self._membership.node_id
+        if is_own and record.holders and record.has_quorum and there != {*record.holders}:
+            self._say(holders=tuple(sorted(there)))
 
     def generate(
         self, request: SequenceRequest, continuation: Continuation = NOTHING_COMMITTED
@@ -487,7 +503,10 @@ class Deployment:
             self.record, revision=self.record.revision + 1, **changes
         )
         self._last_published = self._clock()
-        self._publish(self.record)
+        if self.record.epoch.coordinator == self._membership.node_id:
+            # Before its first epoch it has no say: there may be a coordinator that is only out of
+            # reach from here, and whose record this one would supersede.
+            self._publish(self.record)
 
     def _say_progress(self, doing: str, done_bytes: int, total_bytes: int) -> None:
         if self._state.serving is not None:

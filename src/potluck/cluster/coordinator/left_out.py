@@ -1,4 +1,4 @@
-"""Units that a deployment plans without for a while, as their workers stalled while they loaded.
+"""Units that a deployment plans without for a while, as their workers stalled.
 
 The node itself may not know: its CPU is never out there, as it has nothing to fall back to. Pure:
 callers have the clock.
@@ -21,7 +21,9 @@ NodeUnitId = tuple[NodeId, UnitId]
 
 
 class StageStalledError(EngineError):
-    """A stage got no further while it was loaded: its unit is left out of the next plan."""
+    """A stage got no further, while it was loaded or in a step: its unit is left out of the next
+    plan.
+    """
 
     def __init__(self, node_id: NodeId, unit_id: UnitId, message: str) -> None:
         super().__init__(message)

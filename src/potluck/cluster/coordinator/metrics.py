@@ -66,6 +66,8 @@ async def deployment_metrics(
                 num_steps=stats[index].num_steps,
                 compute_seconds=stats[index].compute_seconds,
                 memory_bytes=stats[index].resident_bytes,
+                num_dropped_frames=stats[index].num_dropped_frames,
+                slowdown=stats[index].slowdown,
             )
             for index, node in enumerate(nodes)
             if index in stats

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 
+from potluck.cluster.coordinator.step_times import CEILING_SECONDS, FLOOR_SECONDS, StepTimes
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import FrameKind
+from potluck.cluster.edges.frames import Frame, FrameKind
 from potluck.cluster.steps import decode_failure, decode_sampled, encode_step
 from potluck.errors import DefectError, EdgeError, EngineError, PotluckError
 from potluck.serving.pipeline import OnOutcome, StepOutcome
-from potluck.types.step import Step
+from potluck.types.step import Step, StepId
 
 _log = logging.getLogger(__name__)
 
@@ -31,14 +32,41 @@ class SentTotals:
     send_seconds: float = 0.0
 
 
+_GRACE_SECONDS = 10.0
+"""Beyond the limit of a step, for whoever was told that it is overdue to find out who is to blame,
+and to close the pipeline."""
+
+_LEAST_WAIT_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverdueStep:
+    """A step that has been awaited for ``waited_seconds``, longer than others like it took.
+
+    After ``limit_seconds`` it is lost even if all stages make progress. ``is_awaited`` tells, from
+    any thread, whether it still is; ``is_being_sent`` whether the first stage has not taken it yet.
+    """
+
+    step_id: StepId
+    waited_seconds: float
+    limit_seconds: float
+    is_being_sent: bool
+    is_awaited: Callable[[], bool]
+
+
 class RemotePipeline:
     """A ``Pipeline`` over edges. Owns both and closes them.
 
     One thread sends and one receives, so that ``submit`` never waits for a stage that does not
-    read. Results come in the order of the steps. When an edge ends, the last stage says nothing
-    for ``step_seconds`` while steps are in flight, or anything goes wrong in either thread,
-    ``on_lost`` is called once, on a thread of the pipeline, before the steps in flight and all
-    later ones fail with that reason. It is a ``DefectError`` where it was no edge that failed.
+    read. Results come in the order of the steps. When an edge ends, or anything goes wrong in
+    either thread, ``on_lost`` is called once, on a thread of the pipeline, before the steps in
+    flight and all later ones fail with that reason. It is a ``DefectError`` where it was no edge
+    that failed.
+
+    ``on_overdue`` is called on a thread of the pipeline when a step takes longer than others like
+    it did (see ``StepTimes``), and again now and then while it is awaited. It must return at once.
+    The pipeline goes on waiting, and is lost by itself only some seconds after the step's limit,
+    which is ``step_seconds`` or a multiple of what such steps took.
     """
 
     def __init__(
@@ -47,6 +75,7 @@ class RemotePipeline:
         incoming: IncomingEdge,
         on_outcome: OnOutcome,
         on_lost: Callable[[PotluckError], None],
+        on_overdue: Callable[[OverdueStep], None],
         *,
         step_seconds: float,
     ) -> None:
@@ -54,7 +83,13 @@ class RemotePipeline:
         self._incoming = incoming
         self._on_outcome = on_outcome
         self._on_lost = on_lost
-        self._step_seconds = step_seconds
+        self._on_overdue = on_overdue
+        self._times = StepTimes(step_seconds)
+        self._first_wait_seconds = min(FLOOR_SECONDS, step_seconds)
+        self._grace_seconds = min(_GRACE_SECONDS, step_seconds)
+        self._awaited: Step | None = None
+        self._awaited_since = 0.0
+        self._being_sent: Step | None = None
         self._submitted: SimpleQueue[Step | None] = SimpleQueue()
         self._in_flight: SimpleQueue[Step | None] = SimpleQueue()
         self._not_sent: PotluckError | None = None
@@ -104,7 +139,9 @@ class RemotePipeline:
     def _send(self, step: Step) -> None:
         started = time.perf_counter()
         header = encode_step(step)
+        self._being_sent = step
         self._outgoing.send(FrameKind.STEP, step.step_id, header)
+        self._being_sent = None
         self.sent.num_frames += 1
         self.sent.num_bytes += len(header)
         self.sent.send_seconds += time.perf_counter() - started
@@ -141,7 +178,7 @@ class RemotePipeline:
 
     def _receive(self, step: Step) -> StepOutcome:
         """Raises ``DefectError`` for what makes no sense as this step's result."""
-        frame = self._incoming.receive(self._step_seconds)
+        frame = self._await_frame(step)
         peer = self._incoming.peer_node_id
         if frame.step_id != step.step_id:
             raise DefectError(f"edge with {peer}: it answered another step")
@@ -160,6 +197,46 @@ class RemotePipeline:
         if frame.kind is not FrameKind.RESULT or answered != asked:
             raise DefectError(f"edge with {peer}: its result is not that of the step")
         return StepOutcome(step=step, sampled=sampled)
+
+    def _await_frame(self, step: Step) -> Frame:
+        # From here on it is the oldest in flight: those before it hold it up no longer.
+        self._awaited_since = started = time.monotonic()
+        self._awaited = step
+        try:
+            frame = self._incoming.receive(self._first_wait_seconds, self._on_silence)
+        finally:
+            self._awaited = None
+        self._times.took(step, time.monotonic() - started)
+        return frame
+
+    def _on_silence(self) -> float:
+        """Nothing came for a while; returns for how long to go on waiting.
+
+        Raises ``TimeoutError`` when it has been long enough.
+        """
+        step = self._awaited
+        if step is None:  # only while a frame is awaited
+            raise TimeoutError
+        waited_seconds = time.monotonic() - self._awaited_since
+        limit_seconds = self._times.limit_seconds(step)
+        if waited_seconds >= limit_seconds + self._grace_seconds:
+            raise TimeoutError
+        due_seconds = self._times.overdue_seconds(step)
+        if waited_seconds < due_seconds:
+            return max(_LEAST_WAIT_SECONDS, due_seconds - waited_seconds)
+        self._on_overdue(
+            OverdueStep(
+                step_id=step.step_id,
+                waited_seconds=waited_seconds,
+                limit_seconds=limit_seconds,
+                is_being_sent=self._being_sent is step,
+                is_awaited=lambda: self._awaited is step,
+            )
+        )
+        if waited_seconds >= limit_seconds:
+            return min(FLOOR_SECONDS, self._grace_seconds)
+        pause_seconds = max(FLOOR_SECONDS, min(waited_seconds, CEILING_SECONDS))
+        return max(_LEAST_WAIT_SECONDS, min(pause_seconds, limit_seconds - waited_seconds))
 
 
 def _as_told(error: Exception, what: str) -> PotluckError:

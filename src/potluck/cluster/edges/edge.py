@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from potluck.cluster.edges.frames import (
@@ -157,8 +158,15 @@ class IncomingEdge(_End):
         self._preamble = bytearray(PREAMBLE_BYTES)
         self._buffer = memoryview(bytearray(_FIRST_BUFFER_BYTES))
 
-    def receive(self, silence_seconds: float | None = None) -> Frame:
+    def receive(
+        self,
+        silence_seconds: float | None = None,
+        on_silence: Callable[[], float] | None = None,
+    ) -> Frame:
         """Wait for the next frame; None waits as long as the connection stands.
+
+        With ``on_silence`` it goes on waiting after ``silence_seconds``, for as long as that
+        returns, and so on; ``TimeoutError`` raised there ends the wait as silence does without.
 
         Its header and payload lie in a buffer of the edge, the payload at a multiple of 16 bytes,
         and are overwritten by the next call. Raises ``EdgeClosedError`` when either side closed
@@ -171,15 +179,15 @@ class IncomingEdge(_End):
             try:
                 if self._connection.gettimeout() != silence_seconds:
                     self._connection.settimeout(silence_seconds)
-                return self._receive()
+                return self._receive(on_silence)
             except OSError as error:
                 raise self._failed(describe(error)) from error
             except ValueError as error:
                 raise self._failed(str(error)) from error
 
-    def _receive(self) -> Frame:
+    def _receive(self, on_silence: Callable[[], float] | None) -> Frame:
         preamble = self._preamble
-        num_read = read_into(self._connection, memoryview(preamble))
+        num_read = read_into(self._connection, memoryview(preamble), on_silence)
         if num_read == 0:
             if self._is_closed:
                 raise EdgeClosedError(self.peer_node_id, "closed")
@@ -199,7 +207,7 @@ class IncomingEdge(_End):
             # Not resized: the last frame's views may still point into the old one.
             self._buffer = memoryview(bytearray(_grown(end, self._limits)))
         view = self._buffer[:end]
-        if read_into(self._connection, view[start:]) < end - start:
+        if read_into(self._connection, view[start:], on_silence) < end - start:
             raise ValueError(_CUT_OFF)
         return Frame(
             kind=kind,
@@ -214,11 +222,22 @@ class IncomingEdge(_End):
 _CUT_OFF = "it closed the connection in the middle of a frame"
 
 
-def read_into(connection: socket.socket, view: memoryview) -> int:
-    """Fill ``view``; returns how many bytes came before the peer closed, if it did."""
+def read_into(
+    connection: socket.socket, view: memoryview, on_silence: Callable[[], float] | None = None
+) -> int:
+    """Fill ``view``; returns how many bytes came before the peer closed, if it did.
+
+    ``on_silence``: see ``IncomingEdge.receive``.
+    """
     num_read = 0
     while num_read < len(view):
-        count = connection.recv_into(view[num_read:])
+        try:
+            count = connection.recv_into(view[num_read:])
+        except TimeoutError:
+            if on_silence is None:
+                raise
+            connection.settimeout(on_silence())
+            continue
         if count == 0:
             break
         num_read += count

@@ -227,7 +227,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Totals since the start, the memory that the process holds now, and what goes on.
 
     ``busy_seconds`` is how long the present call into the engine has taken; 0 between two.
-    ``num_dropped_frames`` came late or twice and were not computed.
+    ``num_dropped_frames`` came late or twice and were not computed. ``sending_seconds`` is how long
+    a result has been on its way out; 0 between two. ``slowdown`` is how many times as long as
+    before steps take lately (see ``worker.pace``); None while that is not known.
     """
 
     num_steps: int
@@ -238,6 +240,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     resident_bytes: int
     busy_seconds: float = 0.0
     num_dropped_frames: int = 0
+    sending_seconds: float = 0.0
+    slowdown: float | None = None
 
 
 ToWorker = Load | Listen | Connect | Disconnect | Report

@@ -217,8 +217,10 @@ def _stats(totals: StageTotals, resident_bytes: int, busy_seconds: float) -> Sta
         send_seconds=totals.send_seconds,
         num_sent_bytes=totals.num_sent_bytes,
         resident_bytes=resident_bytes,
-        busy_seconds=busy_seconds,
+        busy_seconds=busy_seconds or totals.busy_seconds,
         num_dropped_frames=totals.num_dropped_frames,
+        sending_seconds=totals.sending_seconds,
+        slowdown=totals.pace.slowdown(time.perf_counter()),
     )
 
 

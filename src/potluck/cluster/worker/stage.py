@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import Frame, FrameKind
 from potluck.cluster.steps import decode_step, encode_failure, encode_sampled
+from potluck.cluster.worker.pace import Pace
 from potluck.errors import EdgeError, EngineError, PotluckError, UnitFaultError
 from potluck.types.engine import Engine
 from potluck.types.program import Shard
@@ -18,7 +19,10 @@ from potluck.types.step import StepId
 
 @dataclass(slots=True, kw_only=True)
 class StageTotals:
-    """Counted by the compute thread and read by the one that reports."""
+    """Counted by the compute thread and read by the one that reports.
+
+    ``computing_since`` and ``sending_since`` are of ``time.perf_counter()``, and 0 between two.
+    """
 
     num_steps: int = 0
     num_tokens: int = 0
@@ -26,6 +30,23 @@ class StageTotals:
     send_seconds: float = 0.0
     num_sent_bytes: int = 0
     num_dropped_frames: int = 0
+    computing_since: float = 0.0
+    sending_since: float = 0.0
+    pace: Pace = field(default_factory=Pace)
+
+    @property
+    def busy_seconds(self) -> float:
+        """How long the present step has been computed."""
+        return _seconds_since(self.computing_since)
+
+    @property
+    def sending_seconds(self) -> float:
+        """How long the present result has been on its way out."""
+        return _seconds_since(self.sending_since)
+
+
+def _seconds_since(started: float) -> float:
+    return time.perf_counter() - started if started else 0.0
 
 
 class Stage:
@@ -56,6 +77,7 @@ class Stage:
         """Serve steps. Raises ``EdgeError`` when an edge ends (``EdgeClosedError`` if closed), and
         ``UnitFaultError`` when the engine's unit fails.
         """
+        self._totals.computing_since = self._totals.sending_since = 0.0
         while True:
             frame = self._incoming.receive()
             if frame.kind not in (FrameKind.STEP, FrameKind.FAILURE):
@@ -82,7 +104,8 @@ class Stage:
 
     def _step(self, frame: Frame) -> None:
         step = decode_step(frame.header)
-        started = time.perf_counter()
+        totals = self._totals
+        totals.computing_since = started = time.perf_counter()
         try:
             hidden = None
             if not self._shard.has_embedding:
@@ -94,9 +117,11 @@ class Stage:
         except UnitFaultError:
             raise  # no later step would be right
         except PotluckError as error:
+            totals.computing_since = 0.0
             self._outgoing.send(FrameKind.FAILURE, frame.step_id, encode_failure(error))
             return
-        computed = time.perf_counter()
+        totals.sending_since = computed = time.perf_counter()
+        totals.computing_since = 0.0
         if result.hidden is None:
             header: bytes | memoryview = encode_sampled(result.sampled)
             payload = memoryview(b"")
@@ -104,9 +129,10 @@ class Stage:
         else:
             header, payload, kind = frame.header, result.hidden.data, FrameKind.STEP
         self._outgoing.send(kind, frame.step_id, header, payload)
-        totals = self._totals
+        totals.sending_since = 0.0
         totals.num_steps += 1
         totals.num_tokens += step.num_tokens
         totals.compute_seconds += computed - started
         totals.send_seconds += time.perf_counter() - computed
         totals.num_sent_bytes += len(header) + payload.nbytes
+        totals.pace.took(step, computed - started, at=computed)

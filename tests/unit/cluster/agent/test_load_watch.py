@@ -19,18 +19,44 @@ class Played:
     def __init__(self) -> None:
         self.now = 100.0
         self.activity: Activity = (1.0, 2.0)
-        self.watch = LoadWatch(1, 8.0, activity_of=lambda _: self.activity, clock=lambda: self.now)
+        self.is_stopped = False
+        self.watch = LoadWatch(
+            1,
+            8.0,
+            activity_of=lambda _: self.activity,
+            is_stopped=lambda _: self.is_stopped,
+            clock=lambda: self.now,
+        )
 
-    def looks(self, seconds: float) -> bool:
+    def looks(self, seconds: float) -> str:
         self.now += seconds
         return self.watch.look()
 
 
 def test_one_that_does_nothing_has_stalled_after_the_bound_and_no_sooner() -> None:
     played = Played()
-    assert played.watch.look_seconds == 1.0
+    assert played.watch.look_seconds == 0.5
     assert not any(played.looks(1.0) for _ in range(7))
-    assert played.looks(1.0)
+    assert played.looks(1.0) == "its worker made no progress for 8 s while it loaded"
+
+
+def test_one_that_the_kernel_says_was_stopped_is_given_up_sooner() -> None:
+    played = Played()
+    played.is_stopped = True
+    assert not any(played.looks(0.5) for _ in range(6))
+    assert "stopped by a signal" in played.looks(0.6)
+
+
+def test_one_that_goes_on_is_kept() -> None:
+    played = Played()
+    for step in range(10):
+        played.is_stopped = True
+        assert not any(played.looks(0.5) for _ in range(5))
+        if step % 2:
+            played.is_stopped = False  # seen to run
+            assert not played.looks(0.5)
+        else:
+            played.activity = (2.0 + step, 2.0)  # it ran unseen
 
 
 def test_whatever_moves_counts_as_progress() -> None:

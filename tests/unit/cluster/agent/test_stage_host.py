@@ -17,7 +17,14 @@ from potluck.cluster.agent import stages
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.cluster.agent.worker_notes import WorkerNotes
-from potluck.cluster.calls import ConnectStage, ReleaseStages, StageLost, StageScope
+from potluck.cluster.calls import (
+    AbandonStage,
+    ConnectStage,
+    ReleaseStages,
+    StageCheck,
+    StageLost,
+    StageScope,
+)
 from potluck.cluster.worker.messages import (
     Connect,
     Load,
@@ -28,7 +35,7 @@ from potluck.cluster.worker.messages import (
     Stats,
 )
 from potluck.engines.backends import BACKENDS
-from potluck.errors import EngineError, PotluckError, UnitFaultError
+from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.hardware import BackendSpec, DeviceKind, Interface, LayerReport, Trial
 from potluck.types.quantization import Quantization
@@ -99,9 +106,11 @@ class FakeWorker:
         self.pid = 2**22 + len(FakeWorker.made)  # above the kernel's largest
         self.on_end = on_end
         self.is_killed = False
+        self.is_ending = False
         self.was_killed = False
         self.has_crashed = False
         self.status: int | None = 1
+        self.failure: PotluckError | None = None
         self.may_load = asyncio.Event()
         FakeWorker.made.append(self)
 
@@ -139,7 +148,12 @@ class FakeWorker:
         self.said.append("wait")
 
     async def stats(self) -> Stats | None:
+        if self.failure is not None:
+            raise self.failure
         return None
+
+    def fail(self, error: PotluckError) -> None:
+        self.failure = error
 
     def kill(self) -> None:
         self.is_killed = True
@@ -649,5 +663,38 @@ def test_a_crash_that_is_noticed_while_the_stage_is_stopped_is_told(make_host: M
         ends = await host.stop(StageScope(deployment=D, epoch=at(1).epoch))
         assert ends.crashes == (f"stage 0 on node {A}: the stage failed: TypeError",)
         assert lost == []
+
+    asyncio.run(run())
+
+
+def test_what_is_asked_of_one_epoch_concerns_no_other(make_host: MakeHost) -> None:
+    async def run() -> None:
+        host, lost = make_host()
+        for spec in (
+            at(2),
+            msgspec.structs.replace(at(2), index=1, start_layer=1, end_layer=2),
+            msgspec.structs.replace(at(2), deployment=DeploymentId("e")),
+            msgspec.structs.replace(at(2), index=2, start_layer=2, end_layer=3),
+        ):
+            await start(host, spec)
+            if spec.index < 2:  # the last one is held, and not connected
+                await host.connect(connecting(spec))
+        scope = StageScope(deployment=D, epoch=at(2).epoch)
+        well = StageCheck(answers=True, is_stopped=False, has_progress=True)
+        assert (await host.check(scope)).stages == {0: well, 1: well}
+        assert (await host.check(StageScope(deployment=D, epoch=at(1).epoch))).stages == {}
+        abandon = AbandonStage(deployment=D, epoch=at(1).epoch, index=1, message="it was stopped")
+        await host.abandon(abandon)
+        await host.abandon(msgspec.structs.replace(abandon, epoch=at(2).epoch, index=5))
+        assert not any(each.failure for each in FakeWorker.made)
+        await host.abandon(msgspec.structs.replace(abandon, epoch=at(2).epoch))
+        assert [each.failure is not None for each in FakeWorker.made] == [False, True, False, False]
+        worker = FakeWorker.made[1]
+        assert isinstance(worker.failure, StalledError)
+        assert worker.failure.message == "it was stopped"
+        assert (await host.check(scope)).stages == {0: well}
+        worker.on_end(worker, worker.failure)
+        await asyncio.sleep(0)
+        assert [(each.index, each.has_stalled) for each in lost] == [(1, True)]
 
     asyncio.run(run())

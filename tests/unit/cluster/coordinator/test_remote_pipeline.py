@@ -12,12 +12,18 @@ from queue import SimpleQueue
 from typing import cast
 
 import pytest
-from support.edges import edge
+from support.edges import HELLO, bare_edge, edge
 
 from potluck.cluster.coordinator import pipeline as module
-from potluck.cluster.coordinator.pipeline import RemotePipeline
+from potluck.cluster.coordinator import step_times
+from potluck.cluster.coordinator.pipeline import OverdueStep, RemotePipeline
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import FrameKind
+from potluck.cluster.edges.frames import (
+    PREAMBLE_BYTES,
+    FrameKind,
+    encode_preamble_into,
+    encode_scope,
+)
 from potluck.cluster.steps import encode_failure, encode_sampled
 from potluck.errors import DefectError, EdgeError, EngineError, PotluckError
 from potluck.serving.pipeline import StepOutcome
@@ -52,24 +58,27 @@ class Played:
         results: OutgoingEdge,
         outcomes: SimpleQueue[StepOutcome],
         losses: SimpleQueue[PotluckError],
+        overdue: SimpleQueue[OverdueStep],
     ) -> None:
         self.pipeline = pipeline
         self.steps = steps
         self.results = results
         self.outcomes = outcomes
         self.losses = losses
+        self.overdue = overdue
 
 
 @contextmanager
 def played(step_seconds: float = 10.0) -> Iterator[Played]:
     outcomes: SimpleQueue[StepOutcome] = SimpleQueue()
     losses: SimpleQueue[PotluckError] = SimpleQueue()
+    overdue: SimpleQueue[OverdueStep] = SimpleQueue()
     with edge() as (outgoing, steps), edge() as (results, incoming):
         pipeline = RemotePipeline(
-            outgoing, incoming, outcomes.put, losses.put, step_seconds=step_seconds
+            outgoing, incoming, outcomes.put, losses.put, overdue.put, step_seconds=step_seconds
         )
         try:
-            yield Played(pipeline, steps, results, outcomes, losses)
+            yield Played(pipeline, steps, results, outcomes, losses, overdue)
         finally:
             pipeline.close()
 
@@ -128,11 +137,73 @@ def test_submit_does_not_wait_for_a_stage_that_does_not_read() -> None:
         assert stages.losses.empty()
 
 
-def test_a_stage_that_hangs_is_lost_after_the_step_time() -> None:
+def test_a_step_that_is_overdue_is_told_and_awaited_further(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "FLOOR_SECONDS", 0.1)
+    monkeypatch.setattr(step_times, "FLOOR_SECONDS", 0.1)
+    with played(step_seconds=60.0) as stages:
+        for number in range(2):
+            stages.pipeline.submit(step(number))
+            overdue = stages.overdue.get(timeout=5)
+            assert overdue.step_id == number
+            assert overdue.waited_seconds >= 0.1
+            assert overdue.limit_seconds == 60
+            assert overdue.is_awaited()
+            assert not overdue.is_being_sent
+            again = stages.overdue.get(timeout=5)  # after as long again
+            assert again.waited_seconds >= 2 * overdue.waited_seconds
+            stages.results.send(FrameKind.RESULT, StepId(number), result(number))
+            assert stages.outcomes.get(timeout=5).error is None
+            assert not overdue.is_awaited()
+        assert stages.losses.empty()
+
+
+def test_a_result_that_comes_in_pieces_is_taken_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FLOOR_SECONDS", 0.05)
+    monkeypatch.setattr(step_times, "FLOOR_SECONDS", 0.05)
+    with bare_edge() as (writing, incoming), edge() as (outgoing, _):
+        outcomes: SimpleQueue[StepOutcome] = SimpleQueue()
+        overdue: SimpleQueue[OverdueStep] = SimpleQueue()
+        pipeline = RemotePipeline(
+            outgoing, incoming, outcomes.put, lambda _: None, overdue.put, step_seconds=60
+        )
+        pipeline.submit(step(0))
+        header = result(0)
+        preamble = bytearray(PREAMBLE_BYTES)
+        scope = encode_scope(HELLO.scope)
+        encode_preamble_into(preamble, scope, FrameKind.RESULT, StepId(0), len(header), 0)
+        frame = bytes(preamble) + header
+        for start in range(0, len(frame), 40):
+            overdue.get(timeout=5)
+            writing.sendall(frame[start : start + 40])
+        assert outcomes.get(timeout=5).error is None
+        pipeline.close()
+
+
+def test_a_step_that_the_first_stage_does_not_take_is_told_as_such(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "FLOOR_SECONDS", 0.1)
+    monkeypatch.setattr(step_times, "FLOOR_SECONDS", 0.1)
+    with played(step_seconds=60) as stages:
+        sending = threading.Event()
+        monkeypatch.setattr(OutgoingEdge, "send", lambda *_: sending.wait(20))
+        stages.pipeline.submit(step(0))
+        assert stages.overdue.get(timeout=5).is_being_sent
+        sending.set()
+        while stages.overdue.get(timeout=5).is_being_sent:
+            pass
+
+
+def test_a_stage_that_nobody_finds_fault_with_is_lost_after_the_limit() -> None:
     with played(step_seconds=0.3) as stages:
         time.sleep(0.5)  # idle: nothing is due
         assert stages.losses.empty()
+        assert stages.overdue.empty()
         stages.pipeline.submit(step(0))
+        overdue = stages.overdue.get(timeout=5)
+        assert overdue.waited_seconds >= overdue.limit_seconds == 0.3
         error = stages.losses.get(timeout=5)
         assert "does not answer" in error.message
         outcome = stages.outcomes.get(timeout=5)
@@ -244,7 +315,9 @@ def test_an_exception_of_whoever_is_told_neither_ends_the_thread_nor_hangs_it() 
         raise RuntimeError("and so is the deployment")
 
     with edge() as (outgoing, steps), edge() as (results, incoming):
-        pipeline = RemotePipeline(outgoing, incoming, on_outcome, on_lost, step_seconds=10)
+        pipeline = RemotePipeline(
+            outgoing, incoming, on_outcome, on_lost, lambda _: None, step_seconds=10
+        )
         for number in range(3):
             pipeline.submit(step(number))
             steps.receive(5)
@@ -266,7 +339,9 @@ def test_close_does_not_wait_for_a_thread_that_does_not_end(
         holding.wait(20)
 
     with edge() as (outgoing, steps), edge() as (results, incoming):
-        pipeline = RemotePipeline(outgoing, incoming, on_outcome, lambda _: None, step_seconds=10)
+        pipeline = RemotePipeline(
+            outgoing, incoming, on_outcome, lambda _: None, lambda _: None, step_seconds=10
+        )
         pipeline.submit(step(0))
         steps.receive(5)
         results.send(FrameKind.RESULT, StepId(0), result(0))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -317,3 +318,44 @@ def test_a_reset_connection_is_one_line() -> None:
 def test_limits_fit_in_a_frame() -> None:
     with pytest.raises(ValueError, match="do not fit"):
         EdgeLimits(max_header_bytes=1, max_payload_bytes=2**32)
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_silence_is_told_and_a_frame_that_comes_late_arrives_whole(is_tls: bool) -> None:
+    told: list[float] = []
+
+    def on_silence() -> float:
+        told.append(time.monotonic())
+        return 0.05
+
+    with ExitStack() as opened:
+        if is_tls:
+            outgoing, incoming = opened.enter_context(edge())
+
+            def send() -> None:
+                time.sleep(0.3)
+                outgoing.send(FrameKind.STEP, StepId(1), b"head", b"payload")
+
+        else:
+            writing, incoming = opened.enter_context(bare_edge())
+            frame = bytes(_preamble(header_bytes=4, payload_bytes=7)) + b"headpayload"
+
+            def send() -> None:
+                for start in range(0, len(frame), 8):
+                    time.sleep(0.1)
+                    writing.sendall(frame[start : start + 8])
+
+        opened.enter_context(in_thread(threading.Thread(target=send)))
+        found = incoming.receive(0.1, on_silence)
+        assert (bytes(found.header), bytes(found.payload)) == (b"head", b"payload")
+        assert len(told) >= 2
+
+
+def test_whoever_is_told_of_silence_may_end_the_wait() -> None:
+    def on_silence() -> float:
+        raise TimeoutError
+
+    with bare_edge() as (_, incoming):
+        with pytest.raises(EdgeError, match="it does not answer"):
+            incoming.receive(0.05, on_silence)
+        assert incoming.is_closed

@@ -1,0 +1,92 @@
+"""A node that is about to leave lets others go on without it.
+
+Its stages are moved to other nodes first, beside those that serve, then what it coordinates is
+handed over, and last its own clients' streams end, which other coordinators continue meanwhile. Its
+clients' new requests are answered until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from potluck.cluster.agent.coordination import Coordination
+from potluck.cluster.agent.relaying import Relaying
+from potluck.cluster.calls import DeploymentRecord, DeploymentState, Vacate, encode
+from potluck.cluster.coordinator.deployment import Deployment
+from potluck.cluster.membership import Membership
+from potluck.errors import CallError
+
+_log = logging.getLogger(__name__)
+
+_VACATE_SECONDS = 90.0
+"""For others to load what only this node holds."""
+_AGAIN_SECONDS = 0.5
+_STREAM_SECONDS = 30.0
+"""What clients of this node get to read their streams to the end."""
+
+
+class Leaving:
+    """For use in the agent's loop."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        coordination: Coordination,
+        relaying: Relaying,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._membership = membership
+        self._coordination = coordination
+        self._relaying = relaying
+        self._clock = clock
+
+    async def drain(self) -> None:
+        """Return when nothing depends on this node any more, or cannot be moved away in time."""
+        self._coordination.begin_drain()
+        own = self._membership.node_id
+        moving = [self._hand_over(each) for each in self._coordination.coordinated.values()]
+        moving += [
+            self._vacate(record)
+            for record in self._coordination.registry.live()
+            if record.epoch.coordinator != own
+        ]
+        for result in await asyncio.gather(*moving, return_exceptions=True):
+            if isinstance(result, Exception):
+                _log.error("this node could not be vacated in order", exc_info=result)
+        await self._relaying.drain(_STREAM_SECONDS)
+
+    async def _hand_over(self, deployment: Deployment) -> None:
+        own, name = self._membership.node_id, deployment.record.model_id
+        if self._membership.nodes():
+            await deployment.vacate(own)
+            has_stage = any(stage.node_id == own for stage in deployment.record.stages)
+            if not has_stage and await self._coordination.hand_over(deployment):
+                return
+            _log.warning("no other node can go on with %s, which ends with this one", name)
+        await deployment.finish()
+
+    async def _vacate(self, record: DeploymentRecord) -> None:
+        """Have the coordinator, whoever that is by then, go on without this node's stages."""
+        own = self._membership.node_id
+        request = encode(Vacate(deployment=record.deployment, node_id=own))
+        deadline = self._clock() + _VACATE_SECONDS
+        while (left := deadline - self._clock()) > 0:
+            try:
+                await self._membership.call(
+                    record.epoch.coordinator, "deployment.vacate", request, timeout_seconds=left
+                )
+            except CallError as error:
+                _log.info("%s does not go on without this node: %s", record.model_id, error.message)
+            else:
+                return
+            await self._coordination.changes.wait(_AGAIN_SECONDS)
+            latest = self._coordination.registry.records.get(record.deployment)
+            if latest is None or latest.state is DeploymentState.REMOVED:
+                return
+            record = latest
+            if not any(stage.node_id == own for stage in record.stages):
+                return

@@ -1,0 +1,260 @@
+"""What is asked when a step is overdue: does every stage still make progress?
+
+A step may be late because it is large, or because a machine is busy with something else. The nodes
+of the stages can tell; a stage is lost only when its own node says that its worker is stopped or
+has done nothing for a while, or when the node does not answer. ``Evidence`` decides and is pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from potluck.cluster.calls import (
+    AbandonStage,
+    DeploymentRecord,
+    StageCheck,
+    StageChecks,
+    StageScope,
+    decode,
+    encode,
+)
+from potluck.cluster.coordinator.left_out import StageStalledError
+from potluck.cluster.coordinator.pipeline import OverdueStep
+from potluck.cluster.edges.options import STALL_SECONDS
+from potluck.cluster.membership import Membership
+from potluck.errors import EngineError, PotluckError
+from potluck.quantities import format_seconds
+from potluck.types.cluster import NodeId
+from potluck.types.step import StepId
+
+_log = logging.getLogger(__name__)
+
+IDLE_SECONDS = 15.0
+"""Without any progress of a stage that is not known to be stopped: a disk from which mapped weights
+have to be read takes some ten seconds to spin up."""
+
+SILENT_SECONDS = 10.0
+"""Without an answer of a node, though the membership sees it."""
+
+NOWHERE_SECONDS = float(STALL_SECONDS)
+"""While no stage computes or sends: for what may be on its way between two of them."""
+
+_ASK_SECONDS = 4.0
+_ABANDON_SECONDS = 2.0
+_AGAIN_SECONDS = 0.25
+"""Before those who gave reason for doubt are asked again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What follows from the answers so far.
+
+    ``reason`` is empty while nothing is lost. ``index`` is the stage that is, if it is known;
+    ``is_frozen``: its worker is there and does nothing. With ``is_doubtful`` somebody is to be
+    asked again at once.
+    """
+
+    reason: str = ""
+    index: int | None = None
+    is_frozen: bool = False
+    is_doubtful: bool = False
+
+
+class Evidence:
+    """What nodes have said of their stages while one step was awaited. Times are in seconds.
+
+    Doubt counts from the first answer that gave reason for it: nobody has looked before that.
+    """
+
+    def __init__(self, num_stages: int) -> None:
+        self._num_stages = num_stages
+        self._idle_since: dict[int, float] = {}
+        self._silent_since: dict[int, float] = {}
+        self._nowhere_since: float | None = None
+
+    def verdict(
+        self,
+        checks: Mapping[int, StageCheck | None],
+        now: float,
+        *,
+        waited_seconds: float,
+        limit_seconds: float,
+        is_being_sent: bool = False,
+    ) -> Verdict:
+        """Take the latest answers; None for a stage whose worker is gone, and nothing for one whose
+        node did not answer.
+        """
+        for index in range(self._num_stages):
+            if index not in checks:
+                seconds = now - self._silent_since.setdefault(index, now)
+                if seconds >= SILENT_SECONDS:
+                    told = format_seconds(seconds)
+                    return Verdict(reason=f"its node does not answer for {told}", index=index)
+                continue
+            self._silent_since.pop(index, None)
+            check = checks[index]
+            if check is None:
+                return Verdict(reason="its worker is not there any more", index=index)
+            if check.has_progress:
+                self._idle_since.pop(index, None)
+                continue
+            if check.is_stopped:
+                reason = "its worker was stopped by a signal or a debugger"
+                return Verdict(reason=reason, index=index, is_frozen=True)
+            seconds = now - self._idle_since.setdefault(index, now)
+            if seconds >= IDLE_SECONDS:
+                what = "is busy and makes no progress" if check.answers else "does not answer"
+                reason = f"its worker {what} for {format_seconds(seconds)}"
+                return Verdict(reason=reason, index=index, is_frozen=True)
+        return self._as_a_whole(
+            {index: check for index, check in checks.items() if check is not None},
+            now,
+            is_doubtful=bool(self._silent_since or self._idle_since),
+            is_being_sent=is_being_sent,
+            waited_seconds=waited_seconds,
+            limit_seconds=limit_seconds,
+        )
+
+    def _as_a_whole(
+        self,
+        checks: Mapping[int, StageCheck],
+        now: float,
+        *,
+        is_doubtful: bool,
+        is_being_sent: bool,
+        waited_seconds: float,
+        limit_seconds: float,
+    ) -> Verdict:
+        """No stage is to blame by itself, but the step may have been lost, or take too long."""
+        if is_being_sent or is_doubtful or any(map(_is_at_work, checks.values())):
+            self._nowhere_since = None
+        elif self._nowhere_since is None:
+            self._nowhere_since = now
+        elif now - self._nowhere_since >= NOWHERE_SECONDS:
+            return Verdict(reason="a step was lost: no stage computes it")
+        if waited_seconds < limit_seconds:
+            return Verdict(is_doubtful=is_doubtful)
+        waited = format_seconds(waited_seconds)
+        busy = {index: check.busy_seconds for index, check in checks.items() if check.busy_seconds}
+        if not busy:
+            return Verdict(reason=f"a step took longer than {waited}")
+        slowest = max(busy, key=lambda index: busy[index])
+        reason = f"it has computed for {format_seconds(busy[slowest])} of a step that took {waited}"
+        return Verdict(reason=reason, index=slowest, is_frozen=True)
+
+
+def _is_at_work(check: StageCheck) -> bool:
+    return not check.answers or check.busy_seconds > 0 or check.sending_seconds > 0
+
+
+async def ask_stages(
+    membership: Membership, record: DeploymentRecord
+) -> dict[int, StageCheck | None]:
+    """Ask the nodes of all stages; see ``Evidence.verdict`` for what comes back."""
+    scope = encode(StageScope(deployment=record.deployment, epoch=record.epoch))
+    answers: dict[NodeId, Mapping[int, StageCheck]] = {}
+
+    async def ask(node: NodeId) -> None:
+        with suppress(PotluckError):
+            answer = await membership.call(node, "stage.check", scope, timeout_seconds=_ASK_SECONDS)
+            answers[node] = decode(answer, StageChecks).stages
+
+    await asyncio.gather(*(ask(node) for node in {stage.node_id for stage in record.stages}))
+    return {
+        index: answers[stage.node_id].get(index)
+        for index, stage in enumerate(record.stages)
+        if stage.node_id in answers
+    }
+
+
+class OverdueSteps:
+    """Finds out, in the agent's loop, why steps of one epoch are overdue.
+
+    ``on_lost`` is called in the loop, at most once, with the reason why the epoch is over: a
+    ``StageStalledError`` where a worker is to blame, which is then ended.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        record: DeploymentRecord,
+        on_lost: Callable[[PotluckError], None],
+    ) -> None:
+        """For use in the loop; ``record`` is that of the epoch, with its stages."""
+        self._membership = membership
+        self._record = record
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._step_id: StepId | None = None
+        self._evidence = Evidence(len(record.stages))
+        self._is_lost = False
+
+    def ask(self, overdue: OverdueStep) -> None:
+        """See to an overdue step. From any thread; returns at once."""
+        with suppress(RuntimeError):  # the loop is closed, and everything else with it
+            self._loop.call_soon_threadsafe(self._begin, overdue, self._loop.time())
+
+    def _begin(self, overdue: OverdueStep, told_at: float) -> None:
+        if self._is_lost or (self._task is not None and not self._task.done()):
+            return
+        if overdue.step_id != self._step_id:
+            self._step_id = overdue.step_id
+            self._evidence = Evidence(len(self._record.stages))
+        self._task = asyncio.create_task(self._find_out(overdue, told_at))
+        self._task.add_done_callback(_log_defect)
+
+    async def _find_out(self, overdue: OverdueStep, told_at: float) -> None:
+        """Ask until nobody gives reason for doubt, the step is back, or something is lost."""
+        while overdue.is_awaited():
+            checks = await ask_stages(self._membership, self._record)
+            if not overdue.is_awaited():
+                return
+            now = self._loop.time()
+            verdict = self._evidence.verdict(
+                checks,
+                now,
+                waited_seconds=overdue.waited_seconds + now - told_at,
+                limit_seconds=overdue.limit_seconds,
+                is_being_sent=overdue.is_being_sent,
+            )
+            if verdict.reason:
+                await self._lose(verdict)
+                return
+            if not verdict.is_doubtful:
+                return
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def _lose(self, verdict: Verdict) -> None:
+        self._is_lost = True
+        if verdict.index is None:
+            self._on_lost(EngineError(verdict.reason))
+            return
+        stage = self._record.stages[verdict.index]
+        reason = f"stage {verdict.index} on node {stage.node_id}: {verdict.reason}"
+        if not verdict.is_frozen:
+            self._on_lost(EngineError(reason))
+            return
+        request = AbandonStage(
+            deployment=self._record.deployment,
+            epoch=self._record.epoch,
+            index=verdict.index,
+            message=verdict.reason,
+        )
+        # First: its end closes edges, and whoever sees that knows nothing of the reason.
+        self._on_lost(StageStalledError(stage.node_id, stage.unit_id, reason))
+        try:
+            await self._membership.call(
+                stage.node_id, "stage.abandon", encode(request), timeout_seconds=_ABANDON_SECONDS
+            )
+        except PotluckError as error:
+            _log.warning("%s; it could not be ended: %s", reason, error.message)
+
+
+def _log_defect(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("why a step is overdue could not be found out", exc_info=error)

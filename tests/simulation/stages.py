@@ -1,0 +1,591 @@
+"""Stages that compute a toy model, the host of a node's stages, and the pipeline over them.
+
+A stage remembers which token was written where in its cache. What it passes on is spoilt when its
+cache does not hold the sequence that the step says, so that a token is right only if every stage
+had all tokens before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field, replace
+
+from simulation.history import History, next_token, score
+from simulation.network import Network, Process
+
+from potluck.cluster.calls import (
+    ConnectStage,
+    HeldStage,
+    ReleaseStages,
+    StageEnds,
+    StageLost,
+    StageScope,
+    decode,
+    encode,
+)
+from potluck.cluster.worker.messages import Loaded, Progress, StageSpec
+from potluck.errors import CallError, EngineError, PotluckError
+from potluck.serving.pipeline import OnOutcome, StepOutcome
+from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.memory import MemoryPlan
+from potluck.types.sequence import CommittedToken
+from potluck.types.step import (
+    KV_BLOCK_TOKENS,
+    SampledToken,
+    SequenceId,
+    SequenceSlice,
+    Step,
+    TokenLogprob,
+)
+
+NUM_LAYERS = 6
+LOAD_SECONDS_PER_LAYER = 0.2
+STEP_SECONDS_PER_LAYER = 0.004
+STEP_DEADLINE_SECONDS = 3.0
+_CONNECT_SECONDS = 5.0
+_ANSWER_SECONDS = 1.0
+"""For a worker to say that it is ready for other edges; then it is killed."""
+_MAX_LATE_FRAMES = 8
+_SPOILT = 7919
+
+Holding = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switches:
+    """What can be turned off, to show that the checks notice."""
+
+    has_fencing: bool = True
+    has_idempotence: bool = True
+    has_ledger: bool = True
+    has_quorum: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """A step on its way through the stages; ``spoilt`` as soon as one of them was wrong."""
+
+    deployment: DeploymentId
+    epoch: Epoch
+    index: int
+    step: Step
+    layer: int = 0
+    spoilt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the last stage sends to the coordinator."""
+
+    deployment: DeploymentId
+    epoch: Epoch
+    step: Step
+    sampled: tuple[SampledToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Asks a node to see whether its workers make progress."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Worker:
+    """A stage in a process of its own."""
+
+    number: int
+    spec: StageSpec
+    is_loaded: bool = False
+    is_frozen: bool = False
+    is_ended: bool = False
+    epoch: Epoch | None = None
+    index: int = 0
+    following: NodeId | None = None
+    preceding: NodeId | None = None
+    is_last: bool = False
+    next_step: int = 0
+    is_busy: bool = False
+    queue: deque[Frame] = field(default_factory=deque)
+    seen: list[Frame] = field(default_factory=list)
+    cache: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    opened: dict[SequenceId, tuple[int, list[int]]] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.spec.num_bytes
+
+    @property
+    def holding(self) -> Holding:
+        """What it holds: all of the specification that does not change with the epoch."""
+        return _holding(self.spec)
+
+    def held(self) -> HeldStage:
+        """As its node reports it."""
+        spec = self.spec
+        return HeldStage(
+            deployment=spec.deployment,
+            epoch=spec.epoch if self.epoch is None else self.epoch,
+            unit_id=spec.unit_id,
+            start_layer=spec.start_layer,
+            end_layer=spec.end_layer,
+            has_embedding=spec.start_layer == 0,
+            has_head=spec.end_layer == NUM_LAYERS,
+            context_tokens=spec.context_tokens,
+            num_blocks=spec.num_blocks,
+            quantization=spec.quantization,
+            arithmetic=spec.arithmetic,
+            is_mapped=spec.is_mapped,
+            num_bytes=spec.num_bytes,
+            device_bytes=spec.device_bytes,
+        )
+
+    def run(self, frame: Frame) -> tuple[Frame, tuple[SampledToken, ...]]:
+        """Compute a step: what the next stage is sent, and what the last one samples."""
+        spoilt = frame.spoilt
+        if frame.layer != self.spec.start_layer:
+            spoilt = _SPOILT
+        for opening in frame.step.opened:
+            known = [*opening.prompt_tokens, *opening.output_tokens]
+            self.opened[opening.sequence_id] = (opening.sampling.seed, known)
+        sampled: list[SampledToken] = []
+        for part in frame.step.slices:
+            history = self._write(part)
+            if history is None:
+                spoilt = _SPOILT
+                history = []
+            if self.is_last and part.wanted:
+                sampled += self._sample(part, history, spoilt, frame.epoch)
+        for sequence_id in frame.step.closed:
+            self.opened.pop(sequence_id, None)
+        passed_on = replace(frame, index=frame.index + 1, layer=self.spec.end_layer, spoilt=spoilt)
+        return passed_on, tuple(sampled)
+
+    def _write(self, part: SequenceSlice) -> list[int] | None:
+        """Write a slice, and return all that the cache has of its sequence; None if it lacks any."""
+        table, cache = part.block_table, self.cache
+        for position, token in enumerate(part.tokens, part.start_position):
+            cache[table[position // KV_BLOCK_TOKENS], position % KV_BLOCK_TOKENS] = position, token
+        history = []
+        for position in range(part.start_position + len(part.tokens)):
+            written = cache.get((table[position // KV_BLOCK_TOKENS], position % KV_BLOCK_TOKENS))
+            if written is None or written[0] != position:
+                return None
+            history.append(written[1])
+        return history
+
+    def _sample(
+        self, part: SequenceSlice, history: list[int], spoilt: int, epoch: Epoch
+    ) -> list[SampledToken]:
+        mark = marked(epoch)
+        seed, known = self.opened.get(part.sequence_id, (_SPOILT, []))
+        samples = []
+        for index in part.wanted:
+            position = part.start_position + index + 1
+            before, token = history[:position], part.known_after(index)
+            if token is None:
+                # Penalties go by what the last stage was told and has sampled since.
+                is_right = known == before
+                token = next_token(seed + spoilt, before if is_right else [*known, _SPOILT])
+                known.append(token)
+                samples.append(
+                    SampledToken(
+                        sequence_id=part.sequence_id, position=position, token=token, top=mark
+                    )
+                )
+            else:
+                samples.append(
+                    SampledToken(
+                        sequence_id=part.sequence_id,
+                        position=position,
+                        token=token,
+                        logprob=score(before, token) - spoilt,
+                        top=mark,
+                    )
+                )
+        return samples
+
+
+def marked(epoch: Epoch) -> tuple[TokenLogprob, ...]:
+    """Return what says, in a token, in which epoch it was computed."""
+    return (TokenLogprob(token=epoch.number, logprob=float(epoch.coordinator[1:])),)
+
+
+def epoch_of(token: CommittedToken) -> Epoch:
+    """Return the epoch that a token was computed in."""
+    (mark,) = token.top
+    return Epoch(number=mark.token, coordinator=NodeId(f"n{int(mark.logprob)}"))
+
+
+def _holding(spec: StageSpec) -> Holding:
+    return (
+        spec.deployment,
+        spec.unit_id,
+        spec.start_layer,
+        spec.end_layer,
+        spec.context_tokens,
+        spec.num_blocks,
+        spec.quantization,
+        spec.is_mapped,
+        spec.arithmetic,
+    )
+
+
+class StageHost:
+    """A node's stages: kept while nobody uses them, and obedient to the highest epoch that
+    connected them.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        capacity: int,
+        history: History,
+        switches: Switches,
+        disturb: Callable[[], float],
+    ) -> None:
+        self.workers: list[Worker] = []
+        self.capacity = capacity
+        self.is_slow_to_load = False
+        self._process = process
+        self._network: Network = process.network
+        self._history = history
+        self._switches = switches
+        self._disturb = disturb
+        self._highest: dict[DeploymentId, Epoch] = {}
+        self._started: dict[tuple[DeploymentId, Epoch, int], Worker] = {}
+        process.streams["stage.start"] = self._on_start
+        process.handlers["stage.connect"] = self._on_connect
+        process.handlers["stage.release"] = self._on_release
+        process.handlers["stage.stop"] = self._on_stop
+        process.handlers["stage.end"] = self._on_ends
+
+    @property
+    def free_bytes(self) -> int:
+        """What stages that are not yet may take."""
+        return self.capacity - sum(worker.num_bytes for worker in self.workers)
+
+    def held(self) -> list[HeldStage]:
+        """Every loaded stage."""
+        return [worker.held() for worker in self.workers if worker.is_loaded]
+
+    def supersede(self, deployment: DeploymentId, epoch: Epoch) -> None:
+        """A higher epoch is in force: none below it computes here any more."""
+        self._highest[deployment] = max(self._highest.get(deployment, epoch), epoch)
+        if not self._switches.has_fencing:
+            return
+        for worker in self.workers:
+            of_it = worker.spec.deployment == deployment
+            if of_it and worker.epoch is not None and worker.epoch < epoch:
+                worker.epoch = None
+                worker.queue.clear()
+
+    def take(self, frame: Frame) -> None:
+        """A frame arrives from the stage before, or from the coordinator."""
+        switches = self._switches
+        for worker in self.workers:
+            if worker.spec.deployment != frame.deployment or worker.index != frame.index:
+                continue
+            if worker.epoch is None or (worker.epoch != frame.epoch and switches.has_fencing):
+                continue
+            if frame.step.step_id != worker.next_step and switches.has_idempotence:
+                self._history.num_dropped_frames += 1
+                continue
+            worker.next_step = frame.step.step_id + 1
+            worker.queue.append(frame)
+            if len(worker.seen) < _MAX_LATE_FRAMES:
+                worker.seen.append(frame)
+            self._next(worker)
+            return
+        self._history.num_dropped_frames += 1
+
+    def freeze(self, worker: Worker) -> None:
+        """The worker's process is stopped: it answers nothing."""
+        worker.is_frozen = True
+
+    def thaw(self, worker: Worker) -> None:
+        """It goes on."""
+        worker.is_frozen = False
+        self._next(worker)
+
+    def check(self) -> None:
+        """Kill workers that make no progress."""
+        for worker in [each for each in self.workers if each.is_frozen]:
+            self.kill(worker)
+
+    def kill(self, worker: Worker) -> None:
+        """The worker's process ends; its node says so to the coordinator."""
+        if worker not in self.workers:
+            return
+        self._end(worker)
+        self._tell_lost(worker, "its worker was killed")
+
+    def left(self, node_id: NodeId) -> None:
+        """A node is gone: edges to it are, too."""
+        for worker in self.workers:
+            if worker.epoch is not None and node_id in (worker.preceding, worker.following):
+                self._tell_lost(worker, "its edge was cut")
+                worker.epoch = None
+                worker.queue.clear()
+
+    def _tell_lost(self, worker: Worker, message: str) -> None:
+        epoch = worker.epoch or worker.spec.epoch
+        lost = StageLost(
+            deployment=worker.spec.deployment,
+            epoch=epoch,
+            index=worker.index if worker.epoch else worker.spec.index,
+            node_id=self._process.node_id,
+            message=message,
+        )
+        asyncio.get_running_loop().create_task(self._report(epoch.coordinator, encode(lost)))
+
+    async def _report(self, coordinator: NodeId, lost: bytes) -> None:
+        try:
+            await self._process.call(coordinator, "stage.lost", lost)
+        except CallError:
+            return
+
+    def _next(self, worker: Worker) -> None:
+        if worker.is_busy or worker.is_frozen or worker.is_ended or not worker.queue:
+            return
+        worker.is_busy = True
+        layers = worker.spec.end_layer - worker.spec.start_layer
+        frame = worker.queue.popleft()
+        self._network.loop.call_later(
+            layers * STEP_SECONDS_PER_LAYER, self._process.run, self._computed, worker, frame
+        )
+
+    def _computed(self, worker: Worker, frame: Frame) -> None:
+        worker.is_busy = False
+        if worker.is_ended:
+            return
+        if worker.is_frozen:
+            worker.queue.appendleft(frame)
+            return
+        is_stale = worker.epoch != frame.epoch
+        if is_stale and self._switches.has_fencing:
+            self._next(worker)
+            return
+        self._history.computed(worker.number, frame.deployment, frame.epoch, frame.step.step_id)
+        passed_on, sampled = worker.run(frame)
+        if worker.is_last:
+            coordinator = frame.epoch.coordinator
+            self._network.send(
+                self._process,
+                coordinator,
+                lambda process: process.take(
+                    Result(frame.deployment, frame.epoch, frame.step, sampled)
+                ),
+            )
+        elif worker.following is not None:
+            self._network.send(
+                self._process,
+                worker.following,
+                lambda process: process.take(passed_on),
+            )
+        self._next(worker)
+
+    async def _on_start(self, caller: NodeId, payload: bytes) -> AsyncGenerator[bytes, None]:
+        spec = decode(payload, StageSpec)
+        self._require(spec.deployment, spec.epoch)
+        key = (spec.deployment, spec.epoch, spec.index)
+        for worker in self.workers:
+            if worker.holding == _holding(spec) and worker.is_loaded:
+                if worker.is_frozen:
+                    await asyncio.sleep(_ANSWER_SECONDS)
+                if worker.is_frozen:
+                    self.kill(worker)
+                    break
+                self._started[key] = worker
+                yield encode(_loaded(worker, is_kept=True))
+                return
+        if spec.num_bytes > self.free_bytes:
+            raise CallError(
+                f"no room for {spec.num_bytes} bytes on {self._process.node_id}:"
+                f" {self.free_bytes} are free"
+            )
+        worker = Worker(number=next(self._history.worker_numbers), spec=spec)
+        self.workers.append(worker)
+        try:
+            layers = spec.end_layer - spec.start_layer
+            for done in range(layers):
+                yield encode(Progress(done_bytes=done, total_bytes=layers))
+                await asyncio.sleep(LOAD_SECONDS_PER_LAYER)
+                if worker.is_ended:
+                    raise CallError("the worker ended while it loaded")
+                self._require(spec.deployment, spec.epoch)
+            worker.is_loaded = True
+            self._started[key] = worker
+            yield encode(_loaded(worker, is_kept=False))
+        finally:
+            if not worker.is_loaded:
+                self._end(worker)
+
+    async def _on_connect(self, caller: NodeId, payload: bytes) -> bytes:
+        request = decode(payload, ConnectStage)
+        deployment, connect = request.deployment, request.connect
+        epoch = connect.epoch
+        self._require(deployment, epoch)
+        worker = self._started.get((deployment, epoch, connect.index))
+        if worker is None or worker.is_ended or worker.is_frozen:
+            raise CallError("there is no such stage")
+        self._highest[deployment] = epoch
+        worker.epoch, worker.index = epoch, connect.index
+        worker.preceding, worker.following = connect.preceding.node_id, connect.following.node_id
+        worker.is_last = worker.spec.end_layer == NUM_LAYERS
+        worker.next_step = 0
+        worker.queue.clear()
+        worker.cache.clear()
+        worker.opened.clear()
+        for frame in worker.seen:  # what a network may still deliver of the epoch before
+            again = self._disturb()
+            if again:
+                self._network.loop.call_later(again, self._process.run, self.take, frame)
+        worker.seen.clear()
+        self._history.connected(worker.number, deployment, epoch)
+        own, loop = self._process.node_id, self._network.loop
+        deadline = loop.time() + _CONNECT_SECONDS
+        while not all(
+            self._network.hears(own, peer) and self._network.hears(peer, own)
+            for peer in (worker.preceding, worker.following)
+        ):
+            if loop.time() > deadline or worker.epoch != epoch or worker.is_ended:
+                raise CallError("the edges could not be made")
+            await asyncio.sleep(0.1)
+        return b""
+
+    async def _on_release(self, caller: NodeId, payload: bytes) -> bytes:
+        request = decode(payload, ReleaseStages)
+        highest = self._highest.get(request.deployment)
+        if highest is not None and request.epoch < highest:
+            return b""
+        keep = {_identity(each) for each in request.keep}
+        for worker in list(self.workers):
+            if worker.spec.deployment == request.deployment and (
+                not worker.is_loaded or _identity(worker.held()) not in keep
+            ):
+                self._end(worker)
+        return b""
+
+    async def _on_stop(self, caller: NodeId, payload: bytes) -> bytes:
+        scope = decode(payload, StageScope)
+        for worker in list(self.workers):
+            if worker.spec.deployment == scope.deployment:
+                self._end(worker)
+        return encode(StageEnds())
+
+    async def _on_ends(self, caller: NodeId, payload: bytes) -> bytes:
+        return encode(StageEnds())
+
+    def _require(self, deployment: DeploymentId, epoch: Epoch) -> None:
+        highest = self._highest.get(deployment)
+        if highest is not None and epoch < highest and self._switches.has_fencing:
+            raise CallError(f"epoch {epoch.number} is over")
+
+    def _end(self, worker: Worker) -> None:
+        worker.is_ended = True
+        worker.queue.clear()
+        if worker in self.workers:
+            self.workers.remove(worker)
+
+
+def _identity(stage: HeldStage) -> Holding:
+    return (stage.unit_id, stage.start_layer, stage.end_layer, stage.num_blocks)
+
+
+def _loaded(worker: Worker, *, is_kept: bool) -> Loaded:
+    memory = MemoryPlan(
+        weights=(("toy", worker.num_bytes),),
+        cache_bytes=0,
+        rope_bytes=0,
+        scratch_bytes=0,
+        staging_bytes=0,
+    )
+    return Loaded(
+        host="toy",
+        port=1,
+        memory=memory,
+        read_bytes=0 if is_kept else worker.num_bytes,
+        seconds=0.0,
+        mapped_file=None,
+        is_kept=is_kept,
+    )
+
+
+class ToyPipeline:
+    """Sends steps to the first stage; what the last one answers comes to :meth:`take`."""
+
+    sent = None
+
+    def __init__(
+        self,
+        process: Process,
+        deployment: DeploymentId,
+        epoch: Epoch,
+        nodes: list[NodeId],
+        on_outcome: OnOutcome,
+        on_lost: Callable[[PotluckError], None],
+        disturb: Callable[[], float],
+    ) -> None:
+        self._process = process
+        self._network = process.network
+        self._deployment = deployment
+        self._epoch = epoch
+        self._nodes = nodes
+        self._on_outcome = on_outcome
+        self._on_lost = on_lost
+        self._disturb = disturb
+        self._awaited: dict[int, float] = {}
+        self._is_closed = False
+        self._is_watching = False
+
+    def submit(self, step: Step) -> None:
+        """Send a step; perhaps again later, as a network may."""
+        frame = Frame(deployment=self._deployment, epoch=self._epoch, index=0, step=step)
+        loop = self._network.loop
+        self._awaited[step.step_id] = loop.time() + STEP_DEADLINE_SECONDS
+
+        def send() -> None:
+            self._network.send(
+                self._process,
+                self._nodes[0],
+                lambda process: process.take(frame),
+            )
+
+        send()
+        again = self._disturb()
+        if again:
+            loop.call_later(again, send)
+        if not self._is_watching:
+            self._watch()
+
+    def take(self, step: Step, sampled: tuple[SampledToken, ...]) -> None:
+        """A step is through; also one that is late, or was there before."""
+        self._awaited.pop(step.step_id, None)
+        outcome = StepOutcome(step=step, sampled=sampled)
+        self._on_outcome(outcome)
+        again = self._disturb()
+        if again:
+            self._network.loop.call_later(again, self._on_outcome, outcome)
+
+    def close(self) -> None:
+        """As of a real one; what is on its way still arrives."""
+        self._is_closed = True
+
+    def _watch(self) -> None:
+        self._is_watching = False
+        if self._is_closed or not self._awaited:
+            return
+        oldest = min(self._awaited.values())
+        if oldest > self._network.loop.time():
+            self._is_watching = True
+            self._network.loop.call_at(oldest + 1e-3, self._process.run, self._watch)
+            return
+        self._is_closed = True
+        self._on_lost(EngineError("a step is overdue"))
+        for node in sorted(set(self._nodes)):
+            self._network.send(
+                self._process,
+                node,
+                lambda process: process.take(Check()),
+            )

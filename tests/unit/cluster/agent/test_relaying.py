@@ -1,0 +1,379 @@
+"""Streams of a gateway, while coordinators come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+from support.cluster_calls import a_record
+from support.played_cluster import PlayedCluster, PlayedDeployment, undisturbed
+
+from potluck.cluster.agent import relaying as module
+from potluck.cluster.calls import DeploymentRecord, DeploymentState
+from potluck.errors import EngineError, OverloadedError, ParameterError, RefusedRequestError
+from potluck.types.cluster import NodeId
+from potluck.types.sequence import (
+    NOTHING_COMMITTED,
+    CommittedToken,
+    Continuation,
+    SequenceRequest,
+)
+from potluck.types.step import SamplingParams
+
+Body = Callable[[PlayedCluster], Awaitable[None]]
+Run = Callable[[str, Body], None]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    def start(names: str, body: Body) -> None:
+        async def with_cluster() -> None:
+            cluster = PlayedCluster(monkeypatch, names)
+            try:
+                async with asyncio.timeout(20):
+                    await body(cluster)
+            finally:
+                await cluster.end()
+
+        asyncio.run(with_cluster())
+
+    return start
+
+
+def a_request(num_tokens: int = 100, *, score_prompt: bool = False) -> SequenceRequest:
+    return SequenceRequest(
+        prompt_tokens=(3, 1, 4, 1, 5),
+        sampling=SamplingParams(),
+        max_new_tokens=num_tokens,
+        score_prompt=score_prompt,
+    )
+
+
+def waiting(seconds: float) -> DeploymentRecord:
+    return msgspec.structs.replace(a_record(), recovery_wait_seconds=seconds)
+
+
+@pytest.mark.parametrize("score_prompt", [False, True])
+@pytest.mark.parametrize("gateway", ["b", "c"])
+def test_a_stream_goes_on_when_its_coordinator_is_lost(
+    run: Run, gateway: str, score_prompt: bool
+) -> None:
+    """At the gateway that takes over itself, and at one that asks the successor."""
+
+    async def body(cluster: PlayedCluster) -> None:
+        await cluster.deploy("a", a_record())
+        request = a_request(score_prompt=score_prompt)
+        reading = asyncio.ensure_future(cluster[gateway].text(request))
+        await asyncio.sleep(0.08)
+        await cluster.kill("a")
+        assert await reading == undisturbed(request)
+        assert cluster["b"].num_asked == 1
+
+    run("abc", body)
+
+
+def test_a_new_request_waits_for_a_coordinator(run: Run) -> None:
+    async def body(cluster: PlayedCluster) -> None:
+        await cluster.deploy("a", a_record())
+        await cluster.kill("a")
+        request = a_request(5)
+        assert await cluster["c"].text(request) == undisturbed(request)
+
+    run("abc", body)
+
+
+def test_without_a_coordinator_for_too_long_there_is_one_clear_error(run: Run) -> None:
+    async def body(cluster: PlayedCluster) -> None:
+        await cluster.deploy("a", waiting(0.4))
+        for name in "bc":
+            cluster[name].is_readable = False
+        loop = asyncio.get_running_loop()
+        reading = asyncio.ensure_future(cluster["c"].text(a_request(200)))
+        await asyncio.sleep(0.1)
+        await cluster.kill("a")
+        lost_at = loop.time()
+        with pytest.raises(EngineError, match=r"no node has coordinated demo for 0.4 s") as raised:
+            await reading
+        assert 0.35 <= loop.time() - lost_at < 2
+        assert "potluck ps" in raised.value.hint
+
+    run("abc", body)
+
+
+def test_time_that_a_coordinator_holds_a_sequence_does_not_count(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How long it may wait there is for the coordinator to say."""
+    generate = PlayedDeployment.generate
+
+    async def slowly(
+        self: PlayedDeployment,
+        request: SequenceRequest,
+        continuation: Continuation = NOTHING_COMMITTED,
+    ) -> AsyncGenerator[CommittedToken, None]:
+        await asyncio.sleep(0.6)
+        async for token in generate(self, request, continuation):
+            yield token
+
+    async def body(cluster: PlayedCluster) -> None:
+        monkeypatch.setattr(PlayedDeployment, "generate", slowly)
+        await cluster.deploy("a", waiting(0.2))
+        request = a_request(5)
+        assert await cluster["b"].text(request) == undisturbed(request)
+
+    run("ab", body)
+
+
+def test_a_coordinator_that_only_another_node_reaches_is_asked_through_that(run: Run) -> None:
+    async def body(cluster: PlayedCluster) -> None:
+        await cluster.deploy("a", a_record())
+        request = a_request()
+        reading = asyncio.ensure_future(cluster["b"].text(request))
+        await asyncio.sleep(0.08)
+        cluster.cut("ab")
+        assert await reading == undisturbed(request)
+        assert [call[2] for call in cluster.calls if call[2].endswith(("relay", "generate"))] == [
+            "deployment.generate",
+            "deployment.relay",
+            "deployment.generate",
+        ]
+        assert cluster.coordinators() == ["a"]
+
+    run("abc", body)
+
+
+def test_a_relay_that_is_lost_is_replaced(run: Run) -> None:
+    async def body(cluster: PlayedCluster) -> None:
+        await cluster.deploy("a", a_record())
+        cluster.cut("ab")
+        request = a_request()
+        reading = asyncio.ensure_future(cluster["b"].text(request))
+        await asyncio.sleep(0.1)
+        await cluster.kill("c")
+        assert await reading == undisturbed(request)
+        assert cluster["a"].num_asked == 2
+
+    run("abcd", body)
+
+
+def test_whoever_has_gone_on_alone_hands_its_streams_to_the_winner(run: Run) -> None:
+    """No stream has a mixture, because only its gateway says what was committed."""
+
+    async def body(cluster: PlayedCluster) -> None:
+        await cluster.deploy("a", a_record())
+        requests = {name: a_request(300 + ord(name)) for name in "abcd"}
+        reading = {
+            name: asyncio.ensure_future(cluster[name].text(each)) for name, each in requests.items()
+        }
+        await asyncio.sleep(0.1)
+        cluster.cut("ac", "ad", "bc", "bd")
+        while cluster.coordinators() != ["a", "c"]:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        cluster.heal()
+        for name, each in reading.items():
+            assert await each == undisturbed(requests[name]), name
+        assert cluster.coordinators() == ["c"]
+
+    run("abcd", body)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_is_cut_and_healed_every_token_comes_once(run: Run, seed: int) -> None:
+    async def body(cluster: PlayedCluster) -> None:
+        chance = random.Random(seed)
+        await cluster.deploy("a", a_record())
+        requests = {name: a_request(150 + ord(name)) for name in "abcd"}
+        reading = {
+            name: asyncio.ensure_future(cluster[name].text(each)) for name, each in requests.items()
+        }
+        pairs = ["ab", "ac", "ad", "bc", "bd", "cd"]
+        for _ in range(4):
+            cluster.cut(*chance.sample(pairs, chance.randint(1, 4)))
+            await asyncio.sleep(chance.uniform(0.02, 0.2))
+            cluster.heal(*chance.sample(pairs, chance.randint(1, 6)))
+            await asyncio.sleep(chance.uniform(0.02, 0.2))
+        cluster.heal()
+        for name, each in reading.items():
+            assert await each == undisturbed(requests[name]), (name, seed)
+
+    run("abcd", body)
+
+
+class Refusing:
+    """A coordinator that answers with errors, one after the other, then with tokens."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.num_asked = 0
+        generate = PlayedDeployment.generate
+
+        async def refuse(
+            deployment: PlayedDeployment,
+            request: SequenceRequest,
+            continuation: Continuation = NOTHING_COMMITTED,
+        ) -> AsyncGenerator[CommittedToken, None]:
+            self.num_asked += 1
+            if self.errors:
+                raise self.errors.pop(0)
+            async for token in generate(deployment, request, continuation):
+                yield token
+
+        monkeypatch.setattr(PlayedDeployment, "generate", refuse)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RefusedRequestError("it has ended two epochs", hint=""),
+        OverloadedError("too many wait", retry_after_seconds=3),
+        EngineError("the machines that are left lack 3 GB", hint=""),
+    ],
+)
+@pytest.mark.parametrize("gateway", ["a", "b"])
+def test_what_the_coordinator_refuses_is_not_asked_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, gateway: str
+) -> None:
+    async def body(cluster: PlayedCluster) -> None:
+        refusing = Refusing(monkeypatch, error)
+        await cluster.deploy("a", a_record())
+        with pytest.raises(type(error), match=str(error)):
+            await cluster[gateway].text(a_request())
+        assert refusing.num_asked == 1
+
+    run("ab", body)
+
+
+def test_a_call_that_fails_again_and_again_is_given_up(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(cluster: PlayedCluster) -> None:
+        refusing = Refusing(monkeypatch, *[KeyError("a defect")] * 50)
+        await cluster.deploy("a", a_record())
+        with pytest.raises(EngineError):
+            await cluster["b"].text(a_request())
+        assert refusing.num_asked <= module._MAX_FAILED_CALLS
+
+    run("ab", body)
+
+
+def test_a_request_that_no_message_holds_is_refused_at_once(run: Run) -> None:
+    async def body(cluster: PlayedCluster) -> None:
+        await cluster.deploy("a", a_record())
+        request = SequenceRequest(
+            prompt_tokens=(100_000,) * 400_000, sampling=SamplingParams(), max_new_tokens=1
+        )
+        with pytest.raises(ParameterError, match="bytes on its way to the coordinator"):
+            await cluster["b"].text(request)
+
+    run("ab", body)
+
+
+def test_an_undeployed_model_ends_its_streams(run: Run) -> None:
+    async def body(cluster: PlayedCluster) -> None:
+        await cluster.deploy("a", a_record())
+        reading = [asyncio.ensure_future(cluster[name].text(a_request(1000))) for name in "ab"]
+        await asyncio.sleep(0.1)
+        await cluster["b"].coordination.undeploy("demo")
+        for each in reading:
+            with pytest.raises(EngineError, match="undeployed"):
+                await each
+
+    run("ab", body)
+
+
+def test_an_abandoned_stream_ends_at_the_coordinator(run: Run) -> None:
+    async def body(cluster: PlayedCluster) -> None:
+        await cluster.deploy("a", a_record())
+        node = cluster["b"]
+        stream = node.relaying.generate(node.record(), a_request(100_000))
+        assert [await anext(stream) for _ in range(3)]
+        await stream.aclose()
+        assert node.relaying._num_live == 0
+        await asyncio.wait_for(node.relaying.drain(5.0), 1)
+
+    run("ab", body)
+
+
+def test_a_node_that_leaves_hands_over_and_ends_its_own_streams_last(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(cluster: PlayedCluster) -> None:
+        await cluster.deploy("a", a_record())
+        request = a_request(300)
+        reading = {name: asyncio.ensure_future(cluster[name].text(request)) for name in "abc"}
+        asking = asyncio.ensure_future(_ask_on(cluster, "c"))
+        await asyncio.sleep(0.1)
+        leaving = asyncio.ensure_future(cluster["a"].leaving.drain())
+        await cluster.settle("b")
+        await asyncio.sleep(0.1)
+        with pytest.raises(EngineError, match="about to leave"):
+            await cluster["a"].text(a_request(1))
+        assert not leaving.done()
+        for name, each in reading.items():
+            assert await each == undisturbed(request), name
+        await leaving
+        asking.cancel()
+        assert (await asyncio.gather(asking, return_exceptions=True))[0].__class__ is (
+            asyncio.CancelledError
+        ), "no request of another gateway has failed"
+        assert cluster["a"].deployment() is None
+        assert "took over demo" in caplog.text
+
+    run("abc", body)
+
+
+async def _ask_on(cluster: PlayedCluster, name: str) -> None:
+    while True:
+        request = a_request(3)
+        assert await cluster[name].text(request) == undisturbed(request)
+
+
+def test_a_successor_that_cannot_is_passed_over_and_the_last_node_just_finishes(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(cluster: PlayedCluster) -> None:
+        cluster["b"].is_readable = False
+        await cluster.deploy("a", a_record())
+        await cluster["a"].leaving.drain()
+        await cluster.settle("c")
+        await cluster.kill("a")
+        deployment = cluster["c"].deployment()
+        assert deployment is not None
+        await cluster["c"].leaving.drain()
+        assert deployment.done[-1] == "finish"
+        assert "no other node can go on with demo" in caplog.text
+
+    run("abc", body)
+
+
+def test_stages_are_vacated_with_whoever_coordinates(run: Run) -> None:
+    async def body(cluster: PlayedCluster) -> None:
+        await cluster.deploy("a", a_record())
+        deployment = cluster["a"].deployment()
+        assert deployment is not None
+        await cluster["b"].leaving.drain()
+        assert deployment.done[-1] == f"vacate {NodeId('b' * 16)}"
+
+    run("abc", body)
+
+
+def test_both_deployments_of_one_name_are_undeployed(run: Run) -> None:
+    async def body(cluster: PlayedCluster) -> None:
+        for coordinator, key in (("a", "d"), ("b", "e")):
+            record: Any = msgspec.structs.replace(a_record(), deployment=key)
+            await cluster.deploy(coordinator, record)
+        await asyncio.sleep(0.1)
+        await cluster["c"].coordination.undeploy("demo")
+        await asyncio.sleep(0.1)
+        for node in cluster.nodes.values():
+            assert node.coordination.registry.live() == ()
+            assert {each.state for each in node.coordination.registry.records.values()} == {
+                DeploymentState.REMOVED
+            }
+
+    run("abc", body)

@@ -1,0 +1,180 @@
+"""What the kernel says of workers that compute, wait, stand still and hang: real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from support.agents import eventually
+
+from potluck.cluster.agent import process_stat, stage_checks
+from potluck.cluster.agent.process_stat import is_stopped
+from potluck.cluster.agent.stage_checks import check_worker, work_of
+from potluck.cluster.calls import StageCheck
+from potluck.cluster.worker.messages import Stats
+from potluck.errors import EngineError
+
+IDLE = Stats(
+    num_steps=0,
+    num_tokens=0,
+    compute_seconds=0,
+    send_seconds=0,
+    num_sent_bytes=0,
+    resident_bytes=0,
+)
+BUSY = Stats(
+    num_steps=0,
+    num_tokens=0,
+    compute_seconds=0,
+    send_seconds=0,
+    num_sent_bytes=0,
+    resident_bytes=0,
+    busy_seconds=2.0,
+    sending_seconds=0.5,
+)
+
+COMPUTES = "threading.Thread(target=lambda: [None for _ in iter(int, 1)]).start()"
+"""A thread of its own computes, as a worker's does."""
+HANGS = """
+lock = threading.Lock()
+lock.acquire()
+threading.Thread(target=lock.acquire).start()
+while True: pass
+"""
+"""One waits for what never comes, and the first thread is no sign that anything is computed."""
+
+
+class Worker:
+    """Answers ``stats``, or nothing at all (None), or has ended."""
+
+    def __init__(self, pid: int, answer: Stats | EngineError | None) -> None:
+        self.pid = pid
+        self.answer = answer
+
+    async def stats(self) -> Stats | None:
+        if self.answer is None:
+            await asyncio.sleep(60)
+        if isinstance(self.answer, EngineError):
+            raise self.answer
+        return self.answer
+
+
+@contextmanager
+def process(script: str) -> Iterator[int]:
+    ready = "print('ready', flush=True)\n"
+    command = [sys.executable, "-c", f"import threading\n{ready}{script}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None
+            child.stdout.readline()
+            eventually(
+                lambda: len(os.listdir(f"/proc/{child.pid}/task")) > 1,  # noqa: PTH208
+                within=10,
+                what="it has two threads",
+            )
+            yield child.pid
+        finally:
+            child.kill()
+
+
+def check(worker: Worker, *, is_cpu: bool = True) -> tuple[StageCheck | None, float]:
+    started = time.monotonic()
+    found = asyncio.run(check_worker(worker, is_cpu=is_cpu))
+    return found, time.monotonic() - started
+
+
+def test_one_that_waits_is_well_and_is_not_looked_at_for_long() -> None:
+    with process(HANGS) as pid:
+        found, seconds = check(Worker(pid, IDLE))
+        assert found == StageCheck(answers=True, is_stopped=False, has_progress=True)
+        assert seconds < 0.3
+
+
+def test_one_that_computes_makes_progress_whether_it_answers_or_not() -> None:
+    with process(COMPUTES) as pid:
+        found, _ = check(Worker(pid, BUSY))
+        assert found == StageCheck(
+            answers=True,
+            is_stopped=False,
+            has_progress=True,
+            busy_seconds=2.0,
+            sending_seconds=0.5,
+        )
+        found, _ = check(Worker(pid, None))
+        assert found == StageCheck(answers=False, is_stopped=False, has_progress=True)
+
+
+def test_one_that_is_stopped_is_known_by_the_kernel() -> None:
+    with process(COMPUTES) as pid:
+        os.kill(pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+        found, seconds = check(Worker(pid, None))
+        assert found == StageCheck(answers=False, is_stopped=True, has_progress=False)
+        assert seconds < 1.0
+        os.kill(pid, signal.SIGCONT)
+        found, _ = check(Worker(pid, BUSY))
+        assert found is not None
+        assert found.has_progress
+
+
+def test_one_that_is_stopped_for_a_moment_is_not_stopped() -> None:
+    with process(COMPUTES) as pid:
+        os.kill(pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+        async def run() -> StageCheck | None:
+            asyncio.get_running_loop().call_later(0.3, os.kill, pid, signal.SIGCONT)
+            return await check_worker(Worker(pid, None), is_cpu=True)
+
+        found = asyncio.run(run())
+        assert found == StageCheck(answers=False, is_stopped=False, has_progress=True)
+
+
+def test_one_that_is_busy_and_does_not_use_its_cpu_hangs() -> None:
+    with process(HANGS) as pid:
+        found, _ = check(Worker(pid, BUSY))
+        assert found is not None
+        assert (found.answers, found.has_progress) == (True, False)
+        # A unit that is no CPU computes by itself.
+        found, seconds = check(Worker(pid, BUSY), is_cpu=False)
+        assert found is not None
+        assert found.has_progress
+        assert seconds < 0.3
+
+
+def test_one_that_has_ended_is_none() -> None:
+    found, _ = check(Worker(2**22 + 1, EngineError("it has ended")))
+    assert found is None
+    assert work_of(2**22 + 1) == (0, 0)
+    assert not is_stopped(2**22 + 1)
+
+
+def test_names_of_processes_do_not_confuse() -> None:
+    script = f"open('/proc/self/comm', 'w').write(') T 1 (')\n{COMPUTES}"
+    with process(script) as pid:
+        assert not is_stopped(pid)
+        stat = process_stat.process_stat(pid)
+        assert stat is not None
+        eventually(lambda: work_of(pid)[0] > 0, within=10, what="its time is read")
+
+
+def test_a_check_takes_less_than_a_second() -> None:
+    assert stage_checks.CHECK_SECONDS < 1
+
+
+@pytest.mark.parametrize("text", ["", "1 (name) ", "1 (name) S 1 2"])
+def test_what_makes_no_sense_is_no_process(
+    text: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path_factory.mktemp("proc")
+    (root / "1").mkdir()
+    (root / "1" / "stat").write_text(text)
+    monkeypatch.setattr(process_stat, "_PROC", root)
+    assert process_stat.process_stat(1) is None

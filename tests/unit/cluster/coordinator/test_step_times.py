@@ -1,0 +1,123 @@
+"""When steps are overdue, by histories that no cluster need have lived through."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from potluck.cluster.coordinator.step_times import (
+    CEILING_SECONDS,
+    FLOOR_SECONDS,
+    LIMIT_TIMES,
+    TIMES,
+    StepTimes,
+)
+from potluck.cluster.steps import kind_of
+from potluck.types.step import SequenceId, SequenceSlice, Step, StepId
+
+
+def step(num_tokens: int, depth: int = 0, *, num_sequences: int = 1) -> Step:
+    """``num_sequences`` slices of ``num_tokens`` new ones after ``depth`` earlier ones."""
+    slices = tuple(
+        SequenceSlice(
+            sequence_id=SequenceId(number),
+            tokens=(1,) * num_tokens,
+            start_position=depth,
+            block_table=(),
+            sample=True,
+        )
+        for number in range(num_sequences)
+    )
+    return Step(step_id=StepId(0), slices=slices)
+
+
+DECODE, PREFILL = step(1, 100), step(512)
+
+
+def test_steps_of_a_kind_have_about_as_many_tokens_and_positions() -> None:
+    assert kind_of(step(1, 100)) == kind_of(step(1, 126)) == (1, 7)
+    assert kind_of(step(1, 127)) == (1, 8)
+    assert kind_of(step(1, 100, num_sequences=40)) == kind_of(step(63, 38)) == (6, 7)
+    assert kind_of(Step(step_id=StepId(0), slices=())) == (0, 0)
+
+
+def test_without_history_a_step_is_asked_after_early_and_lost_late() -> None:
+    times = StepTimes(300.0)
+    assert times.overdue_seconds(PREFILL) == FLOOR_SECONDS
+    assert times.limit_seconds(PREFILL) == 300.0
+
+
+def test_a_step_is_overdue_after_a_multiple_of_what_such_steps_took() -> None:
+    times = StepTimes(300.0)
+    for seconds in (0.9, 1.0, 1.0, 0.9, 1.1, 1.0, 1.1):
+        times.took(PREFILL, seconds)
+        assert times.overdue_seconds(PREFILL) == FLOOR_SECONDS  # too few to know
+    times.took(PREFILL, 1.0)
+    assert times.overdue_seconds(PREFILL) == pytest.approx(TIMES * 1.0)
+    assert times.overdue_seconds(DECODE) == FLOOR_SECONDS
+    for _ in range(8):
+        times.took(step(4096), 60.0)
+    assert times.overdue_seconds(step(4096)) == CEILING_SECONDS
+    assert times.limit_seconds(step(4096)) == LIMIT_TIMES * 60
+
+
+def test_what_was_slow_once_is_forgotten_while_all_is_fast() -> None:
+    times = StepTimes(300.0)
+    for _ in range(8):
+        times.took(DECODE, 6.0)
+    assert times.overdue_seconds(DECODE) == CEILING_SECONDS
+    for _ in range(9):
+        times.took(DECODE, 0.01)
+    assert times.overdue_seconds(DECODE) == FLOOR_SECONDS
+    for _ in range(20):
+        times.took(DECODE, 0.01)
+    assert not times._lately
+
+
+def test_a_limit_below_the_floor_is_obeyed() -> None:
+    times = StepTimes(0.3)
+    assert times.overdue_seconds(DECODE) == times.limit_seconds(DECODE) == 0.3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_that_take_less_than_300_ms_are_asked_after_within_one_and_a_half_seconds(
+    seed: int,
+) -> None:
+    """200 histories each of some hundred steps; every one may have a step that is 20 times slower
+    once in a while.
+    """
+    draw = random.Random(seed)
+    for _ in range(200):
+        usual, times = draw.uniform(0.001, 0.29), StepTimes(300.0)
+        for _ in range(draw.randint(16, 300)):
+            slow = 20.0 if draw.random() < 0.02 else 1.0
+            times.took(DECODE, slow * usual * draw.lognormvariate(0, 0.1))
+        assert times.overdue_seconds(DECODE) <= 1.5
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_questions_are_rare_while_nothing_is_wrong(seed: int) -> None:
+    """Of steps with realistic jitter, hardly one in a hundred leads to a question, however slow
+    they are; a question is not yet a loss.
+    """
+    draw = random.Random(seed)
+    num_steps = num_questions = 0
+    for _ in range(100):
+        usual, times = 10 ** draw.uniform(-3, 0.5), StepTimes(300.0)
+        for number in range(200):
+            slow = 20.0 if draw.random() < 0.005 else draw.choice((1.0, 1.0, 1.0, 2.0))
+            seconds = slow * usual * draw.lognormvariate(0, 0.2)
+            num_questions += number > 16 and seconds > times.overdue_seconds(DECODE)
+            num_steps += 1
+            times.took(DECODE, seconds)
+    assert num_questions < num_steps / 100
+
+
+def test_noting_a_fast_step_costs_next_to_nothing() -> None:
+    times, crowded = StepTimes(300.0), step(1, 100, num_sequences=64)
+    started = time.perf_counter()
+    for _ in range(10_000):
+        times.took(crowded, 0.01)
+    assert (time.perf_counter() - started) / 10_000 < 5e-6
