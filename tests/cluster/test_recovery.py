@@ -26,6 +26,7 @@ from support.jumping_clock import JumpingClock
 from token_stream import Ask, TokenStream, stream_whole
 
 from potluck.cluster.agent.control import RemoteError
+from potluck.errors import PotluckError
 
 MODEL = "demo"
 DYING = Path(__file__).parents[1] / "support" / "dying"
@@ -38,7 +39,8 @@ FROZEN_SECONDS = 3.0
 """Within which a worker that stands still is noticed."""
 SILENCE_SECONDS = 1.5
 """Within which an agent that stands still is noticed."""
-DOWN_SECONDS = 10.0
+DOWN_SECONDS = 15.0
+"""Under the load of two clients and two streams on two cores; it took 33 s and cut all of them."""
 
 PROMPT = "Once upon a time, in a harbour at the end of the world, there was a small light."
 GREEDY = Ask(prompt=PROMPT, max_tokens=900, seed=1, temperature=0.0, penalty=0.0)
@@ -59,7 +61,7 @@ class Live:
     stream: TokenStream
     thread: threading.Thread
 
-    def end(self, *, within: float = 60) -> TokenStream:
+    def end(self, *, within: float = 30) -> TokenStream:
         """The stream once it has ended by itself."""
         self.thread.join(within)
         assert not self.thread.is_alive(), f"the stream goes on after {within} s"
@@ -170,6 +172,9 @@ class Cluster:
 
     def restore(self) -> None:
         """Have all agents run, and the model on agents 1 to 3 with agent 1 as coordinator."""
+        for agent in self.fleet.live():
+            if is_leaving(agent):
+                agent.kill()  # a test that has failed may leave one that goes down
         for number in (1, 2, 3):
             if number not in self.agents or self.agents[number].process.poll() is not None:
                 self.start(number)
@@ -191,6 +196,14 @@ class Cluster:
 
     def workers(self) -> set[int]:
         return {pid for agent in self.fleet.live() for pid in agent.workers()}
+
+
+def is_leaving(agent: AgentProcess) -> bool:
+    try:
+        nodes = agent.cluster()["nodes"]
+    except PotluckError:  # its control socket has gone already
+        return True
+    return any(node["node_id"] == agent.node_id and node["state"] == "draining" for node in nodes)
 
 
 def is_whole(deployed: Document, coordinator: AgentProcess) -> bool:
@@ -521,7 +534,7 @@ def test_where_memory_is_missing_requests_wait_and_then_say_how_much(tmp_path: P
         for number in (1, 2):
             fleet.start(number, memory_limit="82M", join=gateway).await_up()
         fleet.await_members()
-        deployed = fleet.agents[1].ask(
+        deployed = gateway.ask(
             "deploy",
             model=MODEL,
             context_tokens=1024,
@@ -566,7 +579,7 @@ def test_a_control_groups_limit_is_kept_when_its_agent_takes_over_stages(tmp_pat
             fleet.start(1, memory_limit="400M", join=gateway).await_up()
             confined = fleet.start(2, join=gateway, prefix=inside(path)).await_up()
             fleet.await_members()
-            fleet.agents[1].deploy(context=1024, cache=2048)
+            gateway.deploy(context=1024, cache=2048)
             await_ready(gateway, MODEL)
             expected = stream_whole(int(gateway.url.rpartition(":")[2]), MODEL, SAMPLED)
             stream = begin(gateway, SAMPLED)
@@ -597,7 +610,7 @@ def test_a_full_disk_does_not_end_a_stream(tmp_path: Path) -> None:
             environ={"XDG_CACHE_HOME": str(cache)},
         ).await_up()
         fleet.await_members()
-        deployed = fleet.agents[1].ask(
+        deployed = gateway.ask(
             "deploy",
             model=MODEL,
             context_tokens=1024,
@@ -639,9 +652,7 @@ def test_spares_take_over_without_loading(tmp_path: Path) -> None:
         for number in (1, 2):
             fleet.start(number, memory_limit="400M", join=gateway).await_up()
         fleet.await_members()
-        fleet.agents[1].ask(
-            "deploy", model=MODEL, context_tokens=1024, cache_tokens=2048, num_spares=1
-        )
+        gateway.ask("deploy", model=MODEL, context_tokens=1024, cache_tokens=2048, num_spares=1)
         deployed = await_ready(gateway, MODEL)
         eventually(
             lambda: sum(len(agent.workers()) for agent in fleet.live()) > len(deployed["stages"]),
