@@ -18,6 +18,7 @@ from typing import Any
 import jsonschema
 import psutil
 import pytest
+from support.quick_command import QuickCommand
 
 import potluck
 from potluck.cluster.acceptor.supervisor import ACCEPTOR_MODULE
@@ -46,9 +47,9 @@ def potluck_command(*arguments: str, **changes: str) -> subprocess.CompletedProc
     )
 
 
-def fails(*arguments: str, **changes: str) -> tuple[int, str]:
+def fails(quick: QuickCommand, *arguments: str, **changes: str) -> tuple[int, str]:
     """The exit code, and the error line with its hint: nothing else is printed."""
-    completed = potluck_command(*arguments, **changes)
+    completed = quick.run(*arguments, env=changes)
     lines = completed.stderr.splitlines()
     assert completed.stdout == ""
     assert lines[0].startswith("potluck: "), completed.stderr
@@ -57,7 +58,8 @@ def fails(*arguments: str, **changes: str) -> tuple[int, str]:
 
 
 class AgentProcess:
-    def __init__(self, state: Path, secret: str, *options: str) -> None:
+    def __init__(self, quick: QuickCommand, state: Path, secret: str, *options: str) -> None:
+        self._quick = quick
         self.state = state
         self.errors = state.with_suffix(".stderr")
         with self.errors.open("w") as stderr:
@@ -75,11 +77,16 @@ class AgentProcess:
         assert self.address, self.errors.read_text()
 
     def json(self, schema: str, *arguments: str) -> dict[str, Any]:
-        completed = potluck_command(*arguments, "--json", "--state", str(self.state))
+        completed = self._quick.run(*arguments, "--json", "--state", str(self.state))
         assert completed.returncode == 0, completed.stderr
         document: dict[str, Any] = json.loads(completed.stdout)
         validate(schema, document)
         return document
+
+    def state_document(self) -> dict[str, Any]:
+        *_, document = ask(self.state / "control.sock", "state", {})
+        result: dict[str, Any] = document["result"]
+        return result
 
     def end(self) -> None:
         if self.process.poll() is None:
@@ -98,8 +105,8 @@ def validate(schema: str, document: object) -> None:
 
 
 @contextlib.contextmanager
-def agent(state: Path, secret: str, *options: str) -> Iterator[AgentProcess]:
-    started = AgentProcess(state, secret, *options)
+def agent(quick: QuickCommand, state: Path, secret: str, *options: str) -> Iterator[AgentProcess]:
+    started = AgentProcess(quick, state, secret, *options)
     try:
         yield started
     finally:
@@ -107,22 +114,31 @@ def agent(state: Path, secret: str, *options: str) -> Iterator[AgentProcess]:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[AgentProcess, AgentProcess]]:
+def quick() -> Iterator[QuickCommand]:
+    with QuickCommand() as command:
+        yield command
+
+
+@pytest.fixture(scope="module")
+def pair(
+    quick: QuickCommand, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[AgentProcess, AgentProcess]]:
     """Two agents in one cluster; the second has too little memory for a stage."""
     directory = tmp_path_factory.mktemp("agents")
     secret = generate_secret()
-    with agent(directory / "a", secret, "--http", "127.0.0.1:0", "--threads", "1") as first:
+    with agent(quick, directory / "a", secret, "--http", "127.0.0.1:0", "--threads", "1") as first:
         (own,) = first.json("cluster", "ps")["nodes"]
         options = ("--join", own["address"], "--no-http", "--memory-limit", "1M")
-        with agent(directory / "b", secret, *options) as second:
+        with agent(quick, directory / "b", secret, *options) as second:
             deadline = time.monotonic() + SECONDS
-            while len(first.json("cluster", "ps")["nodes"]) < 2:
+            while len(first.state_document()["nodes"]) < 2:
                 assert time.monotonic() < deadline
+                time.sleep(0.02)
             yield first, second
 
 
 def test_documents_fit_their_schemas_from_any_agent(
-    pair: tuple[AgentProcess, AgentProcess],
+    pair: tuple[AgentProcess, AgentProcess], quick: QuickCommand
 ) -> None:
     first, second = pair
     plan = second.json("plan", "plan", "demo", "--context", "256")
@@ -147,13 +163,15 @@ def test_documents_fit_their_schemas_from_any_agent(
         served = json.load(response)
     validate("cluster", served)
     assert served["deployments"] == seen["deployments"]
-    gone = potluck_command("undeploy", "tales", "--state", str(first.state))
+    gone = quick.run("undeploy", "tales", "--state", str(first.state))
     assert gone.stderr == "tales is no longer deployed\n"
     assert first.json("cluster", "ps")["deployments"] == []
 
 
-def test_the_plan_says_who_is_left_out_and_why(pair: tuple[AgentProcess, AgentProcess]) -> None:
-    completed = potluck_command("plan", "demo", "--state", str(pair[0].state))
+def test_the_plan_says_who_is_left_out_and_why(
+    pair: tuple[AgentProcess, AgentProcess], quick: QuickCommand
+) -> None:
+    completed = quick.run("plan", "demo", "--state", str(pair[0].state))
     (line,) = [line for line in completed.stdout.splitlines() if line.startswith("not used: ")]
     assert "cpu/native: 1 MiB may be used, and one layer takes" in line
 
@@ -177,9 +195,12 @@ def test_a_schema_refuses_what_it_does_not_know() -> None:
     ],
 )
 def test_what_the_agent_refuses(
-    pair: tuple[AgentProcess, AgentProcess], arguments: tuple[str, ...], named: str
+    pair: tuple[AgentProcess, AgentProcess],
+    quick: QuickCommand,
+    arguments: tuple[str, ...],
+    named: str,
 ) -> None:
-    status, said = fails(*arguments, "--state", str(pair[0].state))
+    status, said = fails(quick, *arguments, "--state", str(pair[0].state))
     assert status == 2
     assert named in said
 
@@ -202,14 +223,14 @@ def test_an_agent_checks_what_no_command_asks(
 
 
 def test_a_second_agent_does_not_take_a_directory_or_a_port(
-    pair: tuple[AgentProcess, AgentProcess], tmp_path: Path
+    pair: tuple[AgentProcess, AgentProcess], quick: QuickCommand, tmp_path: Path
 ) -> None:
     first, _ = pair
-    status, said = fails("up", "--state", str(first.state))
+    status, said = fails(quick, "up", "--state", str(first.state))
     assert status == 2
     assert "already runs" in said
     taken = first.address.removeprefix("http://")
-    status, said = fails("up", "--state", str(tmp_path / "c"), "--http", taken)
+    status, said = fails(quick, "up", "--state", str(tmp_path / "c"), "--http", taken)
     assert status == 1
     assert "Address already in use" in said
     assert "--http HOST:PORT" in said
@@ -218,14 +239,16 @@ def test_a_second_agent_does_not_take_a_directory_or_a_port(
 @pytest.mark.parametrize(
     "command", [("ps",), ("plan", "demo"), ("deploy", "demo"), ("undeploy", "demo"), ("down",)]
 )
-def test_commands_without_an_agent(tmp_path: Path, command: tuple[str, ...]) -> None:
-    status, said = fails(*command, "--state", str(tmp_path))
+def test_commands_without_an_agent(
+    quick: QuickCommand, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    status, said = fails(quick, *command, "--state", str(tmp_path))
     assert status == 2
     assert "no agent runs here" in said
     assert "potluck up" in said
     with socket.socket(socket.AF_UNIX) as dead:  # what an agent that was killed leaves
         dead.bind(str(tmp_path / "control.sock"))
-    assert fails(*command, "--state", str(tmp_path))[1] == said
+    assert fails(quick, *command, "--state", str(tmp_path))[1] == said
 
 
 SHORT = "correct-horse-battery-staple"
@@ -249,28 +272,34 @@ SHORT = "correct-horse-battery-staple"
     ],
 )
 def test_up_refuses_what_makes_no_sense(
-    tmp_path: Path, arguments: tuple[str, ...], secret: str | None, named: str
+    quick: QuickCommand,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    secret: str | None,
+    named: str,
 ) -> None:
     given = {} if secret is None else {"POTLUCK_SECRET": secret}
-    status, said = fails("up", "--state", str(tmp_path / "state"), *arguments, **given)
+    status, said = fails(quick, "up", "--state", str(tmp_path / "state"), *arguments, **given)
     assert status == 2
     assert named in said
     assert SHORT not in said
 
 
-def test_up_says_when_the_state_directory_cannot_be_used(tmp_path: Path) -> None:
+def test_up_says_when_the_state_directory_cannot_be_used(
+    quick: QuickCommand, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
-    status, said = fails("up", "--state", str(tmp_path / "file"))
+    status, said = fails(quick, "up", "--state", str(tmp_path / "file"))
     assert status == 1
     assert str(tmp_path / "file") in said
-    status, said = fails("up", "--state", str(tmp_path / ("x" * 100)))
+    status, said = fails(quick, "up", "--state", str(tmp_path / ("x" * 100)))
     assert status == 2
     assert "too long" in said
 
 
-def test_up_says_when_the_node_id_is_spoilt(tmp_path: Path) -> None:
+def test_up_says_when_the_node_id_is_spoilt(quick: QuickCommand, tmp_path: Path) -> None:
     (tmp_path / "node-id").write_text("me\n")
-    status, said = fails("up", "--state", str(tmp_path), "--no-http")
+    status, said = fails(quick, "up", "--state", str(tmp_path), "--no-http")
     assert status == 2
     assert f"{tmp_path / 'node-id'} does not hold a node id" in said
 
@@ -279,8 +308,8 @@ def children(process: int) -> list[psutil.Process]:
     return psutil.Process(process).children(recursive=True)
 
 
-def test_down_leaves_in_order(tmp_path: Path) -> None:
-    with agent(tmp_path / "a", generate_secret(), "--http", "127.0.0.1:0") as alone:
+def test_down_leaves_in_order(quick: QuickCommand, tmp_path: Path) -> None:
+    with agent(quick, tmp_path / "a", generate_secret(), "--http", "127.0.0.1:0") as alone:
         alone.json("deploy", "deploy", "demo", "--context", "64")
         workers = children(alone.process.pid)
         assert len(workers) > 1  # and the acceptor
@@ -292,8 +321,10 @@ def test_down_leaves_in_order(tmp_path: Path) -> None:
         assert not (alone.state / "control.sock").exists()
 
 
-def test_a_second_ctrl_c_ends_at_once_and_leaves_no_worker(tmp_path: Path) -> None:
-    with agent(tmp_path / "a", generate_secret(), "--http", "127.0.0.1:0") as alone:
+def test_a_second_ctrl_c_ends_at_once_and_leaves_no_worker(
+    quick: QuickCommand, tmp_path: Path
+) -> None:
+    with agent(quick, tmp_path / "a", generate_secret(), "--http", "127.0.0.1:0") as alone:
         alone.json("deploy", "deploy", "demo", "--context", "64")
         workers = children(alone.process.pid)
         assert len(workers) > 1  # and the acceptor
@@ -305,8 +336,8 @@ def test_a_second_ctrl_c_ends_at_once_and_leaves_no_worker(tmp_path: Path) -> No
         assert psutil.wait_procs(workers, timeout=5)[1] == []
 
 
-def test_ctrl_c_undoes_a_deployment(tmp_path: Path) -> None:
-    with agent(tmp_path / "a", generate_secret(), "--http", "127.0.0.1:0") as alone:
+def test_ctrl_c_undoes_a_deployment(quick: QuickCommand, tmp_path: Path) -> None:
+    with agent(quick, tmp_path / "a", generate_secret(), "--http", "127.0.0.1:0") as alone:
         alone.process.send_signal(signal.SIGSTOP)  # so that it is surely not done yet
         deploying = subprocess.Popen(
             [sys.executable, "-m", "potluck", "deploy", "demo", "--state", str(alone.state)],
@@ -323,9 +354,9 @@ def test_ctrl_c_undoes_a_deployment(tmp_path: Path) -> None:
         assert deploying.returncode == 130
         assert said == "interrupted: what was deployed so far is being undone\n"
         alone.process.send_signal(signal.SIGCONT)
-        for _ in range(5):  # it would be deployed by then
+        for _ in range(4):  # it would be deployed by then
             time.sleep(0.5)
-            last = alone.json("cluster", "ps")["deployments"]
+            last = alone.state_document()["deployments"]
         assert last == []
         (acceptor,) = children(alone.process.pid)
         assert ACCEPTOR_MODULE in acceptor.cmdline()

@@ -70,7 +70,7 @@ def test_the_demo_answers_over_three_agents(tmp_path: Path) -> None:
     assert demo.leftovers() == []
 
 
-@pytest.mark.parametrize("seconds", [0.1, 0.5, 1.0, 1.5, 2.0, 3.0])
+@pytest.mark.parametrize("seconds", [0.1, 1.0, 2.5])
 def test_after_ctrl_c_nothing_is_left(tmp_path: Path, seconds: float) -> None:
     demo = Demo(tmp_path)
     time.sleep(seconds)

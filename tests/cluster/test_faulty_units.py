@@ -322,7 +322,6 @@ def first_layer_of_demo(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        ("allocation-failure", "out of memory: the device has no memory left: "),
         ("out-of-resources", "out of memory: the device has no memory left: "),
         ("hang", "hung: "),
     ],

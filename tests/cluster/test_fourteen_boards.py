@@ -64,10 +64,3 @@ def test_every_board_holds_its_part_and_nothing_is_killed(work: Path) -> None:
         assert 0 < board["worker_peak_bytes"] <= board["plan_bytes"] + 48 * _MIB
         assert board["plan_bytes"] < board["cap_bytes"]
         assert board["max_usage_bytes"] <= board["cap_bytes"]
-
-
-def test_with_both_ends_on_every_board_something_is_killed(work: Path) -> None:
-    document = drill(work, "--naive")
-    assert document["num_kills"] >= 1
-    assert document["num_tokens"] == 0
-    assert "SIGKILL" in document["failure"]

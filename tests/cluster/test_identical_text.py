@@ -100,7 +100,7 @@ def expected_scores() -> list[float | None]:
         return [each.logprob for each in model.score(LONG).tokens]
 
 
-@pytest.mark.parametrize("num_agents", [1, 2, 3, 5, 12])
+@pytest.mark.parametrize("num_agents", [1, 3, 12])
 def test_the_text_does_not_depend_on_how_many_agents_compute_it(
     fleet: Fleet,
     expected: tuple[str, ...],
@@ -109,7 +109,7 @@ def test_the_text_does_not_depend_on_how_many_agents_compute_it(
 ) -> None:
     """One cluster that grows: what an earlier round deployed is undeployed first."""
     memory_limit = None if num_agents == 1 else LIMIT
-    if num_agents == 2:
+    if num_agents == 3:
         fleet.agents[0].end()
         fleet.start(0, memory_limit=LIMIT).await_up()
     fleet.start_all(range(len(fleet.agents), num_agents), memory_limit=memory_limit)

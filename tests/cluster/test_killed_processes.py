@@ -25,9 +25,6 @@ from potluck import Model
 from potluck.cluster.agent.worker_notes import ProcessFacts, WorkerNotes
 from potluck.local.model import SamplingOptions
 
-ERROR_SECONDS = 2.0
-"""From the death of a process to the error at the client."""
-
 PROMPT = "Once upon a time"
 
 
@@ -141,19 +138,6 @@ def is_gone(pid: int) -> bool:
 
 def num_sockets(agent: AgentProcess) -> int:
     return len(psutil.Process(agent.pid).net_connections("tcp"))
-
-
-def check_ended(stream: Stream, since: float) -> None:
-    """The stream ended with an OpenAI-style error event, in time."""
-    stream.end(within=20)
-    assert stream.ended_at is not None
-    assert stream.ended_at - since < ERROR_SECONDS
-    assert stream.error is not None, "the stream ended as if the text were whole"
-    assert isinstance(stream.error.body, dict)
-    assert stream.error.body["type"] == "server_error"
-    assert stream.error.body["code"] in ("service_unavailable", "model_not_ready")
-    assert "send the request again" in stream.error.message
-    assert stream.text
 
 
 def check_goes_on(*streams: Stream) -> None:
@@ -307,21 +291,18 @@ def test_the_gateway_of_a_stream(fleet: Fleet, agents: dict[int, AgentProcess]) 
 
 
 def test_the_coordinator(fleet: Fleet, agents: dict[int, AgentProcess]) -> None:
-    """Another agent takes over, and the first one obeys when it is back."""
+    """Another agent takes over, streams go on, and the first one obeys when it is back."""
     before = await_ready(agents[3], "demo")
-    workers = stage_workers(agents, before)
-    with streaming(agents[3]) as stream:
-        killed_at = time.monotonic()
+    with streaming(agents[3]) as remote, streaming(agents[0]) as successors:
         agents[1].kill()
-        check_ended(stream, killed_at)
-    for worker in workers:
-        eventually(lambda worker=worker: is_gone(worker), within=5, what="all old workers end")  # type: ignore[misc]
+        eventually(
+            lambda: await_ready(agents[3], "demo")["epoch"]["number"] > before["epoch"]["number"],
+            within=10,
+            what="demo is taken over",
+        )
+        check_goes_on(remote, successors)
     fleet.await_members()
-    eventually(
-        lambda: await_ready(agents[3], "demo")["epoch"]["number"] > before["epoch"]["number"],
-        within=10,
-        what="demo is deployed anew",
-    )
+    assert "took over demo" in agents[0].log
     after = await_ready(agents[3], "demo")
     assert after["epoch"]["coordinator"] == agents[0].node_id
     assert {stage["node_id"] for stage in after["stages"]} == {agents[0].node_id, agents[2].node_id}
@@ -340,23 +321,19 @@ def test_an_agent_that_is_stopped(
 ) -> None:
     """Its worker stands still, too, as on a host that is suspended: only the lease tells."""
     before = await_ready(agents[3], "demo")
-    workers = stage_workers(agents, before)
     with contextlib.ExitStack() as stack:
         stream = stack.enter_context(streaming(agents[3]))
-        stopped_at = time.monotonic()
         stack.enter_context(stopped(agents[number]))
-        check_ended(stream, stopped_at)
         eventually(
             lambda: await_ready(agents[3], "demo")["epoch"]["number"] > before["epoch"]["number"],
             within=10,
-            what="demo is deployed anew",
+            what="the next epoch",
         )
+        check_goes_on(stream)
         after = await_ready(agents[3], "demo")
         assert agents[number].node_id not in {stage["node_id"] for stage in after["stages"]}
         check_served(agents[3])
     fleet.await_members()
-    for worker in workers:
-        eventually(lambda worker=worker: is_gone(worker), within=5, what="old workers end")  # type: ignore[misc]
     eventually(lambda: agree(agents), within=10, what="all agents agree on who serves demo")
     for gateway in (0, 1, 3):
         check_served(agents[gateway])

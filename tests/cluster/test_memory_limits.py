@@ -86,13 +86,6 @@ def ask_json(agent: AgentProcess, command: str, model: Path) -> Document:
     return document
 
 
-def refusal(agent: AgentProcess, command: str, model: Path) -> str:
-    completed = agent.command_line(command, str(model), *OPTIONS)
-    assert completed.returncode == 1, completed.stdout
-    assert completed.stdout == ""
-    return completed.stderr
-
-
 def test_the_ends_alone_give_the_same_text_and_read_nothing_but_their_own(
     fleet: Fleet, wide: Path
 ) -> None:
@@ -131,15 +124,6 @@ def test_the_ends_alone_give_the_same_text_and_read_nothing_but_their_own(
         generation = model.generate(PROMPT, max_tokens=NUM_TOKENS, temperature=0)
         expected = "".join(piece.text for piece in generation)
     assert answer.choices[0].text == expected != ""
-
-
-def test_what_does_not_fit_is_refused_alike_by_plan_and_deploy(fleet: Fleet, wide: Path) -> None:
-    (agent,) = fleet.start_all([0], memory_limit="100MiB")
-    told = refusal(agent, "plan", wide)
-    assert "1 unit may use 100 MiB" in told
-    assert "hint: " in told
-    assert refusal(agent, "deploy", wide) == told
-    assert agent.workers() == set()
 
 
 def test_a_control_group_is_a_limit_for_its_agent_alone(fleet: Fleet, wide: Path) -> None:

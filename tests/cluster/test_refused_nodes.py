@@ -61,6 +61,17 @@ def test_another_wire_version_is_refused_with_a_sentence_on_both_sides(
     del fleet.agents[9]
 
 
+def test_another_secret_or_none_is_refused_with_a_hint(fleet: Fleet, agent: AgentProcess) -> None:
+    without = fleet.start(8, join=agent, environ={"POTLUCK_SECRET": ""})
+    wrong = fleet.start(9, join=agent, environ={"POTLUCK_SECRET": generate_secret()})
+    assert without.process.wait(20) == 2
+    assert without.log.startswith("potluck: joining a cluster needs its secret\nhint: ")
+    assert wrong.process.wait(30) == 1
+    assert f"could not join at {agent.address}: the agent there has another secret" in wrong.log
+    assert "hint: check the address, and that every node was given the same secret" in wrong.log
+    del fleet.agents[8], fleet.agents[9]
+
+
 def refusal(fleet: Fleet, directory: Path, credentials: Credentials | None) -> str:
     """What a node is told that joins with all a member has but sound credentials."""
     pem = None
@@ -99,28 +110,6 @@ def test_an_expired_certificate(fleet: Fleet, agent: AgentProcess, tmp_path: Pat
     assert (
         refusal(fleet, tmp_path, expired)
         == "it refuses this node's certificate as expired; the clock there may be wrong"
-    )
-
-
-def test_a_certificate_of_ones_own_making(
-    fleet: Fleet, agent: AgentProcess, tmp_path: Path
-) -> None:
-    """It trusts the cluster's authority, which is no secret, and cannot sign in its name."""
-    ours = authority_of(fleet.secret)
-    own = named(STRANGER, authority_of(generate_secret()), key_identifier_of=ours.certificate)
-    forged = Credentials(
-        node_id=STRANGER,
-        certificate_pem=own.certificate_pem,
-        private_key_pem=own.private_key_pem,
-        authority_pem=named(STRANGER, ours).authority_pem,
-    )
-    assert refusal(fleet, tmp_path, forged) == "the agent there has another secret"
-
-
-def test_a_node_without_certificates(fleet: Fleet, agent: AgentProcess, tmp_path: Path) -> None:
-    assert (
-        refusal(fleet, tmp_path, None)
-        == "something answers there, but it is no member of this cluster"
     )
 
 

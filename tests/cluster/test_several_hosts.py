@@ -18,7 +18,6 @@ from support.agents import AgentProcess, Document, Fleet, eventually
 from support.netns import Host, lan, require_namespaces
 
 from potluck import Model
-from potluck.cluster.trust.secret import generate_secret
 
 PROMPT = "The harbour at night was quiet"
 MARKER = b"this was sent in the clear"
@@ -139,36 +138,6 @@ def test_hosts_meet_as_the_first_says_and_nothing_can_be_overheard(
             for run in (numbers[:4], numbers[-4:]):
                 assert msgspec.msgpack.encode(run)[1:] not in wire
                 assert np.array(run, dtype="<i4").tobytes() not in wire
-
-
-def test_a_stranger_on_the_network_is_kept_out_and_told_why(
-    hosts: tuple[Host, ...], fleet: Fleet
-) -> None:
-    first = fleet.start(0, "--lan", prefix=hosts[0].command()).await_up()
-    on_second = hosts[1].command()
-
-    without = fleet.start(1, join=first, prefix=on_second, environ={"POTLUCK_SECRET": ""})
-    assert without.process.wait(20) == 2
-    assert without.log.startswith("potluck: joining a cluster needs its secret\nhint: "), (
-        without.log
-    )
-
-    wrong_secret = {"POTLUCK_SECRET": generate_secret()}
-    wrong = fleet.start(1, join=first, prefix=on_second, environ=wrong_secret)
-    assert wrong.process.wait(30) == 1
-    assert "could not join at 10.77.0.1:7333: the agent there has another secret" in wrong.log
-    assert "hint: check the address, and that every node was given the same secret" in wrong.log
-
-    # By multicast nobody is addressed, so nobody is refused: it is a cluster of its own.
-    alone = fleet.start(1, "--lan", prefix=on_second, environ=wrong_secret).await_up()
-    third = fleet.start(2, "--lan", prefix=hosts[2].command()).await_up()
-    eventually(
-        lambda: first.members() == third.members() == {first.node_id, third.node_id},
-        within=10,
-        what="the rightful node is a member",
-    )
-    assert alone.members() == {alone.node_id}
-    assert alone.cluster()["incompatible"] == []
 
 
 def test_only_what_the_cluster_needs_listens_on_the_network(

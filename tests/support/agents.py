@@ -22,6 +22,7 @@ from typing import Any, Self
 import openai
 import psutil
 from support.icds import NO_ICDS
+from support.quick_command import quick_command
 
 from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.cluster.acceptor.supervisor import ACCEPTOR_MODULE
@@ -139,13 +140,8 @@ class AgentProcess:
         self, *arguments: str, timeout: float = 60
     ) -> subprocess.CompletedProcess[str]:
         """Run ``potluck ARGUMENTS --state …``."""
-        return subprocess.run(
-            [*POTLUCK, *arguments, "--state", str(self.state)],
-            capture_output=True,
-            text=True,
-            env=self._environ,
-            timeout=timeout,
-            check=False,
+        return quick_command().run(
+            *arguments, "--state", str(self.state), env=self._environ, seconds=timeout
         )
 
     def deploy(

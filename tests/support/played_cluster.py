@@ -168,7 +168,7 @@ class PlayedDeployment:
     async def generate(
         self, request: SequenceRequest, continuation: Continuation = NOTHING_COMMITTED
     ) -> AsyncGenerator[CommittedToken, None]:
-        self._node.num_asked += 1
+        self._node.asked.append(continuation)
         await self._first(self._ready.wait())
         tokens = undisturbed(request)
         done = continuation.num_scored + len(continuation.output_tokens)
@@ -268,7 +268,7 @@ class PlayedNode:
         self.tasks: set[asyncio.Task[None]] = set()
         self.methods = MethodTable()
         self.is_readable = True
-        self.num_asked = 0
+        self.asked: list[Continuation] = []
         membership = cast(Any, self.links)
         self.coordination = Coordination(
             membership,

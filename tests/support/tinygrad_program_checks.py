@@ -170,6 +170,20 @@ def check_sampling() -> None:
     assert len(set(outputs[0])) == 4, "a penalty of 5 forbids a token to be repeated"
 
 
+def check_a_reset_forgets_sequences() -> None:
+    engine = _engine()
+    opening = SequenceOpening(
+        sequence_id=SequenceId(0),
+        sampling=SamplingParams(temperature=0.8, repetition_penalty=1.4, seed=3),
+        prompt_tokens=TOKENS[:9],
+    )
+    step = Step(step_id=StepId(0), slices=(_slice(0, TOKENS[:9]),), opened=(opening,))
+    first = engine.step(step, None)
+    _refused("opened twice", lambda: engine.step(step, None))
+    engine.reset()
+    assert engine.step(step, None) == first
+
+
 def check_scores() -> None:
     """Of more tokens than a call computes; those of the reference from the same logits."""
     engine = _engine()

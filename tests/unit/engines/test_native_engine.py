@@ -313,3 +313,34 @@ def test_a_closed_engine_refuses_calls() -> None:
         one.logits([Part(sequence=0, tokens=[1], start=0)])
     with pytest.raises(EngineError, match="closed"):
         sink.finish("any")
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_a_reset_forgets_sequences_and_keeps_the_weights(num_stages: int) -> None:
+    """The same ids can be opened again, with the very tokens of the first time."""
+    params = SamplingParams(temperature=0.8, repetition_penalty=1.4, seed=3)
+    stages = Pipeline.make(CONFIG, TensorFormat.Q8_0, num_stages=num_stages, max_step_tokens=64)
+
+    def sampled() -> list[int]:
+        part = [Part(sequence=0, tokens=list(range(20)), start=0)]
+        tokens = []
+        for position in range(20, 25):
+            step = stages.step_of(part)
+            if position == 20:
+                step = replace(step, opened=(opening(0, params), opening(1)))
+            hidden = None
+            for engine in stages.engines:
+                result = engine.step(step, hidden)
+                hidden = result.hidden
+            tokens.append(result.sampled[0].token)
+            part = [Part(sequence=0, tokens=tokens[-1:], start=position)]
+        return tokens
+
+    first = sampled()
+    with pytest.raises(EngineError, match="it is open"):
+        sampled()
+    for _ in range(2):
+        for engine in stages.engines:
+            engine.reset()
+            engine.reset()
+        assert sampled() == first

@@ -348,3 +348,17 @@ def test_the_sink_takes_rows_in_order_and_whole() -> None:
         sink.finish("head.weight")
     sink.write_rows("head.weight", 49, 50, memoryview(bytes(34)))
     sink.finish("head.weight")
+
+
+def test_a_reset_forgets_sequences_and_keeps_the_weights(stages: Stages) -> None:
+    opening = SequenceOpening(
+        sequence_id=SequenceId(0),
+        sampling=SamplingParams(temperature=0.8, repetition_penalty=1.4, seed=3),
+        prompt_tokens=TOKENS,
+    )
+    first = stages.step(stages.slice(0, TOKENS), opened=[opening])
+    with pytest.raises(EngineError, match="opened twice"):
+        stages.step(stages.slice(0, TOKENS), opened=[opening])
+    for engine in stages._engines:
+        engine.reset()
+    assert stages.step(stages.slice(0, TOKENS), opened=[opening]) == first

@@ -157,6 +157,11 @@ class Coordination:
         if record is not None and record.state is not DeploymentState.REMOVED:
             self._publish(msgspec.structs.replace(record, state=DeploymentState.REMOVED, stages=()))
 
+    def is_live(self, deployment: DeploymentId) -> bool:
+        """Whether this node knows of a deployment, and not of its removal."""
+        record = self.registry.records.get(deployment)
+        return record is not None and record.state is not DeploymentState.REMOVED
+
     def begin_drain(self) -> None:
         """From now on no plan has a stage here, and nothing new is coordinated here."""
         self.is_draining = True

@@ -14,6 +14,7 @@ from potluck.cluster.calls import (
     encode,
 )
 from potluck.cluster.membership import MethodTable
+from potluck.errors import MovedError
 
 
 class DeploymentCalls:
@@ -53,6 +54,8 @@ class DeploymentCalls:
         deployment = self._coordination.coordinated.get(request.deployment)
         if deployment is not None:
             await deployment.vacate(request.node_id)
+        elif self._coordination.is_live(request.deployment):
+            raise MovedError("the deployment is not coordinated here any more")
         return b""
 
     async def _on_metrics(self, payload: bytes) -> bytes:

@@ -121,6 +121,8 @@ class Relaying:
             record = self._latest(record)
             is_open = False
             try:
+                if isinstance(failures.last, MovedError):
+                    record = await self._corrected(record)
                 stream = await self._open(record, request, progress)
                 if stream is not None:
                     patience = patience.after(self._clock() - idle_since)
@@ -138,11 +140,9 @@ class Relaying:
                     failures = failures.of(MovedError("the answer ended before its last token"))
             except (CallError, MovedError, OverloadedError, GapError) as error:
                 failures = failures.of(error)
-            if is_open:
-                idle_since = self._clock()
-            else:
+            if not is_open:
                 patience = patience.after(self._clock() - idle_since)
-                idle_since = self._clock()
+            idle_since = self._clock()
             if not patience.left_seconds:
                 raise _gave_up(record, patience, failures.last)
             await self._coordination.changes.wait(min(pause_seconds, patience.left_seconds))
@@ -153,6 +153,14 @@ class Relaying:
         if latest is None or latest.state is DeploymentState.REMOVED:
             raise EngineError("the model was undeployed")
         return latest
+
+    async def _corrected(self, record: DeploymentRecord) -> DeploymentRecord:
+        """Return the record that others have, if the one here names a coordinator that is none."""
+        if record.deployment not in self._coordination.coordinated:
+            for outlook in (await self._outlooks.ask(record)).values():
+                if outlook.record is not None:
+                    self._coordination.heard(outlook.record)
+        return self._latest(record)
 
     async def _open(
         self, record: DeploymentRecord, request: SequenceRequest, progress: SequenceProgress

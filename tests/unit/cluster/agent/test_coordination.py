@@ -155,6 +155,23 @@ def test_a_coordinator_that_comes_back_in_time_keeps_its_deployment(make_node: M
     asyncio.run(run())
 
 
+def test_a_candidate_gives_up_when_the_coordinator_is_back(make_node: MakeNode) -> None:
+    async def run() -> None:
+        node = make_node("a")
+        node.coordination.heard(a_record(3, C))
+        node.loses(C)
+        await asyncio.sleep(0.1)
+        (candidate,) = node.resumed
+        node.membership.others.add(C)
+        node.coordination.joined(C)
+        await asyncio.sleep(0.01)
+        assert candidate.done == ["resume", "close"]
+        assert node.resumed == []
+        await node.end()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("problem", [ModelNotFoundError("no such file"), KeyError("a defect")])
 def test_one_that_cannot_take_over_tries_again(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, problem: Exception

@@ -71,7 +71,8 @@ def test_a_stream_goes_on_when_its_coordinator_is_lost(
         await asyncio.sleep(0.08)
         await cluster.kill("a")
         assert await reading == undisturbed(request)
-        assert cluster["b"].num_asked == 1
+        (continuation,) = cluster["b"].asked
+        assert len(continuation.output_tokens) + continuation.num_scored >= 10
 
     run("abc", body)
 
@@ -155,7 +156,9 @@ def test_a_relay_that_is_lost_is_replaced(run: Run) -> None:
         await asyncio.sleep(0.1)
         await cluster.kill("c")
         assert await reading == undisturbed(request)
-        assert cluster["a"].num_asked == 2
+        first, second = cluster["a"].asked
+        assert first == NOTHING_COMMITTED
+        assert second.output_tokens
 
     run("abcd", body)
 

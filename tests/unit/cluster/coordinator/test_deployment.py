@@ -679,3 +679,21 @@ def test_a_lost_epoch_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> 
         assert await errors_of(asking) == [MovedError]
 
     asyncio.run(run())
+
+
+def test_a_node_that_joins_is_asked_for_the_next_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        cluster = Cluster(monkeypatch)
+        await cluster.deployment.start()
+        assert cluster.deployment.record.holders == (A, B)
+        newcomer = NodeId("c" * 16)
+        cluster.membership.others.add(newcomer)
+        cluster.deployment.node_joined()
+        assert cluster.said[-1].holders == (A, B, newcomer)
+        cluster.membership.others.discard(newcomer)
+        cluster.deployment.name_successor(B)
+        assert cluster.said[-1].holders == (A, B, newcomer), "it may only be cut off"
+        assert cluster.said[-1].successor == B
+        await cluster.deployment.close()
+
+    asyncio.run(run())

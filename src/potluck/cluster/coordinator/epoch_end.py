@@ -1,0 +1,83 @@
+"""What the end of an epoch says of its stages and their units."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from potluck.cluster.calls import DeploymentRecord, StageEnds, StageScope, decode, encode
+from potluck.cluster.coordinator.left_out import LeftOut, NodeUnitId, StageStalledError
+from potluck.cluster.coordinator.outages import units_out
+from potluck.cluster.membership import Membership
+from potluck.errors import CallError, EngineError, PotluckError
+from potluck.types.cluster import NodeId
+
+_SECONDS = 3.0
+"""For a node to say how its stages have ended."""
+
+
+class EpochEnds:
+    """Asks the nodes of an epoch how it ended, and remembers which units are out since then."""
+
+    def __init__(self, membership: Membership, clock: Callable[[], float] = time.monotonic) -> None:
+        self._membership = membership
+        self._clock = clock
+        self._left_out = LeftOut()
+        self._outages: tuple[str, ...] = ()  # since the deployment last served
+
+    async def crashes(self, record: DeploymentRecord) -> list[str]:
+        """Close the epoch's edges; return how its stages have crashed, if they have."""
+        scope = encode(StageScope(deployment=record.deployment, epoch=record.epoch))
+
+        async def ask(node: NodeId) -> tuple[str, ...]:
+            try:
+                answer = await self._membership.call(
+                    node, "stage.end", scope, timeout_seconds=_SECONDS
+                )
+                return decode(answer, StageEnds).crashes
+            except CallError:
+                return ()
+
+        answers = await asyncio.gather(*map(ask, self._nodes_of(record)))
+        return [line for crashes in answers for line in crashes]
+
+    async def outages(self, error: PotluckError, record: DeploymentRecord) -> tuple[str, ...]:
+        """Return why units of the epoch's stages are out by now, a line each.
+
+        One that stalled, as ``error`` may say, is left out of plans for a while.
+        """
+        there = set(self._nodes_of(record))
+        outages = await units_out(
+            self._membership, [stage for stage in record.stages if stage.node_id in there]
+        )
+        if isinstance(error, StageStalledError):
+            self._left_out = self._left_out.stalled(error, self._clock())
+            unit = f"{error.unit_id} on node {error.node_id}"
+            if not any(line.startswith(unit) for line in outages):
+                outages += (f"{unit} is left out for now",)
+        self._outages += tuple(line for line in outages if line not in self._outages)
+        return outages
+
+    def left_out(self, *, is_first: bool) -> dict[NodeUnitId, str]:
+        """Which units to plan without, and why; see ``LeftOut.reasons``."""
+        return self._left_out.reasons(self._clock(), is_first=is_first)
+
+    def served(self) -> None:
+        """The deployment serves again: what was out before is not worth telling any more."""
+        self._outages = ()
+
+    def because(self, what: str) -> str:
+        """What goes on, and which units are out."""
+        return "; ".join((what, *self._outages))
+
+    def with_outages(self, error: PotluckError) -> PotluckError:
+        """The error, and which units are out."""
+        if not self._outages:
+            return error
+        return EngineError(self.because(error.message), hint=error.hint)
+
+    def _nodes_of(self, record: DeploymentRecord) -> list[NodeId]:
+        """The nodes of its stages that are there."""
+        there = self._membership.nodes() | {self._membership.node_id}
+        return sorted({stage.node_id for stage in record.stages} & there)
