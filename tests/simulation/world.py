@@ -213,7 +213,8 @@ class World:
         if agent is not None and agent.stages.workers:
             self.history.note(self.now, f"kill a worker of {node}")
             workers = agent.stages.workers
-            agent.process.run(agent.stages.kill, workers[index % len(workers)])
+            worker = workers[index % len(workers)]
+            self.loop.call_soon(agent.process.run, agent.stages.kill, worker)
 
     def freeze_worker(self, node: int, index: int = 0) -> None:
         """Stop a worker of a node, if it has one."""
