@@ -45,7 +45,7 @@ class World:
         duplicates: float = 0.0,
     ) -> None:
         draws = random.Random(f"{seed} threads")
-        self.loop = VirtualLoop(lambda: draws.uniform(0.0, 0.002))
+        self.loop = VirtualLoop(lambda: draws.uniform(0.0, 0.002))  # type: ignore[abstract]
         self.history = History()
         self.network = Network(self.loop, seed)
         self.agents: dict[int, Agent] = {}
