@@ -244,8 +244,11 @@ def test_disconnecting_ends_the_wait_for_an_edge(worker: Worker, number: int) ->
         worker.serving.connect(
             Connect(epoch=at(1), index=0, preceding=Peer(node_id=SENDER), following=following)
         )
-        worker.serving.disconnect(at(number))
-        assert worker.heard(2) == Disconnected(epoch=at(1), message="its epoch is over")
+        silent, _ = server.accept()
+        with silent:
+            assert silent.recv(1)  # its handshake has begun
+            worker.serving.disconnect(at(number))
+            assert worker.heard(2) == Disconnected(epoch=at(1), message="its epoch is over")
     worker.serving.listen()
     worker.serving.connect(
         Connect(epoch=at(number), index=0, preceding=Peer(node_id=SENDER), following=silent_peer())
