@@ -79,9 +79,22 @@ def process(script: str) -> Iterator[int]:
                 within=10,
                 what="it has two threads",
             )
+            if script == HANGS:
+                _await_standstill(child.pid)
             yield child.pid
         finally:
             child.kill()
+
+
+def _await_standstill(pid: int) -> None:
+    """Return once the second thread has used no CPU for a while: it takes some to get there."""
+    deadline = time.monotonic() + 10
+    while True:
+        work = work_of(pid)
+        time.sleep(0.3)
+        if work_of(pid) == work:
+            return
+        assert time.monotonic() < deadline, "the second thread does not come to a halt"
 
 
 def check(worker: Worker, *, is_cpu: bool = True) -> tuple[StageCheck | None, float]:
