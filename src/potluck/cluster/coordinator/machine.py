@@ -71,7 +71,8 @@ class State:
     ``epoch`` is the highest that was taken here. ``is_first`` until it serves for the first time,
     for whoever waits for that. ``planned`` are the nodes of the attempt's plan, which
     ``needs_room`` if stages have to be released before it can be loaded. ``leaving`` are nodes to
-    plan without. ``alone_since`` is when most holders were first out of reach. ``is_outdated``: a
+    plan without. ``num_failures`` to load or to be of use, and ``num_unmet`` to plan or to connect,
+    were in a row. ``alone_since`` is when most holders were first out of reach. ``is_outdated``: a
     node has joined since the attempt began.
     """
 
@@ -84,6 +85,7 @@ class State:
     serving: Serving | None = None
     leaving: frozenset[NodeId] = frozenset()
     num_failures: int = 0
+    num_unmet: int = 0
     alone_since: float | None = None
     is_outdated: bool = False
     reason: str = ""
@@ -484,6 +486,7 @@ def _connected(state: State) -> Next:
         phase=Phase.IDLE,
         serving=Serving(epoch=state.epoch, nodes=state.planned),
         is_first=False,
+        num_unmet=0,
         reason="",
     )
     served = _with(
@@ -515,12 +518,16 @@ def _failed(state: State, event: Failed) -> Next:
 
 def _pause(state: State, error: PotluckError) -> Next:
     """After a failure to plan, to load or to serve: the longer, the more there were in a row."""
-    seconds = PAUSE_SECONDS[min(state.num_failures, len(PAUSE_SECONDS) - 1)]
-    if state.phase in (Phase.PLANNING, Phase.CONNECTING):
+    is_unmet = state.phase in (Phase.PLANNING, Phase.CONNECTING)
+    count = state.num_unmet if is_unmet else state.num_failures
+    seconds = PAUSE_SECONDS[min(count, len(PAUSE_SECONDS) - 1)]
+    if is_unmet:
+        failed = replace(state, num_unmet=count + 1)
         seconds = min(seconds, MOST_PAUSE_SECONDS)
+    else:
+        failed = replace(state, num_failures=count + 1)
     if state.is_outdated:
         seconds = 0.0
-    failed = replace(state, num_failures=state.num_failures + 1)
     said = Say(reason=error.message, is_degraded=True)
     if seconds == 0:
         return _with_first(said, _attempt(failed))

@@ -164,15 +164,24 @@ def test_failures_to_load_are_backed_off_from_and_a_node_that_joins_ends_the_pau
 
 @pytest.mark.parametrize("phase", [Phase.PLANNING, Phase.CONNECTING, Phase.LOADING])
 def test_only_loading_in_vain_is_paused_after_for_long(phase: Phase) -> None:
-    state = State(epoch=epoch(3), attempt=3, phase=phase, num_failures=9)
+    state = State(epoch=epoch(3), attempt=3, phase=phase, num_failures=9, num_unmet=9)
     seconds = PAUSE_SECONDS[-1] if phase is Phase.LOADING else MOST_PAUSE_SECONDS
     assert after(state, Failed(attempt=3, error=BROKEN)).actions[-1] == Pause(
         attempt=3, seconds=seconds
     )
 
 
+def test_failures_to_plan_do_not_count_when_loading_fails() -> None:
+    state = State(epoch=epoch(3), attempt=3, phase=Phase.LOADING, num_unmet=9)
+    following = after(state, Failed(attempt=3, error=BROKEN))
+    assert kinds(following) == [Cancel, MakePlan]
+    state = replace(state, phase=Phase.CONNECTING, num_failures=1)
+    following = after(state, Connected(attempt=3))
+    assert (following.state.num_unmet, following.state.num_failures) == (0, 1)
+
+
 def test_a_node_that_joins_during_an_attempt_is_tried_if_that_fails() -> None:
-    state = State(epoch=epoch(3), attempt=3, phase=Phase.PLANNING, num_failures=3)
+    state = State(epoch=epoch(3), attempt=3, phase=Phase.PLANNING, num_unmet=3)
     following = after(state, NodeJoined(), Failed(attempt=3, error=BROKEN))
     assert kinds(following) == [Cancel, MakePlan]
     again = after(following.state, Failed(attempt=4, error=BROKEN))
