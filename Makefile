@@ -24,7 +24,7 @@ test: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory test-cluster
 
 test-core: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -p no:cacheprovider tests/unit tests/property tests/kernel tests/parity
+	$(BIN)/python -m pytest -p no:cacheprovider tests/unit tests/property tests/simulation tests/kernel tests/parity
 
 test-integration: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -p no:cacheprovider tests/integration

@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections.abc import Callable, Collection, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -220,6 +220,9 @@ class ToyAttempt(Attempt):
         if not self._agent().switches.has_quorum:
             may_be_alone = True
         result = await super().claim(above, may_be_alone=may_be_alone)
+        if isinstance(result, Grant) and not self._agent().switches.has_quorum:
+            result = self._grant = replace(result, has_quorum=True)
+            self.record = msgspec.structs.replace(self.record, has_quorum=True)
         self._agent().note(f"claim above {above.number}: {result}")
         return result
 

@@ -12,13 +12,16 @@ import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import Context, ContextVar
-from typing import Any
+from typing import Any, TypeVarTuple, Unpack
 
 Owner = set["asyncio.Task[Any]"]
 """The tasks of one process, which end with it."""
 
 owner: ContextVar[Owner | None] = ContextVar("owner", default=None)
 """Whose tasks those are that the present code starts."""
+
+
+_Ts = TypeVarTuple("_Ts")
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
@@ -75,7 +78,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.problems.append(f"{len(self._tasks)} tasks do not end")
 
     def call_soon(
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self,
+        callback: Callable[[Unpack[_Ts]], object],
+        *args: *_Ts,
+        context: Context | None = None,
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
@@ -86,8 +92,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_later(
         self,
         delay: float,
-        callback: Callable[..., object],
-        *args: Any,
+        callback: Callable[[Unpack[_Ts]], object],
+        *args: *_Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         return self.call_at(self._now + delay, callback, *args, context=context)
@@ -95,8 +101,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_at(
         self,
         when: float,
-        callback: Callable[..., object],
-        *args: Any,
+        callback: Callable[[Unpack[_Ts]], object],
+        *args: *_Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)

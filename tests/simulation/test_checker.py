@@ -1,4 +1,4 @@
-"""The checks can fail: where a protection is off, random schedules find a counterexample."""
+"""The checks can fail: where a protection is off, schedules find a counterexample."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from simulation.schedules import run_random
 from simulation.stages import Switches
 from simulation.world import World, room_for
 
+from potluck.scheduling.sequence import SequenceState
+
 _MOST = 200
+
+
+def find(words: str, switches: Switches | None = None) -> int:
+    """The first schedule with a violation of these words."""
+    for seed in range(_MOST):
+        violations = run_random(seed, switches).violations
+        if any(words in violation for violation in violations):
+            return seed
+    pytest.fail(f"{_MOST} schedules go well without it")
 
 
 @pytest.mark.parametrize(
@@ -15,25 +26,59 @@ _MOST = 200
     [
         (Switches(has_fencing=False), "after it has obeyed"),
         (Switches(has_idempotence=False), "twice"),
-        (Switches(has_ledger=False), "is given"),
+        (Switches(has_ledger=False), "never ends"),
     ],
     ids=("fencing", "idempotence", "ledger"),
 )
 def test_random_schedules_notice_what_is_off(switches: Switches, words: str) -> None:
-    for seed in range(_MOST):
-        violations = run_random(seed, switches).violations
-        if any(words in violation for violation in violations):
-            assert not run_random(seed).violations
-            return
-    pytest.fail(f"{_MOST} schedules go well without it")
+    seed = find(words, switches)
+    assert not run_random(seed).violations
+
+
+def test_random_schedules_notice_if_the_last_stage_is_not_told_of_a_sequence_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    restart = SequenceState.restart
+
+    def without_opening(sequence: SequenceState) -> None:
+        was_opened = sequence.is_opened
+        restart(sequence)
+        sequence.is_opened = was_opened
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SequenceState, "restart", without_opening)
+        seed = find("is given")
+    assert not run_random(seed).violations
+
+
+def test_random_schedules_notice_if_the_last_stage_is_not_told_what_was_generated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opening = SequenceState.opening
+
+    def empty_opening(sequence: SequenceState) -> object:
+        told = opening(sequence)
+        return type(told)(
+            sequence_id=told.sequence_id,
+            sampling=told.sampling,
+            prompt_tokens=told.prompt_tokens,
+        )
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SequenceState, "opening", empty_opening)
+        seed = find("is given")
+    assert not run_random(seed).violations
 
 
 @pytest.mark.parametrize("has_quorum", [True, False])
 def test_without_a_quorum_a_node_that_was_cut_off_beats_the_others(*, has_quorum: bool) -> None:
-    with World(
-        1, [room_for(6), room_for(6), room_for(6)], switches=Switches(has_quorum=has_quorum)
-    ) as world:
-        world.start_all()
+    switches = Switches(has_quorum=has_quorum)
+    with World(1, [room_for(3), room_for(3), room_for(6)], switches=switches) as world:
+        world.start(1, 2)
+        world.run(1.0)
+        world.deploy(1)
+        world.start(3)
+        world.run(2.0)
         before = world.epoch
         world.cut_between([3], [1, 2])
         world.run(8.0)

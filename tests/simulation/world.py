@@ -45,7 +45,7 @@ class World:
         duplicates: float = 0.0,
     ) -> None:
         draws = random.Random(f"{seed} threads")
-        self.loop = VirtualLoop(lambda: draws.uniform(0.0, 0.002))
+        self.loop = VirtualLoop(lambda: draws.uniform(0.0, 0.002))  # type: ignore[abstract]
         self.history = History()
         self.network = Network(self.loop, seed)
         self.agents: dict[int, Agent] = {}
@@ -213,7 +213,8 @@ class World:
         if agent is not None and agent.stages.workers:
             self.history.note(self.now, f"kill a worker of {node}")
             workers = agent.stages.workers
-            agent.process.run(agent.stages.kill, workers[index % len(workers)])
+            worker = workers[index % len(workers)]
+            self.loop.call_soon(agent.process.run, agent.stages.kill, worker)
 
     def freeze_worker(self, node: int, index: int = 0) -> None:
         """Stop a worker of a node, if it has one."""

@@ -252,10 +252,15 @@ class Coordination:
         if (
             mine is not None
             and record is not mine.record
-            and (is_removed or (is_others and record.epoch != mine.record.epoch))
+            and (
+                is_removed
+                or (is_others and record.epoch != mine.record.epoch)
+                or record.epoch > mine.record.epoch
+            )
         ):
             # A later revision of the same epoch ends nothing: a successor hears those, too, until
-            # it has an epoch of its own.
+            # it has an epoch of its own. A higher epoch of this very node is one that it took
+            # before its agent was started anew, and that others know of: it goes on from there.
             del self.coordinated[record.deployment]
             self._spawn(_end(mine, is_removed=is_removed))
         if is_removed:

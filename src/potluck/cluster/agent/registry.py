@@ -25,13 +25,15 @@ class Registry:
         """The registry after ``record`` was heard of; the same one if that is old news.
 
         A record without a quorum takes the place of one that has it only where the coordinator of
-        that ``is_coordinator_lost``: on the side that goes on alone, until it is healed.
+        that ``is_coordinator_lost``: on the side that goes on alone, until it is healed. It does,
+        too, where the coordinator is the same: the others have not gone on meanwhile.
         """
         known = self.records.get(record.deployment)
         if known is not None:
             if known.state is DeploymentState.REMOVED:
                 return self
-            goes_on_alone = is_coordinator_lost and record.epoch > known.epoch
+            is_same = record.epoch.coordinator == known.epoch.coordinator
+            goes_on_alone = (is_coordinator_lost or is_same) and record.epoch > known.epoch
             is_news = record.supersedes(known) or goes_on_alone
             if record.state is not DeploymentState.REMOVED and not is_news:
                 return self

@@ -25,6 +25,11 @@ from potluck.types.cluster import Epoch, NodeId
 PAUSE_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0)
 """Before the next attempt, by how many failed in a row."""
 
+MOST_PAUSE_SECONDS = 5.0
+"""The same where nothing was loaded in vain. What the next attempt needs is not always a node that
+joins: two nodes may find each other again, or memory be given back. Requests wait for a minute.
+"""
+
 MINORITY_SECONDS = 15.0
 """How long a side that most of the deployment's holders are not on waits for them to come back.
 
@@ -66,7 +71,9 @@ class State:
     ``epoch`` is the highest that was taken here. ``is_first`` until it serves for the first time,
     for whoever waits for that. ``planned`` are the nodes of the attempt's plan, which
     ``needs_room`` if stages have to be released before it can be loaded. ``leaving`` are nodes to
-    plan without. ``alone_since`` is when most holders were first out of reach.
+    plan without. ``num_failures`` to load or to be of use, and ``num_unmet`` to plan or to connect,
+    were in a row. ``alone_since`` is when most holders were first out of reach. ``is_outdated``: a
+    node has joined since the attempt began.
     """
 
     epoch: Epoch
@@ -78,7 +85,9 @@ class State:
     serving: Serving | None = None
     leaving: frozenset[NodeId] = frozenset()
     num_failures: int = 0
+    num_unmet: int = 0
     alone_since: float | None = None
+    is_outdated: bool = False
     reason: str = ""
 
 
@@ -379,7 +388,9 @@ def apply(state: State, event: Event, now: float) -> Next:
         case NodeLeft(node_id=node_id, error=error):
             return _node_left(state, node_id, error)
         case NodeJoined():
-            return _attempt(state) if state.phase is Phase.PAUSED else Next(state=state)
+            if state.phase is Phase.PAUSED:
+                return _attempt(state)
+            return Next(state=replace(state, is_outdated=_is_under_way(state)))
         case LeaveRequested(node_id=node_id):
             return _leave(state, node_id)
         case PauseOver() if _awaits(state, event.attempt, Phase.PAUSED):
@@ -405,7 +416,13 @@ def _with(state: State, actions: Iterable[Action]) -> Next:
 
 def _attempt(state: State) -> Next:
     """Begin another attempt; whatever an earlier one still waits for is void."""
-    following = replace(state, attempt=state.attempt + 1, phase=Phase.PLANNING, planned=frozenset())
+    following = replace(
+        state,
+        attempt=state.attempt + 1,
+        phase=Phase.PLANNING,
+        planned=frozenset(),
+        is_outdated=False,
+    )
     actions: list[Action] = []
     if _is_under_way(state):
         actions.append(Cancel())
@@ -469,6 +486,7 @@ def _connected(state: State) -> Next:
         phase=Phase.IDLE,
         serving=Serving(epoch=state.epoch, nodes=state.planned),
         is_first=False,
+        num_unmet=0,
         reason="",
     )
     served = _with(
@@ -500,8 +518,16 @@ def _failed(state: State, event: Failed) -> Next:
 
 def _pause(state: State, error: PotluckError) -> Next:
     """After a failure to plan, to load or to serve: the longer, the more there were in a row."""
-    seconds = PAUSE_SECONDS[min(state.num_failures, len(PAUSE_SECONDS) - 1)]
-    failed = replace(state, num_failures=state.num_failures + 1)
+    is_unmet = state.phase in (Phase.PLANNING, Phase.CONNECTING)
+    count = state.num_unmet if is_unmet else state.num_failures
+    seconds = PAUSE_SECONDS[min(count, len(PAUSE_SECONDS) - 1)]
+    if is_unmet:
+        failed = replace(state, num_unmet=count + 1)
+        seconds = min(seconds, MOST_PAUSE_SECONDS)
+    else:
+        failed = replace(state, num_failures=count + 1)
+    if state.is_outdated:
+        seconds = 0.0
     said = Say(reason=error.message, is_degraded=True)
     if seconds == 0:
         return _with_first(said, _attempt(failed))

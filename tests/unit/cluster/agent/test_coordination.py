@@ -228,6 +228,23 @@ def test_an_agent_that_was_started_anew_takes_up_what_it_coordinated(make_node: 
     asyncio.run(run())
 
 
+def test_an_agent_that_was_started_anew_goes_on_from_its_latest_epoch(make_node: MakeNode) -> None:
+    """The first that it hears of may be the record of an earlier one."""
+
+    async def run() -> None:
+        node = make_node("a")
+        node.coordination.heard(a_record(3, A))
+        await asyncio.sleep(0.1)
+        (first,) = node.resumed
+        node.coordination.heard(a_record(4, A))
+        await asyncio.sleep(0.1)
+        assert "close" in first.done
+        (second,) = node.resumed
+        assert second.record.epoch.number == 4
+
+    asyncio.run(run())
+
+
 def test_a_higher_epoch_ends_what_is_coordinated_here_and_a_lower_one_does_not(
     make_node: MakeNode,
 ) -> None:

@@ -71,3 +71,13 @@ def test_names_are_free_again_after_a_removal() -> None:
     assert registry.free_model_id("demo") == "demo-2"
     gone = msgspec.structs.replace(record(), state=DeploymentState.REMOVED)
     assert registry.put(gone).free_model_id("demo") == "demo"
+
+
+def test_a_coordinator_that_went_on_alone_is_heard_where_nobody_else_did() -> None:
+    with_quorum = record(1, A, 5)
+    alone = msgspec.structs.replace(record(2, A, 0), has_quorum=False)
+    registry = Registry().put(with_quorum)
+    assert registry.put(alone).find("demo") == alone
+    others = Registry().put(record(2, B, 0))
+    assert others.put(alone) is others
+    assert registry.put(alone).put(record(2, B, 0)).find("demo") == record(2, B, 0)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from potluck.cluster.coordinator.machine import (
     MINORITY_SECONDS,
+    MOST_PAUSE_SECONDS,
     NO_QUORUM_PAUSE_SECONDS,
     OUTBID_PAUSE_SECONDS,
     PAUSE_SECONDS,
@@ -159,6 +160,32 @@ def test_failures_to_load_are_backed_off_from_and_a_node_that_joins_ends_the_pau
     assert kinds(after(following.state, NodeJoined())) == [MakePlan]
     assert kinds(after(following.state, NodeJoined(), PauseOver(attempt=3))) == []
     assert after(serving(), NodeJoined()) == Next(state=serving())
+
+
+@pytest.mark.parametrize("phase", [Phase.PLANNING, Phase.CONNECTING, Phase.LOADING])
+def test_only_loading_in_vain_is_paused_after_for_long(phase: Phase) -> None:
+    state = State(epoch=epoch(3), attempt=3, phase=phase, num_failures=9, num_unmet=9)
+    seconds = PAUSE_SECONDS[-1] if phase is Phase.LOADING else MOST_PAUSE_SECONDS
+    assert after(state, Failed(attempt=3, error=BROKEN)).actions[-1] == Pause(
+        attempt=3, seconds=seconds
+    )
+
+
+def test_failures_to_plan_do_not_count_when_loading_fails() -> None:
+    state = State(epoch=epoch(3), attempt=3, phase=Phase.LOADING, num_unmet=9)
+    following = after(state, Failed(attempt=3, error=BROKEN))
+    assert kinds(following) == [Cancel, MakePlan]
+    state = replace(state, phase=Phase.CONNECTING, num_failures=1)
+    following = after(state, Connected(attempt=3))
+    assert (following.state.num_unmet, following.state.num_failures) == (0, 1)
+
+
+def test_a_node_that_joins_during_an_attempt_is_tried_if_that_fails() -> None:
+    state = State(epoch=epoch(3), attempt=3, phase=Phase.PLANNING, num_unmet=3)
+    following = after(state, NodeJoined(), Failed(attempt=3, error=BROKEN))
+    assert kinds(following) == [Cancel, MakePlan]
+    again = after(following.state, Failed(attempt=4, error=BROKEN))
+    assert Pause in kinds(again)
 
 
 def test_a_first_deployment_that_fails_is_over() -> None:
