@@ -52,6 +52,8 @@ _END_SECONDS = 10.0
 _DRAIN_SECONDS = 30.0
 _PUBLISH_SECONDS = 0.3
 _POLL_SECONDS = 0.05
+SETTLED_SECONDS = 3.0
+"""Beyond the lease, within which all links of a node that is cut off are seen to be."""
 _RETRY_AFTER_SECONDS = 5
 """Where nothing better is known: answers end in some seconds."""
 
@@ -100,6 +102,7 @@ class Deployment:
         self._ends = EpochEnds(self._membership, clock)
         self._lost_at: float | None = None
         self._num_spares = 0
+        self._settling: asyncio.TimerHandle | None = None
         self._last_published = 0.0
         self._why = ""  # it does not serve, as far as the last failure tells
 
@@ -186,6 +189,10 @@ class Deployment:
         """A node is no longer there."""
         error = EngineError(f"node {node_id} was lost")
         self._handle(machine.NodeLeft(node_id=node_id, error=error))
+        if node_id in self.record.holders and self._state.phase is not machine.Phase.OVER:
+            self._stop_settling()
+            loop = asyncio.get_running_loop()
+            self._settling = loop.call_later(SETTLED_SECONDS, self._forget_holders)
 
     def node_joined(self) -> None:
         """There may be room now for what did not fit, and for spares."""
@@ -204,6 +211,24 @@ class Deployment:
         is_own = record.epoch.coordinator == self._membership.node_id
         if is_own and record.holders and record.has_quorum and there != {*record.holders}:
             self._say(holders=tuple(sorted(there)))
+
+    def _stop_settling(self) -> None:
+        if self._settling is not None:
+            self._settling.cancel()
+
+    def _forget_holders(self) -> None:
+        """Have nodes that left count no longer, once it is clear that most are still in reach.
+
+        Otherwise those that joined and left again could outvote all that are there. A node that is
+        cut off sees the others leave one by one, and must not take the first for the only one.
+        """
+        record = self.record
+        there = self._membership.nodes() | {self._membership.node_id}
+        left = [holder for holder in record.holders if holder in there]
+        is_own = record.epoch.coordinator == self._membership.node_id
+        are_most = len(left) < len(record.holders) < 2 * len(left)
+        if is_own and record.has_quorum and are_most:
+            self._say(holders=tuple(left))
 
     def generate(
         self, request: SequenceRequest, continuation: Continuation = NOTHING_COMMITTED
@@ -431,6 +456,7 @@ class Deployment:
 
     async def _end(self) -> None:
         self._handle(machine.Ended())
+        self._stop_settling()
         if self._first is not None and not self._first.done():
             self._first.set_exception(
                 EngineError(f"{self.record.model_id} was removed while it was being deployed")

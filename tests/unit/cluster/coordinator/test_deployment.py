@@ -697,3 +697,31 @@ def test_a_node_that_joins_is_asked_for_the_next_epoch(monkeypatch: pytest.Monke
         await cluster.deployment.close()
 
     asyncio.run(run())
+
+
+def test_holders_that_left_count_no_longer_while_most_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A node that is cut off sees the others leave one by one, and keeps to the old count."""
+    monkeypatch.setattr(module, "SETTLED_SECONDS", 0.05)
+    guests = {NodeId(f"{number:016x}") for number in range(3)}
+
+    async def run() -> None:
+        cluster = Cluster(monkeypatch)
+        cluster.membership.others |= guests
+        await cluster.deployment.start()
+        assert len(cluster.deployment.record.holders) == 5
+        for guest in sorted(guests)[:2]:
+            cluster.membership.others.discard(guest)
+            cluster.deployment.node_left(guest)
+        assert len(cluster.deployment.record.holders) == 5
+        await asyncio.sleep(0.1)
+        assert cluster.said[-1].holders == (sorted(guests)[2], A, B)
+        for other in (*guests, B):
+            cluster.membership.others.discard(other)
+        cluster.deployment.node_left(sorted(guests)[2])
+        await asyncio.sleep(0.1)
+        assert len(cluster.deployment.record.holders) == 3
+        await cluster.deployment.close()
+
+    asyncio.run(run())
