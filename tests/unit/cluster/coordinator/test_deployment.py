@@ -16,6 +16,7 @@ from support.cluster_calls import A, B, PlayedMembership, a_plan, a_record, stag
 
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, ModelFingerprint, StageLost
 from potluck.cluster.coordinator import attempt, epoch_end, left_out, machine
+from potluck.cluster.coordinator import deployment as module
 from potluck.cluster.coordinator.attempt import Surroundings
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.edges import StageAddress
