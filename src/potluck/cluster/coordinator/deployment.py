@@ -24,13 +24,15 @@ from potluck.cluster.calls import (
     ModelFingerprint,
     StageLost,
 )
-from potluck.cluster.coordinator import machine
+from potluck.cluster.coordinator import actions, events, machine
+from potluck.cluster.coordinator.actions import Action
 from potluck.cluster.coordinator.answering import Answering
 from potluck.cluster.coordinator.attempt import Attempt, Surroundings
 from potluck.cluster.coordinator.claiming import Grant, Refusal
 from potluck.cluster.coordinator.epoch_end import EpochEnds
+from potluck.cluster.coordinator.events import Event
 from potluck.cluster.coordinator.left_out import StageStalledError
-from potluck.cluster.coordinator.machine import Action, Event, apply
+from potluck.cluster.coordinator.machine import apply
 from potluck.cluster.coordinator.metrics import deployment_metrics
 from potluck.cluster.coordinator.releasing import release_others, stop_everything
 from potluck.cluster.coordinator.spares import load_spares
@@ -118,13 +120,13 @@ class Deployment:
         """
         self._first = asyncio.get_running_loop().create_future()
         self._state = machine.State(epoch=self.record.epoch, is_first=True)
-        self._handle(machine.Begun())
+        self._handle(events.Begun())
         await self._first
 
     def resume(self) -> None:
         """Take over from a coordinator that is lost, or wants to leave."""
         self._lost_at = self._clock()
-        self._handle(machine.Begun(reason="its coordinator was lost"))
+        self._handle(events.Begun(reason="its coordinator was lost"))
 
     async def remove(self, reason: str = "undeployed") -> None:
         """End it: live sequences fail, the stages are stopped."""
@@ -154,7 +156,7 @@ class Deployment:
     async def vacate(self, node_id: NodeId) -> None:
         """Return when the deployment goes on without a node, or cannot. Sequences continue."""
         vacated = self._leaving.setdefault(node_id, asyncio.Event())
-        self._handle(machine.LeaveRequested(node_id=node_id))
+        self._handle(events.LeaveRequested(node_id=node_id))
         with suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_SECONDS):
                 await vacated.wait()
@@ -180,7 +182,7 @@ class Deployment:
     def _lost(self, epoch: Epoch, error: PotluckError) -> None:
         load = self._answering.load
         self._handle(
-            machine.StageLost(
+            events.StageLost(
                 epoch=epoch, error=error, is_in_use=load.num_running + load.num_waiting > 0
             )
         )
@@ -188,7 +190,7 @@ class Deployment:
     def node_left(self, node_id: NodeId) -> None:
         """A node is no longer there."""
         error = EngineError(f"node {node_id} was lost")
-        self._handle(machine.NodeLeft(node_id=node_id, error=error))
+        self._handle(events.NodeLeft(node_id=node_id, error=error))
         if node_id in self.record.holders and self._state.phase is not machine.Phase.OVER:
             self._stop_settling()
             loop = asyncio.get_running_loop()
@@ -197,7 +199,7 @@ class Deployment:
     def node_joined(self) -> None:
         """There may be room now for what did not fit, and for spares."""
         self._count_holders()
-        self._handle(machine.NodeJoined())
+        self._handle(events.NodeJoined())
         if self.record.num_spares:
             self._spawn(self._load_spares())
 
@@ -264,30 +266,30 @@ class Deployment:
 
     def _carry_out(self, action: Action) -> None:
         match action:
-            case machine.MakePlan(attempt=number, without=without):
+            case actions.MakePlan(attempt=number, without=without):
                 self._begin(number, without)
-            case machine.Claim(attempt=number, above=above, may_be_alone=may_be_alone):
+            case actions.Claim(attempt=number, above=above, may_be_alone=may_be_alone):
                 self._work(number, self._claim(number, above, may_be_alone=may_be_alone))
-            case machine.Load(attempt=number, release_first=release_first):
+            case actions.Load(attempt=number, release_first=release_first):
                 self._work(number, self._load(number, release_first=release_first))
-            case machine.Connect(attempt=number):
+            case actions.Connect(attempt=number):
                 self._work(number, self._connect(number))
-            case machine.Serve():
+            case actions.Serve():
                 self._serve()
-            case machine.Detach(error=error):
+            case actions.Detach(error=error):
                 self._detach(error)
-            case machine.Cancel():
+            case actions.Cancel():
                 self._cancel()
-            case machine.Examine(attempt=number, error=error):
+            case actions.Examine(attempt=number, error=error):
                 self._spawn(self._failed(number, error))
-            case machine.Pause(attempt=number, seconds=seconds):
+            case actions.Pause(attempt=number, seconds=seconds):
                 self._spawn(self._pause(number, seconds))
-            case machine.Say(reason=reason, is_ready=is_ready, is_degraded=is_degraded):
+            case actions.Say(reason=reason, is_ready=is_ready, is_degraded=is_degraded):
                 self._say_state(reason, is_ready=is_ready, is_degraded=is_degraded)
-            case machine.GiveUp(error=error):
+            case actions.GiveUp(error=error):
                 if self._first is not None and not self._first.done():
                     self._first.set_exception(self._ends.with_outages(error))
-            case machine.Vacated(nodes=nodes):
+            case actions.Vacated(nodes=nodes):
                 for node in nodes:
                     self._leaving.setdefault(node, asyncio.Event()).set()
 
@@ -307,7 +309,7 @@ class Deployment:
         planned = await self._attempt.plan(without, left_out)
         in_force = {(stage.node_id, stage.unit_id) for stage in self.record.stages}
         self._handle(
-            machine.Planned(
+            events.Planned(
                 attempt=number,
                 nodes=frozenset(stage.node_id for stage in planned.stages),
                 needs_room=planned.needs_room,
@@ -320,12 +322,12 @@ class Deployment:
         result = await self._attempt.claim(above, may_be_alone=may_be_alone)
         match result:
             case Grant(epoch=epoch):
-                self._handle(machine.Claimed(attempt=number, epoch=epoch))
+                self._handle(events.Claimed(attempt=number, epoch=epoch))
             case Refusal():
                 if result.record is not None:
                     self._heard(result.record)
                 self._handle(
-                    machine.ClaimRefused(
+                    events.ClaimRefused(
                         attempt=number,
                         reason=result.reason,
                         is_alone=result.is_alone,
@@ -340,13 +342,13 @@ class Deployment:
                 await asyncio.shield(self._clearing)
             await release_others(self._membership, attempt.record, attempt.kept)
         await attempt.load(self._say_progress, self._say_loaded)
-        self._handle(machine.Loaded(attempt=number))
+        self._handle(events.Loaded(attempt=number))
 
     async def _connect(self, number: int) -> None:
         if self._clearing is not None:
             await asyncio.shield(self._clearing)
         await self._attempt.connect()
-        self._handle(machine.Connected(attempt=number))
+        self._handle(events.Connected(attempt=number))
 
     def _serve(self) -> None:
         """The edges stand: go on with every sequence."""
@@ -359,7 +361,7 @@ class Deployment:
 
         def committed() -> None:
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._handle, machine.TokenCommitted(epoch=epoch))
+                loop.call_soon_threadsafe(self._handle, events.TokenCommitted(epoch=epoch))
 
         self._answering.attach(attempt.limits, attempt.pipeline_opener(committed), over)
         self._ends.served()
@@ -412,13 +414,13 @@ class Deployment:
             outages = await self._ends.outages(error, self._attempt.record)
         except Exception:  # noqa: BLE001 - nobody else would ever try again
             _log.exception("%s: its units could not be asked for", self.record.model_id)
-        self._handle(machine.Failed(attempt=number, error=error, is_other_next=bool(outages)))
+        self._handle(events.Failed(attempt=number, error=error, is_other_next=bool(outages)))
 
     async def _pause(self, number: int, seconds: float) -> None:
         if self._state.serving is None:
             self._say(ready_in_seconds=seconds + (self.record.recovery_seconds or 0.0))
         await asyncio.sleep(seconds)
-        self._handle(machine.PauseOver(attempt=number))
+        self._handle(events.PauseOver(attempt=number))
 
     # The end of an epoch.
 
@@ -455,7 +457,7 @@ class Deployment:
         self._working = None
 
     async def _end(self) -> None:
-        self._handle(machine.Ended())
+        self._handle(events.Ended())
         self._stop_settling()
         if self._first is not None and not self._first.done():
             self._first.set_exception(
