@@ -1,7 +1,7 @@
 """A Zenoh session for asyncio.
 
 Callbacks from Zenoh run on its own threads and must not wait there. What may wait for the network
-runs on other threads: sends in a lane for each peer (``lanes``), opening and closing on their own.
+runs on other threads: sends in an outbox for each peer (``outboxes``), opening and closing on their own.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from potluck.cluster.acceptor.supervisor import AcceptorProcess
 from potluck.cluster.membership.address import Address
 from potluck.cluster.membership.config import MembershipConfig
 from potluck.cluster.membership.keys import SessionId
-from potluck.cluster.membership.lanes import Lanes
 from potluck.cluster.membership.listening import INNER, concrete, start_acceptor
+from potluck.cluster.membership.outboxes import Outboxes
 from potluck.cluster.membership.sockets import LinkSockets, endpoint_of
 from potluck.cluster.membership.zenoh_config import zenoh_json
 from potluck.errors import CallError, JoinError
@@ -51,7 +51,7 @@ class ZenohSession:
         self._session = session
         self._acceptor = acceptor
         self._sockets = LinkSockets(stall_milliseconds)
-        self._lanes = Lanes("zenoh-send", self._sockets.is_clear)
+        self._outboxes = Outboxes("zenoh-send", self._sockets.is_clear)
         self._loop = asyncio.get_running_loop()
         self._declared: list[object] = []  # dropping a token would undeclare it
         self._is_closed = False
@@ -115,7 +115,7 @@ class ZenohSession:
             except zenoh.ZError as error:
                 raise CallError(f"the network refused a message: {error}") from error
 
-        waiting = self._lanes.submit(peer, guarded, num_bytes=num_bytes, is_last=is_last)
+        waiting = self._outboxes.submit(peer, guarded, num_bytes=num_bytes, is_last=is_last)
         future = asyncio.wrap_future(waiting, loop=self._loop)
         future.add_done_callback(_note_failure)
         return future
@@ -244,7 +244,7 @@ class ZenohSession:
             if self._acceptor is not None:
                 await self._acceptor.close()
             self._declared.clear()
-            self._lanes.close()
+            self._outboxes.close()
             self._sockets.close()
 
     def _guard_links(self) -> None:

@@ -16,7 +16,7 @@ _BLOCK_MICROSECONDS = 500_000
 """How long a send may wait for a peer that does not read, before Zenoh closes the transport.
 
 Meanwhile nothing may be sent to others (``sockets``), so it is less than a lease. It hardly ever
-waits: a lane sends nothing while its peer's socket is full, and then a whole message finds room.
+waits: an outbox sends nothing while its peer's socket is full, and then a whole message finds room.
 """
 
 _NUM_BATCHES = 16

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from potluck.cluster.membership import lanes
-from potluck.cluster.membership.lanes import Lanes
+from potluck.cluster.membership import outboxes
+from potluck.cluster.membership.outboxes import Outboxes
 from potluck.errors import CallError
 
 
 @pytest.fixture
-def made() -> Iterator[Lanes]:
-    made = Lanes("test-lane", lambda peer: True)
+def made() -> Iterator[Outboxes]:
+    made = Outboxes("test-outbox", lambda peer: True)
     yield made
     made.close()
 
 
-def test_what_waits_for_one_peer_delays_no_other_and_keeps_its_order(made: Lanes) -> None:
+def test_what_waits_for_one_peer_delays_no_other_and_keeps_its_order(made: Outboxes) -> None:
     is_open = threading.Event()
     done: list[int] = []
     blocked: list[Future[Any]] = [made.submit("dead", is_open.wait)]
@@ -36,10 +36,10 @@ def test_what_waits_for_one_peer_delays_no_other_and_keeps_its_order(made: Lanes
 
 
 def test_beyond_a_bound_only_what_ends_a_call_is_taken(
-    made: Lanes, monkeypatch: pytest.MonkeyPatch
+    made: Outboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "MAX_WAITING_SENDS", 3)
-    monkeypatch.setattr(lanes, "MAX_WAITING_BYTES", 100)
+    monkeypatch.setattr(outboxes, "MAX_WAITING_SENDS", 3)
+    monkeypatch.setattr(outboxes, "MAX_WAITING_BYTES", 100)
     is_open = threading.Event()
     waiting: list[Future[Any]] = [made.submit("slow", is_open.wait, num_bytes=60)]
     with pytest.raises(CallError, match="too slowly: 1 of them with 60 bytes wait"):
@@ -55,17 +55,17 @@ def test_beyond_a_bound_only_what_ends_a_call_is_taken(
     assert made.submit("slow", int, num_bytes=100).result(1) == 0, "the bytes were not given back"
 
 
-def test_failures_reach_who_waits_and_the_lane_goes_on(made: Lanes) -> None:
+def test_failures_reach_who_waits_and_the_lane_goes_on(made: Outboxes) -> None:
     with pytest.raises(ZeroDivisionError):
         made.submit("peer", lambda: 1 // 0).result(1)
     assert made.submit("peer", int).result(1) == 0
 
 
-def test_an_idle_lane_keeps_no_thread(made: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "_IDLE_SECONDS", 0.05)
+def test_an_idle_lane_keeps_no_thread(made: Outboxes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outboxes, "_IDLE_SECONDS", 0.05)
 
     def num_threads() -> int:
-        return sum(thread.name == "test-lane" for thread in threading.enumerate())
+        return sum(thread.name == "test-outbox" for thread in threading.enumerate())
 
     made.submit("peer", int).result(1)
     deadline = time.monotonic() + 2
@@ -77,7 +77,7 @@ def test_an_idle_lane_keeps_no_thread(made: Lanes, monkeypatch: pytest.MonkeyPat
         time.sleep(0.0005)
 
 
-def test_nothing_waits_or_runs_after_the_close(made: Lanes) -> None:
+def test_nothing_waits_or_runs_after_the_close(made: Outboxes) -> None:
     is_open = threading.Event()
     running = made.submit("peer", is_open.wait)
     waiting = made.submit("peer", int)
@@ -93,7 +93,7 @@ def test_nothing_waits_or_runs_after_the_close(made: Lanes) -> None:
 
 def test_nothing_is_begun_for_a_peer_that_is_not_clear() -> None:
     full = {"full"}
-    made = Lanes("test-lane", lambda peer: peer not in full)
+    made = Outboxes("test-outbox", lambda peer: peer not in full)
     waiting = made.submit("full", int)
     assert made.submit("other", int).result(1) == 0
     time.sleep(0.05)

@@ -1,6 +1,6 @@
 """Sends that may wait for the network, apart for each peer: one that does not read delays no other.
 
-A lane is a queue and, while there is work, a thread. What is offered beyond its bounds is refused.
+An outbox is a queue and, while there is work, a thread. What is offered beyond its bounds is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_WAITING_BYTES = 16 << 20
 memory."""
 
 _IDLE_SECONDS = 5.0
-"""How long a lane keeps its thread without work: a stream of tokens needs no new one for each."""
+"""How long an outbox keeps its thread without work: a stream of tokens needs no new one for each."""
 
 
 _LOOK_SECONDS = 0.002
@@ -39,23 +39,23 @@ class _Job:
 
 
 @dataclass(slots=True)
-class _Lane:
+class _Outbox:
     jobs: queue.SimpleQueue[_Job | None] = field(default_factory=queue.SimpleQueue)
     num_waiting: int = 0
     num_bytes: int = 0
 
 
-class Lanes:
-    """A lane for each peer, made when something is sent to it. For use on any thread.
+class Outboxes:
+    """An outbox for each peer, made when something is sent to it. For use on any thread.
 
-    A lane begins no work before ``is_clear(peer)``.
+    An outbox begins no work before ``is_clear(peer)``.
     """
 
     def __init__(self, name: str, is_clear: Callable[[str], bool]) -> None:
         self._name = name
         self._is_clear = is_clear
         self._lock = threading.Lock()
-        self._lanes: dict[str, _Lane] = {}
+        self._outboxes: dict[str, _Outbox] = {}
         self._is_closed = False
 
     def submit(
@@ -71,48 +71,48 @@ class Lanes:
         with self._lock:
             if self._is_closed:
                 raise _left()
-            lane = self._lanes.get(peer)
-            if lane is None:
-                lane = self._lanes[peer] = _Lane()
+            outbox = self._outboxes.get(peer)
+            if outbox is None:
+                outbox = self._outboxes[peer] = _Outbox()
                 # A daemon: the interpreter's end does not wait for a peer that does not read.
                 threading.Thread(
-                    target=self._serve, args=(peer, lane), name=self._name, daemon=True
+                    target=self._serve, args=(peer, outbox), name=self._name, daemon=True
                 ).start()
             is_full = (
-                lane.num_waiting >= MAX_WAITING_SENDS
-                or lane.num_bytes + num_bytes > MAX_WAITING_BYTES
+                outbox.num_waiting >= MAX_WAITING_SENDS
+                or outbox.num_bytes + num_bytes > MAX_WAITING_BYTES
             )
             if is_full and not is_last:
                 raise CallError(
-                    f"the node takes messages too slowly: {lane.num_waiting} of them with "
-                    f"{lane.num_bytes:,} bytes wait for it"
+                    f"the node takes messages too slowly: {outbox.num_waiting} of them with "
+                    f"{outbox.num_bytes:,} bytes wait for it"
                 )
-            lane.num_waiting += 1
-            lane.num_bytes += num_bytes
-            lane.jobs.put(job)
+            outbox.num_waiting += 1
+            outbox.num_bytes += num_bytes
+            outbox.jobs.put(job)
         return future
 
     def close(self) -> None:
         """Take nothing more; what has not begun fails with ``CallError``."""
         with self._lock:
             self._is_closed = True
-            lanes = list(self._lanes.values())
-        for lane in lanes:
+            outboxes = list(self._outboxes.values())
+        for outbox in outboxes:
             with contextlib.suppress(queue.Empty):
                 while True:
-                    job = lane.jobs.get_nowait()
+                    job = outbox.jobs.get_nowait()
                     if job is not None:
                         job.refuse()
-            lane.jobs.put(None)  # have its thread end
+            outbox.jobs.put(None)  # have its thread end
 
-    def _serve(self, peer: str, lane: _Lane) -> None:
+    def _serve(self, peer: str, outbox: _Outbox) -> None:
         while True:
             try:
-                job = lane.jobs.get(timeout=_IDLE_SECONDS)
+                job = outbox.jobs.get(timeout=_IDLE_SECONDS)
             except queue.Empty:
                 with self._lock:
-                    if lane.jobs.empty():
-                        del self._lanes[peer]
+                    if outbox.jobs.empty():
+                        del self._outboxes[peer]
                         return
                 continue
             if job is None:
@@ -124,8 +124,8 @@ class Lanes:
                 return
             job.run()
             with self._lock:
-                lane.num_waiting -= 1
-                lane.num_bytes -= job.num_bytes
+                outbox.num_waiting -= 1
+                outbox.num_bytes -= job.num_bytes
 
 
 def _job(work: Callable[[], _T], future: Future[_T], num_bytes: int) -> _Job:
