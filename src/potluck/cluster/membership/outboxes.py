@@ -1,6 +1,7 @@
 """Sends that may wait for the network, apart for each peer: one that does not read delays no other.
 
-An outbox is a queue and, while there is work, a thread. What is offered beyond its bounds is refused.
+An outbox is a queue and, while there is work, a thread. What is offered beyond its bounds is
+refused.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MAX_WAITING_BYTES = 16 << 20
 memory."""
 
 _IDLE_SECONDS = 5.0
-"""How long an outbox keeps its thread without work: a stream of tokens needs no new one for each."""
+"""How long an outbox keeps its thread without work: a stream needs no new one for each token."""
 
 
 _LOOK_SECONDS = 0.002

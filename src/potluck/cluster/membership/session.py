@@ -1,7 +1,8 @@
 """A Zenoh session for asyncio.
 
 Callbacks from Zenoh run on its own threads and must not wait there. What may wait for the network
-runs on other threads: sends in an outbox for each peer (``outboxes``), opening and closing on their own.
+runs on other threads: sends in an outbox for each peer (``outboxes``), opening and closing on their
+own.
 """
 
 from __future__ import annotations
