@@ -63,6 +63,7 @@ _PROMPTS = (
 )
 _REFUSED_PAUSE_SECONDS = 0.25
 _READY_SECONDS = 120.0
+_END_SECONDS = 1.0
 
 
 class End(Enum):
@@ -154,7 +155,7 @@ class _Clients:
             for before, after in itertools.pairwise([stream.sent_at, *stream.times])
             if after - before > MIN_GAP_SECONDS
         ]
-        was_lost = not agent.is_live or agent.pid != pid
+        was_lost = not stream.is_whole and _has_ended(agent, pid)
         end = self._end_of(stream, self.expected[ask], was_lost=was_lost)
         self.requests.append(
             Request(
@@ -184,6 +185,16 @@ class _Clients:
         if was_lost:
             return End.GATEWAY_LOST
         return End.FAILED if stream.status == 200 else End.REFUSED
+
+
+def _has_ended(agent: LiveAgent, pid: int) -> bool:
+    """Whether an agent whose connection has ended has itself: its process closes sockets first."""
+    deadline = time.monotonic() + _END_SECONDS
+    while agent.is_live and agent.pid == pid:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 class _Killer:
