@@ -15,7 +15,6 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import openai
 import psutil
 import pytest
 from support import faulty_unit
@@ -164,12 +163,8 @@ def test_a_unit_that_fails_in_a_step(machine: Machine, how: Misbehaviour, reason
     (worker,) = machine.agent.workers()
     machine.misbehave(how)
     started = time.monotonic()
-    with pytest.raises(openai.APIStatusError, match="send the request again") as refused:
-        machine.ask()
-    assert refused.value.status_code == 503
-    noticed = time.monotonic()
-    assert noticed - started < 3 * STEP_SECONDS + 1
-    check_left(machine, reason, noticed)
+    assert machine.ask() == expected_text(), "it goes on where the CPU computes it"
+    check_left(machine, reason, started + 3 * STEP_SECONDS + 1)
     if how is Misbehaviour.NAN:
         verdict = f"{UNIT} is still not used: {reason}, and its self-test passes"
         eventually(lambda: verdict in machine.agent.log, within=5, what="suspicion is followed up")
@@ -194,8 +189,7 @@ def test_a_worker_that_is_killed_while_it_serves(machine: Machine) -> None:
         next(iter(chunks))
         psutil.Process(worker).kill()
         killed = time.monotonic()
-        with pytest.raises(openai.APIError, match="send the request again"):
-            list(chunks)
+        assert list(chunks)[-1].choices[0].finish_reason == "length"
     check_left(machine, "killed: the worker was killed by SIGKILL", killed)
 
 
@@ -228,8 +222,7 @@ def test_what_is_shown_of_a_unit_that_is_out_and_that_nothing_is_left_running(
 ) -> None:
     machine.deploy()
     machine.misbehave(Misbehaviour.DRIVER)
-    with pytest.raises(openai.APIStatusError):
-        machine.ask()
+    assert machine.ask() == expected_text()
     reason = "driver error: the context is lost"
     check_left(machine, reason, time.monotonic())
     shown = machine.agent.command_line("ps", "--json")
