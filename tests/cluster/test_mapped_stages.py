@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import openai
 import psutil
 import pytest
 from support.agents import Fleet, await_ready, eventually, no_end
@@ -62,8 +61,7 @@ def test_a_mapped_deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert answer() == text
         shrunk = sorted(packed.iterdir())[0]
         os.truncate(shrunk, 0)
-        with pytest.raises(openai.APIError):
-            answer()
+        assert answer() == text, "it goes on with the file that is written again"
         eventually(
             lambda: f"{shrunk} has shrunk from" in first.log + second.log,
             within=20,

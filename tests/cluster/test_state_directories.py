@@ -173,6 +173,7 @@ def test_a_copied_state_directory_is_told_whose_it_is_and_how_to_get_its_own(
     first, second = fleet.start_all(range(2), has_http=False)
     second.deploy(context=64)
     before = first.cluster()["deployments"]
+    time.sleep(2)  # of two that have run for about as long, either might go on
     copy = first.state.parent / "copy"
     shutil.copytree(second.state, copy, ignore=shutil.ignore_patterns("control.sock"))
     for joined in (first, second):

@@ -22,6 +22,9 @@ _SETTLE_SECONDS = 0.05
 """For the others to see what this node has just seen."""
 _POLL_SECONDS = 0.2
 """Between two rounds of questions, while others have their turn."""
+NAMESAKE_SECONDS = 2.0
+"""For an agent that starts to be told that another one runs under its id, from a copy of its state
+directory: the lease and half a second (``membership.namesakes``), with room."""
 _REST_SECONDS = 1.0
 """The same while some node still sees the coordinator, or when this node cannot take over."""
 _AGAIN_SECONDS = 60.0
@@ -45,6 +48,7 @@ class Takeovers:
         self._outlooks = outlooks
         self._spawn = spawn
         self._clock = clock
+        self._started_at = clock()
         self._awaiting_turn: set[DeploymentId] = set()
 
     async def run(self) -> None:
@@ -92,7 +96,8 @@ class Takeovers:
     async def _decide(self, vacancy: Vacancy, record: DeploymentRecord) -> tuple[Vacancy, Decision]:
         own = self._membership.node_id
         if record.epoch.coordinator == own:  # its agent was restarted, and everybody sees it
-            return vacancy, Decision.TAKE_OVER
+            is_sure = self._clock() - self._started_at >= NAMESAKE_SECONDS
+            return vacancy, Decision.TAKE_OVER if is_sure else Decision.WAIT
         outlooks = await self._outlooks.ask(record)
         for outlook in outlooks.values():
             if outlook.record is not None:
