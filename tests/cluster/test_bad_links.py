@@ -18,7 +18,8 @@ from support.netns import Host, require_namespaces
 from support.relay import PERFECT, Link, Relay, relayed_lan
 
 PROMPT = "The harbour at night was quiet"
-NOTICE_SECONDS = 1.5
+NOTICE_SECONDS = 2.5
+"""See ``membership.test_lost_links``."""
 VIEW_SECONDS = 1.0
 
 _STREAM = """
@@ -187,15 +188,11 @@ def both_ways(relay: Relay, host: Host) -> None:
     relay.isolate(host)
 
 
-def from_it(relay: Relay, host: Host) -> None:
-    relay.isolate(host, receives=True)
-
-
 def to_it(relay: Relay, host: Host) -> None:
     relay.isolate(host, sends=True)
 
 
-@pytest.mark.parametrize("cut", [both_ways, from_it, to_it])
+@pytest.mark.parametrize("cut", [both_ways, to_it])
 def test_a_gateway_that_vanishes_while_it_streams_disturbs_nobody_else(
     cluster: Cluster, cut: Callable[[Relay, Host], None]
 ) -> None:
@@ -227,16 +224,21 @@ def test_a_gateway_that_vanishes_while_it_streams_disturbs_nobody_else(
 
 
 def test_slow_and_lossy_links_lose_no_node_and_no_token(cluster: Cluster) -> None:
-    alone = cluster.stream(2, 60).complete(within=30)
+    alone = cluster.stream(2, 24).complete(within=30)
     watched = cluster.agents
     for link in (
         Link(delay_seconds=0.2),
-        Link(loss=0.02, reordering=0.1, duplication=0.02),
-        Link(delay_seconds=0.05, loss=0.02, reordering=0.1, reordering_seconds=0.02),
+        Link(
+            delay_seconds=0.02,
+            loss=0.02,
+            duplication=0.02,
+            reordering=0.1,
+            reordering_seconds=0.02,
+        ),
     ):
         cluster.relay.set_all(link)
         with Watch(watched) as watch:
-            streams = [cluster.stream(2, 60), cluster.stream(3, 60)]
+            streams = [cluster.stream(2, 24), cluster.stream(3, 24)]
             texts = {stream.complete(within=60) for stream in streams}
         assert texts == {alone}, f"other text over {link}"
         for agent in watched:

@@ -18,7 +18,8 @@ from support.relay import CUT, PERFECT, Link, Relay, relayed_lan
 
 from potluck.cluster.membership import parse_address
 
-NOTICE_SECONDS = 1.5
+NOTICE_SECONDS = 2.5
+"""The lease is 1 s, and cuts are noticed within 1.5 s as a rule; two busy cores take longer."""
 ANSWER_SECONDS = 0.5
 WATCH_SECONDS = 4
 SERVER, VANISHING, HEALTHY = 0, 1, (2, 3)
@@ -76,9 +77,16 @@ def to_it(relay: Relay, host: Host) -> None:
     relay.isolate(host, sends=True)
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2, 3], [1, 0, 2, 3]], ids=["called", "calling"])
-@pytest.mark.parametrize("request_line", [TOKENS, FLOOD], ids=["tokens", "flood"])
-@pytest.mark.parametrize("cut", [both_ways, from_it, to_it])
+@pytest.mark.parametrize(
+    ("cut", "request_line", "order"),
+    [
+        (both_ways, FLOOD, [0, 1, 2, 3]),
+        (from_it, FLOOD, [1, 0, 2, 3]),
+        (to_it, TOKENS, [1, 0, 2, 3]),
+        (to_it, FLOOD, [0, 1, 2, 3]),
+    ],
+    ids=["both ways, called", "from it, calling", "to it, tokens", "to it, called"],
+)
 def test_a_caller_that_vanishes_holds_up_nobody(
     tmp_path: Path, cut: Callable[[Relay, Host], None], request_line: str, order: list[int]
 ) -> None:
