@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,7 +63,7 @@ def bounded_memory() -> Iterator[None]:
     yield
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < MOST_BYTES
+    assert peak < MOST_BYTES, f"threads: {[thread.name for thread in threading.enumerate()]}"
 
 
 def is_read(path: Path, content: bytes, open_source: Opener) -> bool:

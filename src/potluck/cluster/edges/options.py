@@ -16,10 +16,14 @@ _KEEPALIVE_IDLE_SECONDS = 5
 _KEEPALIVE_INTERVAL_SECONDS = 1
 
 
-def set_edge_options(
-    connection: socket.socket, *, stall_milliseconds: int = STALL_SECONDS * 1000
-) -> None:
-    """Send at once, and notice a peer that is gone though its machine says nothing."""
+def set_edge_options(connection: socket.socket, *, stall_milliseconds: int | None = None) -> None:
+    """Send at once, and notice a peer that is gone though its machine says nothing.
+
+    ``stall_milliseconds`` is how long it may acknowledge nothing; None stands for
+    ``STALL_SECONDS``.
+    """
+    if stall_milliseconds is None:
+        stall_milliseconds = STALL_SECONDS * 1000
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_milliseconds)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

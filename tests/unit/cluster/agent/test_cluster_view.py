@@ -279,10 +279,10 @@ def test_a_stage_that_is_stuck_does_not_hold_up_what_is_shown(
 ) -> None:
     monkeypatch.setattr(gateway_module, "_SLOW_STAGES_SECONDS", 0.05)
 
-    async def reports(*_: object, **__: object) -> tuple[list[NodeReport], list[Any]]:
-        return [node(A, held(0, 5))], []
+    async def report(*_: object) -> NodeReport:
+        return node(A, held(0, 5))
 
-    monkeypatch.setattr(gateway_module, "gather_reports", reports)
+    monkeypatch.setattr(gateway_module, "ask_report", report)
 
     async def main() -> None:
         agent = agent_with([record()])
