@@ -91,6 +91,7 @@ class Node:
         )
         monkeypatch.setattr(self.coordination, "_read", self.read)
         monkeypatch.setattr(takeover, "_SETTLE_SECONDS", 0.02)
+        monkeypatch.setattr(takeover, "NAMESAKE_SECONDS", 0.0)
         monkeypatch.setattr(module, "Deployment", lambda record, *_, **__: FakeDeployment(record))
         membership = cast(Any, self.membership)
         takeovers = Takeovers(membership, self.coordination, Outlooks(membership), spawn=self.spawn)
@@ -223,6 +224,22 @@ def test_an_agent_that_was_started_anew_takes_up_what_it_coordinated(make_node: 
         node = make_node("a")
         node.coordination.heard(a_record(3, A))
         await asyncio.sleep(0.1)
+        assert len(node.resumed) == 1
+
+    asyncio.run(run())
+
+
+def test_one_that_may_be_a_copy_of_another_takes_nothing_up_at_once(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        node = make_node("a")
+        monkeypatch.setattr(takeover, "NAMESAKE_SECONDS", 0.4)
+        monkeypatch.setattr(takeover, "_POLL_SECONDS", 0.02)
+        node.coordination.heard(a_record(3, A))
+        await asyncio.sleep(0.2)
+        assert not node.resumed
+        await asyncio.sleep(0.4)
         assert len(node.resumed) == 1
 
     asyncio.run(run())
