@@ -25,7 +25,7 @@ from potluck.cluster.coordinator.planning import (
     size_of,
 )
 from potluck.cluster.coordinator.spares import Sparing
-from potluck.cluster.coordinator.starting import connect_stages, load_stages
+from potluck.cluster.coordinator.starting import connect_stages, load_stages, stage_spec
 from potluck.cluster.coordinator.survey import plan_model
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.membership import Membership
@@ -224,28 +224,12 @@ class Attempt:
     @property
     def stages(self) -> tuple[Holding, ...]:
         """Every stage of the plan as its worker holds it."""
-        last = len(self._the_plan.stages) - 1
         return tuple(
             Holding(
                 node_id=stage.node_id,
-                stage=HeldStage(
-                    deployment=self.record.deployment,
-                    epoch=self.record.epoch,
-                    unit_id=stage.unit_id,
-                    start_layer=stage.plan.shard.start_layer,
-                    end_layer=stage.plan.shard.end_layer,
-                    has_embedding=index == 0,
-                    has_head=index == last,
-                    context_tokens=stage.plan.size.context_tokens,
-                    num_blocks=stage.plan.size.num_blocks,
-                    quantization=stage.plan.size.quantization,
-                    arithmetic=self.size.arithmetic,
-                    is_mapped=stage.plan.size.is_mapped,
-                    num_bytes=stage.plan.memory.host_bytes,
-                    device_bytes=stage.plan.memory.device_bytes,
-                ),
+                stage=HeldStage.of(stage_spec(self.record, self.size, index)),
             )
-            for index, stage in enumerate(self._the_plan.stages)
+            for index, stage in enumerate(self.record.stages)
         )
 
     async def sparings(self) -> tuple[Sparing, ...]:

@@ -67,19 +67,10 @@ async def load_stages(
         raise
 
 
-async def load_stage(
-    membership: Membership,
-    record: DeploymentRecord,
-    size: DeploymentSize,
-    index: int,
-    on_progress: Callable[[Progress], None],
-) -> Loaded:
-    """Start the worker of one stage of ``record``, if it is not held, and load it.
-
-    Raises as ``load_stages``.
-    """
+def stage_spec(record: DeploymentRecord, size: DeploymentSize, index: int) -> StageSpec:
+    """Return what the worker of one stage of ``record`` has to load."""
     stage = record.stages[index]
-    spec = StageSpec(
+    return StageSpec(
         deployment=record.deployment,
         epoch=record.epoch,
         index=index,
@@ -98,6 +89,20 @@ async def load_stage(
         num_bytes=stage.memory.host_bytes,
         device_bytes=stage.memory.device_bytes,
     )
+
+
+async def load_stage(
+    membership: Membership,
+    record: DeploymentRecord,
+    size: DeploymentSize,
+    index: int,
+    on_progress: Callable[[Progress], None],
+) -> Loaded:
+    """Start the worker of one stage of ``record``, if it is not held, and load it.
+
+    Raises as ``load_stages``.
+    """
+    stage, spec = record.stages[index], stage_spec(record, size, index)
     try:
         stream = membership.call_stream(
             stage.node_id, "stage.start", encode(spec), silence_seconds=_SILENCE_SECONDS
