@@ -22,7 +22,6 @@ from support.members import until
 from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.state import StateDirectory
-from potluck.cluster.calls import NodeReport, UnitReport
 from potluck.cluster.coordinator.survey import gather_reports
 from potluck.cluster.membership import Address
 from potluck.cluster.trust.secret import generate_secret, parse_secret
@@ -30,6 +29,7 @@ from potluck.probe.layer import Layer
 from potluck.probe.system import System
 from potluck.types.cluster import UnitId
 from potluck.types.hardware import DeviceKind, LayerReport
+from potluck.types.node import NodeReport, UnitReport
 from potluck.types.unit import Role
 
 ROOT = Path(__file__).parents[2]

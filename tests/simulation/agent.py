@@ -39,13 +39,11 @@ from potluck.cluster.agent.relaying import Relaying
 from potluck.cluster.agent.sequence_calls import SequenceCalls
 from potluck.cluster.agent.takeover import Takeovers
 from potluck.cluster.calls import (
-    CPU_UNIT,
     Claim,
     ClaimAnswer,
     ConnectStage,
     DeploymentRecord,
     DeploymentState,
-    HeldStage,
     ModelFingerprint,
     decode,
     encode,
@@ -67,6 +65,7 @@ from potluck.serving.ledger import Ledger
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.cluster import DeploymentId, Epoch, ModelCost, NodeId, UnitOffer
 from potluck.types.memory import MemoryPlan
+from potluck.types.node import CPU_UNIT, HeldStage
 from potluck.types.quantization import Quantization
 
 COST = ModelCost(

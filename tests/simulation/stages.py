@@ -19,7 +19,6 @@ from simulation.network import Network, Process
 from potluck.cluster.agent.stage_calls import report_lost
 from potluck.cluster.calls import (
     ConnectStage,
-    HeldStage,
     ReleaseStages,
     StageEnds,
     StageLost,
@@ -33,6 +32,7 @@ from potluck.errors import CallError, EngineError, PotluckError
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.memory import MemoryPlan
+from potluck.types.node import HeldStage
 from potluck.types.sequence import CommittedToken
 from potluck.types.step import (
     KV_BLOCK_TOKENS,

@@ -16,7 +16,7 @@ from potluck.cluster.agent.unit_health import UnitFailure
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.agent.worker_process import WorkerProcess
-from potluck.cluster.calls import CPU_UNIT, ConnectStage, StageLost
+from potluck.cluster.calls import ConnectStage, StageLost
 from potluck.cluster.coordinator.edges import StageAddress, open_edges
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import Frame, FrameKind
@@ -27,6 +27,7 @@ from potluck.engines.native import available_isas
 from potluck.errors import PotluckError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.hardware import BackendSpec, Trial
+from potluck.types.node import CPU_UNIT
 from potluck.types.quantization import Quantization
 from potluck.types.step import (
     KV_BLOCK_TOKENS,

@@ -23,7 +23,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from potluck.cluster.worker.messages import Connect, Loaded, Progress, StageSpec, Stats
+from potluck.cluster.worker.messages import Connect, Loaded, Progress, Stats
 from potluck.errors import (
     CallError,
     EngineError,
@@ -34,8 +34,8 @@ from potluck.errors import (
 )
 from potluck.types.arithmetic import Arithmetic, ArithmeticChoice
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
-from potluck.types.hardware import ProbeReport, Rates
-from potluck.types.memory import MemoryPlan, MemoryPool
+from potluck.types.memory import MemoryPlan
+from potluck.types.node import HeldStage
 from potluck.types.quantization import Quantization
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
@@ -43,12 +43,8 @@ from potluck.types.sequence import (
     Continuation,
     SequenceRequest,
 )
-from potluck.types.unit import Role
 
 _T = TypeVar("_T")
-
-CPU_UNIT = UnitId("cpu/native")
-"""The unit that every node has."""
 
 NUM_NONCE_BYTES = 16
 """Of a ``Multicast``: too many to be guessed or to occur by chance."""
@@ -70,113 +66,6 @@ def decode(payload: bytes, kind: type[_T] | UnionType) -> _T:
         return msgspec.msgpack.decode(payload, type=kind)
     except ValueError as error:  # DecodeError, or text that is no UTF-8
         raise CallError(f"a malformed message: {error}", hint=SAME_VERSION) from error
-
-
-class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A unit and what it may use. ``usable_bytes`` is what is free for stages that are not yet.
-
-    ``is_shared``: its memory is the host's. ``reason`` says why it has its role: of one that is
-    out, why no stage can run on it. ``rates`` are what a small program reached on it.
-    ``arithmetics`` are those that it computes in as it is asked; none for a backend that has one
-    of its own.
-    """
-
-    unit_id: UnitId
-    backend: str
-    description: str
-    usable_bytes: int
-    is_shared: bool
-    num_threads: int
-    role: Role = Role.SERVES
-    reason: str = ""
-    rates: Rates = Rates()
-    arithmetics: tuple[Arithmetic, ...] = ()
-
-
-class HeldStage(msgspec.Struct, frozen=True, kw_only=True):
-    """A loaded stage that a worker holds: in use at ``epoch``, or left from it and not in use.
-
-    ``num_bytes`` are what its plan has counted of the machine's memory, ``device_bytes`` of memory
-    that is the unit's own. The first stage has the embedding, the last one the head. A later plan
-    keeps a stage where the rest is the same as in its own.
-    """
-
-    deployment: DeploymentId
-    epoch: Epoch
-    unit_id: UnitId
-    start_layer: int
-    end_layer: int
-    has_embedding: bool
-    has_head: bool
-    context_tokens: int
-    num_blocks: int
-    quantization: Quantization
-    arithmetic: Arithmetic
-    is_mapped: bool
-    num_bytes: int
-    device_bytes: int
-
-    @classmethod
-    def of(cls, spec: StageSpec) -> HeldStage:
-        """Return what a worker holds that has loaded ``spec``."""
-        return cls(
-            deployment=spec.deployment,
-            epoch=spec.epoch,
-            unit_id=spec.unit_id,
-            start_layer=spec.start_layer,
-            end_layer=spec.end_layer,
-            has_embedding=spec.has_embedding,
-            has_head=spec.has_head,
-            context_tokens=spec.context_tokens,
-            num_blocks=spec.num_blocks,
-            quantization=spec.quantization,
-            arithmetic=spec.arithmetic,
-            is_mapped=spec.is_mapped,
-            num_bytes=spec.num_bytes,
-            device_bytes=spec.device_bytes,
-        )
-
-    def is_same_holding(self, other: HeldStage) -> bool:
-        """Return whether both are the same stage, whatever its epoch and what plans counted."""
-        return self == msgspec.structs.replace(
-            other, epoch=self.epoch, num_bytes=self.num_bytes, device_bytes=self.device_bytes
-        )
-
-
-class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A node as it is now.
-
-    ``host_id`` is the same for agents on one machine. ``available_bytes`` may be taken here now,
-    ``available_reason`` says what sets the limit; ``usable_bytes`` of it are for stages that are
-    not yet. ``pools`` are the memory that it draws on with
-    others; ``untaken_bytes`` of all of them are promised to stages of this agent that have not
-    taken them yet. ``memory_limit_bytes`` is what the user allows this agent. ``refused`` are
-    deployments that it must not answer clients for, and why. ``held`` are the stages that its
-    workers have loaded. ``hardware`` is what the probe has found so far.
-    """
-
-    node_id: NodeId
-    name: str
-    host_id: str
-    version: str
-    address: str
-    http_address: str | None
-    available_bytes: int
-    available_reason: str
-    memory_limit_bytes: int | None
-    usable_bytes: int
-    pools: tuple[MemoryPool, ...]
-    untaken_bytes: int
-    is_draining: bool
-    units: tuple[UnitReport, ...]
-    refused: dict[DeploymentId, str] = msgspec.field(default_factory=dict)
-    held: tuple[HeldStage, ...] = ()
-    hardware: ProbeReport
-
-    @property
-    def pool_ids(self) -> frozenset[str]:
-        """Of its pools."""
-        return frozenset(pool.pool_id for pool in self.pools)
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):

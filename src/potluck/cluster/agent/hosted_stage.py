@@ -13,10 +13,10 @@ import psutil
 
 from potluck.cluster.agent.node import StageMemory
 from potluck.cluster.agent.worker_process import WorkerProcess
-from potluck.cluster.calls import HeldStage
 from potluck.cluster.worker.messages import Loaded, StageSpec, Stats
 from potluck.errors import PotluckError
 from potluck.types.cluster import DeploymentId, UnitId
+from potluck.types.node import HeldStage
 
 _STATS_SECONDS = 1.0
 """What a worker may take to say what it did; it need not stop computing for it."""
@@ -52,7 +52,7 @@ class HostedStage:
     def held(self) -> HeldStage:
         """As a node reports it."""
         epoch = (self.serving or self.asked).epoch
-        return HeldStage.of(msgspec.structs.replace(self.asked, epoch=epoch))
+        return msgspec.structs.replace(self.asked, epoch=epoch).held
 
 
 def memory_of(stages: Sequence[HostedStage]) -> StageMemory:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
 
-from potluck.cluster.calls import NodeReport
 from potluck.errors import PotluckError
 from potluck.types.cluster import NodeId
+from potluck.types.node import NodeReport
 
 SHOWN_SECONDS = 0.5
 """How long a view waits for news: healthy nodes answer in a few milliseconds."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from potluck.cluster.agent.units import NodeUnit
-from potluck.cluster.calls import HeldStage, NodeReport, UnitReport
 from potluck.probe.cores import default_num_threads
 from potluck.probe.memory import memory_facts, memory_pools
 from potluck.probe.system import THIS_MACHINE
 from potluck.types.cluster import DeploymentId, NodeId, UnitId
 from potluck.types.hardware import ProbeReport
+from potluck.types.node import HeldStage, NodeReport, UnitReport
 from potluck.version import __version__
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

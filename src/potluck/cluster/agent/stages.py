@@ -26,7 +26,6 @@ from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.agent.worker_process import WorkerProcess
 from potluck.cluster.calls import (
-    CPU_UNIT,
     AbandonStage,
     ConnectStage,
     ReleaseStages,
@@ -40,6 +39,7 @@ from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.messages import Identity, Load, Loaded, Progress, StageSpec
 from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.node import CPU_UNIT
 from potluck.types.unit import Fault
 
 _log = logging.getLogger(__name__)

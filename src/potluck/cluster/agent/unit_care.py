@@ -20,13 +20,13 @@ from potluck.cluster.agent.unit_health import UnitFailure
 from potluck.cluster.agent.unit_outages import UnitOutages
 from potluck.cluster.agent.units import NodeUnit
 from potluck.cluster.agent.worker_process import silent
-from potluck.cluster.calls import CPU_UNIT
 from potluck.cluster.worker.messages import Stats
 from potluck.errors import PotluckError, UnitFaultError
 from potluck.probe.cache import ProbeCache
 from potluck.probe.retest import Retest, condemn, is_condemned, retest
 from potluck.types.cluster import UnitId
 from potluck.types.hardware import BackendSpec, Device, Trial
+from potluck.types.node import CPU_UNIT
 from potluck.types.unit import Fault, Role
 
 _log = logging.getLogger(__name__)

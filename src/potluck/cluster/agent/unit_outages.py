@@ -8,8 +8,8 @@ import time
 from collections.abc import Mapping
 
 from potluck.cluster.agent.unit_health import UnitFailure, UnitHealth
-from potluck.cluster.calls import CPU_UNIT
 from potluck.types.cluster import UnitId
+from potluck.types.node import CPU_UNIT
 
 _log = logging.getLogger(__name__)
 

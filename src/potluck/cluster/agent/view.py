@@ -7,15 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import msgspec
 
-from potluck.cluster.calls import (
-    DeploymentRecord,
-    DeploymentState,
-    HeldStage,
-    NodeReport,
-    StageRecord,
-)
+from potluck.cluster.calls import DeploymentRecord, DeploymentState, StageRecord
 from potluck.types.cluster import WIRE_VERSION, Epoch, NodeId
 from potluck.types.gateway import ModelMetrics
+from potluck.types.node import HeldStage, NodeReport
 
 SLOW = 2.0
 """A stage is shown as slow when its steps take so many times as long as before. What other work on

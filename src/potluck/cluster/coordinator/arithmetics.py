@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from potluck.cluster.calls import NodeReport, UnitReport
 from potluck.cluster.coordinator.offering import reason_against
 from potluck.cluster.coordinator.planning import PlannedModel
 from potluck.engines.arithmetic_choice import speeds_up
@@ -20,6 +19,7 @@ from potluck.engines.backends import NATIVE
 from potluck.errors import EngineError, InsufficientMemoryError
 from potluck.types.arithmetic import FASTEST_FIRST, Arithmetic
 from potluck.types.cluster import Rejection
+from potluck.types.node import NodeReport, UnitReport
 from potluck.types.tensor import TensorFormat
 
 _HINT = "--arithmetic exact uses every unit"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from potluck.catalog import ModelDescription
-from potluck.cluster.calls import DeploymentRecord, HeldStage, ModelFingerprint
+from potluck.cluster.calls import DeploymentRecord, ModelFingerprint
 from potluck.cluster.coordinator.answering import OnOver, OpenPipeline
 from potluck.cluster.coordinator.claiming import Grant, Refusal, claim
 from potluck.cluster.coordinator.edges import StageAddress
@@ -227,7 +227,7 @@ class Attempt:
         return tuple(
             Holding(
                 node_id=stage.node_id,
-                stage=HeldStage.of(stage_spec(self.record, self.size, index)),
+                stage=stage_spec(self.record, self.size, index).held,
             )
             for index, stage in enumerate(self.record.stages)
         )

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from potluck.cluster.calls import HeldStage, NodeReport
 from potluck.engines.backends import NATIVE
 from potluck.errors import InsufficientMemoryError
 from potluck.loading import StageSize
 from potluck.placement import place
 from potluck.types.cluster import ModelCost, NodeId, PlacedStage, Plan, UnitId, UnitOffer
+from potluck.types.node import HeldStage, NodeReport
 from potluck.types.program import Shard
 
 _NEVER_BYTES = 2**62

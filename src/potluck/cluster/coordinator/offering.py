@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from potluck.cluster.calls import NodeReport, UnitReport
 from potluck.cluster.coordinator.sharing import Pool, fair_shares
 from potluck.quantities import format_bytes
 from potluck.types.cluster import NodeId, Rejection, UnitOffer
+from potluck.types.node import NodeReport, UnitReport
 from potluck.types.unit import Role
 
 _MAX_HEADROOM_BYTES = 64 * 2**20

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from potluck.cluster.calls import NodeReport, StageRecord, decode
+from potluck.cluster.calls import StageRecord, decode
 from potluck.cluster.membership import Membership
 from potluck.errors import CallError
 from potluck.types.cluster import NodeId, UnitId
+from potluck.types.node import NodeReport
 from potluck.types.unit import Role
 
 _REPORT_SECONDS = 2.0

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from potluck.catalog import ModelDescription
-from potluck.cluster.calls import NodeReport, UnitReport
 from potluck.cluster.coordinator.costs import mixed_cost, model_cost, most_host_bytes
 from potluck.cluster.coordinator.keeping import Holding, is_of_size, keep_and_fill, kept, released
 from potluck.cluster.coordinator.offering import Offered, offers, reason_against
@@ -23,6 +22,7 @@ from potluck.errors import (
 from potluck.loading import StageSize, program_to_count, stronger_quantizations, what_fits
 from potluck.placement import place
 from potluck.types.cluster import ModelCost, NodeId, Plan, Rejection, UnitId
+from potluck.types.node import NodeReport, UnitReport
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 

@@ -7,13 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from potluck.catalog import ModelDescription, open_headers
-from potluck.cluster.calls import (
-    DeploymentRecord,
-    NodeReport,
-    RejectionRecord,
-    StageRecord,
-    UnitReport,
-)
+from potluck.cluster.calls import DeploymentRecord, RejectionRecord, StageRecord
 from potluck.cluster.coordinator.keeping import Holding, is_of_size
 from potluck.cluster.edges.edge import EdgeLimits
 from potluck.cluster.steps import edge_limits
@@ -25,6 +19,7 @@ from potluck.scheduling import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS
 from potluck.scheduling.blocks import blocks_for
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, Plan, Rejection, UnitId
+from potluck.types.node import NodeReport, UnitReport
 from potluck.types.quantization import Quantization
 from potluck.weights.report import remark_lines
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from potluck.cluster.calls import DeploymentRecord, HeldStage, NodeReport
+from potluck.cluster.calls import DeploymentRecord
 from potluck.cluster.coordinator.keeping import Holding
 from potluck.cluster.coordinator.offering import offers
 from potluck.cluster.coordinator.planning import DeploymentSize
@@ -19,6 +19,7 @@ from potluck.cluster.worker.messages import Progress
 from potluck.errors import PotluckError
 from potluck.types.cluster import NodeId
 from potluck.types.memory import MemoryPlan
+from potluck.types.node import HeldStage, NodeReport
 
 _log = logging.getLogger(__name__)
 

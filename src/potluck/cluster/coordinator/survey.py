@@ -10,15 +10,7 @@ from types import MappingProxyType
 import msgspec
 
 from potluck.catalog import ModelDescription
-from potluck.cluster.calls import (
-    CPU_UNIT,
-    CheckModel,
-    DeploymentRecord,
-    ModelFingerprint,
-    NodeReport,
-    decode,
-    encode,
-)
+from potluck.cluster.calls import CheckModel, DeploymentRecord, ModelFingerprint, decode, encode
 from potluck.cluster.coordinator.arithmetics import computing_in, plan_in
 from potluck.cluster.coordinator.keeping import Holding
 from potluck.cluster.coordinator.left_out import NodeUnitId
@@ -29,6 +21,7 @@ from potluck.engines.costs import CostOf, cost_of
 from potluck.errors import PotluckError
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, NodeId, Rejection
+from potluck.types.node import CPU_UNIT, NodeReport
 
 _NOBODY: Mapping[NodeUnitId, str] = MappingProxyType({})
 _REPORT_SECONDS = 5.0

@@ -12,6 +12,7 @@ import msgspec
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.memory import MemoryPlan
+from potluck.types.node import HeldStage
 from potluck.types.quantization import Quantization
 from potluck.types.unit import UnitAddress
 
@@ -72,6 +73,26 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     def has_head(self) -> bool:
         """Whether it is the last stage."""
         return self.index == self.num_stages - 1
+
+    @property
+    def held(self) -> HeldStage:
+        """Return what a worker holds that has loaded this stage."""
+        return HeldStage(
+            deployment=self.deployment,
+            epoch=self.epoch,
+            unit_id=self.unit_id,
+            start_layer=self.start_layer,
+            end_layer=self.end_layer,
+            has_embedding=self.has_embedding,
+            has_head=self.has_head,
+            context_tokens=self.context_tokens,
+            num_blocks=self.num_blocks,
+            quantization=self.quantization,
+            arithmetic=self.arithmetic,
+            is_mapped=self.is_mapped,
+            num_bytes=self.num_bytes,
+            device_bytes=self.device_bytes,
+        )
 
     def is_same_holding(self, other: StageSpec) -> bool:
         """Return whether a worker that has loaded this stage has loaded ``other`` with it.

@@ -18,17 +18,12 @@ import potluck
 from potluck.cluster.agent import gateway as gateway_module
 from potluck.cluster.agent.gateway import AgentGateway
 from potluck.cluster.agent.view import cluster_view, deployment_view
-from potluck.cluster.calls import (
-    DeploymentRecord,
-    DeploymentState,
-    HeldStage,
-    NodeReport,
-    StageRecord,
-)
+from potluck.cluster.calls import DeploymentRecord, DeploymentState, StageRecord
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.gateway import ModelMetrics, ModelState, StageMetrics
 from potluck.types.memory import MemoryPlan
+from potluck.types.node import HeldStage, NodeReport
 from potluck.types.quantization import Quantization
 
 A, B, C = (NodeId(letter * 16) for letter in "abc")

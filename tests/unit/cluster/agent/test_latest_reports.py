@@ -6,9 +6,9 @@ import time
 from support import hardware
 
 from potluck.cluster.agent.latest_reports import LatestReports
-from potluck.cluster.calls import NodeReport
 from potluck.errors import CallError
 from potluck.types.cluster import NodeId
+from potluck.types.node import NodeReport
 
 ONE, OTHER = NodeId("1" * 16), NodeId("2" * 16)
 BOTH = frozenset({ONE, OTHER})

@@ -10,7 +10,6 @@ from support import hardware
 from potluck.cluster.agent import node
 from potluck.cluster.agent.node import NodeFacts, StageMemory, report
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
-from potluck.cluster.calls import NodeReport
 from potluck.engines.backends import BACKENDS
 from potluck.probe.system import System
 from potluck.types.cluster import NodeId, UnitId
@@ -25,6 +24,7 @@ from potluck.types.hardware import (
     Trial,
 )
 from potluck.types.memory import MemoryLimit
+from potluck.types.node import NodeReport
 from potluck.types.unit import Role
 
 GIB = 2**30

@@ -18,7 +18,6 @@ from potluck.cluster.agent.unit_care import UnitCare
 from potluck.cluster.agent.unit_health import UnitFailure
 from potluck.cluster.agent.unit_outages import UnitOutages
 from potluck.cluster.agent.units import NodeUnit
-from potluck.cluster.calls import CPU_UNIT
 from potluck.cluster.worker.messages import Stats
 from potluck.errors import PotluckError, UnitFaultError
 from potluck.probe.cache import ProbeCache
@@ -26,6 +25,7 @@ from potluck.probe.retest import Retest
 from potluck.probe.trials import try_backend
 from potluck.types.cluster import UnitId
 from potluck.types.hardware import Trial
+from potluck.types.node import CPU_UNIT
 from potluck.types.unit import ChosenUnit, Fault, Role
 
 SPEC = spec("works")

@@ -9,7 +9,7 @@ import pytest
 from support import hardware
 from support.cluster_calls import a_plan, a_record
 
-from potluck.cluster.calls import DeploymentRecord, NodeReport, UnitReport, decode, encode
+from potluck.cluster.calls import DeploymentRecord, decode, encode
 from potluck.cluster.coordinator.arithmetics import computing_in, plan_in
 from potluck.cluster.coordinator.planning import PlannedModel, PlannedStage
 from potluck.errors import EngineError, InsufficientMemoryError
@@ -17,6 +17,7 @@ from potluck.loading import StagePlan, StageSize
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.hardware import Figure, Figures, Origin, Trial
+from potluck.types.node import NodeReport, UnitReport
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 from potluck.types.unit import Role

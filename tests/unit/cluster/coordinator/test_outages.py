@@ -10,9 +10,10 @@ import msgspec
 from support import hardware
 from support.cluster_calls import A, B, C, PlayedMembership, stage_on
 
-from potluck.cluster.calls import CPU_UNIT, NodeReport, UnitReport, encode
+from potluck.cluster.calls import encode
 from potluck.cluster.coordinator.outages import units_out
 from potluck.types.cluster import NodeId, UnitId
+from potluck.types.node import CPU_UNIT, NodeReport, UnitReport
 from potluck.types.unit import Role
 
 

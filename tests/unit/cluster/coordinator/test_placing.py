@@ -11,7 +11,6 @@ from support import hardware, reference_backend
 from support.sparse_models import SparseModel
 
 from potluck.catalog import ModelDescription, describe_model, open_headers
-from potluck.cluster.calls import NodeReport, UnitReport
 from potluck.cluster.coordinator.costs import mixed_cost, model_cost, most_host_bytes
 from potluck.cluster.coordinator.placing import Placed, Placement
 from potluck.cluster.coordinator.planning import DeploymentSize, on_unit, planned_model
@@ -25,6 +24,7 @@ from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, Rejection, UnitId
 from potluck.types.engine import EngineCost
 from potluck.types.memory import MemoryPlan, MemoryPool
+from potluck.types.node import NodeReport, UnitReport
 from potluck.types.program import Program, Shard
 from potluck.types.quantization import Quantization
 from potluck.types.unit import Role

@@ -9,7 +9,6 @@ import pytest
 from support.sparse_models import SparseModel
 
 from potluck.catalog import ModelDescription, describe_model, open_headers
-from potluck.cluster.calls import CPU_UNIT
 from potluck.cluster.coordinator.costs import model_cost
 from potluck.cluster.coordinator.planning import PlannedModel, PlannedStage, placement_fields
 from potluck.cluster.worker import loading
@@ -23,6 +22,7 @@ from potluck.quantities import format_bytes
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.memory import MemoryLimit
+from potluck.types.node import CPU_UNIT
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 
