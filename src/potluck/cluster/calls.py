@@ -1,6 +1,7 @@
 """What agents ask of one another: the payloads of control calls, msgpack documents.
 
 Methods: ``node.report`` () → NodeReport. ``model.check`` CheckModel → ModelFingerprint.
+``node.speeds`` AskSpeeds → NodeSpeeds.
 ``node.host`` () → a document of schema ``potluck.host/1``, in JSON (``agent.hosts``).
 ``stage.start`` StageSpec → Progress …, then Loaded or Stalled. ``stage.connect`` ConnectStage → ().
 ``node.clock`` () → Clock. ``node.reach`` Reach → Reached. ``node.multicast`` Multicast → ().
@@ -36,6 +37,13 @@ from potluck.types.arithmetic import Arithmetic, ArithmeticChoice
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.memory import MemoryPlan
 from potluck.types.node import HeldStage
+from potluck.types.placement import (
+    DEFAULT_NUM_STREAMS,
+    LayoutStage,
+    Objective,
+    Prediction,
+    Rebalance,
+)
 from potluck.types.quantization import Quantization
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
@@ -92,6 +100,12 @@ class Multicast(msgspec.Struct, frozen=True, kw_only=True):
     """Send ``nonce`` to the multicast group of discovery, once."""
 
     nonce: Annotated[bytes, msgspec.Meta(min_length=NUM_NONCE_BYTES, max_length=NUM_NONCE_BYTES)]
+
+
+class AskSpeeds(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast models of this shape (see ``types.speed``) are on a node, and how fast its links."""
+
+    model_shape: str
 
 
 class CheckModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -268,7 +282,10 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     record that has one counts more. ``num_recoveries`` counts how often it was ready again after a
     loss, the last time ``recovery_seconds`` after it. ``ready_in_seconds`` is what its coordinator
     expected when it published this, where it is not ready and that is known. ``successor`` is the
-    node that the coordinator, which is about to leave, wants to be followed by.
+    node that the coordinator, which is about to leave, wants to be followed by. Plans are best at
+    the ``objective``, with ``num_streams``, or are the ``layout`` if there is one; ``prediction`` is of the plan in force, None if it was
+    made without one. ``rebalance`` says whether it moves to a better plan, and ``rebalance_note``
+    in a line what such a plan would gain, or why the last one was left.
     """
 
     deployment: DeploymentId
@@ -302,6 +319,12 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     recovery_seconds: float | None = None
     ready_in_seconds: float | None = None
     successor: NodeId | None = None
+    objective: Objective = Objective.LATENCY
+    num_streams: int = DEFAULT_NUM_STREAMS
+    layout: tuple[LayoutStage, ...] = ()
+    rebalance: Rebalance = Rebalance.AUTO
+    prediction: Prediction | None = None
+    rebalance_note: str = ""
 
     def supersedes(self, other: DeploymentRecord) -> bool:
         """Whether this is the later word on the same deployment."""
@@ -327,6 +350,10 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     arithmetic: ArithmeticChoice = ArithmeticChoice.EXACT
     recovery_wait_seconds: float = DEFAULT_RECOVERY_WAIT_SECONDS
     num_spares: int = 0
+    objective: Objective = Objective.LATENCY
+    num_streams: int = DEFAULT_NUM_STREAMS
+    rebalance: Rebalance = Rebalance.AUTO
+    layout: tuple[LayoutStage, ...] = ()
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):

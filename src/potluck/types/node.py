@@ -6,7 +6,7 @@ import msgspec
 
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
-from potluck.types.hardware import ProbeReport, Rates
+from potluck.types.hardware import Figures, ProbeReport, Rates
 from potluck.types.memory import MemoryPool
 from potluck.types.quantization import Quantization
 from potluck.types.unit import Role
@@ -21,7 +21,8 @@ class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
     ``is_shared``: its memory is the host's. ``reason`` says why it has its role: of one that is
     out, why no stage can run on it. ``rates`` are what a small program reached on it.
     ``arithmetics`` are those that it computes in as it is asked; none for a backend that has one
-    of its own.
+    of its own. ``figures`` are those of its device through this backend. ``usable_cores`` is how
+    many cores' time its threads get at most together, where a control group limits that.
     """
 
     unit_id: UnitId
@@ -34,6 +35,8 @@ class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     rates: Rates = Rates()
     arithmetics: tuple[Arithmetic, ...] = ()
+    figures: Figures = Figures()
+    usable_cores: float | None = None
 
 
 class HeldStage(msgspec.Struct, frozen=True, kw_only=True):

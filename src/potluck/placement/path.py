@@ -1,0 +1,121 @@
+"""Placement as a path problem: which units, in which order, take which part of a row of items.
+
+The items of a model are its embedding, its decoder layers and its head, in this order. Every stage
+takes a contiguous range of them that is not empty. Each unit has at most one stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+Bytes: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PathProblem:
+    """Units, items and links of one problem. Arrays are not to be written to.
+
+    With ``U`` units and ``I`` items:
+
+    - ``usable_bytes`` ``[U]``, ``item_bytes`` ``[U, I]``, and ``stage_bytes`` ``[U]`` for any
+      stage. A stage of all items takes ``shared_bytes`` ``[U]`` less (a tied head is the
+      embedding); a stage of the first or the last item alone takes ``lone_bytes`` ``[U, 2]`` in
+      all, which is less than the sum of its parts.
+    - ``item_seconds`` ``[U, I]`` and ``stage_seconds`` ``[U]`` in the same way.
+    - ``hop_seconds`` ``[U + 1, U + 1]``: what a step's way from one unit to another adds to its
+      time; the last row is from the source, the last column to the sink. ``busy_seconds`` of the
+      same shape: how long the link is occupied by it, at most ``hop_seconds``.
+    """
+
+    usable_bytes: Bytes
+    item_bytes: Bytes
+    stage_bytes: Bytes
+    shared_bytes: Bytes
+    lone_bytes: Bytes
+    item_seconds: Floats
+    stage_seconds: Floats
+    hop_seconds: Floats
+    busy_seconds: Floats
+
+    @property
+    def num_units(self) -> int:
+        """``U``."""
+        return len(self.usable_bytes)
+
+    @property
+    def num_items(self) -> int:
+        """``I``: the layers, the embedding and the head."""
+        return int(self.item_bytes.shape[1])
+
+    def bytes_of(self, cut: Cut) -> int:
+        """Return what a stage takes."""
+        unit, last = cut.unit, self.num_items
+        if (cut.start, cut.end) == (0, 1) and last > 1:
+            return int(self.lone_bytes[unit, 0])
+        if (cut.start, cut.end) == (last - 1, last) and last > 1:
+            return int(self.lone_bytes[unit, 1])
+        num_bytes = int(self.item_bytes[unit, cut.start : cut.end].sum() + self.stage_bytes[unit])
+        return num_bytes - (int(self.shared_bytes[unit]) if cut.end - cut.start == last else 0)
+
+    def seconds_of(self, cut: Cut) -> float:
+        """Return how long a stage takes for a step."""
+        unit = cut.unit
+        return float(self.item_seconds[unit, cut.start : cut.end].sum() + self.stage_seconds[unit])
+
+    def path_seconds(self, cuts: tuple[Cut, ...]) -> float:
+        """Return how long a step takes from the source through all stages to the sink."""
+        ends = [-1, *(cut.unit for cut in cuts), -1]
+        hops = sum(float(self.hop_seconds[a, b]) for a, b in pairwise(ends))
+        return hops + sum(map(self.seconds_of, cuts))
+
+    def bottleneck_seconds(self, cuts: tuple[Cut, ...]) -> float:
+        """Return how long a step occupies the stage or the link that it occupies longest."""
+        ends = [-1, *(cut.unit for cut in cuts), -1]
+        links = [float(self.busy_seconds[a, b]) for a, b in pairwise(ends)]
+        return max(*links, *map(self.seconds_of, cuts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """The items ``[start, end)`` on a unit, by its index."""
+
+    unit: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """An answer to a ``PathProblem``: stages in order, and how good it is.
+
+    ``seconds`` is what was to be least, and ``bound_seconds`` what no answer is below; they are
+    equal if the answer was proved best.
+    """
+
+    cuts: tuple[Cut, ...]
+    seconds: float
+    bound_seconds: float
+
+    @property
+    def gap(self) -> float:
+        """How much better another answer could be, as a part of this one's seconds."""
+        return max(0.0, 1 - self.bound_seconds / self.seconds) if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughputPath:
+    """Stages for several streams.
+
+    With ``num_in_flight`` steps of ``num_sequences`` sequences each (the last may have fewer),
+    all streams get a token every ``path.seconds``.
+    """
+
+    path: Path
+    num_in_flight: int
+    num_sequences: int

@@ -1,0 +1,115 @@
+"""What a plan is to achieve, and what is predicted of it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from potluck.types.cluster import NodeId, UnitId
+
+
+class Objective(enum.Enum):
+    """What the best plan is best at."""
+
+    LATENCY = "latency"
+    """Least time per token of one stream."""
+    THROUGHPUT = "throughput"
+    """Most tokens per second of several streams together."""
+
+
+class Rebalance(enum.Enum):
+    """Whether a deployment moves when a much better plan is found."""
+
+    AUTO = "auto"
+    ASK = "ask"
+    """The better plan is shown; ``potluck rebalance`` carries it out."""
+    NEVER = "never"
+
+
+DEFAULT_NUM_STREAMS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutStage:
+    """A stage that the user wants: so many decoder layers on this unit.
+
+    The first stage of a layout has the embedding too, and the last one the head.
+    """
+
+    node_id: NodeId
+    unit_id: UnitId
+    num_layers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preferences:
+    """What a plan is made for.
+
+    ``num_streams`` decode at once where throughput counts. Decoding is predicted for sequences of
+    ``context_tokens``, the time to the first token for a prompt of ``prompt_tokens``. A ``layout``
+    leaves nothing to choose; with an empty one the best plan is looked for.
+    """
+
+    objective: Objective = Objective.LATENCY
+    num_streams: int = DEFAULT_NUM_STREAMS
+    context_tokens: int = 512
+    prompt_tokens: int = 512
+    layout: tuple[LayoutStage, ...] = ()
+
+
+class Basis(enum.Enum):
+    """What a prediction rests on, best first. The margin is that of the worst figure in it."""
+
+    SERVED = "served"
+    """Steps of this model that the unit has computed, or frames that the link has carried."""
+    MEASURED = "measured"
+    """The trial of the unit's backend, or a probe of the link."""
+    TABLE = "table"
+    ASSUMED = "assumed"
+    """Nothing is known: a cautious default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePrediction:
+    """One stage: seconds per step within the engine, and per hop to what follows it.
+
+    ``decode_seconds`` is of a step of one sequence, ``loaded_seconds`` of a step as it is when
+    ``Preferences.num_streams`` decode, ``prefill_seconds_per_token`` of a long chunk.
+    ``hop_seconds`` is what the next stage (of the last stage: the coordinator) gets a step of one
+    sequence later.
+    """
+
+    node_id: NodeId
+    unit_id: UnitId
+    decode_seconds: float
+    loaded_seconds: float
+    prefill_seconds_per_token: float
+    hop_seconds: float
+    basis: Basis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Of a whole plan.
+
+    ``entry_seconds`` is the hop from the coordinator to the first stage. ``token_seconds`` is the
+    time per token of one stream, ``tokens_per_second`` its inverse, ``total_tokens_per_second``
+    that of ``num_streams`` streams together with ``steps_in_flight`` steps at a time. The
+    ``bottleneck`` is the index of the stage that limits that rate; None where the way through all
+    stages and back does. ``margin`` is relative: measured times are expected within
+    ``1 ± margin`` of these. ``gap``: no plan is better than this one by more than this part, 0 if
+    it was proved best.
+    """
+
+    stages: tuple[StagePrediction, ...]
+    entry_seconds: float
+    token_seconds: float
+    tokens_per_second: float
+    first_token_seconds: float
+    prompt_tokens: int
+    num_streams: int
+    total_tokens_per_second: float
+    steps_in_flight: int
+    bottleneck: int | None
+    margin: float
+    gap: float = 0.0

@@ -1,0 +1,55 @@
+"""How fast units and links are, as they were measured while they were used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from potluck.types.cluster import NodeId, UnitId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """What one kind of step took on one kind of stage: the median of recent steps, in seconds.
+
+    The stage has ``num_layers`` decoder layers, and the embedding or the head as it says. The step
+    has ``num_tokens`` new tokens of ``num_sequences`` sequences, which have ``context_tokens`` each
+    on average, the new ones included. A step with as many tokens as sequences decodes, one with
+    more prefills. ``seconds`` is the time within the engine, without edges.
+    """
+
+    num_layers: int
+    has_embedding: bool
+    has_head: bool
+    num_sequences: int
+    num_tokens: int
+    context_tokens: int
+    seconds: float
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSpeed:
+    """The way from the node that reports this to ``node_id``.
+
+    ``latency_seconds`` is one way: half of a round trip of a small frame over an edge's connection.
+    ``bytes_per_second`` is what a large frame reached. ``num_samples`` counts the measurements,
+    of which both are medians; the last was ``age_seconds`` ago.
+    """
+
+    node_id: NodeId
+    latency_seconds: float
+    bytes_per_second: float
+    num_samples: int
+    age_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpeeds:
+    """What a node has measured: of one model on its units, and of its links to others.
+
+    ``step_times`` are by unit, of models of the shape that was asked for (``model_shape``).
+    """
+
+    node_id: NodeId
+    step_times: dict[UnitId, tuple[StepTime, ...]] = field(default_factory=dict)
+    links: tuple[LinkSpeed, ...] = ()
