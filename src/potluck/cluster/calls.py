@@ -273,19 +273,20 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     Weights that ``is_mapped`` speaks of stay in a file on every node. ``arithmetic`` is that of
     every stage on a CPU; None until the first plan has fixed a fast one, which later plans keep.
     ``arithmetic_note`` says in a line what it gains or costs; it may be empty. ``fingerprint`` is
-    that of the model at the node that it was deployed from; None if nobody looked.
-    ``done_bytes`` and ``total_bytes`` are the weights loaded so far. ``remarks`` say which weights
-    get another format than ``quantization`` has for them. ``sampling_defaults`` are the model's.
-    Requests wait ``recovery_wait_seconds`` for stages before they fail. ``num_spares`` further
-    nodes hold each stage. ``holders`` are the nodes that knew of the deployment when its epoch was
-    claimed; with ``has_quorum`` enough of them agreed to it (see ``Claim``), and without it every
-    record that has one counts more. ``num_recoveries`` counts how often it was ready again after a
-    loss, the last time ``recovery_seconds`` after it. ``ready_in_seconds`` is what its coordinator
-    expected when it published this, where it is not ready and that is known. ``successor`` is the
-    node that the coordinator, which is about to leave, wants to be followed by. Plans are best at
-    the ``objective``, with ``num_streams``, or are the ``layout`` if there is one; ``prediction`` is of the plan in force, None if it was
-    made without one. ``rebalance`` says whether it moves to a better plan, and ``rebalance_note``
-    in a line what such a plan would gain, or why the last one was left.
+    that of the model at the node that it was deployed from; None if nobody looked. ``done_bytes``
+    and ``total_bytes`` are the weights loaded so far. ``remarks`` say which weights get another
+    format than ``quantization`` has for them. ``sampling_defaults`` are the model's. Requests wait
+    ``recovery_wait_seconds`` for stages before they fail. ``num_spares`` further nodes hold each
+    stage. ``holders`` are the nodes that knew of the deployment when its epoch was claimed; with
+    ``has_quorum`` enough of them agreed to it (see ``Claim``), and without it every record that has
+    one counts more. ``num_recoveries`` counts how often it was ready again after a loss, the last
+    time ``recovery_seconds`` after it. ``ready_in_seconds`` is what its coordinator expected when
+    it published this, where it is not ready and that is known. ``successor`` is the node that the
+    coordinator, which is about to leave, wants to be followed by. Plans are best at the
+    ``objective``, with ``num_streams``, or are the ``layout`` if there is one; ``prediction`` is of
+    the plan in force, None if it was made without one. ``rebalance`` says whether it moves to a
+    better plan, and ``rebalance_note`` in a line what such a plan would gain, or why the last one
+    was left.
     """
 
     deployment: DeploymentId
