@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from potluck.cluster.coordinator.sharing import Pool, fair_shares
+from potluck.placement.sharing import Pool, fair_shares
 from potluck.quantities import format_bytes
 from potluck.types.cluster import NodeId, Rejection, UnitOffer
 from potluck.types.node import NodeReport, UnitReport
