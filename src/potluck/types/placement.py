@@ -15,6 +15,8 @@ class Objective(enum.Enum):
     """Least time per token of one stream."""
     THROUGHPUT = "throughput"
     """Most tokens per second of several streams together."""
+    MEMORY = "memory"
+    """Every unit in proportion to its memory, so that the fullest is least full."""
 
 
 class Rebalance(enum.Enum):

@@ -10,7 +10,6 @@ import msgspec
 from potluck.catalog import ModelDescription
 from potluck.cluster.coordinator.costs import mixed_cost, model_cost, most_host_bytes
 from potluck.cluster.coordinator.keeping import Holding, is_of_size, keep_and_fill, kept, released
-from potluck.cluster.coordinator.offering import Offered, offers, reason_against
 from potluck.cluster.coordinator.planning import on_unit
 from potluck.engines.costs import CostOf, check_backend
 from potluck.errors import (
@@ -21,6 +20,7 @@ from potluck.errors import (
 )
 from potluck.loading import StageSize, program_to_count, stronger_quantizations, what_fits
 from potluck.placement import place
+from potluck.placement.offering import Offered, offers, reason_against
 from potluck.types.cluster import ModelCost, NodeId, Plan, Rejection, UnitId
 from potluck.types.node import NodeReport, UnitReport
 from potluck.types.program import Shard

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.cluster.coordinator.sharing import Pool, fair_shares
+from potluck.placement.sharing import Pool, fair_shares
 
 
 def pool(left_bytes: int, *members: int) -> Pool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from support import hardware
 
-from potluck.cluster.coordinator.offering import headroom_bytes, offers
+from potluck.placement.offering import headroom_bytes, offers
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.memory import MemoryPool
 from potluck.types.node import CPU_UNIT, NodeReport, UnitReport
