@@ -54,7 +54,9 @@ def usable_cores(system: System, *, num_affine_cores: int) -> UsableCores:
         if quota is not None and quota < least:
             least, reason = quota, f"control group {group.directory} allows {quota:.3g}"
     return UsableCores(
-        num_cores=max(1, math.ceil(least)), reason=reason, core_seconds_per_second=least
+        num_cores=max(1, math.ceil(least)),
+        reason=reason,
+        core_seconds_per_second=least if least > 0 else 1.0,
     )
 
 

@@ -84,7 +84,7 @@ class SpeedRecords:
         records = cls(version)
         try:
             decoded = msgspec.json.decode(document, type=_Document)
-        except ValueError as error:  # DecodeError, or text that is no UTF-8
+        except (ValueError, RecursionError) as error:  # no such document, no UTF-8, too deep
             raise ParameterError("step times", str(error)) from error
         if decoded.version != version:
             return records
