@@ -29,6 +29,7 @@ from potluck.quantities import format_bytes, format_seconds
 from potluck.types.engine import LoadableEngine
 from potluck.types.memory import MemoryLimit, MemoryPlan
 from potluck.types.program import Shard
+from potluck.types.speed import model_shape
 from potluck.weights.report import remark_lines
 
 _log = logging.getLogger(__name__)
@@ -36,12 +37,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedShare:
-    """A stage, the plan that it was loaded by, and what that took."""
+    """A stage, the plan that it was loaded by, and what that took.
+
+    ``model_shape`` (see ``types.speed``) says with which models' step times its own compare.
+    """
 
     stage: LoadedStage
     memory: MemoryPlan
     read_bytes: int
     seconds: float
+    model_shape: str
 
 
 def load_for(
@@ -121,7 +126,15 @@ def load_for(
         memory=plan.memory,
         read_bytes=read_bytes,
         seconds=time.monotonic() - started,
+        model_shape=model_shape(
+            description.config, _dominant_format(plan.memory), spec.arithmetic, load.num_threads
+        ),
     )
+
+
+def _dominant_format(memory: MemoryPlan) -> str:
+    """Return the label of the format that most bytes of the weights are held in."""
+    return max(memory.weights or memory.mapped, key=lambda each: each[1])[0]
 
 
 def _room(load: Load) -> Room:
