@@ -19,7 +19,6 @@ from potluck.quantities import format_bytes
 from potluck.types.cluster import NodeId
 from potluck.types.placement import Objective, PlacedStage, Plan, Prediction, Preferences
 
-
 _LAYOUT = "for example --layout NODE=12,NODE=16"
 
 
