@@ -108,6 +108,30 @@ class AskSpeeds(msgspec.Struct, frozen=True, kw_only=True):
     model_shape: str
 
 
+class ListenForLink(msgspec.Struct, frozen=True, kw_only=True):
+    """Listen for a connection of the caller that measures the link, with this ``number`` in it.
+
+    The caller may be busy with measurements for ``budget_seconds`` more.
+    """
+
+    number: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+    budget_seconds: float
+
+
+class LinkListening(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The connection is awaited at this address, by a node that may spend ``budget_seconds``."""
+
+    host: str
+    port: int
+    budget_seconds: float
+
+
+class LinkBusy(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The node is being measured already, or may not be again for ``wait_seconds``."""
+
+    wait_seconds: float
+
+
 class CheckModel(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a node can read a model."""
 
@@ -475,5 +499,6 @@ class GenerateFailure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return EngineError(self.message, hint=self.hint)
 
 
+LinkAnswer = LinkListening | LinkBusy
 StartEvent = Progress | Loaded | Stalled
 GenerateAnswer = Tokens | GenerateFailure
