@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from potluck.types.cluster import NodeId, UnitId
+
+if TYPE_CHECKING:
+    from potluck.types.arithmetic import Arithmetic
+    from potluck.types.model import ModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,3 +58,36 @@ class NodeSpeeds:
     node_id: NodeId
     step_times: dict[UnitId, tuple[StepTime, ...]] = field(default_factory=dict)
     links: tuple[LinkSpeed, ...] = ()
+
+
+def model_shape(
+    config: ModelConfig, format_label: str, arithmetic: Arithmetic, num_threads: int
+) -> str:
+    """Return a name for everything but depth that step times depend on, on one unit.
+
+    ``format_label`` is the format of most bytes of the model's matrices as they are loaded,
+    ``num_threads`` the worker's. Models of one shape whose number of layers differs have one name.
+    It has letters, digits, ``-``, ``_`` and ``.`` only and at most 150 characters.
+    """
+    experts = config.experts
+    windows = [window for window in config.sliding_windows if window is not None]
+    parts = [
+        config.family,
+        f"h{config.hidden_size}",
+        f"i{config.intermediate_size}",
+        f"q{config.num_heads}",
+        f"kv{config.num_kv_heads}",
+        f"d{config.head_dim}",
+        f"v{config.vocab_size}",
+        *([f"w{min(windows)}"] if windows else []),
+        *(
+            [f"e{experts.num_experts}.{experts.num_experts_per_token}.{experts.width}"]
+            if experts is not None
+            else []
+        ),
+        format_label,
+        arithmetic.value,
+        f"t{num_threads}",
+    ]
+    kept = (c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in "-".join(parts))
+    return "".join(kept)[:150]
