@@ -228,12 +228,10 @@ def _batch_slowdown(read: Estimate, chunk: Estimate) -> float:
     """Return how many times longer 8 tokens take than 1, from both ends of the curve."""
     alone = TRIAL_BYTES / read.value
     together = 8 * TRIAL_WEIGHTS / chunk.value
-    return min(8.0, max(1.0, (1.0 + (1.5 * together / alone) ** 2) ** 0.5))
+    return min(8.0, max(1.0, math.hypot(1.0, 1.5 * together / alone)))
 
 
-def _layer_seconds(
-    decode: Estimate | None, read: Estimate | None, *, is_shared: bool
-) -> Estimate:
+def _layer_seconds(decode: Estimate | None, read: Estimate | None, *, is_shared: bool) -> Estimate:
     """Return what a layer takes besides reading, from the trial and the rate of reading alone."""
     if decode is None or read is None or read.basis is not Basis.MEASURED or is_shared:
         value = _SHARED_LAYER_SECONDS if is_shared else _OWN_LAYER_SECONDS

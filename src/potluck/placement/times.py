@@ -273,7 +273,7 @@ def _is_sane(step: StepTime) -> bool:
         and 1 <= step.num_sequences <= step.num_tokens <= _MOST_COUNT
         and 0 <= step.num_layers <= _MOST_COUNT
         and 0 <= step.context_tokens <= _MOST_COUNT
-        and 1 <= step.num_samples
+        and step.num_samples >= 1
         and (step.num_layers > 0 or step.has_embedding or step.has_head)
     )
 

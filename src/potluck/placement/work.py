@@ -16,6 +16,7 @@ from potluck.models.program import build_program
 from potluck.models.work import attention_multiply_adds, cache_bytes_per_position
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.model import ModelConfig
+from potluck.types.profile import ModelProfile
 from potluck.types.program import (
     Attention,
     Embed,
@@ -102,21 +103,18 @@ _NO_FORMAT = TensorFormat.F32
 
 
 def model_work(
-    config: ModelConfig,
-    stored: Mapping[str, TensorInfo],
-    quantization: Quantization,
-    loaded_bytes: LoadedBytes,
+    profile: ModelProfile, quantization: Quantization, loaded_bytes: LoadedBytes
 ) -> ModelWork:
     """Return what the parts of a model read and compute.
 
-    ``stored`` has the model's tensors as its files do, by canonical name. Raises ``KeyError`` if
-    one is missing.
+    Raise ``KeyError`` if a tensor is missing, and the error of one that cannot be loaded.
     """
+    config = profile.config
     program = _program(config)
     specs = {spec.name: spec for spec in program.weights}
 
     def loaded(name: str) -> TensorInfo:
-        info = stored[name]
+        info = profile.info(name)
         format = quantization.target(specs[name], info, config.num_layers)
         return TensorInfo(name=name, shape=info.shape, format=format)
 
