@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ def test_several_streams_get_the_best_of_all_answers_on_small_fleets(part: int) 
             paths, bottlenecks = all_answers(for_sequences(problem, num_sequences))
             periods = np.maximum(paths, num_in_flight * bottlenecks)
             best = min(best, periods.min(initial=math.inf))
-        found = best_throughput(lambda n, problem=problem: for_sequences(problem, n), num_streams)
+        found = best_throughput(partial(for_sequences, problem), num_streams)
         if not math.isfinite(best):
             assert found is None
             continue
