@@ -11,7 +11,7 @@ from potluck.placement.sizes import on_unit
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.node import NodeReport
-from potluck.types.placement import Plan, Rejection
+from potluck.types.placement import Plan, Prediction, Rejection
 from potluck.types.quantization import Quantization
 from potluck.types.stage import StagePlan, StageSize
 from potluck.types.unit import NATIVE
@@ -31,6 +31,7 @@ class PlannedModel:
     stages: tuple[PlannedStage, ...]
     rejections: tuple[Rejection, ...]
     needs_room: bool = False
+    prediction: Prediction | None = None
     held: tuple[Holding, ...] = ()
 
     @property
@@ -82,6 +83,7 @@ def planned_model(
         arithmetic_note="",
         stages=tuple(stages),
         rejections=(*plan.rejections, *rejections),
+        prediction=plan.prediction,
     )
 
 

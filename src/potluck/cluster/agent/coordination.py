@@ -37,7 +37,7 @@ from potluck.cluster.calls import (
 )
 from potluck.cluster.coordinator.attempt import Surroundings
 from potluck.cluster.coordinator.deployment import Deployment
-from potluck.cluster.coordinator.planning import placement_fields, size_of
+from potluck.cluster.coordinator.planning import placement_fields, preferences_of, size_of
 from potluck.cluster.coordinator.survey import plan_model
 from potluck.cluster.membership import Membership
 from potluck.cluster.trust.credentials import Credentials
@@ -122,6 +122,7 @@ class Coordination:
             size,
             may_quantize=record.may_quantize,
             arithmetic=record.arithmetic,
+            preferences=preferences_of(record),
             cost_of=self._cost_of,
         )
         return msgspec.structs.replace(record, **placement_fields(planned))
