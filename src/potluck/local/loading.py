@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from potluck.catalog import ModelDescription, read_profile
 from potluck.engines.arithmetic_choice import arithmetic_of_weights, arithmetic_on
-from potluck.loading import PackedCache, Room, StageSize, stronger_quantizations
+from potluck.loading import PackedCache, Room, StageSize
 from potluck.loading.prepare import (
     LoadPlan,
     PreparedStages,
@@ -16,6 +16,7 @@ from potluck.loading.prepare import (
 )
 from potluck.local.stages import split_evenly
 from potluck.local.units import LocalUnit
+from potluck.placement.sizes import stronger_quantizations
 from potluck.probe.cores import default_num_threads
 from potluck.probe.memory import available_memory
 from potluck.scheduling import MAX_STEP_TOKENS

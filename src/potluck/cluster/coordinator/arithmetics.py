@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from potluck.cluster.coordinator.planning import PlannedModel
 from potluck.engines.arithmetic_choice import speeds_up
 from potluck.errors import EngineError, InsufficientMemoryError
 from potluck.placement.offering import reason_against
+from potluck.placement.planned import PlannedModel
 from potluck.types.arithmetic import FASTEST_FIRST, Arithmetic
-from potluck.types.cluster import Rejection
 from potluck.types.node import NodeReport, UnitReport
+from potluck.types.placement import Rejection
 from potluck.types.tensor import TensorFormat
 from potluck.types.unit import NATIVE
 
