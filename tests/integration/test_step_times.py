@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 from support.hosted_stages import (
     CONTEXT_TOKENS,
     DEPLOYMENT,
@@ -27,6 +28,7 @@ from potluck.cluster.calls import AskSpeeds, StageScope, decode, encode
 from potluck.cluster.membership import MethodTable
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.node import CPU_UNIT
+from potluck.types.quantization import Quantization
 from potluck.types.speed import LinkSpeed, NodeSpeeds, StepTime, model_shape
 from potluck.types.step import SamplingParams, SequenceOpening
 
@@ -127,5 +129,21 @@ def test_what_was_measured_last_is_asked_for_before_a_worker_is_ended(tmp_path: 
             await ours.host.stop(StageScope(deployment=DEPLOYMENT, epoch=epoch(1)))
             (decode,) = [each for each in ours.speeds.of(SHAPE)[CPU_UNIT] if each.num_tokens == 1]
             assert (decode.has_embedding, decode.has_head) == (True, True)
+
+    asyncio.run(run())
+
+
+def test_stages_of_one_model_have_one_shape_those_without_layers_too(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(60), node(tmp_path) as ours:
+            specs = [
+                msgspec.structs.replace(spec, quantization=Quantization.Q4_K)
+                for spec in stage_specs([0, 1, NUM_LAYERS], epoch(1))
+            ]
+            assert [spec.start_layer == spec.end_layer for spec in specs] == [1, 0, 0, 1]
+            loaded = await asyncio.gather(*map(ours.start, specs))
+            assert {each.model_shape for each in loaded} == {
+                model_shape(describe_model("demo").config, "q4_k", Arithmetic.EXACT, 1)
+            }
 
     asyncio.run(run())
