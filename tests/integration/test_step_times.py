@@ -41,6 +41,13 @@ LINK = LinkSpeed(
 )
 
 
+class Links:
+    """As ``agent.links``."""
+
+    async def settled(self, within_seconds: float) -> tuple[LinkSpeed, ...]:
+        return (LINK,)
+
+
 def serve(pipeline: Pipeline) -> None:
     """Prompts of 64 tokens and their continuations, for a while."""
     deadline = time.monotonic() + SERVED_SECONDS
@@ -65,11 +72,11 @@ async def asked(ours: Node, shape: str = SHAPE) -> NodeSpeeds:
     unused = cast(Any, SimpleNamespace())
     facts = NodeFacts(node_id=NODE, address="", memory_limit_bytes=None, num_threads=1)
     calls = NodeCalls(
-        facts, unused, unused, unused, ours.host, unused, unused, ours.speeds, lambda: (LINK,)
+        facts, unused, unused, unused, ours.host, unused, unused, ours.speeds, cast(Any, Links())
     )
     calls.register(methods)
     handler = await methods.find("node.speeds")
-    async for answer in handler(NODE, encode(AskSpeeds(model_shape=shape))):
+    async for answer in handler(NODE, encode(AskSpeeds(model_shapes=(shape, "unknown")))):
         return decode(answer, NodeSpeeds)
     raise AssertionError("there is one answer")
 
@@ -77,7 +84,7 @@ async def asked(ours: Node, shape: str = SHAPE) -> NodeSpeeds:
 def of_stage(speeds: NodeSpeeds, *, has_head: bool, num_tokens: int) -> StepTime:
     (found,) = [
         each
-        for each in speeds.step_times[CPU_UNIT]
+        for each in speeds.step_times[SHAPE][CPU_UNIT]
         if each.has_head == has_head and (each.num_tokens > 1) == (num_tokens > 1)
     ]
     return found

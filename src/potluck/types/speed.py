@@ -75,11 +75,11 @@ class LinkSpeed:
 class NodeSpeeds:
     """What a node has measured: of one model on its units, and of its links to others.
 
-    ``step_times`` are by unit, of models of the shape that was asked for (``model_shape``).
+    ``step_times`` are by shape (``model_shape``) and unit, of the shapes that were asked for.
     """
 
     node_id: NodeId
-    step_times: dict[UnitId, tuple[StepTime, ...]] = field(default_factory=dict)
+    step_times: dict[str, dict[UnitId, tuple[StepTime, ...]]] = field(default_factory=dict)
     links: tuple[LinkSpeed, ...] = ()
 
 
