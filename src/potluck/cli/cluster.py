@@ -23,6 +23,7 @@ from potluck.cli.options import (
     state_directory,
 )
 from potluck.cli.output import emit_json, note
+from potluck.cli.speed_lines import speed_lines
 from potluck.cli.tables import deployment_lines, mapped_text, node_lines, stage_lines
 from potluck.cluster.agent.control import ask
 from potluck.cluster.agent.state import StateDirectory
@@ -155,6 +156,7 @@ def ps(json: JsonOption = False, state: StateOption = None) -> None:
     for deployment in result["deployments"]:
         print()
         _print_lines(deployment_lines(deployment))
+        _print_lines(speed_lines(deployment))
     if not result["deployments"]:
         print("\nnothing is deployed; potluck deploy MODEL")
 

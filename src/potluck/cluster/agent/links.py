@@ -64,6 +64,9 @@ _BUSY_FRAMES_SECONDS = 0.02
 _UNCOUNTED_BYTES = 2 * 2 * sum(SIZES)
 """What passes in both directions at most, where the kernel does not count."""
 
+_SETTLE_SECONDS = 1.0
+"""For the links of nodes that have just joined: the call for the speeds has a few seconds."""
+
 _END_SECONDS = 1.0
 
 _MOST_FIGURES = 4096
@@ -244,11 +247,14 @@ class Links:
         )
         return tuple(each for each in found if each is not None)
 
-    async def settled(self, *, within_seconds: float) -> tuple[LinkSpeed, ...]:
-        """Return ``speeds`` once the links to all members were measured, or after that time."""
+    async def settled(self) -> tuple[LinkSpeed, ...]:
+        """Return ``speeds``, after a moment if nodes have joined that are about to be measured."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(within_seconds):
-                while any(node not in self._figures for node in self._membership.nodes()):
+            async with asyncio.timeout(_SETTLE_SECONDS):
+                while self._budget.wait_seconds(self._clock()) == 0 and any(
+                    node not in self._figures and self._schedule.is_new(node)
+                    for node in self._membership.nodes()
+                ):
                     self._news.clear()
                     await self._news.wait()
         return self.speeds()
@@ -287,6 +293,7 @@ class Links:
         except PotluckError as error:
             _log.debug("the link to node %s was not measured: %s", node_id, error.message)
             self._schedule.failed(node_id, self._clock())
+            self._news.set()
 
     async def _measure(self, node_id: NodeId) -> None:
         budget_seconds = self._budget.available(self._clock())

@@ -25,9 +25,11 @@ from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.deployment_calls import DeploymentCalls
 from potluck.cluster.agent.diagnosis import diagnose
 from potluck.cluster.agent.hardware import Hardware
+from potluck.cluster.agent.hosted_stage import HostedStage
 from potluck.cluster.agent.hosts import HostAnswer, ask_hosts
 from potluck.cluster.agent.leaving import Leaving
 from potluck.cluster.agent.links import Links
+from potluck.cluster.agent.measured_speeds import MeasuredSpeeds
 from potluck.cluster.agent.member_events import MemberEvents
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.node import NodeFacts
@@ -46,6 +48,7 @@ from potluck.cluster.calls import DeploymentRecord, Named, decode, encode
 from potluck.cluster.membership import Membership, MembershipConfig, MethodTable, PemPaths
 from potluck.cluster.trust import pem_files
 from potluck.cluster.trust.authority import cluster_id, derive_authority, issue_credentials
+from potluck.cluster.worker.messages import Stats
 from potluck.engines.costs import cost_of
 from potluck.errors import CallError
 from potluck.probe.cache import ProbeCache, default_cache_path
@@ -55,6 +58,7 @@ from potluck.probe.probe import Measuring, ProbeOptions
 from potluck.types.cluster import NodeId
 from potluck.types.gateway import ModelMetrics
 from potluck.types.sequence import CommittedToken, SequenceRequest
+from potluck.types.speed import LinkSpeed
 from potluck.types.unit import backend_of
 
 _log = logging.getLogger(__name__)
@@ -104,22 +108,45 @@ class Agent:
             opened.push_async_callback(membership.close)
             background = Background()
             outages = UnitOutages()
+            num_threads = config.num_threads or default_num_threads()
             units = NodeUnits(lambda: hardware.report, config.unit_choice, outages.reasons)
+            speeds = MeasuredSpeeds(state.step_times, units, num_threads=num_threads)
+            opened.callback(speeds.close)
+            links = Links(
+                membership,
+                credentials,
+                listen_host=config.listen.host,
+                spawn=background.spawn,
+                is_busy=lambda: stages.is_serving or bool(coordination.coordinated),
+            )
+
+            def measured(stage: HostedStage, stats: Stats) -> None:
+                speeds.took(stage, stats)
+                if stats.way is not None:
+                    links.used(stats.way.node_id, stats.way.path)
+
+            async def link_speeds() -> tuple[LinkSpeed, ...]:
+                for node, path in coordination.paths_in_use():
+                    links.used(node, path)
+                return await links.settled()
+
             stages = StageHost(
                 credentials,
                 state.workers,
                 units,
                 listen_host=config.listen.host,
-                num_threads=config.num_threads or default_num_threads(),
+                num_threads=num_threads,
                 packed_cache_bytes=config.packed_cache_bytes,
                 unit_step_seconds=config.stage_step_seconds,
                 stall_seconds=config.stall_seconds,
                 unit_failed=outages.failed,
                 report_lost=partial(report_lost, membership),
+                measured=measured,
                 orphan_seconds=config.orphan_seconds,
             )
             opened.push_async_callback(stages.stop_all)
             opened.push_async_callback(background.close)
+            opened.push_async_callback(links.close)
             # Others see this node leave before its stages end, and so plan without it.
             opened.push_async_callback(membership.close)
             care = UnitCare(
@@ -146,10 +173,6 @@ class Agent:
             outlooks = Outlooks(membership)
             takeovers = Takeovers(membership, coordination, outlooks, spawn=background.spawn)
             relaying = Relaying(membership, coordination, outlooks)
-            links = Links(
-                membership, credentials, listen_host=config.listen.host, spawn=background.spawn
-            )
-            opened.push_async_callback(links.close)
             facts = NodeFacts(
                 node_id=node_id,
                 address=str(membership.address),
@@ -157,7 +180,15 @@ class Agent:
                 num_threads=config.num_threads,
             )
             node_calls = NodeCalls(
-                facts, membership, hardware, units, stages, coordination, fingerprints
+                facts,
+                membership,
+                hardware,
+                units,
+                stages,
+                coordination,
+                fingerprints,
+                speeds,
+                link_speeds,
             )
             node_calls.register(methods)
             StageCalls(stages).register(methods)
@@ -166,6 +197,7 @@ class Agent:
             links.register(methods)
             methods.complete()
             background.spawn(care.run())
+            background.spawn(speeds.run(stages.collect))
             background.spawn(takeovers.run())
             background.spawn(links.run())
 
