@@ -62,9 +62,11 @@ async def asked(ours: Node, shape: str = SHAPE) -> NodeSpeeds:
     methods = MethodTable()
     unused = cast(Any, SimpleNamespace())
     facts = NodeFacts(node_id=NODE, address="", memory_limit_bytes=None, num_threads=1)
-    calls = NodeCalls(
-        facts, unused, unused, unused, ours.host, unused, unused, ours.speeds, lambda: (LINK,)
-    )
+
+    async def links() -> tuple[LinkSpeed, ...]:
+        return (LINK,)
+
+    calls = NodeCalls(facts, unused, unused, unused, ours.host, unused, unused, ours.speeds, links)
     calls.register(methods)
     handler = await methods.find("node.speeds")
     async for answer in handler(NODE, encode(AskSpeeds(model_shape=shape))):
