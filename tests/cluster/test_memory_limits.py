@@ -15,7 +15,7 @@ from support.confinement import control_group, inside
 from support.sparse_models import SparseModel
 
 from potluck import Model
-from potluck.catalog import describe_model
+from potluck.catalog import describe_model, read_profile
 from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.cluster.coordinator.costs import model_cost
 from potluck.loading import StageSize
@@ -76,7 +76,7 @@ def cost_of(model: Path) -> ModelCost:
         max_step_tokens=CONTEXT,
         num_threads=1,
     )
-    return model_cost(describe_model(str(model)), size)
+    return model_cost(read_profile(describe_model(str(model))), size)
 
 
 def ask_json(agent: AgentProcess, command: str, model: Path) -> Document:

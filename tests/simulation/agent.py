@@ -66,6 +66,7 @@ from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.cluster import DeploymentId, Epoch, ModelCost, NodeId, UnitOffer
 from potluck.types.memory import MemoryPlan
 from potluck.types.node import CPU_UNIT, HeldStage
+from potluck.types.profile import ModelProfile
 from potluck.types.quantization import Quantization
 
 COST = ModelCost(
@@ -79,8 +80,8 @@ COST = ModelCost(
     lone_head_bytes=4,
 )
 
-_DESCRIPTION = cast(
-    ModelDescription,
+_PROFILE = cast(
+    ModelProfile,
     SimpleNamespace(
         config=SimpleNamespace(
             vocab_size=VOCAB_SIZE, hidden_size=8, num_layers=NUM_LAYERS, max_context_tokens=256
@@ -127,7 +128,7 @@ class ToyAttempt(Attempt):
     def __init__(
         self, deployment: ToyDeployment, around: Surroundings, record: DeploymentRecord
     ) -> None:
-        super().__init__(around, record, _DESCRIPTION, _FINGERPRINT)
+        super().__init__(around, record, _PROFILE, _FINGERPRINT)
         self._deployment = deployment
         self._is_connected = False
 
@@ -313,18 +314,18 @@ class ToyCoordination(Coordination):
 
     agent: Agent
 
-    async def _read(self, model: str) -> tuple[ModelDescription, ModelFingerprint]:
+    async def _read(self, model: str) -> tuple[ModelDescription, ModelProfile, ModelFingerprint]:
         await asyncio.sleep(0.01)
-        return _DESCRIPTION, _FINGERPRINT
+        return cast(ModelDescription, None), _PROFILE, _FINGERPRINT
 
     def _make(
-        self, record: DeploymentRecord, description: ModelDescription, print_of: ModelFingerprint
+        self, record: DeploymentRecord, profile: ModelProfile, print_of: ModelFingerprint
     ) -> Deployment:
         clock = self.agent.clock
         around = cast(Surroundings, SimpleNamespace(membership=self.agent.process))
         deployment = ToyDeployment(
             record,
-            description,
+            profile,
             print_of,
             around,
             publish=self._publish,
@@ -400,7 +401,7 @@ class Agent:
 
     async def deploy(self, record: DeploymentRecord) -> None:
         """Deploy here."""
-        deployment = self.coordination._make(record, _DESCRIPTION, _FINGERPRINT)
+        deployment = self.coordination._make(record, _PROFILE, _FINGERPRINT)
         self.coordination.coordinated[record.deployment] = deployment
         await deployment.start()
 

@@ -12,7 +12,6 @@ import potluck
 from potluck.cli.report import load_document
 from potluck.cli.tables import table
 from potluck.engines.arithmetic_choice import speeds_up
-from potluck.engines.backends import NATIVE
 from potluck.engines.roofline import Limits
 from potluck.local import Model
 from potluck.local.bounds import Bounds, PhaseFigures
@@ -20,6 +19,7 @@ from potluck.local.measuring import Run, Workload
 from potluck.probe.cpu_cache import last_level_cache_bytes
 from potluck.quantities import format_bytes, format_rate
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
+from potluck.types.unit import NATIVE
 
 _LEAST_SHARE = 0.001
 """Ops that take less of both phases are left out of the table: they are in the document."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from potluck.engines.backends import NATIVE
 from potluck.types.arithmetic import Arithmetic, ArithmeticChoice, arithmetics_with
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from potluck.types.unit import UnitAddress
+    from potluck.types.unit import NATIVE, UnitAddress
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,8 @@ from potluck.loading.packed_cache import (
     PackedWeights,
     default_packed_folder,
 )
-from potluck.loading.plan import StagePlan, StageSize, plan_stage, program_to_count
+from potluck.loading.plan import plan_stage, program_to_count
+from potluck.types.stage import StagePlan, StageSize
 
 __all__ = [
     "NotPackedError",

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from potluck.errors import InsufficientMemoryError
-from potluck.loading.plan import StageSize
 from potluck.quantities import format_bytes
 from potluck.types.memory import MemoryLimit, MemoryPlan
 from potluck.types.quantization import Quantization
+from potluck.types.stage import StageSize
 
 _LEAST_CONTEXT_TOKENS = 256
 """A shorter context is not proposed: it would hold little more than a question."""

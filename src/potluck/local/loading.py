@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 
-from potluck.catalog import ModelDescription, open_headers, open_weights
+from potluck.catalog import ModelDescription, open_weights, read_profile
 from potluck.engines.arithmetic_choice import arithmetic_of_weights, arithmetic_on
 from potluck.engines.native import make_pool
 from potluck.engines.opening import module_named
@@ -37,6 +37,7 @@ from potluck.scheduling import MAX_STEP_TOKENS
 from potluck.scheduling.blocks import blocks_for
 from potluck.types.arithmetic import ArithmeticChoice
 from potluck.types.memory import MemoryPlan
+from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 from potluck.types.ranges import require_number
@@ -53,6 +54,7 @@ class LoadPlan:
     size: StageSize
     memory: MemoryPlan
     unit: LocalUnit
+    profile: ModelProfile
 
     @property
     def product_formats(self) -> frozenset[str]:
@@ -101,60 +103,54 @@ def plan_load(
         is_on_device=unit.memory is not None,
     )
     room = Room(host=available_memory(), device=unit.memory)
-    with closing(open_headers(description)) as tensors:
+    profile = read_profile(description)
 
-        def count(size: StageSize) -> MemoryPlan:
-            return combined(
-                [each.memory for each in _plan(description, tensors, shards, size, unit)]
-            )
+    def count(size: StageSize) -> MemoryPlan:
+        return combined([each.memory for each in _plan(profile, shards, size, unit)])
 
-        if quantization is None:
-            sizes = [size, *stronger_quantizations(size)]
-            fitting = (each for each in sizes if room.holds(count(each)))
-            size = next(fitting, sizes[-1])
-        stages = _plan(description, tensors, shards, size, unit)
+    if quantization is None:
+        sizes = [size, *stronger_quantizations(size)]
+        fitting = (each for each in sizes if room.holds(count(each)))
+        size = next(fitting, sizes[-1])
+    stages = _plan(profile, shards, size, unit)
+    memory = combined([stage.memory for stage in stages])
+    of_weights = arithmetic_of_weights(size.arithmetic, _product_formats(stages))
+    if of_weights is not size.arithmetic:
+        size = replace(size, arithmetic=of_weights)
+        stages = _plan(profile, shards, size, unit)
         memory = combined([stage.memory for stage in stages])
-        of_weights = arithmetic_of_weights(size.arithmetic, _product_formats(stages))
-        if of_weights is not size.arithmetic:
-            size = replace(size, arithmetic=of_weights)
-            stages = _plan(description, tensors, shards, size, unit)
-            memory = combined([stage.memory for stage in stages])
-        require_memory(memory, room, size, count)
-    return LoadPlan(stages=stages, size=size, memory=memory, unit=unit)
+    require_memory(memory, room, size, count)
+    return LoadPlan(stages=stages, size=size, memory=memory, unit=unit, profile=profile)
 
 
 def _product_formats(stages: Sequence[StagePlan]) -> frozenset[str]:
     return frozenset().union(*(stage.product_formats for stage in stages))
 
 
-def _in_memory(
-    description: ModelDescription, tensors: FileTensorSource, plan: LoadPlan, because: str
-) -> LoadPlan:
+def _in_memory(plan: LoadPlan, because: str) -> LoadPlan:
     """The same without mapped weights; ``InsufficientMemoryError`` if that does not fit."""
     shards = [stage.shard for stage in plan.stages]
     size = replace(plan.size, is_mapped=False)
+    profile = plan.profile
 
     def count(size: StageSize) -> MemoryPlan:
-        return combined(
-            [each.memory for each in _plan(description, tensors, shards, size, plan.unit)]
-        )
+        return combined([each.memory for each in _plan(profile, shards, size, plan.unit)])
 
     memory = count(size)
     room = Room(host=available_memory(), device=plan.unit.memory)
     require_memory(memory, room, size, count, because=because)
-    stages = _plan(description, tensors, shards, size, plan.unit)
+    stages = _plan(profile, shards, size, plan.unit)
     return replace(plan, stages=stages, size=size, memory=memory)
 
 
 def _plan(
-    description: ModelDescription,
-    tensors: FileTensorSource,
+    profile: ModelProfile,
     shards: Sequence[Shard],
     size: StageSize,
     unit: LocalUnit,
 ) -> tuple[StagePlan, ...]:
     cost = module_named(unit.address.engine).COST
-    return tuple(plan_stage(description, tensors, shard, size, cost=cost) for shard in shards)
+    return tuple(plan_stage(profile, shard, size, cost=cost) for shard in shards)
 
 
 def load_stages(
@@ -184,7 +180,7 @@ def load_stages(
                 packed = _packed(description, tensors, plan, pool, cache, progress)
             except NotPackedError as error:
                 because = f"weights cannot be mapped ({error}): "
-                plan = _in_memory(description, tensors, plan, because)
+                plan = _in_memory(plan, because)
                 _log.warning("weights are loaded, not mapped: %s", error)
         stages = []
         warming_up = _progress_of(plan, on_warm_up)

@@ -32,10 +32,17 @@ def headroom_bytes(limit_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """Units that stages may be placed on, and those that may not be, with the reasons."""
+    """Units that stages may be placed on, and those that may not be, with the reasons.
+
+    ``offers`` have shares of memory that all of them may use at the same time. A plan that leaves
+    some of them out may use more on others: ``most_bytes`` on each, and no more than each of the
+    ``pools`` has, whose members are indices of ``offers``.
+    """
 
     offers: tuple[UnitOffer, ...]
     rejections: tuple[Rejection, ...]
+    most_bytes: tuple[int, ...] = ()
+    pools: tuple[Pool, ...] = ()
 
 
 def offers(
@@ -105,13 +112,32 @@ def offers(
         else unit.usable_bytes
         for report, unit in taking
     ]
+    pools += _node_pools(taking, most)
     return Offered(
         offers=tuple(
             UnitOffer(node_id=report.node_id, unit_id=unit.unit_id, usable_bytes=share)
             for (report, unit), share in zip(taking, fair_shares(most, pools), strict=True)
         ),
         rejections=tuple(rejections),
+        most_bytes=tuple(
+            max(0, min([each, *(pool.left_bytes for pool in pools if index in pool.members)]))
+            for index, each in enumerate(most)
+        ),
+        pools=tuple(pool for pool in pools if len(pool.members) > 1),
     )
+
+
+def _node_pools(taking: Sequence[tuple[NodeReport, UnitReport]], most: Sequence[int]) -> list[Pool]:
+    """A pool for each node with several units that draw on its memory, such as a CPU and a GPU."""
+    members: dict[NodeId, set[int]] = {}
+    for index, (report, unit) in enumerate(taking):
+        if unit.is_shared:
+            members.setdefault(report.node_id, set()).add(index)
+    return [
+        Pool(left_bytes=max(most[index] for index in indices), members=frozenset(indices))
+        for indices in members.values()
+        if len(indices) > 1
+    ]
 
 
 def reason_against(unit: UnitReport, *, with_reserve: bool) -> str | None:

@@ -8,13 +8,14 @@ from collections.abc import Callable
 import pytest
 from support import hardware, reference_backend
 
-from potluck.engines.backends import BACKENDS, NATIVE, native_unit
+from potluck.engines.backends import BACKENDS, native_unit
 from potluck.engines.native import available_isas
 from potluck.errors import ParameterError, UsageError
 from potluck.local import Model, units
 from potluck.local.units import find_unit
 from potluck.probe.probe import ProbeOptions
 from potluck.types.hardware import Device, Interface, LayerReport, ProbeReport, Trial
+from potluck.types.unit import NATIVE
 
 GIB = 2**30
 CL = "tinygrad:CL"

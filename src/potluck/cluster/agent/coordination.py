@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import msgspec
 
-from potluck.catalog import ModelDescription, describe_model
+from potluck.catalog import ModelDescription, describe_model, read_profile
 from potluck.cluster.agent.background import Spawn
 from potluck.cluster.agent.changes import Changes
 from potluck.cluster.agent.model_files import Fingerprints
@@ -44,6 +44,7 @@ from potluck.cluster.trust.credentials import Credentials
 from potluck.engines.costs import CostOf
 from potluck.errors import CallError, EngineError, NodeLostError, ParameterError, PotluckError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.profile import ModelProfile
 
 _log = logging.getLogger(__name__)
 
@@ -91,10 +92,10 @@ class Coordination:
         Raises what prevents it; nothing is left then.
         """
         self._require_staying()
-        description, print_of = await self._read(request.model)
+        description, profile, print_of = await self._read(request.model)
         self._require_staying()
         record = self._new_record(request, description, print_of)
-        deployment = self._make(record, description, print_of)
+        deployment = self._make(record, profile, print_of)
         self.coordinated[record.deployment] = deployment
         try:
             await deployment.start()
@@ -110,13 +111,13 @@ class Coordination:
 
     async def plan(self, request: Deploy) -> DeploymentRecord:
         """What would go where; nothing is loaded."""
-        description, print_of = await self._read(request.model)
+        description, profile, print_of = await self._read(request.model)
         record = self._new_record(request, description, print_of)
-        size = size_of(description, record)
+        size = size_of(profile.config, record)
         planned = await plan_model(
             self._membership,
             record.model,
-            description,
+            profile,
             print_of,
             size,
             may_quantize=record.may_quantize,
@@ -379,11 +380,11 @@ class Coordination:
         )
 
     def _make(
-        self, record: DeploymentRecord, description: ModelDescription, print_of: ModelFingerprint
+        self, record: DeploymentRecord, profile: ModelProfile, print_of: ModelFingerprint
     ) -> Deployment:
         return Deployment(
             record,
-            description,
+            profile,
             print_of,
             Surroundings(
                 membership=self._membership,
@@ -458,7 +459,7 @@ class Coordination:
 
         Raises what makes it impossible here.
         """
-        description, print_of = await self._read(record.model)
+        _, profile, print_of = await self._read(record.model)
         deployed = record.fingerprint
         if deployed is not None and (found := deployed.difference(print_of)):
             raise EngineError(f"this node's files of it are not those that were deployed: {found}")
@@ -468,7 +469,7 @@ class Coordination:
         own = self._membership.node_id
         if self._is_orphan(latest) or (latest.successor == own and self._is_free(latest)):
             mine = msgspec.structs.replace(latest, successor=None)
-            deployment = self._make(mine, description, print_of)
+            deployment = self._make(mine, profile, print_of)
             deployment.resume()
             self.coordinated[latest.deployment] = deployment
 
@@ -481,10 +482,10 @@ class Coordination:
         is_lost = record.epoch.coordinator not in self._membership.nodes()
         return is_lost and self._is_free(record)
 
-    async def _read(self, model: str) -> tuple[ModelDescription, ModelFingerprint]:
-        def read() -> tuple[ModelDescription, ModelFingerprint]:
+    async def _read(self, model: str) -> tuple[ModelDescription, ModelProfile, ModelFingerprint]:
+        def read() -> tuple[ModelDescription, ModelProfile, ModelFingerprint]:
             description = describe_model(model)
-            return description, self._fingerprints.of(description)
+            return description, read_profile(description), self._fingerprints.of(description)
 
         return await asyncio.to_thread(read)
 

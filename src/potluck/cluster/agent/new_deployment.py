@@ -40,6 +40,7 @@ def new_record(
         ("cache", request.cache_tokens),
         ("recovery_wait", request.recovery_wait_seconds),
         ("spares", request.num_spares),
+        ("streams", request.num_streams),
     ):
         if number is not None:
             require_number(name, number)
@@ -81,4 +82,8 @@ def new_record(
         sampling_defaults=dict(description.sampling_defaults),
         recovery_wait_seconds=request.recovery_wait_seconds,
         num_spares=request.num_spares,
+        objective=request.objective,
+        num_streams=request.num_streams,
+        layout=request.layout,
+        rebalance=request.rebalance,
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from potluck.engines.backends import NATIVE, unit_address
+from potluck.engines.backends import unit_address
 from potluck.errors import EngineError
 from potluck.probe.choose import choose_units
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
 from potluck.types.hardware import BackendSpec, Device, ProbeReport, Trial
-from potluck.types.unit import ChosenUnit, Role, UnitAddress
+from potluck.types.unit import NATIVE, ChosenUnit, Role, UnitAddress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from potluck.catalog import ModelDescription
 from potluck.cluster.calls import DeploymentRecord, ModelFingerprint
 from potluck.cluster.coordinator.answering import OnOver, OpenPipeline
 from potluck.cluster.coordinator.claiming import Grant, Refusal, claim
@@ -35,6 +34,7 @@ from potluck.engines.costs import CostOf
 from potluck.scheduling import SchedulerLimits
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.cluster import Epoch, NodeId
+from potluck.types.profile import ModelProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +62,14 @@ class Attempt:
         self,
         around: Surroundings,
         record: DeploymentRecord,
-        description: ModelDescription,
+        profile: ModelProfile,
         fingerprint: ModelFingerprint,
     ) -> None:
         self.record = record
         self._around = around
-        self._description = description
+        self._profile = profile
         self._fingerprint = fingerprint
-        self.size: DeploymentSize = size_of(description, record)
+        self.size: DeploymentSize = size_of(profile.config, record)
         self._planned: PlannedModel | None = None
         self._grant: Grant | None = None
         self._addresses: list[StageAddress] = []
@@ -94,7 +94,7 @@ class Attempt:
         self._planned = await plan_model(
             self._around.membership,
             record.model,
-            self._description,
+            self._profile,
             self._fingerprint,
             self.size,
             may_quantize=record.may_quantize,
@@ -235,7 +235,7 @@ class Attempt:
     async def sparings(self) -> tuple[Sparing, ...]:
         """Every stage of the plan as it can be held by further nodes."""
         planned = self._the_plan.stages
-        mapped = await asyncio.to_thread(as_mapped, self._description, planned)
+        mapped = await asyncio.to_thread(as_mapped, self._profile, planned)
         return tuple(
             Sparing(
                 stage=holding,

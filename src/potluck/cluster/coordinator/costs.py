@@ -3,83 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 
-from potluck.catalog import ModelDescription, open_headers
 from potluck.cluster.worker.plan import plan_worker
-from potluck.loading import StageSize
 from potluck.types.cluster import ModelCost
 from potluck.types.engine import EngineCost
+from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
+from potluck.types.stage import StageSize
 
 
-def model_cost(
-    description: ModelDescription, size: StageSize, cost: EngineCost | None = None
-) -> ModelCost:
-    """What each part of the model takes on units of one sort. Reads the headers of its files.
+def model_cost(profile: ModelProfile, size: StageSize, cost: EngineCost | None = None) -> ModelCost:
+    """What each part of the model takes on units of one sort.
 
     Where ``size`` is that of a unit with memory of its own, it is of that memory, and
     ``most_host_bytes`` of the machine's. ``cost`` as for ``plan_stage``. Raises ``ModelFileError``
     or ``UnsupportedModelError`` if the files do not fit the model, and ``EngineError`` as
     ``cost_of``.
     """
-    last = description.config.num_layers
-    with closing(open_headers(description)) as tensors:
+    last = profile.config.num_layers
 
-        def count(start: int, end: int, *, embedding: bool = False, head: bool = False) -> _Cost:
-            shard = Shard(
-                start_layer=start,
-                end_layer=end,
-                num_layers=last,
-                has_embedding=embedding,
-                has_head=head,
-            )
-            memory = plan_worker(description, tensors, shard, size, cost=cost).memory
-            host_bytes = 0 if size.is_on_device else memory.staging_bytes
-            return _Cost(
-                held=memory.weights_bytes + memory.cache_bytes,
-                scratch=memory.scratch_bytes + memory.rope_bytes + host_bytes,
-                process=0 if size.is_on_device else memory.process_bytes,
-                total=memory.device_bytes if size.is_on_device else memory.total_bytes,
-            )
-
-        layers = [count(layer, layer + 1) for layer in range(last)]
-        middle = count(0, last)
-        first = count(0, last, embedding=True)
-        final = count(0, last, head=True)
-        whole = count(0, last, embedding=True, head=True)
-        # Embedding and head are counted with what they make larger: the buffers that they are
-        # loaded through, the logits. Buffers that are shared are counted twice then, not missed.
-        embedding_bytes = first.held - middle.held + max(0, first.scratch - middle.scratch)
-        head_bytes = final.held - middle.held + max(0, final.scratch - middle.scratch)
-        return ModelCost(
-            layer_bytes=tuple(layer.held for layer in layers),
-            embedding_bytes=embedding_bytes,
-            head_bytes=head_bytes,
-            shared_bytes=first.held + final.held - middle.held - whole.held,
-            scratch_bytes=middle.scratch,
-            process_bytes=middle.process,
-            lone_embedding_bytes=count(0, 0, embedding=True).total,
-            lone_head_bytes=count(last, last, head=True).total,
+    def count(start: int, end: int, *, embedding: bool = False, head: bool = False) -> _Cost:
+        shard = Shard(
+            start_layer=start,
+            end_layer=end,
+            num_layers=last,
+            has_embedding=embedding,
+            has_head=head,
+        )
+        memory = plan_worker(profile, shard, size, cost=cost).memory
+        host_bytes = 0 if size.is_on_device else memory.staging_bytes
+        return _Cost(
+            held=memory.weights_bytes + memory.cache_bytes,
+            scratch=memory.scratch_bytes + memory.rope_bytes + host_bytes,
+            process=0 if size.is_on_device else memory.process_bytes,
+            total=memory.device_bytes if size.is_on_device else memory.total_bytes,
         )
 
+    layers = [count(layer, layer + 1) for layer in range(last)]
+    middle = count(0, last)
+    first = count(0, last, embedding=True)
+    final = count(0, last, head=True)
+    whole = count(0, last, embedding=True, head=True)
+    # Embedding and head are counted with what they make larger: the buffers that they are
+    # loaded through, the logits. Buffers that are shared are counted twice then, not missed.
+    embedding_bytes = first.held - middle.held + max(0, first.scratch - middle.scratch)
+    head_bytes = final.held - middle.held + max(0, final.scratch - middle.scratch)
+    return ModelCost(
+        layer_bytes=tuple(layer.held for layer in layers),
+        embedding_bytes=embedding_bytes,
+        head_bytes=head_bytes,
+        shared_bytes=first.held + final.held - middle.held - whole.held,
+        scratch_bytes=middle.scratch,
+        process_bytes=middle.process,
+        lone_embedding_bytes=count(0, 0, embedding=True).total,
+        lone_head_bytes=count(last, last, head=True).total,
+    )
 
-def most_host_bytes(
-    description: ModelDescription, size: StageSize, cost: EngineCost | None = None
-) -> int:
+
+def most_host_bytes(profile: ModelProfile, size: StageSize, cost: EngineCost | None = None) -> int:
     """What any stage takes of the machine's memory on a unit with memory of its own.
 
     That is its process, largest between two others, and what it is loaded through, largest where
     all tensors are. Raises as ``model_cost``.
     """
-    last = description.config.num_layers
-    with closing(open_headers(description)) as tensors:
-        whole = plan_worker(description, tensors, Shard.whole(last), size, cost=cost).memory
-        middle = Shard(
-            start_layer=0, end_layer=last, num_layers=last, has_embedding=False, has_head=False
-        )
-        between = plan_worker(description, tensors, middle, size, cost=cost).memory
+    last = profile.config.num_layers
+    whole = plan_worker(profile, Shard.whole(last), size, cost=cost).memory
+    middle = Shard(
+        start_layer=0, end_layer=last, num_layers=last, has_embedding=False, has_head=False
+    )
+    between = plan_worker(profile, middle, size, cost=cost).memory
     return whole.staging_bytes + between.process_bytes
 
 

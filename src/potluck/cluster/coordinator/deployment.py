@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from potluck.catalog import ModelDescription
 from potluck.cluster.calls import (
     DeploymentRecord,
     DeploymentState,
@@ -40,6 +39,7 @@ from potluck.errors import DefectError, EngineError, MovedError, PotluckError
 from potluck.serving.dispatcher import Load
 from potluck.types.cluster import Epoch, NodeId
 from potluck.types.gateway import ModelMetrics
+from potluck.types.profile import ModelProfile
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
     CommittedToken,
@@ -70,7 +70,7 @@ class Deployment:
     def __init__(
         self,
         record: DeploymentRecord,
-        description: ModelDescription,
+        profile: ModelProfile,
         fingerprint: ModelFingerprint,
         surroundings: Surroundings,
         *,
@@ -79,7 +79,7 @@ class Deployment:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.record = record
-        self._description = description
+        self._profile = profile
         self._fingerprint = fingerprint
         self._around = surroundings
         self._membership = surroundings.membership
@@ -90,7 +90,7 @@ class Deployment:
         self._attempt = self._new_attempt()  # the last that served, or is under way
         self._answering = Answering(
             record.model_id,
-            description.config.vocab_size,
+            profile.config.vocab_size,
             self._attempt.limits,
             recovery_wait_seconds=record.recovery_wait_seconds,
             why_not=self._why_not,
@@ -526,7 +526,7 @@ class Deployment:
         return max(1, math.ceil(self.record.ready_in_seconds or _RETRY_AFTER_SECONDS))
 
     def _new_attempt(self) -> Attempt:
-        return Attempt(self._around, self.record, self._description, self._fingerprint)
+        return Attempt(self._around, self.record, self._profile, self._fingerprint)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)

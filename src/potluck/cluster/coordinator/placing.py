@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from potluck.catalog import ModelDescription
 from potluck.cluster.coordinator.costs import mixed_cost, model_cost, most_host_bytes
 from potluck.cluster.coordinator.keeping import Holding, is_of_size, keep_and_fill, kept, released
 from potluck.cluster.coordinator.planning import on_unit
@@ -18,13 +17,16 @@ from potluck.errors import (
     PotluckError,
     UnsupportedModelError,
 )
-from potluck.loading import StageSize, program_to_count, stronger_quantizations, what_fits
+from potluck.loading import program_to_count, stronger_quantizations, what_fits
 from potluck.placement import place
 from potluck.placement.offering import Offered, offers, reason_against
 from potluck.types.cluster import ModelCost, NodeId, Plan, Rejection, UnitId
+from potluck.types.model import ModelConfig
 from potluck.types.node import NodeReport, UnitReport
+from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
+from potluck.types.stage import StageSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,19 +54,19 @@ class Placement:
 
     def __init__(
         self,
-        description: ModelDescription,
+        profile: ModelProfile,
         reports: Sequence[NodeReport],
         able: Sequence[NodeReport],
         cost_of: CostOf,
         held: Sequence[Holding] = (),
         in_use: Collection[tuple[NodeId, UnitId, int, int]] = (),
     ) -> None:
-        self._description = description
+        self._profile = profile
         self._held = held
         self._in_use = in_use
         self._reports = reports
         self._cost_of = cost_of
-        self._able, self._unable = _of_able_backends(description, able, cost_of)
+        self._able, self._unable = _of_able_backends(profile.config, able, cost_of)
 
     def of(self, size: StageSize, *, may_quantize: bool) -> Placed:
         """Place it in ``size``, or as much more quantized as makes it fit.
@@ -106,7 +108,7 @@ class Placement:
             for each in self._held
             if each.unit in usable and is_of_size(each.stage, usable[each.unit])
         ]
-        keeping = kept(fitting, self._description.config.num_layers, self._in_use)
+        keeping = kept(fitting, self._profile.config.num_layers, self._in_use)
         if not keeping:
             return None
         for needs_room in (False, True):
@@ -207,7 +209,7 @@ class Placement:
             without(self._able),
             with_reserve=with_reserve,
             host_bytes={
-                each.backend: most_host_bytes(self._description, each, self._cost_of(each.backend))
+                each.backend: most_host_bytes(self._profile, each, self._cost_of(each.backend))
                 for each in sizes.values()
                 if each.is_on_device
             },
@@ -215,7 +217,7 @@ class Placement:
         # With nothing offered, the error is to say what the model takes.
         counted = list(sizes.values()) or [size]
         mixed = mixed_cost(
-            [model_cost(self._description, each, self._cost_of(each.backend)) for each in counted]
+            [model_cost(self._profile, each, self._cost_of(each.backend)) for each in counted]
         )
         spared = dict(zip(sizes, mixed.spared_bytes, strict=False))
         sorts = {
@@ -248,14 +250,12 @@ def _sort(unit: UnitReport) -> _Sort:
 
 
 def _of_able_backends(
-    description: ModelDescription, reports: Sequence[NodeReport], cost_of: CostOf
+    config: ModelConfig, reports: Sequence[NodeReport], cost_of: CostOf
 ) -> tuple[list[NodeReport], list[Rejection]]:
     """The reports without units of backends that cannot be counted or used, and these."""
     problems: dict[str, PotluckError] = {}
     reasons: dict[str, str] = {}
-    program = program_to_count(
-        description.config, Shard.whole(description.config.num_layers), context_tokens=1
-    )
+    program = program_to_count(config, Shard.whole(config.num_layers), context_tokens=1)
     backends = {
         unit.backend
         for report in reports

@@ -1,26 +1,26 @@
-"""From reports and a model to a plan: pure, but for reading the model's headers."""
+"""From reports and a model to a plan."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 
-from potluck.catalog import ModelDescription, open_headers
 from potluck.cluster.calls import DeploymentRecord, RejectionRecord, StageRecord
 from potluck.cluster.coordinator.keeping import Holding, is_of_size
 from potluck.cluster.edges.edge import EdgeLimits
 from potluck.cluster.steps import edge_limits
 from potluck.cluster.worker.plan import plan_worker
-from potluck.engines.backends import NATIVE
 from potluck.engines.costs import CostOf, cost_of
-from potluck.loading import StagePlan, StageSize
 from potluck.scheduling import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS
 from potluck.scheduling.blocks import blocks_for
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, Plan, Rejection, UnitId
+from potluck.types.model import ModelConfig
 from potluck.types.node import NodeReport, UnitReport
+from potluck.types.profile import ModelProfile
 from potluck.types.quantization import Quantization
+from potluck.types.stage import StagePlan, StageSize
+from potluck.types.unit import NATIVE
 from potluck.weights.report import remark_lines
 
 
@@ -65,7 +65,7 @@ def on_unit(size: StageSize, unit: UnitReport) -> StageSize:
     )
 
 
-def size_of(description: ModelDescription, record: DeploymentRecord) -> DeploymentSize:
+def size_of(config: ModelConfig, record: DeploymentRecord) -> DeploymentSize:
     """The size that a deployment's record asks for; not quantized, and exact, where that is to be
     seen.
     """
@@ -81,7 +81,7 @@ def size_of(description: ModelDescription, record: DeploymentRecord) -> Deployme
         is_mapped=record.is_mapped,
         arithmetic=record.arithmetic or Arithmetic.EXACT,
         edge_limits=edge_limits(
-            hidden_size=description.config.hidden_size,
+            hidden_size=config.hidden_size,
             context_tokens=record.context_tokens,
             max_step_tokens=max_step_tokens,
             max_step_sequences=max_step_sequences,
@@ -133,30 +133,26 @@ class PlannedStage:
 
 
 def planned_model(
-    description: ModelDescription,
+    profile: ModelProfile,
     plan: Plan,
     size: DeploymentSize,
     reports: Sequence[NodeReport],
     rejections: Iterable[Rejection],
     cost_of: CostOf = cost_of,
 ) -> PlannedModel:
-    """``plan`` counted stage by stage, each as it is on its unit. Reads headers."""
+    """``plan`` counted stage by stage, each as it is on its unit."""
     units = {(report.node_id, unit.unit_id): unit for report in reports for unit in report.units}
     stages = []
-    with closing(open_headers(description)) as tensors:
-        for placed in plan.stages:
-            unit = units[placed.node_id, placed.unit_id]
-            own_size = on_unit(size.of_stage, unit)
-            counted = plan_worker(
-                description,
-                tensors,
-                placed.shard,
-                replace(own_size, is_mapped=own_size.is_mapped or placed.is_mapped),
-                cost=cost_of(unit.backend),
-            )
-            stages.append(
-                PlannedStage(node_id=placed.node_id, unit_id=placed.unit_id, plan=counted)
-            )
+    for placed in plan.stages:
+        unit = units[placed.node_id, placed.unit_id]
+        own_size = on_unit(size.of_stage, unit)
+        counted = plan_worker(
+            profile,
+            placed.shard,
+            replace(own_size, is_mapped=own_size.is_mapped or placed.is_mapped),
+            cost=cost_of(unit.backend),
+        )
+        stages.append(PlannedStage(node_id=placed.node_id, unit_id=placed.unit_id, plan=counted))
     return PlannedModel(
         quantization=size.quantization,
         arithmetic=size.arithmetic,
@@ -167,21 +163,18 @@ def planned_model(
 
 
 def as_mapped(
-    description: ModelDescription, stages: Sequence[PlannedStage]
+    profile: ModelProfile, stages: Sequence[PlannedStage]
 ) -> tuple[PlannedStage | None, ...]:
-    """The same stages with their weights mapped; None where the backend cannot. Reads headers."""
-    with closing(open_headers(description)) as tensors:
-        return tuple(
-            replace(
-                stage,
-                plan=plan_worker(
-                    description, tensors, stage.plan.shard, replace(stage.plan.size, is_mapped=True)
-                ),
-            )
-            if stage.plan.size.backend == NATIVE
-            else None
-            for stage in stages
+    """The same stages with their weights mapped; None where the backend cannot."""
+    return tuple(
+        replace(
+            stage,
+            plan=plan_worker(profile, stage.plan.shard, replace(stage.plan.size, is_mapped=True)),
         )
+        if stage.plan.size.backend == NATIVE
+        else None
+        for stage in stages
+    )
 
 
 def placement_fields(planned: PlannedModel) -> dict[str, object]:

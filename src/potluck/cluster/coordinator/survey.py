@@ -9,7 +9,6 @@ from types import MappingProxyType
 
 import msgspec
 
-from potluck.catalog import ModelDescription
 from potluck.cluster.calls import CheckModel, DeploymentRecord, ModelFingerprint, decode, encode
 from potluck.cluster.coordinator.arithmetics import computing_in, plan_in
 from potluck.cluster.coordinator.keeping import Holding
@@ -22,6 +21,7 @@ from potluck.errors import PotluckError
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, NodeId, Rejection
 from potluck.types.node import CPU_UNIT, NodeReport
+from potluck.types.profile import ModelProfile
 
 _NOBODY: Mapping[NodeUnitId, str] = MappingProxyType({})
 _REPORT_SECONDS = 5.0
@@ -33,7 +33,7 @@ some ten megabytes. Weights are fetched when a stage is loaded."""
 async def plan_model(
     membership: Membership,
     model: str,
-    description: ModelDescription,
+    profile: ModelProfile,
     fingerprint: ModelFingerprint,
     size: DeploymentSize,
     *,
@@ -66,10 +66,10 @@ async def plan_model(
     def plan(arithmetic: Arithmetic) -> PlannedModel:
         in_arithmetic = replace(size, arithmetic=arithmetic)
         computing = computing_in(arithmetic, able)
-        placement = Placement(description, reports, computing.reports, cost_of, held, in_use)
+        placement = Placement(profile, reports, computing.reports, cost_of, held, in_use)
         placed = placement.of(in_arithmetic.of_stage, may_quantize=may_quantize)
         planned = planned_model(
-            description,
+            profile,
             placed.plan,
             replace(in_arithmetic, quantization=placed.quantization),
             computing.reports,

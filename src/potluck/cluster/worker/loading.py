@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from potluck.catalog import describe_model, open_headers, open_weights
+from potluck.catalog import describe_model, open_weights, read_profile
 from potluck.cluster.worker.messages import Load
 from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.native import make_pool
@@ -78,40 +78,40 @@ def load_for(
         is_on_device=load.device_free_bytes is not None,
     )
     cost = module_named(load.unit.engine).COST
-    with closing(open_headers(description, [shard])) as headers:
+    profile = read_profile(description, [shard])
 
-        def count(size: StageSize) -> MemoryPlan:
-            return plan_worker(description, headers, shard, size, cost=cost).memory
+    def count(size: StageSize) -> MemoryPlan:
+        return plan_worker(profile, shard, size, cost=cost).memory
 
-        plan = plan_worker(description, headers, shard, size, cost=cost)
-        require_memory(plan.memory, _room(load), size, count)
-        with closing(open_weights(description, [shard], on_fetch)) as tensors:
-            pool = make_pool(load.num_threads)
-            packed = None
-            if size.is_mapped:
-                cache = PackedCache(default_packed_folder(os.environ), load.packed_cache_bytes)
-                try:
-                    packed = packed_weights(
-                        description, tensors, plan, pool=pool, cache=cache, on_progress=on_progress
-                    )
-                except NotPackedError as error:
-                    size = replace(size, is_mapped=False)
-                    plan = plan_worker(description, headers, shard, size, cost=cost)
-                    because = f"weights cannot be mapped ({error}): "
-                    require_memory(plan.memory, _room(load), size, count, because=because)
-                    _log.warning("weights are loaded, not mapped: %s", error)
-            stage = load_stage(
-                description,
-                tensors,
-                plan,
-                unit=load.unit,
-                pool=pool,
-                packed=packed,
-                on_progress=on_progress,
-                on_warm_up=on_warm_up,
-                make_engine=make_engine,
-            )
-            read_bytes = tensors.num_bytes_read
+    plan = plan_worker(profile, shard, size, cost=cost)
+    require_memory(plan.memory, _room(load), size, count)
+    with closing(open_weights(description, [shard], on_fetch)) as tensors:
+        pool = make_pool(load.num_threads)
+        packed = None
+        if size.is_mapped:
+            cache = PackedCache(default_packed_folder(os.environ), load.packed_cache_bytes)
+            try:
+                packed = packed_weights(
+                    description, tensors, plan, pool=pool, cache=cache, on_progress=on_progress
+                )
+            except NotPackedError as error:
+                size = replace(size, is_mapped=False)
+                plan = plan_worker(profile, shard, size, cost=cost)
+                because = f"weights cannot be mapped ({error}): "
+                require_memory(plan.memory, _room(load), size, count, because=because)
+                _log.warning("weights are loaded, not mapped: %s", error)
+        stage = load_stage(
+            description,
+            tensors,
+            plan,
+            unit=load.unit,
+            pool=pool,
+            packed=packed,
+            on_progress=on_progress,
+            on_warm_up=on_warm_up,
+            make_engine=make_engine,
+        )
+        read_bytes = tensors.num_bytes_read
     report = stage.report
     _log.info("read %s in %s", format_bytes(report.read_bytes), format_seconds(report.seconds))
     for line in remark_lines(plan.remarks):

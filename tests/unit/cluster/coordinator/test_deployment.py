@@ -99,13 +99,13 @@ class Cluster:
         monkeypatch.setattr(attempt, "connect_stages", self._connect)
         monkeypatch.setattr(attempt, "placement_fields", lambda _: {"stages": (stage_on(B),)})
         monkeypatch.setattr(attempt, "RemotePipeline", SilentPipeline)
-        description = SimpleNamespace(config=SimpleNamespace(hidden_size=8, vocab_size=100))
+        profile = SimpleNamespace(config=SimpleNamespace(hidden_size=8, vocab_size=100))
         self.deployment = Deployment(
             msgspec.structs.replace(
                 a_record(state=DeploymentState.LOADING),
                 recovery_wait_seconds=recovery_wait_seconds,
             ),
-            cast(Any, description),
+            cast(Any, profile),
             ModelFingerprint(digest=""),
             Surroundings(
                 membership=cast(Any, self.membership),
