@@ -115,7 +115,8 @@ def _epoch_view(epoch: Epoch) -> dict[str, object]:
     return {"number": epoch.number, "coordinator": epoch.coordinator}
 
 
-def _placed_view(index: int, stage: StageRecord) -> dict[str, object]:
+def placed_view(index: int, stage: StageRecord) -> dict[str, object]:
+    """Return where a stage goes, and what memory it takes."""
     memory = stage.memory
     return {
         "stage": index,
@@ -138,30 +139,10 @@ def _placed_view(index: int, stage: StageRecord) -> dict[str, object]:
 
 def _stage_view(index: int, stage: StageRecord) -> dict[str, object]:
     return {
-        **_placed_view(index, stage),
+        **placed_view(index, stage),
         "read_bytes": stage.read_bytes,
         "load_seconds": stage.load_seconds,
     }
-
-
-def plan_view(record: DeploymentRecord) -> dict[str, object]:
-    """What would go where, of a deployment that was planned and does not exist."""
-    view = deployment_view(record)
-    names = (
-        "model",
-        "context_tokens",
-        "cache_tokens",
-        "num_layers",
-        "quantization",
-        "is_mapped",
-        "remarks",
-        "arithmetic",
-        "arithmetic_note",
-        "rejections",
-    )
-    planned = {name: view[name] for name in names}
-    planned["stages"] = [_placed_view(index, each) for index, each in enumerate(record.stages)]
-    return planned
 
 
 def deployment_view(record: DeploymentRecord) -> dict[str, object]:

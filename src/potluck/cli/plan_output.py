@@ -1,0 +1,210 @@
+"""A plan for a person, from its JSON document: the same for a cluster and for a fleet file.
+
+At most 80 columns where names allow it, but for sentences that explain.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from potluck.cli.tables import mapped_text, memory_lines, remark_lines, stage_memory, table
+from potluck.quantities import format_bytes, format_few, format_seconds
+
+_NUM_NAMES = 4
+"""Of units that are unused for one reason; the others are counted."""
+
+_OBJECTIVES = {
+    "latency": "least time per token of one stream",
+    "throughput": "most tokens per second",
+    "memory": "each unit filled in proportion to its memory",
+}
+_BASES = {
+    "served": "measured while serving",
+    "measured": "measured",
+    "table": "stated, not measured",
+    "assumed": "assumed, since nothing is known",
+}
+
+
+def plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:
+    """Return the lines of a document of schema ``potluck.plan/1``."""
+    names = _Names(plan["nodes"])
+    yield from table(list(_stage_rows(plan, names)))
+    yield ""
+    yield from _prediction_lines(plan, names)
+    yield from _facts(plan)
+    yield from memory_lines(plan)
+    yield from remark_lines(plan)
+    yield from _unused_lines(plan["rejections"], names)
+
+
+class _Names:
+    """What nodes are called: by their names, and by their ids where several have one name."""
+
+    def __init__(self, nodes: Sequence[Mapping[str, Any]]) -> None:
+        counts = Counter(node["name"] for node in nodes)
+        self._names: dict[str, str] = {
+            node["node_id"]: node["name"] if counts[node["name"]] == 1 else node["node_id"]
+            for node in nodes
+        }
+
+    def of(self, node_id: str) -> str:
+        return self._names.get(node_id, node_id)
+
+    def unit(self, each: Mapping[str, Any]) -> str:
+        return f"{self.of(each['node_id'])} {each['unit_id']}"
+
+
+def _stage_rows(plan: Mapping[str, Any], names: _Names) -> Iterator[tuple[str, ...]]:
+    """The stages; with predictions, from the coordinator on with every hop."""
+    stages, prediction = plan["stages"], plan["prediction"]
+    header = ("STAGE", "NODE", "UNIT", "LAYERS", "MEMORY", "STEP", "HOP")
+    width = len(header) if prediction else len(header) - 2
+    yield header[:width]
+    if prediction:
+        coordinator = names.of(plan["coordinator"])
+        entry = format_seconds(prediction["entry_seconds"])
+        yield ("", coordinator, "coordinator", "", "", "", entry)
+    for index, stage in enumerate(stages):
+        layers = f"[{stage['start_layer']}, {stage['end_layer']})"
+        times: tuple[str, ...] = ()
+        if predicted := stage["prediction"]:
+            times = (
+                format_seconds(predicted["decode_seconds"]),
+                format_seconds(predicted["hop_seconds"]),
+            )
+        yield (
+            str(stage["stage"]),
+            names.of(stage["node_id"]),
+            stage["unit_id"],
+            ("embed + " if index == 0 else "")
+            + layers
+            + (" + head" if index == len(stages) - 1 else ""),
+            _memory_text(stage),
+            *times,
+            *[""] * (width - 5 - len(times)),
+        )
+
+
+def _memory_text(stage: Mapping[str, Any]) -> str:
+    """``2.1 of 15 GiB``: what a stage takes of the memory of its unit."""
+    memory = stage_memory(stage)
+    used = format_bytes(memory.device_bytes if memory.is_on_device else memory.total_bytes)
+    if stage["usable_bytes"] is None:
+        return used
+    usable = format_bytes(stage["usable_bytes"])
+    number, _, unit = used.partition(" ")
+    return f"{number if usable.endswith(f' {unit}') else used} of {usable}"
+
+
+def _prediction_lines(plan: Mapping[str, Any], names: _Names) -> Iterator[str]:
+    prediction = plan["prediction"]
+    if prediction is None:
+        yield "no prediction was made"
+        return
+    rows = [
+        (
+            "1 stream",
+            f"{_rate(prediction['tokens_per_second'])} tokens/s, "
+            f"{format_seconds(prediction['token_seconds'])} per token; the first token of a prompt "
+            f"of {prediction['prompt_tokens']} after "
+            f"{format_seconds(prediction['first_token_seconds'])}",
+        )
+    ]
+    if (count := prediction["num_streams"]) > 1:
+        in_flight = prediction["steps_in_flight"]
+        steps = "one step at a time" if in_flight == 1 else f"{in_flight} steps in flight"
+        rows.append(
+            (
+                f"{count} streams",
+                f"{_rate(prediction['total_tokens_per_second'])} tokens/s together, {steps}; "
+                f"{_bottleneck(prediction, in_flight)}",
+            )
+        )
+    rows.append(("accuracy", f"within {_percent(prediction['margin'])}: {_basis(plan)}"))
+    if fewer := plan["one_unit_fewer"]:
+        rows.append(("one unit fewer", _fewer(plan, fewer, names)))
+    if more := plan["one_unit_more"]:
+        rows.append(("one unit more", _more(plan, more, names)))
+    yield from table(rows)
+
+
+def _bottleneck(prediction: Mapping[str, Any], in_flight: int) -> str:
+    if prediction["bottleneck"] is not None:
+        return f"stage {prediction['bottleneck']} is the bottleneck"
+    passing = "the way through all stages" if in_flight > 1 else "the way through the stages"
+    return f"{passing} is the bottleneck"
+
+
+def _basis(plan: Mapping[str, Any]) -> str:
+    """What the times of stages rest on: ``stage 0 measured; stages 1, 2 assumed, …``."""
+    stages_of: dict[str, list[str]] = {}
+    for stage in plan["stages"]:
+        stages_of.setdefault(stage["prediction"]["basis"], []).append(str(stage["stage"]))
+    if len(stages_of) == 1:
+        return f"speeds are {_BASES[next(iter(stages_of))]}"
+    return "speeds are " + "; ".join(
+        f"{_BASES[basis]} for {'stage' if len(stages) == 1 else 'stages'} "
+        f"{format_few(stages, 2 * _NUM_NAMES)}"
+        for basis, stages in stages_of.items()
+    )
+
+
+def _fewer(plan: Mapping[str, Any], fewer: Mapping[str, Any], names: _Names) -> str:
+    return f"without {names.unit(fewer)}: {_change(plan, fewer)}"
+
+
+def _more(plan: Mapping[str, Any], more: Mapping[str, Any], names: _Names) -> str:
+    like = f"another {names.unit(more)}"
+    if not any(stage["is_added"] for stage in more["stages"]):
+        return f"{like} would not be used"
+    return f"{like}: {_change(plan, more)}"
+
+
+def _change(plan: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """How much better or worse another plan is."""
+    ours = plan["prediction"]
+    key, words = ("token_seconds", "per token")
+    text = f"{format_seconds(other[key])} {words}"
+    if plan["objective"] == "throughput":
+        key = "total_tokens_per_second"
+        text = f"{_rate(other[key])} tokens/s together"
+    change = other[key] / ours[key] - 1
+    used = len(other["stages"])
+    sign = "+" if change >= 0 else "-"
+    return f"{text} ({sign}{_percent(abs(change))}), on {used} {'unit' if used == 1 else 'units'}"
+
+
+def _facts(plan: Mapping[str, Any]) -> Iterator[str]:
+    """What the plan was made for."""
+    aim = "the stages are as --layout says"
+    if not plan["has_layout"]:
+        aim = f"best for {plan['objective']}: {_OBJECTIVES[plan['objective']]}"
+        if (prediction := plan["prediction"]) and prediction["gap"] >= 0.0005:
+            aim += f"; no plan is more than {_percent(prediction['gap'])} better"
+    yield ""
+    yield aim
+    yield (
+        f"{plan['num_layers']} layers; the cache is for {plan['cache_tokens']} tokens"
+        f"{mapped_text(plan)}"
+    )
+
+
+def _unused_lines(rejections: Sequence[Mapping[str, Any]], names: _Names) -> Iterator[str]:
+    """Units that got nothing, those of one sort and one reason together."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for each in rejections:
+        alike.setdefault((each["unit_id"], each["reason"]), []).append(names.of(each["node_id"]))
+    for (unit_id, reason), nodes in alike.items():
+        yield f"not used: {format_few(nodes, _NUM_NAMES)} {unit_id}: {reason}"
+
+
+def _rate(per_second: float) -> str:
+    """At least three digits, and no exponent."""
+    return f"{per_second:.0f}" if per_second >= 100 else f"{per_second:.3g}"
+
+
+def _percent(part: float) -> str:
+    return f"{part * 100:.2g} %" if part < 0.1 else f"{part * 100:.0f} %"

@@ -1,0 +1,135 @@
+"""A plan that nothing was loaded for, in JSON's types: what ``potluck plan`` shows.
+
+The same for a cluster that runs and for machines that a file describes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from potluck.cluster.agent.view import deployment_view, placed_view
+from potluck.cluster.calls import DeploymentRecord
+from potluck.placement.explain import Alternative, Explanation
+from potluck.types.cluster import NodeId
+from potluck.types.node import NodeReport
+from potluck.types.placement import Prediction, StagePrediction
+
+_SHARED = (
+    "model",
+    "context_tokens",
+    "cache_tokens",
+    "num_layers",
+    "quantization",
+    "is_mapped",
+    "remarks",
+    "arithmetic",
+    "arithmetic_note",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOutcome:
+    """A deployment as it would be, the reports of the nodes that it was planned on, and why.
+
+    ``explanation`` is None where the plan was made without predictions.
+    """
+
+    record: DeploymentRecord
+    reports: Sequence[NodeReport]
+    explanation: Explanation | None
+
+
+def plan_view(outcome: PlanOutcome, coordinator: NodeId) -> dict[str, object]:
+    """Return the document of schema ``potluck.plan/1``, less its name."""
+    record, reports, explanation = outcome.record, outcome.reports, outcome.explanation
+    view = deployment_view(record)
+    prediction = record.prediction
+    usable = {
+        (report.node_id, unit.unit_id): unit.usable_bytes
+        for report in reports
+        for unit in report.units
+    }
+    stages = [
+        {
+            **placed_view(index, stage),
+            "usable_bytes": usable.get((stage.node_id, stage.unit_id)),
+            "prediction": (
+                None if prediction is None else stage_prediction_view(prediction.stages[index])
+            ),
+        }
+        for index, stage in enumerate(record.stages)
+    ]
+    added = {} if explanation is None else explanation.added_seconds
+    return {
+        **{name: view[name] for name in _SHARED},
+        "objective": record.objective.value,
+        "num_streams": record.num_streams,
+        "has_layout": bool(record.layout),
+        "coordinator": coordinator,
+        "nodes": [{"node_id": report.node_id, "name": report.name} for report in reports],
+        "stages": stages,
+        "prediction": None if prediction is None else prediction_view(prediction),
+        "one_unit_fewer": None if explanation is None else _view(explanation.one_unit_fewer),
+        "one_unit_more": None if explanation is None else _view(explanation.one_unit_more),
+        "rejections": [
+            {
+                "node_id": each.node_id,
+                "unit_id": each.unit_id,
+                "reason": each.reason,
+                "added_seconds": added.get((each.node_id, each.unit_id)),
+            }
+            for each in record.rejections
+        ],
+    }
+
+
+def prediction_view(prediction: Prediction) -> dict[str, object]:
+    """Return what is predicted of a whole plan."""
+    return {
+        "entry_seconds": prediction.entry_seconds,
+        "token_seconds": prediction.token_seconds,
+        "tokens_per_second": prediction.tokens_per_second,
+        "first_token_seconds": prediction.first_token_seconds,
+        "prompt_tokens": prediction.prompt_tokens,
+        "num_streams": prediction.num_streams,
+        "total_tokens_per_second": prediction.total_tokens_per_second,
+        "steps_in_flight": prediction.steps_in_flight,
+        "bottleneck": prediction.bottleneck,
+        "margin": prediction.margin,
+        "gap": prediction.gap,
+    }
+
+
+def stage_prediction_view(stage: StagePrediction) -> dict[str, object]:
+    """Return what is predicted of one stage."""
+    return {
+        "decode_seconds": stage.decode_seconds,
+        "loaded_seconds": stage.loaded_seconds,
+        "prefill_seconds_per_token": stage.prefill_seconds_per_token,
+        "hop_seconds": stage.hop_seconds,
+        "basis": stage.basis.value,
+    }
+
+
+def _view(alternative: Alternative | None) -> dict[str, object] | None:
+    if alternative is None:
+        return None
+    return {
+        "node_id": alternative.node_id,
+        "unit_id": alternative.unit_id,
+        "stages": [
+            {
+                "node_id": stage.node_id,
+                "unit_id": stage.unit_id,
+                "start_layer": stage.shard.start_layer,
+                "end_layer": stage.shard.end_layer,
+                "is_added": stage.node_id == alternative.added_node,
+            }
+            for stage in alternative.stages
+        ],
+        "token_seconds": alternative.prediction.token_seconds,
+        "tokens_per_second": alternative.prediction.tokens_per_second,
+        "first_token_seconds": alternative.prediction.first_token_seconds,
+        "total_tokens_per_second": alternative.prediction.total_tokens_per_second,
+    }
