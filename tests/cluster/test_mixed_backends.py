@@ -21,12 +21,13 @@ from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.calls import Deploy, DeploymentRecord
-from potluck.cluster.coordinator.costs import mixed_cost, model_cost
+from potluck.cluster.coordinator.counting import counting_of
 from potluck.cluster.membership import Address
 from potluck.cluster.trust.secret import Secret, generate_secret, parse_secret
 from potluck.engines.backends import BACKENDS
 from potluck.engines.costs import cost_of
 from potluck.loading import StageSize
+from potluck.placement.costs import mixed_cost, model_cost
 from potluck.types.hardware import BackendSpec
 from potluck.types.sequence import CommittedToken, SequenceRequest
 from potluck.types.step import SamplingParams
@@ -105,7 +106,8 @@ def limits_for(
         )
         for spec in table
     ]
-    costs = [model_cost(profile, each, cost_of(each.backend, table)) for each in sizes]
+    counting = counting_of(profile, lambda backend: cost_of(backend, table))
+    costs = [model_cost(counting, each) for each in sizes]
     mixed = mixed_cost(costs)
     held = sum(mixed.cost.layer_bytes) + mixed.cost.embedding_bytes + mixed.cost.head_bytes
     own = {

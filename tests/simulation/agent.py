@@ -52,14 +52,14 @@ from potluck.cluster.coordinator.answering import OnOver, OpenPipeline
 from potluck.cluster.coordinator.attempt import Attempt, Surroundings
 from potluck.cluster.coordinator.claiming import Grant, Refusal
 from potluck.cluster.coordinator.deployment import Deployment
-from potluck.cluster.coordinator.keeping import Holding, is_of_size, keep_and_fill, kept
 from potluck.cluster.coordinator.left_out import NodeUnitId
-from potluck.cluster.coordinator.planning import PlannedModel, PlannedStage
 from potluck.cluster.membership import Membership
 from potluck.cluster.worker.messages import Connect, Peer
 from potluck.errors import CallError, EngineError, PotluckError
 from potluck.loading import StagePlan
 from potluck.placement import place
+from potluck.placement.keeping import Holding, is_of_size, keep_and_fill, kept
+from potluck.placement.planned import PlannedModel, PlannedStage
 from potluck.scheduling import Scheduler
 from potluck.serving.ledger import Ledger
 from potluck.serving.pipeline import OnOutcome, StepOutcome

@@ -7,9 +7,6 @@ from potluck.loading.budget import (
     Room,
     combined,
     require_memory,
-    smaller_contexts,
-    stronger_quantizations,
-    what_fits,
 )
 from potluck.loading.packed_cache import (
     NotPackedError,
@@ -32,7 +29,4 @@ __all__ = [
     "plan_stage",
     "program_to_count",
     "require_memory",
-    "smaller_contexts",
-    "stronger_quantizations",
-    "what_fits",
 ]

@@ -25,12 +25,12 @@ from potluck.loading import (
     combined,
     plan_stage,
     require_memory,
-    stronger_quantizations,
 )
 from potluck.loading.load import LoadedStage, load_stage
 from potluck.loading.pack import packed_weights
 from potluck.local.stages import split_evenly
 from potluck.local.units import LocalUnit
+from potluck.placement.sizes import stronger_quantizations
 from potluck.probe.cores import default_num_threads
 from potluck.probe.memory import available_memory
 from potluck.scheduling import MAX_STEP_TOKENS

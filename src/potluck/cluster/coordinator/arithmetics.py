@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from potluck.cluster.coordinator.planning import PlannedModel
 from potluck.engines.arithmetic_choice import speeds_up
 from potluck.errors import EngineError, InsufficientMemoryError
 from potluck.placement.offering import reason_against
+from potluck.placement.planned import PlannedModel
 from potluck.types.arithmetic import FASTEST_FIRST, Arithmetic
 from potluck.types.cluster import Rejection
 from potluck.types.node import NodeReport, UnitReport

@@ -11,18 +11,12 @@ import msgspec
 from potluck.cluster.calls import DeploymentRecord, ModelFingerprint
 from potluck.cluster.coordinator.answering import OnOver, OpenPipeline
 from potluck.cluster.coordinator.claiming import Grant, Refusal, claim
+from potluck.cluster.coordinator.counting import counting_of
 from potluck.cluster.coordinator.edges import StageAddress
-from potluck.cluster.coordinator.keeping import Holding
 from potluck.cluster.coordinator.left_out import NodeUnitId
 from potluck.cluster.coordinator.overdue import OverdueSteps
 from potluck.cluster.coordinator.pipeline import RemotePipeline
-from potluck.cluster.coordinator.planning import (
-    DeploymentSize,
-    PlannedModel,
-    as_mapped,
-    placement_fields,
-    size_of,
-)
+from potluck.cluster.coordinator.planning import DeploymentSize, placement_fields, size_of
 from potluck.cluster.coordinator.spares import Sparing
 from potluck.cluster.coordinator.starting import connect_stages, load_stages, stage_spec
 from potluck.cluster.coordinator.survey import plan_model
@@ -31,6 +25,8 @@ from potluck.cluster.membership import Membership
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.messages import Loaded
 from potluck.engines.costs import CostOf
+from potluck.placement.keeping import Holding
+from potluck.placement.planned import PlannedModel, as_mapped
 from potluck.scheduling import SchedulerLimits
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.cluster import Epoch, NodeId
@@ -235,7 +231,8 @@ class Attempt:
     async def sparings(self) -> tuple[Sparing, ...]:
         """Every stage of the plan as it can be held by further nodes."""
         planned = self._the_plan.stages
-        mapped = await asyncio.to_thread(as_mapped, self._profile, planned)
+        counting = counting_of(self._profile, self._around.cost_of)
+        mapped = await asyncio.to_thread(as_mapped, planned, counting.stage)
         return tuple(
             Sparing(
                 stage=holding,

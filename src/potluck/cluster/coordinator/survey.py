@@ -11,13 +11,15 @@ import msgspec
 
 from potluck.cluster.calls import CheckModel, DeploymentRecord, ModelFingerprint, decode, encode
 from potluck.cluster.coordinator.arithmetics import computing_in, plan_in
-from potluck.cluster.coordinator.keeping import Holding
+from potluck.cluster.coordinator.counting import counting_of
 from potluck.cluster.coordinator.left_out import NodeUnitId
-from potluck.cluster.coordinator.placing import Placement
-from potluck.cluster.coordinator.planning import DeploymentSize, PlannedModel, planned_model
+from potluck.cluster.coordinator.planning import DeploymentSize
 from potluck.cluster.membership import Membership
 from potluck.engines.costs import CostOf, cost_of
 from potluck.errors import PotluckError
+from potluck.placement.keeping import Holding
+from potluck.placement.placing import Placement
+from potluck.placement.planned import PlannedModel, planned_model
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, NodeId, Rejection
 from potluck.types.node import CPU_UNIT, NodeReport
@@ -63,18 +65,19 @@ async def plan_model(
     reports, absent = _without(reports, left_out)
     able, unable = await _nodes_with_model(membership, model, fingerprint, reports)
 
+    counting = counting_of(profile, cost_of)
+
     def plan(arithmetic: Arithmetic) -> PlannedModel:
         in_arithmetic = replace(size, arithmetic=arithmetic)
         computing = computing_in(arithmetic, able)
-        placement = Placement(profile, reports, computing.reports, cost_of, held, in_use)
+        placement = Placement(counting, reports, computing.reports, held, in_use)
         placed = placement.of(in_arithmetic.of_stage, may_quantize=may_quantize)
         planned = planned_model(
-            profile,
             placed.plan,
-            replace(in_arithmetic, quantization=placed.quantization),
+            replace(in_arithmetic, quantization=placed.quantization).of_stage,
             computing.reports,
             (*silent, *absent, *unable, *computing.rejections, *placed.rejections),
-            cost_of,
+            counting.stage,
         )
         return replace(planned, needs_room=placed.needs_room, held=tuple(held))
 

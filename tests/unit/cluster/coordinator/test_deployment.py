@@ -21,7 +21,6 @@ from potluck.cluster.coordinator.attempt import Surroundings
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.edges import StageAddress
 from potluck.cluster.coordinator.left_out import NodeUnitId, StageStalledError
-from potluck.cluster.coordinator.planning import PlannedModel
 from potluck.engines.costs import CostOf, cost_of
 from potluck.errors import (
     DefectError,
@@ -31,6 +30,7 @@ from potluck.errors import (
     PotluckError,
     RefusedRequestError,
 )
+from potluck.placement.planned import PlannedModel
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, UnitId

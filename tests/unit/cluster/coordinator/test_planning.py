@@ -8,15 +8,18 @@ import pytest
 from support.sparse_models import SparseModel
 
 from potluck.catalog import describe_model, read_profile
-from potluck.cluster.coordinator.costs import model_cost
-from potluck.cluster.coordinator.planning import PlannedModel, PlannedStage, placement_fields
+from potluck.cluster.coordinator.counting import counting_of
+from potluck.cluster.coordinator.planning import placement_fields
 from potluck.cluster.worker import loading
 from potluck.cluster.worker.loading import load_for
 from potluck.cluster.worker.messages import Identity, Load, StageSpec
 from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.backends import native_unit
+from potluck.engines.costs import cost_of
 from potluck.errors import InsufficientMemoryError
 from potluck.loading import StagePlan, StageSize
+from potluck.placement.costs import model_cost
+from potluck.placement.planned import PlannedModel, PlannedStage
 from potluck.quantities import format_bytes
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
@@ -72,7 +75,7 @@ def test_no_stage_takes_more_than_placement_counts(
 ) -> None:
     profile = model(tmp_path, stored, has_tied_head=has_tied_head)
     size = a_size(quantization)
-    cost = model_cost(profile, size)
+    cost = model_cost(counting_of(profile, cost_of), size)
     for start in range(NUM_LAYERS + 1):
         for end in range(start, NUM_LAYERS + 1):
             for embedding in {False, start == 0}:

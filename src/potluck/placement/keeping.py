@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from potluck.errors import InsufficientMemoryError
-from potluck.loading import StageSize
-from potluck.placement import place
+from potluck.placement.proportional import place
 from potluck.types.cluster import ModelCost, NodeId, PlacedStage, Plan, UnitId, UnitOffer
 from potluck.types.node import HeldStage, NodeReport
 from potluck.types.program import Shard
+from potluck.types.stage import StageSize
 from potluck.types.unit import NATIVE
 
 _NEVER_BYTES = 2**62

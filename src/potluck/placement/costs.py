@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from potluck.cluster.worker.plan import plan_worker
+from potluck.placement.counting import Counting
 from potluck.types.cluster import ModelCost
-from potluck.types.engine import EngineCost
-from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
 from potluck.types.stage import StageSize
 
 
-def model_cost(profile: ModelProfile, size: StageSize, cost: EngineCost | None = None) -> ModelCost:
-    """What each part of the model takes on units of one sort.
+def model_cost(counting: Counting, size: StageSize) -> ModelCost:
+    """What each part of a model takes on units of one sort.
 
     Where ``size`` is that of a unit with memory of its own, it is of that memory, and
-    ``most_host_bytes`` of the machine's. ``cost`` as for ``plan_stage``. Raises ``ModelFileError``
-    or ``UnsupportedModelError`` if the files do not fit the model, and ``EngineError`` as
-    ``cost_of``.
+    ``most_host_bytes`` of the machine's. Raises as ``CountStage``.
     """
-    last = profile.config.num_layers
+    last = counting.num_layers
 
     def count(start: int, end: int, *, embedding: bool = False, head: bool = False) -> _Cost:
         shard = Shard(
@@ -31,7 +27,7 @@ def model_cost(profile: ModelProfile, size: StageSize, cost: EngineCost | None =
             has_embedding=embedding,
             has_head=head,
         )
-        memory = plan_worker(profile, shard, size, cost=cost).memory
+        memory = counting.stage(shard, size).memory
         host_bytes = 0 if size.is_on_device else memory.staging_bytes
         return _Cost(
             held=memory.weights_bytes + memory.cache_bytes,
@@ -61,18 +57,18 @@ def model_cost(profile: ModelProfile, size: StageSize, cost: EngineCost | None =
     )
 
 
-def most_host_bytes(profile: ModelProfile, size: StageSize, cost: EngineCost | None = None) -> int:
+def most_host_bytes(counting: Counting, size: StageSize) -> int:
     """What any stage takes of the machine's memory on a unit with memory of its own.
 
     That is its process, largest between two others, and what it is loaded through, largest where
-    all tensors are. Raises as ``model_cost``.
+    all tensors are. Raises as ``CountStage``.
     """
-    last = profile.config.num_layers
-    whole = plan_worker(profile, Shard.whole(last), size, cost=cost).memory
+    last = counting.num_layers
+    whole = counting.stage(Shard.whole(last), size).memory
     middle = Shard(
         start_layer=0, end_layer=last, num_layers=last, has_embedding=False, has_head=False
     )
-    between = plan_worker(profile, middle, size, cost=cost).memory
+    between = counting.stage(middle, size).memory
     return whole.staging_bytes + between.process_bytes
 
 
@@ -90,7 +86,7 @@ def mixed_cost(costs: Sequence[ModelCost]) -> MixedCost:
     It is of each part the most that it takes on any; what an embedding and a head have in common
     is the least that any saves by it. What every stage takes anyway, its process and its scratch,
     often differs much by backend, and is credited to the units that take less. A stage is counted
-    exactly only when it has its unit (``planning.planned_model``).
+    exactly only when it has its unit (``planned.planned_model``).
     """
     scratch_bytes = max(cost.scratch_bytes for cost in costs)
     process_bytes = max(cost.process_bytes for cost in costs)

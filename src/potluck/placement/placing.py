@@ -7,24 +7,20 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from potluck.cluster.coordinator.costs import mixed_cost, model_cost, most_host_bytes
-from potluck.cluster.coordinator.keeping import Holding, is_of_size, keep_and_fill, kept, released
-from potluck.cluster.coordinator.planning import on_unit
-from potluck.engines.costs import CostOf, check_backend
 from potluck.errors import (
     EngineError,
     InsufficientMemoryError,
     PotluckError,
     UnsupportedModelError,
 )
-from potluck.loading import program_to_count, stronger_quantizations, what_fits
-from potluck.placement import place
+from potluck.placement.costs import mixed_cost, model_cost, most_host_bytes
+from potluck.placement.counting import Counting
+from potluck.placement.keeping import Holding, is_of_size, keep_and_fill, kept, released
 from potluck.placement.offering import Offered, offers, reason_against
+from potluck.placement.proportional import place
+from potluck.placement.sizes import on_unit, stronger_quantizations, what_fits
 from potluck.types.cluster import ModelCost, NodeId, Plan, Rejection, UnitId
-from potluck.types.model import ModelConfig
 from potluck.types.node import NodeReport, UnitReport
-from potluck.types.profile import ModelProfile
-from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 from potluck.types.stage import StageSize
 
@@ -46,27 +42,25 @@ class Placed:
 class Placement:
     """One model and the nodes ``able`` to read it, among all that sent ``reports``.
 
-    Units of backends that ``cost_of`` does not know cannot be counted, and are left out; so are
-    those of backends that do not compute this model. ``held`` are the stages of this deployment
+    Units of backends that this node cannot count are left out; so are those of backends that do not
+    compute this model. ``held`` are the stages of this deployment
     that workers hold already; ``in_use``: see ``keeping.kept``. Raises the ``EngineError`` or the
     ``UnsupportedModelError`` of one if no other would be left.
     """
 
     def __init__(
         self,
-        profile: ModelProfile,
+        counting: Counting,
         reports: Sequence[NodeReport],
         able: Sequence[NodeReport],
-        cost_of: CostOf,
         held: Sequence[Holding] = (),
         in_use: Collection[tuple[NodeId, UnitId, int, int]] = (),
     ) -> None:
-        self._profile = profile
+        self._counting = counting
         self._held = held
         self._in_use = in_use
         self._reports = reports
-        self._cost_of = cost_of
-        self._able, self._unable = _of_able_backends(profile.config, able, cost_of)
+        self._able, self._unable = _of_able_backends(counting, able)
 
     def of(self, size: StageSize, *, may_quantize: bool) -> Placed:
         """Place it in ``size``, or as much more quantized as makes it fit.
@@ -108,7 +102,7 @@ class Placement:
             for each in self._held
             if each.unit in usable and is_of_size(each.stage, usable[each.unit])
         ]
-        keeping = kept(fitting, self._profile.config.num_layers, self._in_use)
+        keeping = kept(fitting, self._counting.num_layers, self._in_use)
         if not keeping:
             return None
         for needs_room in (False, True):
@@ -209,16 +203,14 @@ class Placement:
             without(self._able),
             with_reserve=with_reserve,
             host_bytes={
-                each.backend: most_host_bytes(self._profile, each, self._cost_of(each.backend))
+                each.backend: most_host_bytes(self._counting, each)
                 for each in sizes.values()
                 if each.is_on_device
             },
         )
         # With nothing offered, the error is to say what the model takes.
         counted = list(sizes.values()) or [size]
-        mixed = mixed_cost(
-            [model_cost(self._profile, each, self._cost_of(each.backend)) for each in counted]
-        )
+        mixed = mixed_cost([model_cost(self._counting, each) for each in counted])
         spared = dict(zip(sizes, mixed.spared_bytes, strict=False))
         sorts = {
             (report.node_id, unit.unit_id): _sort(unit)
@@ -250,12 +242,11 @@ def _sort(unit: UnitReport) -> _Sort:
 
 
 def _of_able_backends(
-    config: ModelConfig, reports: Sequence[NodeReport], cost_of: CostOf
+    counting: Counting, reports: Sequence[NodeReport]
 ) -> tuple[list[NodeReport], list[Rejection]]:
     """The reports without units of backends that cannot be counted or used, and these."""
     problems: dict[str, PotluckError] = {}
     reasons: dict[str, str] = {}
-    program = program_to_count(config, Shard.whole(config.num_layers), context_tokens=1)
     backends = {
         unit.backend
         for report in reports
@@ -264,7 +255,7 @@ def _of_able_backends(
     }
     for backend in sorted(backends):
         try:
-            check_backend(backend, cost_of(backend), program)
+            counting.check_backend(backend)
         except UnsupportedModelError as error:
             problems[backend] = error
             reasons[backend] = error.message

@@ -10,15 +10,18 @@ from support import hardware, reference_backend
 from support.sparse_models import SparseModel
 
 from potluck.catalog import describe_model, read_profile
-from potluck.cluster.coordinator.costs import mixed_cost, model_cost, most_host_bytes
-from potluck.cluster.coordinator.placing import Placed, Placement
-from potluck.cluster.coordinator.planning import DeploymentSize, on_unit, planned_model
+from potluck.cluster.coordinator.counting import counting_of
+from potluck.cluster.coordinator.planning import DeploymentSize
 from potluck.cluster.steps import edge_limits
 from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.backends import BACKENDS
 from potluck.engines.costs import cost_of
 from potluck.errors import EngineError, InsufficientMemoryError, UnsupportedModelError
 from potluck.loading import StageSize
+from potluck.placement.costs import mixed_cost, model_cost, most_host_bytes
+from potluck.placement.placing import Placed, Placement
+from potluck.placement.planned import planned_model
+from potluck.placement.sizes import on_unit
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, Rejection, UnitId
 from potluck.types.engine import EngineCost
@@ -97,7 +100,7 @@ def whole(profile: ModelProfile, size: StageSize = SIZE) -> MemoryPlan:
 
 
 def placed(profile: ModelProfile, *nodes: NodeReport, size: StageSize = SIZE) -> Placed:
-    return Placement(profile, nodes, nodes, costs).of(size, may_quantize=False)
+    return Placement(counting_of(profile, costs), nodes, nodes).of(size, may_quantize=False)
 
 
 def where(result: Placed) -> list[tuple[str, str]]:
@@ -117,7 +120,7 @@ def test_units_that_do_not_compute_the_model_are_left_out(profile: ModelProfile)
 
     gpu = unit("gpu", 8 * GIB, backend="reference")
     both = (node("a", gpu, unit("cpu", 8 * GIB)),)
-    result = Placement(profile, both, both, lacking).of(SIZE, may_quantize=False)
+    result = Placement(counting_of(profile, lacking), both, both).of(SIZE, may_quantize=False)
     assert where(result) == [("a", "cpu/native")]
     assert result.rejections == (
         Rejection(
@@ -128,7 +131,7 @@ def test_units_that_do_not_compute_the_model_are_left_out(profile: ModelProfile)
     )
     alone = (node("a", gpu),)
     with pytest.raises(UnsupportedModelError, match="mixtures of experts") as caught:
-        Placement(profile, alone, alone, lacking)
+        Placement(counting_of(profile, lacking), alone, alone)
     assert caught.value.hint.startswith("use the CPU: --backend native")
 
 
@@ -155,10 +158,10 @@ def test_reserves_are_used_before_the_model_is_quantized_any_more(
 ) -> None:
     needed = whole(profile).total_bytes
     tight = node("a", unit("x", needed * 3 // 4), unit("cpu", 2 * needed, role=Role.RESERVE))
-    placement = Placement(profile, (tight,), (tight,), costs)
+    placement = Placement(counting_of(profile, costs), (tight,), (tight,))
     assert placement.of(SIZE, may_quantize=True).quantization is Quantization.NONE
     alone = node("a", unit("x", needed * 3 // 4))
-    placement = Placement(profile, (alone,), (alone,), costs)
+    placement = Placement(counting_of(profile, costs), (alone,), (alone,))
     assert placement.of(SIZE, may_quantize=True).quantization is not Quantization.NONE
 
 
@@ -191,7 +194,7 @@ def test_no_unit_is_given_more_than_a_stage_takes_on_it_whatever_its_backend(
             num_blocks=64,
         ),
     )
-    counted = planned_model(profile, found.plan, size, nodes, (), costs)
+    counted = planned_model(found.plan, size.of_stage, nodes, (), counting_of(profile, costs).stage)
     for stage in counted.stages:
         (own,) = next(each for each in nodes if each.node_id == stage.node_id).units
         assert stage.plan.memory.total_bytes <= own.usable_bytes
@@ -209,7 +212,7 @@ def test_the_cost_of_mixed_units_covers_every_stage_on_every_one_of_them(
     profile: ModelProfile,
 ) -> None:
     sizes = [SIZE, on_reference(), on_reference(is_on_device=True)]
-    mixed = mixed_cost([model_cost(profile, each, costs(each.backend)) for each in sizes])
+    mixed = mixed_cost([model_cost(counting_of(profile, costs), each) for each in sizes])
     cost = mixed.cost
     assert min(mixed.spared_bytes) == 0
     for size, spared in zip(sizes, mixed.spared_bytes, strict=True):
@@ -247,7 +250,7 @@ def test_a_unit_pays_for_its_own_process_and_not_for_that_of_others(
     # The reference's process is larger by 8 MiB. What is in the cluster besides must not matter.
     costly = node("b", unit("cpu", 2**20, backend="reference"))
     sized = {
-        backend: model_cost(profile, size, costs(backend))
+        backend: model_cost(counting_of(profile, costs), size)
         for backend, size in ((NATIVE, SIZE), ("reference", on_reference()))
     }
     mixed = mixed_cost(list(sized.values()))
@@ -277,7 +280,7 @@ def test_a_card_holds_weights_and_cache_and_its_machine_the_rest(
     )
     assert (there.total_bytes, here.device_bytes) == (here.total_bytes, 0)
     assert there.host_bytes == there.staging_bytes + there.process_bytes
-    most = most_host_bytes(profile, on_reference(is_on_device=True), costs("reference"))
+    most = most_host_bytes(counting_of(profile, costs), on_reference(is_on_device=True))
     assert there.host_bytes <= most < there.host_bytes + 2**23
     # A card that has exactly what the stage takes of it, in a machine with exactly the rest.
     card = unit("card", there.device_bytes, backend="reference", is_shared=False)

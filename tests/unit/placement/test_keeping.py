@@ -8,8 +8,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from potluck.cluster.coordinator.keeping import Holding, is_of_size, keep_and_fill, kept
 from potluck.loading import StageSize
+from potluck.placement.keeping import Holding, is_of_size, keep_and_fill, kept
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, Epoch, ModelCost, NodeId, UnitId, UnitOffer
 from potluck.types.node import HeldStage
