@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,5 +79,6 @@ def plan(
     if json:
         emit_json({"schema": "potluck.plan/1", **result})
         return
-    for line in plan_lines(result):
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in plan_lines(result, width):
         print(line)

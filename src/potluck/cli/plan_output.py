@@ -1,10 +1,12 @@
 """A plan for a person, from its JSON document: the same for a cluster and for a fleet file.
 
-At most 80 columns where names allow it, but for sentences that explain.
+Tables take at most 80 columns where names allow it. Other lines are as long as they are, or wrapped
+where there is a terminal.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -28,16 +30,38 @@ _BASES = {
 }
 
 
-def plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:
-    """Return the lines of a document of schema ``potluck.plan/1``."""
+def plan_lines(plan: Mapping[str, Any], width: int | None = None) -> Iterator[str]:
+    """Return the lines of a document of schema ``potluck.plan/1``.
+
+    All lines but those of the table of stages are wrapped to ``width`` columns; None wraps nothing.
+    """
     names = _Names(plan["nodes"])
     yield from table(list(_stage_rows(plan, names)))
     yield ""
-    yield from _prediction_lines(plan, names)
-    yield from _facts(plan)
-    yield from memory_lines(plan)
-    yield from remark_lines(plan)
-    yield from _unused_lines(plan["rejections"], names)
+    rows = list(_prediction_rows(plan, names))
+    indent = max(len(title) for title, _ in rows) + 2
+    for title, text in rows:
+        yield from _wrapped(f"{title.ljust(indent)}{text}", width, indent)
+    yield ""
+    for lines in (_facts(plan), memory_lines(plan), remark_lines(plan)):
+        for line in lines:
+            yield from _wrapped(line, width)
+    for line in _unused_lines(plan["rejections"], names):
+        yield from _wrapped(line, width)
+
+
+def _wrapped(line: str, width: int | None, indent: int = 2) -> Iterator[str]:
+    if width is None or len(line) <= width:
+        yield line
+        return
+    yield from textwrap.wrap(
+        line,
+        max(width, 2 * indent),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
 
 
 class _Names:
@@ -99,43 +123,40 @@ def _memory_text(stage: Mapping[str, Any]) -> str:
     return f"{number if usable.endswith(f' {unit}') else used} of {usable}"
 
 
-def _prediction_lines(plan: Mapping[str, Any], names: _Names) -> Iterator[str]:
+def _prediction_rows(plan: Mapping[str, Any], names: _Names) -> Iterator[tuple[str, str]]:
     prediction = plan["prediction"]
     if prediction is None:
-        yield "no prediction was made"
+        yield "speed", "no prediction was made"
         return
-    rows = [
-        (
-            "1 stream",
-            f"{_rate(prediction['tokens_per_second'])} tokens/s, "
-            f"{format_seconds(prediction['token_seconds'])} per token; the first token of a prompt "
-            f"of {prediction['prompt_tokens']} after "
-            f"{format_seconds(prediction['first_token_seconds'])}",
-        )
-    ]
+    yield (
+        "1 stream",
+        f"{_rate(prediction['tokens_per_second'])} tokens/s, "
+        f"{format_seconds(prediction['token_seconds'])} per token",
+    )
     if (count := prediction["num_streams"]) > 1:
         in_flight = prediction["steps_in_flight"]
         steps = "one step at a time" if in_flight == 1 else f"{in_flight} steps in flight"
-        rows.append(
-            (
-                f"{count} streams",
-                f"{_rate(prediction['total_tokens_per_second'])} tokens/s together, {steps}; "
-                f"{_bottleneck(prediction, in_flight)}",
-            )
+        yield (
+            f"{count} streams",
+            f"{_rate(prediction['total_tokens_per_second'])} tokens/s together, {steps}; "
+            f"{_bottleneck(prediction)}",
         )
-    rows.append(("accuracy", f"within {_percent(prediction['margin'])}: {_basis(plan)}"))
+    yield (
+        "first token",
+        f"after {format_seconds(prediction['first_token_seconds'])} "
+        f"for a prompt of {prediction['prompt_tokens']} tokens",
+    )
+    yield "accuracy", f"within {_percent(prediction['margin'])}: {_basis(plan)}"
     if fewer := plan["one_unit_fewer"]:
-        rows.append(("one unit fewer", _fewer(plan, fewer, names)))
+        yield "one unit fewer", _fewer(plan, fewer, names)
     if more := plan["one_unit_more"]:
-        rows.append(("one unit more", _more(plan, more, names)))
-    yield from table(rows)
+        yield "one unit more", _more(plan, more, names)
 
 
-def _bottleneck(prediction: Mapping[str, Any], in_flight: int) -> str:
+def _bottleneck(prediction: Mapping[str, Any]) -> str:
     if prediction["bottleneck"] is not None:
         return f"stage {prediction['bottleneck']} is the bottleneck"
-    passing = "the way through all stages" if in_flight > 1 else "the way through the stages"
-    return f"{passing} is the bottleneck"
+    return "the way through all stages and back is the bottleneck"
 
 
 def _basis(plan: Mapping[str, Any]) -> str:
@@ -184,7 +205,6 @@ def _facts(plan: Mapping[str, Any]) -> Iterator[str]:
         aim = f"best for {plan['objective']}: {_OBJECTIVES[plan['objective']]}"
         if (prediction := plan["prediction"]) and prediction["gap"] >= 0.0005:
             aim += f"; no plan is more than {_percent(prediction['gap'])} better"
-    yield ""
     yield aim
     yield (
         f"{plan['num_layers']} layers; the cache is for {plan['cache_tokens']} tokens"

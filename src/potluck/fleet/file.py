@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from potluck.engines.backends import BACKENDS, NATIVE
+from potluck.engines.backends import BACKENDS
 from potluck.errors import UsageError
 from potluck.fleet.description import (
     ByHand,
@@ -22,6 +22,7 @@ from potluck.fleet.description import (
 from potluck.fleet.keys import FLEET, LINKS, MACHINE, MAX_MACHINES, PAIR, UNIT
 from potluck.fleet.probe_file import read_probe_file
 from potluck.quantities import format_few
+from potluck.types.unit import NATIVE
 
 _MAX_FILE_BYTES = 4 * 2**20
 _DEFAULT_CORES = 4
@@ -117,6 +118,11 @@ def _described(read: Mapping[str, Any], where: str) -> ByHand:
         )
         if not units:
             raise UsageError(f"{where}: units is empty", hint="leave it out, or describe a unit")
+        if sum(unit.backend == NATIVE for unit in units) > 1:
+            raise UsageError(
+                f"{where}: two units have the backend {NATIVE}",
+                hint=f"a machine has one CPU, and {NATIVE} is also what backend is by default",
+            )
     return ByHand(
         memory_bytes=read["memory"], num_cores=read.get("cores", _DEFAULT_CORES), units=units
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from potluck.engines.backends import NATIVE
 from potluck.fleet.description import ByHand, DescribedUnit, Fleet, Machine, Probed
 from potluck.placement.offering import headroom_bytes
 from potluck.probe.memory import reserve_bytes
@@ -18,6 +17,7 @@ from potluck.types.cluster import NodeId, UnitId
 from potluck.types.hardware import CpuFacts, Figure, Figures, MemoryFacts, Origin, ProbeReport
 from potluck.types.memory import MemoryLimit, MemoryPool
 from potluck.types.node import CPU_UNIT, NodeReport, UnitReport
+from potluck.types.unit import NATIVE
 from potluck.version import __version__
 
 
@@ -73,19 +73,21 @@ def _report(machine: Machine, name: str) -> NodeReport:
 def _units(machine: Machine, host_bytes: int) -> Iterator[UnitReport]:
     match machine.description:
         case ByHand() as described:
-            for index, unit in enumerate(described.units):
-                yield _described_unit(machine, described, unit, index, host_bytes)
+            num_devices = 0
+            for unit in described.units:
+                unit_id = CPU_UNIT
+                if unit.backend != NATIVE:
+                    num_devices += 1
+                    device = "gpu" if num_devices == 1 else f"gpu-{num_devices}"
+                    unit_id = UnitId(f"{device}/{unit.backend}")
+                yield _described_unit(machine, described, unit, unit_id, host_bytes)
         case Probed() as probed:
             yield from _probed_units(probed, host_bytes)
 
 
 def _described_unit(
-    machine: Machine, described: ByHand, unit: DescribedUnit, index: int, host_bytes: int
+    machine: Machine, described: ByHand, unit: DescribedUnit, unit_id: UnitId, host_bytes: int
 ) -> UnitReport:
-    num_others = sum(other.backend == unit.backend for other in described.units[:index])
-    is_cpu = unit.backend == NATIVE and not num_others
-    unit_id = CPU_UNIT if is_cpu else UnitId(f"device-{index}/{unit.backend}")
-
     def figure(value: float | None) -> Figure:
         if value is None:
             return Figure(source=f"not in {machine.place}")

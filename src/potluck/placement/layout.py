@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from potluck.errors import ParameterError
 from potluck.quantities import format_few
 from potluck.types.cluster import NodeId, UnitId
+from potluck.types.node import NodeReport
 from potluck.types.placement import LayoutStage
 from potluck.types.ranges import MAX_WHOLE
+from potluck.types.unit import Role
 
 _FORM = "--layout is NODE[/UNIT]=LAYERS,…, as in desktop=24,board/cpu/native=8"
 _NUM_SHOWN = 8
@@ -37,6 +39,19 @@ class LayoutNode:
     name: str
     units: tuple[UnitId, ...]
     serving: tuple[UnitId, ...]
+
+
+def layout_nodes(reports: Sequence[NodeReport]) -> list[LayoutNode]:
+    """Return what a layout may name of the nodes that sent ``reports``."""
+    return [
+        LayoutNode(
+            node_id=report.node_id,
+            name=report.name,
+            units=tuple(unit.unit_id for unit in report.units),
+            serving=tuple(unit.unit_id for unit in report.units if unit.role is Role.SERVES),
+        )
+        for report in reports
+    ]
 
 
 def parse_layout(text: str) -> tuple[WrittenStage, ...]:

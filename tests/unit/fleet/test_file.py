@@ -133,6 +133,11 @@ def test_everything_that_can_be_said(write: Write) -> None:
             "usable_memory is more than memory",
             "stages may use",
         ),
+        (
+            MACHINE + "units = [{}, {}]",
+            "machines[0] (a): two units have the backend native",
+            "what backend is by default",
+        ),
         (MACHINE + "units = []", "units is empty", "describe a unit"),
         (
             MACHINE + 'backend = "native"\n[[machines.units]]\nbackend = "native"',

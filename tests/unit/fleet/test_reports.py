@@ -91,7 +91,7 @@ def test_units_that_use_the_machines_memory_share_it() -> None:
 def test_units_have_ids_of_their_own() -> None:
     (report,) = node_reports(fleet(machine(CPU, GPU, GPU)))
     ids = [unit.unit_id for unit in report.units]
-    assert ids == ["cpu/native", "device-1/tinygrad:CUDA", "device-2/tinygrad:CUDA"]
+    assert ids == ["cpu/native", "gpu/tinygrad:CUDA", "gpu-2/tinygrad:CUDA"]
     assert [unit.is_shared for unit in report.units] == [True, False, False]
     assert report.units[1].usable_bytes == 10 * GIB
     assert report.units[0].arithmetics == (Arithmetic.EXACT,)
