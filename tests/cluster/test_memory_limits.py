@@ -21,7 +21,7 @@ from potluck.cluster.coordinator.counting import counting_of
 from potluck.engines.costs import cost_of
 from potluck.loading import StageSize
 from potluck.placement.costs import model_cost
-from potluck.types.cluster import ModelCost
+from potluck.types.placement import ModelCost
 
 MIB = 2**20
 CONTEXT = 256

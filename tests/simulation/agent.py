@@ -63,9 +63,10 @@ from potluck.placement.planned import PlannedModel, PlannedStage
 from potluck.scheduling import Scheduler
 from potluck.serving.ledger import Ledger
 from potluck.serving.pipeline import OnOutcome, StepOutcome
-from potluck.types.cluster import DeploymentId, Epoch, ModelCost, NodeId, UnitOffer
+from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.memory import MemoryPlan
 from potluck.types.node import CPU_UNIT, HeldStage
+from potluck.types.placement import ModelCost, UnitOffer
 from potluck.types.profile import ModelProfile
 from potluck.types.quantization import Quantization
 

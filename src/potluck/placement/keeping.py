@@ -15,8 +15,9 @@ import msgspec
 
 from potluck.errors import InsufficientMemoryError
 from potluck.placement.proportional import place
-from potluck.types.cluster import ModelCost, NodeId, PlacedStage, Plan, UnitId, UnitOffer
+from potluck.types.cluster import NodeId, UnitId
 from potluck.types.node import HeldStage, NodeReport
+from potluck.types.placement import ModelCost, PlacedStage, Plan, UnitOffer
 from potluck.types.program import Shard
 from potluck.types.stage import StageSize
 from potluck.types.unit import NATIVE

@@ -19,8 +19,9 @@ from potluck.placement.keeping import Holding, is_of_size, keep_and_fill, kept, 
 from potluck.placement.offering import Offered, offers, reason_against
 from potluck.placement.proportional import place
 from potluck.placement.sizes import on_unit, stronger_quantizations, what_fits
-from potluck.types.cluster import ModelCost, NodeId, Plan, Rejection, UnitId
+from potluck.types.cluster import NodeId, UnitId
 from potluck.types.node import NodeReport, UnitReport
+from potluck.types.placement import ModelCost, Plan, Rejection
 from potluck.types.quantization import Quantization
 from potluck.types.stage import StageSize
 

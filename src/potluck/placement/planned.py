@@ -9,8 +9,9 @@ from potluck.placement.counting import CountStage
 from potluck.placement.keeping import Holding, is_of_size
 from potluck.placement.sizes import on_unit
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.cluster import NodeId, Plan, Rejection, UnitId
+from potluck.types.cluster import NodeId, UnitId
 from potluck.types.node import NodeReport
+from potluck.types.placement import Plan, Rejection
 from potluck.types.quantization import Quantization
 from potluck.types.stage import StagePlan, StageSize
 from potluck.types.unit import NATIVE

@@ -16,7 +16,7 @@ from itertools import accumulate
 
 from potluck.errors import InsufficientMemoryError
 from potluck.quantities import format_bytes
-from potluck.types.cluster import ModelCost, PlacedStage, Plan, Rejection, UnitOffer
+from potluck.types.placement import ModelCost, PlacedStage, Plan, Rejection, UnitOffer
 from potluck.types.program import Shard
 
 

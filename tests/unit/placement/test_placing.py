@@ -23,10 +23,11 @@ from potluck.placement.placing import Placed, Placement
 from potluck.placement.planned import planned_model
 from potluck.placement.sizes import on_unit
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.cluster import NodeId, Rejection, UnitId
+from potluck.types.cluster import NodeId, UnitId
 from potluck.types.engine import EngineCost
 from potluck.types.memory import MemoryPlan, MemoryPool
 from potluck.types.node import NodeReport, UnitReport
+from potluck.types.placement import Rejection
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Program, Shard
 from potluck.types.quantization import Quantization

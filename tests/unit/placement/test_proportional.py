@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from potluck.errors import InsufficientMemoryError
 from potluck.placement import place
-from potluck.types.cluster import ModelCost, NodeId, Plan, UnitId, UnitOffer
+from potluck.types.cluster import NodeId, UnitId
+from potluck.types.placement import ModelCost, Plan, UnitOffer
 
 CPU = UnitId("cpu/native")
 

@@ -21,8 +21,9 @@ from potluck.placement.keeping import Holding
 from potluck.placement.placing import Placement
 from potluck.placement.planned import PlannedModel, planned_model
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.cluster import DeploymentId, NodeId, Rejection
+from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.node import CPU_UNIT, NodeReport
+from potluck.types.placement import Rejection
 from potluck.types.profile import ModelProfile
 
 _NOBODY: Mapping[NodeUnitId, str] = MappingProxyType({})
