@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from potluck.types.cluster import NodeId, PlacedStage, Rejection, UnitId
-from potluck.types.placement import Prediction
+from potluck.types.cluster import NodeId, UnitId
+from potluck.types.placement import PlacedStage, Prediction, Rejection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
