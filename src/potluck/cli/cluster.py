@@ -32,6 +32,7 @@ from potluck.cli.placing import (
     layout_params,
     result_of,
 )
+from potluck.cli.speed_lines import speed_lines
 from potluck.cli.tables import deployment_lines, node_lines, stage_lines
 from potluck.cluster.agent.control import ask
 from potluck.cluster.calls import DEFAULT_RECOVERY_WAIT_SECONDS
@@ -154,6 +155,7 @@ def ps(json: JsonOption = False, state: StateOption = None) -> None:
     for deployment in result["deployments"]:
         print()
         _print_lines(deployment_lines(deployment))
+        _print_lines(speed_lines(deployment))
     if not result["deployments"]:
         print("\nnothing is deployed; potluck deploy MODEL")
 

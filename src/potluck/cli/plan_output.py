@@ -94,7 +94,7 @@ def _stage_rows(plan: Mapping[str, Any], names: _Names) -> Iterator[tuple[str, .
     for index, stage in enumerate(stages):
         layers = f"[{stage['start_layer']}, {stage['end_layer']})"
         times: tuple[str, ...] = ()
-        if predicted := stage["prediction"]:
+        if predicted := stage["predicted"]:
             times = (
                 format_seconds(predicted["decode_seconds"]),
                 format_seconds(predicted["hop_seconds"]),
@@ -163,7 +163,7 @@ def _basis(plan: Mapping[str, Any]) -> str:
     """What the times of stages rest on: ``stage 0 measured; stages 1, 2 assumed, …``."""
     stages_of: dict[str, list[str]] = {}
     for stage in plan["stages"]:
-        stages_of.setdefault(stage["prediction"]["basis"], []).append(str(stage["stage"]))
+        stages_of.setdefault(stage["predicted"]["basis"], []).append(str(stage["stage"]))
     if len(stages_of) == 1:
         return f"speeds are {_BASES[next(iter(stages_of))]}"
     return "speeds are " + "; ".join(

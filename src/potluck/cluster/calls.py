@@ -72,7 +72,7 @@ def decode(payload: bytes, kind: type[_T] | UnionType) -> _T:
     """
     try:
         return msgspec.msgpack.decode(payload, type=kind)
-    except ValueError as error:  # DecodeError, or text that is no UTF-8
+    except (ValueError, RecursionError) as error:  # another document, no UTF-8, too deep
         raise CallError(f"a malformed message: {error}", hint=SAME_VERSION) from error
 
 

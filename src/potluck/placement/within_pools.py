@@ -8,15 +8,21 @@ all of it, and only where a path then takes more than there is, less is tried.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from potluck.placement.path import Cut, PathProblem
 from potluck.placement.sharing import Pool, fair_shares
 
-Found = tuple[float, tuple[Cut, ...]]
-"""Seconds to be as few as possible, and the stages."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Stages in order, the seconds that were to be least, and how much better others could be."""
+
+    cuts: tuple[Cut, ...]
+    seconds: float
+    gap: float = 0.0
 
 
 def best_within(
@@ -33,14 +39,14 @@ def best_within(
     """
     alone = [int(each) for each in problem.usable_bytes]
     found = solve(alone)
-    if found is None or _fits(problem, pools, found[1]):
+    if found is None or _fits(problem, pools, found.cuts):
         return found
     best: Found | None = None
-    for usable in _divisions(problem, pools, found[1], alone):
+    for usable in _divisions(problem, pools, found.cuts, alone):
         other = solve(usable)
-        if other is None or not _fits(problem, pools, other[1]):
+        if other is None or not _fits(problem, pools, other.cuts):
             continue
-        if best is None or other[0] < best[0]:
+        if best is None or other.seconds < best.seconds:
             best = other
     return best
 

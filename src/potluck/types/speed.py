@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
+from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, UnitId
+from potluck.types.model import ModelConfig
+
+_MAX_COUNT = 1 << 24
+"""More than any layers, sequences, tokens or samples that a step time has."""
+
+_MAX_SECONDS = 1e6
+"""More than eleven days: no step takes as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +23,8 @@ class StepTime:
     The stage has ``num_layers`` decoder layers, and the embedding or the head as it says. The step
     has ``num_tokens`` new tokens of ``num_sequences`` sequences, which have ``context_tokens`` each
     on average, the new ones included. A step with as many tokens as sequences decodes, one with
-    more prefills. ``seconds`` is the time within the engine, without edges.
+    more prefills. ``seconds`` is the time within the engine, without edges. The last of the
+    ``num_samples`` steps ended ``age_seconds`` ago.
     """
 
     num_layers: int
@@ -25,6 +35,21 @@ class StepTime:
     context_tokens: int
     seconds: float
     num_samples: int
+    age_seconds: float = 0.0
+
+    @property
+    def is_plausible(self) -> bool:
+        """Whether a stage can have computed this; other processes and nodes may send anything."""
+        counts = (self.num_sequences, self.num_tokens, self.context_tokens, self.num_samples)
+        return (
+            all(1 <= count <= _MAX_COUNT for count in counts)
+            and 0 <= self.num_layers <= _MAX_COUNT
+            and self.num_tokens >= self.num_sequences
+            and (self.num_layers > 0 or self.has_embedding or self.has_head)
+            and 0 < self.seconds <= _MAX_SECONDS
+            and self.age_seconds >= 0
+            and math.isfinite(self.age_seconds)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,3 +78,29 @@ class NodeSpeeds:
     node_id: NodeId
     step_times: dict[UnitId, tuple[StepTime, ...]] = field(default_factory=dict)
     links: tuple[LinkSpeed, ...] = ()
+
+
+def model_shape(
+    config: ModelConfig, dominant_format_label: str, arithmetic: Arithmetic, num_threads: int
+) -> str:
+    """Return a key that two models share if their layers, embedding and head take as long.
+
+    ``dominant_format_label`` names the format that most bytes of the decoder layers are held in
+    (``TensorFormat.label``). The number of layers makes no difference.
+    """
+    parts = [
+        f"h{config.hidden_size}",
+        f"f{config.intermediate_size}",
+        f"a{config.num_heads}/{config.num_kv_heads}x{config.head_dim}",
+        f"v{config.vocab_size}",
+    ]
+    if (experts := config.experts) is not None:
+        num_dense = sum(not is_in for is_in in experts.is_in_layer)
+        parts.append(f"e{experts.num_experts_per_token}/{experts.num_experts}x{experts.width}")
+        parts += [f"d{num_dense}/{config.num_layers}"] if num_dense else []
+    if windows := [each for each in config.sliding_windows if each is not None]:
+        parts.append(f"w{min(windows)}:{len(windows)}/{config.num_layers}")
+    if config.qk_norm:
+        parts.append("qk")
+    parts += [dominant_format_label, arithmetic.value, f"t{num_threads}"]
+    return " ".join(parts)

@@ -39,7 +39,7 @@ def stage(index: int, node_id: str, start: int, end: int, **changes: Any) -> dic
         "num_bytes": 3 * GIB + 64 * 2**20,
         "usable_bytes": 15 * GIB,
         "memory": memory,
-        "prediction": prediction,
+        "predicted": prediction,
         **changes,
     }
 
@@ -177,7 +177,7 @@ def test_a_gap_is_told() -> None:
 def test_what_speeds_rest_on_is_told_by_stage() -> None:
     stages = [stage(0, A, 0, 20), stage(1, B, 20, 30), stage(2, C, 30, 32)]
     for each in stages[1:]:
-        each["prediction"]["basis"] = "assumed"
+        each["predicted"]["basis"] = "assumed"
     expected = (
         "accuracy     within 35 %: speeds are measured for stage 0; assumed, since nothing is "
         "known for stages 1, 2"
@@ -223,7 +223,7 @@ def test_many_unused_units_are_counted() -> None:
 
 
 def test_a_plan_without_a_prediction() -> None:
-    stages = [stage(0, A, 0, 32, prediction=None)]
+    stages = [stage(0, A, 0, 32, predicted=None)]
     shown = lines(prediction=None, stages=stages, objective="memory")
     assert shown[0].split() == ["STAGE", "NODE", "UNIT", "LAYERS", "MEMORY"]
     assert "speed  no prediction was made" in shown

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from potluck.cluster.agent.speed_view import prediction_view, stage_predictions
 from potluck.cluster.agent.view import deployment_view, placed_view
 from potluck.cluster.calls import DeploymentRecord
 from potluck.placement.explain import Alternative, Explanation
 from potluck.types.cluster import NodeId
 from potluck.types.node import NodeReport
-from potluck.types.placement import Prediction, StagePrediction
 
 _SHARED = (
     "model",
@@ -44,7 +44,6 @@ def plan_view(outcome: PlanOutcome, coordinator: NodeId) -> dict[str, object]:
     """Return the document of schema ``potluck.plan/1``, less its name."""
     record, reports, explanation = outcome.record, outcome.reports, outcome.explanation
     view = deployment_view(record)
-    prediction = record.prediction
     usable = {
         (report.node_id, unit.unit_id): unit.usable_bytes
         for report in reports
@@ -54,11 +53,11 @@ def plan_view(outcome: PlanOutcome, coordinator: NodeId) -> dict[str, object]:
         {
             **placed_view(index, stage),
             "usable_bytes": usable.get((stage.node_id, stage.unit_id)),
-            "prediction": (
-                None if prediction is None else stage_prediction_view(prediction.stages[index])
-            ),
+            "predicted": predicted,
         }
-        for index, stage in enumerate(record.stages)
+        for index, (stage, predicted) in enumerate(
+            zip(record.stages, stage_predictions(record), strict=True)
+        )
     ]
     added = {} if explanation is None else explanation.added_seconds
     return {
@@ -69,7 +68,7 @@ def plan_view(outcome: PlanOutcome, coordinator: NodeId) -> dict[str, object]:
         "coordinator": coordinator,
         "nodes": [{"node_id": report.node_id, "name": report.name} for report in reports],
         "stages": stages,
-        "prediction": None if prediction is None else prediction_view(prediction),
+        "prediction": prediction_view(record.prediction),
         "one_unit_fewer": None if explanation is None else _view(explanation.one_unit_fewer),
         "one_unit_more": None if explanation is None else _view(explanation.one_unit_more),
         "rejections": [
@@ -81,34 +80,6 @@ def plan_view(outcome: PlanOutcome, coordinator: NodeId) -> dict[str, object]:
             }
             for each in record.rejections
         ],
-    }
-
-
-def prediction_view(prediction: Prediction) -> dict[str, object]:
-    """Return what is predicted of a whole plan."""
-    return {
-        "entry_seconds": prediction.entry_seconds,
-        "token_seconds": prediction.token_seconds,
-        "tokens_per_second": prediction.tokens_per_second,
-        "first_token_seconds": prediction.first_token_seconds,
-        "prompt_tokens": prediction.prompt_tokens,
-        "num_streams": prediction.num_streams,
-        "total_tokens_per_second": prediction.total_tokens_per_second,
-        "steps_in_flight": prediction.steps_in_flight,
-        "bottleneck": prediction.bottleneck,
-        "margin": prediction.margin,
-        "gap": prediction.gap,
-    }
-
-
-def stage_prediction_view(stage: StagePrediction) -> dict[str, object]:
-    """Return what is predicted of one stage."""
-    return {
-        "decode_seconds": stage.decode_seconds,
-        "loaded_seconds": stage.loaded_seconds,
-        "prefill_seconds_per_token": stage.prefill_seconds_per_token,
-        "hop_seconds": stage.hop_seconds,
-        "basis": stage.basis.value,
     }
 
 

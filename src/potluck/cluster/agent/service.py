@@ -27,6 +27,7 @@ from potluck.cluster.agent.diagnosis import diagnose
 from potluck.cluster.agent.hardware import Hardware
 from potluck.cluster.agent.hosts import HostAnswer, ask_hosts
 from potluck.cluster.agent.leaving import Leaving
+from potluck.cluster.agent.measured_speeds import MeasuredSpeeds
 from potluck.cluster.agent.member_events import MemberEvents
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.node import NodeFacts
@@ -102,18 +103,22 @@ class Agent:
             opened.push_async_callback(membership.close)
             background = Background()
             outages = UnitOutages()
+            num_threads = config.num_threads or default_num_threads()
             units = NodeUnits(lambda: hardware.report, config.unit_choice, outages.reasons)
+            speeds = MeasuredSpeeds(state.step_times, units, num_threads=num_threads)
+            opened.callback(speeds.close)
             stages = StageHost(
                 credentials,
                 state.workers,
                 units,
                 listen_host=config.listen.host,
-                num_threads=config.num_threads or default_num_threads(),
+                num_threads=num_threads,
                 packed_cache_bytes=config.packed_cache_bytes,
                 unit_step_seconds=config.stage_step_seconds,
                 stall_seconds=config.stall_seconds,
                 unit_failed=outages.failed,
                 report_lost=partial(report_lost, membership),
+                measured=speeds.took,
                 orphan_seconds=config.orphan_seconds,
             )
             opened.push_async_callback(stages.stop_all)
@@ -151,7 +156,7 @@ class Agent:
                 num_threads=config.num_threads,
             )
             node_calls = NodeCalls(
-                facts, membership, hardware, units, stages, coordination, fingerprints
+                facts, membership, hardware, units, stages, coordination, fingerprints, speeds
             )
             node_calls.register(methods)
             StageCalls(stages).register(methods)
@@ -159,6 +164,7 @@ class Agent:
             SequenceCalls(membership, coordination).register(methods)
             methods.complete()
             background.spawn(care.run())
+            background.spawn(speeds.run(stages.collect))
             background.spawn(takeovers.run())
             background.spawn(events.run(joined=coordination.joined, left=coordination.left))
             yield cls(

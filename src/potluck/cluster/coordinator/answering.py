@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from potluck.cluster.coordinator.pipeline import RemotePipeline, SentTotals
+from potluck.cluster.coordinator.token_rates import TokenRates
 from potluck.cluster.steps import MAX_WAITING_SEQUENCES
 from potluck.errors import (
     MovedError,
@@ -114,6 +115,11 @@ class Answering:
     def sent(self) -> SentTotals | None:
         """What went over the edge to the first stage; None while it is not attached."""
         return None if self._pipeline is None else self._pipeline.sent
+
+    @property
+    def rates(self) -> TokenRates:
+        """How fast it generates; nothing is known while it is not attached."""
+        return TokenRates() if self._pipeline is None else self._pipeline.rates
 
     @property
     def num_dropped_outcomes(self) -> int:

@@ -249,6 +249,7 @@ class Deployment:
             record,
             load,
             sent,
+            self._answering.rates.speed(record.num_streams),
             num_blocks=num_blocks,
             num_spares=self._num_spares,
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from potluck.cluster.coordinator.step_times import CEILING_SECONDS, FLOOR_SECONDS, StepTimes
+from potluck.cluster.coordinator.token_rates import TokenRates
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import Frame, FrameKind
 from potluck.cluster.steps import decode_failure, decode_sampled, encode_step
@@ -96,6 +97,7 @@ class RemotePipeline:
         self._lost: EngineError | None = None
         self._is_closing = False
         self.sent = SentTotals()
+        self.rates = TokenRates()
         self._threads = (
             threading.Thread(target=self._send_all, name="steps", daemon=True),
             threading.Thread(target=self._receive_all, name="results", daemon=True),
@@ -149,7 +151,10 @@ class RemotePipeline:
     def _receive_all(self) -> None:
         while (step := self._in_flight.get()) is not None:
             try:
-                self._on_outcome(self._outcome(step))
+                outcome = self._outcome(step)
+                if outcome.error is None:
+                    self.rates.came(step, time.perf_counter())
+                self._on_outcome(outcome)
             except Exception as error:  # noqa: BLE001 - this thread's end would hang all that waits
                 self._lose(_as_told(error, "a result could not be taken"))
 

@@ -26,6 +26,7 @@ from potluck.errors import DefectError, EdgeClosedError, EdgeError, EngineError,
 from potluck.loading.load import LoadedStage
 from potluck.quantities import format_seconds
 from potluck.types.cluster import DeploymentId, Epoch
+from potluck.types.program import Shard
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +77,11 @@ class Serving:
         self._listener: EdgeListener | None = None
         self._session: _Session | None = None
         self._seen: Epoch | None = None
+
+    @property
+    def shard(self) -> Shard:
+        """The part of the model that the stage is."""
+        return self._stage.loaded.program.shard
 
     def listen(self) -> tuple[str, int]:
         """Listen for an incoming edge at a new address, and no longer at one that nobody used.
