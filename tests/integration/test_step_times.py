@@ -33,7 +33,7 @@ from potluck.types.step import SamplingParams, SequenceOpening
 SERVED_SECONDS = 1.2
 """At a sample in 50 ms some twenty of decodes, and some of prompts."""
 
-SHAPE = model_shape(describe_model("demo").config, "bf16", Arithmetic.EXACT, 1)
+SHAPE = model_shape(describe_model("demo").config, "bf16", Arithmetic.EXACT)
 LINK = LinkSpeed(
     node_id=NODE, latency_seconds=1e-4, bytes_per_second=1e9, num_samples=3, age_seconds=1.0
 )
@@ -57,17 +57,20 @@ def serve(pipeline: Pipeline) -> None:
             pipeline.sampled()
 
 
+async def settled(*, within_seconds: float) -> tuple[LinkSpeed, ...]:
+    return (LINK,)
+
+
 async def asked(ours: Node, shape: str = SHAPE) -> NodeSpeeds:
     """What the node answers to ``node.speeds``."""
     methods = MethodTable()
     unused = cast(Any, SimpleNamespace())
+    links = cast(Any, SimpleNamespace(settled=settled))
     facts = NodeFacts(node_id=NODE, address="", memory_limit_bytes=None, num_threads=1)
-    calls = NodeCalls(
-        facts, unused, unused, unused, ours.host, unused, unused, ours.speeds, lambda: (LINK,)
-    )
+    calls = NodeCalls(facts, unused, unused, unused, ours.host, unused, unused, ours.speeds, links)
     calls.register(methods)
     handler = await methods.find("node.speeds")
-    async for answer in handler(NODE, encode(AskSpeeds(model_shape=shape))):
+    async for answer in handler(NODE, encode(AskSpeeds(model_shapes=(shape,)))):
         return decode(answer, NodeSpeeds)
     raise AssertionError("there is one answer")
 
@@ -75,7 +78,7 @@ async def asked(ours: Node, shape: str = SHAPE) -> NodeSpeeds:
 def of_stage(speeds: NodeSpeeds, *, has_head: bool, num_tokens: int) -> StepTime:
     (found,) = [
         each
-        for each in speeds.step_times[CPU_UNIT]
+        for each in speeds.step_times[SHAPE][CPU_UNIT]
         if each.has_head == has_head and (each.num_tokens > 1) == (num_tokens > 1)
     ]
     return found

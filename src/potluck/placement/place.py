@@ -110,9 +110,7 @@ def _search(request: PlaceRequest) -> Found | None:
         return Found(cuts=found.path.cuts, seconds=found.path.seconds, gap=found.path.gap)
 
     is_throughput = request.preferences.objective is Objective.THROUGHPUT
-    return best_within(
-        problem, request.pools, most_throughput if is_throughput else least_latency
-    )
+    return best_within(problem, request.pools, most_throughput if is_throughput else least_latency)
 
 
 def problem_of(request: PlaceRequest, num_sequences: int) -> PathProblem:

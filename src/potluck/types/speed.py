@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, UnitId
@@ -14,6 +15,10 @@ _MAX_COUNT = 1 << 24
 
 _MAX_SECONDS = 1e6
 """More than eleven days: no step takes as long."""
+
+if TYPE_CHECKING:
+    from potluck.types.arithmetic import Arithmetic
+    from potluck.types.model import ModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,20 +77,18 @@ class LinkSpeed:
 class NodeSpeeds:
     """What a node has measured: of one model on its units, and of its links to others.
 
-    ``step_times`` are by unit, of models of the shape that was asked for (``model_shape``).
+    ``step_times`` are by shape (``model_shape``) and unit, of the shapes that were asked for.
     """
 
     node_id: NodeId
-    step_times: dict[UnitId, tuple[StepTime, ...]] = field(default_factory=dict)
+    step_times: dict[str, dict[UnitId, tuple[StepTime, ...]]] = field(default_factory=dict)
     links: tuple[LinkSpeed, ...] = ()
 
 
-def model_shape(
-    config: ModelConfig, dominant_format_label: str, arithmetic: Arithmetic, num_threads: int
-) -> str:
+def model_shape(config: ModelConfig, format_label: str, arithmetic: Arithmetic) -> str:
     """Return a key that two models share if their layers, embedding and head take as long.
 
-    ``dominant_format_label`` names the format that most bytes of the decoder layers are held in
+    ``format_label`` names the format that most bytes of the decoder layers are held in
     (``TensorFormat.label``). The number of layers makes no difference.
     """
     parts = [
@@ -102,5 +105,5 @@ def model_shape(
         parts.append(f"w{min(windows)}:{len(windows)}/{config.num_layers}")
     if config.qk_norm:
         parts.append("qk")
-    parts += [dominant_format_label, arithmetic.value, f"t{num_threads}"]
+    parts += [format_label, arithmetic.value]
     return " ".join(parts)

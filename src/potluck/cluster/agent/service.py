@@ -27,6 +27,7 @@ from potluck.cluster.agent.diagnosis import diagnose
 from potluck.cluster.agent.hardware import Hardware
 from potluck.cluster.agent.hosts import HostAnswer, ask_hosts
 from potluck.cluster.agent.leaving import Leaving
+from potluck.cluster.agent.links import Links
 from potluck.cluster.agent.measured_speeds import MeasuredSpeeds
 from potluck.cluster.agent.member_events import MemberEvents
 from potluck.cluster.agent.model_files import Fingerprints
@@ -75,6 +76,7 @@ class Agent:
     coordination: Coordination
     relaying: Relaying
     leaving: Leaving
+    links: Links
     node_calls: NodeCalls
     events: MemberEvents
 
@@ -149,6 +151,10 @@ class Agent:
             outlooks = Outlooks(membership)
             takeovers = Takeovers(membership, coordination, outlooks, spawn=background.spawn)
             relaying = Relaying(membership, coordination, outlooks)
+            links = Links(
+                membership, credentials, listen_host=config.listen.host, spawn=background.spawn
+            )
+            opened.push_async_callback(links.close)
             facts = NodeFacts(
                 node_id=node_id,
                 address=str(membership.address),
@@ -156,17 +162,36 @@ class Agent:
                 num_threads=config.num_threads,
             )
             node_calls = NodeCalls(
-                facts, membership, hardware, units, stages, coordination, fingerprints, speeds
+                facts,
+                membership,
+                hardware,
+                units,
+                stages,
+                coordination,
+                fingerprints,
+                speeds,
+                links,
             )
             node_calls.register(methods)
             StageCalls(stages).register(methods)
             DeploymentCalls(coordination).register(methods)
             SequenceCalls(membership, coordination).register(methods)
+            links.register(methods)
             methods.complete()
             background.spawn(care.run())
             background.spawn(speeds.run(stages.collect))
             background.spawn(takeovers.run())
-            background.spawn(events.run(joined=coordination.joined, left=coordination.left))
+            background.spawn(links.run())
+
+            def joined(node: NodeId) -> None:
+                coordination.joined(node)
+                links.joined(node)
+
+            def left(node: NodeId) -> None:
+                coordination.left(node)
+                links.left(node)
+
+            background.spawn(events.run(joined=joined, left=left))
             yield cls(
                 membership=membership,
                 hardware=hardware,
@@ -174,6 +199,7 @@ class Agent:
                 coordination=coordination,
                 relaying=relaying,
                 leaving=Leaving(membership, coordination, relaying),
+                links=links,
                 node_calls=node_calls,
                 events=events,
             )

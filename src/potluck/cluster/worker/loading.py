@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from potluck.catalog import describe_model, read_profile
-from potluck.cluster.worker.messages import Load
+from potluck.cluster.worker.messages import Load, StageSpec
 from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.opening import open_engine
 from potluck.loading import PackedCache, Room, StageSize, default_packed_folder
@@ -19,7 +20,8 @@ from potluck.probe.memory import available_memory, held_bytes
 from potluck.quantities import format_bytes, format_seconds
 from potluck.types.engine import LoadableEngine
 from potluck.types.memory import MemoryLimit, MemoryPlan
-from potluck.types.program import Shard
+from potluck.types.profile import ModelProfile
+from potluck.types.program import Program, Shard
 from potluck.types.speed import model_shape
 from potluck.weights.report import remark_lines
 
@@ -73,8 +75,9 @@ def load_for(
         backend=load.unit.backend,
         is_on_device=load.device_free_bytes is not None,
     )
+    profile = read_profile(description, [shard])
     plan = plan_stages(
-        read_profile(description, [shard]),
+        profile,
         [shard],
         size,
         load.unit,
@@ -102,15 +105,26 @@ def load_for(
         memory=prepared.plan.memory,
         read_bytes=prepared.read_bytes,
         seconds=time.monotonic() - started,
-        model_shape=model_shape(
-            description.config, _dominant_format(plan.memory), spec.arithmetic, load.num_threads
-        ),
+        model_shape=_shape(profile, stage.program, spec),
     )
 
 
-def _dominant_format(memory: MemoryPlan) -> str:
-    """Return the label of the format that most bytes of the weights are held in."""
-    return max(memory.weights or memory.mapped, key=lambda each: each[1])[0]
+def _shape(profile: ModelProfile, program: Program, spec: StageSpec) -> str:
+    """Return the shape that step times of this stage are kept under; empty without a layer.
+
+    Plans name it by the format of most bytes of all layers (``ModelWork``), of which these are a
+    part.
+    """
+    num_bytes: Counter[str] = Counter()
+    for weight in program.weights:
+        if weight.layer is not None:
+            stored = profile.info(weight.name)
+            target = spec.quantization.target(weight, stored, profile.config.num_layers)
+            num_bytes[target.label] += replace(stored, format=target).num_bytes
+    if not num_bytes:
+        return ""
+    label = max(num_bytes, key=lambda each: (num_bytes[each], each))
+    return model_shape(profile.config, label, spec.arithmetic)
 
 
 def _room(load: Load) -> Room:
