@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from potluck.cluster.agent.speed_view import prediction_view, stage_predictions
 from potluck.cluster.agent.view import deployment_view, placed_view
 from potluck.cluster.calls import DeploymentRecord
-from potluck.placement.explain import Alternative, Explanation
+from potluck.placement.explain import ADDED_NODE, Alternative, Explanation
 from potluck.types.cluster import NodeId
 from potluck.types.node import NodeReport
 
@@ -95,7 +95,7 @@ def _view(alternative: Alternative | None) -> dict[str, object] | None:
                 "unit_id": stage.unit_id,
                 "start_layer": stage.shard.start_layer,
                 "end_layer": stage.shard.end_layer,
-                "is_added": stage.node_id == alternative.added_node,
+                "is_added": stage.node_id == ADDED_NODE,
             }
             for stage in alternative.stages
         ],
