@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,15 @@ from potluck.catalog import describe_model, read_profile
 from potluck.cluster.agent.new_deployment import new_record
 from potluck.cluster.agent.plan_view import PlanOutcome, plan_view
 from potluck.cluster.calls import Deploy, ModelFingerprint
-from potluck.cluster.coordinator.arithmetics import computing_in, plan_in
 from potluck.cluster.coordinator.counting import counting_of
-from potluck.cluster.coordinator.planning import placement_fields, size_of
+from potluck.cluster.coordinator.planning import placement_fields, preferences_of, size_of
+from potluck.cluster.coordinator.surveyed import explanation_of, plan_surveyed
 from potluck.engines.costs import cost_of
 from potluck.fleet.file import read_fleet
+from potluck.fleet.links import fleet_links
 from potluck.fleet.reports import coordinator_of, node_reports
 from potluck.placement.layout import layout_nodes, parse_layout, resolve_layout
-from potluck.placement.placing import Placement
-from potluck.placement.planned import PlannedModel, planned_model
-from potluck.types.arithmetic import Arithmetic
+from potluck.placement.placing import Surveyed
 
 
 def plan_fleet(path: Path, params: Mapping[str, Any], layout: str | None) -> dict[str, object]:
@@ -48,26 +46,23 @@ def plan_fleet(path: Path, params: Mapping[str, Any], layout: str | None) -> dic
         model_id=request.model_id or request.model,
         coordinator=coordinator,
     )
-    size = size_of(profile.config, record)
-    counting = counting_of(profile, cost_of)
-
-    def plan(arithmetic: Arithmetic) -> PlannedModel:
-        in_arithmetic = replace(size, arithmetic=arithmetic)
-        computing = computing_in(arithmetic, reports)
-        placement = Placement(counting, reports, computing.reports, (), ())
-        placed = placement.of(in_arithmetic.of_stage, may_quantize=record.may_quantize)
-        return planned_model(
-            placed.plan,
-            replace(in_arithmetic, quantization=placed.quantization).of_stage,
-            computing.reports,
-            (*computing.rejections, *placed.rejections),
-            counting.stage,
-        )
-
-    planned = plan_in(record.arithmetic, reports, plan)
+    surveyed = Surveyed(
+        reports=reports,
+        able=reports,
+        coordinator=coordinator,
+        preferences=preferences_of(record),
+        links=fleet_links(fleet),
+    )
+    planned = plan_surveyed(
+        counting_of(profile, cost_of),
+        surveyed,
+        size_of(profile.config, record),
+        may_quantize=record.may_quantize,
+        arithmetic=record.arithmetic,
+    )
     outcome = PlanOutcome(
         record=msgspec.structs.replace(record, **placement_fields(planned)),
         reports=reports,
-        explanation=None,
+        explanation=explanation_of(planned),
     )
     return plan_view(outcome, coordinator)

@@ -38,8 +38,9 @@ from potluck.cluster.calls import (
 )
 from potluck.cluster.coordinator.attempt import Surroundings
 from potluck.cluster.coordinator.deployment import Deployment
-from potluck.cluster.coordinator.planning import placement_fields, size_of
+from potluck.cluster.coordinator.planning import placement_fields, preferences_of, size_of
 from potluck.cluster.coordinator.survey import gather_reports, plan_model
+from potluck.cluster.coordinator.surveyed import explanation_of
 from potluck.cluster.membership import Membership
 from potluck.cluster.trust.credentials import Credentials
 from potluck.engines.costs import CostOf
@@ -123,13 +124,14 @@ class Coordination:
             size,
             may_quantize=record.may_quantize,
             arithmetic=record.arithmetic,
+            preferences=preferences_of(record),
             cost_of=self._cost_of,
         )
         reports, _ = await gather_reports(self._membership)
         return PlanOutcome(
             record=msgspec.structs.replace(record, **placement_fields(planned)),
             reports=reports,
-            explanation=None,
+            explanation=await asyncio.to_thread(explanation_of, planned),
         )
 
     async def undeploy(self, name: str) -> DeploymentRecord:
