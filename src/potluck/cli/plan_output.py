@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from potluck.cli.tables import mapped_text, memory_lines, remark_lines, stage_memory, table
-from potluck.quantities import format_bytes, format_few, format_seconds
+from potluck.quantities import format_bytes, format_few, format_number, format_seconds
 
 _NUM_NAMES = 4
 """Of units that are unused for one reason; the others are counted."""
@@ -26,7 +26,7 @@ _BASES = {
     "served": "measured while serving",
     "measured": "measured",
     "table": "stated, not measured",
-    "assumed": "assumed, since nothing is known",
+    "assumed": "assumed in part",
 }
 
 
@@ -130,7 +130,7 @@ def _prediction_rows(plan: Mapping[str, Any], names: _Names) -> Iterator[tuple[s
         return
     yield (
         "1 stream",
-        f"{_rate(prediction['tokens_per_second'])} tokens/s, "
+        f"{format_number(prediction['tokens_per_second'])} tokens/s, "
         f"{format_seconds(prediction['token_seconds'])} per token",
     )
     if (count := prediction["num_streams"]) > 1:
@@ -138,7 +138,7 @@ def _prediction_rows(plan: Mapping[str, Any], names: _Names) -> Iterator[tuple[s
         steps = "one step at a time" if in_flight == 1 else f"{in_flight} steps in flight"
         yield (
             f"{count} streams",
-            f"{_rate(prediction['total_tokens_per_second'])} tokens/s together, {steps}; "
+            f"{format_number(prediction['total_tokens_per_second'])} tokens/s together, {steps}; "
             f"{_bottleneck(prediction)}",
         )
     yield (
@@ -146,7 +146,8 @@ def _prediction_rows(plan: Mapping[str, Any], names: _Names) -> Iterator[tuple[s
         f"after {format_seconds(prediction['first_token_seconds'])} "
         f"for a prompt of {prediction['prompt_tokens']} tokens",
     )
-    yield "accuracy", f"within {_percent(prediction['margin'])}: {_basis(plan)}"
+    links = f"; links are {_BASES[plan['link_basis']]}" if plan["link_basis"] else ""
+    yield "accuracy", f"within {_percent(prediction['margin'])}: {_basis(plan)}{links}"
     if fewer := plan["one_unit_fewer"]:
         yield "one unit fewer", _fewer(plan, fewer, names)
     if more := plan["one_unit_more"]:
@@ -174,28 +175,33 @@ def _basis(plan: Mapping[str, Any]) -> str:
 
 
 def _fewer(plan: Mapping[str, Any], fewer: Mapping[str, Any], names: _Names) -> str:
-    return f"without {names.unit(fewer)}: {_change(plan, fewer)}"
+    text = f"without {names.unit(fewer)}: {_change(plan, fewer, names)}"
+    is_fewer = len(fewer["stages"]) < len(plan["stages"])
+    return text if is_fewer else f"the model needs as many units; {text}"
 
 
 def _more(plan: Mapping[str, Any], more: Mapping[str, Any], names: _Names) -> str:
     like = f"another {names.unit(more)}"
     if not any(stage["is_added"] for stage in more["stages"]):
         return f"{like} would not be used"
-    return f"{like}: {_change(plan, more)}"
+    return f"{like}: {_change(plan, more, names)}"
 
 
-def _change(plan: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """How much better or worse another plan is."""
+def _change(plan: Mapping[str, Any], other: Mapping[str, Any], names: _Names) -> str:
+    """How much better or worse another plan is, and what it is on."""
     ours = plan["prediction"]
     key, words = ("token_seconds", "per token")
     text = f"{format_seconds(other[key])} {words}"
     if plan["objective"] == "throughput":
         key = "total_tokens_per_second"
-        text = f"{_rate(other[key])} tokens/s together"
+        text = f"{format_number(other[key])} tokens/s together"
     change = other[key] / ours[key] - 1
-    used = len(other["stages"])
     sign = "+" if change >= 0 else "-"
-    return f"{text} ({sign}{_percent(abs(change))}), on {used} {'unit' if used == 1 else 'units'}"
+    stages = other["stages"]
+    place = f"{len(stages)} units"
+    if len(stages) == 1:
+        place = "it alone" if stages[0]["is_added"] else names.unit(stages[0])
+    return f"{text} ({sign}{_percent(abs(change))}), on {place}"
 
 
 def _facts(plan: Mapping[str, Any]) -> Iterator[str]:
@@ -219,11 +225,6 @@ def _unused_lines(rejections: Sequence[Mapping[str, Any]], names: _Names) -> Ite
         alike.setdefault((each["unit_id"], each["reason"]), []).append(names.of(each["node_id"]))
     for (unit_id, reason), nodes in alike.items():
         yield f"not used: {format_few(nodes, _NUM_NAMES)} {unit_id}: {reason}"
-
-
-def _rate(per_second: float) -> str:
-    """At least three digits, and no exponent."""
-    return f"{per_second:.0f}" if per_second >= 100 else f"{per_second:.3g}"
 
 
 def _percent(part: float) -> str:

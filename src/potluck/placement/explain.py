@@ -16,7 +16,7 @@ from potluck.placement.partaking import Partaking, least_partakings
 from potluck.placement.path import Cut, PathProblem
 from potluck.placement.place import PlaceRequest, place, problem_of
 from potluck.placement.sharing import Pool
-from potluck.quantities import format_seconds
+from potluck.quantities import format_number, format_seconds
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.placement import (
     Objective,
@@ -86,8 +86,8 @@ def explain(request: PlaceRequest, plan: Plan) -> Explanation:
 def unused_units(request: PlaceRequest, plan: Plan) -> Explanation:
     """Return why each candidate without a stage has none, and no alternatives.
 
-    What a unit would change is what the plan would be like if the unit took a part of the layers
-    of two neighbouring stages, or the place of one stage, whichever is best.
+    What a unit would change is what the plan would be like if the unit took some of the layers of
+    two neighbouring stages, or the place of one stage, whichever is best.
     """
     used = {(stage.node_id, stage.unit_id) for stage in plan.stages}
     unused = [
@@ -131,7 +131,7 @@ def unused_units(request: PlaceRequest, plan: Plan) -> Explanation:
 def _reason(partaking: Partaking | None, prediction: Prediction, preferences: Preferences) -> str:
     """Return why a unit is unused, in words."""
     if partaking is None:
-        return "no part of the model fits in the memory that is left for it there"
+        return "no layer fits in the memory that is left for it"
     if preferences.objective is Objective.THROUGHPUT:
         slower = partaking.period_seconds * prediction.total_tokens_per_second
         slower /= prediction.num_streams
@@ -139,7 +139,7 @@ def _reason(partaking: Partaking | None, prediction: Prediction, preferences: Pr
             return f"would not raise the rate of {prediction.num_streams} streams"
         return (
             f"would lower the rate of {prediction.num_streams} streams to "
-            f"{prediction.total_tokens_per_second / slower:.3g} tokens/s"
+            f"{format_number(prediction.total_tokens_per_second / slower)} tokens/s"
         )
     if preferences.objective is Objective.MEMORY:
         return "the model fits on the others"

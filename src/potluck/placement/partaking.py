@@ -1,8 +1,9 @@
 """What it costs to let a further unit take part in a plan. Pure.
 
 The stages of the plan keep their order. The unit takes items from the end of one stage and the
-start of the next (of one stage at the ends of the pipeline), and a stage that loses all of its
-items vanishes. The best of these parts is found exactly; other rearrangements are not tried.
+start of the next (of one stage at the ends of the pipeline), at least one layer, and a stage that
+loses all of its items vanishes. The best of these parts is found exactly; other rearrangements are
+not tried.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def least_partakings(
     units: Sequence[int],
     usable_bytes: Sequence[int],
 ) -> dict[int, Partaking | None]:
-    """Return by unit what the best part for it is; None for one that has no room for any part.
+    """Return by unit what the best part for it is; None for one that has no room for a layer.
 
     ``problem`` is that of a step of one sequence, and ``loaded`` that of a step when all streams
     decode, with the number of steps in flight. ``usable_bytes`` are those of every unit of the
@@ -57,7 +58,7 @@ def least_partakings(
         period = np.full(len(chunk), np.inf)
         for parts in _parts(cuts, problem.num_items):
             has_room = _bytes(problem, chunk, parts) <= usable[:, None, None]
-            has_room &= parts.start[:, None] < parts.end
+            has_room &= _has_layer(parts, problem.num_items)
             if not has_room.any():
                 continue
             alone = _times(problem, cuts, parts, chunk).path_seconds - base_seconds
@@ -101,6 +102,13 @@ def _parts(cuts: Sequence[Cut], num_items: int) -> Iterator[_Parts]:
             start=np.arange(first, boundary + 1),
             end=np.arange(boundary, last + 1),
         )
+
+
+def _has_layer(parts: _Parts, num_items: int) -> NDArray[np.bool_]:
+    """Return which parts are more than the embedding or the head."""
+    first = np.maximum(parts.start, 1)
+    has_layer: NDArray[np.bool_] = first[:, None] < np.minimum(parts.end, num_items - 1)
+    return has_layer
 
 
 def _sums(values: _Numbers) -> _Numbers:

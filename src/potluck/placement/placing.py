@@ -16,8 +16,8 @@ from potluck.errors import (
 from potluck.placement.candidates import Candidate, speed_of
 from potluck.placement.counted_offers import CountedOffers, count_offers, sort_of, usable_units
 from potluck.placement.counting import Counting
-from potluck.placement.keeping import Holding, is_of_size, keep_and_fill, kept
 from potluck.placement.explain import unused_units
+from potluck.placement.keeping import Holding, is_of_size, keep_and_fill, kept
 from potluck.placement.links import LinkTable, link_table
 from potluck.placement.offering import reason_against
 from potluck.placement.place import PlaceRequest, place, prediction_of

@@ -97,6 +97,7 @@ def plan(**changes: Any) -> dict[str, Any]:
         "nodes": [{"node_id": node_id, "name": name} for node_id, name in names.items()],
         "stages": [stage(0, A, 0, 20), stage(1, B, 20, 32)],
         "prediction": PREDICTION,
+        "link_basis": None,
         "one_unit_fewer": None,
         "one_unit_more": None,
         "rejections": [],
@@ -130,8 +131,8 @@ def test_what_is_predicted() -> None:
         "8 streams       61.2 tokens/s together, 2 steps in flight; stage 1 is the bottleneck",
         "first token     after 1.93 s for a prompt of 512 tokens",
         "accuracy        within 35 %: speeds are measured",
-        "one unit fewer  without board-1 cpu/native: 68.9 ms per token (+55 %), on 1 unit",
-        "one unit more   another desktop cpu/native: 25.3 ms per token (-43 %), on 1 unit",
+        "one unit fewer  without board-1 cpu/native: 68.9 ms per token (+55 %), on desktop cpu/native",
+        "one unit more   another desktop cpu/native: 25.3 ms per token (-43 %), on it alone",
         "",
         "best for latency: least time per token of one stream",
         "32 layers; the cache is for 16384 tokens",
@@ -140,10 +141,11 @@ def test_what_is_predicted() -> None:
 
 def test_for_throughput_alternatives_are_compared_by_it() -> None:
     shown = lines(objective="throughput", one_unit_fewer=alternative(B, 0.0689))
-    assert (
-        "one unit fewer  without board-1 cpu/native: 30.6 tokens/s together (-50 %), on 1 unit"
-        in (shown)
+    line = (
+        "one unit fewer  without board-1 cpu/native: 30.6 tokens/s together (-50 %), "
+        "on desktop cpu/native"
     )
+    assert line in shown
     assert "best for throughput: most tokens per second" in shown
 
 
@@ -179,10 +181,24 @@ def test_what_speeds_rest_on_is_told_by_stage() -> None:
     for each in stages[1:]:
         each["predicted"]["basis"] = "assumed"
     expected = (
-        "accuracy     within 35 %: speeds are measured for stage 0; assumed, since nothing is "
-        "known for stages 1, 2"
+        "accuracy     within 35 %: speeds are measured for stage 0; assumed in part for stages 1, 2"
     )
     assert expected in lines(stages=stages)
+
+
+def test_what_links_rest_on_is_told_if_it_sets_the_margin() -> None:
+    line = "accuracy     within 35 %: speeds are measured; links are stated, not measured"
+    assert line in lines(link_basis="table")
+
+
+def test_a_unit_may_be_needed() -> None:
+    fewer = alternative(B, 0.0689)
+    fewer["stages"] = [fewer["stages"][0]] * 2
+    line = (
+        "one unit fewer  the model needs as many units; without board-1 cpu/native: "
+        "68.9 ms per token (+55 %), on 2 units"
+    )
+    assert line in lines(one_unit_fewer=fewer)
 
 
 def test_nodes_of_one_name_are_told_apart_by_their_ids() -> None:

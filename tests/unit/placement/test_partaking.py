@@ -29,8 +29,8 @@ def plans_with(cuts: list[Cut], unit: int, num_items: int) -> Iterator[tuple[Cut
         last = cuts[position].end if position < len(cuts) else boundary
         for start in range(first, boundary + 1):
             for end in range(boundary, last + 1):
-                if start == end:
-                    continue
+                if max(start, 1) >= min(end, num_items - 1):
+                    continue  # no layer
                 stages = list(cuts)
                 if position < len(cuts):
                     stages[position] = Cut(unit=cuts[position].unit, start=end, end=last)

@@ -12,8 +12,10 @@ from potluck.cluster.agent.speed_view import prediction_view, stage_predictions
 from potluck.cluster.agent.view import deployment_view, placed_view
 from potluck.cluster.calls import DeploymentRecord
 from potluck.placement.explain import ADDED_NODE, Alternative, Explanation
+from potluck.placement.prediction import MARGINS
 from potluck.types.cluster import NodeId
 from potluck.types.node import NodeReport
+from potluck.types.placement import Prediction
 
 _SHARED = (
     "model",
@@ -69,6 +71,7 @@ def plan_view(outcome: PlanOutcome, coordinator: NodeId) -> dict[str, object]:
         "nodes": [{"node_id": report.node_id, "name": report.name} for report in reports],
         "stages": stages,
         "prediction": prediction_view(record.prediction),
+        "link_basis": _link_basis(record.prediction),
         "one_unit_fewer": None if explanation is None else _view(explanation.one_unit_fewer),
         "one_unit_more": None if explanation is None else _view(explanation.one_unit_more),
         "rejections": [
@@ -81,6 +84,18 @@ def plan_view(outcome: PlanOutcome, coordinator: NodeId) -> dict[str, object]:
             for each in record.rejections
         ],
     }
+
+
+def _link_basis(prediction: Prediction | None) -> str | None:
+    """Return what the links rest on if it is what sets the margin; else None."""
+    if prediction is None:
+        return None
+    least = max(MARGINS[stage.basis] for stage in prediction.stages)
+    if prediction.margin <= least:
+        return None
+    return next(
+        (basis.value for basis, margin in MARGINS.items() if margin == prediction.margin), None
+    )
 
 
 def _view(alternative: Alternative | None) -> dict[str, object] | None:
