@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, UnitId
-from potluck.types.model import ModelConfig
+
+if TYPE_CHECKING:
+    from potluck.types.arithmetic import Arithmetic
+    from potluck.types.model import ModelConfig
 
 _MAX_COUNT = 1 << 24
 """More than any layers, sequences, tokens or samples that a step time has."""
@@ -86,24 +88,30 @@ class NodeSpeeds:
 
 
 def model_shape(config: ModelConfig, format_label: str, arithmetic: Arithmetic) -> str:
-    """Return a key that two models share if their layers, embedding and head take as long.
+    """Return a name for everything but depth that step times depend on, on one unit.
 
-    ``format_label`` names the format that most bytes of the decoder layers are held in
-    (``TensorFormat.label``). The number of layers makes no difference.
+    ``format_label`` is the format of most bytes of the layers' matrices as they are loaded. Models
+    of one shape whose number of layers differs have one name. It has letters, digits, ``-``, ``_``
+    and ``.`` only and at most 150 characters.
     """
+    experts = config.experts
+    windows = [window for window in config.sliding_windows if window is not None]
     parts = [
+        config.family,
         f"h{config.hidden_size}",
-        f"f{config.intermediate_size}",
-        f"a{config.num_heads}/{config.num_kv_heads}x{config.head_dim}",
+        f"i{config.intermediate_size}",
+        f"q{config.num_heads}",
+        f"kv{config.num_kv_heads}",
+        f"d{config.head_dim}",
         f"v{config.vocab_size}",
+        *([f"w{min(windows)}"] if windows else []),
+        *(
+            [f"e{experts.num_experts}.{experts.num_experts_per_token}.{experts.width}"]
+            if experts is not None
+            else []
+        ),
+        format_label,
+        arithmetic.value,
     ]
-    if (experts := config.experts) is not None:
-        num_dense = sum(not is_in for is_in in experts.is_in_layer)
-        parts.append(f"e{experts.num_experts_per_token}/{experts.num_experts}x{experts.width}")
-        parts += [f"d{num_dense}/{config.num_layers}"] if num_dense else []
-    if windows := [each for each in config.sliding_windows if each is not None]:
-        parts.append(f"w{min(windows)}:{len(windows)}/{config.num_layers}")
-    if config.qk_norm:
-        parts.append("qk")
-    parts += [format_label, arithmetic.value]
-    return " ".join(parts)
+    kept = (c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in "-".join(parts))
+    return "".join(kept)[:150]

@@ -9,23 +9,28 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from potluck.catalog import describe_model, read_profile
-from potluck.cluster.worker.messages import Load, StageSpec
+from potluck.catalog import ModelDescription, describe_model, read_profile
+from potluck.cluster.worker.messages import Load
 from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.opening import open_engine
 from potluck.loading import PackedCache, Room, StageSize, default_packed_folder
 from potluck.loading.load import LoadedStage
 from potluck.loading.prepare import plan_stages, prepare_stages
+from potluck.models.program import weight_specs
 from potluck.probe.memory import available_memory, held_bytes
 from potluck.quantities import format_bytes, format_seconds
 from potluck.types.engine import LoadableEngine
 from potluck.types.memory import MemoryLimit, MemoryPlan
 from potluck.types.profile import ModelProfile
-from potluck.types.program import Program, Shard
+from potluck.types.program import Shard
+from potluck.types.quantization import Quantization
 from potluck.types.speed import model_shape
+from potluck.types.tensor import TensorFormat
 from potluck.weights.report import remark_lines
 
 _log = logging.getLogger(__name__)
+
+_NO_FORMAT = TensorFormat.F32.label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,26 +110,31 @@ def load_for(
         memory=prepared.plan.memory,
         read_bytes=prepared.read_bytes,
         seconds=time.monotonic() - started,
-        model_shape=_shape(profile, stage.program, spec),
+        model_shape=model_shape(
+            description.config,
+            _dominant_format(description, prepared.plan.profile, shard, spec.quantization),
+            spec.arithmetic,
+        ),
     )
 
 
-def _shape(profile: ModelProfile, program: Program, spec: StageSpec) -> str:
-    """Return the shape that step times of this stage are kept under; empty without a layer.
+def _dominant_format(
+    description: ModelDescription, profile: ModelProfile, shard: Shard, quantization: Quantization
+) -> str:
+    """Return the label of the format that most bytes of the layers' matrices are loaded in.
 
-    Plans name it by the format of most bytes of all layers (``ModelWork``), of which these are a
-    part.
+    ``placement.work`` says the same of the whole model; its layers hardly differ in that. A stage
+    without layers looks at all of them.
     """
+    if shard.start_layer == shard.end_layer:
+        shard, profile = Shard.whole(shard.num_layers), read_profile(description)
     num_bytes: Counter[str] = Counter()
-    for weight in program.weights:
-        if weight.layer is not None:
-            stored = profile.info(weight.name)
-            target = spec.quantization.target(weight, stored, profile.config.num_layers)
-            num_bytes[target.label] += replace(stored, format=target).num_bytes
-    if not num_bytes:
-        return ""
-    label = max(num_bytes, key=lambda each: (num_bytes[each], each))
-    return model_shape(profile.config, label, spec.arithmetic)
+    for weight in weight_specs(profile.config, shard):
+        if weight.layer is not None and len(weight.shape) > 1:
+            info = profile.info(weight.name)
+            target = quantization.target(weight, info, shard.num_layers)
+            num_bytes[target.label] += replace(info, format=target).num_bytes
+    return max(num_bytes, key=lambda label: (num_bytes[label], label), default=_NO_FORMAT)
 
 
 def _room(load: Load) -> Room:

@@ -16,7 +16,8 @@ from potluck.types.speed import StepTime
 from potluck.types.step import Step
 
 SAMPLE_SECONDS = 0.05
-"""At most one step in this time is looked at, so that short ones cost a comparison."""
+"""At most one decode in this time is looked at, so that short ones cost a comparison. Prompts are
+rare, and take longer: each of their steps is looked at."""
 
 _NUM_KEPT = 33
 """Samples of a kind. At one in ``SAMPLE_SECONDS`` they span two seconds of steady work, so that a
@@ -57,16 +58,19 @@ class RecentSteps:
 
     def took(self, step: Step, seconds: float, *, at: float) -> None:
         """Note that a step was computed in ``seconds``, until ``at``."""
-        if at < self._next_at:
+        slices = step.slices
+        if at < self._next_at and not (
+            slices and (len(slices[0].tokens) > 1 or len(slices[-1].tokens) > 1)
+        ):
             return
         self._next_at = at + SAMPLE_SECONDS
         num_tokens = context = num_wanted = 0
-        for part in step.slices:
+        for part in slices:
             count = len(part.tokens)
             num_tokens += count
             context += part.start_position + count
             num_wanted += part.score_from is not None
-        num_sequences = len(step.slices)
+        num_sequences = len(slices)
         if not num_sequences or num_wanted:
             return  # where a prompt is scored, the head computes many more rows
         kind = _kind(num_sequences, num_tokens, context)

@@ -114,6 +114,20 @@ def test_too_few_samples_are_not_told_and_old_ones_are_forgotten() -> None:
     assert stage.times()[0].seconds == 0.04
 
 
+def test_steps_of_prompts_among_short_decodes_are_not_missed() -> None:
+    recent, at = RecentSteps(), 1000.0
+    for _ in range(LEAST_SAMPLES):
+        for _ in range(1000):
+            at += SAMPLE_SECONDS / 100
+            recent.took(DECODE, 0.0005, at=at)
+        at += 0.01
+        recent.took(step((1, 40), (64, 0)), 0.01, at=at)
+    prompts = [each for each in recent.times(SHARD, at) if each.num_tokens > 1]
+    assert [(each.num_tokens, each.num_sequences, each.seconds) for each in prompts] == [
+        (65, 2, 0.01)
+    ]
+
+
 def test_a_step_that_scores_a_prompt_is_left_out_and_so_is_an_empty_one() -> None:
     stage = Stage()
     stage.computes(0.9, step=step((512, 0), score_from=0), times=20)
