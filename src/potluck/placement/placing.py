@@ -16,8 +16,9 @@ from potluck.errors import (
 from potluck.placement.candidates import Candidate, speed_of
 from potluck.placement.counted_offers import CountedOffers, count_offers, sort_of, usable_units
 from potluck.placement.counting import Counting
+from potluck.placement.explain import unused_units
 from potluck.placement.keeping import Holding, is_of_size, keep_and_fill, kept
-from potluck.placement.links import link_table
+from potluck.placement.links import LinkTable, link_table
 from potluck.placement.offering import reason_against
 from potluck.placement.place import PlaceRequest, place, prediction_of
 from potluck.placement.proportional import does_not_fit
@@ -48,6 +49,7 @@ class Surveyed:
     units that may be used. ``speeds`` are by node, of those that answered. Steps start and end at
     the ``coordinator``. ``held`` are the stages of this deployment that workers hold already;
     ``in_use``: see ``keeping.kept``. With ``is_anew`` the plan is as good as if nothing was held.
+    ``links`` are known where no node measures them; None takes those of ``speeds``.
     """
 
     reports: Sequence[NodeReport]
@@ -58,19 +60,21 @@ class Surveyed:
     held: Sequence[Holding] = ()
     in_use: Collection[tuple[NodeId, UnitId, int, int]] = ()
     is_anew: bool = False
+    links: LinkTable | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """Where a model goes, how it is quantized there, and what was not even offered.
+    """Where a model goes, how it is quantized there, and which units got nothing.
 
     ``needs_room``: stages that are held and not in the plan have to be released before it is
-    loaded.
+    loaded. ``request`` is what there was to choose from.
     """
 
     plan: Plan
     quantization: Quantization
     rejections: tuple[Rejection, ...]
+    request: PlaceRequest
     needs_room: bool = False
 
 
@@ -91,7 +95,7 @@ class Placement:
             (report.node_id, unit.unit_id): unit for report in self._able for unit in report.units
         }
         hosts = {report.node_id: report.host_id for report in surveyed.reports}
-        self._links = link_table(surveyed.speeds.values(), hosts)
+        self._links = surveyed.links or link_table(surveyed.speeds.values(), hosts)
         self._times: dict[object, UnitTimes] = {}
 
     def of(self, size: StageSize, *, may_quantize: bool) -> Placed:
@@ -164,10 +168,11 @@ class Placement:
         if preferences.objective is Objective.MEMORY and not preferences.layout:
             return self._placed_by_memory(size)
         counted = self._count(size, with_reserve=True, released_stages=self._held)
-        plan = place(self._request(counted, size))
+        request = self._request(counted, size)
+        plan = place(request)
         if plan is None:
             raise does_not_fit(self._credited(counted), counted.mixed.cost)
-        return self._of_plan(plan, counted, size)
+        return self._of_plan(plan, counted, size, request)
 
     def _placed_by_memory(self, size: StageSize) -> Placed:
         """On the units that serve, or if need be on those in reserve as well."""
@@ -182,15 +187,34 @@ class Placement:
     def _by_memory(self, size: StageSize, *, with_reserve: bool) -> Placed:
         counted = self._count(size, with_reserve=with_reserve, released_stages=self._held)
         plan = place_by_memory(self._credited(counted), counted.mixed.cost)
-        prediction = self._predicted(plan.stages, self._request(counted, size))
-        return self._of_plan(replace(plan, prediction=prediction), counted, size)
+        request = self._request(counted, size)
+        prediction = self._predicted(plan.stages, request)
+        return self._of_plan(replace(plan, prediction=prediction), counted, size, request)
 
-    def _of_plan(self, plan: Plan, counted: CountedOffers, size: StageSize) -> Placed:
+    def _of_plan(
+        self, plan: Plan, counted: CountedOffers, size: StageSize, request: PlaceRequest
+    ) -> Placed:
         return Placed(
             plan=plan,
             quantization=size.quantization,
-            rejections=(*self._unable, *counted.offered.rejections),
+            rejections=self._rejections(plan, counted, request),
+            request=request,
             needs_room=bool(self._held) and not self._has_room_beside(plan, size),
+        )
+
+    def _rejections(
+        self, plan: Plan, counted: CountedOffers, request: PlaceRequest
+    ) -> tuple[Rejection, ...]:
+        """Return the units that are not offered, and why those that are have no stage."""
+        rejections = (*self._unable, *counted.offered.rejections)
+        told = {(each.node_id, each.unit_id) for each in (*rejections, *plan.rejections)}
+        return (
+            *rejections,
+            *(
+                each
+                for each in unused_units(request, plan).rejections
+                if (each.node_id, each.unit_id) not in told
+            ),
         )
 
     def _has_room_beside(self, plan: Plan, size: StageSize) -> bool:
@@ -241,10 +265,15 @@ class Placement:
         plan = keep_and_fill(keeping, self._credited(counted), counted.mixed.cost)
         if plan is None:
             return None
+        # As if all was released: stages that are kept are counted too.
+        everything = self._count(size, with_reserve=True, released_stages=self._held)
+        request = self._request(everything, size)
+        plan = replace(plan, prediction=self._predicted(plan.stages, request))
         return Placed(
-            plan=replace(plan, prediction=self.predicted(plan.stages, size)),
+            plan=plan,
             quantization=size.quantization,
-            rejections=(*self._unable, *counted.offered.rejections),
+            rejections=self._rejections(plan, counted, request),
+            request=request,
             needs_room=needs_room,
         )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 
 import msgspec
@@ -18,17 +17,17 @@ from potluck.cluster.calls import (
     decode,
     encode,
 )
-from potluck.cluster.coordinator.arithmetics import computing_in, plan_in
 from potluck.cluster.coordinator.counting import counting_of
 from potluck.cluster.coordinator.left_out import NodeUnitId
 from potluck.cluster.coordinator.planning import DeploymentSize
+from potluck.cluster.coordinator.surveyed import plan_surveyed
 from potluck.cluster.membership import Membership
 from potluck.engines.costs import CostOf, cost_of
 from potluck.errors import PotluckError
 from potluck.placement.counting import Counting
 from potluck.placement.keeping import Holding
-from potluck.placement.placing import Placement, Surveyed
-from potluck.placement.planned import PlannedModel, planned_model
+from potluck.placement.placing import Surveyed
+from potluck.placement.planned import PlannedModel
 from potluck.placement.shapes import shapes_of
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, NodeId
@@ -86,30 +85,25 @@ async def plan_model(
     counting = counting_of(profile, cost_of)
     speeds = await _gather_speeds(membership, able, counting, size)
 
-    def plan(arithmetic: Arithmetic) -> PlannedModel:
-        in_arithmetic = replace(size, arithmetic=arithmetic)
-        computing = computing_in(arithmetic, able)
-        surveyed = Surveyed(
-            reports=reports,
-            able=computing.reports,
-            coordinator=membership.node_id,
-            preferences=preferences,
-            speeds=speeds,
-            held=held,
-            in_use=in_use,
-            is_anew=is_anew,
-        )
-        placed = Placement(counting, surveyed).of(in_arithmetic.of_stage, may_quantize=may_quantize)
-        planned = planned_model(
-            placed.plan,
-            replace(in_arithmetic, quantization=placed.quantization).of_stage,
-            computing.reports,
-            (*silent, *absent, *unable, *computing.rejections, *placed.rejections),
-            counting.stage,
-        )
-        return replace(planned, needs_room=placed.needs_room, held=tuple(held))
-
-    return await asyncio.to_thread(plan_in, arithmetic, able, plan)
+    surveyed = Surveyed(
+        reports=reports,
+        able=able,
+        coordinator=membership.node_id,
+        preferences=preferences,
+        speeds=speeds,
+        held=held,
+        in_use=in_use,
+        is_anew=is_anew,
+    )
+    return await asyncio.to_thread(
+        plan_surveyed,
+        counting,
+        surveyed,
+        size,
+        may_quantize=may_quantize,
+        arithmetic=arithmetic,
+        rejections=(*silent, *absent, *unable),
+    )
 
 
 async def _gather_speeds(
