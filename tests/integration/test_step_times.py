@@ -35,7 +35,7 @@ from potluck.types.step import SamplingParams, SequenceOpening
 SERVED_SECONDS = 1.2
 """At a sample in 50 ms some twenty of decodes, and some of prompts."""
 
-SHAPE = model_shape(describe_model("demo").config, "bf16", Arithmetic.EXACT, 1)
+SHAPE = model_shape(describe_model("demo").config, "bf16", Arithmetic.EXACT)
 LINK = LinkSpeed(
     node_id=NODE, latency_seconds=1e-4, bytes_per_second=1e9, num_samples=3, age_seconds=1.0
 )
@@ -66,14 +66,20 @@ def serve(pipeline: Pipeline) -> None:
             pipeline.sampled()
 
 
+async def settled(*, within_seconds: float) -> tuple[LinkSpeed, ...]:
+    return (LINK,)
+
+
 async def asked(ours: Node, shape: str = SHAPE) -> NodeSpeeds:
     """What the node answers to ``node.speeds``."""
     methods = MethodTable()
     unused = cast(Any, SimpleNamespace())
     facts = NodeFacts(node_id=NODE, address="", memory_limit_bytes=None, num_threads=1)
-    calls = NodeCalls(
-        facts, unused, unused, unused, ours.host, unused, unused, ours.speeds, cast(Any, Links())
-    )
+
+    async def links() -> tuple[LinkSpeed, ...]:
+        return (LINK,)
+
+    calls = NodeCalls(facts, unused, unused, unused, ours.host, unused, unused, ours.speeds, links)
     calls.register(methods)
     handler = await methods.find("node.speeds")
     async for answer in handler(NODE, encode(AskSpeeds(model_shapes=(shape, "unknown")))):
@@ -150,7 +156,7 @@ def test_stages_of_one_model_have_one_shape_those_without_layers_too(tmp_path: P
             assert [spec.start_layer == spec.end_layer for spec in specs] == [1, 0, 0, 1]
             loaded = await asyncio.gather(*map(ours.start, specs))
             assert {each.model_shape for each in loaded} == {
-                model_shape(describe_model("demo").config, "q4_k", Arithmetic.EXACT, 1)
+                model_shape(describe_model("demo").config, "q4_k", Arithmetic.EXACT)
             }
 
     asyncio.run(run())

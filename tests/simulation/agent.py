@@ -57,9 +57,9 @@ from potluck.cluster.membership import Membership
 from potluck.cluster.worker.messages import Connect, Peer
 from potluck.errors import CallError, EngineError, PotluckError
 from potluck.loading import StagePlan
-from potluck.placement import place
 from potluck.placement.keeping import Holding, is_of_size, keep_and_fill, kept
 from potluck.placement.planned import PlannedModel, PlannedStage
+from potluck.placement.proportional import place
 from potluck.scheduling import Scheduler
 from potluck.serving.ledger import Ledger
 from potluck.serving.pipeline import OnOutcome, StepOutcome

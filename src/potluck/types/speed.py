@@ -18,6 +18,10 @@ _MAX_COUNT = 1 << 24
 _MAX_SECONDS = 1e6
 """More than eleven days: no step takes as long."""
 
+if TYPE_CHECKING:
+    from potluck.types.arithmetic import Arithmetic
+    from potluck.types.model import ModelConfig
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
@@ -83,14 +87,12 @@ class NodeSpeeds:
     links: tuple[LinkSpeed, ...] = ()
 
 
-def model_shape(
-    config: ModelConfig, format_label: str, arithmetic: Arithmetic, num_threads: int
-) -> str:
+def model_shape(config: ModelConfig, format_label: str, arithmetic: Arithmetic) -> str:
     """Return a name for everything but depth that step times depend on, on one unit.
 
-    ``format_label`` is the format of most bytes of the model's matrices as they are loaded,
-    ``num_threads`` the worker's. Models of one shape whose number of layers differs have one name.
-    It has letters, digits, ``-``, ``_`` and ``.`` only and at most 150 characters.
+    ``format_label`` is the format of most bytes of the layers' matrices as they are loaded. Models
+    of one shape whose number of layers differs have one name. It has letters, digits, ``-``, ``_``
+    and ``.`` only and at most 150 characters.
     """
     experts = config.experts
     windows = [window for window in config.sliding_windows if window is not None]
@@ -110,7 +112,6 @@ def model_shape(
         ),
         format_label,
         arithmetic.value,
-        f"t{num_threads}",
     ]
     kept = (c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in "-".join(parts))
     return "".join(kept)[:150]

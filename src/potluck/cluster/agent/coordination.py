@@ -18,6 +18,7 @@ from potluck.cluster.agent.background import Spawn
 from potluck.cluster.agent.changes import Changes
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.new_deployment import new_record
+from potluck.cluster.agent.plan_view import PlanOutcome
 from potluck.cluster.agent.promises import Promises
 from potluck.cluster.agent.registry import Registry
 from potluck.cluster.agent.stages import StageHost
@@ -37,8 +38,10 @@ from potluck.cluster.calls import (
 )
 from potluck.cluster.coordinator.attempt import Surroundings
 from potluck.cluster.coordinator.deployment import Deployment
-from potluck.cluster.coordinator.planning import placement_fields, size_of
-from potluck.cluster.coordinator.survey import plan_model
+from potluck.cluster.coordinator.planning import placement_fields, preferences_of, size_of
+from potluck.cluster.coordinator.survey import gather_reports, plan_model
+from potluck.cluster.coordinator.surveyed import explanation_of
+from potluck.cluster.edges.path_figures import PathFigures
 from potluck.cluster.membership import Membership
 from potluck.cluster.trust.credentials import Credentials
 from potluck.engines.costs import CostOf
@@ -86,6 +89,11 @@ class Coordination:
         self._cost_of = cost_of
         self._spawn = spawn
 
+    def paths_in_use(self) -> list[tuple[NodeId, PathFigures]]:
+        """Return what the edges to the first stages show, and the nodes they lead to."""
+        paths = (deployment.path() for deployment in self.coordinated.values())
+        return [path for path in paths if path is not None]
+
     async def deploy(self, request: Deploy) -> DeploymentRecord:
         """Deploy a model, coordinated here; every node that answers knows of it on return.
 
@@ -109,8 +117,8 @@ class Coordination:
         await asyncio.gather(*(self._tell(node, payload) for node in self._membership.nodes()))
         return deployment.record
 
-    async def plan(self, request: Deploy) -> DeploymentRecord:
-        """What would go where; nothing is loaded."""
+    async def plan(self, request: Deploy) -> PlanOutcome:
+        """Return what would go where, and why; nothing is loaded."""
         description, profile, print_of = await self._read(request.model)
         record = self._new_record(request, description, print_of)
         size = size_of(profile.config, record)
@@ -122,9 +130,15 @@ class Coordination:
             size,
             may_quantize=record.may_quantize,
             arithmetic=record.arithmetic,
+            preferences=preferences_of(record),
             cost_of=self._cost_of,
         )
-        return msgspec.structs.replace(record, **placement_fields(planned))
+        reports, _ = await gather_reports(self._membership)
+        return PlanOutcome(
+            record=msgspec.structs.replace(record, **placement_fields(planned)),
+            reports=reports,
+            explanation=await asyncio.to_thread(explanation_of, planned),
+        )
 
     async def undeploy(self, name: str) -> DeploymentRecord:
         """Remove every deployment of a name, wherever it is coordinated; returns the oldest."""

@@ -16,7 +16,12 @@ from potluck.cluster.coordinator.edges import StageAddress
 from potluck.cluster.coordinator.left_out import NodeUnitId
 from potluck.cluster.coordinator.overdue import OverdueSteps
 from potluck.cluster.coordinator.pipeline import RemotePipeline
-from potluck.cluster.coordinator.planning import DeploymentSize, placement_fields, size_of
+from potluck.cluster.coordinator.planning import (
+    DeploymentSize,
+    placement_fields,
+    preferences_of,
+    size_of,
+)
 from potluck.cluster.coordinator.spares import Sparing
 from potluck.cluster.coordinator.starting import connect_stages, load_stages, stage_spec
 from potluck.cluster.coordinator.survey import plan_model
@@ -95,6 +100,7 @@ class Attempt:
             self.size,
             may_quantize=record.may_quantize,
             arithmetic=record.arithmetic,
+            preferences=preferences_of(record),
             cost_of=self._around.cost_of,
             left_out=left_out,
             record=record,
@@ -210,6 +216,7 @@ class Attempt:
             arithmetic_note=own.arithmetic_note,
             stages=own.stages,
             rejections=own.rejections,
+            prediction=own.prediction,
         )
 
     @property

@@ -80,8 +80,9 @@ def load_for(
         backend=load.unit.backend,
         is_on_device=load.device_free_bytes is not None,
     )
+    profile = read_profile(description, [shard])
     plan = plan_stages(
-        read_profile(description, [shard]),
+        profile,
         [shard],
         size,
         load.unit,
@@ -113,7 +114,6 @@ def load_for(
             description.config,
             _dominant_format(description, prepared.plan.profile, shard, spec.quantization),
             spec.arithmetic,
-            load.num_threads,
         ),
     )
 

@@ -34,6 +34,7 @@ from potluck.placement.planned import PlannedModel
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, UnitId
+from potluck.types.placement import Preferences
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 from potluck.types.sequence import SequenceRequest
@@ -123,6 +124,7 @@ class Cluster:
         *_: object,
         may_quantize: bool,
         arithmetic: Arithmetic | None,
+        preferences: Preferences,
         cost_of: CostOf,
         left_out: Mapping[NodeUnitId, str],
         record: DeploymentRecord,
