@@ -131,7 +131,8 @@ def test_what_is_predicted() -> None:
         "8 streams       61.2 tokens/s together, 2 steps in flight; stage 1 is the bottleneck",
         "first token     after 1.93 s for a prompt of 512 tokens",
         "accuracy        within 35 %: speeds are measured",
-        "one unit fewer  without board-1 cpu/native: 68.9 ms per token (+55 %), on desktop cpu/native",
+        "one unit fewer  without board-1 cpu/native: 68.9 ms per token (+55 %), "
+        "on desktop cpu/native",
         "one unit more   another desktop cpu/native: 25.3 ms per token (-43 %), on it alone",
         "",
         "best for latency: least time per token of one stream",
