@@ -75,9 +75,11 @@ async def asked(ours: Node, shape: str = SHAPE) -> NodeSpeeds:
     methods = MethodTable()
     unused = cast(Any, SimpleNamespace())
     facts = NodeFacts(node_id=NODE, address="", memory_limit_bytes=None, num_threads=1)
-    calls = NodeCalls(
-        facts, unused, unused, unused, ours.host, unused, unused, ours.speeds, cast(Any, Links())
-    )
+
+    async def links() -> tuple[LinkSpeed, ...]:
+        return (LINK,)
+
+    calls = NodeCalls(facts, unused, unused, unused, ours.host, unused, unused, ours.speeds, links)
     calls.register(methods)
     handler = await methods.find("node.speeds")
     async for answer in handler(NODE, encode(AskSpeeds(model_shapes=(shape, "unknown")))):

@@ -125,7 +125,7 @@ class LinkListening(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The connection is awaited at this address, by a node that may spend ``budget_seconds``."""
 
     host: str
-    port: int
+    port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
     budget_seconds: float
 
 

@@ -41,6 +41,7 @@ from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.planning import placement_fields, preferences_of, size_of
 from potluck.cluster.coordinator.survey import gather_reports, plan_model
 from potluck.cluster.coordinator.surveyed import explanation_of
+from potluck.cluster.edges.path_figures import PathFigures
 from potluck.cluster.membership import Membership
 from potluck.cluster.trust.credentials import Credentials
 from potluck.engines.costs import CostOf
@@ -87,6 +88,11 @@ class Coordination:
         self._step_seconds = step_seconds
         self._cost_of = cost_of
         self._spawn = spawn
+
+    def paths_in_use(self) -> list[tuple[NodeId, PathFigures]]:
+        """Return what the edges to the first stages show, and the nodes they lead to."""
+        paths = (deployment.path() for deployment in self.coordinated.values())
+        return [path for path in paths if path is not None]
 
     async def deploy(self, request: Deploy) -> DeploymentRecord:
         """Deploy a model, coordinated here; every node that answers knows of it on return.

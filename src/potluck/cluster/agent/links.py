@@ -9,6 +9,7 @@ deadline. What they send is bounded (``cluster.links.budget``).
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import random
 import threading
@@ -63,6 +64,12 @@ _BUSY_FRAMES_SECONDS = 0.02
 
 _UNCOUNTED_BYTES = 2 * 2 * sum(SIZES)
 """What passes in both directions at most, where the kernel does not count."""
+
+_LONGEST_WAIT_SECONDS = 600.0
+"""For a node that says that it may not be measured now."""
+
+_SETTLE_SECONDS = 1.0
+"""For the links of nodes that have just joined: the call for the speeds has a few seconds."""
 
 _END_SECONDS = 1.0
 
@@ -127,11 +134,14 @@ class _Measurement:
 
     def _run(self) -> None:
         outcome: _Outcome | None = None
-        error: Exception | None = None
+        error: PotluckError | None = None
         try:
             outcome = self._measure()
-        except Exception as failure:  # noqa: BLE001 - told to whoever waits, whatever it is
+        except PotluckError as failure:
             error = failure
+        except Exception as failure:  # noqa: BLE001 - the boundary of the thread
+            _log.exception("the link to node %s could not be measured", self.peer)
+            error = EdgeError(self.peer, f"{type(failure).__name__}: {failure}")
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._settle, outcome, error)
 
@@ -167,7 +177,7 @@ class _Measurement:
             if self._is_cut:
                 raise EdgeError(self.peer, "it was given up")
 
-    def _settle(self, outcome: _Outcome | None, error: Exception | None) -> None:
+    def _settle(self, outcome: _Outcome | None, error: PotluckError | None) -> None:
         self._deadline.cancel()
         if self.outcome.done():
             return
@@ -190,6 +200,7 @@ class Links:
         *,
         listen_host: str,
         spawn: Spawn,
+        connect_seconds: float = _CONNECT_SECONDS,
         is_busy: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         draws: random.Random | None = None,
@@ -198,6 +209,7 @@ class Links:
         self._credentials = credentials
         self._listen_host = listen_host
         self._spawn = spawn
+        self._connect_seconds = connect_seconds
         self._is_busy = is_busy
         self._clock = clock
         self._schedule = LinkSchedule(membership.node_id, draws or random.Random())
@@ -244,11 +256,14 @@ class Links:
         )
         return tuple(each for each in found if each is not None)
 
-    async def settled(self, *, within_seconds: float) -> tuple[LinkSpeed, ...]:
-        """Return ``speeds`` once the links to all members were measured, or after that time."""
+    async def settled(self) -> tuple[LinkSpeed, ...]:
+        """Return ``speeds``, after a moment if nodes have joined that are about to be measured."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(within_seconds):
-                while any(node not in self._figures for node in self._membership.nodes()):
+            async with asyncio.timeout(_SETTLE_SECONDS):
+                while self._budget.wait_seconds(self._clock()) == 0 and any(
+                    node not in self._figures and self._schedule.is_new(node)
+                    for node in self._membership.nodes()
+                ):
                     self._news.clear()
                     await self._news.wait()
         return self.speeds()
@@ -287,6 +302,7 @@ class Links:
         except PotluckError as error:
             _log.debug("the link to node %s was not measured: %s", node_id, error.message)
             self._schedule.failed(node_id, self._clock())
+            self._news.set()
 
     async def _measure(self, node_id: NodeId) -> None:
         budget_seconds = self._budget.available(self._clock())
@@ -299,8 +315,11 @@ class Links:
             LinkAnswer,
         )
         if isinstance(answer, LinkBusy):
-            self._schedule.was_busy(node_id, self._clock(), wait_seconds=answer.wait_seconds)
+            wait_seconds = min(max(0.0, answer.wait_seconds), _LONGEST_WAIT_SECONDS)
+            self._schedule.was_busy(node_id, self._clock(), wait_seconds=wait_seconds)
             return
+        if not _is_ip_address(answer.host):
+            raise EdgeError(node_id, f"{answer.host[:60]!r} is no IP address")
         hello = _hello(self._membership.node_id, request.number)
         await self._conclude(
             _Measurement(
@@ -311,7 +330,7 @@ class Links:
                     hello,
                     peer=node_id,
                     limits=LIMITS,
-                    timeout_seconds=_CONNECT_SECONDS,
+                    timeout_seconds=self._connect_seconds,
                 ),
                 leads_first=True,
                 allowed_seconds=self._allowed_seconds(answer.budget_seconds),
@@ -332,7 +351,7 @@ class Links:
         measurement = _Measurement(
             caller,
             lambda: listener.accept_both_ways(
-                hello, peer=caller, limits=LIMITS, timeout_seconds=_CONNECT_SECONDS
+                hello, peer=caller, limits=LIMITS, timeout_seconds=self._connect_seconds
             ),
             leads_first=False,
             allowed_seconds=self._allowed_seconds(request.budget_seconds),
@@ -385,6 +404,14 @@ class Links:
         budget_seconds = min(self._budget.available(self._clock()), peer_budget_seconds)
         longest = _BUSY_FRAMES_SECONDS if self._is_busy() else _FRAMES_SECONDS
         return max(0.0, min(longest, budget_seconds / 3))
+
+
+def _is_ip_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _hello(first: NodeId, number: int) -> Hello:

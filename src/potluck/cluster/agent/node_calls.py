@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 from potluck.catalog import describe_model
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.diagnosis import be_heard, reach_back
 from potluck.cluster.agent.hardware import Hardware
 from potluck.cluster.agent.hosts import OwnHost
-from potluck.cluster.agent.links import Links
 from potluck.cluster.agent.measured_speeds import MeasuredSpeeds
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.node import NodeFacts, report
@@ -28,10 +28,7 @@ from potluck.cluster.calls import (
 )
 from potluck.cluster.membership import Membership, MethodTable
 from potluck.types.cluster import DeploymentId, NodeId
-from potluck.types.speed import NodeSpeeds
-
-_LINKS_SECONDS = 1.5
-"""For the links to nodes that have just joined to be measured, which takes some tenths each."""
+from potluck.types.speed import LinkSpeed, NodeSpeeds
 
 
 class NodeCalls:
@@ -47,7 +44,7 @@ class NodeCalls:
         coordination: Coordination,
         fingerprints: Fingerprints,
         speeds: MeasuredSpeeds,
-        links: Links,
+        links: Callable[[], Awaitable[tuple[LinkSpeed, ...]]],
     ) -> None:
         self._facts = facts
         self._membership = membership
@@ -117,7 +114,7 @@ class NodeCalls:
                     for shape in request.model_shapes
                     if (times := self._speeds.of(shape))
                 },
-                links=await self._links.settled(within_seconds=_LINKS_SECONDS),
+                links=await self._links(),
             )
         )
 

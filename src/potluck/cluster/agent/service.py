@@ -25,6 +25,7 @@ from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.deployment_calls import DeploymentCalls
 from potluck.cluster.agent.diagnosis import diagnose
 from potluck.cluster.agent.hardware import Hardware
+from potluck.cluster.agent.hosted_stage import HostedStage
 from potluck.cluster.agent.hosts import HostAnswer, ask_hosts
 from potluck.cluster.agent.leaving import Leaving
 from potluck.cluster.agent.links import Links
@@ -47,6 +48,7 @@ from potluck.cluster.calls import DeploymentRecord, Named, decode, encode
 from potluck.cluster.membership import Membership, MembershipConfig, MethodTable, PemPaths
 from potluck.cluster.trust import pem_files
 from potluck.cluster.trust.authority import cluster_id, derive_authority, issue_credentials
+from potluck.cluster.worker.messages import Stats
 from potluck.engines.costs import cost_of
 from potluck.errors import CallError
 from potluck.probe.cache import ProbeCache, default_cache_path
@@ -56,6 +58,7 @@ from potluck.probe.probe import Measuring, ProbeOptions
 from potluck.types.cluster import NodeId
 from potluck.types.gateway import ModelMetrics
 from potluck.types.sequence import CommittedToken, SequenceRequest
+from potluck.types.speed import LinkSpeed
 from potluck.types.unit import backend_of
 
 _log = logging.getLogger(__name__)
@@ -109,6 +112,24 @@ class Agent:
             units = NodeUnits(lambda: hardware.report, config.unit_choice, outages.reasons)
             speeds = MeasuredSpeeds(state.step_times, units, num_threads=num_threads)
             opened.callback(speeds.close)
+            links = Links(
+                membership,
+                credentials,
+                listen_host=config.listen.host,
+                spawn=background.spawn,
+                is_busy=lambda: stages.is_serving or bool(coordination.coordinated),
+            )
+
+            def measured(stage: HostedStage, stats: Stats) -> None:
+                speeds.took(stage, stats)
+                if stats.way is not None:
+                    links.used(stats.way.node_id, stats.way.path)
+
+            async def link_speeds() -> tuple[LinkSpeed, ...]:
+                for node, path in coordination.paths_in_use():
+                    links.used(node, path)
+                return await links.settled()
+
             stages = StageHost(
                 credentials,
                 state.workers,
@@ -120,11 +141,12 @@ class Agent:
                 stall_seconds=config.stall_seconds,
                 unit_failed=outages.failed,
                 report_lost=partial(report_lost, membership),
-                measured=speeds.took,
+                measured=measured,
                 orphan_seconds=config.orphan_seconds,
             )
             opened.push_async_callback(stages.stop_all)
             opened.push_async_callback(background.close)
+            opened.push_async_callback(links.close)
             # Others see this node leave before its stages end, and so plan without it.
             opened.push_async_callback(membership.close)
             care = UnitCare(
@@ -151,10 +173,6 @@ class Agent:
             outlooks = Outlooks(membership)
             takeovers = Takeovers(membership, coordination, outlooks, spawn=background.spawn)
             relaying = Relaying(membership, coordination, outlooks)
-            links = Links(
-                membership, credentials, listen_host=config.listen.host, spawn=background.spawn
-            )
-            opened.push_async_callback(links.close)
             facts = NodeFacts(
                 node_id=node_id,
                 address=str(membership.address),
@@ -170,7 +188,7 @@ class Agent:
                 coordination,
                 fingerprints,
                 speeds,
-                links,
+                link_speeds,
             )
             node_calls.register(methods)
             StageCalls(stages).register(methods)

@@ -102,6 +102,11 @@ class StageHost:
         """What the plans have counted for the stages that are here, and the workers have taken."""
         return memory_of(self._here())
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether the edges of any stage stand, or are being opened."""
+        return any(each.serving is not None for each in self._here())
+
     def workers_on(self, unit_id: UnitId) -> list[WorkerProcess]:
         """The workers of the stages that are on a unit."""
         return [each.worker for each in self._here() if each.asked.unit_id == unit_id]

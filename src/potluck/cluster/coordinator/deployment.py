@@ -35,6 +35,7 @@ from potluck.cluster.coordinator.machine import apply
 from potluck.cluster.coordinator.metrics import deployment_metrics
 from potluck.cluster.coordinator.releasing import release_others, stop_everything
 from potluck.cluster.coordinator.spares import load_spares
+from potluck.cluster.edges.path_figures import PathFigures
 from potluck.errors import DefectError, EngineError, MovedError, PotluckError
 from potluck.serving.dispatcher import Load
 from potluck.types.cluster import Epoch, NodeId
@@ -112,6 +113,10 @@ class Deployment:
     def load(self) -> Load | None:
         """How busy it is; None while it does not serve."""
         return self._answering.load if self._answering.is_attached else None
+
+    def path(self) -> tuple[NodeId, PathFigures] | None:
+        """Return what the edge to the first stage shows, and the node it leads to."""
+        return self._answering.path()
 
     async def start(self) -> None:
         """Deploy for the first time, then go on by itself.

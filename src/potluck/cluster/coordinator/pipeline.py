@@ -13,9 +13,11 @@ from potluck.cluster.coordinator.step_times import CEILING_SECONDS, FLOOR_SECOND
 from potluck.cluster.coordinator.token_rates import TokenRates
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import Frame, FrameKind
+from potluck.cluster.edges.path_figures import PathFigures
 from potluck.cluster.steps import decode_failure, decode_sampled, encode_step
 from potluck.errors import DefectError, EdgeError, EngineError, PotluckError
 from potluck.serving.pipeline import OnOutcome, StepOutcome
+from potluck.types.cluster import NodeId
 from potluck.types.step import Step, StepId
 
 _log = logging.getLogger(__name__)
@@ -108,6 +110,11 @@ class RemotePipeline:
     def submit(self, step: Step) -> None:
         """Queue a step; returns at once."""
         self._submitted.put(step)
+
+    def path(self) -> tuple[NodeId, PathFigures] | None:
+        """Return what the edge to the first stage shows, and the node it leads to."""
+        path = self._outgoing.path()
+        return None if path is None else (self._outgoing.peer_node_id, path)
 
     def close(self) -> None:
         """Close the edges; steps in flight fail. Idempotent, and bounded in time."""

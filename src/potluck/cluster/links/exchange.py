@@ -32,7 +32,7 @@ Ethernet), which is well above the tenth of a millisecond by which round trips v
 
 LIMITS = EdgeLimits(max_header_bytes=0, max_payload_bytes=max(SIZES))
 
-_NUM_SMALL = 9
+_NUM_SMALL = 16
 """Small frames; the median drops a few that met a busy processor. The first is not counted."""
 
 _NUM_SMALL_AT_LEAST = 4
@@ -44,16 +44,18 @@ SILENCE_SECONDS = 5.0
 
 _NUM_EACH = 2
 _NUM_AGAIN = 3
-"""Further frames of a size that was too slow for the next one though it took less than a round trip
-beyond the first: one of them may have met a busy processor, or TCP sends the next one faster."""
+"""Further frames of a size that was too slow for the next one, though it took no more than about a
+round trip beyond the first: they may have met a busy processor, or TCP may send the next one
+faster."""
 
 _MOST_FRAMES = 2 * (_NUM_SMALL + _NUM_EACH * len(SIZES) + _NUM_AGAIN)
 """That one side answers: more than a node of this version sends."""
 
+_UNRESOLVED_ROUND_TRIPS = 1.5
 _UNRESOLVED = 2
-"""By how much more than allowed a size may take by its estimate, where the frames before took less
-than a round trip beyond the first: that is how TCP paces what it sends over a long way, be the link
-fast or slow, so that the link is probably faster than the estimate."""
+"""By how much more than allowed a size may take by its estimate, where the frames before took no
+more than about a round trip beyond the first: that is how TCP paces what it sends over a long way,
+be the link fast or slow, so that the link is probably faster than the estimate."""
 
 _LEAST_PART = 0.1
 """The part of a large frame's time that is its transfer at least: never nothing, however the round
@@ -142,7 +144,7 @@ class _Sizes:
             return SIZES[self._index]
         if self._index + 1 == len(SIZES):
             return None
-        is_unresolved = self._excess <= self._round_trip
+        is_unresolved = self._excess <= _UNRESOLVED_ROUND_TRIPS * self._round_trip
         limit = self._allowed_seconds * (_UNRESOLVED if is_unresolved else 1)
         if _NUM_EACH * SIZES[self._index + 1] / self._expected_rate() <= limit:
             self._before = (SIZES[self._index], self._excess)

@@ -79,6 +79,11 @@ class LinkSchedule:
             due.num_failures = min(due.num_failures + 1, 16)
             due.at = now + pause * self._draws.uniform(0.8, 1.2)
 
+    def is_new(self, node_id: NodeId) -> bool:
+        """Whether a node has joined, and the first attempt to measure it is not over."""
+        due = self._due.get(node_id)
+        return due is not None and due.num_failures == 0
+
     def next(self) -> tuple[NodeId, float] | None:
         """Return the node that is due first, and when that is; None without any."""
         if not self._due:

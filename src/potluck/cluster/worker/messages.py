@@ -9,6 +9,7 @@ import struct
 
 import msgspec
 
+from potluck.cluster.edges.path_figures import PathFigures
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.memory import MemoryPlan
@@ -247,6 +248,13 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     is_defect: bool = False
 
 
+class WayInUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kernel says of an edge that leads to a node."""
+
+    node_id: NodeId
+    path: PathFigures
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Totals since the start, the memory that the process holds now, and what goes on.
 
@@ -254,7 +262,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     ``num_dropped_frames`` came late or twice and were not computed. ``sending_seconds`` is how long
     a result has been on its way out; 0 between two. ``slowdown`` is how many times as long as
     before steps take lately (see ``worker.pace``); None while that is not known. ``step_times`` are
-    those of recent steps (see ``worker.step_times``).
+    those of recent steps (see ``worker.step_times``). ``way`` is that of its results, None while
+    the stage is not connected.
     """
 
     num_steps: int
@@ -268,6 +277,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sending_seconds: float = 0.0
     slowdown: float | None = None
     step_times: tuple[StepTime, ...] = ()
+    way: WayInUse | None = None
 
 
 ToWorker = Load | Listen | Connect | Disconnect | Report

@@ -223,6 +223,7 @@ def _stats(serving: Serving, resident_bytes: int, busy_seconds: float) -> Stats:
         sending_seconds=totals.sending_seconds,
         slowdown=totals.pace.slowdown(now),
         step_times=totals.recent.times(serving.shard, now),
+        way=serving.way(),
     )
 
 

@@ -178,9 +178,11 @@ def can_hold_any(problem: PathProblem, units: NDArray[np.intp]) -> NDArray[np.bo
         single[:, -1] = np.minimum(single[:, -1], problem.lone_bytes[units, 1])
     else:
         single[:, 0] -= problem.shared_bytes[units]
-    room: NDArray[np.bool_] = (single <= problem.usable_bytes[units][:, None]).any(axis=1)
+    fits = single <= problem.usable_bytes[units][:, None]
+    room: NDArray[np.bool_] = np.logical_or.reduce(fits, axis=1)
     seconds = problem.item_seconds[units].sum(axis=1) + problem.stage_seconds[units]
-    return np.logical_and(room, np.isfinite(seconds))
+    room &= np.isfinite(seconds)
+    return room
 
 
 def kinds_of(problem: PathProblem, units: NDArray[np.intp]) -> tuple[tuple[int, ...], ...]:
