@@ -200,8 +200,8 @@ def _one_unit_more(request: PlaceRequest, plan: Plan) -> Alternative | None:
         prediction=other.prediction,
     )
     preferences = request.preferences
-    if _badness(other.prediction, preferences) > _badness(plan.prediction, preferences):
-        # The plan at hand needs no other unit.
+    least = (1 - _NEGLIGIBLE) * _badness(plan.prediction, preferences)
+    if _badness(other.prediction, preferences) > least:
         return replace(found, stages=plan.stages, prediction=plan.prediction)
     return found
 
