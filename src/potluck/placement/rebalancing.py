@@ -1,10 +1,10 @@
 """When a deployment that serves moves to a better plan. Pure: callers have the clock.
 
-Two questions are answered here. ``judge`` compares what a plan gains with what the way to it costs:
-bytes to load while the present plan serves on, and the prefill of every live sequence. ``Steadiness``
-remembers what has happened lately, and damps: a node counts when it has been there for a while,
-and each move makes the next one wait longer and gain more. So a node that comes and goes, or that
-is fast and slow by turns, causes a bounded number of moves.
+``judge`` compares what a plan gains with the cost of moving to it: weights to load while the
+present plan serves on, and the prefill of every live sequence. ``Steadiness`` remembers recent
+joins and moves, and damps: a node counts when it has been there for a while, and each move makes
+the next one wait longer and gain more. So a node that comes and goes, or that is fast and slow by
+turns, causes a bounded number of moves.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -24,6 +24,7 @@ from potluck.cluster.coordinator.planning import (
     placement_fields,
     size_of,
 )
+from potluck.cluster.coordinator.rebalancing import Alternative
 from potluck.cluster.coordinator.spares import Sparing
 from potluck.cluster.coordinator.starting import connect_stages, load_stages, stage_spec
 from potluck.cluster.coordinator.survey import plan_model
@@ -32,6 +33,7 @@ from potluck.cluster.membership import Membership
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.messages import Loaded
 from potluck.engines.costs import CostOf
+from potluck.placement.rebalancing import RebalancePolicy
 from potluck.scheduling import SchedulerLimits
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.cluster import Epoch, NodeId
@@ -41,7 +43,8 @@ from potluck.types.cluster import Epoch, NodeId
 class Surroundings:
     """What every deployment of an agent works with.
 
-    ``step_seconds``: see ``AgentConfig``. ``cost_of`` knows what engines take.
+    ``step_seconds``: see ``AgentConfig``. ``cost_of`` knows what engines take. Deployments move to
+    better plans by the ``rebalance_policy``.
     """
 
     membership: Membership
@@ -49,6 +52,7 @@ class Surroundings:
     listen_host: str
     step_seconds: float
     cost_of: CostOf
+    rebalance_policy: RebalancePolicy = field(default_factory=RebalancePolicy)
 
 
 class Attempt:
@@ -105,6 +109,19 @@ class Attempt:
             leaving=without,
         )
         return self._planned
+
+    def adopt(self, planned: PlannedModel) -> None:
+        """Take a plan that was made for this deployment a moment ago, instead of :meth:`plan`."""
+        self._planned = planned
+
+    async def alternative(
+        self, without: Collection[NodeId], left_out: Mapping[NodeUnitId, str]
+    ) -> Alternative | None:
+        """Return the best plan as if nothing was loaded; None where nothing can be predicted.
+
+        Raises as ``plan_model``.
+        """
+        return None
 
     async def claim(self, above: Epoch, *, may_be_alone: bool) -> Grant | Refusal:
         """Take an epoch for the plan."""

@@ -201,9 +201,7 @@ def _move(state: State, event: events.MoveWanted, now: float) -> Next:
         is_move=True,
         reason=event.reason,
     )
-    planned = events.Planned(
-        attempt=moving.attempt, nodes=event.nodes, needs_room=event.needs_room
-    )
+    planned = events.Planned(attempt=moving.attempt, nodes=event.nodes, needs_room=event.needs_room)
     return _with_first(actions.TakePlan(attempt=moving.attempt), _planned(moving, planned, now))
 
 
@@ -293,8 +291,8 @@ def _connected(state: State) -> Next:
         serving,
         [
             actions.Serve(attempt=state.attempt),
-            *_move_over(state, ""),
             actions.Say(reason="", is_ready=True),
+            *_move_over(state, ""),
             actions.Vacated(nodes=state.leaving - state.planned),
         ],
     )
@@ -314,9 +312,9 @@ def _failed(state: State, event: events.Failed) -> Next:
         return _attempt(failed)
     if state.serving is not None:
         return _serve_on(state, event.error.message)
-    over = _move_over(state, event.error.message)
     following = _pause(replace(failed, is_move=False), event.error)
-    return _with(following.state, [*over, *following.actions])
+    todo = _move_over(state, event.error.message)
+    return _with(following.state, [*todo, *following.actions])
 
 
 def _pause(state: State, error: PotluckError) -> Next:
