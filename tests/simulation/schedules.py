@@ -61,8 +61,8 @@ def _vary_speeds(world: World, draws: random.Random, num_nodes: int) -> None:
             world.at(2.0 + turn * 0.6, world.set_slowness, node, (4.0, 1.0)[turn % 2])
     if draws.random() < 0.2:
         node = draws.choice(nodes)
-        world.at(draws.uniform(1.0, 4.0), world.break_disk, node)
-        world.at(draws.uniform(4.0, 7.0), world.repair_disk, node)
+        world.at(draws.uniform(4.0, 5.0), world.break_disk, node)
+        world.at(draws.uniform(5.0, 8.0), world.repair_disk, node)
 
 
 def _capacities(draws: random.Random, num_nodes: int) -> list[int]:

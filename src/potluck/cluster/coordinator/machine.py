@@ -181,7 +181,8 @@ def _attempt(state: State) -> Next:
         is_outdated=False,
         is_move=False,
     )
-    todo = _move_over(state, state.reason or "something else is more urgent")
+    is_for_leaving = state.serving is not None
+    todo = _move_over(state, "a node is about to leave" if is_for_leaving else state.reason)
     if _is_under_way(state):
         todo.append(actions.Cancel())
     if state.serving is None:
