@@ -53,30 +53,24 @@ from potluck.cluster.coordinator.answering import OnOver, OpenPipeline
 from potluck.cluster.coordinator.attempt import Attempt, Surroundings
 from potluck.cluster.coordinator.claiming import Grant, Refusal
 from potluck.cluster.coordinator.deployment import Deployment
-from potluck.cluster.coordinator.keeping import Holding, is_of_size, keep_and_fill, kept
 from potluck.cluster.coordinator.left_out import NodeUnitId
-from potluck.cluster.coordinator.planning import PlannedModel, PlannedStage
 from potluck.cluster.coordinator.rebalancing import Alternative
 from potluck.cluster.membership import Membership
 from potluck.cluster.worker.messages import Connect, Peer
 from potluck.errors import CallError, EngineError, PotluckError
 from potluck.loading import StagePlan
-from potluck.placement import place
+from potluck.placement.keeping import Holding, is_of_size, keep_and_fill, kept
+from potluck.placement.planned import PlannedModel, PlannedStage
+from potluck.placement.proportional import place
 from potluck.placement.rebalancing import RebalancePolicy
 from potluck.scheduling import Scheduler
 from potluck.serving.ledger import Ledger
 from potluck.serving.pipeline import OnOutcome, StepOutcome
-from potluck.types.cluster import (
-    DeploymentId,
-    Epoch,
-    ModelCost,
-    NodeId,
-    PlacedStage,
-    UnitOffer,
-)
+from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.memory import MemoryPlan
 from potluck.types.node import CPU_UNIT, HeldStage
-from potluck.types.placement import Prediction, Rebalance
+from potluck.types.placement import ModelCost, PlacedStage, Prediction, Rebalance, UnitOffer
+from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 
@@ -91,8 +85,8 @@ COST = ModelCost(
     lone_head_bytes=4,
 )
 
-_DESCRIPTION = cast(
-    ModelDescription,
+_PROFILE = cast(
+    ModelProfile,
     SimpleNamespace(
         config=SimpleNamespace(
             vocab_size=VOCAB_SIZE, hidden_size=8, num_layers=NUM_LAYERS, max_context_tokens=256
@@ -148,7 +142,7 @@ class ToyAttempt(Attempt):
     def __init__(
         self, deployment: ToyDeployment, around: Surroundings, record: DeploymentRecord
     ) -> None:
-        super().__init__(around, record, _DESCRIPTION, _FINGERPRINT)
+        super().__init__(around, record, _PROFILE, _FINGERPRINT)
         self._deployment = deployment
         self._is_connected = False
 
@@ -433,12 +427,12 @@ class ToyCoordination(Coordination):
 
     agent: Agent
 
-    async def _read(self, model: str) -> tuple[ModelDescription, ModelFingerprint]:
+    async def _read(self, model: str) -> tuple[ModelDescription, ModelProfile, ModelFingerprint]:
         await asyncio.sleep(0.01)
-        return _DESCRIPTION, _FINGERPRINT
+        return cast(ModelDescription, None), _PROFILE, _FINGERPRINT
 
     def _make(
-        self, record: DeploymentRecord, description: ModelDescription, print_of: ModelFingerprint
+        self, record: DeploymentRecord, profile: ModelProfile, print_of: ModelFingerprint
     ) -> Deployment:
         clock = self.agent.clock
         around = cast(
@@ -449,7 +443,7 @@ class ToyCoordination(Coordination):
         )
         deployment = ToyDeployment(
             record,
-            description,
+            profile,
             print_of,
             around,
             publish=self._publish,
@@ -526,7 +520,7 @@ class Agent:
 
     async def deploy(self, record: DeploymentRecord) -> None:
         """Deploy here."""
-        deployment = self.coordination._make(record, _DESCRIPTION, _FINGERPRINT)
+        deployment = self.coordination._make(record, _PROFILE, _FINGERPRINT)
         self.coordination.coordinated[record.deployment] = deployment
         await deployment.start()
 

@@ -372,8 +372,7 @@ class World:
             if MODEL in agent.coordination.coordinated
         ]
 
-    @property
-    def num_moves(self) -> int:
+    def count_moves(self) -> int:
         """How often those who coordinate it now have moved it to a better plan."""
         return sum(
             cast(Any, self.agents[node].coordination.coordinated[MODEL])._rebalancing.num_moves

@@ -20,7 +20,7 @@ _MODULES = {
     "doctor": "potluck.cli.doctor",
     "up": "potluck.cli.up",
     "deploy": "potluck.cli.cluster",
-    "plan": "potluck.cli.cluster",
+    "plan": "potluck.cli.plan",
     "ps": "potluck.cli.cluster",
     "undeploy": "potluck.cli.cluster",
     "down": "potluck.cli.cluster",

@@ -56,6 +56,9 @@ from potluck.types.sequence import (
 
 _T = TypeVar("_T")
 
+MAX_SHAPES = 64
+"""Of an ``AskSpeeds``: a model in every quantization and arithmetic."""
+
 NUM_NONCE_BYTES = 16
 """Of a ``Multicast``: too many to be guessed or to occur by chance."""
 
@@ -74,7 +77,7 @@ def decode(payload: bytes, kind: type[_T] | UnionType) -> _T:
     """
     try:
         return msgspec.msgpack.decode(payload, type=kind)
-    except ValueError as error:  # DecodeError, or text that is no UTF-8
+    except (ValueError, RecursionError) as error:  # another document, no UTF-8, too deep
         raise CallError(f"a malformed message: {error}", hint=SAME_VERSION) from error
 
 
@@ -105,9 +108,33 @@ class Multicast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AskSpeeds(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast models of this shape (see ``types.speed``) are on a node, and how fast its links."""
+    """How fast models of these shapes (``model_shape``) are on a node, and how fast its links."""
 
-    model_shape: str
+    model_shapes: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_SHAPES)]
+
+
+class ListenForLink(msgspec.Struct, frozen=True, kw_only=True):
+    """Listen for a connection of the caller that measures the link, with this ``number`` in it.
+
+    The caller may be busy with measurements for ``budget_seconds`` more.
+    """
+
+    number: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+    budget_seconds: float
+
+
+class LinkListening(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The connection is awaited at this address, by a node that may spend ``budget_seconds``."""
+
+    host: str
+    port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+    budget_seconds: float
+
+
+class LinkBusy(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The node is being measured already, or may not be again for ``wait_seconds``."""
+
+    wait_seconds: float
 
 
 class CheckModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -527,6 +554,7 @@ class GenerateFailure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return EngineError(self.message, hint=self.hint)
 
 
+LinkAnswer = LinkListening | LinkBusy
 StartEvent = Progress | Loaded | Stalled
 RebalanceAnswer = Moving | RebalanceReport
 GenerateAnswer = Tokens | GenerateFailure

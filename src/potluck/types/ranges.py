@@ -40,6 +40,9 @@ MAX_RECOVERY_WAIT_SECONDS = 86_400.0
 MAX_SPARES = 64
 """More than the nodes of any cluster that this was made for; each costs a copy of the weights."""
 
+MAX_STREAMS = 256
+"""That a plan is made for: four times as many sequences as a step has (``scheduling``)."""
+
 _SHOWN_BITS = 128
 """Integers beyond are not written out: Python refuses to from 4300 digits on."""
 
@@ -124,6 +127,12 @@ RANGES: Mapping[str, NumberRange] = MappingProxyType(
         ),
         "spares": NumberRange(
             least=0, most=MAX_SPARES, words=f"a whole number from 0 to {MAX_SPARES}", is_whole=True
+        ),
+        "streams": NumberRange(
+            least=1,
+            most=MAX_STREAMS,
+            words=f"a whole number from 1 to {MAX_STREAMS}",
+            is_whole=True,
         ),
     }
 )

@@ -21,9 +21,10 @@ import msgspec
 
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.gateway import AgentGateway
+from potluck.cluster.agent.plan_view import plan_view
 from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.state import StateDirectory, is_utf8
-from potluck.cluster.agent.view import deployment_view, plan_view
+from potluck.cluster.agent.view import deployment_view
 from potluck.cluster.calls import Deploy
 from potluck.errors import ParameterError, PotluckError, UsageError
 
@@ -174,7 +175,8 @@ class _Control:
         return None
 
     async def _plan(self, params: msgspec.Raw, send: _Send) -> object:
-        return plan_view(await self._coordination.plan(_parse(params, Deploy)))
+        outcome = await self._coordination.plan(_parse(params, Deploy))
+        return plan_view(outcome, self._agent.node_id)
 
     async def _deploy(self, params: msgspec.Raw, send: _Send) -> object:
         known = set(self._coordination.registry.records)

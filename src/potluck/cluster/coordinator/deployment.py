@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from potluck.catalog import ModelDescription
 from potluck.cluster.calls import (
     DeploymentRecord,
     DeploymentState,
@@ -35,14 +34,16 @@ from potluck.cluster.coordinator.events import Event
 from potluck.cluster.coordinator.left_out import StageStalledError
 from potluck.cluster.coordinator.machine import apply
 from potluck.cluster.coordinator.metrics import deployment_metrics, stage_stats
-from potluck.cluster.coordinator.planning import PlannedModel
 from potluck.cluster.coordinator.rebalancing import Alternative, Rebalancing
 from potluck.cluster.coordinator.releasing import release_others, stop_everything
 from potluck.cluster.coordinator.spares import load_spares
+from potluck.cluster.edges.path_figures import PathFigures
 from potluck.errors import DefectError, EngineError, MovedError, PotluckError
+from potluck.placement.planned import PlannedModel
 from potluck.serving.dispatcher import Load
 from potluck.types.cluster import Epoch, NodeId
 from potluck.types.gateway import ModelMetrics
+from potluck.types.profile import ModelProfile
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
     CommittedToken,
@@ -74,7 +75,7 @@ class Deployment:
     def __init__(
         self,
         record: DeploymentRecord,
-        description: ModelDescription,
+        profile: ModelProfile,
         fingerprint: ModelFingerprint,
         surroundings: Surroundings,
         *,
@@ -83,7 +84,7 @@ class Deployment:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.record = record
-        self._description = description
+        self._profile = profile
         self._fingerprint = fingerprint
         self._around = surroundings
         self._membership = surroundings.membership
@@ -95,7 +96,7 @@ class Deployment:
         self._served = self._attempt  # the one that serves, or the last that did
         self._answering = Answering(
             record.model_id,
-            description.config.vocab_size,
+            profile.config.vocab_size,
             self._attempt.limits,
             recovery_wait_seconds=record.recovery_wait_seconds,
             why_not=self._why_not,
@@ -121,6 +122,10 @@ class Deployment:
     def load(self) -> Load | None:
         """How busy it is; None while it does not serve."""
         return self._answering.load if self._answering.is_attached else None
+
+    def path(self) -> tuple[NodeId, PathFigures] | None:
+        """Return what the edge to the first stage shows, and the node it leads to."""
+        return self._answering.path()
 
     async def start(self) -> None:
         """Deploy for the first time, then go on by itself.
@@ -259,6 +264,7 @@ class Deployment:
             record,
             load,
             sent,
+            self._answering.rates.speed(record.num_streams),
             num_blocks=num_blocks,
             num_spares=self._num_spares,
             num_moves=self._rebalancing.num_moves,
@@ -594,7 +600,7 @@ class Deployment:
         return max(1, math.ceil(self.record.ready_in_seconds or _RETRY_AFTER_SECONDS))
 
     def _new_attempt(self) -> Attempt:
-        return Attempt(self._around, self.record, self._description, self._fingerprint)
+        return Attempt(self._around, self.record, self._profile, self._fingerprint)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)

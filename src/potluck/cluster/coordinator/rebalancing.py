@@ -25,8 +25,10 @@ from potluck.cluster.calls import (
     RebalanceReport,
     StageRecord,
 )
-from potluck.cluster.coordinator.planning import PlannedModel, placement_fields
+from potluck.cluster.coordinator.planning import placement_fields
 from potluck.errors import PotluckError
+from potluck.placement.place import prediction_of
+from potluck.placement.planned import PlannedModel
 from potluck.placement.rebalancing import (
     LOAD_BYTES_PER_SECOND,
     SWITCH_SECONDS,
@@ -38,7 +40,8 @@ from potluck.placement.rebalancing import (
     rate_of,
 )
 from potluck.types.cluster import NodeId
-from potluck.types.placement import Prediction, Rebalance
+from potluck.types.placement import PlacedStage, Prediction, Rebalance
+from potluck.types.program import Shard
 
 _log = logging.getLogger(__name__)
 
@@ -388,6 +391,39 @@ class Rebalancing:
     def _note(self, note: str) -> None:
         if note != self._deployment.record.rebalance_note:
             self._deployment.say_rebalance(note)
+
+
+def compared(planned: PlannedModel, record: DeploymentRecord) -> Alternative | None:
+    """Return a plan beside the one of ``record``, both predicted by the figures of the former.
+
+    None if there is no prediction, or if a stage in force is on a unit that has none.
+    """
+    request, last = planned.request, len(record.stages) - 1
+    if request is None or planned.prediction is None:
+        return None
+    predicted = {(each.node_id, each.unit_id) for each in request.candidates}
+    if any((each.node_id, each.unit_id) not in predicted for each in record.stages):
+        return None
+    in_force = [
+        PlacedStage(
+            node_id=stage.node_id,
+            unit_id=stage.unit_id,
+            shard=Shard(
+                start_layer=stage.start_layer,
+                end_layer=stage.end_layer,
+                num_layers=record.num_layers,
+                has_embedding=index == 0,
+                has_head=index == last,
+            ),
+            num_bytes=stage.memory.host_bytes + stage.memory.device_bytes,
+        )
+        for index, stage in enumerate(record.stages)
+    ]
+    return Alternative(
+        planned=planned,
+        predicted=planned.prediction,
+        in_force=prediction_of(request, in_force),
+    )
 
 
 def is_in_force(planned: PlannedModel, stages: Collection[StageRecord]) -> bool:

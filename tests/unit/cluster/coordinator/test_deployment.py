@@ -21,7 +21,6 @@ from potluck.cluster.coordinator.attempt import Surroundings
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.edges import StageAddress
 from potluck.cluster.coordinator.left_out import NodeUnitId, StageStalledError
-from potluck.cluster.coordinator.planning import PlannedModel
 from potluck.engines.costs import CostOf, cost_of
 from potluck.errors import (
     DefectError,
@@ -31,9 +30,11 @@ from potluck.errors import (
     PotluckError,
     RefusedRequestError,
 )
+from potluck.placement.planned import PlannedModel
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, UnitId
+from potluck.types.placement import Preferences
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 from potluck.types.sequence import SequenceRequest
@@ -99,13 +100,13 @@ class Cluster:
         monkeypatch.setattr(attempt, "connect_stages", self._connect)
         monkeypatch.setattr(attempt, "placement_fields", lambda _: {"stages": (stage_on(B),)})
         monkeypatch.setattr(attempt, "RemotePipeline", SilentPipeline)
-        description = SimpleNamespace(config=SimpleNamespace(hidden_size=8, vocab_size=100))
+        profile = SimpleNamespace(config=SimpleNamespace(hidden_size=8, vocab_size=100))
         self.deployment = Deployment(
             msgspec.structs.replace(
                 a_record(state=DeploymentState.LOADING),
                 recovery_wait_seconds=recovery_wait_seconds,
             ),
-            cast(Any, description),
+            cast(Any, profile),
             ModelFingerprint(digest=""),
             Surroundings(
                 membership=cast(Any, self.membership),
@@ -123,6 +124,7 @@ class Cluster:
         *_: object,
         may_quantize: bool,
         arithmetic: Arithmetic | None,
+        preferences: Preferences,
         cost_of: CostOf,
         left_out: Mapping[NodeUnitId, str],
         record: DeploymentRecord,

@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from potluck.engines.backends import NATIVE
 from potluck.errors import InsufficientMemoryError
-from potluck.loading import StageSize
-from potluck.placement import place
-from potluck.types.cluster import ModelCost, NodeId, PlacedStage, Plan, UnitId, UnitOffer
+from potluck.placement.proportional import place
+from potluck.types.cluster import NodeId, UnitId
 from potluck.types.node import HeldStage, NodeReport
+from potluck.types.placement import ModelCost, PlacedStage, Plan, UnitOffer
 from potluck.types.program import Shard
+from potluck.types.stage import StageSize
+from potluck.types.unit import NATIVE
 
 _NEVER_BYTES = 2**62
 """What an end without a layer is said to take, so that none is placed."""
