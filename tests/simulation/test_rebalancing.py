@@ -195,21 +195,20 @@ def test_without_room_beside_what_serves_it_is_stopped_first(seed: int) -> None:
         assert_well(world)
 
 
-@SEEDS
-def test_a_node_that_flaps_causes_few_moves_and_costs_no_request(seed: int) -> None:
-    with cluster(seed, 6, 6) as world:
+def test_a_node_that_flaps_causes_few_moves_and_costs_no_request() -> None:
+    with cluster(0, 6, 6) as world:
         world.set_slowness(1, 4.0)
         deploy(world, 1)
-        period = 40.0
-        for turn in range(90):
+        period, num_turns = 40.0, 60
+        for turn in range(num_turns):
             world.at(turn * period, world.start, 2)
             world.at(turn * period + 30.0, world.crash, 2)
-            world.at(turn * period + 5.0, lambda n=turn: world.ask(1, seed=n, max_new_tokens=200))
-        world.run(90 * period)
+            world.at(turn * period + 5.0, lambda n=turn: world.ask(1, seed=n, max_new_tokens=150))
+        world.run(num_turns * period)
         # It settles after 10 s and after 20 s, and then is away again before it does.
-        assert world.count_moves() <= 2
+        assert 1 <= world.count_moves() <= 2
         world.start(2)
-        world.run(1800.0 + 600.0)
+        world.run(1800.0 + 200.0)
         assert world.stages == [("n2", 0, 6)]
         assert_well(world)
         assert all(answer.is_complete for answer in world.history.answers)
