@@ -183,7 +183,7 @@ def _fewer(plan: Mapping[str, Any], fewer: Mapping[str, Any], names: _Names) -> 
 def _more(plan: Mapping[str, Any], more: Mapping[str, Any], names: _Names) -> str:
     like = f"another {names.unit(more)}"
     if not any(stage["is_added"] for stage in more["stages"]):
-        return f"{like} would not be used"
+        return f"{like} would make no difference"
     return f"{like}: {_change(plan, more, names)}"
 
 

@@ -16,7 +16,7 @@ from potluck.placement.partaking import Partaking, least_partakings
 from potluck.placement.path import Cut, PathProblem
 from potluck.placement.place import PlaceRequest, place, problem_of
 from potluck.placement.sharing import Pool
-from potluck.quantities import format_number, format_seconds
+from potluck.quantities import format_bytes, format_number, format_seconds
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.placement import (
     Objective,
@@ -104,12 +104,13 @@ def unused_units(request: PlaceRequest, plan: Plan) -> Explanation:
             )
         )
     prediction = plan.prediction
+    usable = _usable(request, plan)
     least = least_partakings(
         problem_of(request, 1),
         _loaded_problem(request, prediction),
         _cuts(request, plan),
         unused,
-        _usable(request, plan),
+        usable,
     )
     added = {
         _unit(request.candidates[index]): partaking.added_seconds
@@ -120,18 +121,29 @@ def unused_units(request: PlaceRequest, plan: Plan) -> Explanation:
         rejections=tuple(
             _rejection(
                 request.candidates[index],
-                _reason(least[index], prediction, request.preferences),
+                _no_room(request.candidates[index], usable[index])
+                if partaking is None
+                else _reason(partaking, prediction, request.preferences),
             )
             for index in unused
+            for partaking in (least[index],)
         ),
         added_seconds=added,
     )
 
 
-def _reason(partaking: Partaking | None, prediction: Prediction, preferences: Preferences) -> str:
-    """Return why a unit is unused, in words."""
-    if partaking is None:
-        return "no layer fits in the memory that is left for it"
+def _no_room(candidate: Candidate, usable_bytes: int) -> str:
+    """Return why a unit has no room for a stage, in words."""
+    cost = candidate.cost
+    needed = min(cost.layer_bytes) + cost.scratch_bytes + cost.process_bytes
+    room = f"{format_bytes(max(0, usable_bytes))} may be used"
+    if needed > usable_bytes:
+        return f"{room}, and one layer takes {format_bytes(needed)}"
+    return f"{room}, and no layers beside a stage in use fit there"
+
+
+def _reason(partaking: Partaking, prediction: Prediction, preferences: Preferences) -> str:
+    """Return why a unit with room is unused, in words."""
     if preferences.objective is Objective.THROUGHPUT:
         slower = partaking.period_seconds * prediction.total_tokens_per_second
         slower /= prediction.num_streams
@@ -200,8 +212,8 @@ def _one_unit_more(request: PlaceRequest, plan: Plan) -> Alternative | None:
         prediction=other.prediction,
     )
     preferences = request.preferences
-    if _badness(other.prediction, preferences) > _badness(plan.prediction, preferences):
-        # The plan at hand needs no other unit.
+    least = (1 - _NEGLIGIBLE) * _badness(plan.prediction, preferences)
+    if _badness(other.prediction, preferences) > least:
         return replace(found, stages=plan.stages, prediction=plan.prediction)
     return found
 
