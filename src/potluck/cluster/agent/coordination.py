@@ -350,7 +350,7 @@ class Coordination:
             if candidacy is not None and candidacy.epoch.coordinator == node:
                 self.give_up(key)
         for deployment in self.coordinated.values():
-            deployment.node_joined()
+            deployment.node_joined(node)
         self.changes.tell()
         self._spawn(self._tell_newcomer(node))
 

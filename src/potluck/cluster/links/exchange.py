@@ -44,9 +44,9 @@ SILENCE_SECONDS = 5.0
 
 _NUM_EACH = 2
 _NUM_AGAIN = 3
-"""Further frames of a size that was too slow for the next one, though it took no more than about a
-round trip beyond the first: they may have met a busy processor, or TCP may send the next one
-faster."""
+"""Further frames of a size that was too slow for the next one, or was the last, though it took no
+more than about a round trip beyond the first: the link may be fast and TCP's window not open yet,
+or the frames met a busy processor."""
 
 _MOST_FRAMES = 2 * (_NUM_SMALL + _NUM_EACH * len(SIZES) + _NUM_AGAIN)
 """That one side answers: more than a node of this version sends."""
@@ -142,17 +142,17 @@ class _Sizes:
         """Return the size of the next frame; None when it was the last."""
         if self._num_left > 0:
             return SIZES[self._index]
-        if self._index + 1 == len(SIZES):
-            return None
         is_unresolved = self._excess <= _UNRESOLVED_ROUND_TRIPS * self._round_trip
+        is_last = self._index + 1 == len(SIZES)
         limit = self._allowed_seconds * (_UNRESOLVED if is_unresolved else 1)
-        if _NUM_EACH * SIZES[self._index + 1] / self._expected_rate() <= limit:
+        if not is_last and _NUM_EACH * SIZES[self._index + 1] / self._expected_rate() <= limit:
             self._before = (SIZES[self._index], self._excess)
             self._index += 1
             self._num_left = _NUM_EACH
             self._excess = math.inf
             return SIZES[self._index]
-        if is_unresolved and self._num_again > 0:
+        waits = self._excess > self._round_trip / 2 or not is_last
+        if is_unresolved and waits and self._num_again > 0:
             self._num_again -= 1
             return SIZES[self._index]
         return None
