@@ -133,6 +133,8 @@ def unused_units(request: PlaceRequest, plan: Plan) -> Explanation:
 
 def _too_small(usable_bytes: int, cost: ModelCost) -> str:
     layer_bytes = min(cost.layer_bytes) + cost.scratch_bytes + cost.process_bytes
+    if usable_bytes >= layer_bytes:  # and that layer is in the middle of a stage
+        return f"no part next to a stage fits in the {format_bytes(usable_bytes)} that may be used"
     return (
         f"{format_bytes(max(0, usable_bytes))} may be used, and one layer takes "
         f"{format_bytes(layer_bytes)}"
