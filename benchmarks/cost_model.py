@@ -37,8 +37,14 @@ from potluck.types.model import ExpertsConfig, ModelConfig, RopeConfig
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Program, Shard
 from potluck.types.quantization import Quantization
-from potluck.types.step import SamplingParams, SequenceId, SequenceOpening, SequenceSlice, Step
-from potluck.types.step import StepId
+from potluck.types.step import (
+    SamplingParams,
+    SequenceId,
+    SequenceOpening,
+    SequenceSlice,
+    Step,
+    StepId,
+)
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 CONTEXT_TOKENS = 4096
@@ -89,7 +95,7 @@ def main() -> None:
         else Clock(name="wall", now=time.perf_counter)
     )
     rates, figures = trial(pool, isa, clock)
-    print(json.dumps({"trial": flat(rates) | flat(figures)}, indent=1))  # noqa: T201
+    print(json.dumps({"trial": flat(rates) | flat(figures)}, indent=1))
     results = []
     for name, quantization in CASES:
         if name not in arguments.shapes:
@@ -99,9 +105,9 @@ def main() -> None:
             error = f"{100 * (row['predicted_seconds'] / row['seconds'] - 1):+5.0f} %"
             milliseconds = f"{1e3 * row['predicted_seconds']:9.3f} {1e3 * row['seconds']:9.3f} ms"
             what = f"{name:24} {row['quantization']:5} {row['kind']:18}"
-            print(f"{what} {milliseconds} {error}", flush=True)  # noqa: T201
+            print(f"{what} {milliseconds} {error}", flush=True)
     summary = {kind: errors(results, kind) for kind in ("decode", "prefill", "head", "whole", "")}
-    print(json.dumps(summary, indent=1))  # noqa: T201
+    print(json.dumps(summary, indent=1))
     if arguments.output:
         document = {
             "schema": "potluck.benchmark.cost_model/1",

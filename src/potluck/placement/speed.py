@@ -82,8 +82,9 @@ class UnitSpeed:
 
     ``read`` are bytes of weights per second while one token is decoded, if they are as few as the
     trial's, and ``read_large`` of larger models. ``chunk`` are multiply-adds per second with
-    weights in the trial's format for 32 tokens, ``floats`` those in float32, and ``fast_bf16`` those in
-    bf16 in a fast arithmetic; None in the exact one. ``has_int8`` says which formats are faster.
+    weights in the trial's format for 32 tokens, ``floats`` those in float32, and ``fast_bf16``
+    those in bf16 in a fast arithmetic; None in the exact one. ``has_int8`` says which formats are
+    faster.
     ``attention`` and ``prefill_attention`` are multiply-adds with the cache per second.
     ``layer_seconds`` and ``step_seconds`` pass whatever is computed,
     ``sampling_seconds_per_logit`` for each entry of the vocabulary of which a token is chosen.
