@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import potluck.cluster.worker.loading as worker_loading
+import potluck.loading.prepare as loading
 from potluck.catalog import ModelDescription, read_profile
 from potluck.cluster.worker.process import run_worker
 from potluck.formats.source import FileTensorSource
@@ -40,5 +40,5 @@ def load_with_both_ends(
 
 
 if __name__ == "__main__":
-    vars(worker_loading)["load_stage"] = load_with_both_ends
+    vars(loading)["load_stage"] = load_with_both_ends
     sys.exit(run_worker(int(sys.argv[1]), int(sys.argv[2])))

@@ -9,9 +9,10 @@ from potluck.placement.candidates import Candidate
 from potluck.placement.speed import unit_speed
 from potluck.placement.times import UnitTimes
 from potluck.placement.work import ModelWork, model_work
-from potluck.types.cluster import ModelCost, NodeId, UnitId
+from potluck.types.cluster import NodeId, UnitId
 from potluck.types.hardware import Figure, Figures, Origin, Rates
 from potluck.types.model import ExpertsConfig, ModelConfig, RopeConfig
+from potluck.types.placement import ModelCost
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization

@@ -39,7 +39,7 @@ def bench_document(model: Model, workload: Workload, result: BenchResult) -> dic
     prefills = [run.prefill for run in result.runs]
     decodes = [run.decode for run in result.runs]
     bounds = result.bounds
-    unit = model.plan.unit.address
+    unit = model.plan.unit
     return {
         "schema": "potluck.bench/1",
         "version": potluck.__version__,
@@ -67,7 +67,7 @@ def bench_document(model: Model, workload: Workload, result: BenchResult) -> dic
 
 def _fast_arithmetic(model: Model) -> str | None:
     """What ``--arithmetic fast`` would compute in; None where it is that, or would gain nothing."""
-    unit, chosen = model.plan.unit.address, model.plan.size.arithmetic
+    unit, chosen = model.plan.unit, model.plan.size.arithmetic
     if unit.backend != NATIVE or chosen is not Arithmetic.EXACT:
         return None
     *_, fast = arithmetics_with((unit.variant,))

@@ -6,11 +6,12 @@ import logging
 from typing import TYPE_CHECKING
 
 from potluck.types.arithmetic import Arithmetic, ArithmeticChoice, arithmetics_with
+from potluck.types.unit import NATIVE
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from potluck.types.unit import NATIVE, UnitAddress
+    from potluck.types.unit import UnitAddress
 
 _log = logging.getLogger(__name__)
 

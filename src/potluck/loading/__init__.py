@@ -1,6 +1,7 @@
 """A stage's memory is planned, then its weights are loaded into what was planned.
 
-What needs the compiled core already when it is imported is in ``load`` and ``pack``.
+What needs the compiled core already when it is imported is in ``load``, ``pack`` and
+``prepare``.
 """
 
 from potluck.loading.budget import (

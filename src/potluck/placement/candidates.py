@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from potluck.placement.speed import UnitSpeed, unit_speed
 from potluck.placement.times import UnitTimes
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.cluster import ModelCost, NodeId, UnitId
+from potluck.types.cluster import NodeId, UnitId
 from potluck.types.node import UnitReport
+from potluck.types.placement import ModelCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from potluck.placement.counting import Counting
-from potluck.types.cluster import ModelCost
+from potluck.types.placement import ModelCost
 from potluck.types.program import Shard
 from potluck.types.stage import StageSize
 

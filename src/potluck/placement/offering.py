@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from potluck.placement.sharing import Pool, fair_shares
 from potluck.quantities import format_bytes
-from potluck.types.cluster import NodeId, Rejection, UnitOffer
+from potluck.types.cluster import NodeId
 from potluck.types.node import NodeReport, UnitReport
+from potluck.types.placement import Rejection, UnitOffer
 from potluck.types.unit import Role
 
 _MAX_HEADROOM_BYTES = 64 * 2**20

@@ -10,7 +10,8 @@ from potluck.placement.candidates import Candidate
 from potluck.placement.links import HOP_SECONDS, LinkTable, header_bytes, step_bytes
 from potluck.placement.path import Floats, PathProblem
 from potluck.placement.times import PartTimes
-from potluck.types.cluster import ModelCost, NodeId
+from potluck.types.cluster import NodeId
+from potluck.types.placement import ModelCost
 
 
 def path_problem(

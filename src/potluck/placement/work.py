@@ -96,9 +96,9 @@ class ModelWork:
                 num_bytes[product.format] += product.num_bytes
         return max(num_bytes, key=lambda each: (num_bytes[each], each.label), default=_NO_FORMAT)
 
-    def shape(self, arithmetic: Arithmetic, num_threads: int) -> str:
+    def shape(self, arithmetic: Arithmetic) -> str:
         """Return the shape under which step times of this model are kept (``model_shape``)."""
-        return model_shape(self.config, self.dominant_format.label, arithmetic, num_threads)
+        return model_shape(self.config, self.dominant_format.label, arithmetic)
 
 
 _NO_FORMAT = TensorFormat.F32

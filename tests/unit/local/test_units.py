@@ -125,7 +125,7 @@ def test_a_model_computes_on_the_unit_that_was_found(
 
     def text(backend: str | None) -> str:
         with Model.open("demo", context_tokens=64, backend=backend) as model:
-            unit_id = model.plan.unit.address.unit_id
+            unit_id = model.plan.unit.unit_id
             assert unit_id == f"cpu/{backend or NATIVE}"
             return model.generate("Once upon a time", max_tokens=12, temperature=0).result().text
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from potluck.loading import StageSize
 from potluck.placement.keeping import Holding, is_of_size, keep_and_fill, kept
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.cluster import DeploymentId, Epoch, ModelCost, NodeId, UnitId, UnitOffer
+from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.node import HeldStage
+from potluck.types.placement import ModelCost, UnitOffer
 from potluck.types.quantization import Quantization
 
 NUM_LAYERS = 8

@@ -17,8 +17,8 @@ from potluck.errors import EngineError, InsufficientMemoryError
 from potluck.placement.offering import reason_against
 from potluck.placement.planned import PlannedModel
 from potluck.types.arithmetic import FASTEST_FIRST, Arithmetic
-from potluck.types.cluster import Rejection
 from potluck.types.node import NodeReport, UnitReport
+from potluck.types.placement import Rejection
 from potluck.types.tensor import TensorFormat
 from potluck.types.unit import NATIVE
 
