@@ -16,9 +16,10 @@ from potluck.placement.partaking import Partaking, least_partakings
 from potluck.placement.path import Cut, PathProblem
 from potluck.placement.place import PlaceRequest, place, problem_of
 from potluck.placement.sharing import Pool
-from potluck.quantities import format_bytes, format_number, format_seconds
+from potluck.quantities import format_bytes, format_percent, format_seconds
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.placement import (
+    ModelCost,
     Objective,
     PlacedStage,
     Plan,
@@ -112,47 +113,42 @@ def unused_units(request: PlaceRequest, plan: Plan) -> Explanation:
         unused,
         usable,
     )
+
+    def reason(index: int) -> str:
+        partaking = least[index]
+        if partaking is None:
+            return _too_small(usable[index], request.candidates[index].cost)
+        return _reason(partaking, prediction, request.preferences)
+
     added = {
         _unit(request.candidates[index]): partaking.added_seconds
         for index, partaking in least.items()
         if partaking is not None
     }
     return Explanation(
-        rejections=tuple(
-            _rejection(
-                request.candidates[index],
-                _no_room(request.candidates[index], usable[index])
-                if partaking is None
-                else _reason(partaking, prediction, request.preferences),
-            )
-            for index in unused
-            for partaking in (least[index],)
-        ),
+        rejections=tuple(_rejection(request.candidates[index], reason(index)) for index in unused),
         added_seconds=added,
     )
 
 
-def _no_room(candidate: Candidate, usable_bytes: int) -> str:
-    """Return why a unit has no room for a stage, in words."""
-    cost = candidate.cost
-    needed = min(cost.layer_bytes) + cost.scratch_bytes + cost.process_bytes
-    room = f"{format_bytes(max(0, usable_bytes))} may be used"
-    if needed > usable_bytes:
-        return f"{room}, and one layer takes {format_bytes(needed)}"
-    return f"{room}, and no layers beside a stage in use fit there"
+def _too_small(usable_bytes: int, cost: ModelCost) -> str:
+    layer_bytes = min(cost.layer_bytes) + cost.scratch_bytes + cost.process_bytes
+    if usable_bytes >= layer_bytes:  # and that layer is in the middle of a stage
+        return f"no part next to a stage fits in the {format_bytes(usable_bytes)} that may be used"
+    return (
+        f"{format_bytes(max(0, usable_bytes))} may be used, and one layer takes "
+        f"{format_bytes(layer_bytes)}"
+    )
 
 
 def _reason(partaking: Partaking, prediction: Prediction, preferences: Preferences) -> str:
-    """Return why a unit with room is unused, in words."""
+    """Return why a unit is unused, in words."""
     if preferences.objective is Objective.THROUGHPUT:
-        slower = partaking.period_seconds * prediction.total_tokens_per_second
-        slower /= prediction.num_streams
-        if slower <= 1 + _NEGLIGIBLE:
+        rate = prediction.num_streams / partaking.period_seconds
+        lost = 1 - rate / prediction.total_tokens_per_second
+        if lost <= _NEGLIGIBLE:
             return f"would not raise the rate of {prediction.num_streams} streams"
-        return (
-            f"would lower the rate of {prediction.num_streams} streams to "
-            f"{format_number(prediction.total_tokens_per_second / slower)} tokens/s"
-        )
+        return f"would lower the rate of {prediction.num_streams} streams by {format_percent(lost)}"
     if preferences.objective is Objective.MEMORY:
         return "the model fits on the others"
     if partaking.added_seconds <= _NEGLIGIBLE * prediction.token_seconds:
