@@ -146,7 +146,7 @@ async def links_of(
     )
     found = {}
     async with await Membership.open(config) as membership:
-        request = encode(AskSpeeds(model_shape="none"))
+        request = encode(AskSpeeds(model_shapes=()))
         while membership.nodes() != frozenset(nodes):
             await asyncio.sleep(0.01)
         for node in map(NodeId, nodes):

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 from support.hosted_stages import (
     CONTEXT_TOKENS,
     DEPLOYMENT,
@@ -27,16 +28,24 @@ from potluck.cluster.calls import AskSpeeds, StageScope, decode, encode
 from potluck.cluster.membership import MethodTable
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.node import CPU_UNIT
+from potluck.types.quantization import Quantization
 from potluck.types.speed import LinkSpeed, NodeSpeeds, StepTime, model_shape
 from potluck.types.step import SamplingParams, SequenceOpening
 
 SERVED_SECONDS = 1.2
 """At a sample in 50 ms some twenty of decodes, and some of prompts."""
 
-SHAPE = model_shape(describe_model("demo").config, "bf16", Arithmetic.EXACT, 1)
+SHAPE = model_shape(describe_model("demo").config, "bf16", Arithmetic.EXACT)
 LINK = LinkSpeed(
     node_id=NODE, latency_seconds=1e-4, bytes_per_second=1e9, num_samples=3, age_seconds=1.0
 )
+
+
+class Links:
+    """As ``agent.links``."""
+
+    async def settled(self, within_seconds: float) -> tuple[LinkSpeed, ...]:
+        return (LINK,)
 
 
 def serve(pipeline: Pipeline) -> None:
@@ -57,6 +66,10 @@ def serve(pipeline: Pipeline) -> None:
             pipeline.sampled()
 
 
+async def settled(*, within_seconds: float) -> tuple[LinkSpeed, ...]:
+    return (LINK,)
+
+
 async def asked(ours: Node, shape: str = SHAPE) -> NodeSpeeds:
     """What the node answers to ``node.speeds``."""
     methods = MethodTable()
@@ -69,7 +82,7 @@ async def asked(ours: Node, shape: str = SHAPE) -> NodeSpeeds:
     calls = NodeCalls(facts, unused, unused, unused, ours.host, unused, unused, ours.speeds, links)
     calls.register(methods)
     handler = await methods.find("node.speeds")
-    async for answer in handler(NODE, encode(AskSpeeds(model_shape=shape))):
+    async for answer in handler(NODE, encode(AskSpeeds(model_shapes=(shape, "unknown")))):
         return decode(answer, NodeSpeeds)
     raise AssertionError("there is one answer")
 
@@ -77,7 +90,7 @@ async def asked(ours: Node, shape: str = SHAPE) -> NodeSpeeds:
 def of_stage(speeds: NodeSpeeds, *, has_head: bool, num_tokens: int) -> StepTime:
     (found,) = [
         each
-        for each in speeds.step_times[CPU_UNIT]
+        for each in speeds.step_times[SHAPE][CPU_UNIT]
         if each.has_head == has_head and (each.num_tokens > 1) == (num_tokens > 1)
     ]
     return found
@@ -129,5 +142,21 @@ def test_what_was_measured_last_is_asked_for_before_a_worker_is_ended(tmp_path: 
             await ours.host.stop(StageScope(deployment=DEPLOYMENT, epoch=epoch(1)))
             (decode,) = [each for each in ours.speeds.of(SHAPE)[CPU_UNIT] if each.num_tokens == 1]
             assert (decode.has_embedding, decode.has_head) == (True, True)
+
+    asyncio.run(run())
+
+
+def test_stages_of_one_model_have_one_shape_those_without_layers_too(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(60), node(tmp_path) as ours:
+            specs = [
+                msgspec.structs.replace(spec, quantization=Quantization.Q4_K)
+                for spec in stage_specs([0, 1, NUM_LAYERS], epoch(1))
+            ]
+            assert [spec.start_layer == spec.end_layer for spec in specs] == [1, 0, 0, 1]
+            loaded = await asyncio.gather(*map(ours.start, specs))
+            assert {each.model_shape for each in loaded} == {
+                model_shape(describe_model("demo").config, "q4_k", Arithmetic.EXACT)
+            }
 
     asyncio.run(run())

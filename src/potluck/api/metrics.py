@@ -179,7 +179,20 @@ def _recovery_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
     spares = GaugeMetricFamily(
         "potluck_model_spare_stages", "Stages that are held and not in use", labels=labels
     )
+    moves = CounterMetricFamily(
+        "potluck_model_moves",
+        "Times it moved to a plan that was predicted to be faster",
+        labels=labels,
+    )
+    gain = GaugeMetricFamily(
+        "potluck_model_move_gain_ratio",
+        "How much faster the plan of the last move was predicted to be (0.2: by a fifth)",
+        labels=labels,
+    )
     for model in models:
+        moves.add_metric([model.model_id], model.num_moves)
+        if model.last_gain is not None:
+            gain.add_metric([model.model_id], model.last_gain)
         epoch.add_metric([model.model_id], model.epoch)
         recoveries.add_metric([model.model_id], model.num_recoveries)
         spares.add_metric([model.model_id], model.num_spares)
@@ -189,6 +202,8 @@ def _recovery_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
     yield recoveries
     yield seconds
     yield spares
+    yield moves
+    yield gain
 
 
 def _stage_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 from potluck.placement.counting import CountStage
 from potluck.placement.keeping import Holding, is_of_size
+from potluck.placement.place import PlaceRequest
 from potluck.placement.sizes import on_unit
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.node import NodeReport
-from potluck.types.placement import Plan, Rejection
+from potluck.types.placement import Plan, Prediction, Rejection
 from potluck.types.quantization import Quantization
 from potluck.types.stage import StagePlan, StageSize
 from potluck.types.unit import NATIVE
@@ -22,7 +23,8 @@ class PlannedModel:
     """Where a model goes, how it is quantized and computed, and what each stage takes there.
 
     ``held`` are the stages that workers held of it when it was planned. Those of them that are not
-    in the plan have to be released before it is loaded, if it ``needs_room``.
+    in the plan have to be released before it is loaded, if it ``needs_room``. ``plan`` is what was
+    chosen of ``request``, for those who want to know why.
     """
 
     quantization: Quantization
@@ -31,6 +33,9 @@ class PlannedModel:
     stages: tuple[PlannedStage, ...]
     rejections: tuple[Rejection, ...]
     needs_room: bool = False
+    prediction: Prediction | None = None
+    request: PlaceRequest | None = None
+    plan: Plan | None = None
     held: tuple[Holding, ...] = ()
 
     @property
@@ -82,6 +87,7 @@ def planned_model(
         arithmetic_note="",
         stages=tuple(stages),
         rejections=(*plan.rejections, *rejections),
+        prediction=plan.prediction,
     )
 
 

@@ -137,8 +137,10 @@ class ModelMetrics:
     ``num_waiting`` sequences hold no KV-cache blocks yet; ``num_running`` do. ``epoch`` is the
     number of the one in force. The deployment has recovered ``num_recoveries`` times from the loss
     of something, the last time in ``recovery_seconds``; None if it never had to. ``num_spares``
-    stages are held that are not in use. ``speed`` was measured lately, ``prediction`` is of the
-    plan in force; None if it was made without one.
+    stages are held that are not in use. It has moved to a better plan ``num_moves`` times, the last
+    time to one that was predicted to be faster by ``last_gain``, as a part; None if it never did.
+    ``speed`` was measured lately, ``prediction`` is of the plan in force; None if it was made
+    without one.
     """
 
     model_id: str
@@ -150,6 +152,8 @@ class ModelMetrics:
     num_recoveries: int = 0
     recovery_seconds: float | None = None
     num_spares: int = 0
+    num_moves: int = 0
+    last_gain: float | None = None
     speed: TokenSpeed = TokenSpeed()
     prediction: Prediction | None = None
     stages: tuple[StageMetrics, ...] = ()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, UnitId
-from potluck.types.model import ModelConfig
+
+if TYPE_CHECKING:
+    from potluck.types.arithmetic import Arithmetic
+    from potluck.types.model import ModelConfig
 
 _MAX_COUNT = 1 << 24
 """More than any layers, sequences, tokens or samples that a step time has."""
@@ -15,10 +18,16 @@ _MAX_COUNT = 1 << 24
 _MAX_SECONDS = 1e6
 """More than eleven days: no step takes as long."""
 
+if TYPE_CHECKING:
+    from potluck.types.arithmetic import Arithmetic
+    from potluck.types.model import ModelConfig
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """What one kind of step took on one kind of stage: the median of recent steps, in seconds.
+    """What one kind of step takes on one kind of stage in the long run, in seconds.
+
+    It is a mean of recent steps that rare outliers do not change (``cluster.block_means``).
 
     The stage has ``num_layers`` decoder layers, and the embedding or the head as it says. The step
     has ``num_tokens`` new tokens of ``num_sequences`` sequences, which have ``context_tokens`` each
@@ -72,35 +81,39 @@ class LinkSpeed:
 class NodeSpeeds:
     """What a node has measured: of one model on its units, and of its links to others.
 
-    ``step_times`` are by unit, of models of the shape that was asked for (``model_shape``).
+    ``step_times`` are by shape (``model_shape``) and unit, of the shapes that were asked for.
     """
 
     node_id: NodeId
-    step_times: dict[UnitId, tuple[StepTime, ...]] = field(default_factory=dict)
+    step_times: dict[str, dict[UnitId, tuple[StepTime, ...]]] = field(default_factory=dict)
     links: tuple[LinkSpeed, ...] = ()
 
 
-def model_shape(
-    config: ModelConfig, dominant_format_label: str, arithmetic: Arithmetic, num_threads: int
-) -> str:
-    """Return a key that two models share if their layers, embedding and head take as long.
+def model_shape(config: ModelConfig, format_label: str, arithmetic: Arithmetic) -> str:
+    """Return a name for everything but depth that step times depend on, on one unit.
 
-    ``dominant_format_label`` names the format that most bytes of the decoder layers are held in
-    (``TensorFormat.label``). The number of layers makes no difference.
+    ``format_label`` is the format of most bytes of the layers' matrices as they are loaded. Models
+    of one shape whose number of layers differs have one name. It has letters, digits, ``-``, ``_``
+    and ``.`` only and at most 150 characters.
     """
+    experts = config.experts
+    windows = [window for window in config.sliding_windows if window is not None]
     parts = [
+        config.family,
         f"h{config.hidden_size}",
-        f"f{config.intermediate_size}",
-        f"a{config.num_heads}/{config.num_kv_heads}x{config.head_dim}",
+        f"i{config.intermediate_size}",
+        f"q{config.num_heads}",
+        f"kv{config.num_kv_heads}",
+        f"d{config.head_dim}",
         f"v{config.vocab_size}",
+        *([f"w{min(windows)}"] if windows else []),
+        *(
+            [f"e{experts.num_experts}.{experts.num_experts_per_token}.{experts.width}"]
+            if experts is not None
+            else []
+        ),
+        format_label,
+        arithmetic.value,
     ]
-    if (experts := config.experts) is not None:
-        num_dense = sum(not is_in for is_in in experts.is_in_layer)
-        parts.append(f"e{experts.num_experts_per_token}/{experts.num_experts}x{experts.width}")
-        parts += [f"d{num_dense}/{config.num_layers}"] if num_dense else []
-    if windows := [each for each in config.sliding_windows if each is not None]:
-        parts.append(f"w{min(windows)}:{len(windows)}/{config.num_layers}")
-    if config.qk_norm:
-        parts.append("qk")
-    parts += [dominant_format_label, arithmetic.value, f"t{num_threads}"]
-    return " ".join(parts)
+    kept = (c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in "-".join(parts))
+    return "".join(kept)[:150]

@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 
 from potluck.errors import EngineError, ModelFileError, UnsupportedModelError
 from potluck.types.profile import ModelProfile
@@ -153,7 +154,9 @@ def format_remarks(
 
 def staging_bytes(stored: Iterable[TensorInfo], loaded: Iterable[TensorInfo]) -> int:
     """What ``load_weights`` holds of such tensors besides what the sink does."""
-    sizes = _buffer_bytes([b for each in _tensors(stored, loaded) for b in each.blocks()])
+    # No block of a tensor is larger than its first.
+    first = [b for each in _tensors(stored, loaded) for b in islice(each.blocks(), 1)]
+    sizes = _buffer_bytes(first)
     undoing = min(sizes.read, canonical.STAGING_BYTES)
     return _NUM_READ_BUFFERS * sizes.read + sizes.converted + undoing
 

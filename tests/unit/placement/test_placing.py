@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -19,7 +20,7 @@ from potluck.engines.costs import cost_of
 from potluck.errors import EngineError, InsufficientMemoryError, UnsupportedModelError
 from potluck.loading import StageSize
 from potluck.placement.costs import mixed_cost, model_cost, most_host_bytes
-from potluck.placement.placing import Placed, Placement
+from potluck.placement.placing import Placed, Placement, Surveyed
 from potluck.placement.planned import planned_model
 from potluck.placement.sizes import on_unit
 from potluck.types.arithmetic import Arithmetic
@@ -27,7 +28,7 @@ from potluck.types.cluster import NodeId, UnitId
 from potluck.types.engine import EngineCost
 from potluck.types.memory import MemoryPlan, MemoryPool
 from potluck.types.node import NodeReport, UnitReport
-from potluck.types.placement import Rejection
+from potluck.types.placement import Objective, Preferences, Rejection
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Program, Shard
 from potluck.types.quantization import Quantization
@@ -101,7 +102,16 @@ def whole(profile: ModelProfile, size: StageSize = SIZE) -> MemoryPlan:
 
 
 def placed(profile: ModelProfile, *nodes: NodeReport, size: StageSize = SIZE) -> Placed:
-    return Placement(counting_of(profile, costs), nodes, nodes).of(size, may_quantize=False)
+    return Placement(counting_of(profile, costs), by_memory(nodes)).of(size, may_quantize=False)
+
+
+def by_memory(nodes: Sequence[NodeReport]) -> Surveyed:
+    return Surveyed(
+        reports=nodes,
+        able=nodes,
+        coordinator=NodeId("a"),
+        preferences=Preferences(objective=Objective.MEMORY),
+    )
 
 
 def where(result: Placed) -> list[tuple[str, str]]:
@@ -121,7 +131,7 @@ def test_units_that_do_not_compute_the_model_are_left_out(profile: ModelProfile)
 
     gpu = unit("gpu", 8 * GIB, backend="reference")
     both = (node("a", gpu, unit("cpu", 8 * GIB)),)
-    result = Placement(counting_of(profile, lacking), both, both).of(SIZE, may_quantize=False)
+    result = Placement(counting_of(profile, lacking), by_memory(both)).of(SIZE, may_quantize=False)
     assert where(result) == [("a", "cpu/native")]
     assert result.rejections == (
         Rejection(
@@ -132,7 +142,7 @@ def test_units_that_do_not_compute_the_model_are_left_out(profile: ModelProfile)
     )
     alone = (node("a", gpu),)
     with pytest.raises(UnsupportedModelError, match="mixtures of experts") as caught:
-        Placement(counting_of(profile, lacking), alone, alone)
+        Placement(counting_of(profile, lacking), by_memory(alone))
     assert caught.value.hint.startswith("use the CPU: --backend native")
 
 
@@ -159,10 +169,10 @@ def test_reserves_are_used_before_the_model_is_quantized_any_more(
 ) -> None:
     needed = whole(profile).total_bytes
     tight = node("a", unit("x", needed * 3 // 4), unit("cpu", 2 * needed, role=Role.RESERVE))
-    placement = Placement(counting_of(profile, costs), (tight,), (tight,))
+    placement = Placement(counting_of(profile, costs), by_memory((tight,)))
     assert placement.of(SIZE, may_quantize=True).quantization is Quantization.NONE
     alone = node("a", unit("x", needed * 3 // 4))
-    placement = Placement(counting_of(profile, costs), (alone,), (alone,))
+    placement = Placement(counting_of(profile, costs), by_memory((alone,)))
     assert placement.of(SIZE, may_quantize=True).quantization is not Quantization.NONE
 
 

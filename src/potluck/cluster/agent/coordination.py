@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from contextlib import aclosing, suppress
 
 import msgspec
 
@@ -18,11 +18,13 @@ from potluck.cluster.agent.background import Spawn
 from potluck.cluster.agent.changes import Changes
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.new_deployment import new_record
+from potluck.cluster.agent.plan_view import PlanOutcome
 from potluck.cluster.agent.promises import Promises
 from potluck.cluster.agent.registry import Registry
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.calls import (
     AskOutlook,
+    AskRebalance,
     Claim,
     ClaimAnswer,
     Deploy,
@@ -31,14 +33,18 @@ from potluck.cluster.calls import (
     ModelFingerprint,
     Named,
     Outlook,
+    RebalanceAnswer,
+    RebalanceReport,
     StageScope,
     Standing,
+    decode,
     encode,
 )
 from potluck.cluster.coordinator.attempt import Surroundings
 from potluck.cluster.coordinator.deployment import Deployment
-from potluck.cluster.coordinator.planning import placement_fields, size_of
-from potluck.cluster.coordinator.survey import plan_model
+from potluck.cluster.coordinator.planning import placement_fields, preferences_of, size_of
+from potluck.cluster.coordinator.survey import gather_reports, plan_model
+from potluck.cluster.coordinator.surveyed import explanation_of
 from potluck.cluster.edges.path_figures import PathFigures
 from potluck.cluster.membership import Membership
 from potluck.cluster.trust.credentials import Credentials
@@ -50,6 +56,7 @@ from potluck.types.profile import ModelProfile
 _log = logging.getLogger(__name__)
 
 _REMOVE_SECONDS = 60.0
+_SILENCE_SECONDS = 30.0
 _TAKE_OVER_SECONDS = 90.0
 """For a plan and for loading what only a node that leaves had held."""
 
@@ -115,8 +122,8 @@ class Coordination:
         await asyncio.gather(*(self._tell(node, payload) for node in self._membership.nodes()))
         return deployment.record
 
-    async def plan(self, request: Deploy) -> DeploymentRecord:
-        """What would go where; nothing is loaded."""
+    async def plan(self, request: Deploy) -> PlanOutcome:
+        """Return what would go where, and why; nothing is loaded."""
         description, profile, print_of = await self._read(request.model)
         record = self._new_record(request, description, print_of)
         size = size_of(profile.config, record)
@@ -128,18 +135,50 @@ class Coordination:
             size,
             may_quantize=record.may_quantize,
             arithmetic=record.arithmetic,
+            preferences=preferences_of(record),
             cost_of=self._cost_of,
         )
-        return msgspec.structs.replace(record, **placement_fields(planned))
+        reports, _ = await gather_reports(self._membership)
+        return PlanOutcome(
+            record=msgspec.structs.replace(record, **placement_fields(planned)),
+            reports=reports,
+            explanation=await asyncio.to_thread(explanation_of, planned),
+        )
 
-    async def undeploy(self, name: str) -> DeploymentRecord:
-        """Remove every deployment of a name, wherever it is coordinated; returns the oldest."""
+    def find(self, name: str | None) -> tuple[DeploymentRecord, ...]:
+        """Return the deployments of a name, or all; raise ``ParameterError`` if there is none."""
+        if name is None:
+            return tuple(self.registry.live())
         records = self.registry.find_all(name)
         if not records:
             known = ", ".join(each.model_id for each in self.registry.live()) or "none"
             raise ParameterError(
                 "name", f"nothing is deployed as {name}", hint=f"deployed now: {known}"
             )
+        return records
+
+    async def rebalance(self, record: DeploymentRecord, *, is_dry_run: bool) -> RebalanceReport:
+        """Have a deployment move to the best plan, wherever it is coordinated, or say what for.
+
+        Raises what prevents it from being planned.
+        """
+        request = AskRebalance(deployment=record.deployment, is_dry_run=is_dry_run)
+        stream = self._membership.call_stream(
+            record.epoch.coordinator,
+            "deployment.rebalance",
+            encode(request),
+            silence_seconds=_SILENCE_SECONDS,
+        )
+        async with aclosing(stream):
+            async for part in stream:
+                answer: RebalanceAnswer = decode(part, RebalanceAnswer)
+                if isinstance(answer, RebalanceReport):
+                    return answer
+        raise EngineError(f"{record.model_id} was not looked at to the end")
+
+    async def undeploy(self, name: str) -> DeploymentRecord:
+        """Remove every deployment of a name, wherever it is coordinated; returns the oldest."""
+        records = self.find(name)
         await asyncio.gather(*map(self._undeploy, records))
         return records[0]
 
@@ -342,7 +381,7 @@ class Coordination:
             if candidacy is not None and candidacy.epoch.coordinator == node:
                 self.give_up(key)
         for deployment in self.coordinated.values():
-            deployment.node_joined()
+            deployment.node_joined(node)
         self.changes.tell()
         self._spawn(self._tell_newcomer(node))
 

@@ -31,10 +31,6 @@ from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.speed import LinkSpeed, NodeSpeeds
 
 
-async def _no_links() -> tuple[LinkSpeed, ...]:
-    return ()
-
-
 class NodeCalls:
     """Answers for the node. For use in the agent's loop."""
 
@@ -48,7 +44,7 @@ class NodeCalls:
         coordination: Coordination,
         fingerprints: Fingerprints,
         speeds: MeasuredSpeeds,
-        links: Callable[[], Awaitable[tuple[LinkSpeed, ...]]] = _no_links,
+        links: Callable[[], Awaitable[tuple[LinkSpeed, ...]]],
     ) -> None:
         self._facts = facts
         self._membership = membership
@@ -113,7 +109,11 @@ class NodeCalls:
         return encode(
             NodeSpeeds(
                 node_id=self._facts.node_id,
-                step_times=self._speeds.of(request.model_shape),
+                step_times={
+                    shape: times
+                    for shape in request.model_shapes
+                    if (times := self._speeds.of(shape))
+                },
                 links=await self._links(),
             )
         )

@@ -53,11 +53,14 @@ def usable_cores_of(
     return core_seconds_per_second if on_cpu and core_seconds_per_second < num_threads else None
 
 
-def conditions_of(unit: NodeUnit, isa: str | None, usable_cores: float | None) -> str:
+def conditions_of(
+    unit: NodeUnit, isa: str | None, num_threads: int, usable_cores: float | None
+) -> str:
     """Return a text that changes when a unit may have become faster or slower for good."""
     variant = isa or (unit.trial.variants[-1] if unit.trial.variants else "")
     cores = "" if usable_cores is None else f"{usable_cores:.2g} cores"
-    return ", ".join(part for part in (unit.device.name, variant, cores) if part)
+    threads = f"{num_threads} threads"
+    return ", ".join(part for part in (unit.device.name, variant, threads, cores) if part)
 
 
 def _nothing_is_out() -> Mapping[str, str]:
@@ -139,6 +142,7 @@ class NodeUnits:
             UnitId(unit.chosen.unit_id): conditions_of(
                 unit,
                 self._choice.isa,
+                num_threads,
                 usable_cores_of(unit, num_threads, core_seconds_per_second),
             )
             for unit in self.all()

@@ -131,7 +131,8 @@ def _epoch_view(epoch: Epoch) -> dict[str, object]:
     return {"number": epoch.number, "coordinator": epoch.coordinator}
 
 
-def _placed_view(index: int, stage: StageRecord) -> dict[str, object]:
+def placed_view(index: int, stage: StageRecord) -> dict[str, object]:
+    """Return where a stage goes, and what memory it takes."""
     memory = stage.memory
     return {
         "stage": index,
@@ -155,7 +156,7 @@ def _placed_view(index: int, stage: StageRecord) -> dict[str, object]:
 def _stage_views(record: DeploymentRecord) -> list[dict[str, object]]:
     return [
         {
-            **_placed_view(index, stage),
+            **placed_view(index, stage),
             "read_bytes": stage.read_bytes,
             "load_seconds": stage.load_seconds,
             "predicted": predicted,
@@ -164,26 +165,6 @@ def _stage_views(record: DeploymentRecord) -> list[dict[str, object]]:
             zip(record.stages, stage_predictions(record), strict=True)
         )
     ]
-
-
-def plan_view(record: DeploymentRecord) -> dict[str, object]:
-    """What would go where, of a deployment that was planned and does not exist."""
-    view = deployment_view(record)
-    names = (
-        "model",
-        "context_tokens",
-        "cache_tokens",
-        "num_layers",
-        "quantization",
-        "is_mapped",
-        "remarks",
-        "arithmetic",
-        "arithmetic_note",
-        "rejections",
-    )
-    planned = {name: view[name] for name in names}
-    planned["stages"] = [_placed_view(index, each) for index, each in enumerate(record.stages)]
-    return planned
 
 
 def deployment_view(record: DeploymentRecord) -> dict[str, object]:
@@ -210,6 +191,8 @@ def deployment_view(record: DeploymentRecord) -> dict[str, object]:
         "num_recoveries": record.num_recoveries,
         "recovery_seconds": record.recovery_seconds,
         "num_spares": record.num_spares,
+        "rebalance": record.rebalance.value,
+        "rebalance_note": record.rebalance_note,
         "remarks": list(record.remarks),
         "prediction": prediction_view(record.prediction),
         "stages": _stage_views(record),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -16,7 +16,13 @@ from potluck.cluster.coordinator.edges import StageAddress
 from potluck.cluster.coordinator.left_out import NodeUnitId
 from potluck.cluster.coordinator.overdue import OverdueSteps
 from potluck.cluster.coordinator.pipeline import RemotePipeline
-from potluck.cluster.coordinator.planning import DeploymentSize, placement_fields, size_of
+from potluck.cluster.coordinator.planning import (
+    DeploymentSize,
+    placement_fields,
+    preferences_of,
+    size_of,
+)
+from potluck.cluster.coordinator.rebalancing import Alternative, compared
 from potluck.cluster.coordinator.spares import Sparing
 from potluck.cluster.coordinator.starting import connect_stages, load_stages, stage_spec
 from potluck.cluster.coordinator.survey import plan_model
@@ -27,6 +33,7 @@ from potluck.cluster.worker.messages import Loaded
 from potluck.engines.costs import CostOf
 from potluck.placement.keeping import Holding
 from potluck.placement.planned import PlannedModel, as_mapped
+from potluck.placement.rebalancing import RebalancePolicy
 from potluck.scheduling import SchedulerLimits
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.cluster import Epoch, NodeId
@@ -37,7 +44,8 @@ from potluck.types.profile import ModelProfile
 class Surroundings:
     """What every deployment of an agent works with.
 
-    ``step_seconds``: see ``AgentConfig``. ``cost_of`` knows what engines take.
+    ``step_seconds``: see ``AgentConfig``. ``cost_of`` knows what engines take. Deployments move to
+    better plans by the ``rebalance_policy``.
     """
 
     membership: Membership
@@ -45,6 +53,7 @@ class Surroundings:
     listen_host: str
     step_seconds: float
     cost_of: CostOf
+    rebalance_policy: RebalancePolicy = field(default_factory=RebalancePolicy)
 
 
 class Attempt:
@@ -95,12 +104,42 @@ class Attempt:
             self.size,
             may_quantize=record.may_quantize,
             arithmetic=record.arithmetic,
+            preferences=preferences_of(record),
             cost_of=self._around.cost_of,
             left_out=left_out,
             record=record,
             leaving=without,
         )
         return self._planned
+
+    def adopt(self, planned: PlannedModel) -> None:
+        """Take a plan that was made for this deployment a moment ago, instead of :meth:`plan`."""
+        self._planned = planned
+
+    async def alternative(
+        self, without: Collection[NodeId], left_out: Mapping[NodeUnitId, str]
+    ) -> Alternative | None:
+        """Return the best plan as if nothing was loaded; None where that cannot be compared.
+
+        Weights and arithmetic stay what they are. Raises as ``plan_model``.
+        """
+        record = self.record
+        planned = await plan_model(
+            self._around.membership,
+            record.model,
+            self._profile,
+            self._fingerprint,
+            replace(self.size, quantization=record.quantization),
+            may_quantize=False,
+            arithmetic=record.arithmetic,
+            preferences=preferences_of(record),
+            cost_of=self._around.cost_of,
+            left_out=left_out,
+            record=record,
+            leaving=without,
+            is_anew=True,
+        )
+        return compared(planned, record)
 
     async def claim(self, above: Epoch, *, may_be_alone: bool) -> Grant | Refusal:
         """Take an epoch for the plan."""
@@ -210,6 +249,7 @@ class Attempt:
             arithmetic_note=own.arithmetic_note,
             stages=own.stages,
             rejections=own.rejections,
+            prediction=own.prediction,
         )
 
     @property

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.costs import CostOf, check_backend
 from potluck.loading import program_to_count
 from potluck.placement.counting import Counting
+from potluck.placement.work import ModelWork, model_work
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
+from potluck.types.quantization import Quantization
 from potluck.types.stage import StagePlan, StageSize
 
 
@@ -22,4 +26,13 @@ def counting_of(profile: ModelProfile, cost_of: CostOf) -> Counting:
     def check(backend: str) -> None:
         check_backend(backend, cost_of(backend), program)
 
-    return Counting(num_layers=profile.config.num_layers, stage=count, check_backend=check)
+    @cache
+    def work(quantization: Quantization, backend: str) -> ModelWork:
+        return model_work(profile, quantization, cost_of(backend).loaded_bytes)
+
+    return Counting(
+        num_layers=profile.config.num_layers,
+        stage=count,
+        work=lambda size: work(size.quantization, size.backend),
+        check_backend=check,
+    )

@@ -36,9 +36,11 @@ async def deployment_metrics(
     *,
     num_blocks: int,
     num_spares: int,
+    num_moves: int = 0,
+    last_gain: float | None = None,
 ) -> ModelMetrics:
     """Ask the stages of ``record``; one whose node does not answer in time is left out."""
-    stats = await _stage_stats(membership, record)
+    stats = await stage_stats(membership, record)
     nodes = [stage.node_id for stage in record.stages]
     own = membership.node_id
     edges = [
@@ -73,6 +75,8 @@ async def deployment_metrics(
         num_recoveries=record.num_recoveries,
         recovery_seconds=record.recovery_seconds,
         num_spares=num_spares,
+        num_moves=num_moves,
+        last_gain=last_gain,
         speed=speed,
         prediction=record.prediction,
         stages=tuple(
@@ -93,8 +97,8 @@ async def deployment_metrics(
     )
 
 
-async def _stage_stats(membership: Membership, record: DeploymentRecord) -> dict[int, Stats]:
-    """Totals by stage, without what no stage can have measured."""
+async def stage_stats(membership: Membership, record: DeploymentRecord) -> dict[int, Stats]:
+    """Return totals by stage, without what no stage can have measured."""
     scope = encode(StageScope(deployment=record.deployment, epoch=record.epoch))
     stats: dict[int, Stats] = {}
 

@@ -12,9 +12,13 @@ from potluck.scheduling import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS
 from potluck.scheduling.blocks import blocks_for
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.model import ModelConfig
+from potluck.types.placement import Preferences
 from potluck.types.quantization import Quantization
 from potluck.types.stage import StageSize
 from potluck.weights.report import remark_lines
+
+_EXPECTED_TOKENS = 512
+"""That a sequence has, and a prompt, where nothing is known of those to come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +73,17 @@ def size_of(config: ModelConfig, record: DeploymentRecord) -> DeploymentSize:
     )
 
 
+def preferences_of(record: DeploymentRecord) -> Preferences:
+    """Return what plans of a deployment are made for."""
+    return Preferences(
+        objective=record.objective,
+        num_streams=record.num_streams,
+        layout=record.layout,
+        context_tokens=min(_EXPECTED_TOKENS, record.context_tokens),
+        prompt_tokens=min(_EXPECTED_TOKENS, record.context_tokens),
+    )
+
+
 def placement_fields(planned: PlannedModel) -> dict[str, object]:
     """The fields of a deployment's record that say where it is placed."""
     remarks = (remark for stage in planned.stages for remark in stage.plan.remarks)
@@ -87,6 +102,7 @@ def placement_fields(planned: PlannedModel) -> dict[str, object]:
             )
             for stage in planned.stages
         ),
+        "prediction": planned.prediction,
         "rejections": tuple(
             RejectionRecord(node_id=each.node_id, unit_id=each.unit_id, reason=each.reason)
             for each in planned.rejections

@@ -5,25 +5,32 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from potluck.catalog import describe_model, read_profile
+from potluck.catalog import ModelDescription, describe_model, read_profile
 from potluck.cluster.worker.messages import Load
 from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.opening import open_engine
 from potluck.loading import PackedCache, Room, StageSize, default_packed_folder
 from potluck.loading.load import LoadedStage
 from potluck.loading.prepare import plan_stages, prepare_stages
+from potluck.models.program import weight_specs
 from potluck.probe.memory import available_memory, held_bytes
 from potluck.quantities import format_bytes, format_seconds
 from potluck.types.engine import LoadableEngine
 from potluck.types.memory import MemoryLimit, MemoryPlan
+from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
+from potluck.types.quantization import Quantization
 from potluck.types.speed import model_shape
+from potluck.types.tensor import TensorFormat
 from potluck.weights.report import remark_lines
 
 _log = logging.getLogger(__name__)
+
+_NO_FORMAT = TensorFormat.F32.label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +80,9 @@ def load_for(
         backend=load.unit.backend,
         is_on_device=load.device_free_bytes is not None,
     )
+    profile = read_profile(description, [shard])
     plan = plan_stages(
-        read_profile(description, [shard]),
+        profile,
         [shard],
         size,
         load.unit,
@@ -103,14 +111,30 @@ def load_for(
         read_bytes=prepared.read_bytes,
         seconds=time.monotonic() - started,
         model_shape=model_shape(
-            description.config, _dominant_format(plan.memory), spec.arithmetic, load.num_threads
+            description.config,
+            _dominant_format(description, prepared.plan.profile, shard, spec.quantization),
+            spec.arithmetic,
         ),
     )
 
 
-def _dominant_format(memory: MemoryPlan) -> str:
-    """Return the label of the format that most bytes of the weights are held in."""
-    return max(memory.weights or memory.mapped, key=lambda each: each[1])[0]
+def _dominant_format(
+    description: ModelDescription, profile: ModelProfile, shard: Shard, quantization: Quantization
+) -> str:
+    """Return the label of the format that most bytes of the layers' matrices are loaded in.
+
+    ``placement.work`` says the same of the whole model; its layers hardly differ in that. A stage
+    without layers looks at all of them.
+    """
+    if shard.start_layer == shard.end_layer:
+        shard, profile = Shard.whole(shard.num_layers), read_profile(description)
+    num_bytes: Counter[str] = Counter()
+    for weight in weight_specs(profile.config, shard):
+        if weight.layer is not None and len(weight.shape) > 1:
+            info = profile.info(weight.name)
+            target = quantization.target(weight, info, shard.num_layers)
+            num_bytes[target.label] += replace(info, format=target).num_bytes
+    return max(num_bytes, key=lambda label: (num_bytes[label], label), default=_NO_FORMAT)
 
 
 def _room(load: Load) -> Room:
