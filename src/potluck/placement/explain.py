@@ -117,7 +117,7 @@ def unused_units(request: PlaceRequest, plan: Plan) -> Explanation:
     def reason(index: int) -> str:
         partaking = least[index]
         if partaking is None:
-            return _no_room(usable[index], request.candidates[index].cost)
+            return _too_small(usable[index], request.candidates[index].cost)
         return _reason(partaking, prediction, request.preferences)
 
     added = {
@@ -131,13 +131,14 @@ def unused_units(request: PlaceRequest, plan: Plan) -> Explanation:
     )
 
 
-def _no_room(usable_bytes: int, cost: ModelCost) -> str:
-    """Return why a unit has no room for a stage, in words."""
-    needed = min(cost.layer_bytes) + cost.scratch_bytes + cost.process_bytes
-    room = f"{format_bytes(max(0, usable_bytes))} may be used"
-    if needed > usable_bytes:
-        return f"{room}, and one layer takes {format_bytes(needed)}"
-    return f"{room}, and no layers beside a stage in use fit there"
+def _too_small(usable_bytes: int, cost: ModelCost) -> str:
+    layer_bytes = min(cost.layer_bytes) + cost.scratch_bytes + cost.process_bytes
+    if usable_bytes >= layer_bytes:  # and that layer is in the middle of a stage
+        return f"no part next to a stage fits in the {format_bytes(usable_bytes)} that may be used"
+    return (
+        f"{format_bytes(max(0, usable_bytes))} may be used, and one layer takes "
+        f"{format_bytes(layer_bytes)}"
+    )
 
 
 def _reason(partaking: Partaking, prediction: Prediction, preferences: Preferences) -> str:
