@@ -173,3 +173,27 @@ def test_the_same_problem_has_the_same_answer() -> None:
         np.random.default_rng(1), num_units=20, num_layers=30, part=(0.05, 0.3), links="sites"
     )
     assert shortest_path(problem) == shortest_path(problem)
+
+
+@pytest.mark.parametrize("num_units", [10, 60, 200])
+def test_a_fleet_without_room_has_no_answer_and_says_what_it_lacks(num_units: int) -> None:
+    random = np.random.default_rng(2)
+    most = 0.8 / num_units
+    problem = fleet_problem(
+        random, num_units=num_units, num_layers=30, part=(0.5 * most, most), links="sites"
+    )
+    assert shortest_path(problem, num_elements=50_000_000) is None
+    of_sequences = partial(for_sequences, problem)
+    assert best_throughput(of_sequences, 4, num_elements=50_000_000) is None
+    assert replicate(of_sequences, 4, num_elements=50_000_000) == ()
+    assert missing_bytes(problem) >= problem.item_bytes[0].sum() * 0.2 - 300
+
+
+def test_a_fleet_whose_links_are_all_cut_has_no_answer_but_lacks_no_memory() -> None:
+    problem = fleet_problem(
+        np.random.default_rng(2), num_units=140, num_layers=10, part=(0.1, 0.5), links="equal"
+    )
+    problem.hop_seconds[:-1, :-1] = np.inf
+    assert shortest_path(problem) is None
+    assert replicate(partial(for_sequences, problem), 4) == ()
+    assert missing_bytes(problem) == 0

@@ -30,7 +30,7 @@ _SEARCHES = 70
 
 
 def replicate(
-    problem_of: ProblemOf, num_streams: int, *, num_elements: int = 2 * DEFAULT_ELEMENTS
+    problem_of: ProblemOf, num_streams: int, *, num_elements: int = DEFAULT_ELEMENTS
 ) -> tuple[ThroughputPath, ...]:
     """Return disjoint pipelines that serve all streams together fastest; none if nothing fits.
 

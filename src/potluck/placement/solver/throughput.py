@@ -50,7 +50,7 @@ def spread_sizes(sizes: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def best_throughput(
-    problem_of: ProblemOf, num_streams: int, *, num_elements: int = 2 * DEFAULT_ELEMENTS
+    problem_of: ProblemOf, num_streams: int, *, num_elements: int = DEFAULT_ELEMENTS
 ) -> ThroughputPath | None:
     """Return the path, and the steps in flight, with which all streams get a token soonest.
 
