@@ -113,7 +113,7 @@ def test_a_twin_makes_no_difference() -> None:
 
 def test_for_throughput_the_rate_counts() -> None:
     asked = request(
-        candidate("fast", WORK, decode=500.0),
+        candidate("fast", WORK, decode=500.0, prefill=5000.0),
         candidate("slow", WORK, decode=1.0),
         objective=Objective.THROUGHPUT,
     )

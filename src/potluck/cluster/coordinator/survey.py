@@ -128,9 +128,7 @@ async def _gather_speeds(
 
     async def ask(node: NodeId) -> None:
         try:
-            answer = await membership.call(
-                node, "node.speeds", request, timeout_seconds=seconds
-            )
+            answer = await membership.call(node, "node.speeds", request, timeout_seconds=seconds)
             speeds[node] = decode(answer, NodeSpeeds)
         except PotluckError as error:
             _log.debug("node %s does not say how fast it is: %s", node, error.message)
