@@ -109,9 +109,9 @@ def _stage_rows(plan: Mapping[str, Any], names: _Names) -> Iterator[tuple[str, .
             str(stage["stage"]),
             names.of(stage["node_id"]),
             stage["unit_id"],
-            ("embed + " if index == 0 else "")
+            ("embed " if index == 0 else "")
             + layers
-            + (" + head" if index == len(stages) - 1 else ""),
+            + (" head" if index == len(stages) - 1 else ""),
             _memory_text(stage),
             *times,
             *[""] * (width - 5 - len(times)),
