@@ -114,7 +114,7 @@ def test_a_twin_makes_no_difference() -> None:
 def test_for_throughput_the_rate_counts() -> None:
     asked = request(
         candidate("fast", WORK, decode=500.0),
-        candidate("slow", WORK, decode=1.0),
+        candidate("slow", WORK, decode=1.0, prefill=2.0),
         objective=Objective.THROUGHPUT,
     )
     assert re.fullmatch(r"would lower the rate of 8 streams by \d+ %", reasons(asked)["slow"])
