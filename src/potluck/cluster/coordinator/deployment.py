@@ -346,7 +346,7 @@ class Deployment:
             case actions.TakePlan():
                 self._take_plan()
             case actions.MoveOver(reason=reason):
-                self._rebalancing.move_over(reason)
+                self._move_over(reason)
             case actions.ReleaseUnused(epoch=epoch):
                 self._release_unused(epoch)
 
@@ -363,6 +363,11 @@ class Deployment:
         if planned is not None:
             self._attempt = self._new_attempt()
             self._attempt.adopt(planned)
+
+    def _move_over(self, failure: str) -> None:
+        if failure and self.record.epoch == self._served.record.epoch:
+            self._attempt = self._served  # what is said from now on is not of the plan given up
+        self._rebalancing.move_over(failure)
 
     def _release_unused(self, epoch: Epoch) -> None:
         """Go on with the plan in force as if there had been no attempt since."""
