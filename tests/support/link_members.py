@@ -39,7 +39,9 @@ class LinkMember:
         )
         assert self.process.stdout is not None
         first = self.process.stdout.readline()
-        assert first.startswith("open "), f"member {number} said {first!r}"
+        if not first.startswith("open "):
+            self.__exit__(None, None, None)
+            raise AssertionError(f"member {number} said {first!r}")
         self.address = first.removeprefix("open ").strip()
 
     def speeds(self) -> dict[NodeId, LinkSpeed]:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from potluck.engines.synthetic_weights import load_random
-from potluck.engines.timing import best_seconds
+from potluck.engines.timing import Stopwatch, best_seconds
 from potluck.models.program import build_program
 from potluck.models.rope import rope_table
 from potluck.models.trial_model import (
@@ -57,6 +57,7 @@ def measure_rates(
     max_weights_bytes: int,
     ending: str,
     on_progress: Callable[[float], None],
+    stopwatch: Stopwatch,
 ) -> dict[str, dict[str, object]]:
     """Value and source by the name of a field of ``potluck.types.hardware.Rates``.
 
@@ -83,7 +84,9 @@ def measure_rates(
             if number and time.perf_counter() >= end:
                 break
             for name, step in steps.items():
-                seconds = best_seconds([engine], step, program.hidden_size, _ROUND_SECONDS)
+                seconds = best_seconds(
+                    [engine], step, program.hidden_size, _ROUND_SECONDS, stopwatch
+                )
                 best[name] = min(best[name], seconds)
             on_progress(0.6 + 0.4 * (number + 1) / _NUM_ROUNDS)
     finally:

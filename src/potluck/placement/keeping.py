@@ -8,7 +8,7 @@ stages on units that have room. A unit may then have several stages.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -21,6 +21,9 @@ from potluck.types.placement import ModelCost, PlacedStage, Plan, UnitOffer
 from potluck.types.program import Shard
 from potluck.types.stage import StageSize
 from potluck.types.unit import NATIVE
+
+UnitKey = tuple[NodeId, UnitId]
+"""A unit of the cluster."""
 
 _NEVER_BYTES = 2**62
 """What an end without a layer is said to take, so that none is placed."""
@@ -110,15 +113,38 @@ def kept(
     return best[-1][1]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Items of a model that nobody holds, and what there is to fill them with.
+
+    The items ``[start, end)`` are as in ``placement.path``. The stages ``before`` and ``after`` are
+    on these units; None at the ends of the model. ``left`` is what units still offer, ``busy`` are
+    those that have a stage already.
+    """
+
+    start: int
+    end: int
+    before: UnitKey | None
+    after: UnitKey | None
+    left: Mapping[UnitKey, UnitOffer]
+    busy: Collection[UnitKey]
+    cost: ModelCost
+
+
+Fill = Callable[[Gap], list[PlacedStage] | None]
+"""Places the layers of a gap; None if they do not fit."""
+
+
 def keep_and_fill(
     holdings: Sequence[Holding],
     offers: Sequence[UnitOffer],
     cost: ModelCost,
+    fill: Fill | None = None,
 ) -> Plan | None:
-    """Return a plan that keeps ``holdings`` and places what lies between them.
+    """Return a plan that keeps ``holdings`` and has ``fill`` place what lies between them.
 
     ``holdings`` are as ``kept`` gives them. None if there are none, or if the rest does not fit in
-    what the units offer besides.
+    what the units offer besides. Without ``fill``, gaps are filled in proportion to memory.
     """
     if not holdings:
         return None
@@ -131,8 +157,16 @@ def keep_and_fill(
         part = None if holding is None else _part(holding.stage, num_layers)
         gap = _Part(start=position, end=num_layers + 2 if part is None else part.start)
         if gap.start < gap.end:
-            filling = _fill(
-                gap, left, cost, {(each.node_id, each.unit_id) for each in stages} | busy
+            filling = (fill or fill_by_memory)(
+                Gap(
+                    start=gap.start,
+                    end=gap.end,
+                    before=(stages[-1].node_id, stages[-1].unit_id) if stages else None,
+                    after=None if holding is None else holding.unit,
+                    left=left,
+                    busy={(each.node_id, each.unit_id) for each in stages} | busy,
+                    cost=cost,
+                )
             )
             if filling is None:
                 return None
@@ -156,18 +190,13 @@ def keep_and_fill(
     return Plan(stages=tuple(stages), rejections=())
 
 
-def _fill(
-    gap: _Part,
-    left: Mapping[tuple[NodeId, UnitId], UnitOffer],
-    cost: ModelCost,
-    busy: Collection[tuple[NodeId, UnitId]],
-) -> list[PlacedStage] | None:
+def fill_by_memory(gap: Gap) -> list[PlacedStage] | None:
     """Place the layers of a gap: on one unit if one has the room, and otherwise on several.
 
-    One that has no stage yet comes before those that are ``busy``.
+    One that has no stage yet comes before those that are busy.
     """
-    num_layers = len(cost.layer_bytes)
-    shard = gap.shard(num_layers)
+    cost, left, busy = gap.cost, gap.left, gap.busy
+    shard = _Part(start=gap.start, end=gap.end).shard(len(cost.layer_bytes))
     if shard.start_layer == shard.end_layer:
         return None  # an end alone: a plan of its own has more to choose from
     part_cost = replace(

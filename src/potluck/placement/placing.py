@@ -17,10 +17,11 @@ from potluck.placement.candidates import Candidate, speed_of
 from potluck.placement.counted_offers import CountedOffers, count_offers, sort_of, usable_units
 from potluck.placement.counting import Counting
 from potluck.placement.explain import unused_units
-from potluck.placement.keeping import Holding, is_of_size, keep_and_fill, kept
+from potluck.placement.filling import fill_by_speed
+from potluck.placement.keeping import Fill, Holding, is_of_size, keep_and_fill, kept
 from potluck.placement.links import LinkTable, link_table
 from potluck.placement.offering import reason_against
-from potluck.placement.place import PlaceRequest, place, prediction_of
+from potluck.placement.place import PlaceRequest, place, prediction_of, problem_of
 from potluck.placement.proportional import does_not_fit
 from potluck.placement.proportional import place as place_by_memory
 from potluck.placement.sizes import on_unit, stronger_quantizations, what_fits
@@ -262,7 +263,9 @@ class Placement:
         counted = self._count(
             size, with_reserve=with_reserve, released_stages=others if needs_room else ()
         )
-        plan = keep_and_fill(keeping, self._credited(counted), counted.mixed.cost)
+        plan = keep_and_fill(
+            keeping, self._credited(counted), counted.mixed.cost, self._fill(counted, size)
+        )
         if plan is None:
             return None
         # As if all was released: stages that are kept are counted too.
@@ -276,6 +279,14 @@ class Placement:
             request=request,
             needs_room=needs_room,
         )
+
+    def _fill(self, counted: CountedOffers, size: StageSize) -> Fill | None:
+        """How gaps are filled: by speed where that counts, otherwise by memory."""
+        request = self._request(counted, size)
+        if self._surveyed.preferences.objective is Objective.MEMORY or not request.candidates:
+            return None
+        units = [(each.node_id, each.unit_id) for each in request.candidates]
+        return fill_by_speed(problem_of(request, 1), units)
 
     def _count(
         self, size: StageSize, *, with_reserve: bool, released_stages: Sequence[Holding]

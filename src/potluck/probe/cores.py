@@ -60,6 +60,27 @@ def usable_cores(system: System, *, num_affine_cores: int) -> UsableCores:
     )
 
 
+class Throttling:
+    """Tells how often this process's control groups were held up by their CPU quotas.
+
+    Its groups are those at the time when it is made.
+    """
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._files = [
+            group.path / "cpu.stat"
+            for group in control_groups(system, "cpu")
+            if _quota(system, group) is not None
+        ]
+
+    def count(self) -> int:
+        """Return the number of periods so far at whose end some group had used up its quota."""
+        texts = (self._system.text(file) or "" for file in self._files)
+        found = (re.search(r"^nr_throttled ([0-9]{1,18})$", text, re.MULTILINE) for text in texts)
+        return sum(int(match[1]) for match in found if match)
+
+
 def present_cores(system: System) -> int | None:
     """How many cores the machine has, those that are offline too; None where nothing tells."""
     present = _listed_cores(system, "present")

@@ -61,7 +61,7 @@ PREDICTION: dict[str, Any] = {
 
 def alternative(node_id: str, token_seconds: float, *, is_added: bool = False) -> dict[str, Any]:
     placed = {
-        "node_id": A,
+        "node_id": None if is_added else A,
         "unit_id": "cpu/native",
         "start_layer": 0,
         "end_layer": 32,
@@ -152,7 +152,7 @@ def test_for_throughput_alternatives_are_compared_by_it() -> None:
 
 def test_another_unit_may_be_of_no_use() -> None:
     shown = lines(one_unit_more=alternative(A, 0.0445))
-    assert "one unit more  another desktop cpu/native would not be used" in shown
+    assert "one unit more  another desktop cpu/native would make no difference" in shown
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_what_speeds_rest_on_is_told_by_stage() -> None:
 
 
 def test_what_links_rest_on_is_told_if_it_sets_the_margin() -> None:
-    line = "accuracy     within 35 %: speeds are measured; links are stated, not measured"
+    line = "accuracy     within 35 %: speeds are measured; links are given, not measured"
     assert line in lines(link_basis="table")
 
 

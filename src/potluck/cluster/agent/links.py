@@ -62,8 +62,8 @@ that much longer."""
 _BUSY_FRAMES_SECONDS = 0.02
 """The same on a node that computes for somebody."""
 
-_UNCOUNTED_BYTES = 2 * 2 * sum(SIZES)
-"""What passes in both directions at most, where the kernel does not count."""
+_UNCOUNTED_BYTES = 2 * sum(SIZES) + 16 * 1024
+"""What passes in one direction, where the kernel does not count."""
 
 _LONGEST_WAIT_SECONDS = 600.0
 """For a node that says that it may not be measured now."""
@@ -86,6 +86,14 @@ class _Outcome:
     spent_seconds: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Allowed:
+    """How long the largest frames of one turn may take; see ``exchange.lead``."""
+
+    seconds: float
+    unresolved_seconds: float
+
+
 _Ends = tuple[OutgoingEdge, IncomingEdge]
 
 
@@ -101,7 +109,7 @@ class _Measurement:
         open_ends: Callable[[], _Ends],
         *,
         leads_first: bool,
-        allowed_seconds: float,
+        allowed: _Allowed,
         listener: EdgeListener | None = None,
     ) -> None:
         self.peer = peer
@@ -109,7 +117,7 @@ class _Measurement:
         self.outcome: asyncio.Future[_Outcome] = self._loop.create_future()
         self._open_ends = open_ends
         self._leads_first = leads_first
-        self._allowed_seconds = allowed_seconds
+        self._allowed = allowed
         self._listener = listener
         self._changing = threading.Lock()
         self._ends: _Ends | None = None
@@ -155,20 +163,26 @@ class _Measurement:
         try:
             self._own(ends)
             if self._leads_first:
-                measured = lead(*ends, allowed_seconds=self._allowed_seconds)
+                measured = self._lead(ends)
                 follow(*ends)
             else:
                 follow(*ends)
-                measured = lead(*ends, allowed_seconds=self._allowed_seconds)
+                measured = self._lead(ends)
             path = ends[0].path()
         finally:
             ends[0].close()
-        num_bytes = _UNCOUNTED_BYTES if path is None else path.num_bytes
-        wire_seconds = num_bytes / measured.bytes_per_second
+        counted = _UNCOUNTED_BYTES if path is None else max(path.sent_bytes, path.received_bytes)
+        wire_seconds = counted / measured.bytes_per_second
         return _Outcome(
             measured=measured,
             path=path,
             spent_seconds=max(wire_seconds, time.thread_time() - began),
+        )
+
+    def _lead(self, ends: _Ends) -> Measured:
+        allowed = self._allowed
+        return lead(
+            *ends, allowed_seconds=allowed.seconds, unresolved_seconds=allowed.unresolved_seconds
         )
 
     def _own(self, ends: _Ends) -> None:
@@ -241,10 +255,14 @@ class Links:
         self._changed.set()
 
     def used(self, node_id: NodeId, path: PathFigures) -> None:
-        """Take note of what an edge to a node shows."""
+        """Take note of what an edge to a node shows, and measure its link again if in doubt."""
         known = self._figures.get(node_id)
-        if known is not None:
-            self._figures[node_id] = known.used(path, self._clock())
+        if known is None:
+            return
+        self._figures[node_id] = figures = known.used(path, self._clock())
+        if figures.is_doubtful:
+            self._schedule.doubted(node_id, self._clock())
+            self._changed.set()
 
     def speeds(self) -> tuple[LinkSpeed, ...]:
         """Return the links to the other members that were measured, by node id."""
@@ -333,7 +351,7 @@ class Links:
                     timeout_seconds=self._connect_seconds,
                 ),
                 leads_first=True,
-                allowed_seconds=self._allowed_seconds(answer.budget_seconds),
+                allowed=self._allowed(answer.budget_seconds),
             )
         )
 
@@ -354,7 +372,7 @@ class Links:
                 hello, peer=caller, limits=LIMITS, timeout_seconds=self._connect_seconds
             ),
             leads_first=False,
-            allowed_seconds=self._allowed_seconds(request.budget_seconds),
+            allowed=self._allowed(request.budget_seconds),
             listener=listener,
         )
         self._measurements.add(measurement)
@@ -396,14 +414,15 @@ class Links:
         self._changed.set()
         self._news.set()
 
-    def _allowed_seconds(self, peer_budget_seconds: float) -> float:
-        """How long the large frames of this node's turn may take.
+    def _allowed(self, peer_budget_seconds: float) -> _Allowed:
+        """What this node's turn may take.
 
         Both nodes pay for both turns, and the sizes before take a third of what the last does.
         """
         budget_seconds = min(self._budget.available(self._clock()), peer_budget_seconds)
-        longest = _BUSY_FRAMES_SECONDS if self._is_busy() else _FRAMES_SECONDS
-        return max(0.0, min(longest, budget_seconds / 3))
+        most = max(0.0, min(_FRAMES_SECONDS, budget_seconds / 3))
+        seconds = min(most, _BUSY_FRAMES_SECONDS) if self._is_busy() else most
+        return _Allowed(seconds=seconds, unresolved_seconds=2 * most)
 
 
 def _is_ip_address(host: str) -> bool:

@@ -106,7 +106,7 @@ def _view(alternative: Alternative | None) -> dict[str, object] | None:
         "unit_id": alternative.unit_id,
         "stages": [
             {
-                "node_id": stage.node_id,
+                "node_id": None if stage.node_id == ADDED_NODE else stage.node_id,
                 "unit_id": stage.unit_id,
                 "start_layer": stage.shard.start_layer,
                 "end_layer": stage.shard.end_layer,

@@ -222,8 +222,8 @@ class Rebalancing:
 
     @property
     def _is_automatic(self) -> bool:
+        # Plans by memory are not made for speed, so that a faster one is no reason to move.
         record = self._deployment.record
-        # Who divides a model by memory does not ask for speed.
         return record.rebalance is not Rebalance.NEVER and record.objective is not Objective.MEMORY
 
     def _look_in(self, seconds: float) -> None:

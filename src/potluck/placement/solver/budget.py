@@ -25,7 +25,3 @@ class Budget:
     def is_spent(self) -> bool:
         """Whether nothing is left."""
         return self._left <= 0
-
-    def part(self, fraction: float) -> Budget:
-        """Return a budget of this fraction of what is left, for `returning` later."""
-        return Budget(int(self.left * fraction))

@@ -24,6 +24,8 @@ Ints = NDArray[np.int64]
 USAGE_BITS = 62
 _MOST_STATES, _MOST_CHOICES = 1 << 14, 1 << 22
 """At one item; keep the memory of a search below 100 MB."""
+_CHOICE_ELEMENTS = 8
+"""Operations that choosing a next stage takes, measured beside those of the other searches."""
 _PAIRS = 1 << 18
 """Of states of one kind compared with each other at one item: enough that most copies go, few
 enough that comparing costs no more than extending."""
@@ -169,8 +171,8 @@ def _enter(
     """Return the states in which the next stage's kind is chosen: the best of each usage."""
     if not waiting:
         return _no_states()
-    states = _joined(waiting)
-    budget.spend(len(states.kind) * table.num_kinds)
+    states = _best_of_each(_joined(waiting))
+    budget.spend(len(states.kind) * table.num_kinds * _CHOICE_ELEMENTS)
     if budget.is_spent or len(states.kind) * table.num_kinds > _MOST_CHOICES:
         return None
     arriving = states.seconds[:, None] + table.hops[states.kind]
@@ -187,9 +189,14 @@ def _enter(
         prices=states.prices[before] + prices,
         entry=states.entry[before],
     )
-    order = np.lexsort((found.seconds, found.usage, found.kind))
-    same = (np.diff(found.usage[order]) == 0) & (np.diff(found.kind[order]) == 0)
-    return _some(found, order[np.append(True, ~same)])
+    return _best_of_each(found)
+
+
+def _best_of_each(states: _States) -> _States:
+    """Keep the states that took least, of those with the same usage and the same last kind."""
+    order = np.lexsort((states.seconds, states.usage, states.kind))
+    same = (np.diff(states.usage[order]) == 0) & (np.diff(states.kind[order]) == 0)
+    return _some(states, order[np.append(True, ~same)])
 
 
 def _undominated(states: _States, usage: Usage, budget: Budget) -> _States:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from potluck.placement.path import Floats
 from potluck.placement.solver.budget import Budget
 from potluck.placement.solver.labels import search
 from potluck.placement.solver.orders import Order, best_cut, insertions
@@ -17,38 +18,63 @@ from potluck.placement.solver.table import Stage, Table
 NEGLIGIBLE = 1e-9
 """A gap of this relative size is rounding."""
 _SMALL = 64
+_LONGEST_ORDER = 128
+_MOST_STEPS, _FIRST_SCALE, _PATIENCE, _MOMENTUM = 150, 0.5, 12, 0.5
+"""Of subgradient steps: the best of 24 choices on fleets of 50 units (ADR 38)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Least:
-    """The best path found, no stages if none was, and what no path below the limit is below."""
+    """The best path found, no stages if none was, and what no path below the limit is below.
+
+    ``prices`` are those of the best bound; they are a good start for a similar table.
+    """
 
     seconds: float
     stages: tuple[Stage, ...]
     bound_seconds: float
+    prices: Floats | None = None
+
+    @property
+    def order(self) -> Order:
+        """The kinds of the stages."""
+        return tuple(stage.kind for stage in self.stages)
 
 
 def minimize(
-    table: Table, budget: Budget, *, below: float = np.inf, start: tuple[Order, ...] = ()
+    table: Table,
+    budget: Budget,
+    *,
+    below: float = np.inf,
+    start: Order = (),
+    prices: Floats | None = None,
 ) -> Least:
-    """Return the best path that takes less than ``below``. ``start``: orders to begin with."""
+    """Return the best path that takes less than ``below``.
+
+    ``start`` and ``prices`` may be those of a similar table's answer, which saves work.
+    """
     if not table.num_kinds:
         return Least(below, (), np.inf)
     relaxation = relax(table, np.zeros(table.num_kinds))
-    if relaxation.bound_seconds >= below:
-        return Least(below, (), relaxation.bound_seconds)
+    budget.spend(_cost(table))
     incumbent = _Incumbent(table, budget, below)
     incumbent.try_stages(relaxation.stages)
-    if _is_small(table):
-        bound = _prove(table, relaxation, incumbent, budget)
-        return Least(incumbent.seconds, incumbent.stages, min(bound, incumbent.seconds))
-    if not incumbent.is_best(relaxation.bound_seconds):
-        for order in (*start, *_starts(table, relaxation)):
-            incumbent.try_order(order)
-        incumbent.improve()
-        relaxation = _raise_prices(table, relaxation, incumbent, budget)
+    if incumbent.is_best(relaxation.bound_seconds):
+        return incumbent.least(relaxation, relaxation.bound_seconds)
+    if not _is_small(table):
+        incumbent.pool = _ranked(table, relaxation)
+        incumbent.try_around(relaxation.stages)
+        incumbent.try_order(incumbent.pool)
+        incumbent.try_order(tuple(reversed(incumbent.pool)))
+        if start:
+            incumbent.try_order(start)
+        relaxation = _raise_prices(table, relaxation, incumbent, budget, prices)
+        if not incumbent.is_best(relaxation.bound_seconds):
+            incumbent.improve(moves=False)
     bound = _prove(table, relaxation, incumbent, budget)
-    return Least(incumbent.seconds, incumbent.stages, min(bound, incumbent.seconds))
+    if not incumbent.is_best(bound):
+        incumbent.improve(moves=True)
+    return incumbent.least(relaxation, bound)
 
 
 def _is_small(table: Table) -> bool:
@@ -63,6 +89,11 @@ class _Incumbent:
         self._table, self._budget = table, budget
         self.seconds = below
         self.stages: tuple[Stage, ...] = ()
+        self.pool: Order = ()
+
+    def least(self, relaxation: Relaxation, bound_seconds: float) -> Least:
+        bound = min(bound_seconds, self.seconds) if self.stages else bound_seconds
+        return Least(self.seconds, self.stages, bound, relaxation.prices)
 
     def is_best(self, bound_seconds: float) -> bool:
         return self.seconds <= bound_seconds * (1 + NEGLIGIBLE)
@@ -87,10 +118,30 @@ class _Incumbent:
     def order(self) -> Order:
         return tuple(stage.kind for stage in self.stages)
 
-    def improve(self) -> None:
-        """Insert, replace and move stages until nothing of it helps."""
+    def try_around(self, stages: tuple[Stage, ...]) -> None:
+        """Try the order of stages that may use a kind too often, with other kinds in between."""
+        path = [stage.kind for stage in stages]
+        for sequence in (path, list(reversed(path))):
+            left = self._table.counts.copy()
+            kept: list[int] = []
+            for kind in sequence:
+                if left[kind] > 0:
+                    left[kind] -= 1
+                    kept.append(kind)
+            if sequence is not path:
+                kept.reverse()
+            others: list[int] = []
+            for kind in self.pool:
+                if left[kind] > 0:
+                    left[kind] -= 1
+                    others.append(kind)
+            if self.try_order((*kept[:-1], *others, *kept[-1:])) or kept == path:
+                return
+
+    def improve(self, *, moves: bool) -> None:
+        """Insert and replace stages (and move them) until nothing of it helps."""
         while self.stages and not self._budget.is_spent:
-            if not (self._insert() or self._move()):
+            if not (self._insert() or (moves and self._move())):
                 return
 
     def _insert(self) -> bool:
@@ -126,57 +177,75 @@ def overused(table: Table, stages: tuple[Stage, ...]) -> frozenset[int]:
     return frozenset(kind for kind, num in uses.items() if num > table.counts[kind])
 
 
-_LONGEST_START = 128
-
-
-def _starts(table: Table, relaxation: Relaxation) -> list[Order]:
-    """Return orders of all units (or many), from the ends of the relaxed path."""
-    ranked = np.argsort(through(table, relaxation), kind="stable")
+def _ranked(table: Table, relaxation: Relaxation) -> Order:
+    """Return kinds, as often as they have units, by the best path through each."""
     pool: list[int] = []
-    for kind in ranked:
+    for kind in np.argsort(through(table, relaxation), kind="stable"):
         pool += [int(kind)] * int(min(table.counts[kind], table.num_items))
-    pool = pool[:_LONGEST_START]
-    path = [stage.kind for stage in relaxation.stages]
-    starts = [tuple(pool), tuple(reversed(pool))]
-    for first, last in ((path[0], path[-1]), (path[-1], path[0])):
-        between = list(pool)
-        if first in between:
-            between.remove(first)
-        if last in between:
-            between.remove(last)
-            starts.append((first, *between, last))
-    return starts
+    return tuple(pool[:_LONGEST_ORDER])
 
 
 def _raise_prices(
-    table: Table, relaxation: Relaxation, incumbent: _Incumbent, budget: Budget
+    table: Table,
+    relaxation: Relaxation,
+    incumbent: _Incumbent,
+    budget: Budget,
+    start: Floats | None,
 ) -> Relaxation:
-    """Return the relaxation with the best bound that some subgradient steps find."""
+    """Return the relaxation with the best bound that subgradient steps find.
+
+    The length of a step is Polyak's; a direction keeps a part of the one before, which makes the
+    bound rise several times faster on long pipelines.
+    """
     best, cost = relaxation, _cost(table)
-    prices, current, scale = relaxation.prices, relaxation, 1.0
-    stalled = 0
-    for _ in range(60):
+    current = relax(table, knapsack_prices(table) if start is None else start)
+    direction = np.zeros(table.num_kinds)
+    prices, scale, stalled = current.prices, _FIRST_SCALE, 0
+    for _ in range(_MOST_STEPS if start is None else _MOST_STEPS // 3):
+        if current.bound_seconds > best.bound_seconds:
+            best, stalled = current, 0
+            incumbent.try_around(current.stages)
+        else:
+            stalled += 1
+            if stalled == _PATIENCE:
+                scale, stalled, current, prices = scale / 2, 0, best, best.prices
+                direction[:] = 0
         if incumbent.is_best(best.bound_seconds) or budget.is_spent or not current.stages:
             break
-        excess = current.uses() - table.counts
-        excess[(prices <= 0) & (excess < 0)] = 0
-        norm = float((excess * excess).sum())
+        direction = current.uses() - table.counts + _MOMENTUM * direction
+        useful = np.where((prices <= 0) & (direction < 0), 0, direction)
+        norm = float((useful * useful).sum())
         if norm == 0:
             break
         upper = incumbent.seconds if np.isfinite(incumbent.seconds) else best.bound_seconds * 1.2
-        prices = np.maximum(
-            0, prices + scale * max(upper - current.bound_seconds, 0) / norm * excess
-        )
+        length = scale * max(upper - current.bound_seconds, 0) / norm
+        prices = np.maximum(0, prices + length * useful)
         budget.spend(cost)
         current = relax(table, prices)
         incumbent.try_stages(current.stages)
-        if current.bound_seconds > best.bound_seconds:
-            best, stalled = current, 0
-        else:
-            stalled += 1
-            if stalled == 5:
-                scale, stalled = scale / 2, 0
     return best
+
+
+def knapsack_prices(table: Table) -> Floats:
+    """Return prices from a problem without order: units that fill up with items one by one.
+
+    There the fastest units are filled; the last one sets what an item is worth, and a faster unit
+    is worth the difference for each item it holds.
+    """
+    num_items = table.num_items
+    lengths = np.arange(num_items + 1)[None, :] - np.arange(num_items)[:, None]
+    held = np.where(np.isfinite(table.seconds), lengths, 0).reshape(table.num_kinds, -1)
+    longest = held.argmax(axis=1)
+    rows = np.arange(table.num_kinds)
+    capacity = np.maximum(held[rows, longest], 1)
+    seconds = table.seconds.reshape(table.num_kinds, -1)[rows, longest]
+    seconds = seconds + np.minimum(table.hops.min(axis=0), table.entry)
+    seconds[~np.isfinite(seconds)] = np.finfo(np.float64).max
+    by_speed = np.argsort(seconds / capacity, kind="stable")
+    filled = np.cumsum((capacity * table.counts)[by_speed])
+    margin = by_speed[min(int(np.searchsorted(filled, num_items)), len(by_speed) - 1)]
+    prices: Floats = np.maximum(0, seconds[margin] / capacity[margin] * capacity - seconds)
+    return prices
 
 
 def _cost(table: Table) -> int:

@@ -91,21 +91,20 @@ def insertions(table: Table, order: Order, kinds: NDArray[np.intp]) -> Floats:
     elements for each kind.
     """
     ways, ahead = forward(table, order), backward(table, order)
-    order_kinds = np.array(order, dtype=np.intp)
-    num_items = table.num_items
-    values = np.full((len(order) + 1, len(kinds)), np.inf)
+    num_places, num_items = len(order), table.num_items
     seconds = table.seconds[kinds]
-    for place in range(len(order) + 1):
-        entering = np.full((len(kinds), num_items), np.inf)
-        for earlier in range(place):
-            hops = table.hops[order[earlier], kinds][:, None]
-            np.minimum(entering, ways.left[earlier, :-1] + hops, out=entering)
-        entering[:, 0] = table.entry[kinds]
-        leaving = np.full((len(kinds), num_items + 1), np.inf)
-        for later in range(place, len(order)):
-            hops = table.hops[kinds, order_kinds[later]][:, None]
-            np.minimum(leaving[:, :-1], ahead[later] + hops, out=leaving[:, :-1])
-        leaving[:, -1] = table.exit[kinds]
-        onward = (seconds + leaving[:, None, :]).min(axis=2)
+    leaving = np.full((num_places + 1, len(kinds), num_items + 1), np.inf)
+    for place in range(num_places - 1, -1, -1):
+        onward = ahead[place] + table.hops[kinds, order[place]][:, None]
+        np.minimum(leaving[place + 1, :, :-1], onward, out=leaving[place, :, :-1])
+    leaving[:, :, -1] = table.exit[kinds]
+    entering = np.full((len(kinds), num_items), np.inf)
+    entering[:, 0] = table.entry[kinds]
+    values = np.empty((num_places + 1, len(kinds)))
+    for place in range(num_places + 1):
+        if place:
+            arriving = ways.left[place - 1, :-1] + table.hops[order[place - 1], kinds][:, None]
+            np.minimum(entering[:, 1:], arriving[:, 1:], out=entering[:, 1:])
+        onward = (seconds + leaving[place][:, None, :]).min(axis=2)
         values[place] = (entering + onward).min(axis=1)
     return values

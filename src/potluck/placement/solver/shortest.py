@@ -6,8 +6,8 @@ import math
 
 from potluck.placement.path import Path, PathProblem
 from potluck.placement.solver.budget import DEFAULT_ELEMENTS, Budget
-from potluck.placement.solver.minimize import minimize
 from potluck.placement.solver.table import make_table
+from potluck.placement.solver.wide import minimize_any
 
 
 def shortest_path(
@@ -24,7 +24,7 @@ def shortest_path(
     table = make_table(problem)
     if math.isfinite(limit_seconds):
         table = table.limited(limit_seconds)
-    least = minimize(table, Budget(num_elements))
+    least = minimize_any(table, Budget(num_elements))
     if not least.stages:
         return None
     cuts = table.cuts(least.stages)

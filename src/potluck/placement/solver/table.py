@@ -178,11 +178,9 @@ def can_hold_any(problem: PathProblem, units: NDArray[np.intp]) -> NDArray[np.bo
         single[:, -1] = np.minimum(single[:, -1], problem.lone_bytes[units, 1])
     else:
         single[:, 0] -= problem.shared_bytes[units]
-    fits = single <= problem.usable_bytes[units][:, None]
-    room: NDArray[np.bool_] = np.logical_or.reduce(fits, axis=1)
+    room = (single <= problem.usable_bytes[units][:, None]).any(axis=1)
     seconds = problem.item_seconds[units].sum(axis=1) + problem.stage_seconds[units]
-    room &= np.isfinite(seconds)
-    return room
+    return np.asarray(room & np.isfinite(seconds), dtype=np.bool_)
 
 
 def kinds_of(problem: PathProblem, units: NDArray[np.intp]) -> tuple[tuple[int, ...], ...]:

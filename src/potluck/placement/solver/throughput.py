@@ -1,21 +1,50 @@
-"""The path that serves several streams fastest, and several such paths side by side."""
+"""The path that serves several streams fastest, by bisection over paths with limited stages."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from potluck.placement.path import Path, PathProblem, ThroughputPath
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.placement.path import Floats, Path, PathProblem, ThroughputPath
 from potluck.placement.solver.budget import DEFAULT_ELEMENTS, Budget
 from potluck.placement.solver.minimize import Least, minimize
+from potluck.placement.solver.orders import Order
+from potluck.placement.solver.relaxation import relax
 from potluck.placement.solver.table import Table, make_table
+from potluck.placement.solver.wide import WIDE, promising_units
 
+MOST_SIZES = 7
+"""Sizes of steps that are tried for each pipeline: all of them for up to 12 streams."""
 _SMALLER, _NEAR = 1e-8, 1.02
 """By how much a period must be less to count; how near bisection comes before the last steps."""
 
 ProblemOf = Callable[[int], PathProblem]
-"""The problem of steps of so many sequences. Units and items are the same in all of them."""
+"""The problem of steps of so many sequences. Units and items are the same in all of them, and
+steps of more sequences take no less time."""
+
+
+def step_sizes(num_streams: int, num_units: int) -> list[tuple[int, int]]:
+    """Return the numbers of sequences per step that are worth trying, and of steps in flight.
+
+    Of several numbers of steps with steps of the same size, the least has the shortest period.
+    More than one step for each stage and one on its way have nowhere to be.
+    """
+    sizes = sorted({-(-num_streams // steps) for steps in range(1, num_streams + 1)})
+    pairs = [(size, -(-num_streams // size)) for size in sizes]
+    return [(size, steps) for size, steps in pairs if steps <= num_units + 1]
+
+
+def spread_sizes(sizes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the sizes, or some of them at about equal ratios if there are many."""
+    if len(sizes) <= MOST_SIZES:
+        return sizes
+    wanted = np.geomspace(sizes[0][0], sizes[-1][0], MOST_SIZES)
+    chosen = {min(sizes, key=lambda pair: abs(pair[0] - size)) for size in wanted}
+    return sorted(chosen)
 
 
 def best_throughput(
@@ -25,60 +54,94 @@ def best_throughput(
 
     With ``k`` steps in flight a token takes each stream as long as a step takes from the source to
     the sink, or ``k`` times as long as it occupies the busiest stage or link, whichever is more.
-    Returns None if no path was found.
+    Returns None if no path was found. Of many sizes of steps, ``MOST_SIZES`` are tried, and the
+    bound is of those. It is a bound over all units, though of more than ``WIDE`` of them only the
+    most promising are searched.
+    """
+    num_units = problem_of(1).num_units
+    sizes = spread_sizes(step_sizes(num_streams, num_units))
+    if num_units <= WIDE:
+        return best_among(problem_of, num_streams, sizes, None, num_elements=num_elements)
+    units = promising_units(problem_of(sizes[0][0]), np.arange(num_units), WIDE // 2)
+    best = best_among(problem_of, num_streams, sizes, units, num_elements=num_elements)
+    if best is None:
+        return None
+    bound = _bound_of_all(problem_of(sizes[0][0]))
+    return replace(best, path=replace(best.path, bound_seconds=min(bound, best.path.seconds)))
+
+
+def _bound_of_all(problem: PathProblem) -> float:
+    """Return what no path takes less than, on any of the units."""
+    table = make_table(problem)
+    return relax(table, np.zeros(table.num_kinds)).bound_seconds
+
+
+def best_among(
+    problem_of: ProblemOf,
+    num_streams: int,
+    sizes: Iterable[tuple[int, int]],
+    units: NDArray[np.intp] | None,
+    *,
+    num_elements: int,
+    tolerance: float = 0.0,
+) -> ThroughputPath | None:
+    """Return the best path on these units (all: None) with one of these sizes of steps.
+
+    With a ``tolerance`` the search of each size ends when it is that near to its bound.
     """
     best: ThroughputPath | None = None
     bound = math.inf
-    for num_sequences in sorted({-(-num_streams // k) for k in range(1, num_streams + 1)}):
-        num_in_flight = -(-num_streams // num_sequences)
-        problem = problem_of(num_sequences)
-        if num_in_flight > problem.num_units + 1:
-            continue
-        table = make_table(problem)
-        found = _search(table, num_in_flight, best.path.seconds if best else math.inf, num_elements)
+    pairs = list(sizes)
+    for num_sequences, num_in_flight in pairs:
+        table = make_table(problem_of(num_sequences), units)
+        below = best.path.seconds if best else math.inf
+        budget = Budget(num_elements // len(pairs))
+        found = _search(table, num_in_flight, below, budget, tolerance)
         bound = min(bound, found.bound_seconds)
         if found.stages:
-            path = Path(cuts=table.cuts(found.stages), seconds=found.seconds, bound_seconds=0.0)
             best = ThroughputPath(
-                path=path, num_in_flight=num_in_flight, num_sequences=num_sequences
+                path=Path(cuts=table.cuts(found.stages), seconds=found.seconds, bound_seconds=0.0),
+                num_in_flight=num_in_flight,
+                num_sequences=num_sequences,
+                num_streams=num_streams,
             )
     if best is None:
         return None
     return replace(best, path=replace(best.path, bound_seconds=min(bound, best.path.seconds)))
 
 
-def _search(table: Table, num_in_flight: int, below: float, num_elements: int) -> Least:
-    """Return the stages of the least period, if it is less than ``below``.
+def _search(
+    table: Table, num_in_flight: int, below: float, budget: Budget, tolerance: float
+) -> Least:
+    """Return the stages of the least period, if it is less than ``below``, and a bound of it.
 
     A period of ``p`` is possible if there is a path of ``p`` seconds on which nothing is occupied
-    longer than ``p / num_in_flight``. The least possible one is looked for by bisection.
+    longer than ``p / num_in_flight``.
     """
     best = Least(below, (), 0.0)
-    low, target = 0.0, below * (1 - _SMALLER)
+    low, bound = 0.0, 0.0
+    order: Order = ()
+    prices: Floats | None = None
+    target = below * (1 - _SMALLER)
     while True:
-        limit = target / num_in_flight
-        limited = table.limited(limit) if math.isfinite(limit) else table
-        least = minimize(limited, Budget(num_elements), below=target)
-        proved = least.bound_seconds
+        limited = table
+        if math.isfinite(target):
+            limited = table.limited(target / num_in_flight)
+        least = minimize(limited, budget, below=target, start=order, prices=prices)
+        prices = least.prices
+        if math.isinf(target) or not least.stages:
+            bound = max(bound, min(least.bound_seconds, target))
         if least.stages:
-            period = max(
-                table.path_seconds(least.stages),
-                num_in_flight * table.bottleneck_seconds(least.stages),
-            )
-            best = Least(period, least.stages, best.bound_seconds)
-        elif math.isinf(target) or target >= best.seconds * (1 - 2 * _SMALLER):
-            return replace(best, bound_seconds=max(best.bound_seconds, min(proved, best.seconds)))
+            order = least.order
+            busiest = num_in_flight * table.bottleneck_seconds(least.stages)
+            best = Least(max(least.seconds, busiest), least.stages, 0.0)
+        elif target >= best.seconds * (1 - 2 * _SMALLER):
+            return replace(best, bound_seconds=min(bound, best.seconds))
         else:
-            best = replace(best, bound_seconds=max(best.bound_seconds, min(proved, target)))
             low = target
-        low = max(low, min(least.bound_seconds, best.seconds) if math.isinf(target) else low)
-        near = best.seconds <= low * _NEAR
-        target = best.seconds * (1 - _SMALLER) if near else (low + best.seconds) / 2
-
-
-def replicate(
-    problem_of: ProblemOf, num_streams: int, *, num_elements: int = DEFAULT_ELEMENTS
-) -> tuple[ThroughputPath, ...]:
-    """Return disjoint pipelines that serve all streams together fastest; none if nothing fits."""
-    best = best_throughput(problem_of, num_streams, num_elements=num_elements)
-    return (best,) if best else ()
+        low = max(low, bound)
+        is_near_enough = bool(tolerance) and best.seconds <= low * (1 + tolerance)
+        if is_near_enough or budget.is_spent:
+            return replace(best, bound_seconds=min(bound, best.seconds))
+        is_near = best.seconds <= low * _NEAR
+        target = best.seconds * (1 - _SMALLER) if is_near else (low + best.seconds) / 2

@@ -18,7 +18,14 @@ from support.members import until
 
 from potluck.cluster.agent.background import Background
 from potluck.cluster.agent.links import Links
-from potluck.cluster.calls import LinkBusy, LinkListening, ListenForLink, decode, encode
+from potluck.cluster.calls import (
+    LinkAnswer,
+    LinkBusy,
+    LinkListening,
+    ListenForLink,
+    decode,
+    encode,
+)
 from potluck.cluster.edges.path_figures import PathFigures
 from potluck.cluster.links.budget import CAPACITY_SECONDS, LEAST_SECONDS
 from potluck.cluster.membership import MethodTable
@@ -161,7 +168,12 @@ def test_an_edge_in_use_corrects_a_link_that_was_measured() -> None:
     async def run() -> None:
         network = Network()
         path = PathFigures(
-            round_trip_seconds=0.05, bytes_per_second=3e6, is_lower_bound=False, num_bytes=1
+            round_trip_seconds=0.05,
+            recent_round_trip_seconds=0.05,
+            bytes_per_second=3e13,
+            is_lower_bound=False,
+            sent_bytes=1,
+            received_bytes=1,
         )
         async with links_of(network, 1) as one, links_of(network, 2):
             one.used(node(2), path)
@@ -171,7 +183,7 @@ def test_an_edge_in_use_corrects_a_link_that_was_measured() -> None:
             one.used(node(2), path)
             (speed,) = one.speeds()
             assert speed.latency_seconds == pytest.approx(0.025, rel=0.05)
-            assert speed.bytes_per_second == 3e6
+            assert speed.bytes_per_second == 3e13
 
     asyncio.run(run())
 
@@ -267,16 +279,10 @@ def test_a_peer_that_asks_and_never_connects_leaves_nothing_behind() -> None:
             request = encode(ListenForLink(number=1, budget_seconds=0.3))
             before = num_descriptors()
             for _ in range(4):
-                answer = decode(
-                    await member.call(node(1), "link.listen", request, timeout_seconds=1),
-                    LinkListening | LinkBusy,
-                )
-                assert isinstance(answer, LinkListening)
-                busy = decode(
-                    await member.call(node(1), "link.listen", request, timeout_seconds=1),
-                    LinkListening | LinkBusy,
-                )
-                assert isinstance(busy, LinkBusy)
+                answer = await member.call(node(1), "link.listen", request, timeout_seconds=1)
+                assert isinstance(decode(answer, LinkAnswer), LinkListening)
+                answer = await member.call(node(1), "link.listen", request, timeout_seconds=1)
+                assert decode(answer, LinkBusy) == LinkBusy(wait_seconds=0.0)
                 await until(lambda: measuring_threads() == 0, within=5)
                 await asyncio.sleep(0.01)
             assert num_descriptors() == before
@@ -311,13 +317,10 @@ def test_a_node_without_a_budget_neither_begins_nor_listens() -> None:
             await asyncio.sleep(0.7)
             assert network.calls == []
             request = encode(ListenForLink(number=1, budget_seconds=0.3))
+            member = Member(network, node(3))
             answer = decode(
-                await Member(network, node(3)).call(
-                    node(1), "link.listen", request, timeout_seconds=1
-                ),
-                LinkListening | LinkBusy,
+                await member.call(node(1), "link.listen", request, timeout_seconds=1), LinkBusy
             )
-            assert isinstance(answer, LinkBusy)
             assert 0 < answer.wait_seconds <= LEAST_SECONDS / 0.005
             clock.ahead += answer.wait_seconds + 0.1
             one.left(node(9))
@@ -328,7 +331,7 @@ def test_a_node_without_a_budget_neither_begins_nor_listens() -> None:
 
 
 def test_many_nodes_that_meet_are_measured_within_seconds_and_cost_little() -> None:
-    num_peers = 50
+    num_peers = 20
 
     async def run() -> None:
         network = Network()
