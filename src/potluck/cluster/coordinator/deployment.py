@@ -34,7 +34,7 @@ from potluck.cluster.coordinator.events import Event
 from potluck.cluster.coordinator.left_out import StageStalledError
 from potluck.cluster.coordinator.machine import apply
 from potluck.cluster.coordinator.metrics import deployment_metrics, stage_stats
-from potluck.cluster.coordinator.rebalancing import Alternative, Rebalancing
+from potluck.cluster.coordinator.rebalancing import Alternative, Paces, Rebalancing, paces_of
 from potluck.cluster.coordinator.releasing import release_others, stop_everything
 from potluck.cluster.coordinator.spares import load_spares
 from potluck.cluster.edges.path_figures import PathFigures
@@ -289,10 +289,9 @@ class Deployment:
         without = {*without, *self._state.leaving}
         return await self._new_attempt().alternative(without, left_out)
 
-    async def slowdowns(self) -> dict[int, float]:
-        """Return how many times as long as before steps take, by stage; where that is known."""
-        stats = await stage_stats(self._membership, self.record)
-        return {index: each.slowdown for index, each in stats.items() if each.slowdown is not None}
+    async def paces(self) -> Paces:
+        """Return how many times as long as before, and as predicted, the stages' steps take."""
+        return paces_of(await stage_stats(self._membership, self.record), self.record.prediction)
 
     def begin_move(self, planned: PlannedModel, reason: str) -> None:
         """Move to a plan that was made a moment ago, unless something else is under way."""

@@ -1,8 +1,8 @@
 """When a deployment that serves looks for a better plan, and what it does about one.
 
 ``placement.rebalancing`` says whether a plan is worth a move. Here are the occasions to look: a
-node that has joined and stayed, a stage that has become slow or fast again, the time since the last
-look, and a user who asks. The move itself is an attempt of the state machine.
+node that has joined and stayed, a stage that is slower or faster than before or than predicted, the
+time since the last look, and a user who asks. The move itself is an attempt of the state machine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -25,7 +25,9 @@ from potluck.cluster.calls import (
     RebalanceReport,
     StageRecord,
 )
+from potluck.cluster.coordinator.metrics import stage_times
 from potluck.cluster.coordinator.planning import placement_fields
+from potluck.cluster.worker.messages import Stats
 from potluck.errors import PotluckError
 from potluck.placement.place import prediction_of
 from potluck.placement.planned import PlannedModel
@@ -45,11 +47,12 @@ from potluck.types.program import Shard
 
 _log = logging.getLogger(__name__)
 
-SLOW = 1.5
-"""A stage whose steps take so many times as long as before is reason enough to look."""
+Paces = Mapping[tuple[int, str], float]
+"""How many times as long as expected steps take: by stage, and by what was expected of it."""
 
-_CHANGE = 1.25
-"""And then again whenever that factor has changed by so much."""
+CHANGE = 1.5
+"""A stage whose steps take so many times as long as expected, or so much less, is reason enough to
+look; and then again whenever that factor has changed by so much."""
 
 _NOTE_STEP = 0.05
 """By how much the gain in a note has to change for every agent to be told."""
@@ -84,8 +87,8 @@ class Movable(Protocol):
         """
         ...
 
-    async def slowdowns(self) -> dict[int, float]:
-        """Return how many times as long as before steps take, by stage; where that is known."""
+    async def paces(self) -> Paces:
+        """Return how many times as long as before, and as predicted, the stages' steps take."""
         ...
 
     def begin_move(self, planned: PlannedModel, reason: str) -> None:
@@ -128,7 +131,7 @@ class Rebalancing:
         self._moving: asyncio.Future[str] | None = None
         self._gain = 0.0  # of the move that is under way
         self._noted_gain: float | None = None  # of a plan that the note speaks of
-        self._slowdowns: dict[int, float] = {}
+        self._paces: Paces = {}  # at the last look
 
     # What the deployment tells.
 
@@ -136,7 +139,7 @@ class Rebalancing:
         """A pipeline is attached: look once all has settled, and now and then from here on."""
         self._is_serving = True
         self._promising_since = None
-        self._slowdowns = {}
+        self._paces = {}
         self._stop_watching()
         if self._is_automatic:
             self._due_at = self._clock() + self._policy.settle_seconds
@@ -254,10 +257,10 @@ class Rebalancing:
                 await self._look()
 
     async def _look_at_stages(self) -> None:
-        """Look for another plan at once if a stage has become slow, or is as fast as ever again."""
-        found = await self._deployment.slowdowns()
-        if have_changed(self._slowdowns, found):
-            self._slowdowns = found
+        """Look for another plan at once if a stage is not as fast as it was expected to be."""
+        found = await self._deployment.paces()
+        if have_changed(self._paces, found):
+            self._paces = {**self._paces, **found}
             self._look_in(0.0)
 
     async def _look(self) -> None:
@@ -439,14 +442,28 @@ def is_in_force(planned: PlannedModel, stages: Collection[StageRecord]) -> bool:
     ] == [(each.node_id, each.unit_id, each.start_layer, each.end_layer) for each in stages]
 
 
-def have_changed(before: dict[int, float], now: dict[int, float]) -> bool:
-    """Return whether the slowdown of any stage is worth another look."""
-    for index in before.keys() | now.keys():
-        old, new = before.get(index, 1.0), now.get(index, 1.0)
-        is_slow = max(old, new) >= SLOW
-        if is_slow and max(old, new) >= _CHANGE * min(old, new):
-            return True
-    return False
+def paces_of(stats: Mapping[int, Stats], prediction: Prediction | None) -> Paces:
+    """Return the pace of every stage, as far as it is known, from what the stages have measured."""
+    predicted = () if prediction is None else prediction.stages
+    paces: dict[tuple[int, str], float] = {}
+    for index, each in stats.items():
+        if each.slowdown is not None:
+            paces[index, "before"] = each.slowdown
+        measured = stage_times(each.step_times, None).decode_seconds
+        if measured is not None and index < len(predicted) and predicted[index].decode_seconds > 0:
+            paces[index, "predicted"] = measured / predicted[index].decode_seconds
+    return paces
+
+
+def have_changed(before: Paces, now: Paces) -> bool:
+    """Return whether the pace of any stage is worth another look. One that is unknown is as it was.
+
+    At first, all is expected to be as predicted.
+    """
+    return any(
+        max(new, before.get(key, 1.0)) >= CHANGE * min(new, before.get(key, 1.0))
+        for key, new in now.items()
+    )
 
 
 def cost_of_move(
