@@ -51,7 +51,7 @@ def test_both_plans_the_gain_and_the_cost_are_shown() -> None:
     assert lines[6].split()[1] == B
     assert lines[-2:] == [
         "gain: +50%, +31% after the cost of the move",
-        "cost: 3.0 GiB to load in about 31 s, beside what serves; a pause of about 1.5 s",
+        "cost: 3 GiB to load in about 31 s, beside what serves; a pause of about 1.5 s",
     ]
 
 

@@ -54,6 +54,10 @@ CHANGE = 1.5
 """A stage whose steps take so many times as long as expected, or so much less, is reason enough to
 look; and then again whenever that factor has changed by so much."""
 
+_MOST_LOOKING = 0.01
+"""The part of the time that may be spent on looking where nothing gives occasion to: plans for a
+thousand units take seconds."""
+
 _NOTE_STEP = 0.05
 """By how much the gain in a note has to change for every agent to be told."""
 
@@ -253,8 +257,10 @@ class Rebalancing:
                 watch_at = now + self._policy.watch_seconds
                 await self._look_at_stages()
             if self._due_at <= now:
-                self._due_at = now + self._policy.check_seconds
+                self._due_at = math.inf
                 await self._look()
+                took = self._clock() - now
+                self._look_in(max(self._policy.check_seconds, took / _MOST_LOOKING))
 
     async def _look_at_stages(self) -> None:
         """Look for another plan at once if a stage is not as fast as it was expected to be."""
@@ -349,7 +355,10 @@ class Rebalancing:
         self._gain = judged.gain
         self._promising_since = None
         reason = f"it moves to a plan that is predicted to be {_percent(judged.gain)} faster"
+        before = self._steadiness
         self._deployment.begin_move(alternative.planned, reason)
+        if moving.done():  # it was not even begun
+            self._steadiness = before
         return moving
 
     # What is said.
