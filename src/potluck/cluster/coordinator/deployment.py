@@ -26,6 +26,7 @@ from potluck.cluster.calls import (
 )
 from potluck.cluster.coordinator import actions, events, machine
 from potluck.cluster.coordinator.actions import Action
+from potluck.cluster.coordinator.alternatives import Alternative
 from potluck.cluster.coordinator.answering import Answering
 from potluck.cluster.coordinator.attempt import Attempt, Surroundings
 from potluck.cluster.coordinator.claiming import Grant, Refusal
@@ -34,7 +35,8 @@ from potluck.cluster.coordinator.events import Event
 from potluck.cluster.coordinator.left_out import StageStalledError
 from potluck.cluster.coordinator.machine import apply
 from potluck.cluster.coordinator.metrics import deployment_metrics, stage_stats
-from potluck.cluster.coordinator.rebalancing import Alternative, Paces, Rebalancing, paces_of
+from potluck.cluster.coordinator.paces import Paces, paces_of
+from potluck.cluster.coordinator.rebalancing import Rebalancing
 from potluck.cluster.coordinator.releasing import release_others, stop_everything
 from potluck.cluster.coordinator.spares import load_spares
 from potluck.cluster.edges.path_figures import PathFigures

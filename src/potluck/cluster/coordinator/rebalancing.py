@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import statistics
-from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import msgspec
@@ -23,36 +21,27 @@ from potluck.cluster.calls import (
     DeploymentRecord,
     MoveOutcome,
     RebalanceReport,
-    StageRecord,
 )
-from potluck.cluster.coordinator.metrics import stage_times
-from potluck.cluster.coordinator.planning import placement_fields
-from potluck.cluster.worker.messages import Stats
+from potluck.cluster.coordinator.alternatives import (
+    Alternative,
+    cost_of_move,
+    is_in_force,
+    report_of,
+)
+from potluck.cluster.coordinator.paces import Paces, have_changed
 from potluck.errors import PotluckError
-from potluck.placement.place import prediction_of
 from potluck.placement.planned import PlannedModel
 from potluck.placement.rebalancing import (
-    LOAD_BYTES_PER_SECOND,
-    SWITCH_SECONDS,
     Judgement,
     MoveCost,
     RebalancePolicy,
     Steadiness,
     judge,
-    rate_of,
 )
 from potluck.types.cluster import NodeId
-from potluck.types.placement import Objective, PlacedStage, Prediction, Rebalance
-from potluck.types.program import Shard
+from potluck.types.placement import Objective, Rebalance
 
 _log = logging.getLogger(__name__)
-
-Paces = Mapping[tuple[int, str], float]
-"""How many times as long as expected steps take: by stage, and by what was expected of it."""
-
-CHANGE = 1.5
-"""A stage whose steps take so many times as long as expected, or so much less, is reason enough to
-look; and then again whenever that factor has changed by so much."""
 
 _MOST_LOOKING = 0.01
 """The part of the time that may be spent on looking where nothing gives occasion to: plans for a
@@ -60,15 +49,6 @@ thousand units take seconds."""
 
 _NOTE_STEP = 0.05
 """By how much the gain in a note has to change for every agent to be told."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
-    """The best plan as if nothing was loaded, and what is predicted of both by present figures."""
-
-    planned: PlannedModel
-    predicted: Prediction
-    in_force: Prediction
 
 
 class Movable(Protocol):
@@ -207,7 +187,7 @@ class Rebalancing:
         if is_in_force(alternative.planned, record.stages):
             return self._stays("the plan in force is the best one", alternative)
         judged, cost = self._judge(alternative)
-        report = _report(record, alternative, judged, cost)
+        report = report_of(record, alternative, judged, cost)
         is_wanted = record.objective is Objective.MEMORY or record.layout
         if judged.gain <= 0.0 and not is_wanted:
             return _with(report, MoveOutcome.STAYS, "no other plan is predicted to be faster")
@@ -229,8 +209,8 @@ class Rebalancing:
 
     @property
     def _is_automatic(self) -> bool:
-        # Plans by memory are not made for speed, so that a faster one is no reason to move.
         record = self._deployment.record
+        # Who divides a model by memory does not ask for speed.
         return record.rebalance is not Rebalance.NEVER and record.objective is not Objective.MEMORY
 
     def _look_in(self, seconds: float) -> None:
@@ -408,127 +388,6 @@ class Rebalancing:
     def _note(self, note: str) -> None:
         if note != self._deployment.record.rebalance_note:
             self._deployment.say_rebalance(note)
-
-
-def compared(planned: PlannedModel, record: DeploymentRecord) -> Alternative | None:
-    """Return a plan beside the one of ``record``, both predicted by the figures of the former.
-
-    None if there is no prediction, or if a stage in force is on a unit that has none.
-    """
-    request, last = planned.request, len(record.stages) - 1
-    if request is None or planned.prediction is None:
-        return None
-    predicted = {(each.node_id, each.unit_id) for each in request.candidates}
-    if any((each.node_id, each.unit_id) not in predicted for each in record.stages):
-        return None
-    in_force = [
-        PlacedStage(
-            node_id=stage.node_id,
-            unit_id=stage.unit_id,
-            shard=Shard(
-                start_layer=stage.start_layer,
-                end_layer=stage.end_layer,
-                num_layers=record.num_layers,
-                has_embedding=index == 0,
-                has_head=index == last,
-            ),
-            num_bytes=stage.memory.host_bytes + stage.memory.device_bytes,
-        )
-        for index, stage in enumerate(record.stages)
-    ]
-    return Alternative(
-        planned=planned,
-        predicted=planned.prediction,
-        in_force=prediction_of(request, in_force),
-    )
-
-
-def is_in_force(planned: PlannedModel, stages: Collection[StageRecord]) -> bool:
-    """Return whether a plan has the same stages, in the same places."""
-    return [
-        (each.node_id, each.unit_id, each.plan.shard.start_layer, each.plan.shard.end_layer)
-        for each in planned.stages
-    ] == [(each.node_id, each.unit_id, each.start_layer, each.end_layer) for each in stages]
-
-
-def paces_of(stats: Mapping[int, Stats], prediction: Prediction | None) -> Paces:
-    """Return the pace of every stage, as far as it is known, from what the stages have measured."""
-    predicted = () if prediction is None else prediction.stages
-    paces: dict[tuple[int, str], float] = {}
-    for index, each in stats.items():
-        if each.slowdown is not None:
-            paces[index, "before"] = each.slowdown
-        measured = stage_times(each.step_times, None).decode_seconds
-        if measured is not None and index < len(predicted) and predicted[index].decode_seconds > 0:
-            paces[index, "predicted"] = measured / predicted[index].decode_seconds
-    return paces
-
-
-def have_changed(before: Paces, now: Paces) -> bool:
-    """Return whether the pace of any stage is worth another look. One that is unknown is as it was.
-
-    At first, all is expected to be as predicted.
-    """
-    return any(
-        max(new, before.get(key, 1.0)) >= CHANGE * min(new, before.get(key, 1.0))
-        for key, new in now.items()
-    )
-
-
-def cost_of_move(
-    planned: PlannedModel,
-    stages: Collection[StageRecord],
-    predicted: Prediction,
-    *,
-    num_live_tokens: int,
-) -> MoveCost:
-    """Return what it takes to get to a plan from ``stages``. Nodes load at the same time."""
-    kept = {
-        (each.node_id, each.stage.unit_id, each.stage.start_layer, each.stage.end_layer)
-        for each in planned.kept
-    }
-    num_bytes: Counter[NodeId] = Counter()
-    for stage in planned.stages:
-        shard = stage.plan.shard
-        if (stage.node_id, stage.unit_id, shard.start_layer, shard.end_layer) not in kept:
-            num_bytes[stage.node_id] += stage.plan.read_bytes
-    rates: dict[NodeId, float] = {}
-    for record in stages:
-        if record.read_bytes and record.load_seconds:
-            rates[record.node_id] = record.read_bytes / record.load_seconds
-    usual = statistics.median(rates.values()) if rates else LOAD_BYTES_PER_SECOND
-    return MoveCost(
-        num_bytes=num_bytes.total(),
-        load_seconds=max(
-            (count / rates.get(node, usual) for node, count in num_bytes.items()), default=0.0
-        ),
-        replay_seconds=SWITCH_SECONDS
-        + num_live_tokens * predicted.first_token_seconds / predicted.prompt_tokens,
-        needs_room=planned.needs_room,
-    )
-
-
-def _report(
-    record: DeploymentRecord, alternative: Alternative, judged: Judgement, cost: MoveCost
-) -> RebalanceReport:
-    after: Any = placement_fields(alternative.planned)["stages"]
-    return RebalanceReport(
-        model_id=record.model_id,
-        outcome=MoveOutcome.POSSIBLE,
-        reason="",
-        stages=record.stages,
-        in_force=alternative.in_force,
-        new_stages=after,
-        predicted=alternative.predicted,
-        gain=judged.gain,
-        net_gain=judged.net_gain,
-        rate=rate_of(alternative.in_force, record.objective),
-        new_rate=rate_of(alternative.predicted, record.objective),
-        load_bytes=cost.num_bytes,
-        load_seconds=cost.load_seconds,
-        pause_seconds=cost.pause_seconds,
-        needs_room=cost.needs_room,
-    )
 
 
 def _with(report: RebalanceReport, outcome: MoveOutcome, reason: str) -> RebalanceReport:

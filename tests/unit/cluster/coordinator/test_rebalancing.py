@@ -11,13 +11,8 @@ from support.cluster_calls import A, B, a_record, stage_on
 from support.predictions import prediction
 
 from potluck.cluster.calls import StageRecord
-from potluck.cluster.coordinator.rebalancing import (
-    compared,
-    cost_of_move,
-    have_changed,
-    is_in_force,
-    paces_of,
-)
+from potluck.cluster.coordinator.alternatives import compared, cost_of_move, is_in_force
+from potluck.cluster.coordinator.paces import have_changed, paces_of
 from potluck.cluster.worker.messages import Stats
 from potluck.placement.rebalancing import LOAD_BYTES_PER_SECOND, SWITCH_SECONDS
 from potluck.types.cluster import NodeId, UnitId
@@ -157,7 +152,7 @@ def test_plans_are_compared_only_where_both_are_predicted(monkeypatch: pytest.Mo
         asked.extend(stages)
         return prediction(A, B)
 
-    monkeypatch.setattr("potluck.cluster.coordinator.rebalancing.prediction_of", predict)
+    monkeypatch.setattr("potluck.cluster.coordinator.alternatives.prediction_of", predict)
     units = {
         node: SimpleNamespace(
             candidates=[SimpleNamespace(node_id=each, unit_id=CPU) for each in node]
