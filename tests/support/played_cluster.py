@@ -162,7 +162,7 @@ class PlayedDeployment:
     def node_left(self, node: NodeId) -> None:
         self.done.append(f"left {node}")
 
-    def node_joined(self) -> None:
+    def node_joined(self, node_id: NodeId) -> None:
         return
 
     async def generate(
@@ -307,10 +307,10 @@ class PlayedNode:
         stream = self.relaying.generate(self.record(), request)
         return [token.token async for token in stream]
 
-    async def _read(self, _: str) -> tuple[object, object]:
+    async def _read(self, _: str) -> tuple[object, object, object]:
         if not self.is_readable:
             raise EngineError("no such file")
-        return SimpleNamespace(), ModelFingerprint(digest="")
+        return SimpleNamespace(), SimpleNamespace(), ModelFingerprint(digest="")
 
     def _make(self, record: DeploymentRecord, *_: object) -> PlayedDeployment:
         return PlayedDeployment(self, record, self.coordination._publish)

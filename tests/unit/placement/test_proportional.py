@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from potluck.errors import InsufficientMemoryError
-from potluck.placement import place
-from potluck.types.cluster import ModelCost, NodeId, Plan, UnitId, UnitOffer
+from potluck.placement.proportional import place
+from potluck.types.cluster import NodeId, UnitId
+from potluck.types.placement import ModelCost, Plan, UnitOffer
 
 CPU = UnitId("cpu/native")
 
