@@ -1,6 +1,6 @@
 """How good the placement solver is and how long it takes: ``benchmarks/METHODOLOGY.md``, "Solver".
 
-    python benchmarks/solver.py [--output benchmarks/results/solver.json]
+    PYTHONPATH=src:tests python benchmarks/solver.py [--output benchmarks/results/solver.json]
 
 One process and one thread, no model and no network. A table goes to stdout, the JSON document to
 the file.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable
 from functools import cache, partial
@@ -19,9 +18,6 @@ from typing import TypeVar
 
 import numpy as np
 from circumstances import circumstances
-
-sys.path.insert(0, str(FilePath(__file__).resolve().parent.parent / "tests"))
-
 from support.path_problems import (
     all_answers,
     fleet_problem,

@@ -18,6 +18,7 @@ from support.path_problems import (
 from potluck.placement.path import Cut, PathProblem
 from potluck.placement.solver import (
     best_throughput,
+    minimize,
     missing_bytes,
     replicate,
     shortest_path,
@@ -56,7 +57,7 @@ def test_one_stream_gets_the_best_of_all_answers_on_small_fleets(part: int) -> N
         check_answer(problem, path.cuts)
         assert path.seconds == problem.path_seconds(path.cuts)
         assert path.seconds == pytest.approx(paths.min(), rel=1e-9)
-        assert path.gap < 1e-8
+        assert path.gap == 0
         limit = float(random.choice(bottlenecks)) * random.choice([1.0, 1.000001])
         limited = shortest_path(problem, limit_seconds=limit)
         assert limited is not None
@@ -65,6 +66,46 @@ def test_one_stream_gets_the_best_of_all_answers_on_small_fleets(part: int) -> N
         least = paths[bottlenecks <= limit * (1 + 1e-9)].min()
         assert limited.seconds == pytest.approx(least, rel=1e-8)
     assert num_solved > NUM_FLEETS // 10
+
+
+def test_prices_and_few_tracked_kinds_lead_to_the_best_of_all_answers_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As on large fleets, though these are small enough to do without.
+    monkeypatch.setattr(minimize, "_SMALL", 0)
+    monkeypatch.setattr(minimize, "_ALL_TRACKED", 0)
+    random = np.random.default_rng(50)
+    num_solved = 0
+    for _ in range(60):
+        problem = random_problem(
+            random, num_units=int(random.integers(3, 6)), num_layers=int(random.integers(3, 9))
+        )
+        paths, _ = all_answers(problem)
+        path = shortest_path(problem)
+        if len(paths):
+            num_solved += 1
+            assert path is not None
+            assert path.seconds == pytest.approx(paths.min(), rel=1e-9)
+            assert path.gap == 0
+        else:
+            assert path is None
+    assert num_solved > 20
+
+
+def test_proofs_hold_whether_or_not_all_kinds_are_tracked(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(60)
+    for links in ("unequal", "sites"):
+        problem = fleet_problem(random, num_units=10, num_layers=24, part=(0.1, 0.3), links=links)
+        priced = shortest_path(problem)
+        with monkeypatch.context() as changed:
+            changed.setattr(minimize, "_SMALL", 1 << 20)
+            changed.setattr(minimize, "_ALL_TRACKED", 10)
+            tracked = shortest_path(problem)
+        assert priced is not None
+        assert tracked is not None
+        assert priced.gap < 1e-8
+        assert tracked.gap < 1e-8
+        assert priced.seconds == pytest.approx(tracked.seconds, rel=1e-9)
 
 
 @pytest.mark.parametrize("part", range(5))
@@ -97,6 +138,7 @@ def test_several_streams_get_the_best_of_all_answers_on_small_fleets(part: int) 
         )
         assert found.path.seconds == pytest.approx(period, rel=1e-9)
         assert found.path.seconds == pytest.approx(best, rel=1e-8)
+        assert found.path.gap == 0
     assert num_solved > NUM_FLEETS // 10
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-DEFAULT_ELEMENTS = 1_000_000_000
+DEFAULT_ELEMENTS = 800_000_000
 """About a second of one core: ``benchmarks/solver.py`` shows 0.6 to 1.5 elements per ns."""
 
 

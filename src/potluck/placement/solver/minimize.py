@@ -17,7 +17,9 @@ from potluck.placement.solver.table import Stage, Table
 
 NEGLIGIBLE = 1e-9
 """A gap of this relative size is rounding."""
-_SMALL = 64
+_SMALL, _ALL_TRACKED = 64, 8
+"""Usages of all kinds up to which states are searched at once, and kinds that are tracked from the
+start: there are so few that nothing is saved by fewer."""
 _LONGEST_ORDER = 128
 _MOST_STEPS, _FIRST_SCALE, _PATIENCE, _MOMENTUM = 150, 0.5, 12, 0.5
 """Of subgradient steps: the best of 24 choices on fleets of 50 units (ADR 38)."""
@@ -267,7 +269,7 @@ def _prove(table: Table, relaxation: Relaxation, incumbent: _Incumbent, budget: 
     smaller = table.only(kept)
     relaxation = relax(smaller, relaxation.prices[kept])
     tracked: frozenset[int] = frozenset()
-    if len(kept) <= 8:
+    if len(kept) <= _ALL_TRACKED:
         tracked = frozenset(range(len(kept)))
     while True:
         found = search(smaller, relaxation, incumbent.seconds, tracked, budget)

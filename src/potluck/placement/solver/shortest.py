@@ -6,7 +6,7 @@ import math
 
 from potluck.placement.path import Path, PathProblem
 from potluck.placement.solver.budget import DEFAULT_ELEMENTS, Budget
-from potluck.placement.solver.table import make_table
+from potluck.placement.solver.table import TOLERANCE, make_table
 from potluck.placement.solver.wide import minimize_any
 
 
@@ -29,4 +29,6 @@ def shortest_path(
         return None
     cuts = table.cuts(least.stages)
     seconds = problem.path_seconds(cuts)
-    return Path(cuts=cuts, seconds=seconds, bound_seconds=min(least.bound_seconds, seconds))
+    is_best = least.bound_seconds >= seconds * (1 - TOLERANCE)
+    bound = seconds if is_best else least.bound_seconds
+    return Path(cuts=cuts, seconds=seconds, bound_seconds=bound)

@@ -140,7 +140,8 @@ def _search(
             busiest = num_in_flight * table.bottleneck_seconds(least.stages)
             best = Least(max(least.seconds, busiest), least.stages, 0.0)
         elif target >= best.seconds * (1 - 2 * _SMALLER):
-            return replace(best, bound_seconds=min(bound, best.seconds))
+            is_best = bound >= best.seconds * (1 - 2 * _SMALLER)
+            return replace(best, bound_seconds=best.seconds if is_best else bound)
         else:
             low = target
         low = max(low, bound)
