@@ -92,3 +92,18 @@ def test_a_user_sees_what_a_move_gains_and_has_it_done(tmp_path: Path, group: Pa
         assert unknown.returncode == 2
         assert "nothing is deployed as other" in unknown.stderr
         (group / "cpu.cfs_quota_us").write_text("-1")
+
+
+def test_a_slow_node_that_joins_is_not_used(tmp_path: Path, group: Path) -> None:
+    with Fleet(tmp_path) as fleet:
+        fast = fleet.start(1).await_up()
+        fast.ask("deploy", model="demo", context_tokens=1024)
+        slow = fleet.start(2, join=fast, prefix=inside(group)).await_up()
+        (group / "cpu.cfs_quota_us").write_text("10000")
+        fleet.await_members()
+        shown = json.loads(fast.command_line("rebalance", "--dry-run", "--json").stdout)
+        (deployment,) = shown["deployments"]
+        assert deployment["outcome"] == "stays"
+        assert deployment["better"] is None
+        assert nodes_of(slow) == [fast.node_id]
+        (group / "cpu.cfs_quota_us").write_text("-1")

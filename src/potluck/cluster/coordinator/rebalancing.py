@@ -235,12 +235,18 @@ class Rebalancing:
                 continue
             if watch_at <= now:
                 watch_at = now + self._policy.watch_seconds
-                await self._look_at_stages()
+                await self._guarded(self._look_at_stages())
             if self._due_at <= now:
                 self._due_at = math.inf
-                await self._look()
+                await self._guarded(self._look())
                 took = self._clock() - now
                 self._look_in(max(self._policy.check_seconds, took / _MOST_LOOKING))
+
+    async def _guarded(self, look: Coroutine[Any, Any, None]) -> None:
+        try:
+            await look
+        except Exception:  # noqa: BLE001 - nobody else would ever look again
+            _log.exception("%s: no better plan can be looked for", self._deployment.record.model_id)
 
     async def _look_at_stages(self) -> None:
         """Look for another plan at once if a stage is not as fast as it was expected to be."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,11 +14,23 @@ from support.cluster_calls import A, B, a_record, stage_on
 from support.predictions import prediction
 
 from potluck.cluster.calls import StageRecord
-from potluck.cluster.coordinator.alternatives import compared, cost_of_move, is_in_force
+from potluck.cluster.coordinator.alternatives import (
+    Alternative,
+    compared,
+    cost_of_move,
+    is_in_force,
+)
 from potluck.cluster.coordinator.paces import have_changed, paces_of
+from potluck.cluster.coordinator.rebalancing import Rebalancing
 from potluck.cluster.worker.messages import Stats
-from potluck.placement.rebalancing import LOAD_BYTES_PER_SECOND, SWITCH_SECONDS
+from potluck.errors import EngineError
+from potluck.placement.rebalancing import (
+    LOAD_BYTES_PER_SECOND,
+    SWITCH_SECONDS,
+    RebalancePolicy,
+)
 from potluck.types.cluster import NodeId, UnitId
+from potluck.types.placement import LayoutStage, Objective, Rebalance
 from potluck.types.program import Shard
 from potluck.types.speed import StepTime
 
@@ -171,3 +186,99 @@ def test_plans_are_compared_only_where_both_are_predicted(monkeypatch: pytest.Mo
     assert compared(plan, record) is None
     plan.request = None
     assert compared(plan, record) is None
+
+
+QUICK = RebalancePolicy(
+    settle_seconds=0.01, confirm_seconds=0.01, check_seconds=0.02, watch_seconds=0.03
+)
+
+
+class Played:
+    """A deployment on node A; planning gives what is in ``plans``, and then nothing better."""
+
+    num_live_tokens = 0
+
+    def __init__(self, *plans: Any, **changes: Any) -> None:
+        self.record = msgspec.structs.replace(a_record(), stages=(loaded(A, 0, 4),), **changes)
+        self.plans = list(plans)
+        self.num_looks = 0
+        self.moves: list[str] = []
+        self.notes: list[str] = []
+        self.rebalancing = Rebalancing(
+            self, QUICK, clock=time.monotonic, spawn=asyncio.ensure_future
+        )
+
+    async def alternative(self, without: object) -> Alternative | None:
+        self.num_looks += 1
+        plan = self.plans.pop(0) if self.plans else None
+        if isinstance(plan, Exception):
+            raise plan
+        return cast(Alternative | None, plan)
+
+    async def paces(self) -> dict[tuple[int, str], float]:
+        return {}
+
+    def begin_move(self, planned: object, reason: str) -> None:
+        self.moves.append(reason)
+
+    def say_rebalance(self, note: str) -> None:
+        self.notes.append(note)
+
+    async def run(self, seconds: float) -> None:
+        self.rebalancing.serves()
+        await asyncio.sleep(seconds)
+        self.rebalancing.close()
+
+
+def better(rate: float) -> Alternative:
+    fast = dataclasses.replace(prediction(B), tokens_per_second=rate)
+    return Alternative(planned=planned((B, 0, 4)), predicted=fast, in_force=prediction(A))
+
+
+def test_a_plan_that_is_better_twice_is_moved_to() -> None:
+    played = Played(better(90.0), better(90.0))
+    asyncio.run(played.run(0.15))
+    assert played.moves == ["it moves to a plan that is predicted to be 100% faster"]
+
+
+def test_a_plan_that_is_better_once_is_not() -> None:
+    played = Played(better(90.0), better(50.0), better(90.0))
+    asyncio.run(played.run(0.15))
+    assert played.num_looks > 3
+    assert not played.moves
+
+
+def test_looking_goes_on_whatever_a_look_meets(caplog: pytest.LogCaptureFixture) -> None:
+    played = Played(EngineError("no plan"), RuntimeError("a mistake"), better(90.0), better(90.0))
+    asyncio.run(played.run(0.3))
+    assert len(played.moves) == 1
+    assert "a mistake" in caplog.text
+
+
+def test_nothing_is_looked_for_once_it_serves_no_more() -> None:
+    async def run() -> int:
+        played = Played()
+        await played.run(0.1)
+        seen = played.num_looks
+        await asyncio.sleep(0.1)
+        assert played.num_looks == seen
+        return seen
+
+    assert asyncio.run(run()) >= 2
+
+
+@pytest.mark.parametrize(
+    "changes", [{"rebalance": Rebalance.NEVER}, {"objective": Objective.MEMORY}]
+)
+def test_some_deployments_never_look(changes: dict[str, Any]) -> None:
+    played = Played(**changes)
+    asyncio.run(played.run(0.1))
+    assert not played.num_looks
+
+
+def test_one_with_a_layout_only_tells_of_a_better_plan() -> None:
+    layout = (LayoutStage(node_id=A, unit_id=CPU, num_layers=4),)
+    played = Played(*[better(90.0)] * 20, layout=layout)
+    asyncio.run(played.run(0.1))
+    assert not played.moves
+    assert "100% faster; potluck rebalance demo moves it" in played.notes[0]
