@@ -83,7 +83,7 @@ class ThrottledFleet:
                 if self._hosts:
                     _enter(self._hosts[0])
                 work()
-            except Exception as error:  # raised below, in the thread that asked
+            except Exception as error:  # noqa: BLE001 - raised below, in the thread that asked
                 failed.append(error)
 
         threads = [threading.Thread(target=run, args=(work,)) for work in works]
@@ -130,6 +130,8 @@ def throttled_fleet(
                 join=agents[0] if agents else None,
                 memory_limit=machine.memory,
                 prefix=prefix,
+                # Each measures its own machine, and none finds what another measured.
+                environ={"XDG_CACHE_HOME": str(directory / f"cache-{number}")},
             )
             if not agents:
                 agent.await_up()
