@@ -181,6 +181,32 @@ def test_the_plan_says_who_is_left_out_and_why(
     assert "cpu/native: 1 MiB may be used, and one layer takes" in line
 
 
+def test_a_plan_predicts_speed_and_follows_a_layout(
+    pair: tuple[AgentProcess, AgentProcess], quick: QuickCommand
+) -> None:
+    first, _ = pair
+    options = ("--context", "256", "--for", "throughput", "--streams", "4")
+    plan = first.json("plan", "plan", "demo", *options)
+    assert (plan["objective"], plan["num_streams"]) == ("throughput", 4)
+    assert plan["prediction"]["num_streams"] == 4
+    assert plan["stages"][0]["predicted"]["decode_seconds"] > 0
+    node = plan["stages"][0]["node_id"]
+    laid_out = first.json("plan", "plan", "demo", "--context", "256", "--layout", f"{node}=12")
+    assert laid_out["has_layout"]
+    for layout, message in (
+        (f"{node}=11", "--layout has 11 layers, and the model has 12"),
+        ("nobody=12", "there is no node nobody"),
+        (f"{node}/gpu=12", f"{node} has no unit gpu"),
+        ("12", "is no stage"),
+    ):
+        for command in ("plan", "deploy"):
+            arguments = (command, "demo", "--layout", layout, "--state", str(first.state))
+            refused = quick.run(*arguments)
+            assert refused.returncode != 0
+            assert message in refused.stderr
+    assert first.json("cluster", "ps")["deployments"] == []
+
+
 def test_a_schema_refuses_what_it_does_not_know() -> None:
     with pytest.raises(jsonschema.ValidationError):
         validate("plan", {"schema": "potluck.plan/1", "model": "demo"})

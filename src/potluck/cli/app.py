@@ -22,6 +22,7 @@ _MODULES = {
     "deploy": "potluck.cli.cluster",
     "plan": "potluck.cli.plan",
     "ps": "potluck.cli.cluster",
+    "rebalance": "potluck.cli.rebalance",
     "undeploy": "potluck.cli.cluster",
     "down": "potluck.cli.cluster",
     "wheel": "potluck.cli.wheel",

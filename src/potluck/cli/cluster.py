@@ -178,6 +178,7 @@ def _upkeep(
     asked: dict[str, object] = {
         "num_spares": chosen.spares if spares is None else spares,
         "rebalance": (rebalance or chosen.rebalance).value,
+        "rebalance_threshold": chosen.rebalance_threshold,
     }
     require_number("spares", asked["num_spares"])
     if wait_seconds is not None:

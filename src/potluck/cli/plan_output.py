@@ -12,7 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from potluck.cli.tables import mapped_text, memory_lines, remark_lines, stage_memory, table
-from potluck.quantities import format_bytes, format_few, format_number, format_seconds
+from potluck.quantities import (
+    format_bytes,
+    format_few,
+    format_number,
+    format_percent,
+    format_seconds,
+)
 
 _NUM_NAMES = 4
 """Of units that are unused for one reason; the others are counted."""
@@ -25,7 +31,7 @@ _OBJECTIVES = {
 _BASES = {
     "served": "measured while serving",
     "measured": "measured",
-    "table": "stated, not measured",
+    "table": "given, not measured",
     "assumed": "assumed in part",
 }
 
@@ -147,7 +153,7 @@ def _prediction_rows(plan: Mapping[str, Any], names: _Names) -> Iterator[tuple[s
         f"for a prompt of {prediction['prompt_tokens']} tokens",
     )
     links = f"; links are {_BASES[plan['link_basis']]}" if plan["link_basis"] else ""
-    yield "accuracy", f"within {_percent(prediction['margin'])}: {_basis(plan)}{links}"
+    yield "accuracy", f"within {format_percent(prediction['margin'])}: {_basis(plan)}{links}"
     if fewer := plan["one_unit_fewer"]:
         yield "one unit fewer", _fewer(plan, fewer, names)
     if more := plan["one_unit_more"]:
@@ -201,7 +207,7 @@ def _change(plan: Mapping[str, Any], other: Mapping[str, Any], names: _Names) ->
     place = f"{len(stages)} units"
     if len(stages) == 1:
         place = "it alone" if stages[0]["is_added"] else names.unit(stages[0])
-    return f"{text} ({sign}{_percent(abs(change))}), on {place}"
+    return f"{text} ({sign}{format_percent(abs(change))}), on {place}"
 
 
 def _facts(plan: Mapping[str, Any]) -> Iterator[str]:
@@ -210,7 +216,7 @@ def _facts(plan: Mapping[str, Any]) -> Iterator[str]:
     if not plan["has_layout"]:
         aim = f"best for {plan['objective']}: {_OBJECTIVES[plan['objective']]}"
         if (prediction := plan["prediction"]) and prediction["gap"] >= 0.0005:
-            aim += f"; no plan is more than {_percent(prediction['gap'])} better"
+            aim += f"; no plan is more than {format_percent(prediction['gap'])} better"
     yield aim
     yield (
         f"{plan['num_layers']} layers; the cache is for {plan['cache_tokens']} tokens"
@@ -225,7 +231,3 @@ def _unused_lines(rejections: Sequence[Mapping[str, Any]], names: _Names) -> Ite
         alike.setdefault((each["unit_id"], each["reason"]), []).append(names.of(each["node_id"]))
     for (unit_id, reason), nodes in alike.items():
         yield f"not used: {format_few(nodes, _NUM_NAMES)} {unit_id}: {reason}"
-
-
-def _percent(part: float) -> str:
-    return f"{part * 100:.2g} %" if part < 0.1 else f"{part * 100:.0f} %"

@@ -149,6 +149,8 @@ def _recovery_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
         )
     if deployment["num_spares"] and not deployment["spares"]:
         yield f"spare: none of the {deployment['num_spares']} of each stage is ready"
+    if deployment["rebalance_note"]:
+        yield f"rebalance: {deployment['rebalance_note']}"
     for slow in deployment["slow_stages"]:
         yield (
             f"slow: stage {slow['stage']} at {slow['node_id']} takes "

@@ -154,14 +154,14 @@ _UNIT_KEYS = (
     ),
     Key(
         name="read_bandwidth",
-        meaning="how fast the unit reads weights from its memory",
+        meaning="the memory bandwidth of the unit by its data sheet (plans count on less)",
         example='"25 GB/s"',
         parse=parse_byte_rate,
     ),
     Key(
         name="operations",
-        meaning="how many operations the unit computes per second (a multiply-add is two), or a "
-        "table of these by f32, f16 and int8",
+        meaning="the operations per second of the unit by its data sheet (a multiply-add is two; "
+        "plans count on less), or a table of these by f32, f16 and int8",
         example='"300 Gop/s"',
         parse=_operations,
     ),

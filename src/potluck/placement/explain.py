@@ -16,9 +16,10 @@ from potluck.placement.partaking import Partaking, least_partakings
 from potluck.placement.path import Cut, PathProblem
 from potluck.placement.place import PlaceRequest, place, problem_of
 from potluck.placement.sharing import Pool
-from potluck.quantities import format_number, format_seconds
+from potluck.quantities import format_bytes, format_percent, format_seconds
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.placement import (
+    ModelCost,
     Objective,
     PlacedStage,
     Plan,
@@ -104,43 +105,50 @@ def unused_units(request: PlaceRequest, plan: Plan) -> Explanation:
             )
         )
     prediction = plan.prediction
+    usable = _usable(request, plan)
     least = least_partakings(
         problem_of(request, 1),
         _loaded_problem(request, prediction),
         _cuts(request, plan),
         unused,
-        _usable(request, plan),
+        usable,
     )
+
+    def reason(index: int) -> str:
+        partaking = least[index]
+        if partaking is None:
+            return _too_small(usable[index], request.candidates[index].cost)
+        return _reason(partaking, prediction, request.preferences)
+
     added = {
         _unit(request.candidates[index]): partaking.added_seconds
         for index, partaking in least.items()
         if partaking is not None
     }
     return Explanation(
-        rejections=tuple(
-            _rejection(
-                request.candidates[index],
-                _reason(least[index], prediction, request.preferences),
-            )
-            for index in unused
-        ),
+        rejections=tuple(_rejection(request.candidates[index], reason(index)) for index in unused),
         added_seconds=added,
     )
 
 
-def _reason(partaking: Partaking | None, prediction: Prediction, preferences: Preferences) -> str:
+def _too_small(usable_bytes: int, cost: ModelCost) -> str:
+    layer_bytes = min(cost.layer_bytes) + cost.scratch_bytes + cost.process_bytes
+    if usable_bytes >= layer_bytes:  # and that layer is in the middle of a stage
+        return f"no part next to a stage fits in the {format_bytes(usable_bytes)} that may be used"
+    return (
+        f"{format_bytes(max(0, usable_bytes))} may be used, and one layer takes "
+        f"{format_bytes(layer_bytes)}"
+    )
+
+
+def _reason(partaking: Partaking, prediction: Prediction, preferences: Preferences) -> str:
     """Return why a unit is unused, in words."""
-    if partaking is None:
-        return "no layer fits in the memory that is left for it"
     if preferences.objective is Objective.THROUGHPUT:
-        slower = partaking.period_seconds * prediction.total_tokens_per_second
-        slower /= prediction.num_streams
-        if slower <= 1 + _NEGLIGIBLE:
+        rate = prediction.num_streams / partaking.period_seconds
+        lost = 1 - rate / prediction.total_tokens_per_second
+        if lost <= _NEGLIGIBLE:
             return f"would not raise the rate of {prediction.num_streams} streams"
-        return (
-            f"would lower the rate of {prediction.num_streams} streams to "
-            f"{format_number(prediction.total_tokens_per_second / slower)} tokens/s"
-        )
+        return f"would lower the rate of {prediction.num_streams} streams by {format_percent(lost)}"
     if preferences.objective is Objective.MEMORY:
         return "the model fits on the others"
     if partaking.added_seconds <= _NEGLIGIBLE * prediction.token_seconds:

@@ -43,6 +43,10 @@ MAX_SPARES = 64
 MAX_STREAMS = 256
 """That a plan is made for: four times as many sequences as a step has (``scheduling``)."""
 
+MIN_REBALANCE_THRESHOLD = 0.01
+MAX_REBALANCE_THRESHOLD = 100.0
+"""A hundred times as fast. Less than a hundredth is far within the error of any prediction."""
+
 _SHOWN_BITS = 128
 """Integers beyond are not written out: Python refuses to from 4300 digits on."""
 
@@ -127,6 +131,11 @@ RANGES: Mapping[str, NumberRange] = MappingProxyType(
         ),
         "spares": NumberRange(
             least=0, most=MAX_SPARES, words=f"a whole number from 0 to {MAX_SPARES}", is_whole=True
+        ),
+        "rebalance_threshold": NumberRange(
+            least=MIN_REBALANCE_THRESHOLD,
+            most=MAX_REBALANCE_THRESHOLD,
+            words=f"a number from {MIN_REBALANCE_THRESHOLD:g} to {MAX_REBALANCE_THRESHOLD:g}",
         ),
         "streams": NumberRange(
             least=1,

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """What one kind of step took on one kind of stage: the median of recent steps, in seconds.
+    """What one kind of step takes on one kind of stage in the long run, in seconds.
+
+    It is a mean of recent steps that rare outliers do not change (``cluster.block_means``).
 
     The stage has ``num_layers`` decoder layers, and the embedding or the head as it says. The step
     has ``num_tokens`` new tokens of ``num_sequences`` sequences, which have ``context_tokens`` each

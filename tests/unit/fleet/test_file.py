@@ -2,14 +2,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
+from support.fleets import probe_document
 
 from potluck.errors import UsageError
 from potluck.fleet.description import ByHand, LinkFigures, LinkPair, Probed
 from potluck.fleet.file import read_fleet
-from potluck.types.hardware import CpuFacts, MemoryFacts, ProbeReport, Trial
-from potluck.types.memory import MemoryLimit
 
 Write = Callable[[str], Path]
 
@@ -117,8 +115,8 @@ def test_everything_that_can_be_said(write: Write) -> None:
         (
             MACHINE + "read_bandwidth = 25",
             "machines[0] (a): read_bandwidth = 25 is not possible",
-            "read_bandwidth is how fast the unit reads weights from its memory, as in "
-            'read_bandwidth = "25 GB/s"',
+            "read_bandwidth is the memory bandwidth of the unit by its data sheet (plans count on "
+            'less), as in read_bandwidth = "25 GB/s"',
         ),
         (MACHINE + "count = 0", "count = 0 is not possible", "how many machines of this kind"),
         (MACHINE + "count = true", "count = True is not possible", "as in count = 4"),
@@ -196,41 +194,6 @@ def test_text_that_is_no_text(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match=r"fleet\.toml"):
         read_fleet(path)
-
-
-def probe_document(**changes: object) -> dict[str, object]:
-    report = ProbeReport(
-        host_name="board",
-        kernel="6.1",
-        container="",
-        cpu=CpuFacts(
-            name="", architecture="aarch64", num_cores=4, num_usable_cores=4, usable_reason="all"
-        ),
-        memory=MemoryFacts(
-            total_bytes=2**32,
-            free_bytes=2**31,
-            reserve_bytes=2**28,
-            usable=MemoryLimit(bytes=2**30, reason="free"),
-        ),
-        layers=(),
-        trials=(Trial(device_id="cpu", backend="native", works=True, variants=("scalar",)),),
-        is_complete=True,
-    )
-    document = msgspec.to_builtins(report)
-    device = {
-        "device_id": "cpu",
-        "kind": "cpu",
-        "make": "",
-        "name": "Cortex",
-        "reported_name": "",
-        "chip": "",
-        "driver": "",
-        "device_files": [],
-        "memory": {"total_bytes": None, "free_bytes": None, "is_shared": True, "source": ""},
-    }
-    unit = {"unit_id": "cpu/native", "device_id": "cpu", "backend": "native", "role": "serves"}
-    document["layers"] = [{"layer": "cpu", "devices": [device]}]
-    return {"schema": "potluck.probe/1", "version": "1", **document, "units": [unit], **changes}
 
 
 def test_a_machine_by_its_probe_report(write: Write, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from contextlib import aclosing, suppress
 
 import msgspec
 
@@ -24,6 +24,7 @@ from potluck.cluster.agent.registry import Registry
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.calls import (
     AskOutlook,
+    AskRebalance,
     Claim,
     ClaimAnswer,
     Deploy,
@@ -32,8 +33,11 @@ from potluck.cluster.calls import (
     ModelFingerprint,
     Named,
     Outlook,
+    RebalanceAnswer,
+    RebalanceReport,
     StageScope,
     Standing,
+    decode,
     encode,
 )
 from potluck.cluster.coordinator.attempt import Surroundings
@@ -52,6 +56,7 @@ from potluck.types.profile import ModelProfile
 _log = logging.getLogger(__name__)
 
 _REMOVE_SECONDS = 60.0
+_SILENCE_SECONDS = 30.0
 _TAKE_OVER_SECONDS = 90.0
 """For a plan and for loading what only a node that leaves had held."""
 
@@ -140,14 +145,40 @@ class Coordination:
             explanation=await asyncio.to_thread(explanation_of, planned),
         )
 
-    async def undeploy(self, name: str) -> DeploymentRecord:
-        """Remove every deployment of a name, wherever it is coordinated; returns the oldest."""
+    def find(self, name: str | None) -> tuple[DeploymentRecord, ...]:
+        """Return the deployments of a name, or all; raise ``ParameterError`` if there is none."""
+        if name is None:
+            return tuple(self.registry.live())
         records = self.registry.find_all(name)
         if not records:
             known = ", ".join(each.model_id for each in self.registry.live()) or "none"
             raise ParameterError(
                 "name", f"nothing is deployed as {name}", hint=f"deployed now: {known}"
             )
+        return records
+
+    async def rebalance(self, record: DeploymentRecord, *, is_dry_run: bool) -> RebalanceReport:
+        """Have a deployment move to the best plan, wherever it is coordinated, or say what for.
+
+        Raises what prevents it from being planned.
+        """
+        request = AskRebalance(deployment=record.deployment, is_dry_run=is_dry_run)
+        stream = self._membership.call_stream(
+            record.epoch.coordinator,
+            "deployment.rebalance",
+            encode(request),
+            silence_seconds=_SILENCE_SECONDS,
+        )
+        async with aclosing(stream):
+            async for part in stream:
+                answer: RebalanceAnswer = decode(part, RebalanceAnswer)
+                if isinstance(answer, RebalanceReport):
+                    return answer
+        raise EngineError(f"{record.model_id} was not looked at to the end")
+
+    async def undeploy(self, name: str) -> DeploymentRecord:
+        """Remove every deployment of a name, wherever it is coordinated; returns the oldest."""
+        records = self.find(name)
         await asyncio.gather(*map(self._undeploy, records))
         return records[0]
 

@@ -62,8 +62,8 @@ that much longer."""
 _BUSY_FRAMES_SECONDS = 0.02
 """The same on a node that computes for somebody."""
 
-_UNCOUNTED_BYTES = 2 * 2 * sum(SIZES)
-"""What passes in both directions at most, where the kernel does not count."""
+_UNCOUNTED_BYTES = 2 * sum(SIZES) + 16 * 1024
+"""What passes in one direction, where the kernel does not count."""
 
 _LONGEST_WAIT_SECONDS = 600.0
 """For a node that says that it may not be measured now."""
@@ -163,8 +163,8 @@ class _Measurement:
             path = ends[0].path()
         finally:
             ends[0].close()
-        num_bytes = _UNCOUNTED_BYTES if path is None else path.num_bytes
-        wire_seconds = num_bytes / measured.bytes_per_second
+        counted = _UNCOUNTED_BYTES if path is None else max(path.sent_bytes, path.received_bytes)
+        wire_seconds = counted / measured.bytes_per_second
         return _Outcome(
             measured=measured,
             path=path,
@@ -241,10 +241,14 @@ class Links:
         self._changed.set()
 
     def used(self, node_id: NodeId, path: PathFigures) -> None:
-        """Take note of what an edge to a node shows."""
+        """Take note of what an edge to a node shows, and measure its link again if in doubt."""
         known = self._figures.get(node_id)
-        if known is not None:
-            self._figures[node_id] = known.used(path, self._clock())
+        if known is None:
+            return
+        self._figures[node_id] = figures = known.used(path, self._clock())
+        if figures.is_doubtful:
+            self._schedule.doubted(node_id, self._clock())
+            self._changed.set()
 
     def speeds(self) -> tuple[LinkSpeed, ...]:
         """Return the links to the other members that were measured, by node id."""

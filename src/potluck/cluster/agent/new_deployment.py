@@ -41,6 +41,7 @@ def new_record(
         ("cache", request.cache_tokens),
         ("recovery_wait", request.recovery_wait_seconds),
         ("spares", request.num_spares),
+        ("rebalance_threshold", request.rebalance_threshold),
         ("streams", request.num_streams),
     ):
         if number is not None:
@@ -89,4 +90,5 @@ def new_record(
         num_streams=request.num_streams,
         layout=request.layout,
         rebalance=request.rebalance,
+        rebalance_threshold=request.rebalance_threshold,
     )

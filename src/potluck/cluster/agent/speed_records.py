@@ -25,6 +25,10 @@ _CURRENT_SECONDS = 86_400.0
 """Of a unit and a shape only what was measured within a day of the latest is used: what a machine
 does today says more than what it did last week."""
 
+AGREEING_SECONDS = 600.0
+"""Steps of one size were computed by different cuts of a model, and at different depths. What is
+so much older than the latest of them says how fast the unit was, and not how fast it is."""
+
 SETTLED_SAMPLES = 8
 """A median of as many samples replaces any earlier one; one of fewer replaces an older one only
 if that had no more samples, or is no longer current."""
@@ -61,6 +65,7 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True):
 
 _Key = tuple[UnitId, str, str]
 _Kind = tuple[object, ...]
+_Size = tuple[int, int | None]
 _Times = dict[_Kind, _Kept]
 
 
@@ -146,11 +151,18 @@ class SpeedRecords:
                 self._records.get((unit_id, present, model_shape), {}).values(),
                 key=lambda each: -each.at,
             )
-            current = [
-                dataclasses.replace(each.time, age_seconds=max(0.0, now - each.at))
-                for each in kept
-                if kept[0].at - each.at <= _CURRENT_SECONDS and now - each.at <= KEPT_SECONDS
-            ]
+            latest: dict[_Size, float] = {}
+            current = []
+            for each in kept:
+                last = latest.setdefault(_size(each.time), each.at)
+                is_current = kept[0].at - each.at <= _CURRENT_SECONDS
+                if (
+                    is_current
+                    and last - each.at <= AGREEING_SECONDS
+                    and now - each.at <= KEPT_SECONDS
+                ):
+                    age = max(0.0, now - each.at)
+                    current.append(dataclasses.replace(each.time, age_seconds=age))
             if current:
                 found[unit_id] = tuple(current)
         return found
@@ -180,15 +192,19 @@ class SpeedRecords:
 
 def _kind(time: StepTime) -> _Kind:
     """Return what measurements have in common of which a later one replaces an earlier one."""
-    is_decode = time.num_tokens == time.num_sequences
     return (
         time.num_layers,
         time.has_embedding,
         time.has_head,
-        time.num_sequences,
-        None if is_decode else time.num_tokens.bit_length(),
+        *_size(time),
         time.context_tokens.bit_length(),
     )
+
+
+def _size(time: StepTime) -> _Size:
+    """Return the number of sequences, and the order of magnitude of a prompt's tokens."""
+    is_decode = time.num_tokens == time.num_sequences
+    return time.num_sequences, None if is_decode else time.num_tokens.bit_length()
 
 
 def _replaces(time: StepTime, at: float, before: _Kept) -> bool:

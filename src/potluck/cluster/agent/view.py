@@ -191,6 +191,8 @@ def deployment_view(record: DeploymentRecord) -> dict[str, object]:
         "num_recoveries": record.num_recoveries,
         "recovery_seconds": record.recovery_seconds,
         "num_spares": record.num_spares,
+        "rebalance": record.rebalance.value,
+        "rebalance_note": record.rebalance_note,
         "remarks": list(record.remarks),
         "prediction": prediction_view(record.prediction),
         "stages": _stage_views(record),

@@ -40,7 +40,7 @@ from potluck.placement.rebalancing import (
     rate_of,
 )
 from potluck.types.cluster import NodeId
-from potluck.types.placement import PlacedStage, Prediction, Rebalance
+from potluck.types.placement import Objective, PlacedStage, Prediction, Rebalance
 from potluck.types.program import Shard
 
 _log = logging.getLogger(__name__)
@@ -221,7 +221,9 @@ class Rebalancing:
 
     @property
     def _is_automatic(self) -> bool:
-        return self._deployment.record.rebalance is not Rebalance.NEVER
+        # Plans by memory are not made for speed, so that a faster one is no reason to move.
+        record = self._deployment.record
+        return record.rebalance is not Rebalance.NEVER and record.objective is not Objective.MEMORY
 
     def _look_in(self, seconds: float) -> None:
         """Look then, or earlier if that was the plan."""

@@ -7,25 +7,20 @@ number of streams. A round in which a prompt was computed says nothing of decodi
 
 from __future__ import annotations
 
-import statistics
-from collections import Counter, deque
-from collections.abc import Sequence
-
+from potluck.cluster.block_means import BlockMeans, median_seconds
 from potluck.types.gateway import TokenSpeed
 from potluck.types.step import SequenceId, Step
-
-_NUM_ROUNDS = 64
-"""Of one stream, and of several: the median counts, so that what is slow once changes nothing."""
 
 LEAST_ROUNDS = 8
 
 _RECENT_SECONDS = 60.0
-"""Rounds that ended so long before the last one say nothing of the present."""
+"""Rounds that ended so long before the last ones say nothing of the present."""
 
 _MAX_FOLLOWED = 256
 """Sequences, of which those that have ended are forgotten together."""
 
-_Round = tuple[float, int, float]
+_MAX_KINDS = 64
+"""Numbers of streams."""
 
 
 class TokenRates:
@@ -35,8 +30,7 @@ class TokenRates:
         self._followed: dict[SequenceId, tuple[int, float, int]] = {}
         self._num_tokens = 0
         self._prompted_at = float("-inf")
-        self._alone: deque[_Round] = deque(maxlen=_NUM_ROUNDS)
-        self._together: deque[_Round] = deque(maxlen=_NUM_ROUNDS)
+        self._rounds: dict[int, BlockMeans] = {}
 
     def came(self, step: Step, at: float) -> None:
         """Note that the result of a step is there."""
@@ -56,30 +50,48 @@ class TokenRates:
         if before is None or before[0] + 1 != first.start_position or before[1] < self._prompted_at:
             return
         num_streams = self._num_tokens - before[2]
-        rounds = self._alone if num_streams == 1 else self._together
-        rounds.append((at, num_streams, at - before[1]))
+        rounds = self._rounds.get(num_streams)
+        if rounds is None:
+            if len(self._rounds) >= _MAX_KINDS:
+                del self._rounds[min(self._rounds, key=lambda each: self._rounds[each].latest_at)]
+            rounds = self._rounds[num_streams] = BlockMeans()
+        rounds.add(at - before[1], at)
 
     def speed(self, num_streams: int | None = None) -> TokenSpeed:
-        """Return the rates of the last steps; with ``num_streams`` together if there are any."""
-        alone = _recent(self._alone)
-        together = _recent(self._together)
-        counts = Counter(each[1] for each in together)
-        if counts and counts[num_streams or 0] < LEAST_ROUNDS:
-            num_streams = counts.most_common(1)[0][0]
+        """Return the rates of the last steps; with ``num_streams`` together if there are any.
+
+        Otherwise with as many as there were most steps of.
+        """
+        rounds = dict(self._rounds)  # one call: another thread adds to them
+        together = {streams: each for streams, each in rounds.items() if streams > 1}
+        counts = {
+            streams: sum(block.count for block in each.blocks())
+            for streams, each in _recent(together).items()
+        }
+        if counts and counts.get(num_streams or 0, 0) < LEAST_ROUNDS:
+            num_streams = max(counts, key=lambda streams: counts[streams])
+        total = _rate(num_streams, rounds) if num_streams in counts else None
         return TokenSpeed(
-            tokens_per_second=_rate(alone),
-            total_tokens_per_second=_rate([each for each in together if each[1] == num_streams]),
-            num_streams=num_streams if counts else None,
+            tokens_per_second=_rate(1, rounds),
+            total_tokens_per_second=total,
+            num_streams=num_streams if total is not None else None,
         )
 
 
-def _recent(rounds: deque[_Round]) -> list[_Round]:
-    found = list(rounds)  # one call: another thread adds to them
-    return [each for each in found if found[-1][0] - each[0] <= _RECENT_SECONDS]
+def _recent(rounds: dict[int, BlockMeans]) -> dict[int, BlockMeans]:
+    latest_at = max((each.latest_at for each in rounds.values()), default=0.0)
+    return {
+        streams: each
+        for streams, each in rounds.items()
+        if latest_at - each.latest_at <= _RECENT_SECONDS
+    }
 
 
-def _rate(rounds: Sequence[_Round]) -> float | None:
-    if len(rounds) < LEAST_ROUNDS:
+def _rate(num_streams: int | None, rounds: dict[int, BlockMeans]) -> float | None:
+    if num_streams is None or num_streams not in rounds:
         return None
-    seconds = statistics.median(each[2] for each in rounds)
-    return rounds[-1][1] / seconds if seconds > 0 else None
+    blocks = rounds[num_streams].blocks()
+    if sum(block.count for block in blocks) < LEAST_ROUNDS:
+        return None
+    seconds = median_seconds(blocks)
+    return num_streams / seconds if seconds > 0 else None

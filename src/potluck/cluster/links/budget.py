@@ -1,9 +1,10 @@
 """How long a node may keep its network busy with measurements: 1 % of any minute.
 
-What is spent is the time that the bytes of a measurement take on the wire, in both directions, or
-the time that it took to compute them if that is longer. Half of the share can be saved up, so that
-a node that joins learns of its neighbours within seconds; the other half comes back over time. So
-no minute ever contains more than the saved half and the half that came back during it.
+What is spent is the time that the bytes of a measurement take on the wire, in the direction that
+has more of them, or the time that it took to compute them if that is longer. Half of the share can
+be saved up, so that a node that joins learns of its neighbours within seconds; the other half comes
+back over time. So no minute ever contains more than the saved half and the half that came back
+during it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ SHARE = 0.01
 WINDOW_SECONDS = 60.0
 
 CAPACITY_SECONDS = SHARE * WINDOW_SECONDS / 2
-"""0.3 s: about 60 measurements on Gigabit Ethernet, which take 5 ms each with both directions."""
+"""0.3 s: about 50 measurements on Gigabit Ethernet, of 6 ms each."""
 
 REFILL_PER_SECOND = SHARE / 2
 

@@ -1,11 +1,16 @@
 """What is known of the way to one node: recent measurements, corrected by edges in use.
 
+An edge in use shows at once that its link is faster than was known. That it is slower is only a
+reason to measure again: the kernel keeps the least round trip of five minutes, and a rate that was
+reached depends on what was sent.
+
 Pure: times are of the caller's clock.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from potluck.cluster.edges.path_figures import PathFigures
@@ -18,7 +23,8 @@ NUM_KEPT = 5
 
 _CHANGE = 1.5
 """Two measurements in a row that both differ by this factor from what was known, in the same
-direction, are a link that has changed: what came before is forgotten."""
+direction, are a link that has changed: what came before is forgotten. One is enough where an edge
+in use has raised the doubt."""
 
 _LEAST_CHANGE_SECONDS = 100e-6
 """Latencies closer than this are never a change: processors that wake up vary by as much."""
@@ -65,12 +71,30 @@ class LinkFigures:
         """When the last measurement was; None if there was none."""
         return self.samples[-1].at if self.samples else None
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether an edge in use seems to show that the link is slower now than it was measured.
+
+        It may be the edge: a receiver that computes acknowledges late, and frames that follow each
+        other seldom reach no high rate. Another measurement tells.
+        """
+        in_use = self.in_use
+        if in_use is None or not self.samples or self.in_use_at <= self.samples[-1].at:
+            return False
+        recent = in_use.recent_round_trip_seconds
+        latency = statistics.median(each.latency_seconds for each in self.samples)
+        if recent is not None and recent / 2 > _CHANGE * latency + _LEAST_CHANGE_SECONDS:
+            return True
+        rate = statistics.median(each.bytes_per_second for each in self.samples)
+        is_reached = _has_rate(in_use) and not in_use.is_lower_bound
+        return is_reached and 0 < in_use.bytes_per_second * _CHANGE < rate
+
     def measured(self, sample: Sample) -> LinkFigures:
         """Return the figures after another measurement."""
         samples = (*self.samples, sample)[-NUM_KEPT:]
-        if _has_changed([each.latency_seconds for each in samples], _LEAST_CHANGE_SECONDS) or (
-            _has_changed([each.bytes_per_second for each in samples], 0.0)
-        ):
+        if self.is_doubtful and _has_changed((*samples, sample)):
+            samples = (sample,)
+        elif _has_changed(samples):
             samples = samples[-2:]
         return replace(self, samples=samples)
 
@@ -99,11 +123,18 @@ class LinkFigures:
         )
 
 
-def _has_changed(values: list[float], least_change: float) -> bool:
-    """Whether the last two values are both above all that came before, or both below."""
-    *before, one, other = values if len(values) > 2 else [*values, 0.0, 0.0][:2]
-    if not before:
+def _has_changed(samples: Sequence[Sample]) -> bool:
+    """Whether the last two samples tell of another link than those before."""
+    return _differ([each.latency_seconds for each in samples], _LEAST_CHANGE_SECONDS) or _differ(
+        [each.bytes_per_second for each in samples], 0.0
+    )
+
+
+def _differ(values: list[float], least_change: float) -> bool:
+    """Whether the last two are both well above the median of those before, or both below."""
+    if len(values) < 3:
         return False
+    *before, one, other = values
     known = statistics.median(before)
     lower, upper = sorted((one, other))
     is_higher = lower > _CHANGE * known and lower - known > least_change
@@ -125,10 +156,10 @@ def _corrected_latency(latency: float, latest: Sample, in_use: PathFigures) -> f
 
 
 def _corrected_rate(rate: float, in_use: PathFigures) -> float:
-    """Take what a large frame reached on an edge; less than that was possible at least."""
+    """Raise the rate to what an edge has reached."""
+    return max(rate, in_use.bytes_per_second) if _has_rate(in_use) else rate
+
+
+def _has_rate(in_use: PathFigures) -> bool:
     round_trip = in_use.round_trip_seconds
-    if round_trip is None or round_trip < _LEAST_ROUND_TRIP_SECONDS or not in_use.bytes_per_second:
-        return rate
-    if in_use.is_lower_bound:
-        return max(rate, in_use.bytes_per_second)
-    return in_use.bytes_per_second
+    return round_trip is not None and round_trip >= _LEAST_ROUND_TRIP_SECONDS

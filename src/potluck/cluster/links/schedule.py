@@ -25,6 +25,9 @@ _SECOND_SECONDS = (2.0, 3.0)
 _OTHERS_TURN_SECONDS = 60.0
 """By which the other one refreshes the figures later."""
 
+_DOUBT_SECONDS = 20.0
+"""After a measurement, until a doubt leads to another; each doubt doubles it."""
+
 _BUSY_SECONDS = (0.3, 1.5)
 """Until a node is asked again that was being measured by another."""
 
@@ -37,6 +40,8 @@ _LONGEST_PAUSE_SECONDS = 1800.0
 class _Due:
     at: float
     num_failures: int = 0
+    measured_at: float | None = None
+    num_doubts: int = 0
 
 
 class LinkSchedule:
@@ -66,6 +71,19 @@ class LinkSchedule:
             pause = REFRESH_SECONDS * self._draws.uniform(0.9, 1.1)
             due.at = at + pause + (0.0 if self._begins(node_id) else _OTHERS_TURN_SECONDS)
             due.num_failures = 0
+            due.measured_at = at
+
+    def doubted(self, node_id: NodeId, now: float) -> None:
+        """Measure a node again soon, but ever more rarely while the doubts go on."""
+        due = self._due.get(node_id)
+        if due is None or due.measured_at is None or due.at <= now:
+            return
+        since = now - due.measured_at
+        if since >= REFRESH_SECONDS / 2:
+            due.num_doubts = 0
+        if since >= _DOUBT_SECONDS * 2**due.num_doubts:
+            due.num_doubts += 1
+            due.at = now
 
     def was_busy(self, node_id: NodeId, now: float, *, wait_seconds: float = 0.0) -> None:
         """Try a node again shortly, or when its budget allows it."""

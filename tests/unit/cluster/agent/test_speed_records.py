@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from potluck.cluster.agent.speed_records import (
+    AGREEING_SECONDS,
     KEPT_SECONDS,
     MAX_FILE_BYTES,
     MAX_RECORDS,
@@ -78,6 +79,16 @@ def test_what_is_old_beside_the_latest_does_not_count_and_is_forgotten_in_the_en
     assert seconds_of(records(measured()), NOW + KEPT_SECONDS - 1) == [0.01]
     assert seconds_of(records(measured()), NOW + KEPT_SECONDS + 1) == []
     assert b"cpu/native" not in records(measured()).encode(NOW + KEPT_SECONDS + 1)
+
+
+def test_a_unit_is_as_fast_as_it_was_lately_by_whatever_cut_of_a_model() -> None:
+    prompt = measured(0.7, num_tokens=512)
+    known = records(measured(0.01), measured(0.02, num_layers=8), prompt)
+    slow = [measured(0.09, num_layers=6), measured(0.1, num_layers=6, context_tokens=900)]
+    known.take(CPU, "fast", "shape", slow[:1], NOW + AGREEING_SECONDS + 60)
+    known.take(CPU, "fast", "shape", slow[1:], NOW + AGREEING_SECONDS + 120)
+    # Of prompts nothing later is known.
+    assert seconds_of(known, NOW + 1000) == [0.1, 0.09, 0.7]
 
 
 def test_they_survive_a_file_of_the_same_version_and_no_other() -> None:

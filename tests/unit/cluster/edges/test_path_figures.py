@@ -20,14 +20,14 @@ def test_the_kernel_counts_what_an_edge_has_sent() -> None:
         for step in range(5):
             outgoing.send(FrameKind.STEP, StepId(step), payload=bytes(PAYLOAD_BYTES))
             incoming.receive(5)
-        least = before.num_bytes + 5 * PAYLOAD_BYTES
+        least = before.sent_bytes + 5 * PAYLOAD_BYTES
         end = time.monotonic() + 5
-        while (after := outgoing.path()) is not None and after.num_bytes < least:
+        while (after := outgoing.path()) is not None and after.sent_bytes < least:
             assert time.monotonic() < end, after  # the last is acknowledged with a delay
             time.sleep(0.01)
         assert after is not None
         # Each frame has a preamble, and each TLS record 22 bytes of its own.
-        assert after.num_bytes - least < 5 * 200
+        assert after.sent_bytes - least < 5 * 200
         assert after.round_trip_seconds is not None
         assert 0 < after.round_trip_seconds < 0.1
         assert after.bytes_per_second > 0

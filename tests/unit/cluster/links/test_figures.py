@@ -20,13 +20,19 @@ def a_sample(
 
 
 def a_path(
-    round_trip: float | None, rate: float = 0.0, *, is_lower_bound: bool = False
+    round_trip: float | None,
+    rate: float = 0.0,
+    *,
+    is_lower_bound: bool = False,
+    recent: float | None = None,
 ) -> PathFigures:
     return PathFigures(
         round_trip_seconds=round_trip,
+        recent_round_trip_seconds=round_trip if recent is None else recent,
         bytes_per_second=rate,
         is_lower_bound=is_lower_bound,
-        num_bytes=1,
+        sent_bytes=1,
+        received_bytes=1,
     )
 
 
@@ -98,13 +104,27 @@ def test_a_measurement_after_it_counts_more_than_an_edge() -> None:
     assert speed(used.measured(a_sample(60))).bytes_per_second == 10e6
 
 
-def test_an_edge_in_use_says_what_large_frames_reach() -> None:
+@pytest.mark.parametrize("is_lower_bound", [False, True])
+def test_an_edge_in_use_says_what_is_possible_at_least(is_lower_bound: bool) -> None:
     measured = figures(a_sample(10))
-    assert speed(measured.used(a_path(0.01, 4e6), 20)).bytes_per_second == 4e6
     for rate, expected in ((4e6, 10e6), (40e6, 40e6), (0.0, 10e6)):
-        bound = measured.used(a_path(0.01, rate, is_lower_bound=True), 20)
-        assert speed(bound).bytes_per_second == expected
-    assert speed(measured.used(a_path(0.01, 0.0), 20)).bytes_per_second == 10e6
+        used = measured.used(a_path(0.01, rate, is_lower_bound=is_lower_bound), 20)
+        assert speed(used).bytes_per_second == expected
+        assert used.is_doubtful == (rate == 4e6 and not is_lower_bound)
+
+
+def test_a_doubt_and_one_measurement_tell_a_change() -> None:
+    before = figures(*(a_sample(at) for at in range(4)))
+    slower = a_sample(50, latency=0.02, round_trip=0.04)
+    assert not before.is_doubtful
+    assert speed(before.measured(slower)).latency_seconds == 0.005
+    doubted = before.used(a_path(0.01, recent=0.04, is_lower_bound=True), 40)
+    assert doubted.is_doubtful
+    assert speed(doubted).latency_seconds == 0.005
+    assert speed(doubted.measured(slower)).latency_seconds == 0.02
+    assert not doubted.measured(slower).is_doubtful
+    # It was the edge.
+    assert speed(doubted.measured(a_sample(50))).num_samples == 5
 
 
 def test_within_one_machine_the_kernels_rate_says_nothing() -> None:

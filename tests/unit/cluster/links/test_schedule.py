@@ -83,6 +83,23 @@ def test_a_busy_node_is_asked_again_soon_and_one_without_a_budget_when_it_has_on
     assert 50.3 <= due(schedule)[1] <= 51.5
 
 
+def test_a_doubt_hastens_the_next_measurement_ever_more_rarely() -> None:
+    schedule = a_schedule()
+    schedule.doubted(node(1), 0.0)
+    schedule.joined(node(1), 0.0, measured_at=None)
+    schedule.doubted(node(1), 0.0)
+    assert due(schedule)[1] > 0
+    now, times = 1.0, []
+    schedule.measured(node(1), now)
+    while now < 590:
+        now += 10
+        schedule.doubted(node(1), now)
+        if due(schedule)[1] <= now:
+            times.append(now)
+            schedule.measured(node(1), now)
+    assert times == [21, 61, 141, 301]
+
+
 def test_nodes_that_join_together_are_taken_in_another_order_by_each() -> None:
     orders = []
     for seed in range(2):
