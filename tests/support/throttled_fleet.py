@@ -1,7 +1,6 @@
 """Agents on this machine, as fast as control groups let them be and as far apart as a relay does.
 
-Needs root, version 1 of the kernel's CPU controller, iproute2 and util-linux. The modules of
-``tests/support`` have to be on the path.
+Needs root, version 1 of the kernel's CPU controller and util-linux; with a relay iproute2 too.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from support.agents import AgentProcess, Fleet, eventually
 from support.netns import Host
@@ -23,6 +21,7 @@ from support.relay import Link, relayed_lan
 
 CPU_GROUPS = Path("/sys/fs/cgroup/cpu")
 _NAMESPACES = Path("/run/netns")
+_numbers = itertools.count()
 _CLONE_NEWNET = 0x40000000
 _SHARES = 262_144
 """The most there is: whatever else runs on the machine takes little from the fleet."""
@@ -32,10 +31,10 @@ _PERIOD_MICROSECONDS = 5000
 """Short, so that a step is much longer and is slowed down evenly."""
 
 _READY_SECONDS = 120.0
-_LINK_SECONDS = 30.0
-_END_SECONDS = 10.0
+_LINK_SECONDS = 4.0
+"""Links are measured shortly after nodes have met."""
 
-Document = dict[str, Any]
+_END_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +99,12 @@ class ThrottledFleet:
         return found
 
 
+def require_groups() -> None:
+    """Raise ``OSError`` where control groups of version 1 cannot throttle cores."""
+    with _groups([Machine(cores=0.5, core=0)]):
+        pass
+
+
 @contextlib.contextmanager
 def throttled_fleet(
     directory: Path, machines: Sequence[Machine], distances: Sequence[Distance] = ()
@@ -107,6 +112,7 @@ def throttled_fleet(
     """Start an agent on each machine, the first of which coordinates.
 
     With ``distances`` each is on a host of its own. Whatever else asks for the processor waits.
+    Raises ``OSError`` where there are no such control groups.
     """
     with contextlib.ExitStack() as opened:
         groups = opened.enter_context(_groups(machines))
@@ -148,7 +154,7 @@ def throttled_fleet(
             within=_READY_SECONDS,
             what="all agents have measured themselves",
         )
-        time.sleep(_LINK_SECONDS / 10)  # links are measured shortly after nodes have met
+        time.sleep(_LINK_SECONDS)
         yield ThrottledFleet(agents, hosts)
 
 
@@ -178,7 +184,8 @@ def _groups(machines: Sequence[Machine]) -> Iterator[list[Path]]:
 
     This process is in that one, too, with what it starts that is on none of the machines.
     """
-    parent = CPU_GROUPS / f"potluck-placement-{os.getpid()}"
+    parent = CPU_GROUPS / f"potluck-placement-{os.getpid()}-{next(_numbers)}"
+    before = _own_group()
     with contextlib.ExitStack() as cleanup:
         parent.mkdir()
         cleanup.callback(_remove, parent)
@@ -187,7 +194,7 @@ def _groups(machines: Sequence[Machine]) -> Iterator[list[Path]]:
         client.mkdir()
         cleanup.callback(_remove, client)
         (client / "cgroup.procs").write_text(str(os.getpid()))
-        cleanup.callback((CPU_GROUPS / "cgroup.procs").write_text, str(os.getpid()))
+        cleanup.callback((before / "cgroup.procs").write_text, str(os.getpid()))
         groups = []
         for number, machine in enumerate(machines):
             group = parent / f"machine-{number}"
@@ -200,10 +207,19 @@ def _groups(machines: Sequence[Machine]) -> Iterator[list[Path]]:
         yield groups
 
 
+def _own_group() -> Path:
+    """Return the control group of this process."""
+    for line in Path("/proc/self/cgroup").read_text("ascii").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "cpu" in controllers.split(","):
+            return CPU_GROUPS / path.lstrip("/")
+    raise OSError("the kernel has no CPU controller of version 1")
+
+
 def _remove(group: Path) -> None:
     """Remove a control group once the last process in it has ended."""
     deadline = time.monotonic() + _END_SECONDS
-    for _ in itertools.count():
+    while True:
         try:
             group.rmdir()
         except OSError:
