@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -122,7 +123,7 @@ def main() -> None:
         arguments.output.write_text(json.dumps(document) + "\n", encoding="utf-8")
 
 
-def errors(results: list[dict], kind: str) -> dict[str, float]:
+def errors(results: list[dict[str, Any]], kind: str) -> dict[str, float]:
     """Return the median and the worst error of what begins with ``kind``, as parts of measured."""
     found = [
         abs(row["predicted_seconds"] / row["seconds"] - 1)
@@ -170,7 +171,7 @@ def compare(
     pool: ThreadPool,
     isa: str,
     clock: Clock,
-) -> Iterator[dict]:
+) -> Iterator[dict[str, Any]]:
     """Yield what was predicted and measured of each kind of step."""
     config = config_of(SHAPES[name])
     last = config.num_layers
@@ -184,7 +185,9 @@ def compare(
         start_layer=0, end_layer=last, num_layers=last, has_embedding=False, has_head=True
     )
 
-    def row(kind: str, parts: PartTimes, start: int, end: int, samples: list[float]) -> dict:
+    def row(
+        kind: str, parts: PartTimes, start: int, end: int, samples: list[float]
+    ) -> dict[str, Any]:
         return {
             "shape": name,
             "quantization": quantization.value,

@@ -108,9 +108,7 @@ def test_a_table_counts_for_less_than_it_says() -> None:
     assert found.read.value == pytest.approx(40e9)
 
 
-@pytest.mark.parametrize(
-    "value", [0.0, -1.0, math.nan, math.inf, -math.inf, 1e300, 5e-324]
-)
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, -math.inf, 1e300, 5e-324])
 def test_absurd_figures_count_as_unknown(value: float) -> None:
     figures = Figures(
         read_bytes_per_second=measured(value),

@@ -78,13 +78,12 @@ def test_a_missing_tensor_raises() -> None:
 
 def test_the_shape_says_all_but_depth() -> None:
     shallow, deep = work_of(llama_config(2)), work_of(llama_config(30))
-    assert shallow.shape(Arithmetic.EXACT, 2) == deep.shape(Arithmetic.EXACT, 2)
+    assert shallow.shape(Arithmetic.EXACT) == deep.shape(Arithmetic.EXACT)
     others = {
-        shallow.shape(Arithmetic.AMX, 2),
-        shallow.shape(Arithmetic.EXACT, 1),
-        work_of(llama_config(2, hidden_size=2048)).shape(Arithmetic.EXACT, 2),
-        work_of(llama_config(2, vocab_size=1000)).shape(Arithmetic.EXACT, 2),
-        work_of(llama_config(2), Quantization.NONE).shape(Arithmetic.EXACT, 2),
-        work_of(llama_config(2, window=128)).shape(Arithmetic.EXACT, 2),
+        shallow.shape(Arithmetic.AMX),
+        work_of(llama_config(2, hidden_size=2048)).shape(Arithmetic.EXACT),
+        work_of(llama_config(2, vocab_size=1000)).shape(Arithmetic.EXACT),
+        work_of(llama_config(2), Quantization.NONE).shape(Arithmetic.EXACT),
+        work_of(llama_config(2, window=128)).shape(Arithmetic.EXACT),
     }
-    assert len(others | {shallow.shape(Arithmetic.EXACT, 2)}) == 7
+    assert len(others | {shallow.shape(Arithmetic.EXACT)}) == 6
