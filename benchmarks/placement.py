@@ -40,8 +40,8 @@ from potluck.errors import PotluckError  # noqa: E402
 
 CONTEXT_TOKENS = 64
 PROMPT_TOKENS = 16
-NUM_TOKENS = 40
-SLOW_NUM_TOKENS = 16
+NUM_TOKENS = 16
+SLOW_NUM_TOKENS = 8
 """Of a plan that is far slower than the chosen one."""
 
 SLOW_SECONDS = 0.25
@@ -49,7 +49,7 @@ SLOW_SECONDS = 0.25
 
 NUM_ROUNDS = 2
 NUM_REQUESTS = 3
-NUM_OTHERS = 4
+NUM_OTHERS = 3
 """Plans that are measured beside the chosen one."""
 
 FIRST_TOKEN_ID = 300
