@@ -180,6 +180,8 @@ def test_state_and_metrics(api: RunningApi, client: httpx2.Client) -> None:
     assert after[f"potluck_model_recoveries_total{label}"] == 4
     assert after[f"potluck_model_recovery_seconds{label}"] == 2.5
     assert after[f"potluck_model_spare_stages{label}"] == 1
+    assert after[f"potluck_model_moves_total{label}"] == 3
+    assert after[f"potluck_model_move_gain_ratio{label}"] == 0.25
 
     def shown(name: str, **labels: str) -> float:
         given = sorted({"model": MODEL, **labels}.items())

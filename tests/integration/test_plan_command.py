@@ -34,7 +34,17 @@ def test_a_fleet_is_planned_with_nothing_running(tmp_path: Path) -> None:
     code, out, err = plan(tmp_path, "--for", "latency", "--streams", "4")
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0].split() == ["STAGE", "NODE", "UNIT", "LAYERS", "MEMORY", "STEP", "HOP"]
+    assert lines[0].split() == [
+        "STAGE",
+        "NODE",
+        "UNIT",
+        "LAYERS",
+        "MEMORY",
+        "STEP",
+        "ms",
+        "HOP",
+        "ms",
+    ]
     assert lines[2].startswith("0      desktop  cpu/native")
     assert any(line.startswith("4 streams ") for line in lines)
     (unused,) = [line for line in lines if line.startswith("not used: ")]

@@ -76,7 +76,7 @@ async def asked(ours: Node, shape: str = SHAPE) -> NodeSpeeds:
     unused = cast(Any, SimpleNamespace())
     facts = NodeFacts(node_id=NODE, address="", memory_limit_bytes=None, num_threads=1)
 
-    async def links() -> tuple[LinkSpeed, ...]:
+    async def links(*, may_wait: bool) -> tuple[LinkSpeed, ...]:
         return (LINK,)
 
     calls = NodeCalls(facts, unused, unused, unused, ours.host, unused, unused, ours.speeds, links)

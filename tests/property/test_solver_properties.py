@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import math
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
-from support.path_problems import all_answers, for_sequences, random_problem
+from support.path_problems import (
+    all_answers,
+    fleet_problem,
+    for_sequences,
+    random_answers,
+    random_problem,
+)
 
 from potluck.placement.path import Cut, PathProblem
-from potluck.placement.solver import best_throughput, shortest_path
+from potluck.placement.solver import (
+    best_throughput,
+    missing_bytes,
+    replicate,
+    shortest_path,
+    total_rate,
+)
 
 NUM_FLEETS = 500
 
@@ -38,6 +50,7 @@ def test_one_stream_gets_the_best_of_all_answers_on_small_fleets(part: int) -> N
         if not len(paths):
             assert path is None
             continue
+        assert missing_bytes(problem) == 0
         num_solved += 1
         assert path is not None
         check_answer(problem, path.cuts)
@@ -85,3 +98,102 @@ def test_several_streams_get_the_best_of_all_answers_on_small_fleets(part: int) 
         assert found.path.seconds == pytest.approx(period, rel=1e-9)
         assert found.path.seconds == pytest.approx(best, rel=1e-8)
     assert num_solved > NUM_FLEETS // 10
+
+
+@pytest.mark.parametrize("links", ["equal", "unequal", "sites"])
+@pytest.mark.parametrize("part", [(0.02, 0.2), (0.1, 1.2)])
+def test_no_random_answer_on_a_larger_fleet_is_better(
+    links: str, part: tuple[float, float]
+) -> None:
+    random = np.random.default_rng(7)
+    for num_units, num_layers in ((8, 40), (14, 16), (20, 30)):
+        problem = fleet_problem(
+            random, num_units=num_units, num_layers=num_layers, part=part, links=links
+        )
+        answers = random_answers(problem, random, num_answers=500)
+        path = shortest_path(problem, num_elements=50_000_000)
+        found = best_throughput(partial(for_sequences, problem), 8, num_elements=50_000_000)
+        if path is None or found is None:
+            assert not answers
+            continue
+        check_answer(problem, path.cuts)
+        check_answer(problem, found.path.cuts)
+        for cuts in answers:
+            seconds = problem.path_seconds(cuts)
+            assert path.seconds <= seconds * (1 + 1e-9)
+            assert path.bound_seconds <= seconds * (1 + 1e-9)
+        for num_sequences, num_in_flight in ((1, 8), (2, 4), (4, 2), (8, 1)):
+            work = for_sequences(problem, num_sequences)
+            for cuts in answers:
+                busiest = num_in_flight * work.bottleneck_seconds(cuts)
+                period = max(work.path_seconds(cuts), busiest)
+                assert found.path.seconds <= period * (1 + 1e-9)
+                assert found.path.bound_seconds <= period * (1 + 1e-9)
+
+
+def test_bounds_hold_when_there_is_no_work_left_to_spend() -> None:
+    random = np.random.default_rng(3)
+    for _ in range(20):
+        problem = fleet_problem(
+            random, num_units=9, num_layers=20, part=(0.1, 0.4), links="unequal"
+        )
+        best = shortest_path(problem)
+        hasty = shortest_path(problem, num_elements=1)
+        assert best is not None
+        assert best.gap < 1e-8
+        if hasty is not None:
+            check_answer(problem, hasty.cuts)
+            assert hasty.bound_seconds <= best.seconds * (1 + 1e-9)
+            assert hasty.seconds >= best.seconds * (1 - 1e-9)
+
+
+def test_many_units_are_searched_by_parts_and_bounded_as_a_whole() -> None:
+    random = np.random.default_rng(5)
+    problem = fleet_problem(random, num_units=140, num_layers=10, part=(0.1, 0.6), links="sites")
+    path = shortest_path(problem, num_elements=100_000_000)
+    assert path is not None
+    check_answer(problem, path.cuts)
+    assert path.gap < 0.15
+    for cuts in random_answers(problem, random, num_answers=100):
+        assert path.bound_seconds <= path.seconds <= problem.path_seconds(cuts)
+    of_sequences = cache(partial(for_sequences, problem))
+    pipelines = replicate(of_sequences, 16, num_elements=50_000_000)
+    units = [cut.unit for each in pipelines for cut in each.path.cuts]
+    assert len(units) == len(set(units))
+    assert sum(each.num_streams for each in pipelines) == 16
+    one = best_throughput(of_sequences, 16, num_elements=50_000_000)
+    assert one is not None
+    assert total_rate(pipelines) >= total_rate((one,))
+    for each in pipelines:
+        check_answer(problem, each.path.cuts)
+
+
+def test_the_same_problem_has_the_same_answer() -> None:
+    problem = fleet_problem(
+        np.random.default_rng(1), num_units=20, num_layers=30, part=(0.05, 0.3), links="sites"
+    )
+    assert shortest_path(problem) == shortest_path(problem)
+
+
+@pytest.mark.parametrize("num_units", [10, 60, 200])
+def test_a_fleet_without_room_has_no_answer_and_says_what_it_lacks(num_units: int) -> None:
+    random = np.random.default_rng(2)
+    most = 0.8 / num_units
+    problem = fleet_problem(
+        random, num_units=num_units, num_layers=30, part=(0.5 * most, most), links="sites"
+    )
+    assert shortest_path(problem, num_elements=50_000_000) is None
+    of_sequences = partial(for_sequences, problem)
+    assert best_throughput(of_sequences, 4, num_elements=50_000_000) is None
+    assert replicate(of_sequences, 4, num_elements=50_000_000) == ()
+    assert missing_bytes(problem) >= problem.item_bytes[0].sum() * 0.2 - 300
+
+
+def test_a_fleet_whose_links_are_all_cut_has_no_answer_but_lacks_no_memory() -> None:
+    problem = fleet_problem(
+        np.random.default_rng(2), num_units=140, num_layers=10, part=(0.1, 0.5), links="equal"
+    )
+    problem.hop_seconds[:-1, :-1] = np.inf
+    assert shortest_path(problem) is None
+    assert replicate(partial(for_sequences, problem), 4) == ()
+    assert missing_bytes(problem) == 0

@@ -49,12 +49,12 @@ from potluck.cluster.calls import (
     decode,
     encode,
 )
+from potluck.cluster.coordinator.alternatives import Alternative
 from potluck.cluster.coordinator.answering import OnOver, OpenPipeline
 from potluck.cluster.coordinator.attempt import Attempt, Surroundings
 from potluck.cluster.coordinator.claiming import Grant, Refusal
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.left_out import NodeUnitId
-from potluck.cluster.coordinator.rebalancing import Alternative
 from potluck.cluster.membership import Membership
 from potluck.cluster.worker.messages import Connect, Peer
 from potluck.errors import CallError, EngineError, PotluckError

@@ -436,7 +436,7 @@ class StageHost:
             for done in range(layers):
                 yield encode(Progress(done_bytes=done, total_bytes=layers))
                 await asyncio.sleep(LOAD_SECONDS_PER_LAYER)
-                if worker.is_ended:
+                if worker.is_ended or self.cannot_load:
                     raise CallError("the worker ended while it loaded")
                 self._require(spec.deployment, spec.epoch)
             worker.is_loaded = True

@@ -6,6 +6,7 @@ import pytest
 from simulation.stages import NUM_LAYERS, STEP_SECONDS_PER_LAYER
 from simulation.world import World, room_for
 
+from potluck.cluster.calls import MoveOutcome, RebalanceReport
 from potluck.placement.rebalancing import RebalancePolicy
 from potluck.types.placement import Rebalance
 
@@ -227,6 +228,38 @@ def test_a_node_that_is_slow_by_turns_causes_few_moves(seed: int) -> None:
 
 
 @SEEDS
+def test_two_nodes_that_are_fast_by_turns_cause_few_moves(seed: int) -> None:
+    with cluster(seed, 6, 6) as world:
+        deploy(world, 1, 2)
+        for turn in range(60):
+            world.at(turn * 60.0, world.set_slowness, 1, (50.0, 1.0)[turn % 2])
+            world.at(turn * 60.0, world.set_slowness, 2, (1.0, 50.0)[turn % 2])
+        world.run(3600.0)
+        assert 4 <= world.count_moves() <= 6
+        assert_well(world)
+
+
+@SEEDS
+def test_a_loss_while_it_moves_is_told_of_the_plan_in_force(seed: int) -> None:
+    with cluster(seed, 6, 6, 6) as world:
+        world.set_slowness(1, 4.0)
+        deploy(world, 1)
+        before = world.epoch
+        world.start(2)
+        loading = world.agents[2].stages
+        assert world.run_while(lambda: not loading.workers, at_most=60.0)
+        keep_busy(world, 5.0)
+        world.kill_worker(1)
+        world.run(5.0)
+        assert before is not None
+        assert world.epoch is not None
+        assert world.epoch.number == before.number + 2
+        published = [line.split("n1: ", 1)[1] for line in world.history.notes if "n1: " in line]
+        assert not any(line.startswith(f"{before.number + 1}.") for line in published)
+        assert_well(world)
+
+
+@SEEDS
 @pytest.mark.parametrize("rebalance", [Rebalance.ASK, Rebalance.NEVER])
 def test_it_moves_by_itself_only_if_it_may(seed: int, rebalance: Rebalance) -> None:
     with cluster(seed, 6, 6, rebalance=rebalance) as world:
@@ -240,4 +273,100 @@ def test_it_moves_by_itself_only_if_it_may(seed: int, rebalance: Rebalance) -> N
         assert record is not None
         is_asked = "potluck rebalance toy" in record.rebalance_note
         assert is_asked is (rebalance is Rebalance.ASK)
+        assert_well(world)
+
+
+@SEEDS
+def test_what_was_loaded_for_a_move_that_fails_is_released(seed: int) -> None:
+    with cluster(seed, 6, 2, 4) as world:
+        world.set_slowness(1, 8.0)
+        deploy(world, 1)
+        world.start(2, 3)
+        early, late = world.agents[2].stages, world.agents[3].stages
+        assert world.run_while(lambda: not late.workers, at_most=60.0)
+        assert world.run_while(lambda: not early.held(), at_most=2.0)
+        world.break_disk(3)
+        assert world.run_while(lambda: not note_of(world), at_most=60.0)
+        assert "given up" in note_of(world)
+        world.run(2.0)
+        assert world.stages == [("n1", 0, 6)]
+        assert not early.workers
+        assert_well(world)
+
+
+@SEEDS
+def test_a_leaving_node_ends_a_move_and_is_left(seed: int) -> None:
+    with cluster(seed, 6, 6, 6) as world:
+        world.set_slowness(1, 4.0)
+        world.set_slowness(3, 4.0)
+        deploy(world, 3, 1)
+        assert world.stages == [("n1", 0, 3), ("n3", 3, 6)]
+        world.start(2)
+        loading = world.agents[2].stages
+        keep_busy(world, 20.0)
+        assert world.run_while(lambda: not loading.workers, at_most=60.0)
+        world.drain(1)
+        assert world.run_while(lambda: 1 in world.agents, at_most=20.0)
+        del world.capacities[1]
+        assert "n1" not in {node for node, _, _ in world.stages}
+        assert_well(world)
+
+
+def note_of(world: World) -> str:
+    record = world.records[1]
+    return "" if record is None else record.rebalance_note
+
+
+def look(world: World, *, is_dry_run: bool) -> RebalanceReport:
+    """What ``potluck rebalance`` is answered."""
+    (node,) = world.coordinators
+    agent = world.agents[node]
+    reports: list[RebalanceReport] = []
+
+    async def ask() -> None:
+        reports.append(
+            await agent.coordination.rebalance(
+                agent.coordination.find(None)[0], is_dry_run=is_dry_run
+            )
+        )
+
+    agent.process.run(lambda: world.loop.create_task(ask()))
+    assert world.run_while(lambda: not reports, at_most=30.0)
+    return reports[0]
+
+
+@SEEDS
+@pytest.mark.parametrize("rebalance", list(Rebalance))
+def test_a_user_may_look_and_move_at_any_time(seed: int, rebalance: Rebalance) -> None:
+    with cluster(seed, 6, 6, rebalance=rebalance) as world:
+        world.set_slowness(1, 4.0)
+        deploy(world, 1)
+        world.start(2)
+        world.run(1.0)
+        before = world.epoch
+        shown = look(world, is_dry_run=True)
+        assert shown.outcome is MoveOutcome.POSSIBLE
+        assert shown.gain > 2.0
+        assert [each.node_id for each in shown.new_stages] == ["n2"]
+        assert not shown.needs_room
+        assert world.epoch == before
+        keep_busy(world, 10.0)
+        assert look(world, is_dry_run=False).outcome is MoveOutcome.MOVED
+        assert world.stages == [("n2", 0, 6)]
+        assert look(world, is_dry_run=False).outcome is MoveOutcome.STAYS
+        assert_well(world)
+
+
+@SEEDS
+def test_a_user_is_told_why_a_move_has_failed(seed: int) -> None:
+    with cluster(seed, 6, 6, rebalance=Rebalance.NEVER) as world:
+        world.set_slowness(1, 4.0)
+        deploy(world, 1)
+        world.start(2)
+        world.run(1.0)
+        world.break_disk(2)
+        report = look(world, is_dry_run=False)
+        assert report.outcome is MoveOutcome.FAILED
+        assert "cannot be read" in report.reason
+        assert world.stages == [("n1", 0, 6)]
         assert_well(world)

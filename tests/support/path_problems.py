@@ -121,5 +121,88 @@ def all_answers(problem: PathProblem) -> tuple[NDArray[np.float64], NDArray[np.f
     return np.concatenate(paths), np.concatenate(bottlenecks)
 
 
+def random_answers(
+    problem: PathProblem, random: Generator, *, num_answers: int
+) -> list[tuple[Cut, ...]]:
+    """Return random answers that fit in memory, fewer if most attempts fail.
+
+    Units come in a random order; each takes a random part of what it can hold, and half of the
+    attempts prefer units that are fast.
+    """
+    answers: list[tuple[Cut, ...]] = []
+    num_items = problem.num_items
+    speed = problem.item_seconds.sum(axis=1)
+    ends = [_fitting_ends(problem, unit) for unit in range(problem.num_units)]
+    for attempt in range(4 * num_answers):
+        if len(answers) == num_answers:
+            break
+        weights = random.random(problem.num_units) * (speed if attempt % 2 else 1)
+        keeps = random.choice([0.0, 0.8, 1.0])
+        start, cuts = 0, []
+        for unit in np.argsort(weights):
+            fitting = ends[unit][start]
+            if fitting:
+                end = fitting[-1] if random.random() < keeps else int(random.choice(fitting))
+                cuts.append(Cut(unit=int(unit), start=start, end=end))
+                start = end
+            if start == num_items:
+                answers.append(tuple(cuts))
+                break
+    return answers
+
+
+def _fitting_ends(problem: PathProblem, unit: int) -> list[list[int]]:
+    num_items, usable = problem.num_items, problem.usable_bytes[unit]
+    return [
+        [
+            end
+            for end in range(start + 1, num_items + 1)
+            if problem.bytes_of(Cut(unit=unit, start=start, end=end)) <= usable
+        ]
+        for start in range(num_items)
+    ]
+
+
+def fleet_problem(
+    random: Generator,
+    *,
+    num_units: int,
+    num_layers: int,
+    part: tuple[float, float],
+    links: str,
+) -> PathProblem:
+    """Return a problem like that of a real fleet.
+
+    Each unit may use between two parts of the model's bytes; speeds are log-normal. ``links`` are
+    "equal", "unequal" (tenths of a millisecond to three), or in four "sites" 5 ms apart.
+    """
+    num_items = num_layers + 2
+    bytes_of_items = np.full(num_items, 100)
+    bytes_of_items[[0, -1]] = 150
+    usable = random.uniform(*part, num_units) * bytes_of_items.sum()
+    item_seconds = np.outer(np.exp(random.normal(0, 0.7, num_units)), bytes_of_items) * 1e-5
+    item_seconds[:, 0] *= 0.01
+    shape = (num_units + 1, num_units + 1)
+    hops = np.full(shape, 3e-4)
+    if links == "unequal":
+        hops = 10 ** random.uniform(-4, -2.5, shape)
+    elif links == "sites":
+        site = random.integers(0, 4, num_units + 1)
+        hops = np.where(site[:, None] == site[None, :], 2e-4, 5e-3)
+        hops *= random.uniform(0.9, 1.1, shape)
+    none = np.zeros(num_units, dtype=np.int64)
+    return PathProblem(
+        usable_bytes=usable.astype(np.int64),
+        item_bytes=np.tile(bytes_of_items, (num_units, 1)).astype(np.int64),
+        stage_bytes=none + 20,
+        shared_bytes=none,
+        lone_bytes=np.tile(bytes_of_items[[0, -1]] + 10, (num_units, 1)).astype(np.int64),
+        item_seconds=item_seconds,
+        stage_seconds=np.full(num_units, 1e-4),
+        hop_seconds=hops,
+        busy_seconds=hops * 0.3,
+    )
+
+
 def _links(problem: PathProblem) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return problem.hop_seconds, problem.busy_seconds

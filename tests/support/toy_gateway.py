@@ -213,6 +213,8 @@ class ToyGateway:
                 epoch=5,
                 num_recoveries=4,
                 recovery_seconds=2.5,
+                num_moves=3,
+                last_gain=0.25,
                 num_spares=1,
                 speed=TokenSpeed(
                     tokens_per_second=40.0, total_tokens_per_second=90.0, num_streams=5

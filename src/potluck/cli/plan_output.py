@@ -90,43 +90,47 @@ class _Names:
 def _stage_rows(plan: Mapping[str, Any], names: _Names) -> Iterator[tuple[str, ...]]:
     """The stages; with predictions, from the coordinator on with every hop."""
     stages, prediction = plan["stages"], plan["prediction"]
-    header = ("STAGE", "NODE", "UNIT", "LAYERS", "MEMORY", "STEP", "HOP")
+    header = ("STAGE", "NODE", "UNIT", "LAYERS", "MEMORY", "STEP ms", "HOP ms")
     width = len(header) if prediction else len(header) - 2
     yield header[:width]
     if prediction:
         coordinator = names.of(plan["coordinator"])
-        entry = format_seconds(prediction["entry_seconds"])
+        entry = _milliseconds(prediction["entry_seconds"])
         yield ("", coordinator, "coordinator", "", "", "", entry)
     for index, stage in enumerate(stages):
         layers = f"[{stage['start_layer']}, {stage['end_layer']})"
         times: tuple[str, ...] = ()
         if predicted := stage["predicted"]:
             times = (
-                format_seconds(predicted["decode_seconds"]),
-                format_seconds(predicted["hop_seconds"]),
+                _milliseconds(predicted["decode_seconds"]),
+                _milliseconds(predicted["hop_seconds"]),
             )
         yield (
             str(stage["stage"]),
             names.of(stage["node_id"]),
             stage["unit_id"],
-            ("embed + " if index == 0 else "")
+            ("embed " if index == 0 else "")
             + layers
-            + (" + head" if index == len(stages) - 1 else ""),
+            + (" head" if index == len(stages) - 1 else ""),
             _memory_text(stage),
             *times,
             *[""] * (width - 5 - len(times)),
         )
 
 
+def _milliseconds(seconds: float) -> str:
+    return format_number(seconds * 1000)
+
+
 def _memory_text(stage: Mapping[str, Any]) -> str:
-    """``2.1 of 15 GiB``: what a stage takes of the memory of its unit."""
+    """``2.1/15 GiB``: what a stage takes of the memory of its unit."""
     memory = stage_memory(stage)
     used = format_bytes(memory.device_bytes if memory.is_on_device else memory.total_bytes)
     if stage["usable_bytes"] is None:
         return used
     usable = format_bytes(stage["usable_bytes"])
     number, _, unit = used.partition(" ")
-    return f"{number if usable.endswith(f' {unit}') else used} of {usable}"
+    return f"{number if usable.endswith(f' {unit}') else used}/{usable}"
 
 
 def _prediction_rows(plan: Mapping[str, Any], names: _Names) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -61,8 +62,8 @@ def predict(
         StagePrediction(
             node_id=pipeline.unit(cut).node_id,
             unit_id=pipeline.unit(cut).unit_id,
-            decode_seconds=one.stage_seconds[index],
-            loaded_seconds=load.step.stage_seconds[index],
+            decode_seconds=one.seen_seconds[index],
+            loaded_seconds=load.step.seen_seconds[index],
             prefill_seconds_per_token=prefill[index].seconds(cut.start, cut.end) / chunk,
             hop_seconds=one.hop_seconds[index + 1],
             basis=bases[index],
@@ -89,16 +90,25 @@ def predict(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StepTimes:
-    """A step's times: ``hop_seconds`` has the way in first, and the way back last."""
+    """A step's times: ``hop_seconds`` has the way in first, and the way back last.
+
+    ``stage_seconds`` are sustained ones, ``short_seconds`` those that no quota holds up, and
+    ``seen_seconds`` those that most steps take. ``unit_seconds`` are sustained ones by the stage
+    of each unit, of all stages that the unit has.
+    """
 
     parts: tuple[PartTimes, ...]
     stage_seconds: tuple[float, ...]
+    short_seconds: tuple[float, ...]
+    seen_seconds: tuple[float, ...]
+    unit_seconds: tuple[float, ...]
     hop_seconds: tuple[float, ...]
     busy_seconds: tuple[float, ...]
 
     @property
     def path_seconds(self) -> float:
-        return sum(self.stage_seconds) + sum(self.hop_seconds)
+        """One step at a time: quotas are renewed while other stages compute."""
+        return max(sum(self.short_seconds) + sum(self.hop_seconds), *self.unit_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +122,7 @@ class _Load:
 
     @classmethod
     def of(cls, step: _StepTimes, steps_in_flight: int) -> _Load:
-        slowest = max(step.stage_seconds)
+        slowest = max(step.unit_seconds)
         busiest = max(slowest, *step.busy_seconds)
         limited = steps_in_flight * busiest
         is_limited = limited >= step.path_seconds and busiest == slowest
@@ -120,7 +130,7 @@ class _Load:
             step=step,
             steps_in_flight=steps_in_flight,
             period_seconds=max(limited, step.path_seconds),
-            bottleneck=step.stage_seconds.index(slowest) if is_limited else None,
+            bottleneck=step.unit_seconds.index(slowest) if is_limited else None,
         )
 
 
@@ -156,11 +166,17 @@ class _Pipeline:
         hidden_size = self.times[0].work.hidden_size
         sizes = [step_bytes(num_tokens, hidden_size)] * (len(self.cuts) + 1)
         sizes[0], sizes[-1] = header_bytes(num_tokens), header_bytes(num_results)
+        stages = [(part, cut.start, cut.end) for part, cut in zip(parts, self.cuts, strict=True)]
+        sustained = tuple(part.seconds(start, end) for part, start, end in stages)
+        of_unit: defaultdict[int, float] = defaultdict(float)
+        for cut, seconds in zip(self.cuts, sustained, strict=True):
+            of_unit[cut.unit] += seconds
         return _StepTimes(
             parts=parts,
-            stage_seconds=tuple(
-                part.seconds(cut.start, cut.end) for part, cut in zip(parts, self.cuts, strict=True)
-            ),
+            stage_seconds=sustained,
+            short_seconds=tuple(part.undisturbed_seconds(a, b) for part, a, b in stages),
+            seen_seconds=tuple(part.expected_seconds(a, b) for part, a, b in stages),
+            unit_seconds=tuple(of_unit[cut.unit] for cut in self.cuts),
             hop_seconds=tuple(
                 way.hop_seconds(size) for way, size in zip(self.ways, sizes, strict=True)
             ),

@@ -200,7 +200,8 @@ def _arrange(order: Sequence[_Candidate], cost: ModelCost) -> _Arrangement | Non
         usable = share.candidate.offer.usable_bytes
         if used > usable:
             return None
-        fullest = max(fullest, used / usable)
+        if used > 0:
+            fullest = max(fullest, used / usable)
     return _Arrangement(shares=shares, fullest=fullest)
 
 

@@ -47,6 +47,14 @@ _OWN_LAYER_SECONDS = 400e-6
 """Assumed of a device with memory of its own: its driver starts some 18 kernels for a layer."""
 STEP_SECONDS = 20e-6
 """What any step takes beside its parts: slices are handed over, threads are woken."""
+_SECONDS_PER_LOGIT = 3e-9
+"""Choosing the most likely token, or one of the 40 most likely. Drawing from the whole vocabulary
+took 120 ns when this was measured."""
+_SECONDS_PER_EMBEDDED_VALUE = 1.3e-9
+
+_REFERENCE_READ_BYTES, _MOST_SLOWNESS = 16e9, 50.0
+"""Of the machine on which the seconds above were measured. A CPU that reads more slowly is taken
+to be as much slower at them: a Raspberry Pi 4 is five to six times slower at either."""
 
 _SHARE_LEAST = 0.001
 """The least usable share: a quota of a thousandth of what the threads could use."""
@@ -86,8 +94,9 @@ class UnitSpeed:
     those in bf16 in a fast arithmetic; None in the exact one. ``has_int8`` says which formats are
     faster.
     ``attention`` and ``prefill_attention`` are multiply-adds with the cache per second.
-    ``layer_seconds`` and ``step_seconds`` pass whatever is computed,
-    ``sampling_seconds_per_logit`` for each entry of the vocabulary of which a token is chosen.
+    ``layer_seconds`` and ``step_seconds`` pass whatever is computed, ``seconds_per_logit`` for each
+    entry of the vocabulary of which a token is chosen, and ``seconds_per_embedded_value`` for each
+    value of a token's row.
     ``usable_share`` is how much of its threads' time the unit gets.
     """
 
@@ -101,7 +110,8 @@ class UnitSpeed:
     prefill_attention: Estimate
     layer_seconds: Estimate
     step_seconds: Estimate
-    sampling_seconds_per_logit: float = 3e-9
+    seconds_per_logit: float
+    seconds_per_embedded_value: float
     usable_share: float = 1.0
 
     @property
@@ -194,6 +204,7 @@ def unit_speed(
     large = small
     if read is not None and read.basis is Basis.MEASURED:
         large = Estimate(value=min(read.value, small.value), basis=small.basis)
+    slowness = min(_MOST_SLOWNESS, max(1.0, _REFERENCE_READ_BYTES / large.value))
     chunk = _chunk(decode, prefill, int8)
     has_int8 = int8 is None or floats is None or int8.value > _INT8_TIMES * floats.value
     if floats is None:
@@ -209,7 +220,9 @@ def unit_speed(
         attention=Estimate(value=floats.value * _DECODE_ATTENTION, basis=floats.basis),
         prefill_attention=Estimate(value=floats.value * _PREFILL_ATTENTION, basis=floats.basis),
         layer_seconds=layer,
-        step_seconds=Estimate(value=STEP_SECONDS, basis=layer.basis),
+        step_seconds=Estimate(value=STEP_SECONDS * slowness, basis=layer.basis),
+        seconds_per_logit=_SECONDS_PER_LOGIT * slowness,
+        seconds_per_embedded_value=_SECONDS_PER_EMBEDDED_VALUE * slowness,
         usable_share=usable_share(num_threads, usable_cores),
     )
 

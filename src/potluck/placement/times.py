@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from potluck.models.work import num_visible, share_of_experts
 from potluck.placement.speed import UnitSpeed
@@ -22,14 +23,16 @@ LEAST_SECONDS = 1e-9
 """Of any part: no time is 0."""
 MOST_SECONDS = 1e6
 
-_EMBEDDING_SECONDS_PER_TOKEN = 3e-6
-"""Its row is converted, and what is said of its sequence is handed to the core."""
+QUOTA_PERIOD_SECONDS = 0.1
+"""Of control groups' quotas, unless somebody sets another: threads run at full speed until they
+have used up their part of it."""
 _MOST_RATIO = 30.0
 """A measured step may take as many times longer or less than predicted; more is an outlier."""
 _SAMPLES_OF_PRIOR = 4.0
 """So many measured steps weigh as much as the prediction."""
 _SAMPLES_OF_SERVED = 8
-_MOST_COUNT = 1 << 24
+_MOST_STEP_TIMES = 1000
+"""Of a unit, of which more are not looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +40,32 @@ class PartTimes:
     """How long a step takes on one unit, in seconds, by the parts of the model that a stage has.
 
     ``item_seconds`` are those of the embedding, of each decoder layer and of the head;
-    ``stage_seconds`` pass on every stage. All are positive and finite. They are sustained times:
-    where a control group limits a unit, steps shorter than its period may take only
-    ``usable_share`` of this, until the unit has used up its time.
+    ``stage_seconds`` pass on every stage. All are positive and finite, and as long as steps take
+    one after the other without a pause. Where a control group limits the unit, a step takes
+    ``usable_share`` of that only, until the unit has used up its part of a period.
     """
 
     item_seconds: tuple[float, ...]
     stage_seconds: float
     basis: Basis
+    usable_share: float = 1.0
 
     def seconds(self, start: int, end: int) -> float:
-        """Return how long a stage of the items ``[start, end)`` takes."""
+        """Return how long a stage of the items ``[start, end)`` takes, if it never pauses."""
         return sum(self.item_seconds[start:end]) + self.stage_seconds
+
+    def undisturbed_seconds(self, start: int, end: int) -> float:
+        """Return how long such a stage takes while no quota holds it up."""
+        return self.seconds(start, end) * self.usable_share
+
+    def expected_seconds(self, start: int, end: int) -> float:
+        """Return how long such a stage is most often seen to take in a pipeline.
+
+        A step that fits in its unit's part of a period is not held up, unless others went before.
+        """
+        short = self.undisturbed_seconds(start, end)
+        fits = short <= self.usable_share * QUOTA_PERIOD_SECONDS
+        return short if fits else self.seconds(start, end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +149,8 @@ class UnitTimes:
 
         What cannot be true, of a figure that another node sent, is left out.
         """
-        believed = [each for each in step_times if _is_sane(each)]
+        first = islice(step_times, _MOST_STEP_TIMES)
+        believed = [each for each in first if each.is_plausible]
         decodes = [each for each in believed if each.num_tokens == each.num_sequences]
         prefills = [each for each in believed if each.num_tokens > each.num_sequences]
         plain = UnitTimes(work=self.work, speed=self.speed)
@@ -175,15 +193,17 @@ class UnitTimes:
                     )
                 )
         head = _part_seconds(speed, work.head, num_wanted, model_bytes, is_prompt=False)
-        head += num_wanted * work.config.vocab_size * speed.sampling_seconds_per_logit
+        head += num_wanted * work.config.vocab_size * speed.seconds_per_logit
+        embedding = num_tokens * work.hidden_size * speed.seconds_per_embedded_value
         return PartTimes(
             item_seconds=(
-                _bounded(scale * num_tokens * _EMBEDDING_SECONDS_PER_TOKEN),
+                _bounded(scale * embedding),
                 *(seconds[id(part)] for part in work.layers),
                 _bounded(scale * head),
             ),
             stage_seconds=_bounded(scale * speed.step_seconds.value),
             basis=basis,
+            usable_share=speed.usable_share,
         )
 
 
@@ -280,19 +300,6 @@ def _weighted_median(values: Sequence[tuple[float, int]]) -> float:
         if seen >= half:
             return value
     return ordered[-1][0]
-
-
-def _is_sane(step: StepTime) -> bool:
-    """Return whether a measurement may be true."""
-    return (
-        math.isfinite(step.seconds)
-        and 1e-7 <= step.seconds <= 1e5
-        and 1 <= step.num_sequences <= step.num_tokens <= _MOST_COUNT
-        and 0 <= step.num_layers <= _MOST_COUNT
-        and 0 <= step.context_tokens <= _MOST_COUNT
-        and step.num_samples >= 1
-        and (step.num_layers > 0 or step.has_embedding or step.has_head)
-    )
 
 
 def _bounded(seconds: float) -> float:

@@ -18,10 +18,6 @@ _MAX_COUNT = 1 << 24
 _MAX_SECONDS = 1e6
 """More than eleven days: no step takes as long."""
 
-if TYPE_CHECKING:
-    from potluck.types.arithmetic import Arithmetic
-    from potluck.types.model import ModelConfig
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:

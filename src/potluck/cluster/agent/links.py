@@ -407,10 +407,11 @@ class Links:
         sample = Sample.of(outcome.measured, outcome.path, now)
         # The one that was measured last comes last; the first is forgotten when there are too many.
         known = self._figures.pop(measurement.peer, LinkFigures())
-        self._figures[measurement.peer] = known.measured(sample)
+        self._figures[measurement.peer] = figures = known.measured(sample)
         if len(self._figures) > _MOST_FIGURES:
             del self._figures[next(iter(self._figures))]
-        self._schedule.measured(measurement.peer, now)
+        has_changed = known.is_doubtful and len(figures.samples) == 1
+        self._schedule.measured(measurement.peer, now, has_changed=has_changed)
         self._changed.set()
         self._news.set()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
+from typing import Protocol
 
 from potluck.catalog import describe_model
 from potluck.cluster.agent.coordination import Coordination
@@ -31,6 +32,14 @@ from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.speed import LinkSpeed, NodeSpeeds
 
 
+class AskLinks(Protocol):
+    """Tells how fast this node's links are."""
+
+    def __call__(self, *, may_wait: bool) -> Awaitable[tuple[LinkSpeed, ...]]:
+        """Return what is known, after measuring what is new if that is worth a wait."""
+        ...
+
+
 class NodeCalls:
     """Answers for the node. For use in the agent's loop."""
 
@@ -44,7 +53,7 @@ class NodeCalls:
         coordination: Coordination,
         fingerprints: Fingerprints,
         speeds: MeasuredSpeeds,
-        links: Callable[[], Awaitable[tuple[LinkSpeed, ...]]],
+        links: AskLinks,
     ) -> None:
         self._facts = facts
         self._membership = membership
@@ -114,7 +123,7 @@ class NodeCalls:
                     for shape in request.model_shapes
                     if (times := self._speeds.of(shape))
                 },
-                links=await self._links(),
+                links=await self._links(may_wait=request.may_wait),
             )
         )
 

@@ -125,10 +125,10 @@ class Agent:
                 if stats.way is not None:
                     links.used(stats.way.node_id, stats.way.path)
 
-            async def link_speeds() -> tuple[LinkSpeed, ...]:
+            async def link_speeds(*, may_wait: bool) -> tuple[LinkSpeed, ...]:
                 for node, path in coordination.paths_in_use():
                     links.used(node, path)
-                return await links.settled()
+                return await links.settled() if may_wait else links.speeds()
 
             stages = StageHost(
                 credentials,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from potluck.cluster.calls import DeploymentRecord, ModelFingerprint
+from potluck.cluster.coordinator.alternatives import Alternative, compared
 from potluck.cluster.coordinator.answering import OnOver, OpenPipeline
 from potluck.cluster.coordinator.claiming import Grant, Refusal, claim
 from potluck.cluster.coordinator.counting import counting_of
@@ -22,7 +23,6 @@ from potluck.cluster.coordinator.planning import (
     preferences_of,
     size_of,
 )
-from potluck.cluster.coordinator.rebalancing import Alternative, compared
 from potluck.cluster.coordinator.spares import Sparing
 from potluck.cluster.coordinator.starting import connect_stages, load_stages, stage_spec
 from potluck.cluster.coordinator.survey import plan_model

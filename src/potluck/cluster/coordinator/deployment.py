@@ -26,6 +26,7 @@ from potluck.cluster.calls import (
 )
 from potluck.cluster.coordinator import actions, events, machine
 from potluck.cluster.coordinator.actions import Action
+from potluck.cluster.coordinator.alternatives import Alternative
 from potluck.cluster.coordinator.answering import Answering
 from potluck.cluster.coordinator.attempt import Attempt, Surroundings
 from potluck.cluster.coordinator.claiming import Grant, Refusal
@@ -34,7 +35,8 @@ from potluck.cluster.coordinator.events import Event
 from potluck.cluster.coordinator.left_out import StageStalledError
 from potluck.cluster.coordinator.machine import apply
 from potluck.cluster.coordinator.metrics import deployment_metrics, stage_stats
-from potluck.cluster.coordinator.rebalancing import Alternative, Rebalancing
+from potluck.cluster.coordinator.paces import Paces, paces_of
+from potluck.cluster.coordinator.rebalancing import Rebalancing
 from potluck.cluster.coordinator.releasing import release_others, stop_everything
 from potluck.cluster.coordinator.spares import load_spares
 from potluck.cluster.edges.path_figures import PathFigures
@@ -289,10 +291,9 @@ class Deployment:
         without = {*without, *self._state.leaving}
         return await self._new_attempt().alternative(without, left_out)
 
-    async def slowdowns(self) -> dict[int, float]:
-        """Return how many times as long as before steps take, by stage; where that is known."""
-        stats = await stage_stats(self._membership, self.record)
-        return {index: each.slowdown for index, each in stats.items() if each.slowdown is not None}
+    async def paces(self) -> Paces:
+        """Return how many times as long as before, and as predicted, the stages' steps take."""
+        return paces_of(await stage_stats(self._membership, self.record), self.record.prediction)
 
     def begin_move(self, planned: PlannedModel, reason: str) -> None:
         """Move to a plan that was made a moment ago, unless something else is under way."""
@@ -346,7 +347,7 @@ class Deployment:
             case actions.TakePlan():
                 self._take_plan()
             case actions.MoveOver(reason=reason):
-                self._rebalancing.move_over(reason)
+                self._move_over(reason)
             case actions.ReleaseUnused(epoch=epoch):
                 self._release_unused(epoch)
 
@@ -363,6 +364,11 @@ class Deployment:
         if planned is not None:
             self._attempt = self._new_attempt()
             self._attempt.adopt(planned)
+
+    def _move_over(self, failure: str) -> None:
+        if failure and self.record.epoch == self._served.record.epoch:
+            self._attempt = self._served  # what is said from now on is not of the plan given up
+        self._rebalancing.move_over(failure)
 
     def _release_unused(self, epoch: Epoch) -> None:
         """Go on with the plan in force as if there had been no attempt since."""

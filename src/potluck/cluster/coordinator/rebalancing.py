@@ -1,8 +1,8 @@
 """When a deployment that serves looks for a better plan, and what it does about one.
 
 ``placement.rebalancing`` says whether a plan is worth a move. Here are the occasions to look: a
-node that has joined and stayed, a stage that has become slow or fast again, the time since the last
-look, and a user who asks. The move itself is an attempt of the state machine.
+node that has joined and stayed, a stage that is slower or faster than before or than predicted, the
+time since the last look, and a user who asks. The move itself is an attempt of the state machine.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import statistics
-from collections import Counter
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import msgspec
@@ -23,45 +21,34 @@ from potluck.cluster.calls import (
     DeploymentRecord,
     MoveOutcome,
     RebalanceReport,
-    StageRecord,
 )
-from potluck.cluster.coordinator.planning import placement_fields
+from potluck.cluster.coordinator.alternatives import (
+    Alternative,
+    cost_of_move,
+    is_in_force,
+    report_of,
+)
+from potluck.cluster.coordinator.paces import Paces, have_changed
 from potluck.errors import PotluckError
-from potluck.placement.place import prediction_of
 from potluck.placement.planned import PlannedModel
 from potluck.placement.rebalancing import (
-    LOAD_BYTES_PER_SECOND,
-    SWITCH_SECONDS,
     Judgement,
     MoveCost,
     RebalancePolicy,
     Steadiness,
     judge,
-    rate_of,
 )
 from potluck.types.cluster import NodeId
-from potluck.types.placement import Objective, PlacedStage, Prediction, Rebalance
-from potluck.types.program import Shard
+from potluck.types.placement import Objective, Rebalance
 
 _log = logging.getLogger(__name__)
 
-SLOW = 1.5
-"""A stage whose steps take so many times as long as before is reason enough to look."""
-
-_CHANGE = 1.25
-"""And then again whenever that factor has changed by so much."""
+_MOST_LOOKING = 0.01
+"""The part of the time that may be spent on looking where nothing gives occasion to: plans for a
+thousand units take seconds."""
 
 _NOTE_STEP = 0.05
 """By how much the gain in a note has to change for every agent to be told."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
-    """The best plan as if nothing was loaded, and what is predicted of both by present figures."""
-
-    planned: PlannedModel
-    predicted: Prediction
-    in_force: Prediction
 
 
 class Movable(Protocol):
@@ -84,8 +71,8 @@ class Movable(Protocol):
         """
         ...
 
-    async def slowdowns(self) -> dict[int, float]:
-        """Return how many times as long as before steps take, by stage; where that is known."""
+    async def paces(self) -> Paces:
+        """Return how many times as long as before, and as predicted, the stages' steps take."""
         ...
 
     def begin_move(self, planned: PlannedModel, reason: str) -> None:
@@ -128,7 +115,7 @@ class Rebalancing:
         self._moving: asyncio.Future[str] | None = None
         self._gain = 0.0  # of the move that is under way
         self._noted_gain: float | None = None  # of a plan that the note speaks of
-        self._slowdowns: dict[int, float] = {}
+        self._paces: Paces = {}  # at the last look
 
     # What the deployment tells.
 
@@ -136,7 +123,7 @@ class Rebalancing:
         """A pipeline is attached: look once all has settled, and now and then from here on."""
         self._is_serving = True
         self._promising_since = None
-        self._slowdowns = {}
+        self._paces = {}
         self._stop_watching()
         if self._is_automatic:
             self._due_at = self._clock() + self._policy.settle_seconds
@@ -200,7 +187,7 @@ class Rebalancing:
         if is_in_force(alternative.planned, record.stages):
             return self._stays("the plan in force is the best one", alternative)
         judged, cost = self._judge(alternative)
-        report = _report(record, alternative, judged, cost)
+        report = report_of(record, alternative, judged, cost)
         is_wanted = record.objective is Objective.MEMORY or record.layout
         if judged.gain <= 0.0 and not is_wanted:
             return _with(report, MoveOutcome.STAYS, "no other plan is predicted to be faster")
@@ -250,14 +237,16 @@ class Rebalancing:
                 watch_at = now + self._policy.watch_seconds
                 await self._look_at_stages()
             if self._due_at <= now:
-                self._due_at = now + self._policy.check_seconds
+                self._due_at = math.inf
                 await self._look()
+                took = self._clock() - now
+                self._look_in(max(self._policy.check_seconds, took / _MOST_LOOKING))
 
     async def _look_at_stages(self) -> None:
-        """Look for another plan at once if a stage has become slow, or is as fast as ever again."""
-        found = await self._deployment.slowdowns()
-        if have_changed(self._slowdowns, found):
-            self._slowdowns = found
+        """Look for another plan at once if a stage is not as fast as it was expected to be."""
+        found = await self._deployment.paces()
+        if have_changed(self._paces, found):
+            self._paces = {**self._paces, **found}
             self._look_in(0.0)
 
     async def _look(self) -> None:
@@ -346,7 +335,10 @@ class Rebalancing:
         self._gain = judged.gain
         self._promising_since = None
         reason = f"it moves to a plan that is predicted to be {_percent(judged.gain)} faster"
+        before = self._steadiness
         self._deployment.begin_move(alternative.planned, reason)
+        if moving.done():  # it was not even begun
+            self._steadiness = before
         return moving
 
     # What is said.
@@ -396,113 +388,6 @@ class Rebalancing:
     def _note(self, note: str) -> None:
         if note != self._deployment.record.rebalance_note:
             self._deployment.say_rebalance(note)
-
-
-def compared(planned: PlannedModel, record: DeploymentRecord) -> Alternative | None:
-    """Return a plan beside the one of ``record``, both predicted by the figures of the former.
-
-    None if there is no prediction, or if a stage in force is on a unit that has none.
-    """
-    request, last = planned.request, len(record.stages) - 1
-    if request is None or planned.prediction is None:
-        return None
-    predicted = {(each.node_id, each.unit_id) for each in request.candidates}
-    if any((each.node_id, each.unit_id) not in predicted for each in record.stages):
-        return None
-    in_force = [
-        PlacedStage(
-            node_id=stage.node_id,
-            unit_id=stage.unit_id,
-            shard=Shard(
-                start_layer=stage.start_layer,
-                end_layer=stage.end_layer,
-                num_layers=record.num_layers,
-                has_embedding=index == 0,
-                has_head=index == last,
-            ),
-            num_bytes=stage.memory.host_bytes + stage.memory.device_bytes,
-        )
-        for index, stage in enumerate(record.stages)
-    ]
-    return Alternative(
-        planned=planned,
-        predicted=planned.prediction,
-        in_force=prediction_of(request, in_force),
-    )
-
-
-def is_in_force(planned: PlannedModel, stages: Collection[StageRecord]) -> bool:
-    """Return whether a plan has the same stages, in the same places."""
-    return [
-        (each.node_id, each.unit_id, each.plan.shard.start_layer, each.plan.shard.end_layer)
-        for each in planned.stages
-    ] == [(each.node_id, each.unit_id, each.start_layer, each.end_layer) for each in stages]
-
-
-def have_changed(before: dict[int, float], now: dict[int, float]) -> bool:
-    """Return whether the slowdown of any stage is worth another look."""
-    for index in before.keys() | now.keys():
-        old, new = before.get(index, 1.0), now.get(index, 1.0)
-        is_slow = max(old, new) >= SLOW
-        if is_slow and max(old, new) >= _CHANGE * min(old, new):
-            return True
-    return False
-
-
-def cost_of_move(
-    planned: PlannedModel,
-    stages: Collection[StageRecord],
-    predicted: Prediction,
-    *,
-    num_live_tokens: int,
-) -> MoveCost:
-    """Return what it takes to get to a plan from ``stages``. Nodes load at the same time."""
-    kept = {
-        (each.node_id, each.stage.unit_id, each.stage.start_layer, each.stage.end_layer)
-        for each in planned.kept
-    }
-    num_bytes: Counter[NodeId] = Counter()
-    for stage in planned.stages:
-        shard = stage.plan.shard
-        if (stage.node_id, stage.unit_id, shard.start_layer, shard.end_layer) not in kept:
-            num_bytes[stage.node_id] += stage.plan.read_bytes
-    rates: dict[NodeId, float] = {}
-    for record in stages:
-        if record.read_bytes and record.load_seconds:
-            rates[record.node_id] = record.read_bytes / record.load_seconds
-    usual = statistics.median(rates.values()) if rates else LOAD_BYTES_PER_SECOND
-    return MoveCost(
-        num_bytes=num_bytes.total(),
-        load_seconds=max(
-            (count / rates.get(node, usual) for node, count in num_bytes.items()), default=0.0
-        ),
-        replay_seconds=SWITCH_SECONDS
-        + num_live_tokens * predicted.first_token_seconds / predicted.prompt_tokens,
-        needs_room=planned.needs_room,
-    )
-
-
-def _report(
-    record: DeploymentRecord, alternative: Alternative, judged: Judgement, cost: MoveCost
-) -> RebalanceReport:
-    after: Any = placement_fields(alternative.planned)["stages"]
-    return RebalanceReport(
-        model_id=record.model_id,
-        outcome=MoveOutcome.POSSIBLE,
-        reason="",
-        stages=record.stages,
-        in_force=alternative.in_force,
-        new_stages=after,
-        predicted=alternative.predicted,
-        gain=judged.gain,
-        net_gain=judged.net_gain,
-        rate=rate_of(alternative.in_force, record.objective),
-        new_rate=rate_of(alternative.predicted, record.objective),
-        load_bytes=cost.num_bytes,
-        load_seconds=cost.load_seconds,
-        pause_seconds=cost.pause_seconds,
-        needs_room=cost.needs_room,
-    )
 
 
 def _with(report: RebalanceReport, outcome: MoveOutcome, reason: str) -> RebalanceReport:

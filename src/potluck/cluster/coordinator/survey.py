@@ -41,6 +41,9 @@ _log = logging.getLogger(__name__)
 
 _REPORT_SECONDS = 5.0
 _SPEEDS_SECONDS = 5.0
+_KNOWN_SPEEDS_SECONDS = 1.0
+"""While requests wait for stages to be replaced: a plan by what is known at once comes sooner."""
+
 _CHECK_SECONDS = 300.0
 """The small files of a model from the hub, or a GGUF file's header, may have to be fetched for it:
 some ten megabytes. Weights are fetched when a stage is loaded."""
@@ -83,7 +86,9 @@ async def plan_model(
     able, unable = await _nodes_with_model(membership, model, fingerprint, reports)
 
     counting = counting_of(profile, cost_of)
-    speeds = await _gather_speeds(membership, able, counting, size)
+    # Where stages were lost, requests wait for the plan.
+    may_wait = is_anew or not held
+    speeds = await _gather_speeds(membership, able, counting, size, may_wait=may_wait)
 
     surveyed = Surveyed(
         reports=reports,
@@ -107,19 +112,23 @@ async def plan_model(
 
 
 async def _gather_speeds(
-    membership: Membership, able: Sequence[NodeReport], counting: Counting, size: DeploymentSize
+    membership: Membership,
+    able: Sequence[NodeReport],
+    counting: Counting,
+    size: DeploymentSize,
+    *,
+    may_wait: bool,
 ) -> dict[NodeId, NodeSpeeds]:
     """Ask nodes what they have measured; one that does not answer has measured nothing."""
+    seconds = _SPEEDS_SECONDS if may_wait else _KNOWN_SPEEDS_SECONDS
     backends = {unit.backend for report in able for unit in report.units}
     shapes = await asyncio.to_thread(shapes_of, counting, size.of_stage, backends)
-    request = encode(AskSpeeds(model_shapes=shapes))
+    request = encode(AskSpeeds(model_shapes=shapes, may_wait=may_wait))
     speeds: dict[NodeId, NodeSpeeds] = {}
 
     async def ask(node: NodeId) -> None:
         try:
-            answer = await membership.call(
-                node, "node.speeds", request, timeout_seconds=_SPEEDS_SECONDS
-            )
+            answer = await membership.call(node, "node.speeds", request, timeout_seconds=seconds)
             speeds[node] = decode(answer, NodeSpeeds)
         except PotluckError as error:
             _log.debug("node %s does not say how fast it is: %s", node, error.message)

@@ -65,13 +65,14 @@ class LinkSchedule:
         """Measure a node no more."""
         self._due.pop(node_id, None)
 
-    def measured(self, node_id: NodeId, at: float) -> None:
-        """Take note of a measurement, whichever node began it."""
+    def measured(self, node_id: NodeId, at: float, *, has_changed: bool = False) -> None:
+        """Take note of a measurement, whichever node began it, and whether it confirmed a doubt."""
         if (due := self._due.get(node_id)) is not None:
             pause = REFRESH_SECONDS * self._draws.uniform(0.9, 1.1)
             due.at = at + pause + (0.0 if self._begins(node_id) else _OTHERS_TURN_SECONDS)
             due.num_failures = 0
             due.measured_at = at
+            due.num_doubts = 0 if has_changed else due.num_doubts
 
     def doubted(self, node_id: NodeId, now: float) -> None:
         """Measure a node again soon, but ever more rarely while the doubts go on."""

@@ -240,11 +240,15 @@ def knapsack_prices(table: Table) -> Floats:
     capacity = np.maximum(held[rows, longest], 1)
     seconds = table.seconds.reshape(table.num_kinds, -1)[rows, longest]
     seconds = seconds + np.minimum(table.hops.min(axis=0), table.entry)
-    seconds[~np.isfinite(seconds)] = np.finfo(np.float64).max
-    by_speed = np.argsort(seconds / capacity, kind="stable")
+    usable = np.flatnonzero(np.isfinite(seconds))
+    prices = np.zeros(table.num_kinds)
+    if not len(usable):
+        return prices
+    by_speed = usable[np.argsort((seconds / capacity)[usable], kind="stable")]
     filled = np.cumsum((capacity * table.counts)[by_speed])
     margin = by_speed[min(int(np.searchsorted(filled, num_items)), len(by_speed) - 1)]
-    prices: Floats = np.maximum(0, seconds[margin] / capacity[margin] * capacity - seconds)
+    worth = seconds[margin] / capacity[margin] * capacity
+    prices[usable] = np.maximum(0, (worth - seconds)[usable])
     return prices
 
 

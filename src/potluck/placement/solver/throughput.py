@@ -21,6 +21,8 @@ MOST_SIZES = 7
 """Sizes of steps that are tried for each pipeline: all of them for up to 12 streams."""
 _SMALLER, _NEAR = 1e-8, 1.02
 """By how much a period must be less to count; how near bisection comes before the last steps."""
+_SHARES, _MOST_POLISHED = 5, 100
+"""A step of the bisection may spend this part of what is left; last steps seldom exceed ten."""
 
 ProblemOf = Callable[[int], PathProblem]
 """The problem of steps of so many sequences. Units and items are the same in all of them, and
@@ -119,7 +121,7 @@ def _search(
     longer than ``p / num_in_flight``.
     """
     best = Least(below, (), 0.0)
-    low, bound = 0.0, 0.0
+    low, bound, num_polished = 0.0, 0.0, 0
     order: Order = ()
     prices: Floats | None = None
     target = below * (1 - _SMALLER)
@@ -127,7 +129,9 @@ def _search(
         limited = table
         if math.isfinite(target):
             limited = table.limited(target / num_in_flight)
-        least = minimize(limited, budget, below=target, start=order, prices=prices)
+        share = Budget(budget.left // _SHARES)
+        least = minimize(limited, share, below=target, start=order, prices=prices)
+        budget.spend(budget.left // _SHARES - share.left)
         prices = least.prices
         if math.isinf(target) or not least.stages:
             bound = max(bound, min(least.bound_seconds, target))
@@ -140,8 +144,9 @@ def _search(
         else:
             low = target
         low = max(low, bound)
-        is_near_enough = bool(tolerance) and best.seconds <= low * (1 + tolerance)
-        if is_near_enough or budget.is_spent:
-            return replace(best, bound_seconds=min(bound, best.seconds))
         is_near = best.seconds <= low * _NEAR
+        is_near_enough = bool(tolerance) and best.seconds <= low * (1 + tolerance)
+        num_polished += is_near
+        if is_near_enough or num_polished > _MOST_POLISHED:
+            return replace(best, bound_seconds=min(bound, best.seconds))
         target = best.seconds * (1 - _SMALLER) if is_near else (low + best.seconds) / 2

@@ -72,10 +72,13 @@ def promising_units(problem: PathProblem, among: NDArray[np.intp], most: int) ->
     capacity = np.minimum(room / np.maximum(problem.item_bytes[among].mean(axis=1), 1), num_items)
     useful = capacity > 0
     among, capacity = among[useful], capacity[useful]
+    if len(among) <= most:
+        return among
     hops = problem.hop_seconds[np.ix_(among, among)].copy()
     np.fill_diagonal(hops, np.inf)
     seconds = problem.item_seconds[among].mean(axis=1) * capacity + problem.stage_seconds[among]
-    worth = seconds + hops.min(axis=0, initial=np.inf)
+    shortest = hops.min(axis=0)
+    worth = seconds + np.where(np.isfinite(shortest), shortest, 0.0)
     by_speed = np.argsort(worth / capacity, kind="stable")
     filled = np.searchsorted(np.cumsum(capacity[by_speed]), num_items)
     margin = by_speed[min(int(filled), len(by_speed) - 1)]

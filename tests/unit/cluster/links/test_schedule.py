@@ -98,6 +98,9 @@ def test_a_doubt_hastens_the_next_measurement_ever_more_rarely() -> None:
             times.append(now)
             schedule.measured(node(1), now)
     assert times == [21, 61, 141, 301]
+    schedule.measured(node(1), now, has_changed=True)
+    schedule.doubted(node(1), now + 20)
+    assert due(schedule)[1] == now + 20
 
 
 def test_nodes_that_join_together_are_taken_in_another_order_by_each() -> None:
