@@ -56,7 +56,8 @@ def predict(
         each.prefill(chunk, max(chunk, preferences.prompt_tokens)) for each in pipeline.times
     ]
     bases = [worst(a.basis, b.basis) for a, b in zip(one.parts, prefill, strict=True)]
-    link_bases = [link.basis for link in pipeline.ways]
+    # A hop within a machine takes next to nothing, so that no figure of it widens the margin.
+    link_bases = [link.basis for link in pipeline.ways if link is not links.loopback]
     stages = tuple(
         StagePrediction(
             node_id=pipeline.unit(cut).node_id,

@@ -16,11 +16,12 @@ from potluck.engines.costs import cost_of
 from potluck.errors import InsufficientMemoryError, ParameterError
 from potluck.placement.keeping import Holding
 from potluck.placement.placing import Placed, Placement, Surveyed
+from potluck.placement.prediction import MARGINS
 from potluck.placement.sizes import on_unit
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.memory import MemoryPool
 from potluck.types.node import HeldStage, NodeReport, UnitReport
-from potluck.types.placement import LayoutStage, Objective, PlacedStage, Preferences
+from potluck.types.placement import Basis, LayoutStage, Objective, PlacedStage, Preferences
 from potluck.types.program import Shard
 from potluck.types.speed import LinkSpeed, NodeSpeeds, StepTime
 from potluck.types.stage import StageSize
@@ -277,3 +278,9 @@ def test_a_unit_that_hardly_helps_gets_nothing() -> None:
     fast, slow = node("a", unit(CPU, 500.0)), node("b", unit(CPU, 1.0))
     throughput = Preferences(objective=Objective.THROUGHPUT)
     assert where(placed(fast, slow, preferences=throughput)) == [("a", CPU, 0, NUM_LAYERS)]
+
+
+def test_the_way_within_a_machine_widens_no_margin() -> None:
+    found = placed(node("a", unit(CPU, 100)))
+    assert found.plan.prediction is not None
+    assert found.plan.prediction.margin == MARGINS[Basis.MEASURED]
