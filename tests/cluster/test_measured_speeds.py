@@ -71,6 +71,15 @@ def test_measured_speeds_are_shown_everywhere_and_kept(tmp_path: Path) -> None:
         assert "speed, measured (predicted):" in ps
         assert f"\n{NUM_STREAMS} streams: " in ps
         agents[0].command_line("undeploy", "demo")
+        planned = agents[0].deploy(context=1024, cache=4096)
+        assert planned["prediction"] is not None
+        # The next plan goes by what was measured, wherever it puts the layers.
+        decode_seconds = [
+            sum(stage[figure]["decode_seconds"] for stage in deployment["stages"])
+            for deployment, figure in ((together, "measured"), (planned, "predicted"))
+        ]
+        assert 0.4 < decode_seconds[0] / decode_seconds[1] < 2.5
+        agents[0].command_line("undeploy", "demo")
         for agent in agents:
             agent.end()
         for agent in agents:

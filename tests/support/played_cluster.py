@@ -162,7 +162,7 @@ class PlayedDeployment:
     def node_left(self, node: NodeId) -> None:
         self.done.append(f"left {node}")
 
-    def node_joined(self) -> None:
+    def node_joined(self, node_id: NodeId) -> None:
         return
 
     async def generate(

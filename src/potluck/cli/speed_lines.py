@@ -78,6 +78,10 @@ def _total_lines(prediction: Mapping[str, Any], measured: Mapping[str, Any]) -> 
 
 def _rates(measured: float | None, predicted: float | None) -> str:
     return _beside(
-        None if measured is None else f"{measured:.3g}",
-        None if predicted is None else f"{predicted:.3g}",
+        None if measured is None else _three_digits(measured),
+        None if predicted is None else _three_digits(predicted),
     )
+
+
+def _three_digits(rate: float) -> str:
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"

@@ -1,7 +1,7 @@
 """What agents ask of one another: the payloads of control calls, msgpack documents.
 
 Methods: ``node.report`` () → NodeReport. ``model.check`` CheckModel → ModelFingerprint.
-``node.speeds`` AskSpeeds → NodeSpeeds.
+``node.speeds`` AskSpeeds → NodeSpeeds. ``link.listen`` ListenForLink → LinkListening or LinkBusy.
 ``node.host`` () → a document of schema ``potluck.host/1``, in JSON (``agent.hosts``).
 ``stage.start`` StageSpec → Progress …, then Loaded or Stalled. ``stage.connect`` ConnectStage → ().
 ``node.clock`` () → Clock. ``node.reach`` Reach → Reached. ``node.multicast`` Multicast → ().

@@ -32,7 +32,15 @@ _OF_HAND = ("memory", "cores", *_UNIT_KEYS, "units")
 
 def read_fleet(path: Path) -> Fleet:
     """Return the fleet that a file describes. Raise ``UsageError``, which names what is wrong."""
-    document = FLEET.read(_document(path), str(path))
+    return fleet_of(_document(path), path)
+
+
+def fleet_of(values: Mapping[str, object], path: Path) -> Fleet:
+    """Return the fleet that the values of a file describe. Raise as ``read_fleet``.
+
+    Files that it names are read.
+    """
+    document = FLEET.read(values, str(path))
     machines = tuple(
         _machine(values, f"{path}: machines[{index}]", path.parent)
         for index, values in enumerate(document["machines"])

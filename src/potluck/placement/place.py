@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from potluck.errors import InsufficientMemoryError, ParameterError
 from potluck.placement.candidates import Candidate
@@ -18,6 +18,9 @@ from potluck.placement.within_pools import Found, best_within, with_usable
 from potluck.quantities import format_bytes
 from potluck.types.cluster import NodeId
 from potluck.types.placement import Objective, PlacedStage, Plan, Prediction, Preferences
+
+_TRIFLE = 0.02
+"""A part by which a plan may be slower with one unit fewer: less than predictions are sure of."""
 
 _LAYOUT = "for example --layout NODE=12,NODE=16"
 
@@ -110,7 +113,35 @@ def _search(request: PlaceRequest) -> Found | None:
         return Found(cuts=found.path.cuts, seconds=found.path.seconds, gap=found.path.gap)
 
     is_throughput = request.preferences.objective is Objective.THROUGHPUT
-    return best_within(problem, request.pools, most_throughput if is_throughput else least_latency)
+    solve = most_throughput if is_throughput else least_latency
+    return _without_trifles(problem, request.pools, solve)
+
+
+def _without_trifles(
+    problem: PathProblem,
+    pools: Sequence[Pool],
+    solve: Callable[[Sequence[int]], Found | None],
+) -> Found | None:
+    """Return the best plan, less the units that hardly make it better.
+
+    Each further unit is one more that may be lost, so the unit with the least to compute is left
+    out as long as the plan takes at most ``_TRIFLE`` longer than the best one.
+    """
+    best = chosen = best_within(problem, pools, solve)
+    left_out: set[int] = set()
+    while best is not None and chosen is not None and len(chosen.cuts) > 1:
+        left_out.add(min(chosen.cuts, key=problem.seconds_of).unit)
+        usable = [0 if i in left_out else int(n) for i, n in enumerate(problem.usable_bytes)]
+        found = best_within(with_usable(problem, usable), pools, solve)
+        if (
+            found is None
+            or found.seconds > best.seconds * (1 + _TRIFLE)
+            or len(found.cuts) >= len(chosen.cuts)
+        ):
+            break
+        bound = best.seconds * (1 - best.gap)
+        chosen = replace(found, gap=max(0.0, 1 - bound / found.seconds))
+    return chosen
 
 
 def problem_of(request: PlaceRequest, num_sequences: int) -> PathProblem:

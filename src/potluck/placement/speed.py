@@ -3,6 +3,10 @@
 What a node reports of itself may be wrong, and is never taken at its word: a figure that is not
 finite, not positive or absurd counts as unknown. So every speed here is positive and finite.
 
+A product of matrices with some tokens takes the time to read the weights once, and time for the
+arithmetic of each further token. Reading takes as long per byte in every format; what arithmetic
+takes in other formats than the trial's is in a table (``benchmarks/cost_model.py`` measures both).
+
 All speeds are those of a unit whose threads run undisturbed. Where a control group gives them less
 time (``usable_share`` below 1), everything takes longer in proportion over many steps.
 """
@@ -36,16 +40,32 @@ ASSUMED_MULTIPLY_ADDS_PER_SECOND = 10e9
 _TABLE_SHARE = 0.4
 """What a backend reaches of a figure from a table or a derivation, of which it is a peak."""
 
-_LAYER_SECONDS = (10e-6, 20e-3)
-_LEAST_LAYER_SECONDS, _MOST_LAYER_SECONDS = _LAYER_SECONDS
-_SHARED_LAYER_SECONDS = 30e-6
+_LEAST_LAYER_SECONDS, _MOST_LAYER_SECONDS = 10e-6, 20e-3
+_SHARED_LAYER_SECONDS = 20e-6
+"""Norms and the like of a layer, and the barriers of its threads: 15 µs with one thread here."""
 _OWN_LAYER_SECONDS = 400e-6
 """Assumed of a device with memory of its own: its driver starts some 18 kernels for a layer."""
-STEP_SECONDS = 60e-6
-"""What any step takes on the CPU beside its parts: slices are handed over, threads are woken."""
+STEP_SECONDS = 20e-6
+"""What any step takes beside its parts: slices are handed over, threads are woken."""
 
-_USABLE_SHARE = 0.001
-"""The least: a quota of a thousandth of what its threads could use."""
+_SHARE_LEAST = 0.001
+"""The least usable share: a quota of a thousandth of what the threads could use."""
+
+_CACHED_BYTES, _UNCACHED_BYTES = 1.25 * TRIAL_BYTES, 2 * TRIAL_BYTES
+"""Weights up to the first are taken to be read as fast as the trial's, from the second on as fast
+as the memory that is larger than every cache. A server's last cache may hold the trial's weights
+and not the model's: 25 GB/s and 16 GB/s here, with nothing in between beyond 190 MB."""
+
+_INT8_TIMES = 1.8
+"""An instruction set that multiplies int8 so many times faster than float32 has instructions for
+it (VNNI, AMX, dotprod); others convert first, and are as fast as that."""
+_BEYOND_CHUNK = 1.05
+_FLOATS_SLOWER = 3.0
+_DECODE_ATTENTION, _PREFILL_ATTENTION = 0.55, 0.65
+"""Multiply-adds with the cache per second, of those of float32 products."""
+_UNPACKING = 1.05
+"""Of a chunk's arithmetic: what the fast arithmetic takes to convert quantized weights to bf16."""
+_LEAST_REST = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,74 +80,95 @@ class Estimate:
 class UnitSpeed:
     """How fast one unit computes.
 
-    ``read`` are bytes of weights per second when one token is decoded, ``batch`` how many times
-    longer the same takes for 8 sequences, and ``chunk`` and ``large`` multiply-adds per second with
-    weights in the trial's format for 32 tokens and for many. ``fast_bf16`` are those of products
-    in bf16, in a fast arithmetic; None where there is none. ``attention`` are multiply-adds with
-    the cache per second. ``layer_seconds`` and ``step_seconds`` pass whatever is computed.
-    ``sampling_seconds_per_logit`` are those of choosing a token, per entry of the vocabulary.
-    ``usable_share`` is how much of its threads' time it gets.
+    ``read`` are bytes of weights per second while one token is decoded, if they are as few as the
+    trial's, and ``read_large`` of larger models. ``chunk`` are multiply-adds per second with
+    weights in the trial's format for 32 tokens, ``floats`` those in float32, and ``fast_bf16``
+    those in bf16 in a fast arithmetic; None in the exact one. ``has_int8`` says which formats are
+    faster.
+    ``attention`` and ``prefill_attention`` are multiply-adds with the cache per second.
+    ``layer_seconds`` and ``step_seconds`` pass whatever is computed,
+    ``sampling_seconds_per_logit`` for each entry of the vocabulary of which a token is chosen.
+    ``usable_share`` is how much of its threads' time the unit gets.
     """
 
     read: Estimate
-    batch: Estimate
+    read_large: Estimate
     chunk: Estimate
-    large: Estimate
     floats: Estimate
     fast_bf16: Estimate | None
+    has_int8: bool
     attention: Estimate
+    prefill_attention: Estimate
     layer_seconds: Estimate
     step_seconds: Estimate
-    sampling_seconds_per_logit: float = 0.6e-9
+    sampling_seconds_per_logit: float = 3e-9
     usable_share: float = 1.0
 
-    @cached_property
+    @property
     def decode_basis(self) -> Basis:
         """Return what a prediction of decoding rests on."""
-        return worst(self.read.basis, self.layer_seconds.basis)
+        return worst(self.read.basis, self.read_large.basis)
 
-    @cached_property
+    @property
     def prefill_basis(self) -> Basis:
         """Return what a prediction of prefill rests on."""
-        return self.chunk.basis
+        return worst(self.chunk.basis, self.read.basis)
 
-    def product_seconds(
-        self, format: TensorFormat, num_bytes: float, num_weights: float, num_tokens: float
+    def read_bytes_per_second(self, model_bytes: float) -> float:
+        """Return how fast weights of a model of so many bytes are read."""
+        share = (model_bytes - _CACHED_BYTES) / (_UNCACHED_BYTES - _CACHED_BYTES)
+        share = min(1.0, max(0.0, share))
+        return 1 / ((1 - share) / self.read.value + share / self.read_large.value)
+
+    def arithmetic_seconds(
+        self, format: TensorFormat, num_tokens: float, *, is_prompt: bool
     ) -> float:
-        """Return how long matrices take to be multiplied with ``num_tokens`` tokens.
+        """Return what each weight of ``format`` takes for ``num_tokens`` besides being read.
 
-        They have ``num_weights`` in ``num_bytes`` of ``format``.
+        ``is_prompt``: they are of one sequence.
         """
-        reading = num_bytes / self.read.value
         if num_tokens <= 1:
-            return reading
-        curve = self._curve(format)
-        return max(reading, num_weights * _interpolated(curve, num_tokens))
+            return 0.0
+        of_chunk, curve = self._curve(format)
+        if self.fast_bf16 is not None:
+            if format is TensorFormat.BF16:
+                return num_tokens / self.fast_bf16.value
+            if format.is_quantized and is_prompt:
+                return _UNPACKING * of_chunk + num_tokens / self.fast_bf16.value
+        before = curve[0]
+        for point in curve[1:]:
+            if num_tokens <= point[0]:
+                share = (num_tokens - before[0]) / (point[0] - before[0])
+                return before[1] + share * (point[1] - before[1])
+            before = point
+        beyond = num_tokens - TRIAL_PREFILL_TOKENS
+        return of_chunk * (1 + _BEYOND_CHUNK * beyond / TRIAL_PREFILL_TOKENS)
 
-    def _curve(self, format: TensorFormat) -> tuple[tuple[float, float], ...]:
-        """Return seconds per weight by number of tokens, the last per token beyond."""
+    def _curve(self, format: TensorFormat) -> tuple[float, tuple[tuple[float, float], ...]]:
+        """Return the arithmetic of a chunk, and that of fewer tokens by their number."""
         found = self._curves.get(format)
         if found is None:
             found = self._curves[format] = self._made_curve(format)
         return found
 
     @cached_property
-    def _curves(self) -> dict[TensorFormat, tuple[tuple[float, float], ...]]:
+    def _curves(self) -> dict[TensorFormat, tuple[float, tuple[tuple[float, float], ...]]]:
         return {}
 
-    def _made_curve(self, format: TensorFormat) -> tuple[tuple[float, float], ...]:
-        relative = _RELATIVE.get(format, _LIKE_Q8_0)
-        bytes_per_weight = format.block_bytes / format.block_elements
-        alone = bytes_per_weight / self.read.value
-        trial = TRIAL_FORMAT.block_bytes / TRIAL_FORMAT.block_elements / self.read.value
-        batch = max(alone, self.batch.value * trial * relative.batch)
-        chunk = max(batch, TRIAL_PREFILL_TOKENS / self.chunk.value * relative.chunk)
-        rate = self.large.value / relative.large
-        if not format.is_quantized:
-            rate = self.floats.value
-        if self.fast_bf16 is not None and (format.is_quantized or format is TensorFormat.BF16):
-            rate = max(rate, self.fast_bf16.value)
-        return ((1.0, alone), (8.0, batch), (32.0, chunk), (math.inf, 1 / rate))
+    def _made_curve(self, format: TensorFormat) -> tuple[float, tuple[tuple[float, float], ...]]:
+        if format.is_quantized:
+            relative = (_WITH_INT8 if self.has_int8 else _WITHOUT_INT8).get(format, _LIKE_Q8_0)
+            q8_0 = TRIAL_PREFILL_TOKENS / self.chunk.value
+            batch = q8_0 * relative.batch * (_WITH_BATCH if self.has_int8 else _WITHOUT_BATCH)
+            of_chunk = q8_0 * relative.chunk
+        else:
+            relative = _FLOATS.get(format, _LIKE_FLOATS)
+            batch = 8 / self.floats.value * relative.batch
+            of_chunk = TRIAL_PREFILL_TOKENS / self.floats.value * relative.chunk
+        of_chunk = max(of_chunk, batch)
+        chunk_at = float(TRIAL_PREFILL_TOKENS)
+        few = ((1.0, 0.0), (2.0, 0.05 * batch), (4.0, 0.2 * batch), (8.0, batch))
+        return of_chunk, (*few, (chunk_at, of_chunk))
 
 
 def unit_speed(
@@ -139,42 +180,34 @@ def unit_speed(
     usable_cores: float | None,
     arithmetic: Arithmetic = Arithmetic.EXACT,
 ) -> UnitSpeed:
-    """Return the speed of a unit that reports these rates and figures (``UnitReport``)."""
+    """Return the speed of a unit that reports these rates and figures (``UnitReport``).
+
+    ``is_shared``: its memory is the machine's.
+    """
     decode = _believed(rates.decode_tokens_per_second, _RATES)
     prefill = _believed(rates.prefill_tokens_per_second, _RATES)
     read = _believed(figures.read_bytes_per_second, _READ_BYTES)
     int8 = _operations(figures.int8_operations_per_second)
     floats = _operations(figures.f32_operations_per_second)
     layer = _layer_seconds(decode, read, is_shared=is_shared)
-    if decode is not None:
-        seconds = max(1 / decode.value - TRIAL_LAYERS * layer.value, 0.5 / decode.value)
-        effective = Estimate(value=TRIAL_BYTES / seconds, basis=decode.basis)
-    elif read is not None:
-        effective = Estimate(value=read.value * _share(read), basis=read.basis)
-    else:
-        effective = Estimate(value=ASSUMED_READ_BYTES_PER_SECOND, basis=Basis.ASSUMED)
-    if prefill is not None:
-        seconds = TRIAL_PREFILL_TOKENS / prefill.value - TRIAL_LAYERS * layer.value
-        seconds = max(seconds, 0.5 * TRIAL_PREFILL_TOKENS / prefill.value)
-        chunk = Estimate(value=TRIAL_PREFILL_TOKENS * TRIAL_WEIGHTS / seconds, basis=prefill.basis)
-    elif int8 is not None:
-        chunk = Estimate(value=int8.value * _share(int8), basis=int8.basis)
-    else:
-        chunk = Estimate(value=ASSUMED_MULTIPLY_ADDS_PER_SECOND, basis=Basis.ASSUMED)
-    large = chunk
-    if int8 is not None and int8.basis is Basis.MEASURED:
-        large = Estimate(value=max(int8.value, chunk.value), basis=int8.basis)
+    small = _read(decode, read, layer)
+    large = small
+    if read is not None and read.basis is Basis.MEASURED:
+        large = Estimate(value=min(read.value, small.value), basis=small.basis)
+    chunk = _chunk(decode, prefill, int8)
+    has_int8 = int8 is None or floats is None or int8.value > _INT8_TIMES * floats.value
     if floats is None:
-        floats = Estimate(value=large.value / _FLOATS_SLOWER, basis=Basis.ASSUMED)
+        floats = Estimate(value=chunk.value / _FLOATS_SLOWER, basis=chunk.basis)
     fast = _operations(figures.fast_bf16_operations_per_second)
     return UnitSpeed(
-        read=effective,
-        batch=Estimate(value=_batch_slowdown(effective, chunk), basis=chunk.basis),
+        read=small,
+        read_large=large,
         chunk=chunk,
-        large=large,
         floats=floats,
         fast_bf16=fast if arithmetic is not Arithmetic.EXACT else None,
-        attention=Estimate(value=floats.value * _ATTENTION_SHARE, basis=floats.basis),
+        has_int8=has_int8,
+        attention=Estimate(value=floats.value * _DECODE_ATTENTION, basis=floats.basis),
+        prefill_attention=Estimate(value=floats.value * _PREFILL_ATTENTION, basis=floats.basis),
         layer_seconds=layer,
         step_seconds=Estimate(value=STEP_SECONDS, basis=layer.basis),
         usable_share=usable_share(num_threads, usable_cores),
@@ -185,7 +218,7 @@ def usable_share(num_threads: int, usable_cores: float | None) -> float:
     """Return which part of their time ``num_threads`` threads get: at most 1, and never 0."""
     if usable_cores is None or not math.isfinite(usable_cores) or usable_cores <= 0:
         return 1.0
-    return min(1.0, max(_USABLE_SHARE, usable_cores / max(1, num_threads)))
+    return min(1.0, max(_SHARE_LEAST, usable_cores / max(1, num_threads)))
 
 
 _WORST_LAST = (Basis.SERVED, Basis.MEASURED, Basis.TABLE, Basis.ASSUMED)
@@ -198,61 +231,81 @@ def worst(*bases: Basis) -> Basis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Relative:
-    """Seconds per weight of a format over those of Q8_0: for 8 tokens, for 32, and for many."""
+    """Arithmetic of a weight of a format over that of another: for 8 tokens, and for 32."""
 
     batch: float
     chunk: float
-    large: float
 
 
-_LIKE_Q8_0 = _Relative(batch=1.0, chunk=1.0, large=1.0)
-_RELATIVE: Mapping[TensorFormat, _Relative] = {
-    # benchmarks/results/kernels.json and kernels-amx.json: medians over instruction sets
-    TensorFormat.Q4_0: _Relative(batch=0.65, chunk=0.95, large=1.0),
-    TensorFormat.Q4_1: _Relative(batch=0.7, chunk=1.0, large=1.1),
-    TensorFormat.Q5_0: _Relative(batch=0.8, chunk=1.0, large=1.05),
-    TensorFormat.Q5_1: _Relative(batch=0.85, chunk=1.05, large=1.15),
-    TensorFormat.Q4_K: _Relative(batch=0.65, chunk=1.0, large=1.2),
-    TensorFormat.Q5_K: _Relative(batch=0.8, chunk=1.1, large=1.3),
-    TensorFormat.Q6_K: _Relative(batch=0.95, chunk=1.4, large=1.6),
-    TensorFormat.F32: _Relative(batch=3.0, chunk=4.0, large=3.0),
-    TensorFormat.F16: _Relative(batch=1.8, chunk=3.0, large=3.0),
-    TensorFormat.BF16: _Relative(batch=1.8, chunk=3.0, large=3.0),
+# Medians over instruction sets of what 8 and 32 tokens take longer than one, with one thread
+# (benchmarks/results/cost_model.json).
+_LIKE_Q8_0 = _Relative(batch=1.0, chunk=1.0)
+_WITH_BATCH, _WITHOUT_BATCH = 0.33, 0.23
+"""In Q8_0: 8 tokens' arithmetic over that of 32."""
+_WITH_INT8: Mapping[TensorFormat, _Relative] = {
+    TensorFormat.Q4_0: _Relative(batch=0.68, chunk=0.93),
+    TensorFormat.Q4_1: _Relative(batch=0.75, chunk=1.0),
+    TensorFormat.Q5_0: _Relative(batch=0.9, chunk=1.0),
+    TensorFormat.Q5_1: _Relative(batch=1.0, chunk=1.1),
+    TensorFormat.Q4_K: _Relative(batch=0.92, chunk=1.13),
+    TensorFormat.Q5_K: _Relative(batch=1.35, chunk=1.28),
+    TensorFormat.Q6_K: _Relative(batch=1.5, chunk=1.65),
 }
-_FLOATS_SLOWER = 3.0
-_ATTENTION_SHARE = 0.3
-"""Multiply-adds with the cache per second, of those of float32 products."""
+_WITHOUT_INT8: Mapping[TensorFormat, _Relative] = {
+    TensorFormat.Q4_0: _Relative(batch=0.63, chunk=0.7),
+    TensorFormat.Q4_1: _Relative(batch=0.65, chunk=0.72),
+    TensorFormat.Q5_0: _Relative(batch=0.65, chunk=0.75),
+    TensorFormat.Q5_1: _Relative(batch=0.7, chunk=0.8),
+    TensorFormat.Q4_K: _Relative(batch=0.73, chunk=0.84),
+    TensorFormat.Q5_K: _Relative(batch=0.76, chunk=0.89),
+    TensorFormat.Q6_K: _Relative(batch=1.14, chunk=1.22),
+}
+_LIKE_FLOATS = _Relative(batch=1.1, chunk=1.17)
+"""Over the multiply-adds of float32 as they were measured with 128 tokens."""
+_FLOATS: Mapping[TensorFormat, _Relative] = {
+    TensorFormat.F32: _Relative(batch=1.4, chunk=1.15),
+}
 
 
-def _batch_slowdown(read: Estimate, chunk: Estimate) -> float:
-    """Return how many times longer 8 tokens take than 1, from both ends of the curve."""
-    alone = TRIAL_BYTES / read.value
-    together = 8 * TRIAL_WEIGHTS / chunk.value
-    return min(8.0, max(1.0, math.hypot(1.0, 1.5 * together / alone)))
+def _read(decode: Estimate | None, read: Estimate | None, layer: Estimate) -> Estimate:
+    """Return bytes of weights per second of a model as small as the trial's."""
+    if decode is not None:
+        rest = 1 / decode.value - TRIAL_LAYERS * layer.value
+        seconds = max(rest, _LEAST_REST / decode.value)
+        return Estimate(value=TRIAL_BYTES / seconds, basis=decode.basis)
+    if read is not None:
+        return Estimate(value=read.value * _share(read), basis=read.basis)
+    return Estimate(value=ASSUMED_READ_BYTES_PER_SECOND, basis=Basis.ASSUMED)
+
+
+def _chunk(decode: Estimate | None, prefill: Estimate | None, int8: Estimate | None) -> Estimate:
+    """Return multiply-adds per second of 32 tokens, in the trial's format."""
+    if prefill is not None:
+        seconds = TRIAL_PREFILL_TOKENS / prefill.value
+        rest = seconds if decode is None else seconds - 1 / decode.value
+        rest = max(rest, _LEAST_REST * seconds)
+        return Estimate(value=TRIAL_PREFILL_TOKENS * TRIAL_WEIGHTS / rest, basis=prefill.basis)
+    if int8 is not None:
+        return Estimate(value=int8.value * _share(int8), basis=int8.basis)
+    return Estimate(value=ASSUMED_MULTIPLY_ADDS_PER_SECOND, basis=Basis.ASSUMED)
 
 
 def _layer_seconds(decode: Estimate | None, read: Estimate | None, *, is_shared: bool) -> Estimate:
-    """Return what a layer takes besides reading, from the trial and the rate of reading alone."""
-    if decode is None or read is None or read.basis is not Basis.MEASURED or is_shared:
+    """Return what a layer takes besides reading.
+
+    Of a device with memory of its own that is the difference between the trial and the rate of
+    reading alone.
+    """
+    if decode is None:
         value = _SHARED_LAYER_SECONDS if is_shared else _OWN_LAYER_SECONDS
-        basis = Basis.ASSUMED if decode is None else decode.basis
-        if decode is not None:  # it is in there
-            value = min(value, 0.5 / decode.value / TRIAL_LAYERS)
-        return Estimate(value=value, basis=basis)
+        return Estimate(value=value, basis=Basis.ASSUMED)
+    most = (1 - _LEAST_REST) / decode.value / TRIAL_LAYERS  # it is in there
+    if is_shared or read is None or read.basis is not Basis.MEASURED:
+        value = _SHARED_LAYER_SECONDS if is_shared else _OWN_LAYER_SECONDS
+        return Estimate(value=min(value, most), basis=decode.basis)
     rest = (1 / decode.value - TRIAL_BYTES / read.value) / TRIAL_LAYERS
-    value = min(max(rest, _LEAST_LAYER_SECONDS), _MOST_LAYER_SECONDS)
+    value = min(max(rest, _LEAST_LAYER_SECONDS), _MOST_LAYER_SECONDS, most)
     return Estimate(value=value, basis=decode.basis)
-
-
-def _interpolated(curve: tuple[tuple[float, float], ...], num_tokens: float) -> float:
-    """Return seconds per weight for a step of so many tokens: linear between points."""
-    before = curve[0]
-    for point in curve[1:-1]:
-        if num_tokens <= point[0]:
-            share = (num_tokens - before[0]) / (point[0] - before[0])
-            return before[1] + share * (point[1] - before[1])
-        before = point
-    return before[1] + (num_tokens - before[0]) * curve[-1][1]
 
 
 def _believed(figure: Figure, bounds: tuple[float, float]) -> Estimate | None:

@@ -22,7 +22,8 @@ LEAST_SECONDS = 1e-9
 """Of any part: no time is 0."""
 MOST_SECONDS = 1e6
 
-_EMBEDDING_SECONDS_PER_TOKEN = 1e-6
+_EMBEDDING_SECONDS_PER_TOKEN = 3e-6
+"""Its row is converted, and what is said of its sequence is handed to the core."""
 _MOST_RATIO = 30.0
 """A measured step may take as many times longer or less than predicted; more is an outlier."""
 _SAMPLES_OF_PRIOR = 4.0
@@ -103,7 +104,7 @@ class UnitTimes:
             num_tokens=num_sequences,
             num_wanted=num_sequences,
             context_tokens=context_tokens,
-            per_sequence=1,
+            is_prompt=False,
             factor=factor,
             basis=Basis.SERVED if is_served else self.speed.decode_basis,
         )
@@ -121,7 +122,7 @@ class UnitTimes:
             num_tokens=num_tokens,
             num_wanted=1,
             context_tokens=max(context_tokens, num_tokens),
-            per_sequence=num_tokens,
+            is_prompt=True,
             factor=factor,
             basis=Basis.SERVED if is_served else self.speed.prefill_basis,
         )
@@ -148,64 +149,80 @@ class UnitTimes:
         num_tokens: int,
         num_wanted: int,
         context_tokens: int,
-        per_sequence: int,
+        is_prompt: bool,
         factor: float,
         basis: Basis,
     ) -> PartTimes:
-        scale = factor / self.speed.usable_share
-        seconds: dict[PartWork, float] = {}
-        for part in self.work.layers:
-            if part not in seconds:
-                seconds[part] = _bounded(
+        speed, work = self.speed, self.work
+        scale = factor / speed.usable_share
+        model_bytes = work.num_bytes
+        seconds: dict[int, float] = {}
+        for part in work.layers:
+            if id(part) not in seconds:
+                seconds[id(part)] = _bounded(
                     scale
                     * (
-                        self.speed.layer_seconds.value
-                        + _part_seconds(self.speed, part, num_tokens)
+                        speed.layer_seconds.value
+                        + _part_seconds(speed, part, num_tokens, model_bytes, is_prompt=is_prompt)
                         + _attention_seconds(
-                            self.speed, part, num_tokens, context_tokens, per_sequence
+                            speed,
+                            part,
+                            num_tokens,
+                            context_tokens,
+                            model_bytes,
+                            is_prompt=is_prompt,
                         )
                     )
                 )
-        embedding = num_tokens * _EMBEDDING_SECONDS_PER_TOKEN
-        logits = num_wanted * self.work.config.vocab_size
-        head = _part_seconds(self.speed, self.work.head, num_wanted)
-        head += logits * self.speed.sampling_seconds_per_logit
+        head = _part_seconds(speed, work.head, num_wanted, model_bytes, is_prompt=False)
+        head += num_wanted * work.config.vocab_size * speed.sampling_seconds_per_logit
         return PartTimes(
             item_seconds=(
-                _bounded(scale * embedding),
-                *(seconds[part] for part in self.work.layers),
+                _bounded(scale * num_tokens * _EMBEDDING_SECONDS_PER_TOKEN),
+                *(seconds[id(part)] for part in work.layers),
                 _bounded(scale * head),
             ),
-            stage_seconds=_bounded(scale * self.speed.step_seconds.value),
+            stage_seconds=_bounded(scale * speed.step_seconds.value),
             basis=basis,
         )
 
 
-def _part_seconds(speed: UnitSpeed, part: PartWork, num_tokens: int) -> float:
+def _part_seconds(
+    speed: UnitSpeed, part: PartWork, num_tokens: int, model_bytes: float, *, is_prompt: bool
+) -> float:
+    """Return what the products of a part take."""
+    rate = speed.read_bytes_per_second(model_bytes)
     seconds = 0.0
     for product in part.products:
-        if product.num_experts == 1:
-            seconds += speed.product_seconds(
-                product.format, product.num_bytes, product.num_weights, num_tokens
-            )
-            continue
-        share = share_of_experts(product.num_chosen, product.num_experts, num_tokens)
-        # Each expert in use has its part of the tokens.
-        per_expert = num_tokens * product.num_chosen / (share * product.num_experts)
-        seconds += speed.product_seconds(
-            product.format, product.num_bytes * share, product.num_weights * share, per_expert
-        )
+        share, per_expert = 1.0, float(num_tokens)
+        if product.num_experts > 1:
+            share = share_of_experts(product.num_chosen, product.num_experts, num_tokens)
+            # Each expert in use has its part of the tokens.
+            per_expert = num_tokens * product.num_chosen / (share * product.num_experts)
+        arithmetic = speed.arithmetic_seconds(product.format, per_expert, is_prompt=is_prompt)
+        seconds += share * (product.num_bytes / rate + product.num_weights * arithmetic)
     return seconds
 
 
 def _attention_seconds(
-    speed: UnitSpeed, part: PartWork, num_tokens: int, context_tokens: int, per_sequence: int
+    speed: UnitSpeed,
+    part: PartWork,
+    num_tokens: int,
+    context_tokens: int,
+    model_bytes: float,
+    *,
+    is_prompt: bool,
 ) -> float:
+    """Return what attention takes; tokens of one prompt read its cache together."""
     if not part.attention_multiply_adds:
         return 0.0
+    per_sequence = num_tokens if is_prompt else 1
     end = max(context_tokens, per_sequence)
-    visible = num_visible(end - per_sequence, end, part.window) * (num_tokens / per_sequence)
-    return visible * part.attention_multiply_adds / speed.attention.value
+    visible = num_visible(end - per_sequence, end, part.window) * (num_tokens // per_sequence)
+    if is_prompt and num_tokens > 1:
+        return visible * part.attention_multiply_adds / speed.prefill_attention.value
+    reading = visible * part.cache_bytes / speed.read_bytes_per_second(model_bytes)
+    return reading + visible * part.attention_multiply_adds / speed.attention.value
 
 
 def _correction(times: UnitTimes, measured: Sequence[StepTime]) -> Correction:

@@ -70,7 +70,8 @@ class PartWork:
 class ModelWork:
     """What the parts of a model read and compute on units of one backend.
 
-    ``embedding_row_bytes`` are read for each token. A step's way between stages has
+    ``embedding_row_bytes`` are read for each token, and ``num_bytes`` are those of all matrices
+    that tokens are multiplied with. Equal layers are one object. A step's way between stages has
     ``hidden_size`` floats for each token.
     """
 
@@ -79,6 +80,7 @@ class ModelWork:
     embedding_row_bytes: int
     layers: tuple[PartWork, ...]
     head: PartWork
+    num_bytes: int
 
     @property
     def hidden_size(self) -> int:
@@ -129,13 +131,15 @@ def model_work(
         elif (layer := _layer_of(op, specs)) is not None:
             parts[layer].add(op)
     seen: dict[PartWork, PartWork] = {}
-    layers = (part.work() for part in parts)
+    works = [part.work() for part in parts]
+    all_products = [product for part in (*works, head.work()) for product in part.products]
     return ModelWork(
         config=config,
         quantization=quantization,
         embedding_row_bytes=row_bytes,
-        layers=tuple(seen.setdefault(layer, layer) for layer in layers),
+        layers=tuple(seen.setdefault(layer, layer) for layer in works),
         head=head.work(),
+        num_bytes=sum(product.num_bytes for product in all_products),
     )
 
 

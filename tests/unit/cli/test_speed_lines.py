@@ -90,6 +90,11 @@ def test_without_a_prediction_what_is_measured_is_shown_alone() -> None:
     ]
 
 
+def test_large_rates_have_no_exponent() -> None:
+    fast = dict(RATES, tokens_per_second=12345.6)
+    assert lines([], None, fast)[1] == "1 stream: 12346 tokens/s"
+
+
 def test_other_numbers_of_streams_stand_in_lines_of_their_own() -> None:
     alone = dict(PREDICTION, num_streams=1, steps_in_flight=1)
     few = dict(RATES, num_streams=3)

@@ -133,7 +133,7 @@ def test_one_unit_fewer_is_the_best_of_the_units_that_are_used() -> None:
     """Any two of three have room; without the slowest of them it is fastest."""
     units = [
         candidate(name, WORK, decode=rate, usable_bytes=room(count))
-        for name, rate, count in (("a", 200.0, 5), ("b", 150.0, 7), ("c", 100.0, 12))
+        for name, rate, count in (("a", 200.0, 5), ("b", 150.0, 7), ("c", 160.0, 12))
     ]
     asked = request(*units, objective=Objective.THROUGHPUT)
     plan = placed(asked)

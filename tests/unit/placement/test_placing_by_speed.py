@@ -270,3 +270,10 @@ def test_a_gap_is_filled_by_speed() -> None:
     assert {place[0] for place in where(found)} <= {"a", "c"}
     by_memory = Preferences(objective=Objective.MEMORY)
     assert "b" in {place[0] for place in where(placed(*nodes, held=[kept], preferences=by_memory))}
+
+
+def test_a_unit_that_hardly_helps_gets_nothing() -> None:
+    """The embedding alone would free the fast unit of microseconds."""
+    fast, slow = node("a", unit(CPU, 500.0)), node("b", unit(CPU, 1.0))
+    throughput = Preferences(objective=Objective.THROUGHPUT)
+    assert where(placed(fast, slow, preferences=throughput)) == [("a", CPU, 0, NUM_LAYERS)]

@@ -86,6 +86,14 @@ class _Outcome:
     spent_seconds: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Allowed:
+    """How long the largest frames of one turn may take; see ``exchange.lead``."""
+
+    seconds: float
+    unresolved_seconds: float
+
+
 _Ends = tuple[OutgoingEdge, IncomingEdge]
 
 
@@ -101,7 +109,7 @@ class _Measurement:
         open_ends: Callable[[], _Ends],
         *,
         leads_first: bool,
-        allowed_seconds: float,
+        allowed: _Allowed,
         listener: EdgeListener | None = None,
     ) -> None:
         self.peer = peer
@@ -109,7 +117,7 @@ class _Measurement:
         self.outcome: asyncio.Future[_Outcome] = self._loop.create_future()
         self._open_ends = open_ends
         self._leads_first = leads_first
-        self._allowed_seconds = allowed_seconds
+        self._allowed = allowed
         self._listener = listener
         self._changing = threading.Lock()
         self._ends: _Ends | None = None
@@ -155,11 +163,11 @@ class _Measurement:
         try:
             self._own(ends)
             if self._leads_first:
-                measured = lead(*ends, allowed_seconds=self._allowed_seconds)
+                measured = self._lead(ends)
                 follow(*ends)
             else:
                 follow(*ends)
-                measured = lead(*ends, allowed_seconds=self._allowed_seconds)
+                measured = self._lead(ends)
             path = ends[0].path()
         finally:
             ends[0].close()
@@ -169,6 +177,12 @@ class _Measurement:
             measured=measured,
             path=path,
             spent_seconds=max(wire_seconds, time.thread_time() - began),
+        )
+
+    def _lead(self, ends: _Ends) -> Measured:
+        allowed = self._allowed
+        return lead(
+            *ends, allowed_seconds=allowed.seconds, unresolved_seconds=allowed.unresolved_seconds
         )
 
     def _own(self, ends: _Ends) -> None:
@@ -337,7 +351,7 @@ class Links:
                     timeout_seconds=self._connect_seconds,
                 ),
                 leads_first=True,
-                allowed_seconds=self._allowed_seconds(answer.budget_seconds),
+                allowed=self._allowed(answer.budget_seconds),
             )
         )
 
@@ -358,7 +372,7 @@ class Links:
                 hello, peer=caller, limits=LIMITS, timeout_seconds=self._connect_seconds
             ),
             leads_first=False,
-            allowed_seconds=self._allowed_seconds(request.budget_seconds),
+            allowed=self._allowed(request.budget_seconds),
             listener=listener,
         )
         self._measurements.add(measurement)
@@ -400,14 +414,15 @@ class Links:
         self._changed.set()
         self._news.set()
 
-    def _allowed_seconds(self, peer_budget_seconds: float) -> float:
-        """How long the large frames of this node's turn may take.
+    def _allowed(self, peer_budget_seconds: float) -> _Allowed:
+        """What this node's turn may take.
 
         Both nodes pay for both turns, and the sizes before take a third of what the last does.
         """
         budget_seconds = min(self._budget.available(self._clock()), peer_budget_seconds)
-        longest = _BUSY_FRAMES_SECONDS if self._is_busy() else _FRAMES_SECONDS
-        return max(0.0, min(longest, budget_seconds / 3))
+        most = max(0.0, min(_FRAMES_SECONDS, budget_seconds / 3))
+        seconds = min(most, _BUSY_FRAMES_SECONDS) if self._is_busy() else most
+        return _Allowed(seconds=seconds, unresolved_seconds=2 * most)
 
 
 def _is_ip_address(host: str) -> bool:

@@ -243,6 +243,7 @@ class StageHost:
     async def stop_all(self) -> None:
         """Stop everything: the agent ends."""
         self._orphans.close()
+        await self._stats_of(self._here(), _LAST_STATS_SECONDS)
         await self._stop(self._here())
         for task in self._tasks:
             task.cancel()

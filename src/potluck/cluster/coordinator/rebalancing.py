@@ -191,17 +191,18 @@ class Rebalancing:
         The threshold, the settling of nodes and the cool-down do not apply. With ``is_dry_run``
         nothing is moved. Raises what makes planning impossible.
         """
-        deployment = self._deployment
+        deployment, record = self._deployment, self._deployment.record
         if not self._is_serving:
             return self._stays("it does not serve now; it is placed again in any case")
         alternative = await deployment.alternative(())
         if alternative is None:
             return self._stays("nothing is predicted of its plans")
-        if is_in_force(alternative.planned, deployment.record.stages):
+        if is_in_force(alternative.planned, record.stages):
             return self._stays("the plan in force is the best one", alternative)
         judged, cost = self._judge(alternative)
-        report = _report(deployment.record, alternative, judged, cost)
-        if judged.gain <= 0.0:
+        report = _report(record, alternative, judged, cost)
+        is_wanted = record.objective is Objective.MEMORY or record.layout
+        if judged.gain <= 0.0 and not is_wanted:
             return _with(report, MoveOutcome.STAYS, "no other plan is predicted to be faster")
         if is_dry_run:
             return _with(report, MoveOutcome.POSSIBLE, self._outlook(judged))
@@ -221,8 +222,8 @@ class Rebalancing:
 
     @property
     def _is_automatic(self) -> bool:
-        # Plans by memory are not made for speed, so that a faster one is no reason to move.
         record = self._deployment.record
+        # Who divides a model by memory does not ask for speed.
         return record.rebalance is not Rebalance.NEVER and record.objective is not Objective.MEMORY
 
     def _look_in(self, seconds: float) -> None:
@@ -368,6 +369,8 @@ class Rebalancing:
             return "it does not move by itself (rebalance is never)"
         if record.rebalance is Rebalance.ASK:
             return "it does not move by itself (rebalance is ask)"
+        if record.objective is Objective.MEMORY:
+            return "it does not move by itself, because it is divided by memory"
         if record.layout:
             return "it does not move by itself, because its layout was given"
         if not judged.pays:

@@ -52,10 +52,8 @@ _MOST_FRAMES = 2 * (_NUM_SMALL + _NUM_EACH * len(SIZES) + _NUM_AGAIN)
 """That one side answers: more than a node of this version sends."""
 
 _UNRESOLVED_ROUND_TRIPS = 1.5
-_UNRESOLVED = 2
-"""By how much more than allowed a size may take by its estimate, where the frames before took no
-more than about a round trip beyond the first: that is how TCP paces what it sends over a long way,
-be the link fast or slow, so that the link is probably faster than the estimate."""
+"""Frames that take no more than this beyond the first round trip do not show how fast the link is:
+that is how TCP paces what it sends over a long way, be the link fast or slow."""
 
 _LEAST_PART = 0.1
 """The part of a large frame's time that is its transfer at least: never nothing, however the round
@@ -67,11 +65,13 @@ class Measured:
     """The way from this node to another, once.
 
     ``latency_seconds`` is half of the round trip of a small frame. ``bytes_per_second`` is what the
-    largest frames reached beyond that.
+    largest frames reached beyond that. ``is_lower_bound``: it is TCP that they waited for, so that
+    the link may be faster.
     """
 
     latency_seconds: float
     bytes_per_second: float
+    is_lower_bound: bool = False
 
 
 def lead(
@@ -79,11 +79,13 @@ def lead(
     incoming: IncomingEdge,
     *,
     allowed_seconds: float,
+    unresolved_seconds: float | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Measured:
     """Measure the way to the peer, then give it its turn.
 
-    The large frames take ``allowed_seconds`` at most, as far as the smaller ones can tell. Raises
+    The largest frames take ``allowed_seconds`` at most, as far as the smaller ones can tell; where
+    those cannot, because TCP waits, ``unresolved_seconds`` (by default twice as much). Raises
     ``EdgeError`` if the connection fails, or the peer is silent or sends anything else.
     """
     step_id = 0
@@ -103,11 +105,21 @@ def lead(
     data = memoryview(os.urandom(max(SIZES)))
     round_trips = _small_round_trips(ask, data[:0], clock)
     round_trip = statistics.median(round_trips)
-    sizes = _Sizes(round_trip=round_trip, allowed_seconds=allowed_seconds)
+    if unresolved_seconds is None:
+        unresolved_seconds = 2 * allowed_seconds
+    sizes = _Sizes(
+        round_trip=round_trip,
+        allowed_seconds=allowed_seconds,
+        unresolved_seconds=max(allowed_seconds, unresolved_seconds),
+    )
     while (size := sizes.next()) is not None:
         sizes.took(ask(data[:size]))
     outgoing.send(FrameKind.TURN, StepId(0))
-    return Measured(latency_seconds=round_trip / 2, bytes_per_second=sizes.rate)
+    return Measured(
+        latency_seconds=round_trip / 2,
+        bytes_per_second=sizes.rate,
+        is_lower_bound=sizes.is_unresolved,
+    )
 
 
 def follow(outgoing: OutgoingEdge, incoming: IncomingEdge) -> None:
@@ -128,23 +140,30 @@ def follow(outgoing: OutgoingEdge, incoming: IncomingEdge) -> None:
 class _Sizes:
     """Which large frame is sent next, given what those before took. ``rate`` is the last size's."""
 
-    def __init__(self, *, round_trip: float, allowed_seconds: float) -> None:
+    def __init__(
+        self, *, round_trip: float, allowed_seconds: float, unresolved_seconds: float
+    ) -> None:
         self.rate = 0.0
         self._round_trip = round_trip
         self._allowed_seconds = allowed_seconds
+        self._unresolved_seconds = unresolved_seconds
         self._index = 0
         self._num_left = _NUM_EACH
         self._num_again = _NUM_AGAIN
         self._excess = math.inf
         self._before = (0, 0.0)
 
+    @property
+    def is_unresolved(self) -> bool:
+        """Whether the frames of this size do not show how fast the link is."""
+        return self._excess <= _UNRESOLVED_ROUND_TRIPS * self._round_trip
+
     def next(self) -> int | None:
         """Return the size of the next frame; None when it was the last."""
         if self._num_left > 0:
             return SIZES[self._index]
-        is_unresolved = self._excess <= _UNRESOLVED_ROUND_TRIPS * self._round_trip
         is_last = self._index + 1 == len(SIZES)
-        limit = self._allowed_seconds * (_UNRESOLVED if is_unresolved else 1)
+        limit = self._unresolved_seconds if self.is_unresolved else self._allowed_seconds
         if not is_last and _NUM_EACH * SIZES[self._index + 1] / self._expected_rate() <= limit:
             self._before = (SIZES[self._index], self._excess)
             self._index += 1
@@ -152,7 +171,7 @@ class _Sizes:
             self._excess = math.inf
             return SIZES[self._index]
         waits = self._excess > self._round_trip / 2 or not is_last
-        if is_unresolved and waits and self._num_again > 0:
+        if self.is_unresolved and waits and self._num_again > 0:
             self._num_again -= 1
             return SIZES[self._index]
         return None

@@ -40,11 +40,15 @@ _LATENCY_SHIFT = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One measurement, at ``at``. ``round_trip_seconds`` is the kernel's, of its connection."""
+    """One measurement, at ``at``.
+
+    ``is_lower_bound``: see ``Measured``. ``round_trip_seconds`` is the kernel's, of its connection.
+    """
 
     at: float
     latency_seconds: float
     bytes_per_second: float
+    is_lower_bound: bool = False
     round_trip_seconds: float | None = None
 
     @classmethod
@@ -54,6 +58,7 @@ class Sample:
             at=at,
             latency_seconds=measured.latency_seconds,
             bytes_per_second=measured.bytes_per_second,
+            is_lower_bound=measured.is_lower_bound,
             round_trip_seconds=None if path is None else path.round_trip_seconds,
         )
 
@@ -82,10 +87,10 @@ class LinkFigures:
         if in_use is None or not self.samples or self.in_use_at <= self.samples[-1].at:
             return False
         recent = in_use.recent_round_trip_seconds
-        latency = statistics.median(each.latency_seconds for each in self.samples)
+        latency = _latency(self.samples)
         if recent is not None and recent / 2 > _CHANGE * latency + _LEAST_CHANGE_SECONDS:
             return True
-        rate = statistics.median(each.bytes_per_second for each in self.samples)
+        rate = _rate(self.samples)
         is_reached = _has_rate(in_use) and not in_use.is_lower_bound
         return is_reached and 0 < in_use.bytes_per_second * _CHANGE < rate
 
@@ -94,7 +99,7 @@ class LinkFigures:
         samples = (*self.samples, sample)[-NUM_KEPT:]
         if self.is_doubtful and _has_changed((*samples, sample)):
             samples = (sample,)
-        elif _has_changed(samples):
+        elif len(samples) > 2 and _has_changed(samples):
             samples = samples[-2:]
         return replace(self, samples=samples)
 
@@ -107,8 +112,7 @@ class LinkFigures:
         if not self.samples:
             return None
         latest = self.samples[-1]
-        latency = statistics.median(each.latency_seconds for each in self.samples)
-        rate = statistics.median(each.bytes_per_second for each in self.samples)
+        latency, rate = _latency(self.samples), _rate(self.samples)
         last_at = latest.at
         if self.in_use is not None and self.in_use_at > latest.at:
             latency = _corrected_latency(latency, latest, self.in_use)
@@ -125,18 +129,32 @@ class LinkFigures:
 
 def _has_changed(samples: Sequence[Sample]) -> bool:
     """Whether the last two samples tell of another link than those before."""
-    return _differ([each.latency_seconds for each in samples], _LEAST_CHANGE_SECONDS) or _differ(
-        [each.bytes_per_second for each in samples], 0.0
-    )
-
-
-def _differ(values: list[float], least_change: float) -> bool:
-    """Whether the last two are both well above the median of those before, or both below."""
-    if len(values) < 3:
+    *before, one, other = samples
+    if not before:
         return False
-    *before, one, other = values
-    known = statistics.median(before)
-    lower, upper = sorted((one, other))
+    latencies = (one.latency_seconds, other.latency_seconds)
+    if _differ(_latency(before), latencies, _LEAST_CHANGE_SECONDS):
+        return True
+    rates = (one.bytes_per_second, other.bytes_per_second)
+    is_bound = one.is_lower_bound or other.is_lower_bound
+    known = _rate(before)
+    return _differ(known, rates, 0.0) and not (is_bound and min(rates) < known)
+
+
+def _latency(samples: Sequence[Sample]) -> float:
+    return statistics.median(each.latency_seconds for each in samples)
+
+
+def _rate(samples: Sequence[Sample]) -> float:
+    """The median of the rates that are known, and at least what was reached besides."""
+    known = [each.bytes_per_second for each in samples if not each.is_lower_bound]
+    reached = [each.bytes_per_second for each in samples if each.is_lower_bound]
+    return max([*reached, *([statistics.median(known)] if known else [])])
+
+
+def _differ(known: float, values: tuple[float, float], least_change: float) -> bool:
+    """Whether both values are well above what is known, or both below."""
+    lower, upper = sorted(values)
     is_higher = lower > _CHANGE * known and lower - known > least_change
     is_lower = upper * _CHANGE < known and known - upper > least_change
     return is_higher or is_lower

@@ -16,11 +16,12 @@ def missing_bytes(problem: PathProblem) -> int:
     """
     if not problem.num_units:
         return 0
-    stage = problem.stage_bytes.copy()
+    stage = problem.stage_bytes
     least = problem.item_bytes.min(axis=0)
-    needed = int(least.sum()) - int(problem.shared_bytes.max())
+    saved = int(problem.shared_bytes.max())
     if problem.num_items > 1:
         spared = problem.item_bytes[:, [0, -1]] + stage[:, None] - problem.lone_bytes
-        needed -= int(np.maximum(spared, 0).max(axis=0).sum())
+        saved = max(saved, int(np.maximum(spared, 0).max(axis=0).sum()))
+    needed = int(least.sum()) - saved
     room = np.maximum(problem.usable_bytes - stage, 0)
     return max(0, needed - int(room.sum()))

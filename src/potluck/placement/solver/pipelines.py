@@ -9,13 +9,21 @@ from numpy.typing import NDArray
 
 from potluck.placement.path import Path, ThroughputPath
 from potluck.placement.solver.budget import DEFAULT_ELEMENTS
-from potluck.placement.solver.throughput import ProblemOf, best_among, best_throughput, step_sizes
+from potluck.placement.solver.throughput import (
+    ProblemOf,
+    best_among,
+    best_throughput,
+    spread_sizes,
+    step_sizes,
+)
 from potluck.placement.solver.wide import promising_units
 
 _CANDIDATES = 32
 """Units among which one of several pipelines is looked for."""
-_PIPELINE_ELEMENTS = 60_000_000
+_PIPELINE_ELEMENTS = 30_000_000
 """For the search of one of several pipelines."""
+_TOLERANCE = 0.01
+"""How near to its bound the search of one of several pipelines ends."""
 _MOST_PIPELINES = 64
 _SEARCHES = 150
 """Of pipelines in all: about 15 s."""
@@ -59,7 +67,7 @@ def _side_by_side(
     """Return at most so many pipelines, with streams as they serve them fastest."""
     num_units = problem_of(1).num_units
     each = -(-num_streams // num_pipelines)
-    sizes = step_sizes(each, num_units)
+    sizes = spread_sizes(step_sizes(each, num_units))
     free = np.arange(num_units)
     paths: list[ThroughputPath] = []
     while len(paths) < num_pipelines and len(free):
@@ -80,7 +88,12 @@ def _one_more(
     while True:
         units = promising_units(problem_of(sizes[0][0]), free, most)
         found = best_among(
-            problem_of, num_streams, sizes, units, num_elements=_PIPELINE_ELEMENTS * len(sizes)
+            problem_of,
+            num_streams,
+            sizes,
+            units,
+            num_elements=_PIPELINE_ELEMENTS * len(sizes),
+            tolerance=_TOLERANCE,
         )
         if found is not None or most >= min(len(free), 8 * _CANDIDATES):
             return found

@@ -17,11 +17,14 @@ from potluck.placement.solver.relaxation import relax
 from potluck.placement.solver.table import Table, make_table
 from potluck.placement.solver.wide import WIDE, promising_units
 
+MOST_SIZES = 7
+"""Sizes of steps that are tried for each pipeline: all of them for up to 12 streams."""
 _SMALLER, _NEAR = 1e-8, 1.02
 """By how much a period must be less to count; how near bisection comes before the last steps."""
 
 ProblemOf = Callable[[int], PathProblem]
-"""The problem of steps of so many sequences. Units and items are the same in all of them."""
+"""The problem of steps of so many sequences. Units and items are the same in all of them, and
+steps of more sequences take no less time."""
 
 
 def step_sizes(num_streams: int, num_units: int) -> list[tuple[int, int]]:
@@ -35,6 +38,15 @@ def step_sizes(num_streams: int, num_units: int) -> list[tuple[int, int]]:
     return [(size, steps) for size, steps in pairs if steps <= num_units + 1]
 
 
+def spread_sizes(sizes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the sizes, or some of them at about equal ratios if there are many."""
+    if len(sizes) <= MOST_SIZES:
+        return sizes
+    wanted = np.geomspace(sizes[0][0], sizes[-1][0], MOST_SIZES)
+    chosen = {min(sizes, key=lambda pair: abs(pair[0] - size)) for size in wanted}
+    return sorted(chosen)
+
+
 def best_throughput(
     problem_of: ProblemOf, num_streams: int, *, num_elements: int = DEFAULT_ELEMENTS
 ) -> ThroughputPath | None:
@@ -42,18 +54,19 @@ def best_throughput(
 
     With ``k`` steps in flight a token takes each stream as long as a step takes from the source to
     the sink, or ``k`` times as long as it occupies the busiest stage or link, whichever is more.
-    Returns None if no path was found. The bound is of all units, though of more than ``WIDE``
-    only the most promising are searched.
+    Returns None if no path was found. Of many sizes of steps, ``MOST_SIZES`` are tried, and the
+    bound is of those. It is a bound over all units, though of more than ``WIDE`` of them only the
+    most promising are searched.
     """
     num_units = problem_of(1).num_units
-    sizes = step_sizes(num_streams, num_units)
+    sizes = spread_sizes(step_sizes(num_streams, num_units))
     if num_units <= WIDE:
         return best_among(problem_of, num_streams, sizes, None, num_elements=num_elements)
     units = promising_units(problem_of(sizes[0][0]), np.arange(num_units), WIDE // 2)
     best = best_among(problem_of, num_streams, sizes, units, num_elements=num_elements)
     if best is None:
         return None
-    bound = min(_bound_of_all(problem_of(num_sequences)) for num_sequences, _ in sizes)
+    bound = _bound_of_all(problem_of(sizes[0][0]))
     return replace(best, path=replace(best.path, bound_seconds=min(bound, best.path.seconds)))
 
 
@@ -70,8 +83,12 @@ def best_among(
     units: NDArray[np.intp] | None,
     *,
     num_elements: int,
+    tolerance: float = 0.0,
 ) -> ThroughputPath | None:
-    """Return the best path on these units (all: None) with one of these sizes of steps."""
+    """Return the best path on these units (all: None) with one of these sizes of steps.
+
+    With a ``tolerance`` the search of each size ends when it is that near to its bound.
+    """
     best: ThroughputPath | None = None
     bound = math.inf
     pairs = list(sizes)
@@ -79,7 +96,7 @@ def best_among(
         table = make_table(problem_of(num_sequences), units)
         below = best.path.seconds if best else math.inf
         budget = Budget(num_elements // len(pairs))
-        found = _search(table, num_in_flight, below, budget)
+        found = _search(table, num_in_flight, below, budget, tolerance)
         bound = min(bound, found.bound_seconds)
         if found.stages:
             best = ThroughputPath(
@@ -93,7 +110,9 @@ def best_among(
     return replace(best, path=replace(best.path, bound_seconds=min(bound, best.path.seconds)))
 
 
-def _search(table: Table, num_in_flight: int, below: float, budget: Budget) -> Least:
+def _search(
+    table: Table, num_in_flight: int, below: float, budget: Budget, tolerance: float
+) -> Least:
     """Return the stages of the least period, if it is less than ``below``, and a bound of it.
 
     A period of ``p`` is possible if there is a path of ``p`` seconds on which nothing is occupied
@@ -121,5 +140,8 @@ def _search(table: Table, num_in_flight: int, below: float, budget: Budget) -> L
         else:
             low = target
         low = max(low, bound)
+        is_near_enough = bool(tolerance) and best.seconds <= low * (1 + tolerance)
+        if is_near_enough or budget.is_spent:
+            return replace(best, bound_seconds=min(bound, best.seconds))
         is_near = best.seconds <= low * _NEAR
         target = best.seconds * (1 - _SMALLER) if is_near else (low + best.seconds) / 2

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
 
 import pytest
 from support.edges import edge
 
 from potluck.cluster.edges.frames import FrameKind
-from potluck.cluster.edges.path_figures import path_figures
+from potluck.cluster.edges.path_figures import (
+    PathFigures,
+    decode_tcp_info,
+    path_figures,
+)
 from potluck.types.step import StepId
 
 PAYLOAD_BYTES = 10_000
@@ -45,9 +50,45 @@ def test_a_socket_that_is_not_tcp_shows_nothing() -> None:
         assert path_figures(one) is None
 
 
-def test_an_old_kernel_says_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    class OldSocket:
-        def getsockopt(self, *_: int) -> bytes:
-            return bytes(148)
+def tcp_info(*, rate: int, window: int, flags: int = 0, round_trip: int = 10_000) -> bytes:
+    """Laid out as in ``linux/tcp.h``; times in microseconds."""
+    info = bytearray(240)
+    info[7] = flags
+    for offset, number in ((16, 1000), (68, 12_000), (80, window), (148, round_trip)):
+        info[offset : offset + 4] = number.to_bytes(4, sys.byteorder)
+    for offset, number in ((120, 7), (128, 8), (160, rate)):
+        info[offset : offset + 8] = number.to_bytes(8, sys.byteorder)
+    return bytes(info)
 
-    assert path_figures(OldSocket()) is None  # type: ignore[arg-type]
+
+@pytest.mark.parametrize(
+    ("rate", "window", "flags", "is_lower_bound"),
+    [
+        (1_000_000, 100, 0, False),  # 10 segments in flight of 100
+        (1_000_000, 11, 0, True),
+        (1_000_000, 100, 1, True),
+        (1_000_000, 100, 2, False),  # another flag
+    ],
+)
+def test_rates_count_where_it_is_the_network_that_limits_them(
+    rate: int, window: int, flags: int, *, is_lower_bound: bool
+) -> None:
+    assert decode_tcp_info(tcp_info(rate=rate, window=window, flags=flags)) == PathFigures(
+        round_trip_seconds=0.01,
+        recent_round_trip_seconds=0.012,
+        bytes_per_second=1e6,
+        is_lower_bound=is_lower_bound,
+        sent_bytes=7,
+        received_bytes=8,
+    )
+
+
+@pytest.mark.parametrize("round_trip", [0, 2**32 - 1])
+def test_there_is_no_round_trip_before_the_first(round_trip: int) -> None:
+    found = decode_tcp_info(tcp_info(rate=1, window=10, round_trip=round_trip))
+    assert found is not None
+    assert found.round_trip_seconds is None
+
+
+def test_an_old_kernel_says_too_little() -> None:
+    assert decode_tcp_info(bytes(148)) is None

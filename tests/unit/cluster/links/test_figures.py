@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from potluck.cluster.edges.path_figures import PathFigures
@@ -137,3 +139,20 @@ def test_a_sample_takes_the_round_trip_of_its_own_connection() -> None:
     measured = Measured(latency_seconds=0.002, bytes_per_second=1e6)
     assert Sample.of(measured, None, 3.0) == a_sample(3.0, latency=0.002, rate=1e6, round_trip=None)
     assert Sample.of(measured, a_path(0.003), 3.0).round_trip_seconds == 0.003
+
+
+def a_bound(at: float, rate: float) -> Sample:
+    return replace(a_sample(at, rate=rate), is_lower_bound=True)
+
+
+def test_what_was_only_reached_raises_the_rate_and_never_lowers_it() -> None:
+    known = figures(*(a_sample(at) for at in range(3)))
+    low = known.measured(a_bound(5, 1e6)).measured(a_bound(6, 1e6))
+    assert speed(low).bytes_per_second == 10e6
+    assert speed(low).num_samples == 5
+    high = known.measured(a_bound(5, 90e6)).measured(a_bound(6, 80e6))
+    assert speed(high).bytes_per_second == 90e6
+    assert speed(high).num_samples == 2
+    doubted = known.used(a_path(0.01, recent=0.1), 3)
+    assert speed(doubted.measured(a_bound(5, 1e6))).bytes_per_second == 10e6
+    assert speed(figures(a_bound(1, 2e6), a_bound(2, 3e6))).bytes_per_second == 3e6
