@@ -269,6 +269,7 @@ class PlayedNode:
         self.methods = MethodTable()
         self.is_readable = True
         self.asked: list[Continuation] = []
+        self.num_received = 0
         membership = cast(Any, self.links)
         self.coordination = Coordination(
             membership,
@@ -303,9 +304,17 @@ class PlayedNode:
         return found if isinstance(found, PlayedDeployment) else None
 
     async def text(self, request: SequenceRequest) -> list[int]:
-        """What a client of this node gets."""
-        stream = self.relaying.generate(self.record(), request)
-        return [token.token async for token in stream]
+        """What a client of this node gets; ``num_received`` counts it as it comes."""
+        tokens = []
+        async for token in self.relaying.generate(self.record(), request):
+            tokens.append(token.token)
+            self.num_received += 1
+        return tokens
+
+    async def receive(self, num_tokens: int) -> None:
+        """Wait until clients of this node have that many tokens."""
+        while self.num_received < num_tokens:
+            await asyncio.sleep(0.002)
 
     async def _read(self, _: str) -> tuple[object, object, object]:
         if not self.is_readable:
