@@ -30,7 +30,7 @@ def test_a_mapped_deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         fleet.await_members()
         planned = first.command_line("plan", "demo", "--mmap")
         assert "weights are mapped, and take no memory" in planned.stdout
-        loaded = first.ask("plan", model="demo", is_mapped=False)
+        loaded = first.ask("plan", model="demo", is_mapped=False, objective="memory")
         deployment = first.ask(
             "deploy", model="demo", is_mapped=True, arithmetic="fast", objective="memory"
         )
