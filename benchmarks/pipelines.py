@@ -5,7 +5,8 @@
 
 A cluster of one agent and a cluster of two agents serve the same model on loopback, each agent and
 its worker bound to one core with one thread, and are asked in turn. Beside the rates, every round
-has what each stage did with its time, and what each process took of its core.
+has what each stage did with its time, and what each process took of its core. With ``--before
+PYTHON`` two agents of another version of Potluck, which that interpreter imports, are asked too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import random
 import selectors
 import socket
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -37,7 +40,6 @@ NUM_TOKEN_IDS = 1000
 FIRST_TOKEN_ID = 300
 END_TOKENS = (2, 6)
 """Of demo's tokenizer: kept from being sampled, so that every answer has its whole length."""
-MAX_STEP_TOKENS = 512
 _STREAM_SECONDS = 120.0
 
 
@@ -69,6 +71,7 @@ class Round:
     ``total_tokens_per_second`` from the first request to the last event, prompts not counted.
     """
 
+    system: str
     num_stages: int
     num_streams: int
     decode_tokens_per_second: float
@@ -91,27 +94,40 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96, help="tokens of each answer")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--nice", type=int, default=0, help="of all agents, as autogroups have it")
+    parser.add_argument("--before", metavar="PYTHON", help="interpreter with another version")
+    parser.add_argument(
+        "--nice", type=int, default=0, help="of each agent's autogroup, on a machine that is in use"
+    )
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     rounds: list[Round] = []
+    engine = _engine_alone(arguments)
     with ExitStack() as opened:
-        served = [opened.enter_context(_cluster(arguments, num)) for num in arguments.stages]
+        served = [
+            ("potluck", opened.enter_context(_cluster(arguments, num, sys.executable)))
+            for num in arguments.stages
+        ]
+        if arguments.before:
+            before = _cluster(arguments, max(arguments.stages), arguments.before)
+            served.append(("before", opened.enter_context(before)))
         for number in range(arguments.rounds + 1):  # the first round warms up
-            for agents in served:
-                found = _measure(agents, arguments)
+            for system, agents in served:
+                found = _measure(system, agents, arguments)
                 if number > 0:
                     rounds.append(found)
                     _print(found)
     texts = {each.texts for each in rounds}
     summary = _summarize(rounds)
-    print(json.dumps(summary, indent=1))
+    for row in summary:
+        print(json.dumps(row))
+    print(f"the engine alone allows a decode ratio of {engine['decode_ratio_bound']:.3f}")
     print("identical texts" if len(texts) == 1 else "TEXTS DIFFER")
     if arguments.output:
         document = {
             "schema": "potluck.benchmark.pipelines/1",
             **circumstances(),
             "model_bytes": _model_bytes(arguments.model),
+            "engine_alone": engine,
             "summary": summary,
             "has_identical_texts": len(texts) == 1,
             "rounds": [
@@ -124,7 +140,7 @@ def main() -> None:
 
 def _print(found: Round) -> None:
     print(
-        f"{found.num_stages} stages: decode {found.decode_tokens_per_second:6.1f}/s,"
+        f"{found.system} {found.num_stages} stages: decode {found.decode_tokens_per_second:6.1f}/s,"
         f" in all {found.total_tokens_per_second:6.1f}/s,"
         f" first token {found.first_token_seconds:.2f} s, {found.seconds:.2f} s;",
         *(
@@ -139,13 +155,17 @@ def _print(found: Round) -> None:
 
 def _summarize(rounds: Sequence[Round]) -> list[dict[str, Any]]:
     """Medians by number of stages, and the ratio to the fewest stages in the same round."""
-    groups: dict[int, list[Round]] = {}
+    groups: dict[tuple[int, str], list[Round]] = {}
     for each in rounds:
-        groups.setdefault(each.num_stages, []).append(each)
+        groups.setdefault((each.num_stages, each.system), []).append(each)
     base = groups[min(groups)]
     rows: list[dict[str, Any]] = []
-    for num_stages, group in sorted(groups.items()):
-        row: dict[str, Any] = {"num_stages": num_stages, "num_streams": group[0].num_streams}
+    for (num_stages, system), group in sorted(groups.items()):
+        row: dict[str, Any] = {
+            "system": system,
+            "num_stages": num_stages,
+            "num_streams": group[0].num_streams,
+        }
         for name in ("decode_tokens_per_second", "total_tokens_per_second"):
             ratios = [
                 getattr(mine, name) / getattr(its, name)
@@ -163,15 +183,39 @@ def _summarize(rounds: Sequence[Round]) -> list[dict[str, Any]]:
 # Clusters.
 
 
+def _engine_alone(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What ``stage_times.py`` prints, on the core of the first agent."""
+    core = min(os.sched_getaffinity(0))
+    command = ["taskset", "-c", str(core), sys.executable, Path(__file__).parent / "stage_times.py"]
+    command += [str(arguments.model), "--streams", str(arguments.streams)]
+    command += ["--stages", str(max(arguments.stages))]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    _prefer(process.pid, arguments.nice)
+    output, _ = process.communicate()
+    if process.returncode:
+        raise RuntimeError("the engine alone could not be measured")
+    found: dict[str, Any] = json.loads(output)
+    return found
+
+
+def _prefer(pid: int, nice: int) -> None:
+    if nice:
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice), encoding="ascii")
+
+
 @contextmanager
-def _cluster(arguments: argparse.Namespace, num_agents: int) -> Iterator[list[LiveAgent]]:
+def _cluster(
+    arguments: argparse.Namespace, num_agents: int, python: str
+) -> Iterator[list[LiveAgent]]:
     """That many agents, with the model divided among all of them; the first coordinates."""
     cores = sorted(os.sched_getaffinity(0))
-    with tempfile.TemporaryDirectory() as directory, LiveCluster(Path(directory)) as cluster:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        LiveCluster(Path(directory), python=python) as cluster,
+    ):
         for number in range(num_agents):
             agent = cluster.start(number, core=cores[number % len(cores)])
-            if arguments.nice:
-                Path(f"/proc/{agent.pid}/autogroup").write_text(str(arguments.nice))
+            _prefer(agent.pid, arguments.nice)
         cluster.await_members()
         deployed = cluster.deploy(
             cluster.agents[0],
@@ -267,7 +311,7 @@ class _Stream:
         return text
 
 
-def _measure(agents: Sequence[LiveAgent], arguments: argparse.Namespace) -> Round:
+def _measure(system: str, agents: Sequence[LiveAgent], arguments: argparse.Namespace) -> Round:
     streams = []
     for index in range(arguments.streams):
         rng = random.Random(SEED + index)
@@ -324,6 +368,7 @@ def _measure(agents: Sequence[LiveAgent], arguments: argparse.Namespace) -> Roun
             )
         )
     return Round(
+        system=system,
         num_stages=len(agents),
         num_streams=arguments.streams,
         decode_tokens_per_second=between * num_tokens / events / (ended - begun),
