@@ -259,10 +259,10 @@ def _stage_totals(agent: LiveAgent) -> dict[int, tuple[int, float, float]]:
     for line in lines:
         name, _, value = line.rpartition(" ")
         kind, _, labels = name.partition("{")
-        found = dict(
-            (key, text.strip('"'))
+        found = {
+            key: text.strip('"')
             for key, _, text in (part.partition("=") for part in labels.rstrip("}").split(","))
-        )
+        }
         if kind == "potluck_stage_steps_total":
             steps[int(found["stage"])] = float(value)
         elif kind == "potluck_stage_compute_seconds_total":
