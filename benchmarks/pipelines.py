@@ -186,7 +186,8 @@ def _summarize(rounds: Sequence[Round]) -> list[dict[str, Any]]:
 def _engine_alone(arguments: argparse.Namespace) -> dict[str, Any]:
     """What ``stage_times.py`` prints, on the core of the first agent."""
     core = min(os.sched_getaffinity(0))
-    command = ["taskset", "-c", str(core), sys.executable, Path(__file__).parent / "stage_times.py"]
+    script = str(Path(__file__).parent / "stage_times.py")
+    command = ["taskset", "-c", str(core), sys.executable, script]
     command += [str(arguments.model), "--streams", str(arguments.streams)]
     command += ["--stages", str(max(arguments.stages))]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)

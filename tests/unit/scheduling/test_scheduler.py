@@ -104,7 +104,7 @@ def test_a_prefill_is_cut_so_that_stages_overlap() -> None:
     )
     pipeline = ToyPipeline()
     scheduler.add(request(1000))
-    num_tokens = []
+    num_tokens: list[int] = []
     while sum(num_tokens) < 1000:
         while (step := scheduler.next_step()) is not None:
             num_tokens.append(step.num_tokens)
