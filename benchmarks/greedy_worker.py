@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import potluck.cluster.worker.loading as worker_loading
-from potluck.catalog import ModelDescription
+import potluck.loading.prepare as loading
+from potluck.catalog import ModelDescription, read_profile
 from potluck.cluster.worker.process import run_worker
 from potluck.formats.source import FileTensorSource
 from potluck.loading import StagePlan, plan_stage
@@ -34,11 +34,11 @@ def load_with_both_ends(
     for end in ends:
         is_there = plan.shard.has_embedding if end.has_embedding else plan.shard.has_head
         if not is_there:
-            end_plan = plan_stage(description, tensors, end, plan.size)
+            end_plan = plan_stage(read_profile(description, [end]), end, plan.size)
             _kept.append(load_stage(description, tensors, end_plan, **options))
     return load_stage(description, tensors, plan, **options)
 
 
 if __name__ == "__main__":
-    vars(worker_loading)["load_stage"] = load_with_both_ends
+    vars(loading)["load_stage"] = load_with_both_ends
     sys.exit(run_worker(int(sys.argv[1]), int(sys.argv[2])))

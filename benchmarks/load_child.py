@@ -25,7 +25,7 @@ Loaded = Callable[[], object]
 
 def potluck(path: Path, quantization: str) -> Loaded:
     """The whole model in the native engine, on all cores."""
-    from potluck.catalog import describe_model, open_weights
+    from potluck.catalog import describe_model, open_weights, read_profile
     from potluck.engines.backends import native_unit
     from potluck.engines.native import make_pool
     from potluck.loading import StageSize, plan_stage
@@ -43,8 +43,8 @@ def potluck(path: Path, quantization: str) -> Loaded:
         quantization=Quantization(quantization),
     )
     shard = Shard.whole(description.config.num_layers)
+    plan = plan_stage(read_profile(description), shard, size)
     tensors = open_weights(description, [shard])
-    plan = plan_stage(description, tensors, shard, size)
     pool = make_pool(size.num_threads)
     return lambda: load_stage(description, tensors, plan, unit=native_unit(), pool=pool)
 

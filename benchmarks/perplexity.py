@@ -30,7 +30,7 @@ import numpy as np
 from circumstances import circumstances
 from numpy.typing import NDArray
 
-from potluck.catalog import describe_model, load_tokenizer, open_weights
+from potluck.catalog import describe_model, load_tokenizer, open_weights, read_profile
 from potluck.engines.backends import native_unit
 from potluck.engines.native import make_pool
 from potluck.loading import StageSize, plan_stage
@@ -94,8 +94,8 @@ def opened(
         num_threads=num_threads,
         quantization=quantization,
     )
+    plan = plan_stage(read_profile(description), shard, size)
     with closing(open_weights(description, [shard])) as tensors:
-        plan = plan_stage(description, tensors, shard, size)
         print(f"{model.name} {quantization.value}: {plan.memory.described()}", flush=True)
         stage = load_stage(
             description, tensors, plan, unit=native_unit(), pool=make_pool(num_threads)

@@ -269,7 +269,7 @@ async def _demo(agents: _Agents) -> None:
 
     started_at = time.monotonic()
     _say(f"Deploying {MODEL} over them …")
-    deployment = await _result(first, "deploy", model=MODEL)
+    deployment = await _result(first, "deploy", model=MODEL, objective="memory")
     for line in stage_lines(deployment):
         _say(line)
     _say(f"It is ready after {format_seconds(time.monotonic() - started_at)}.\n")

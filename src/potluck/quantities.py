@@ -14,7 +14,7 @@ def format_bytes(num_bytes: int) -> str:
     while size >= 1024 and unit < len(_UNITS) - 1:
         size /= 1024
         unit += 1
-    return f"{_three_digits(size)} {_UNITS[unit]}"
+    return f"{format_number(size)} {_UNITS[unit]}"
 
 
 def format_rate(per_second: float, unit: str) -> str:
@@ -24,21 +24,27 @@ def format_rate(per_second: float, unit: str) -> str:
     while per_second >= 1000 and prefix != "T":
         per_second /= 1000
         prefix = next(prefixes)
-    return f"{_three_digits(per_second)} {prefix}{unit}"
+    return f"{format_number(per_second)} {prefix}{unit}"
 
 
 def format_seconds(seconds: float) -> str:
     """``0.0042`` → ``4.2 ms``, ``1.5`` → ``1.5 s``, ``95`` → ``1 min 35 s``."""
     if seconds < 1:
-        return f"{_three_digits(seconds * 1000)} ms"
+        return f"{format_number(seconds * 1000)} ms"
     if seconds < 60:
-        return f"{_three_digits(seconds)} s"
+        return f"{format_number(seconds)} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s"
 
 
-def _three_digits(value: float) -> str:
+def format_number(value: float) -> str:
+    """``0.1234`` → ``0.123``, ``1234.5`` → ``1234``: at least three digits, and no exponent."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def format_percent(part: float) -> str:
+    """``0.0123`` → ``1.2 %``, ``0.353`` → ``35 %``: two significant digits below 10 %."""
+    return f"{part * 100:.2g} %" if part < 0.1 else f"{part * 100:.0f} %"
 
 
 def format_few(names: Sequence[str], most: int) -> str:

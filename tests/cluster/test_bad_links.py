@@ -69,6 +69,8 @@ class Stream:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
+            if not line.endswith("\n"):
+                break  # it was killed while it wrote
             kind, _, rest = line.strip().partition(" ")
             if kind == "text":
                 self.text += json.loads(rest)

@@ -151,12 +151,17 @@ def test_documents_fit_their_schemas_from_any_agent(
     assert deployed["num_spares"] == 0
     assert deployed["state"] == "ready"
     assert deployed["model_id"] == "tales"
-    only_loaded = ("prefill", "read_bytes", "load_seconds")
+    only_loaded = ("prefill", "read_bytes", "load_seconds", "predicted")
     placed = [
         {name: value for name, value in stage.items() if name not in only_loaded}
         for stage in deployed["stages"]
     ]
-    assert placed == plan["stages"]
+    only_planned = ("usable_bytes", "predicted")
+    planned = [
+        {name: value for name, value in stage.items() if name not in only_planned}
+        for stage in plan["stages"]
+    ]
+    assert placed == planned
     seen = first.json("cluster", "ps")
     assert [each["model_id"] for each in seen["deployments"]] == ["tales"]
     with urllib.request.urlopen(f"{first.address}/cluster", timeout=SECONDS) as response:
@@ -174,6 +179,32 @@ def test_the_plan_says_who_is_left_out_and_why(
     completed = quick.run("plan", "demo", "--state", str(pair[0].state))
     (line,) = [line for line in completed.stdout.splitlines() if line.startswith("not used: ")]
     assert "cpu/native: 1 MiB may be used, and one layer takes" in line
+
+
+def test_a_plan_predicts_speed_and_follows_a_layout(
+    pair: tuple[AgentProcess, AgentProcess], quick: QuickCommand
+) -> None:
+    first, _ = pair
+    options = ("--context", "256", "--for", "throughput", "--streams", "4")
+    plan = first.json("plan", "plan", "demo", *options)
+    assert (plan["objective"], plan["num_streams"]) == ("throughput", 4)
+    assert plan["prediction"]["num_streams"] == 4
+    assert plan["stages"][0]["predicted"]["decode_seconds"] > 0
+    node = plan["stages"][0]["node_id"]
+    laid_out = first.json("plan", "plan", "demo", "--context", "256", "--layout", f"{node}=12")
+    assert laid_out["has_layout"]
+    for layout, message in (
+        (f"{node}=11", "--layout has 11 layers, and the model has 12"),
+        ("nobody=12", "there is no node nobody"),
+        (f"{node}/gpu=12", f"{node} has no unit gpu"),
+        ("12", "is no stage"),
+    ):
+        for command in ("plan", "deploy"):
+            arguments = (command, "demo", "--layout", layout, "--state", str(first.state))
+            refused = quick.run(*arguments)
+            assert refused.returncode != 0
+            assert message in refused.stderr
+    assert first.json("cluster", "ps")["deployments"] == []
 
 
 def test_a_schema_refuses_what_it_does_not_know() -> None:

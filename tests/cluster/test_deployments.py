@@ -75,7 +75,9 @@ def test_a_node_that_lacks_the_files_is_named_and_not_used(fleet: Fleet) -> None
             ).await_up()
         fleet.await_members()
         agents = fleet.agents
-        completed = agents[1].command_line("deploy", HUB_ID, "--context", "64", "--json")
+        completed = agents[1].command_line(
+            "deploy", HUB_ID, "--context", "64", "--for", "memory", "--json"
+        )
     assert completed.returncode == 0, completed.stderr
     deployed = json.loads(completed.stdout)
     nodes = [stage["node_id"] for stage in deployed["stages"]]
@@ -93,7 +95,7 @@ def test_a_node_that_lacks_the_files_is_named_and_not_used(fleet: Fleet) -> None
 
 def test_what_does_not_fit_is_said_and_leaves_nothing(fleet: Fleet) -> None:
     agents = fleet.start_all(range(2), memory_limit="75M")
-    completed = agents[0].command_line("deploy", "demo", "--context", "2048")
+    completed = agents[0].command_line("deploy", "demo", "--context", "2048", "--for", "memory")
     assert completed.returncode == 1
     assert completed.stdout == ""
     message, hint = completed.stderr.splitlines()

@@ -207,7 +207,9 @@ def test_a_unit_that_fails_while_it_is_loaded(
     """Who deploys gets what was asked for, and sees why it is elsewhere."""
     machine.misbehave(how)
     started = time.monotonic()
-    deployed = machine.agent.command_line("deploy", "demo", "--context", "256", "--json")
+    deployed = machine.agent.command_line(
+        "deploy", "demo", "--context", "256", "--for", "memory", "--json"
+    )
     assert deployed.returncode == 0, deployed.stderr
     document = json.loads(deployed.stdout)
     assert units_of(document) == ["cpu/native"]

@@ -31,7 +31,9 @@ def test_a_mapped_deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         planned = first.command_line("plan", "demo", "--mmap")
         assert "weights are mapped, and take no memory" in planned.stdout
         loaded = first.ask("plan", model="demo", is_mapped=False)
-        deployment = first.ask("deploy", model="demo", is_mapped=True, arithmetic="fast")
+        deployment = first.ask(
+            "deploy", model="demo", is_mapped=True, arithmetic="fast", objective="memory"
+        )
         assert deployment["is_mapped"] is True
         isa = choose_isa(None)
         assert deployment["arithmetic"] == (isa if "bf16" in fast_formats(isa) else "exact")

@@ -16,20 +16,22 @@ from support.kernel_build import not_shown
 from support.parity import MIN_DECIDED_SHARE, decided_share, native_error_limit, rms
 from support.stages import Stages
 
-from potluck.catalog import describe_model, load_tokenizer, open_headers
+from potluck.catalog import describe_model, load_tokenizer, open_headers, read_profile
 from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.calls import Deploy, DeploymentRecord
-from potluck.cluster.coordinator.costs import mixed_cost, model_cost
+from potluck.cluster.coordinator.counting import counting_of
 from potluck.cluster.membership import Address
 from potluck.cluster.trust.secret import Secret, generate_secret, parse_secret
-from potluck.engines.backends import BACKENDS, NATIVE
+from potluck.engines.backends import BACKENDS
 from potluck.engines.costs import cost_of
 from potluck.loading import StageSize
+from potluck.placement.costs import mixed_cost, model_cost
 from potluck.types.hardware import BackendSpec
 from potluck.types.sequence import CommittedToken, SequenceRequest
 from potluck.types.step import SamplingParams
+from potluck.types.unit import NATIVE
 
 ROOT = Path(__file__).parents[2]
 CONTEXT = 256
@@ -93,7 +95,7 @@ def limits_for(
     table: Sequence[BackendSpec], units: Sequence[str], shares: Sequence[float]
 ) -> list[int]:
     """What each agent may use, so that it has this share of the model or somewhat less."""
-    description = describe_model("demo")
+    profile = read_profile(describe_model("demo"))
     sizes = [
         StageSize(
             context_tokens=CONTEXT,
@@ -104,7 +106,8 @@ def limits_for(
         )
         for spec in table
     ]
-    costs = [model_cost(description, each, cost_of(each.backend, table)) for each in sizes]
+    counting = counting_of(profile, lambda backend: cost_of(backend, table))
+    costs = [model_cost(counting, each) for each in sizes]
     mixed = mixed_cost(costs)
     held = sum(mixed.cost.layer_bytes) + mixed.cost.embedding_bytes + mixed.cost.head_bytes
     own = {

@@ -652,7 +652,14 @@ def test_spares_take_over_without_loading(tmp_path: Path) -> None:
         for number in (1, 2):
             fleet.start(number, memory_limit="400M", join=gateway).await_up()
         fleet.await_members()
-        gateway.ask("deploy", model=MODEL, context_tokens=1024, cache_tokens=2048, num_spares=1)
+        gateway.ask(
+            "deploy",
+            model=MODEL,
+            context_tokens=1024,
+            cache_tokens=2048,
+            num_spares=1,
+            objective="memory",
+        )
         deployed = await_ready(gateway, MODEL)
         eventually(
             lambda: sum(len(agent.workers()) for agent in fleet.live()) > len(deployed["stages"]),

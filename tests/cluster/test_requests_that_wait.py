@@ -34,7 +34,13 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, A
         gateway = fleet.start(0, memory_limit="1M").await_up()
         fleet.start(1, memory_limit="400M", join=gateway, has_http=False).await_up()
         fleet.await_members()
-        gateway.ask("deploy", model="demo", context_tokens=256, recovery_wait_seconds=WAIT_SECONDS)
+        gateway.ask(
+            "deploy",
+            model="demo",
+            context_tokens=256,
+            recovery_wait_seconds=WAIT_SECONDS,
+            objective="memory",
+        )
         yield fleet, gateway
 
 

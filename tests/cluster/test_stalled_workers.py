@@ -60,7 +60,7 @@ def stopping_the_first_worker(agent: AgentProcess) -> Iterator[list[int]]:
 
 
 def deploy(agent: AgentProcess) -> subprocess.CompletedProcess[str]:
-    return agent.command_line("deploy", "demo", "--context", "256", timeout=60)
+    return agent.command_line("deploy", "demo", "--context", "256", "--for", "memory", timeout=60)
 
 
 def test_a_node_whose_worker_stands_still_is_left_out_and_tried_again_later(

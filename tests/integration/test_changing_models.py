@@ -87,15 +87,18 @@ CHANGES = pytest.mark.parametrize(
 
 def load(model: Path, on_progress: Callable[[int, int], None], num_stages: int) -> None:
     description = describe_model(str(model))
+    unit = find_unit(None, isa=None)
     plan = plan_load(
         description,
         num_stages=num_stages,
         context_tokens=64,
         cache_tokens=64,
         num_threads=1,
-        unit=find_unit(None, isa=None),
+        unit=unit,
     )
-    loaded = load_stages(description, plan, cache=PackedCache(None), on_progress=on_progress)
+    loaded = load_stages(
+        description, plan, unit=unit, cache=PackedCache(None), on_progress=on_progress
+    )
     for stage in loaded.stages:
         stage.engine.close()
 

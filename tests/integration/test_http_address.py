@@ -180,6 +180,29 @@ def test_state_and_metrics(api: RunningApi, client: httpx2.Client) -> None:
     assert after[f"potluck_model_recoveries_total{label}"] == 4
     assert after[f"potluck_model_recovery_seconds{label}"] == 2.5
     assert after[f"potluck_model_spare_stages{label}"] == 1
+    assert after[f"potluck_model_moves_total{label}"] == 3
+    assert after[f"potluck_model_move_gain_ratio{label}"] == 0.25
+
+    def shown(name: str, **labels: str) -> float:
+        given = sorted({"model": MODEL, **labels}.items())
+        return after[name + "{" + ",".join(f'{key}="{value}"' for key, value in given) + "}"]
+
+    rate = "potluck_model_tokens_per_second"
+    assert shown(rate, streams="1", figure="measured") == 40
+    assert shown(rate, streams="5", figure="measured") == 90
+    assert shown(rate, streams="1", figure="predicted") == 45
+    assert shown(rate, streams="8", figure="predicted") == 120
+    of_stage = {"node": "00000000000000aa", "stage": "0"}
+    for name, measured, predicted in (
+        ("decode", 0.02, 0.021),
+        ("prefill_token", 0.001, 0.0015),
+    ):
+        name = f"potluck_stage_{name}_seconds"
+        assert shown(name, figure="measured", **of_stage) == measured
+        assert shown(name, figure="predicted", **of_stage) == predicted
+    loaded = "potluck_stage_loaded_decode_seconds"
+    assert shown(loaded, figure="predicted", **of_stage) == 0.05
+    assert not any(each.startswith(loaded) and "measured" in each for each in after)
     edge = f'edge="0",model="{MODEL}",receiver="00000000000000aa",sender="00000000000000aa"'
     assert after[f"potluck_edge_bytes_total{{{edge}}}"] == 900
 

@@ -13,7 +13,7 @@ from support.random_models import make_random_model
 from support.text_models import qwen2_json, write_model_directory
 
 from potluck import Model
-from potluck.catalog import describe_model, open_headers
+from potluck.catalog import describe_model, open_headers, read_profile
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.loading import StageSize, plan_stage
 from potluck.types.program import Shard
@@ -96,8 +96,7 @@ def test_a_router_is_in_float32_and_experts_are_quantized(model: Path) -> None:
         num_threads=1,
         quantization=Quantization.Q4_K,
     )
-    with closing(open_headers(description)) as tensors:
-        memory = plan_stage(description, tensors, Shard.whole(3), size).memory
+    memory = plan_stage(read_profile(description), Shard.whole(3), size).memory
     weights = dict(memory.weights)
     assert weights["q4_k"] > 5 * 2 * 256 * 256 * 144 // 256
     # The head, and of one of three layers the experts' last matrices and those of the values.
@@ -112,11 +111,9 @@ def test_a_backend_that_lacks_experts_is_refused_before_anything_is_read(model: 
     size = StageSize(
         context_tokens=32, num_blocks=2, max_step_tokens=32, num_threads=1, backend="tinygrad:CL"
     )
-    with closing(open_headers(description)) as tensors:
-        read_before = tensors.num_bytes_read
-        with pytest.raises(UnsupportedModelError) as caught:
-            plan_stage(description, tensors, Shard.whole(3), size)
-        assert tensors.num_bytes_read == read_before
+    profile = read_profile(description)
+    with pytest.raises(UnsupportedModelError) as caught:
+        plan_stage(profile, Shard.whole(3), size)
     assert caught.value.message == "the backend tinygrad:CL does not compute mixtures of experts"
     assert caught.value.hint.startswith("use the CPU: --backend native")
 

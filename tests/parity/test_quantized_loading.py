@@ -12,7 +12,7 @@ from support.gguf_models import write_gguf_model
 from support.parity import native_error_limit, rms
 from support.random_models import RandomModel, make_random_model, random_tokens
 
-from potluck.catalog import ModelDescription, describe_model, open_weights
+from potluck.catalog import ModelDescription, describe_model, open_weights, read_profile
 from potluck.engines.backends import native_unit
 from potluck.engines.native import make_pool
 from potluck.loading import StageSize, plan_stage
@@ -89,8 +89,8 @@ def logits(description: ModelDescription, quantization: Quantization) -> NDArray
         num_threads=2,
         quantization=quantization,
     )
+    plan = plan_stage(read_profile(description), Shard.whole(2), size)
     with closing(open_weights(description, [Shard.whole(2)])) as tensors:
-        plan = plan_stage(description, tensors, Shard.whole(2), size)
         stage = load_stage(description, tensors, plan, unit=native_unit(), pool=make_pool(2))
     with closing(stage.engine):
         assert stage.engine.weights_bytes == plan.memory.weights_bytes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from support.random_models import make_random_model, random_tokens
 from support.stages import Stages
 from support.state_dict_source import StateDictSource
 
-from potluck.catalog import describe_model, open_headers
+from potluck.catalog import describe_model, read_profile
 from potluck.loading import StageSize, plan_stage
 from potluck.types.program import Shard
 
@@ -52,8 +51,7 @@ def test_logits_are_those_of_transformers(head: str, tmp_path: Path) -> None:
     if head == "another":
         embedding = np.abs(state[EMBEDDING] - state[HEAD]).max()
         assert embedding > 100 * TOLERANCE, "the embedding would give the same"
-    with closing(open_headers(description)) as tensors:
-        whole = Shard.whole(description.config.num_layers)
-        size = StageSize(context_tokens=16, num_blocks=1, max_step_tokens=16, num_threads=1)
-        plan = plan_stage(description, tensors, whole, size)
+    whole = Shard.whole(description.config.num_layers)
+    size = StageSize(context_tokens=16, num_blocks=1, max_step_tokens=16, num_threads=1)
+    plan = plan_stage(read_profile(description), whole, size)
     assert plan.read_bytes == sum(values.nbytes for values in state.values())

@@ -78,7 +78,13 @@ def test_roles(
         else unit.device_id
         for unit in used
     ]
-    assert len(set(memories)) == len(memories)
+    serving = [
+        place for unit, place in zip(used, memories, strict=True) if unit.role is Role.SERVES
+    ]
+    assert len(set(serving)) == len(serving)
+    # Software has the CPU's cores, so that only one of the two is ever used.
+    on_cores = [each for each in used if devices[each.device_id].is_software]
+    assert not on_cores or memories.count("the machine's") == 1
     for unit in units:
         assert (unit.role is Role.OUT) == (not trials[unit.unit_id].works or unit.unit_id in out)
         assert unit.role is Role.SERVES or unit.reason
@@ -93,6 +99,7 @@ def test_roles(
         decode = trials[unit.unit_id].rates.decode_tokens_per_second.value or 0.0
         for other in units:
             is_rival = other.role is Role.IDLE and allow_software and asked is None
+            is_rival = is_rival and unit.role is Role.SERVES
             own = devices[other.device_id]
             place = "the machine's" if own.memory.is_shared or own.is_software else own.device_id
             if is_rival and place == memory:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Collection, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,6 +20,7 @@ from simulation.history import VOCAB_SIZE, Answer, History
 from simulation.network import Process
 from simulation.stages import (
     NUM_LAYERS,
+    STEP_SECONDS_PER_LAYER,
     Check,
     Frame,
     Result,
@@ -48,24 +49,29 @@ from potluck.cluster.calls import (
     decode,
     encode,
 )
+from potluck.cluster.coordinator.alternatives import Alternative
 from potluck.cluster.coordinator.answering import OnOver, OpenPipeline
 from potluck.cluster.coordinator.attempt import Attempt, Surroundings
 from potluck.cluster.coordinator.claiming import Grant, Refusal
 from potluck.cluster.coordinator.deployment import Deployment
-from potluck.cluster.coordinator.keeping import Holding, is_of_size, keep_and_fill, kept
 from potluck.cluster.coordinator.left_out import NodeUnitId
-from potluck.cluster.coordinator.planning import PlannedModel, PlannedStage
 from potluck.cluster.membership import Membership
 from potluck.cluster.worker.messages import Connect, Peer
 from potluck.errors import CallError, EngineError, PotluckError
 from potluck.loading import StagePlan
-from potluck.placement import place
+from potluck.placement.keeping import Holding, is_of_size, keep_and_fill, kept
+from potluck.placement.planned import PlannedModel, PlannedStage
+from potluck.placement.proportional import place
+from potluck.placement.rebalancing import RebalancePolicy
 from potluck.scheduling import Scheduler
 from potluck.serving.ledger import Ledger
 from potluck.serving.pipeline import OnOutcome, StepOutcome
-from potluck.types.cluster import DeploymentId, Epoch, ModelCost, NodeId, UnitOffer
+from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.memory import MemoryPlan
 from potluck.types.node import CPU_UNIT, HeldStage
+from potluck.types.placement import ModelCost, PlacedStage, Prediction, Rebalance, UnitOffer
+from potluck.types.profile import ModelProfile
+from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 
 COST = ModelCost(
@@ -79,14 +85,17 @@ COST = ModelCost(
     lone_head_bytes=4,
 )
 
-_DESCRIPTION = cast(
-    ModelDescription,
+_PROFILE = cast(
+    ModelProfile,
     SimpleNamespace(
         config=SimpleNamespace(
             vocab_size=VOCAB_SIZE, hidden_size=8, num_layers=NUM_LAYERS, max_context_tokens=256
         )
     ),
 )
+
+HOP_SECONDS = 0.002
+"""About what the network takes from one node to another."""
 
 _FINGERPRINT = ModelFingerprint(digest="toy")
 
@@ -97,10 +106,15 @@ class ReportOfNode(msgspec.Struct, frozen=True, kw_only=True):
     usable_bytes: int
     is_draining: bool
     held: tuple[HeldStage, ...]
+    layer_seconds: float
 
 
 def new_record(
-    deployment: str, coordinator: NodeId, *, recovery_wait_seconds: float
+    deployment: str,
+    coordinator: NodeId,
+    *,
+    recovery_wait_seconds: float,
+    rebalance: Rebalance = Rebalance.NEVER,
 ) -> DeploymentRecord:
     """Of a deployment that is about to be made."""
     return DeploymentRecord(
@@ -118,6 +132,7 @@ def new_record(
         is_mapped=False,
         state=DeploymentState.LOADING,
         recovery_wait_seconds=recovery_wait_seconds,
+        rebalance=rebalance,
     )
 
 
@@ -127,7 +142,7 @@ class ToyAttempt(Attempt):
     def __init__(
         self, deployment: ToyDeployment, around: Surroundings, record: DeploymentRecord
     ) -> None:
-        super().__init__(around, record, _DESCRIPTION, _FINGERPRINT)
+        super().__init__(around, record, _PROFILE, _FINGERPRINT)
         self._deployment = deployment
         self._is_connected = False
 
@@ -138,26 +153,9 @@ class ToyAttempt(Attempt):
         self, without: Collection[NodeId], left_out: Mapping[NodeUnitId, str]
     ) -> PlannedModel:
         """As ``plan_model``: around what is held, or anew."""
-        process = self._agent().process
-        nodes = sorted(process.nodes() | {process.node_id})
-        reports: dict[NodeId, ReportOfNode] = {}
-
-        async def ask(node: NodeId) -> None:
-            try:
-                answer = await process.call(node, "toy.report", b"")
-            except CallError:
-                return
-            report = decode(answer, ReportOfNode)
-            if not report.is_draining and node not in without and (node, CPU_UNIT) not in left_out:
-                reports[node] = report
-
-        await asyncio.gather(*(ask(node) for node in nodes))
-        held = [
-            Holding(node_id=node, stage=stage)
-            for node in sorted(reports)
-            for stage in reports[node].held
-            if stage.deployment == self.record.deployment
-        ]
+        everything = await self._reports()
+        reports = _usable(everything, without, left_out)
+        held = self._held(reports)
         size = self.size.of_stage
         keeping = kept([each for each in held if is_of_size(each.stage, size)], NUM_LAYERS)
         for needs_room in (False, True):
@@ -167,6 +165,72 @@ class ToyAttempt(Attempt):
                 return self._planned_model(plan.stages, size, held, needs_room=needs_room)
         plan = place(self._offers(reports, held), COST)
         return self._planned_model(plan.stages, size, held, needs_room=bool(held))
+
+    async def _reports(self) -> dict[NodeId, ReportOfNode]:
+        process = self._agent().process
+        nodes = sorted(process.nodes() | {process.node_id})
+        reports: dict[NodeId, ReportOfNode] = {}
+
+        async def ask(node: NodeId) -> None:
+            with suppress(CallError):
+                reports[node] = decode(await process.call(node, "toy.report", b""), ReportOfNode)
+
+        await asyncio.gather(*(ask(node) for node in nodes))
+        return reports
+
+    def _held(self, reports: Mapping[NodeId, ReportOfNode]) -> list[Holding]:
+        return [
+            Holding(node_id=node, stage=stage)
+            for node in sorted(reports)
+            for stage in reports[node].held
+            if stage.deployment == self.record.deployment
+        ]
+
+    async def alternative(
+        self, without: Collection[NodeId], left_out: Mapping[NodeUnitId, str]
+    ) -> Alternative | None:
+        """The fastest nodes filled up, one after the other; a hop takes as long for all."""
+        everything = await self._reports()
+        reports = _usable(everything, without, left_out)
+        if any(stage.node_id not in everything for stage in self.record.stages):
+            return None
+        held = self._held(reports)
+        room = {
+            offer.node_id: (offer.usable_bytes - 6) // 10 for offer in self._offers(reports, held)
+        }
+        stages: list[PlacedStage] = []
+        start = 0
+        for node in sorted(room, key=lambda each: (reports[each].layer_seconds, each)):
+            count = min(room[node], NUM_LAYERS - start)
+            if count > 0:
+                stages.append(_placed(node, start, start + count))
+                start += count
+        if start < NUM_LAYERS:
+            return None
+        planned = self._planned_model(stages, self.size.of_stage, held, needs_room=False)
+        kept = {
+            (each.node_id, each.stage.start_layer, each.stage.end_layer) for each in planned.kept
+        }
+        fits = all(
+            stage.num_bytes <= reports[stage.node_id].usable_bytes
+            for stage in stages
+            if (stage.node_id, stage.shard.start_layer, stage.shard.end_layer) not in kept
+        )
+        return Alternative(
+            planned=replace(planned, needs_room=not fits),
+            predicted=_prediction(
+                [
+                    (everything[each.node_id], each.shard.end_layer - each.shard.start_layer)
+                    for each in stages
+                ]
+            ),
+            in_force=_prediction(
+                [
+                    (everything[each.node_id], each.end_layer - each.start_layer)
+                    for each in self.record.stages
+                ]
+            ),
+        )
 
     def _offers(
         self, reports: Mapping[NodeId, ReportOfNode], freed: list[Holding]
@@ -284,6 +348,55 @@ class ToyAttempt(Attempt):
         return open_pipeline
 
 
+def _usable(
+    reports: Mapping[NodeId, ReportOfNode],
+    without: Collection[NodeId],
+    left_out: Mapping[NodeUnitId, str],
+) -> dict[NodeId, ReportOfNode]:
+    return {
+        node: report
+        for node, report in reports.items()
+        if not report.is_draining and node not in without and (node, CPU_UNIT) not in left_out
+    }
+
+
+def _placed(node: NodeId, start: int, end: int) -> PlacedStage:
+    shard = Shard(
+        start_layer=start,
+        end_layer=end,
+        num_layers=NUM_LAYERS,
+        has_embedding=start == 0,
+        has_head=end == NUM_LAYERS,
+    )
+    ends = COST.embedding_bytes * (start == 0) + COST.head_bytes * (end == NUM_LAYERS)
+    fixed = COST.scratch_bytes + COST.process_bytes
+    return PlacedStage(
+        node_id=node,
+        unit_id=CPU_UNIT,
+        shard=shard,
+        num_bytes=sum(COST.layer_bytes[start:end]) + ends + fixed,
+    )
+
+
+def _prediction(stages: list[tuple[ReportOfNode, int]]) -> Prediction:
+    """What stages of so many layers do on these nodes, at present."""
+    seconds = sum(report.layer_seconds * count for report, count in stages)
+    seconds += HOP_SECONDS * (len(stages) + 1)
+    return Prediction(
+        stages=(),
+        entry_seconds=HOP_SECONDS,
+        token_seconds=seconds,
+        tokens_per_second=1 / seconds,
+        first_token_seconds=seconds,
+        prompt_tokens=64,
+        num_streams=8,
+        total_tokens_per_second=1 / seconds,
+        steps_in_flight=1,
+        bottleneck=None,
+        margin=0.1,
+    )
+
+
 class ToyDeployment(Deployment):
     """The deployment of production, with attempts on toy stages."""
 
@@ -306,6 +419,7 @@ class Rules:
     history: History
     switches: Switches
     duplicates: float  # the share of frames and results that come twice
+    rebalance_policy: RebalancePolicy
 
 
 class ToyCoordination(Coordination):
@@ -313,18 +427,23 @@ class ToyCoordination(Coordination):
 
     agent: Agent
 
-    async def _read(self, model: str) -> tuple[ModelDescription, ModelFingerprint]:
+    async def _read(self, model: str) -> tuple[ModelDescription, ModelProfile, ModelFingerprint]:
         await asyncio.sleep(0.01)
-        return _DESCRIPTION, _FINGERPRINT
+        return cast(ModelDescription, None), _PROFILE, _FINGERPRINT
 
     def _make(
-        self, record: DeploymentRecord, description: ModelDescription, print_of: ModelFingerprint
+        self, record: DeploymentRecord, profile: ModelProfile, print_of: ModelFingerprint
     ) -> Deployment:
         clock = self.agent.clock
-        around = cast(Surroundings, SimpleNamespace(membership=self.agent.process))
+        around = cast(
+            Surroundings,
+            SimpleNamespace(
+                membership=self.agent.process, rebalance_policy=self.agent.rebalance_policy
+            ),
+        )
         deployment = ToyDeployment(
             record,
-            description,
+            profile,
             print_of,
             around,
             publish=self._publish,
@@ -358,6 +477,7 @@ class Agent:
         self.history = rules.history
         self.clock = process.network.loop.time
         self.pipelines: dict[tuple[DeploymentId, Epoch], ToyPipeline] = {}
+        self.rebalance_policy = rules.rebalance_policy
         self._duplicates = rules.duplicates
         self._draws = random.Random(seed)
         self.stages = StageHost(process, capacity, rules.history, rules.switches, self.disturb)
@@ -400,7 +520,7 @@ class Agent:
 
     async def deploy(self, record: DeploymentRecord) -> None:
         """Deploy here."""
-        deployment = self.coordination._make(record, _DESCRIPTION, _FINGERPRINT)
+        deployment = self.coordination._make(record, _PROFILE, _FINGERPRINT)
         self.coordination.coordinated[record.deployment] = deployment
         await deployment.start()
 
@@ -426,6 +546,7 @@ class Agent:
                 usable_bytes=self.stages.free_bytes,
                 is_draining=self.coordination.is_draining,
                 held=tuple(self.stages.held()),
+                layer_seconds=STEP_SECONDS_PER_LAYER * self.stages.slowness,
             )
         )
 

@@ -8,23 +8,36 @@ from simulation.history import History
 from simulation.stages import Switches
 from simulation.world import World, room_for
 
+from potluck.types.placement import Rebalance
+
 _SHORT_SECONDS, _LONG_SECONDS = 7.0, 28.0
 """Far less than requests wait for stages, so none may fail; in the longer time a side of a cluster
 that is cut in two goes on alone.
 """
 
+_SLOWNESS = (1.0, 1.0, 1.5, 2.0, 4.0)
+"""How many times as long as on the fastest nodes a layer takes."""
+
 
 def run_random(seed: int, switches: Switches | None = None) -> History:
-    """Run a schedule, check what came of it and return the history."""
+    """Run a schedule, check what came of it and return the history.
+
+    Every other one has nodes that are unequally fast, and become slow and fast again; its
+    deployment moves to better plans.
+    """
     draws = random.Random(seed)
+    rebalances = seed % 2 == 1
     num_nodes = draws.choice((2, 3, 3, 4, 5))
     world = World(
         seed,
         _capacities(draws, num_nodes),
         switches=switches,
         duplicates=draws.choice((0.0, 0.05, 0.3)),
+        rebalance=Rebalance.AUTO if rebalances else Rebalance.NEVER,
     )
     with world:
+        if rebalances:
+            _vary_speeds(world, random.Random(f"{seed} speeds"), num_nodes)
         world.start_all()
         if not world.history.violations:
             seconds = _LONG_SECONDS if draws.random() < 0.1 else _SHORT_SECONDS
@@ -33,6 +46,23 @@ def run_random(seed: int, switches: Switches | None = None) -> History:
             world.heal_all()
             world.end(within=45.0 if world.has_drained else 12.0)
     return world.history
+
+
+def _vary_speeds(world: World, draws: random.Random, num_nodes: int) -> None:
+    nodes = range(1, num_nodes + 1)
+    for node in nodes:
+        world.set_slowness(node, draws.choice(_SLOWNESS))
+    for _ in range(draws.randint(0, 5)):
+        when, node = draws.uniform(1.0, 1.0 + _SHORT_SECONDS), draws.choice(nodes)
+        world.at(when, world.set_slowness, node, draws.choice(_SLOWNESS))
+    if draws.random() < 0.2:
+        node = draws.choice(nodes)
+        for turn in range(10):
+            world.at(2.0 + turn * 0.6, world.set_slowness, node, (4.0, 1.0)[turn % 2])
+    if draws.random() < 0.2:
+        node = draws.choice(nodes)
+        world.at(draws.uniform(4.0, 5.0), world.break_disk, node)
+        world.at(draws.uniform(5.0, 8.0), world.repair_disk, node)
 
 
 def _capacities(draws: random.Random, num_nodes: int) -> list[int]:

@@ -23,11 +23,12 @@ from potluck.cluster.calls import (
     StageEnds,
     StageLost,
     StageScope,
+    StageStats,
     decode,
     encode,
 )
 from potluck.cluster.membership import Membership
-from potluck.cluster.worker.messages import Loaded, Progress, StageSpec
+from potluck.cluster.worker.messages import Loaded, Progress, StageSpec, Stats
 from potluck.errors import CallError, EngineError, PotluckError
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
@@ -99,6 +100,7 @@ class Worker:
 
     number: int
     spec: StageSpec
+    asked: Epoch  # the last epoch that asked for it
     is_loaded: bool = False
     is_frozen: bool = False
     is_ended: bool = False
@@ -249,7 +251,8 @@ class StageHost:
     ) -> None:
         self.workers: list[Worker] = []
         self.capacity = capacity
-        self.is_slow_to_load = False
+        self.slowness = 1.0
+        self.cannot_load = False
         self._process = process
         self._network: Network = process.network
         self._history = history
@@ -262,6 +265,7 @@ class StageHost:
         process.methods.register("stage.release", self._on_release)
         process.methods.register("stage.stop", self._on_stop)
         process.methods.register("stage.end", self._on_end)
+        process.methods.register("stage.stats", self._on_stats)
 
     @property
     def free_bytes(self) -> int:
@@ -365,7 +369,11 @@ class StageHost:
         layers = worker.spec.end_layer - worker.spec.start_layer
         frame = worker.queue.popleft()
         self._network.loop.call_later(
-            layers * STEP_SECONDS_PER_LAYER, self._process.run, self._computed, worker, frame
+            layers * STEP_SECONDS_PER_LAYER * self.slowness,
+            self._process.run,
+            self._computed,
+            worker,
+            frame,
         )
 
     def _computed(self, worker: Worker, frame: Frame) -> None:
@@ -410,6 +418,7 @@ class StageHost:
                     self.kill(worker)
                     break
                 self._started[key] = worker
+                worker.asked = spec.epoch
                 yield encode(_loaded(worker, is_kept=True))
                 return
         if spec.num_bytes > self.free_bytes:
@@ -417,14 +426,17 @@ class StageHost:
                 f"no room for {spec.num_bytes} bytes on {self._process.node_id}:"
                 f" {self.free_bytes} are free"
             )
-        worker = Worker(number=next(self._history.worker_numbers), spec=spec)
+        if self.cannot_load:
+            raise CallError(f"the weights cannot be read on {self._process.node_id}")
+        number = next(self._history.worker_numbers)
+        worker = Worker(number=number, spec=spec, asked=spec.epoch)
         self.workers.append(worker)
         try:
             layers = spec.end_layer - spec.start_layer
             for done in range(layers):
                 yield encode(Progress(done_bytes=done, total_bytes=layers))
                 await asyncio.sleep(LOAD_SECONDS_PER_LAYER)
-                if worker.is_ended:
+                if worker.is_ended or self.cannot_load:
                     raise CallError("the worker ended while it loaded")
                 self._require(spec.deployment, spec.epoch)
             worker.is_loaded = True
@@ -474,9 +486,8 @@ class StageHost:
             return b""
         keep = {_identity(each) for each in request.keep}
         for worker in list(self.workers):
-            if worker.spec.deployment == request.deployment and (
-                not worker.is_loaded or _identity(worker.held()) not in keep
-            ):
+            is_over = worker.spec.deployment == request.deployment and worker.asked <= request.epoch
+            if is_over and (not worker.is_loaded or _identity(worker.held()) not in keep):
                 self._end(worker)
         return b""
 
@@ -492,6 +503,26 @@ class StageHost:
         )
         self._fence(scope.deployment, following)
         return encode(StageEnds())
+
+    async def _on_stats(self, payload: bytes) -> bytes:
+        scope = decode(payload, StageScope)
+        return encode(
+            StageStats(
+                stages={
+                    worker.index: Stats(
+                        num_steps=0,
+                        num_tokens=0,
+                        compute_seconds=0.0,
+                        send_seconds=0.0,
+                        num_sent_bytes=0,
+                        resident_bytes=0,
+                        slowdown=self.slowness,
+                    )
+                    for worker in self.workers
+                    if worker.epoch == scope.epoch
+                }
+            )
+        )
 
     def _require(self, deployment: DeploymentId, epoch: Epoch) -> None:
         highest = self._highest.get(deployment)

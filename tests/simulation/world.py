@@ -16,11 +16,29 @@ from simulation.network import LEASE_SECONDS, Network
 from simulation.stages import Switches
 
 from potluck.cluster.calls import DeploymentRecord, DeploymentState
+from potluck.placement.rebalancing import RebalancePolicy
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.placement import Rebalance
 from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams
 
 MODEL = DeploymentId("toy")
+
+_MOST_MOVES = 4
+"""In a row, after all is well."""
+
+
+QUICK = RebalancePolicy(
+    settle_seconds=0.5,
+    confirm_seconds=0.2,
+    cool_down_seconds=1.0,
+    most_wait_seconds=20.0,
+    memory_seconds=60.0,
+    horizon_seconds=60.0,
+    check_seconds=2.0,
+    watch_seconds=0.5,
+)
+"""Some twenty times as quick as in production, for schedules that last some seconds."""
 
 
 def room_for(num_layers: int) -> int:
@@ -43,6 +61,8 @@ class World:
         switches: Switches | None = None,
         recovery_wait_seconds: float = 60.0,
         duplicates: float = 0.0,
+        rebalance: Rebalance = Rebalance.NEVER,
+        rebalance_policy: RebalancePolicy = QUICK,
     ) -> None:
         draws = random.Random(f"{seed} threads")
         self.loop = VirtualLoop(lambda: draws.uniform(0.0, 0.002))  # type: ignore[abstract]
@@ -52,8 +72,13 @@ class World:
         self.requests: dict[int, set[asyncio.Task[None]]] = {}
         self.capacities = dict(enumerate(capacities, 1))
         self._rules = Rules(
-            history=self.history, switches=switches or Switches(), duplicates=duplicates
+            history=self.history,
+            switches=switches or Switches(),
+            duplicates=duplicates,
+            rebalance_policy=rebalance_policy,
         )
+        self._rebalance = rebalance
+        self._slowness: dict[int, float] = {}
         self._seed = seed
         self._num_starts = 0
         self._recovery_wait_seconds = recovery_wait_seconds
@@ -114,6 +139,7 @@ class World:
                 capacity=self.capacities[node],
                 seed=f"{self._seed} {node} {self._num_starts}",
             )
+            self.agents[node].stages.slowness = self._slowness.get(node, 1.0)
             self.history.note(self.now, f"start {node}")
 
     def start_all(self) -> None:
@@ -125,7 +151,12 @@ class World:
     def deploy(self, node: int) -> None:
         """Deploy at a node, and wait until it is ready."""
         agent = self.agents[node]
-        record = new_record(MODEL, agent.node_id, recovery_wait_seconds=self._recovery_wait_seconds)
+        record = new_record(
+            MODEL,
+            agent.node_id,
+            recovery_wait_seconds=self._recovery_wait_seconds,
+            rebalance=self._rebalance,
+        )
         agent.process.run(self._start_task, agent.deploy(record))
         if not self.run_while(lambda: not self.is_serving, at_most=30.0):
             self.history.violation("it is not deployed")
@@ -231,6 +262,27 @@ class World:
             for worker in list(agent.stages.workers):
                 agent.process.run(agent.stages.thaw, worker)
 
+    def set_slowness(self, node: int, slowness: float) -> None:
+        """Have a node compute as much slower than at first, and report it."""
+        self.history.note(self.now, f"{node} is {slowness:g} times as slow")
+        self._slowness[node] = slowness
+        agent = self.agents.get(node)
+        if agent is not None:
+            agent.stages.slowness = slowness
+
+    def break_disk(self, node: int) -> None:
+        """Have a node load nothing from now on, until its agent starts again."""
+        agent = self.agents.get(node)
+        if agent is not None:
+            self.history.note(self.now, f"{node} can load nothing")
+            agent.stages.cannot_load = True
+
+    def repair_disk(self, node: int) -> None:
+        """Have it load again."""
+        agent = self.agents.get(node)
+        if agent is not None:
+            agent.stages.cannot_load = False
+
     # Clients.
 
     def ask(
@@ -320,6 +372,20 @@ class World:
             if MODEL in agent.coordination.coordinated
         ]
 
+    def count_moves(self) -> int:
+        """How often those who coordinate it now have moved it to a better plan."""
+        return sum(
+            cast(Any, self.agents[node].coordination.coordinated[MODEL])._rebalancing.num_moves
+            for node in self.coordinators
+        )
+
+    @property
+    def stages(self) -> list[tuple[str, int, int]]:
+        """Where the layers are, as the first node knows it."""
+        record = next(iter(self.records.values()))
+        assert record is not None
+        return [(each.node_id, each.start_layer, each.end_layer) for each in record.stages]
+
     @property
     def epoch(self) -> Epoch | None:
         """The epoch that serves, if all agree on one."""
@@ -379,6 +445,12 @@ class World:
             self.history.note(self.now, f"serves {self.now - since:.2f} s after all is well")
             before = self.epoch
             self.run(2.0)
+            for _ in range(_MOST_MOVES if self._rebalance is Rebalance.AUTO else 0):
+                if self.epoch == before and self.is_serving:
+                    break
+                self.run_while(lambda: not self.is_serving, at_most=within)
+                before = self.epoch
+                self.run(2.0)
             if self.epoch != before or not self.is_serving:
                 self.history.violation(f"epochs do not settle: {before} becomes {self.epoch}")
             self._check_blocks()

@@ -151,10 +151,16 @@ class AgentProcess:
         name: str | None = None,
         context: int | None = None,
         cache: int | None = None,
+        objective: str = "memory",
     ) -> Document:
-        """Deploy over the cluster; the deployment, ready."""
+        """Deploy over the cluster, by memory so that every agent gets a stage; return it ready."""
         return self.ask(
-            "deploy", model=model, model_id=name, context_tokens=context, cache_tokens=cache
+            "deploy",
+            model=model,
+            model_id=name,
+            context_tokens=context,
+            cache_tokens=cache,
+            objective=objective,
         )
 
     def cluster(self) -> Document:

@@ -11,6 +11,7 @@ from pathlib import Path
 from support import hardware
 from support.edges import credentials
 
+from potluck.cluster.agent.measured_speeds import MeasuredSpeeds
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.unit_health import UnitFailure
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
@@ -88,9 +89,10 @@ def stage_specs(
 
 @dataclass(slots=True)
 class Node:
-    """A node's stages. ``lost`` and ``failed`` are what it has told."""
+    """A node's stages. ``lost`` and ``failed`` are what it told, ``speeds`` what it measured."""
 
     host: StageHost
+    speeds: MeasuredSpeeds
     lost: list[StageLost]
     failed: list[tuple[UnitId, UnitFailure]]
 
@@ -240,10 +242,12 @@ async def node(
     native = Trial(device_id="cpu", backend="native", works=True, variants=available_isas())
     probed = hardware.report(trials=(native, *trials))
     folder.mkdir(exist_ok=True)
+    units = NodeUnits(lambda: probed, UnitChoice(backends=(*BACKENDS, *backends)))
+    speeds = MeasuredSpeeds(folder / "step-times.json", units, num_threads=1)
     host = StageHost(
         credentials(NODE),
         WorkerNotes(folder),
-        NodeUnits(lambda: probed, UnitChoice(backends=(*BACKENDS, *backends))),
+        units,
         listen_host="127.0.0.1",
         num_threads=1,
         packed_cache_bytes=None,
@@ -251,9 +255,10 @@ async def node(
         stall_seconds=60.0,
         unit_failed=lambda unit_id, failure: failed.append((unit_id, failure)),
         report_lost=report_lost,
+        measured=speeds.took,
     )
     try:
-        yield Node(host, lost, failed)
+        yield Node(host, speeds, lost, failed)
     finally:
         workers = [each.worker for each in host._here()]
         await host.stop_all()

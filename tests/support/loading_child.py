@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from potluck.catalog import describe_model, open_weights
+from potluck.catalog import describe_model, open_weights, read_profile
 from potluck.engines.backends import native_unit
 from potluck.engines.native import make_pool
 from potluck.loading import StageSize, plan_stage
@@ -40,8 +40,8 @@ def main() -> None:
     size = StageSize(**{**case["size"], "quantization": Quantization(case["size"]["quantization"])})
     shard = Shard(**case["shard"])
     description = describe_model(case["model"])
+    plan = plan_stage(read_profile(description, [shard]), shard, size)
     with closing(open_weights(description, [shard])) as tensors:
-        plan = plan_stage(description, tensors, shard, size)
         headers = tensors.num_bytes_read
         loaded = load_stage(
             description, tensors, plan, unit=native_unit(), pool=make_pool(size.num_threads)

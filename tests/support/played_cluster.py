@@ -162,7 +162,7 @@ class PlayedDeployment:
     def node_left(self, node: NodeId) -> None:
         self.done.append(f"left {node}")
 
-    def node_joined(self) -> None:
+    def node_joined(self, node_id: NodeId) -> None:
         return
 
     async def generate(
@@ -269,6 +269,7 @@ class PlayedNode:
         self.methods = MethodTable()
         self.is_readable = True
         self.asked: list[Continuation] = []
+        self.num_received = 0
         membership = cast(Any, self.links)
         self.coordination = Coordination(
             membership,
@@ -303,14 +304,22 @@ class PlayedNode:
         return found if isinstance(found, PlayedDeployment) else None
 
     async def text(self, request: SequenceRequest) -> list[int]:
-        """What a client of this node gets."""
-        stream = self.relaying.generate(self.record(), request)
-        return [token.token async for token in stream]
+        """What a client of this node gets; ``num_received`` counts it as it comes."""
+        tokens = []
+        async for token in self.relaying.generate(self.record(), request):
+            tokens.append(token.token)
+            self.num_received += 1
+        return tokens
 
-    async def _read(self, _: str) -> tuple[object, object]:
+    async def receive(self, num_tokens: int) -> None:
+        """Wait until clients of this node have that many tokens."""
+        while self.num_received < num_tokens:
+            await asyncio.sleep(0.002)
+
+    async def _read(self, _: str) -> tuple[object, object, object]:
         if not self.is_readable:
             raise EngineError("no such file")
-        return SimpleNamespace(), ModelFingerprint(digest="")
+        return SimpleNamespace(), SimpleNamespace(), ModelFingerprint(digest="")
 
     def _make(self, record: DeploymentRecord, *_: object) -> PlayedDeployment:
         return PlayedDeployment(self, record, self.coordination._publish)

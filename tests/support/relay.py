@@ -47,9 +47,12 @@ class Link:
 
     ``loss``, ``duplication`` and ``reordering`` are probabilities for each frame. A frame that is
     reordered arrives ``reordering_seconds`` later than it would, so that others overtake it.
+    ``bytes_per_second`` is what the link carries of Ethernet frames, one after another; 0 stands
+    for as much as the relay can.
     """
 
     delay_seconds: float = 0.0
+    bytes_per_second: float = 0.0
     loss: float = 0.0
     duplication: float = 0.0
     reordering: float = 0.0

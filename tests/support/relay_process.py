@@ -32,6 +32,7 @@ _MOST_READ_AT_ONCE = 64
 @dataclass(slots=True)
 class LinkRules:
     delay_seconds: float = 0.0
+    bytes_per_second: float = 0.0
     loss: float = 0.0
     duplication: float = 0.0
     reordering: float = 0.0
@@ -57,6 +58,15 @@ class FramePath:
         self.link = LinkRules()
         self.counts = FrameCounts()
         self._draws = draws
+        self._free_at = 0.0
+
+    def wait(self, num_bytes: int, now: float) -> float:
+        """Seconds until a frame has passed behind those before it, at the link's rate."""
+        rate = self.link.bytes_per_second
+        if not rate:
+            return 0.0
+        self._free_at = max(self._free_at, now) + num_bytes / rate
+        return self._free_at - now
 
     def delays(self) -> list[float]:
         """Seconds after which the next frame arrives: none, one or two times."""
@@ -96,7 +106,7 @@ class _Switch:
 
     def run(self) -> None:
         """Forward frames until stdin ends."""
-        selector = selectors.DefaultSelector()
+        selector = selectors.SelectSelector()  # epoll would round up to whole milliseconds
         for number, tap in enumerate(self._taps):
             selector.register(tap, selectors.EVENT_READ, number)
         selector.register(sys.stdin.fileno(), selectors.EVENT_READ, None)
@@ -128,7 +138,8 @@ class _Switch:
                     self._forward(self._paths[source, other], frame)
 
     def _forward(self, path: FramePath, frame: bytes) -> None:
-        for delay in path.delays():
+        for own_delay in path.delays():
+            delay = own_delay + path.wait(len(frame), time.monotonic())
             if delay <= 0:
                 _send(path, frame)
             elif len(self._held) >= _MOST_HELD_FRAMES:

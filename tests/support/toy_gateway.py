@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from queue import SimpleQueue
 
+from support.predictions import prediction
 from support.toy_pipeline import ToyPipeline, next_token
 
 from potluck.errors import ModelNotFoundError, PotluckError
@@ -28,6 +29,8 @@ from potluck.types.gateway import (
     ModelStatus,
     ServedModel,
     StageMetrics,
+    StageTimes,
+    TokenSpeed,
 )
 from potluck.types.sequence import CommittedToken
 from potluck.types.step import SampledToken, SamplingParams, SequenceId, Step, TokenLogprob
@@ -210,7 +213,13 @@ class ToyGateway:
                 epoch=5,
                 num_recoveries=4,
                 recovery_seconds=2.5,
+                num_moves=3,
+                last_gain=0.25,
                 num_spares=1,
+                speed=TokenSpeed(
+                    tokens_per_second=40.0, total_tokens_per_second=90.0, num_streams=5
+                ),
+                prediction=prediction(node),
                 stages=(
                     StageMetrics(
                         stage=0,
@@ -220,6 +229,7 @@ class ToyGateway:
                         memory_bytes=4096,
                         num_dropped_frames=2,
                         slowdown=1.25,
+                        times=StageTimes(decode_seconds=0.02, prefill_seconds_per_token=0.001),
                     ),
                 ),
                 edges=(

@@ -1,6 +1,13 @@
 import pytest
 
-from potluck.quantities import format_bytes, format_few, format_rate, format_seconds
+from potluck.quantities import (
+    format_bytes,
+    format_few,
+    format_number,
+    format_percent,
+    format_rate,
+    format_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -40,3 +47,17 @@ def test_format_seconds(seconds: float, text: str) -> None:
 )
 def test_format_few(names: tuple[str, ...] | str, text: str) -> None:
     assert format_few(names, 2) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.01234, "0.0123"), (5.0, "5"), (99.94, "99.9"), (1234.5, "1234")]
+)
+def test_format_number(value: float, text: str) -> None:
+    assert format_number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("part", "text"), [(0.0, "0 %"), (0.00321, "0.32 %"), (0.0999, "10 %"), (2.0345, "203 %")]
+)
+def test_format_percent(part: float, text: str) -> None:
+    assert format_percent(part) == text

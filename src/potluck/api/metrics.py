@@ -14,7 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from potluck.api.admission import Admission
-from potluck.types.gateway import Gateway, ModelMetrics, ModelState
+from potluck.types.gateway import Gateway, ModelMetrics, ModelState, StageMetrics, StageTimes
+from potluck.types.placement import StagePrediction
 
 _FIRST_TOKEN_SECONDS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
 _BETWEEN_TOKENS_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
@@ -145,6 +146,7 @@ class _GatewayCollector(Collector):
         yield from _recovery_families(models)
         yield from _stage_families(models)
         yield from _edge_families(models)
+        yield from _speed_families(models)
 
 
 def _scheduler_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
@@ -177,7 +179,20 @@ def _recovery_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
     spares = GaugeMetricFamily(
         "potluck_model_spare_stages", "Stages that are held and not in use", labels=labels
     )
+    moves = CounterMetricFamily(
+        "potluck_model_moves",
+        "Times it moved to a plan that was predicted to be faster",
+        labels=labels,
+    )
+    gain = GaugeMetricFamily(
+        "potluck_model_move_gain_ratio",
+        "How much faster the plan of the last move was predicted to be (0.2: by a fifth)",
+        labels=labels,
+    )
     for model in models:
+        moves.add_metric([model.model_id], model.num_moves)
+        if model.last_gain is not None:
+            gain.add_metric([model.model_id], model.last_gain)
         epoch.add_metric([model.model_id], model.epoch)
         recoveries.add_metric([model.model_id], model.num_recoveries)
         spares.add_metric([model.model_id], model.num_spares)
@@ -187,6 +202,8 @@ def _recovery_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
     yield recoveries
     yield seconds
     yield spares
+    yield moves
+    yield gain
 
 
 def _stage_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
@@ -236,3 +253,55 @@ def _edge_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
     yield frames
     yield num_bytes
     yield seconds
+
+
+def _speed_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
+    """What was predicted of the plans in force beside what was measured lately."""
+    rates = GaugeMetricFamily(
+        "potluck_model_tokens_per_second",
+        "Tokens per second of one stream, or of several together",
+        labels=["model", "streams", "figure"],
+    )
+    for model in models:
+        for streams, figure, rate in _rates(model):
+            if streams is not None and rate is not None:
+                rates.add_metric([model.model_id, str(streams), figure], rate)
+    yield rates
+    for name, text, field in (
+        ("decode", "A step of one sequence", "decode_seconds"),
+        ("loaded_decode", "A step when the plan's streams decode", "loaded_seconds"),
+        ("prefill_token", "A token of a prompt's longest chunks", "prefill_seconds_per_token"),
+    ):
+        family = GaugeMetricFamily(
+            f"potluck_stage_{name}_seconds",
+            f"{text}, within the stage's engine",
+            labels=["model", "stage", "node", "figure"],
+        )
+        for model in models:
+            for stage, figure, times in _stage_times(model):
+                seconds = getattr(times, field)
+                if seconds is not None:
+                    values = [model.model_id, str(stage.stage), stage.node_id, figure]
+                    family.add_metric(values, seconds)
+        yield family
+
+
+def _rates(model: ModelMetrics) -> Iterator[tuple[int | None, str, float | None]]:
+    """The number of streams, which figure it is, and tokens per second."""
+    speed, prediction = model.speed, model.prediction
+    yield 1, "measured", speed.tokens_per_second
+    yield speed.num_streams, "measured", speed.total_tokens_per_second
+    if prediction is not None:
+        yield 1, "predicted", prediction.tokens_per_second
+        if prediction.num_streams > 1:
+            yield prediction.num_streams, "predicted", prediction.total_tokens_per_second
+
+
+def _stage_times(
+    model: ModelMetrics,
+) -> Iterator[tuple[StageMetrics, str, StageTimes | StagePrediction]]:
+    predicted = () if model.prediction is None else model.prediction.stages
+    for stage in model.stages:
+        yield stage, "measured", stage.times
+        if stage.stage < len(predicted):
+            yield stage, "predicted", predicted[stage.stage]

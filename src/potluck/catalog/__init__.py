@@ -12,6 +12,7 @@ from potluck.catalog.description import (
 from potluck.catalog.fetch import fetch_model
 from potluck.catalog.hub import FetchedFile
 from potluck.catalog.locate import ModelFiles, locate_on_disk
+from potluck.catalog.profile import read_profile
 
 __all__ = [
     "FetchedFile",
@@ -25,4 +26,5 @@ __all__ = [
     "locate_on_disk",
     "open_headers",
     "open_weights",
+    "read_profile",
 ]

@@ -12,7 +12,6 @@ import potluck
 from potluck.cli.report import load_document
 from potluck.cli.tables import table
 from potluck.engines.arithmetic_choice import speeds_up
-from potluck.engines.backends import NATIVE
 from potluck.engines.roofline import Limits
 from potluck.local import Model
 from potluck.local.bounds import Bounds, PhaseFigures
@@ -20,6 +19,7 @@ from potluck.local.measuring import Run, Workload
 from potluck.probe.cpu_cache import last_level_cache_bytes
 from potluck.quantities import format_bytes, format_rate
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
+from potluck.types.unit import NATIVE
 
 _LEAST_SHARE = 0.001
 """Ops that take less of both phases are left out of the table: they are in the document."""
@@ -39,7 +39,7 @@ def bench_document(model: Model, workload: Workload, result: BenchResult) -> dic
     prefills = [run.prefill for run in result.runs]
     decodes = [run.decode for run in result.runs]
     bounds = result.bounds
-    unit = model.plan.unit.address
+    unit = model.plan.unit
     return {
         "schema": "potluck.bench/1",
         "version": potluck.__version__,
@@ -67,7 +67,7 @@ def bench_document(model: Model, workload: Workload, result: BenchResult) -> dic
 
 def _fast_arithmetic(model: Model) -> str | None:
     """What ``--arithmetic fast`` would compute in; None where it is that, or would gain nothing."""
-    unit, chosen = model.plan.unit.address, model.plan.size.arithmetic
+    unit, chosen = model.plan.unit, model.plan.size.arithmetic
     if unit.backend != NATIVE or chosen is not Arithmetic.EXACT:
         return None
     *_, fast = arithmetics_with((unit.variant,))

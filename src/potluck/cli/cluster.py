@@ -1,9 +1,8 @@
-"""Commands on the running cluster: deploy, undeploy, plan, ps, down."""
+"""Commands on the running cluster: deploy, undeploy, ps, down."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -23,23 +22,23 @@ from potluck.cli.options import (
     state_directory,
 )
 from potluck.cli.output import emit_json, note
-from potluck.cli.tables import deployment_lines, mapped_text, node_lines, stage_lines
+from potluck.cli.placing import (
+    CacheOption,
+    LayoutOption,
+    ObjectiveOption,
+    StreamsOption,
+    cluster_state,
+    deploy_params,
+    layout_params,
+    result_of,
+)
+from potluck.cli.speed_lines import speed_lines
+from potluck.cli.tables import deployment_lines, node_lines, stage_lines
 from potluck.cluster.agent.control import ask
-from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.calls import DEFAULT_RECOVERY_WAIT_SECONDS
-from potluck.errors import ParameterError
-from potluck.types.arithmetic import ArithmeticChoice
+from potluck.types.placement import Rebalance
 from potluck.types.ranges import require_number
 
-CacheOption = Annotated[
-    int | None,
-    typer.Option(
-        "--cache",
-        min=1,
-        help="Tokens that all sequences share in the cache. Default: four full contexts.",
-        show_default=False,
-    ),
-]
 NameOption = Annotated[
     str | None,
     typer.Option(
@@ -67,11 +66,24 @@ SparesOption = Annotated[
         show_default=False,
     ),
 ]
+RebalanceOption = Annotated[
+    Rebalance | None,
+    typer.Option(
+        "--rebalance",
+        help="Whether the model moves when a much faster plan is found. auto: by itself; ask: "
+        "potluck ps shows it, and potluck rebalance carries it out; never. Default: auto.",
+        show_default=False,
+    ),
+]
 
 
 def deploy(
     model: ModelArgument,
     name: NameOption = None,
+    objective: ObjectiveOption = None,
+    streams: StreamsOption = None,
+    layout: LayoutOption = None,
+    rebalance: RebalanceOption = None,
     context: ContextOption = None,
     cache: CacheOption = None,
     quant: QuantOption = Quant.NONE,
@@ -83,7 +95,7 @@ def deploy(
     state: StateOption = None,
 ) -> None:
     """Deploy MODEL over the cluster's nodes and wait until it can answer."""
-    socket = state_directory(state).control_socket
+    directory = state_directory(state)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
     result: dict[str, Any] = {}
@@ -92,9 +104,20 @@ def deploy(
     ) as bar:
         task = bar.add_task("placing", total=None)
         try:
-            request = _request(model, name, context, cache, quant, mmap=mmap, arithmetic=arithmetic)
-            request |= _recovery(recovery_wait, spares)
-            for document in ask(socket, "deploy", request):
+            request = deploy_params(
+                model,
+                name=name,
+                context=context,
+                cache=cache,
+                quant=quant,
+                mmap=mmap,
+                arithmetic=arithmetic,
+                objective=objective,
+                streams=streams,
+            )
+            request |= _upkeep(recovery_wait, spares, rebalance)
+            request |= layout_params(directory, layout)
+            for document in ask(directory.control_socket, "deploy", request):
                 result = document.get("result") or document["event"]
                 bar.update(
                     task,
@@ -113,41 +136,18 @@ def deploy(
     _print_lines(stage_lines(result))
 
 
-def plan(
-    model: ModelArgument,
-    context: ContextOption = None,
-    cache: CacheOption = None,
-    quant: QuantOption = Quant.NONE,
-    mmap: MmapOption = False,
-    arithmetic: ArithmeticOption = None,
-    json: JsonOption = False,
-    state: StateOption = None,
-) -> None:
-    """Show what of MODEL would go where, and why; nothing is loaded."""
-    request = _request(model, None, context, cache, quant, mmap=mmap, arithmetic=arithmetic)
-    result = _result(state_directory(state), "plan", request)
-    if json:
-        emit_json({"schema": "potluck.plan/1", **result})
-        return
-    _print_lines(stage_lines(result))
-    print(
-        f"{result['num_layers']} layers in proportion to what each unit may use (potluck ps);\n"
-        f"the cache is for {result['cache_tokens']} tokens{mapped_text(result)}"
-    )
-
-
 def undeploy(
     name: Annotated[str, typer.Argument(metavar="NAME", help="As potluck ps shows it.")],
     state: StateOption = None,
 ) -> None:
     """Stop serving a model and free its memory."""
-    result = _result(state_directory(state), "undeploy", {"name": name})
+    result = result_of(state_directory(state), "undeploy", {"name": name})
     note(f"{result['model_id']} is no longer deployed")
 
 
 def ps(json: JsonOption = False, state: StateOption = None) -> None:
     """Show nodes, units, deployments and stages."""
-    result = _result(state_directory(state), "state", {})
+    result = cluster_state(state_directory(state))
     if json:
         emit_json(result)
         return
@@ -155,6 +155,7 @@ def ps(json: JsonOption = False, state: StateOption = None) -> None:
     for deployment in result["deployments"]:
         print()
         _print_lines(deployment_lines(deployment))
+        _print_lines(speed_lines(deployment))
     if not result["deployments"]:
         print("\nnothing is deployed; potluck deploy MODEL")
 
@@ -167,54 +168,23 @@ def down(state: StateOption = None) -> None:
     note("this node has left the cluster")
 
 
-def _request(
-    model: str,
-    name: str | None,
-    context: int | None,
-    cache: int | None,
-    quant: Quant,
-    *,
-    mmap: bool,
-    arithmetic: ArithmeticChoice | None,
+def _upkeep(
+    wait_seconds: float | None, spares: int | None, rebalance: Rebalance | None
 ) -> dict[str, object]:
-    """What the agent is asked; a path is made absolute, for other processes to read it."""
-    if name is not None and not name.strip():
-        raise ParameterError("name", "--name is empty", hint="leave it out, or give a name")
-    path = Path(model).expanduser()
-    is_path = model != "demo" and path.exists()
-    return {
-        "model": str(path.resolve()) if is_path else model,
-        "model_id": name or (_name_of(path.resolve()) if is_path else model),
-        "context_tokens": context,
-        "cache_tokens": cache,
-        "quantization": None if quant.quantization is None else quant.quantization.value,
-        "is_mapped": mmap,
-        "arithmetic": (arithmetic or settings().arithmetic).value,
-    }
-
-
-def _recovery(wait_seconds: float | None, spares: int | None) -> dict[str, object]:
-    """What the agent is asked of recovery. Raises ``ParameterError``."""
+    """What the agent is asked to do when nodes change. Raises ``ParameterError``."""
     chosen = settings()
     if wait_seconds is None:
         wait_seconds = chosen.recovery_wait_seconds
-    asked: dict[str, object] = {"num_spares": chosen.spares if spares is None else spares}
+    asked: dict[str, object] = {
+        "num_spares": chosen.spares if spares is None else spares,
+        "rebalance": (rebalance or chosen.rebalance).value,
+        "rebalance_threshold": chosen.rebalance_threshold,
+    }
     require_number("spares", asked["num_spares"])
     if wait_seconds is not None:
         require_number("recovery_wait", wait_seconds)
         asked["recovery_wait_seconds"] = wait_seconds
     return asked
-
-
-def _name_of(path: Path) -> str:
-    return path.stem if path.suffix == ".gguf" else path.name
-
-
-def _result(state: StateDirectory, method: str, params: dict[str, object]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for document in ask(state.control_socket, method, params):
-        result = document.get("result") or {}
-    return result
 
 
 def _print_lines(lines: Iterable[str]) -> None:

@@ -14,8 +14,17 @@ from typing import Annotated
 import msgspec
 
 from potluck.errors import UsageError
+from potluck.placement.rebalancing import DEFAULT_THRESHOLD
 from potluck.types.arithmetic import ArithmeticChoice
-from potluck.types.ranges import MAX_RECOVERY_WAIT_SECONDS, MAX_SPARES, MAX_THREADS
+from potluck.types.placement import DEFAULT_NUM_STREAMS, Objective, Rebalance
+from potluck.types.ranges import (
+    MAX_REBALANCE_THRESHOLD,
+    MAX_RECOVERY_WAIT_SECONDS,
+    MAX_SPARES,
+    MAX_STREAMS,
+    MAX_THREADS,
+    MIN_REBALANCE_THRESHOLD,
+)
 
 _PREFIX = "POTLUCK_"
 _NOT_SETTINGS = frozenset({"POTLUCK_SECRET", "POTLUCK_STATE"})
@@ -27,7 +36,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     ``backend``, ``allow_software``, ``step_seconds``, ``unit_step_seconds``,
     ``idle_test_seconds``, ``stall_seconds`` and ``packed_cache_bytes``: see ``AgentConfig``.
-    ``recovery_wait_seconds`` and ``spares`` are of what is deployed from here.
+    ``recovery_wait_seconds``, ``spares``, ``rebalance`` and ``rebalance_threshold`` are of what is
+    deployed from here, and ``objective`` and ``streams`` of plans as well.
     """
 
     threads: Annotated[int, msgspec.Meta(ge=1, le=MAX_THREADS)] | None = None
@@ -45,6 +55,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Annotated[float, msgspec.Meta(ge=0, le=MAX_RECOVERY_WAIT_SECONDS)] | None
     ) = None
     spares: Annotated[int, msgspec.Meta(ge=0, le=MAX_SPARES)] = 0
+    objective: Objective = Objective.LATENCY
+    streams: Annotated[int, msgspec.Meta(ge=1, le=MAX_STREAMS)] = DEFAULT_NUM_STREAMS
+    rebalance: Rebalance = Rebalance.AUTO
+    rebalance_threshold: Annotated[
+        float, msgspec.Meta(ge=MIN_REBALANCE_THRESHOLD, le=MAX_REBALANCE_THRESHOLD)
+    ] = DEFAULT_THRESHOLD
 
 
 def read_settings(environ: Mapping[str, str], home: Path | None) -> Settings:

@@ -149,6 +149,8 @@ def _recovery_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
         )
     if deployment["num_spares"] and not deployment["spares"]:
         yield f"spare: none of the {deployment['num_spares']} of each stage is ready"
+    if deployment["rebalance_note"]:
+        yield f"rebalance: {deployment['rebalance_note']}"
     for slow in deployment["slow_stages"]:
         yield (
             f"slow: stage {slow['stage']} at {slow['node_id']} takes "
@@ -177,8 +179,16 @@ def stage_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
         )
     if deployment["stages"]:
         yield from table(rows)
+    yield from memory_lines(deployment)
+    yield from remark_lines(deployment)
+    for rejection in deployment["rejections"]:
+        yield f"not used: {rejection['node_id']} {rejection['unit_id']}: {rejection['reason']}"
+
+
+def memory_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
+    """What the memory of each stage is for, and how long it took to load."""
     for stage in deployment["stages"]:
-        memory = _memory(stage["memory"])
+        memory = stage_memory(stage)
         own = f"; {format_bytes(memory.device_bytes)} of it on the device"
         yield f"stage {stage['stage']}: {memory.described()}{own if memory.is_on_device else ''}"
         if stage.get("read_bytes") is not None:
@@ -186,14 +196,16 @@ def stage_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
                 f"stage {stage['stage']}: {format_bytes(stage['read_bytes'])} read "
                 f"in {stage['load_seconds']:.1f} s"
             )
+
+
+def remark_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
+    """How a deployment is quantized and computed."""
     if deployment["quantization"] != "none":
         yield f"quant: {deployment['quantization']}"
     for remark in deployment["remarks"]:
         yield f"quant: {remark}"
     if deployment["arithmetic_note"]:
         yield f"arithmetic: {deployment['arithmetic_note']}"
-    for rejection in deployment["rejections"]:
-        yield f"not used: {rejection['node_id']} {rejection['unit_id']}: {rejection['reason']}"
 
 
 def mapped_text(plan: Mapping[str, Any]) -> str:
@@ -205,8 +217,10 @@ def mapped_text(plan: Mapping[str, Any]) -> str:
     return f"; weights are mapped, and take no memory{but if loaded else ''}"
 
 
-def _memory(document: Mapping[str, Any]) -> MemoryPlan:
-    return MemoryPlan(**{**document, "weights": tuple(document["weights"].items())})
+def stage_memory(stage: Mapping[str, Any]) -> MemoryPlan:
+    """Return what a stage of a document takes."""
+    memory = stage["memory"]
+    return MemoryPlan(**{**memory, "weights": tuple(memory["weights"].items())})
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

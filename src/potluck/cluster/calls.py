@@ -1,7 +1,7 @@
 """What agents ask of one another: the payloads of control calls, msgpack documents.
 
 Methods: ``node.report`` () → NodeReport. ``model.check`` CheckModel → ModelFingerprint.
-``node.speeds`` AskSpeeds → NodeSpeeds.
+``node.speeds`` AskSpeeds → NodeSpeeds. ``link.listen`` ListenForLink → LinkListening or LinkBusy.
 ``node.host`` () → a document of schema ``potluck.host/1``, in JSON (``agent.hosts``).
 ``stage.start`` StageSpec → Progress …, then Loaded or Stalled. ``stage.connect`` ConnectStage → ().
 ``node.clock`` () → Clock. ``node.reach`` Reach → Reached. ``node.multicast`` Multicast → ().
@@ -9,6 +9,7 @@ Methods: ``node.report`` () → NodeReport. ``model.check`` CheckModel → Model
 StageScope → StageStats. ``stage.check`` StageScope → StageChecks. ``stage.abandon`` AbandonStage →
 (). ``stage.release`` ReleaseStages → (). ``deployment.claim`` Claim → ClaimAnswer.
 ``deployment.take_over`` Named → (). ``deployment.outlook`` AskOutlook → Outlook.
+``deployment.rebalance`` AskRebalance → Moving …, then RebalanceReport.
 ``deployment.relay`` as ``deployment.generate``, of a node that passes it on to the coordinator. To
 the coordinator:
 ``stage.lost`` StageLost → (), ``deployment.remove`` Named → (), ``deployment.vacate`` Vacate → (),
@@ -33,6 +34,7 @@ from potluck.errors import (
     PotluckError,
     RefusedRequestError,
 )
+from potluck.placement.rebalancing import DEFAULT_THRESHOLD
 from potluck.types.arithmetic import Arithmetic, ArithmeticChoice
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.memory import MemoryPlan
@@ -54,6 +56,9 @@ from potluck.types.sequence import (
 
 _T = TypeVar("_T")
 
+MAX_SHAPES = 64
+"""Of an ``AskSpeeds``: a model in every quantization and arithmetic."""
+
 NUM_NONCE_BYTES = 16
 """Of a ``Multicast``: too many to be guessed or to occur by chance."""
 
@@ -72,7 +77,7 @@ def decode(payload: bytes, kind: type[_T] | UnionType) -> _T:
     """
     try:
         return msgspec.msgpack.decode(payload, type=kind)
-    except ValueError as error:  # DecodeError, or text that is no UTF-8
+    except (ValueError, RecursionError) as error:  # another document, no UTF-8, too deep
         raise CallError(f"a malformed message: {error}", hint=SAME_VERSION) from error
 
 
@@ -103,9 +108,37 @@ class Multicast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AskSpeeds(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast models of this shape (see ``types.speed``) are on a node, and how fast its links."""
+    """How fast models of these shapes (``model_shape``) are on a node, and how fast its links.
 
-    model_shape: str
+    With ``may_wait`` the node measures its links to nodes that have just joined first.
+    """
+
+    model_shapes: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_SHAPES)]
+    may_wait: bool = False
+
+
+class ListenForLink(msgspec.Struct, frozen=True, kw_only=True):
+    """Listen for a connection of the caller that measures the link, with this ``number`` in it.
+
+    The caller may be busy with measurements for ``budget_seconds`` more.
+    """
+
+    number: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+    budget_seconds: float
+
+
+class LinkListening(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The connection is awaited at this address, by a node that may spend ``budget_seconds``."""
+
+    host: str
+    port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+    budget_seconds: float
+
+
+class LinkBusy(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The node is being measured already, or may not be again for ``wait_seconds``."""
+
+    wait_seconds: float
 
 
 class CheckModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -285,8 +318,8 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     coordinator, which is about to leave, wants to be followed by. Plans are best at the
     ``objective``, with ``num_streams``, or are the ``layout`` if there is one; ``prediction`` is of
     the plan in force, None if it was made without one. ``rebalance`` says whether it moves to a
-    better plan, and ``rebalance_note`` in a line what such a plan would gain, or why the last one
-    was left.
+    better plan, which has to gain ``rebalance_threshold``, and ``rebalance_note`` in a line what
+    such a plan would gain, or why the last one was left.
     """
 
     deployment: DeploymentId
@@ -324,6 +357,7 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_streams: int = DEFAULT_NUM_STREAMS
     layout: tuple[LayoutStage, ...] = ()
     rebalance: Rebalance = Rebalance.AUTO
+    rebalance_threshold: float = DEFAULT_THRESHOLD
     prediction: Prediction | None = None
     rebalance_note: str = ""
 
@@ -354,6 +388,7 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     objective: Objective = Objective.LATENCY
     num_streams: int = DEFAULT_NUM_STREAMS
     rebalance: Rebalance = Rebalance.AUTO
+    rebalance_threshold: float = DEFAULT_THRESHOLD
     layout: tuple[LayoutStage, ...] = ()
 
 
@@ -423,6 +458,54 @@ class Vacate(msgspec.Struct, frozen=True, kw_only=True):
     node_id: NodeId
 
 
+class AskRebalance(msgspec.Struct, frozen=True, kw_only=True):
+    """Have a deployment move to the best plan, or with ``is_dry_run`` only say what that gains."""
+
+    deployment: DeploymentId
+    is_dry_run: bool
+
+
+class Moving(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The move goes on."""
+
+
+class MoveOutcome(enum.Enum):
+    """What came of a better plan."""
+
+    STAYS = "stays"
+    POSSIBLE = "possible"
+    MOVED = "moved"
+    FAILED = "failed"
+
+
+class RebalanceReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The plan in force of a deployment beside the best one.
+
+    ``reason`` says why it stays or failed, or what the deployment would do by itself. ``stages``
+    are those that served before, predicted by present figures to be ``in_force``. Where there is a
+    better plan: ``new_stages`` are its stages, ``gain`` is what it gains in tokens per second
+    (``rate`` becomes ``new_rate``) as a part, ``net_gain`` what is left of it after the cost.
+    ``load_bytes`` are loaded in ``load_seconds``, and no sequence gets a token for
+    ``pause_seconds``; with ``needs_room`` that includes the loading.
+    """
+
+    model_id: str
+    outcome: MoveOutcome
+    reason: str
+    stages: tuple[StageRecord, ...]
+    in_force: Prediction | None = None
+    new_stages: tuple[StageRecord, ...] = ()
+    predicted: Prediction | None = None
+    gain: float = 0.0
+    net_gain: float = 0.0
+    rate: float = 0.0
+    new_rate: float = 0.0
+    load_bytes: int = 0
+    load_seconds: float = 0.0
+    pause_seconds: float = 0.0
+    needs_room: bool = False
+
+
 class Generate(msgspec.Struct, frozen=True, kw_only=True):
     """Compute a sequence, or what follows ``continuation``; the answer is ``Tokens`` …, or a
     ``GenerateFailure``.
@@ -475,5 +558,7 @@ class GenerateFailure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return EngineError(self.message, hint=self.hint)
 
 
+LinkAnswer = LinkListening | LinkBusy
 StartEvent = Progress | Loaded | Stalled
+RebalanceAnswer = Moving | RebalanceReport
 GenerateAnswer = Tokens | GenerateFailure

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from potluck.engines.backends import NATIVE
 from potluck.types.arithmetic import Arithmetic, ArithmeticChoice, arithmetics_with
+from potluck.types.unit import NATIVE
 
 if TYPE_CHECKING:
     from collections.abc import Collection

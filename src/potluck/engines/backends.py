@@ -12,10 +12,7 @@ from potluck.engines.tinygrad.environment import AMD, CL, CPU, CUDA, QCOM
 from potluck.engines.tinygrad.libraries import LIBRARIES as TINYGRAD_LIBRARIES
 from potluck.errors import EngineError
 from potluck.types.hardware import BackendSpec, DeviceKind, Trial
-from potluck.types.unit import UnitAddress
-
-NATIVE = "native"
-"""The backend that every build has, and the one whose weights can be mapped."""
+from potluck.types.unit import NATIVE, UnitAddress
 
 _NATIVE = BackendSpec(
     name=NATIVE,

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from potluck.engines.backends import BACKENDS, NATIVE, engine_module
+from potluck.engines.backends import BACKENDS, engine_module
 from potluck.engines.opening import module_named
 from potluck.errors import UnsupportedModelError
+from potluck.types.unit import NATIVE
 
 if TYPE_CHECKING:
     from potluck.types.engine import EngineCost

@@ -1,7 +1,9 @@
 """How fast an engine is on this machine: bytes read, operations in products, tokens.
 
 Everything is timed around whole steps of an engine, with the threads it will have. Of several
-rounds the best counts: whatever else runs on the machine can only make a round slower.
+rounds the best counts: whatever else runs on the machine can only make a round slower. Rates are
+those of the time that threads may run: a quota on that (``UnitReport.usable_cores``) is not in
+them.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass, field
 
 from potluck.engines import rate_program
 from potluck.engines.synthetic_weights import random_rows
-from potluck.engines.timing import best_seconds
+from potluck.engines.timing import Stopwatch, best_seconds
 from potluck.quantities import format_bytes
 from potluck.types.engine import LoadableEngine, MakeEngine
 from potluck.types.program import HIDDEN, Linear, Program, Register, Shard, WeightSpec
@@ -63,7 +65,7 @@ class Subject:
     the weights of the matrix products by the name of their figure, and ``num_tokens`` how many
     tokens go through at once. ``cache_bytes`` is the size of the last-level cache before its
     memory, None if nobody says. ``ending`` of every source says what it computes with:
-    ``2 threads, avx2``.
+    ``2 threads, avx2``. The ``stopwatch`` knows how many threads of this process that is.
     """
 
     make_engine: MakeEngine
@@ -72,6 +74,7 @@ class Subject:
     cache_bytes: int | None
     ending: str
     makers: Mapping[str, MakeEngine] = field(default_factory=dict)
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
 
 def measure(
@@ -89,6 +92,7 @@ def measure(
         max_weights_bytes,
         subject.ending,
         lambda done: on_progress(0.6 + 0.4 * done),
+        subject.stopwatch,
     )
     return {"figures": figures, "rates": rates}
 
@@ -105,7 +109,9 @@ def _figures(
             break
         index = number % len(works)
         work = works[index]
-        seconds = best_seconds(work.engines, _step(work.num_tokens), work.width, _SLOT_SECONDS)
+        seconds = best_seconds(
+            work.engines, _step(work.num_tokens), work.width, _SLOT_SECONDS, subject.stopwatch
+        )
         best[index] = min(best[index], seconds)
         on_progress(0.5 + 0.5 * (number + 1) / (_NUM_PASSES * len(works)))
     for work in works:

@@ -63,7 +63,10 @@ def _measure(
     isa: str, num_threads: int, max_weights_bytes: int
 ) -> dict[str, dict[str, dict[str, object]]]:
     from potluck.engines.measure import Subject, measure
+    from potluck.engines.timing import Stopwatch
+    from potluck.probe.cores import Throttling
     from potluck.probe.cpu_cache import last_level_cache_bytes
+    from potluck.probe.system import THIS_MACHINE
     from potluck.types.arithmetic import arithmetics_with
     from potluck.types.tensor import TensorFormat
 
@@ -84,6 +87,7 @@ def _measure(
         num_tokens=_RATE_TOKENS,
         cache_bytes=last_level_cache_bytes(),
         ending=f"{num_threads} {'thread' if num_threads == 1 else 'threads'}, {isa}",
+        stopwatch=Stopwatch(num_threads, Throttling(THIS_MACHINE).count),
     )
     return measure(subject, max_weights_bytes, _print_progress)
 

@@ -1,9 +1,8 @@
 """The small program whose tokens per second say which of a node's backends is the fastest.
 
 It is the same for every backend: two decoder layers of the shape of a model of a billion parameters
-(TinyLlama 1.1B: hidden size 2048, 5632 between, 32 heads of 64 and 4 of keys and values), with
-random weights in Q8_0. A whole model has ten times the layers: its rate is a fraction of this one,
-and about the same fraction on every backend.
+(``models.trial_model``), with random weights in Q8_0. A whole model has ten times
+the layers: its rate is a fraction of this one, and about the same fraction on every backend.
 
 Layers of that size, rather than many small ones, because what a backend spends besides the weights
 (starting kernels, copying the hidden state) is spent by the layer: small ones would tell of little
@@ -17,23 +16,27 @@ import time
 from collections.abc import Callable
 
 from potluck.engines.synthetic_weights import load_random
-from potluck.engines.timing import best_seconds
+from potluck.engines.timing import Stopwatch, best_seconds
 from potluck.models.program import build_program
 from potluck.models.rope import rope_table
+from potluck.models.trial_model import (
+    TRIAL_FORMAT,
+    TRIAL_LAYERS,
+    TRIAL_PREFILL_TOKENS,
+    trial_config,
+)
 from potluck.quantities import format_bytes
 from potluck.types.engine import MakeEngine
-from potluck.types.model import ModelConfig, RopeConfig
 from potluck.types.program import Program, Shard
 from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, SequenceSlice, Step, StepId
 from potluck.types.tensor import TensorFormat, TensorInfo
 
-NUM_LAYERS = 2
-MAX_STEP_TOKENS = 32
-"""Of the prefill: a step that every backend can take at once."""
+NUM_LAYERS = TRIAL_LAYERS
+MAX_STEP_TOKENS = TRIAL_PREFILL_TOKENS
 NUM_BLOCKS = 3
 """For the prefill and what is decoded after it."""
 
-_FORMAT = TensorFormat.Q8_0
+_FORMAT = TRIAL_FORMAT
 _ROUND_SECONDS = 0.08
 _NUM_ROUNDS = 3
 """Decode and prefill take turns, so that what disturbs one turn spoils neither. In all 0.5 s, and
@@ -54,6 +57,7 @@ def measure_rates(
     max_weights_bytes: int,
     ending: str,
     on_progress: Callable[[float], None],
+    stopwatch: Stopwatch,
 ) -> dict[str, dict[str, object]]:
     """Value and source by the name of a field of ``potluck.types.hardware.Rates``.
 
@@ -80,7 +84,9 @@ def measure_rates(
             if number and time.perf_counter() >= end:
                 break
             for name, step in steps.items():
-                seconds = best_seconds([engine], step, program.hidden_size, _ROUND_SECONDS)
+                seconds = best_seconds(
+                    [engine], step, program.hidden_size, _ROUND_SECONDS, stopwatch
+                )
                 best[name] = min(best[name], seconds)
             on_progress(0.6 + 0.4 * (number + 1) / _NUM_ROUNDS)
     finally:
@@ -99,30 +105,8 @@ def measure_rates(
     }
 
 
-def _config(num_layers: int) -> ModelConfig:
-    return ModelConfig(
-        family="llama",
-        num_layers=num_layers,
-        hidden_size=2048,
-        intermediate_size=5632,
-        num_heads=32,
-        num_kv_heads=4,
-        head_dim=64,
-        vocab_size=1,  # no embedding and no head: tokens are all 0, and nothing reads them
-        max_context_tokens=NUM_BLOCKS * KV_BLOCK_TOKENS,
-        rms_norm_epsilon=1e-5,
-        rope=RopeConfig(theta=10000.0),
-        tied_head=False,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        sliding_windows=(None,) * num_layers,
-    )
-
-
 def _program(num_layers: int) -> Program:
-    config = _config(num_layers)
+    config = trial_config(num_layers, NUM_BLOCKS * KV_BLOCK_TOKENS)
     shard = Shard(
         start_layer=0,
         end_layer=num_layers,

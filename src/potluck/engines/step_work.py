@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 
 from potluck.engines.native import loaded_bytes
 from potluck.engines.products import Operands
+from potluck.models.work import cache_bytes_per_position, num_visible, share_of_experts
 from potluck.types.program import Attention, Head, Linear, Moe, Program
 from potluck.types.step import Step
 from potluck.types.tensor import TensorFormat, TensorInfo
-
-_F16_BYTES = 2
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +59,9 @@ def work_of(
                     work.multiply_adds[key] += info.num_rows * info.num_columns * num_tokens
                 case Moe():
                     chosen = step.num_tokens * op.num_experts_per_token
-                    share = 1 - (1 - op.num_experts_per_token / op.num_experts) ** step.num_tokens
+                    share = share_of_experts(
+                        op.num_experts_per_token, op.num_experts, step.num_tokens
+                    )
                     for name in (op.gate, op.up, op.down):
                         info = weights[name]
                         work.read_bytes[label] += round(loaded_bytes(info) * share)
@@ -68,9 +69,7 @@ def work_of(
                         per_expert = info.num_rows * info.num_columns // op.num_experts
                         work.multiply_adds[key] += per_expert * chosen
                 case Attention():
-                    # f16 keys, and values whose rows are filled up to whole lanes of 16.
-                    width = op.head_dim + -(-op.head_dim // 16) * 16
-                    per_position = op.num_kv_heads * width * _F16_BYTES
+                    per_position = cache_bytes_per_position(op)
                     work.read_bytes[label] += per_position * _num_visible(step, op.window)
                 case _:
                     pass
@@ -79,11 +78,7 @@ def work_of(
 
 def _num_visible(step: Step, window: int | None) -> int:
     """Positions that the tokens of ``step`` see, added up."""
-    total = 0
-    for part in step.slices:
-        start, end = part.start_position, part.start_position + len(part.tokens)
-        # Up to here a token sees all that is before it, and itself.
-        whole_end = end if window is None else min(max(window, start), end)
-        total += (whole_end * (whole_end + 1) - start * (start + 1)) // 2
-        total += (end - whole_end) * (window or 0)
-    return total
+    return sum(
+        num_visible(part.start_position, part.start_position + len(part.tokens), window)
+        for part in step.slices
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,20 +16,61 @@ if TYPE_CHECKING:
     from potluck.types.step import Step
 
 
-def best_seconds(engines: Sequence[Engine], step: Step, width: int, turn_seconds: float) -> float:
+class Stopwatch:
+    """Takes the time that work takes while it may run: what a control group's quota adds is left
+    out where ``num_threads`` of this process compute, and none of another device.
+
+    The rest of a quota's period, for which a group is held up when it has used its quota, would
+    otherwise count wherever a round is longer than what the quota allows at a time, and only there.
+    ``num_throttled`` counts how often this process's groups were held up (``Throttling.count``).
+    """
+
+    def __init__(
+        self, num_threads: int | None = None, num_throttled: Callable[[], int] = int
+    ) -> None:
+        self._num_threads = num_threads
+        self._num_throttled = num_throttled
+
+    def seconds(self, work: Callable[[], None]) -> float:
+        """Do ``work``, and return how long it took."""
+        if self._num_threads is None:
+            return _seconds(work)
+        before = self._num_throttled()
+        computed = time.process_time()
+        seconds = _seconds(work)
+        computed = time.process_time() - computed
+        if self._num_throttled() == before:
+            return seconds
+        return min(seconds, computed / self._num_threads)
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def best_seconds(
+    engines: Sequence[Engine],
+    step: Step,
+    width: int,
+    turn_seconds: float,
+    stopwatch: Stopwatch,
+) -> float:
     """The quickest of the rounds that fit in a turn, of which there is one at least.
 
     A round is ``step`` in each of ``engines``, with random hidden states ``[tokens, width]``.
     """
     random = np.random.default_rng(0)
     hidden = random.standard_normal((step.num_tokens, width), dtype=np.float32)
+
+    def compute() -> None:
+        for engine in engines:
+            engine.step(step, hidden)
+
     best = math.inf
     end = time.perf_counter() + turn_seconds
     while True:
-        started = time.perf_counter()
-        for engine in engines:
-            engine.step(step, hidden)
-        now = time.perf_counter()
-        best = min(best, now - started)
-        if now >= end:
+        best = min(best, stopwatch.seconds(compute))
+        if time.perf_counter() >= end:
             return best

@@ -1,15 +1,13 @@
 """A stage's memory is planned, then its weights are loaded into what was planned.
 
-What needs the compiled core already when it is imported is in ``load`` and ``pack``.
+What needs the compiled core already when it is imported is in ``load``, ``pack`` and
+``prepare``.
 """
 
 from potluck.loading.budget import (
     Room,
     combined,
     require_memory,
-    smaller_contexts,
-    stronger_quantizations,
-    what_fits,
 )
 from potluck.loading.packed_cache import (
     NotPackedError,
@@ -17,7 +15,8 @@ from potluck.loading.packed_cache import (
     PackedWeights,
     default_packed_folder,
 )
-from potluck.loading.plan import StagePlan, StageSize, plan_stage, program_to_count
+from potluck.loading.plan import plan_stage, program_to_count
+from potluck.types.stage import StagePlan, StageSize
 
 __all__ = [
     "NotPackedError",
@@ -31,7 +30,4 @@ __all__ = [
     "plan_stage",
     "program_to_count",
     "require_memory",
-    "smaller_contexts",
-    "stronger_quantizations",
-    "what_fits",
 ]

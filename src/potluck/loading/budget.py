@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from potluck.errors import InsufficientMemoryError
-from potluck.loading.plan import StageSize
+from potluck.placement.sizes import what_fits
 from potluck.quantities import format_bytes
 from potluck.types.memory import MemoryLimit, MemoryPlan
-from potluck.types.quantization import Quantization
-
-_LEAST_CONTEXT_TOKENS = 256
-"""A shorter context is not proposed: it would hold little more than a question."""
-
+from potluck.types.stage import StageSize
 
 _NOTHING_FITS = (
     "no smaller --context and no --quant makes it fit; potluck up joins several machines"
@@ -84,47 +80,3 @@ def require_memory(
         f"{format_bytes(available.bytes)} may be used ({available.reason})",
         hint=what_fits(size, lambda other: room.holds(count(other))) or _NOTHING_FITS,
     )
-
-
-def what_fits(size: StageSize, fits: Callable[[StageSize], bool]) -> str:
-    """A hint that names a context and a quantization that would fit, each by itself if it can.
-
-    Empty if nothing does.
-    """
-    context = next((each for each in smaller_contexts(size) if fits(each)), None)
-    quantized = next((each for each in stronger_quantizations(size) if fits(each)), None)
-    if context is None and quantized is None:
-        both = (each for other in stronger_quantizations(size) for each in smaller_contexts(other))
-        smallest = next((each for each in both if fits(each)), None)
-        if smallest is None:
-            return ""
-        return f"{_option(smallest)} --context {smallest.context_tokens} would fit"
-    options = []
-    if context is not None:
-        options.append(f"--context {context.context_tokens}")
-    if quantized is not None:
-        options.append(_option(quantized))
-    return f"{' or '.join(options)} would fit"
-
-
-def smaller_contexts(size: StageSize) -> Iterator[StageSize]:
-    """The same with half the context, a quarter …; the cache shrinks with it."""
-    context = size.context_tokens
-    while (context := context // 2) >= _LEAST_CONTEXT_TOKENS:
-        yield replace(
-            size,
-            context_tokens=context,
-            num_blocks=-(-size.num_blocks * context // size.context_tokens),
-            max_step_tokens=min(size.max_step_tokens, context),
-        )
-
-
-def stronger_quantizations(size: StageSize) -> Iterator[StageSize]:
-    """The same in every quantization that is smaller, the most precise first."""
-    ordered = list(Quantization)
-    for quantization in ordered[ordered.index(size.quantization) + 1 :]:
-        yield replace(size, quantization=quantization)
-
-
-def _option(size: StageSize) -> str:
-    return f"--quant {size.quantization.value}"

@@ -15,11 +15,12 @@ from potluck.engines.opening import open_engine
 from potluck.formats.source import FileTensorSource
 from potluck.kernels.runner import ThreadPool
 from potluck.loading.packed_cache import PackedWeights
-from potluck.loading.plan import StagePlan, program_to_count
+from potluck.loading.plan import program_to_count
 from potluck.models.program import build_program
 from potluck.models.rope import rope_table
 from potluck.types.engine import LoadableEngine
 from potluck.types.program import Program
+from potluck.types.stage import StagePlan
 from potluck.types.unit import UnitAddress
 from potluck.weights.load import Progress, load_weights
 from potluck.weights.report import LoadReport

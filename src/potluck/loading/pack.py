@@ -10,7 +10,8 @@ from potluck.formats.packed import packed_layout
 from potluck.formats.source import FileTensorSource
 from potluck.loading.packed_cache import PackedCache, PackedWeights, Write
 from potluck.loading.packed_key import packed_key
-from potluck.loading.plan import StagePlan, program_to_count
+from potluck.loading.plan import program_to_count
+from potluck.types.stage import StagePlan
 from potluck.weights.load import Progress, check_weights, load_weights, loaded_weights
 
 

@@ -4,75 +4,33 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from potluck.catalog import ModelDescription, canonical_source
-from potluck.engines.backends import NATIVE
 from potluck.engines.costs import check_backend, cost_of
 from potluck.errors import ParameterError
-from potluck.formats.source import FileTensorSource
 from potluck.models.program import build_program
 from potluck.models.rope import rope_table_bytes
-from potluck.types.arithmetic import Arithmetic
 from potluck.types.engine import EngineCost
 from potluck.types.memory import MemoryPlan
 from potluck.types.model import ModelConfig
+from potluck.types.profile import ModelProfile
 from potluck.types.program import Head, Linear, Moe, Program, RopeTable, Shard
-from potluck.types.quantization import Quantization
+from potluck.types.stage import StagePlan, StageSize
 from potluck.types.tensor import TensorInfo
+from potluck.types.unit import NATIVE
 from potluck.weights.load import check_weights, format_remarks, loaded_weights, staging_bytes
-from potluck.weights.report import TensorRemark
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageSize:
-    """What every stage of a model allocates, and how its weights are held.
-
-    Weights that are mapped stay in a packed file, and take no memory. ``arithmetic`` is the
-    native backend's; others have one of their own. ``backend`` is that of the
-    unit, ``is_on_device`` whether the unit has memory of its own.
-    """
-
-    context_tokens: int
-    num_blocks: int
-    max_step_tokens: int
-    num_threads: int
-    quantization: Quantization = Quantization.NONE
-    is_mapped: bool = False
-    arithmetic: Arithmetic = Arithmetic.EXACT
-    backend: str = NATIVE
-    is_on_device: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagePlan:
-    """A stage that fits or not; ``read_bytes`` come from its files when it is loaded.
-
-    ``remarks`` name the weights that get another format than ``size.quantization`` has for them.
-    ``product_formats`` are the labels of the formats in which matrices are held that activations
-    are multiplied with: the embedding (unless it is the head as well) and norms are not.
-    """
-
-    shard: Shard
-    size: StageSize
-    memory: MemoryPlan
-    read_bytes: int
-    product_formats: frozenset[str]
-    remarks: tuple[TensorRemark, ...] = ()
 
 
 def plan_stage(
-    description: ModelDescription,
-    tensors: FileTensorSource,
+    profile: ModelProfile,
     shard: Shard,
     size: StageSize,
     *,
     process_bytes: int = 0,
     cost: EngineCost | None = None,
 ) -> StagePlan:
-    """Count what ``shard`` takes. ``tensors`` are those of the model's files.
+    """Count what ``shard`` takes. No file is read.
 
     ``process_bytes`` are the process's own without its engine, ``cost`` is the engine's: that of
     ``size.backend``, unless this build does not have it. A head tied to the embedding is the same
@@ -86,13 +44,9 @@ def plan_stage(
             hint=f"leave out --mmap, or use --backend {NATIVE}",
         )
     engine = cost or cost_of(size.backend)
-    program = program_to_count(description.config, shard, size.context_tokens)
+    program = program_to_count(profile.config, shard, size.context_tokens)
     check_backend(size.backend, engine, program)
-    stored = check_weights(
-        program,
-        canonical_source(description, tensors, program),
-        path=str(description.files.path),
-    )
+    stored = check_weights(program, profile, path=profile.path)
     loaded = loaded_weights(program, stored, size.quantization)
     weights: Counter[str] = Counter()
     for info in loaded:
@@ -108,7 +62,7 @@ def plan_stage(
         weights=() if size.is_mapped else by_format,
         mapped=by_format if size.is_mapped else (),
         cache_bytes=engine.cache_bytes(program, size.num_blocks),
-        rope_bytes=rope_table_bytes(description.config, size.context_tokens) if has_rope else 0,
+        rope_bytes=rope_table_bytes(profile.config, size.context_tokens) if has_rope else 0,
         scratch_bytes=engine.scratch_bytes(
             program, size.max_step_tokens, num_threads=size.num_threads, arithmetic=size.arithmetic
         ),

@@ -1,8 +1,8 @@
 """A model in this process: stages on threads, a scheduler, and the Python interface."""
 
 from potluck.loading import StagePlan
+from potluck.loading.prepare import LoadPlan
 from potluck.local.generation import Generation, GenerationResult, Piece, Timings
-from potluck.local.loading import LoadPlan
 from potluck.local.model import LoadProgress, Model, SamplingOptions
 from potluck.local.scoring import Scores, TokenScore
 

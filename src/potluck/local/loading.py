@@ -2,70 +2,29 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import accumulate
+from dataclasses import replace
 
-from potluck.catalog import ModelDescription, open_headers, open_weights
+from potluck.catalog import ModelDescription, read_profile
 from potluck.engines.arithmetic_choice import arithmetic_of_weights, arithmetic_on
-from potluck.engines.native import make_pool
-from potluck.engines.opening import module_named
-from potluck.formats.source import FileTensorSource
-from potluck.kernels.runner import ThreadPool
-from potluck.loading import (
-    NotPackedError,
-    PackedCache,
-    PackedWeights,
-    Room,
-    StagePlan,
-    StageSize,
-    combined,
-    plan_stage,
-    require_memory,
-    stronger_quantizations,
+from potluck.loading import PackedCache, Room, StageSize
+from potluck.loading.prepare import (
+    LoadPlan,
+    PreparedStages,
+    count_stages,
+    plan_stages,
+    prepare_stages,
 )
-from potluck.loading.load import LoadedStage, load_stage
-from potluck.loading.pack import packed_weights
 from potluck.local.stages import split_evenly
 from potluck.local.units import LocalUnit
+from potluck.placement.sizes import stronger_quantizations
 from potluck.probe.cores import default_num_threads
 from potluck.probe.memory import available_memory
 from potluck.scheduling import MAX_STEP_TOKENS
 from potluck.scheduling.blocks import blocks_for
 from potluck.types.arithmetic import ArithmeticChoice
-from potluck.types.memory import MemoryPlan
-from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 from potluck.types.ranges import require_number
 from potluck.weights.load import Progress
-
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadPlan:
-    """The stages of a model in this process, and the unit that computes them."""
-
-    stages: tuple[StagePlan, ...]
-    size: StageSize
-    memory: MemoryPlan
-    unit: LocalUnit
-
-    @property
-    def product_formats(self) -> frozenset[str]:
-        """Of all stages (see ``StagePlan``)."""
-        return _product_formats(self.stages)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedStages:
-    """The stages, whose engines are the owner's to close, and the plan that they were made by."""
-
-    stages: tuple[LoadedStage, ...]
-    plan: LoadPlan
 
 
 def plan_load(
@@ -100,135 +59,42 @@ def plan_load(
         backend=unit.address.backend,
         is_on_device=unit.memory is not None,
     )
-    room = Room(host=available_memory(), device=unit.memory)
-    with closing(open_headers(description)) as tensors:
+    room = _room(unit)
+    profile = read_profile(description)
 
-        def count(size: StageSize) -> MemoryPlan:
-            return combined(
-                [each.memory for each in _plan(description, tensors, shards, size, unit)]
-            )
+    def count(size: StageSize) -> LoadPlan:
+        return count_stages(profile, shards, size, unit.address)
 
-        if quantization is None:
-            sizes = [size, *stronger_quantizations(size)]
-            fitting = (each for each in sizes if room.holds(count(each)))
-            size = next(fitting, sizes[-1])
-        stages = _plan(description, tensors, shards, size, unit)
-        memory = combined([stage.memory for stage in stages])
-        of_weights = arithmetic_of_weights(size.arithmetic, _product_formats(stages))
-        if of_weights is not size.arithmetic:
-            size = replace(size, arithmetic=of_weights)
-            stages = _plan(description, tensors, shards, size, unit)
-            memory = combined([stage.memory for stage in stages])
-        require_memory(memory, room, size, count)
-    return LoadPlan(stages=stages, size=size, memory=memory, unit=unit)
-
-
-def _product_formats(stages: Sequence[StagePlan]) -> frozenset[str]:
-    return frozenset().union(*(stage.product_formats for stage in stages))
-
-
-def _in_memory(
-    description: ModelDescription, tensors: FileTensorSource, plan: LoadPlan, because: str
-) -> LoadPlan:
-    """The same without mapped weights; ``InsufficientMemoryError`` if that does not fit."""
-    shards = [stage.shard for stage in plan.stages]
-    size = replace(plan.size, is_mapped=False)
-
-    def count(size: StageSize) -> MemoryPlan:
-        return combined(
-            [each.memory for each in _plan(description, tensors, shards, size, plan.unit)]
-        )
-
-    memory = count(size)
-    room = Room(host=available_memory(), device=plan.unit.memory)
-    require_memory(memory, room, size, count, because=because)
-    stages = _plan(description, tensors, shards, size, plan.unit)
-    return replace(plan, stages=stages, size=size, memory=memory)
-
-
-def _plan(
-    description: ModelDescription,
-    tensors: FileTensorSource,
-    shards: Sequence[Shard],
-    size: StageSize,
-    unit: LocalUnit,
-) -> tuple[StagePlan, ...]:
-    cost = module_named(unit.address.engine).COST
-    return tuple(plan_stage(description, tensors, shard, size, cost=cost) for shard in shards)
+    if quantization is None:
+        sizes = [size, *stronger_quantizations(size)]
+        fitting = (each for each in sizes if room.holds(count(each).memory))
+        size = next(fitting, sizes[-1])
+    of_weights = arithmetic_of_weights(size.arithmetic, count(size).product_formats)
+    size = replace(size, arithmetic=of_weights)
+    return plan_stages(profile, shards, size, unit.address, room)
 
 
 def load_stages(
     description: ModelDescription,
     plan: LoadPlan,
     *,
+    unit: LocalUnit,
     cache: PackedCache,
     on_progress: Progress | None = None,
     on_fetch: Progress | None = None,
     on_warm_up: Progress | None = None,
-) -> LoadedStages:
-    """Make every stage's engine, load its weights and warm it up.
-
-    Weights that are to be mapped and that ``cache`` cannot keep are loaded after all, with a
-    warning, if they fit into memory: the plan that comes back says so. ``on_fetch`` and then
-    ``on_progress`` are called with bytes done and bytes in all, ``on_warm_up`` so whenever a
-    stage's weights are in. After an error nothing stays open.
-    """
-    pool = make_pool(plan.size.num_threads)
-    progress = _progress_of(plan, on_progress)
-    shards = [stage.shard for stage in plan.stages]
-    opened = open_weights(description, shards, on_fetch)
-    with closing(opened) as tensors, ExitStack() as on_failure:
-        packed: list[PackedWeights] | list[None] = [None] * len(plan.stages)
-        if plan.size.is_mapped:
-            try:
-                packed = _packed(description, tensors, plan, pool, cache, progress)
-            except NotPackedError as error:
-                because = f"weights cannot be mapped ({error}): "
-                plan = _in_memory(description, tensors, plan, because)
-                _log.warning("weights are loaded, not mapped: %s", error)
-        stages = []
-        warming_up = _progress_of(plan, on_warm_up)
-        for stage, weights, report, warm in zip(
-            plan.stages, packed, progress, warming_up, strict=True
-        ):
-            loaded = load_stage(
-                description,
-                tensors,
-                stage,
-                unit=plan.unit.address,
-                pool=pool,
-                packed=weights,
-                on_progress=report,
-                on_warm_up=None if warm is None else partial(warm, stage.read_bytes, 0),
-            )
-            on_failure.callback(loaded.engine.close)
-            stages.append(loaded)
-        on_failure.pop_all()
-        return LoadedStages(stages=tuple(stages), plan=plan)
+) -> PreparedStages:
+    """Load the stages of ``plan``, which is for ``unit``. See ``prepare_stages``."""
+    return prepare_stages(
+        description,
+        plan,
+        room=lambda: _room(unit),
+        cache=cache,
+        on_fetch=on_fetch,
+        on_progress=on_progress,
+        on_warm_up=on_warm_up,
+    )
 
 
-def _packed(
-    description: ModelDescription,
-    tensors: FileTensorSource,
-    plan: LoadPlan,
-    pool: ThreadPool,
-    cache: PackedCache,
-    progress: Sequence[Progress | None],
-) -> list[PackedWeights]:
-    return [
-        packed_weights(description, tensors, stage, pool=pool, cache=cache, on_progress=report)
-        for stage, report in zip(plan.stages, progress, strict=True)
-    ]
-
-
-def _progress_of(plan: LoadPlan, on_progress: Progress | None) -> list[Progress | None]:
-    """Progress of every stage, told as progress of all of them one after another."""
-    total = sum(stage.read_bytes for stage in plan.stages)
-    starts = accumulate((stage.read_bytes for stage in plan.stages), initial=0)
-
-    def of_stage(start: int) -> Progress | None:
-        if on_progress is None:
-            return None
-        return lambda done, _: on_progress(start + done, total)
-
-    return [of_stage(start) for start, _ in zip(starts, plan.stages, strict=False)]
+def _room(unit: LocalUnit) -> Room:
+    return Room(host=available_memory(), device=unit.memory)

@@ -20,8 +20,9 @@ from potluck.catalog import (
 from potluck.errors import ParameterError
 from potluck.loading import PackedCache, default_packed_folder
 from potluck.loading.load import LoadedStage
+from potluck.loading.prepare import LoadPlan
 from potluck.local.generation import Generation
-from potluck.local.loading import LoadPlan, load_stages, plan_load
+from potluck.local.loading import load_stages, plan_load
 from potluck.local.pipeline import LocalPipeline
 from potluck.local.scoring import Scores, score_tokens
 from potluck.local.units import find_unit
@@ -153,13 +154,14 @@ class Model:
                 require_number(name, number)
         description = describe_model(model)
         context = _context_tokens(description, context_tokens)
+        unit = find_unit(backend, isa=isa, allow_software=allow_software)
         plan = plan_load(
             description,
             num_stages=stages,
             context_tokens=context,
             cache_tokens=max(cache_tokens or 0, context),
             num_threads=num_threads,
-            unit=find_unit(backend, isa=isa, allow_software=allow_software),
+            unit=unit,
             quantization=quantization,
             is_mapped=mmap,
             arithmetic=arithmetic,
@@ -171,6 +173,7 @@ class Model:
         loaded = load_stages(
             description,
             plan,
+            unit=unit,
             cache=cache,
             on_progress=_reporting(on_progress),
             on_fetch=_reporting(on_progress, is_fetching=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from potluck.engines.backends import BACKENDS, NATIVE, native_unit, unit_address
+from potluck.engines.backends import BACKENDS, native_unit, unit_address
 from potluck.engines.native import choose_isa
 from potluck.errors import ParameterError, UsageError
 from potluck.probe.all_layers import LAYERS
@@ -16,7 +16,7 @@ from potluck.probe.probe import ProbeOptions, probe_node
 from potluck.probe.system import THIS_MACHINE
 from potluck.types.hardware import Device
 from potluck.types.memory import MemoryLimit
-from potluck.types.unit import Role, UnitAddress, backend_of
+from potluck.types.unit import NATIVE, Role, UnitAddress, backend_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

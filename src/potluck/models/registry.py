@@ -16,7 +16,7 @@ from potluck.models.qwen2 import QWEN2
 from potluck.models.qwen3 import QWEN3
 from potluck.models.qwen3_moe import QWEN3_MOE
 from potluck.types.model import ModelConfig
-from potluck.types.program import Program, Shard
+from potluck.types.program import Program, Shard, WeightSpec
 from potluck.types.tensor import StoredTensor, TensorSource
 
 FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE)
@@ -72,6 +72,13 @@ def stored_tensors(
     config: ModelConfig, program: Program, file_kind: FileKind
 ) -> tuple[StoredTensor, ...]:
     """Where a file of ``file_kind`` keeps every tensor that ``program`` reads, in its order."""
+    return stored_weights(config, program.weights, file_kind)
+
+
+def stored_weights(
+    config: ModelConfig, weights: Iterable[WeightSpec], file_kind: FileKind
+) -> tuple[StoredTensor, ...]:
+    """Where a file of ``file_kind`` keeps each of ``weights``, in their order."""
     (family,) = (family for family in FAMILIES if family.name == config.family)
     interleaved: dict[str, int] = {}
     if file_kind is FileKind.GGUF and family.gguf_interleaves_heads:
@@ -82,7 +89,7 @@ def stored_tensors(
             # "layers.0.attn.q.weight" and its bias: the last name but one.
             interleaved_heads=interleaved.get(weight.name.split(".")[-2]),
         )
-        for weight in program.weights
+        for weight in weights
     )
 
 

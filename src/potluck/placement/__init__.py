@@ -1,5 +1,1 @@
-"""Which unit gets which layers. Pure functions over ``potluck.types.cluster``."""
-
-from potluck.placement.proportional import place
-
-__all__ = ["place"]
+"""Where a model goes: units, links and preferences in, a plan with reasons out. Pure."""

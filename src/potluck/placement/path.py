@@ -110,7 +110,7 @@ class Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputPath:
-    """Stages for several streams.
+    """Stages for ``num_streams``.
 
     With ``num_in_flight`` steps of ``num_sequences`` sequences each (the last may have fewer),
     all streams get a token every ``path.seconds``.
@@ -119,3 +119,4 @@ class ThroughputPath:
     path: Path
     num_in_flight: int
     num_sequences: int
+    num_streams: int

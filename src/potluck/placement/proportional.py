@@ -16,7 +16,7 @@ from itertools import accumulate
 
 from potluck.errors import InsufficientMemoryError
 from potluck.quantities import format_bytes
-from potluck.types.cluster import ModelCost, PlacedStage, Plan, Rejection, UnitOffer
+from potluck.types.placement import ModelCost, PlacedStage, Plan, Rejection, UnitOffer
 from potluck.types.program import Shard
 
 
@@ -30,7 +30,7 @@ def place(offers: Sequence[UnitOffer], cost: ModelCost) -> Plan:
         plan = _place(offers, cost, needs_layer=needs_layer)
         if plan is not None:
             return plan
-    raise _does_not_fit(offers, cost)
+    raise does_not_fit(offers, cost)
 
 
 def _place(offers: Sequence[UnitOffer], cost: ModelCost, *, needs_layer: bool) -> Plan | None:
@@ -200,7 +200,8 @@ def _arrange(order: Sequence[_Candidate], cost: ModelCost) -> _Arrangement | Non
         usable = share.candidate.offer.usable_bytes
         if used > usable:
             return None
-        fullest = max(fullest, used / usable)
+        if used > 0:
+            fullest = max(fullest, used / usable)
     return _Arrangement(shares=shares, fullest=fullest)
 
 
@@ -237,7 +238,8 @@ def _greedy_bounds(rooms: Sequence[int], layer_bytes: Sequence[int]) -> list[int
     return bounds if layer == len(layer_bytes) else None
 
 
-def _does_not_fit(offers: Sequence[UnitOffer], cost: ModelCost) -> InsufficientMemoryError:
+def does_not_fit(offers: Sequence[UnitOffer], cost: ModelCost) -> InsufficientMemoryError:
+    """Return the error of a model that has no room on the units, which says how much is missing."""
     model = sum(cost.layer_bytes) + cost.embedding_bytes + cost.head_bytes - cost.shared_bytes
     needed = model + sum(_stage_bytes(offer, cost) for offer in offers)
     if not offers:

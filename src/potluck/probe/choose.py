@@ -4,10 +4,10 @@ What is compared is what a small program really reached through each backend (``
 never a table and never a guess: tokens per second of decoding, and where those are alike, of
 prefill. Every unit gets a role and, unless it serves without rivals, a line of reason.
 
-Units that draw on one memory never serve together, and none of them stands in reserve for another:
-a stage on the second would find no memory that the first has not. The machine's own memory is that
-of the CPU, of every device that shares it and of all software that plays a device; every other
-device has its own.
+Of the devices that draw on one memory, the fastest serves, and the others are in reserve: a stage
+there takes memory that the first could use. The machine's own memory is that of the CPU, of every
+device that shares it and of all software that plays a device; every other device has its own.
+Software that plays a device computes on the CPU's cores and never stands beside it.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _choose(
 
 
 def _by_memory(units: Sequence[_Unit], *, is_forced: bool) -> list[ChosenUnit]:
-    """One unit of each memory, and the others idle."""
+    """The fastest unit of each memory, and what becomes of the others."""
     found: list[ChosenUnit] = []
     first_of: dict[str, _Unit] = {}
     for memory in sorted({unit.memory for unit in units}):
@@ -172,7 +172,7 @@ def _by_memory(units: Sequence[_Unit], *, is_forced: bool) -> list[ChosenUnit]:
             fastest.append(best)
             found += [_idle(unit, best) for unit in of_device if unit != best]
         best = first_of[memory] = _fastest(fastest)
-        found += [_idle(unit, best) for unit in fastest if unit != best]
+        found += [_beside(unit, best) for unit in fastest if unit != best]
     return found + _over_memories(first_of, is_forced=is_forced)
 
 
@@ -223,13 +223,19 @@ def _fastest(units: Sequence[_Unit]) -> _Unit:
 
 
 def _idle(unit: _Unit, best: _Unit) -> ChosenUnit:
-    """A unit that ``best``, of the same device or the same memory, leaves nothing to do."""
-    if unit.decode is None:
-        return unit.chosen(Role.IDLE, _unmeasured(unit))
-    reason = _slower(unit, best)
-    if unit.device != best.device:
-        reason += ", which draws on the same memory"
+    """A unit of a device that ``best`` computes on."""
+    reason = _unmeasured(unit) if unit.decode is None else _slower(unit, best)
     return unit.chosen(Role.IDLE, reason)
+
+
+def _beside(unit: _Unit, best: _Unit) -> ChosenUnit:
+    """A unit of another device, which draws on the same memory as ``best``."""
+    reason = f"{_slower(unit, best)}, which draws on the same memory"
+    on_cores = unit.device.is_software or best.device.is_software
+    return unit.chosen(
+        Role.IDLE if on_cores else Role.RESERVE,
+        _unmeasured(unit) if unit.decode is None else reason,
+    )
 
 
 def _slower(unit: _Unit, best: _Unit) -> str:

@@ -21,16 +21,25 @@ _MAX_CORES = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsableCores:
-    """``num_cores`` may be used at once; ``reason`` is what allows no more, or ``all``."""
+    """``num_cores`` may be used at once; ``reason`` is what allows no more, or ``all``.
+
+    ``core_seconds_per_second`` is the time of cores that may be used in the long run. It has the
+    fraction that ``num_cores`` rounds up.
+    """
 
     num_cores: int
     reason: str
+    core_seconds_per_second: float
 
 
 def default_num_threads() -> int:
     """How many threads a stage should use: as many as this process may run at once."""
-    num_affine_cores = len(os.sched_getaffinity(0))
-    return usable_cores(THIS_MACHINE, num_affine_cores=num_affine_cores).num_cores
+    return own_usable_cores().num_cores
+
+
+def own_usable_cores() -> UsableCores:
+    """Return what this process may use now."""
+    return usable_cores(THIS_MACHINE, num_affine_cores=len(os.sched_getaffinity(0)))
 
 
 def usable_cores(system: System, *, num_affine_cores: int) -> UsableCores:
@@ -44,7 +53,32 @@ def usable_cores(system: System, *, num_affine_cores: int) -> UsableCores:
         quota = _quota(system, group)
         if quota is not None and quota < least:
             least, reason = quota, f"control group {group.directory} allows {quota:.3g}"
-    return UsableCores(num_cores=max(1, math.ceil(least)), reason=reason)
+    return UsableCores(
+        num_cores=max(1, math.ceil(least)),
+        reason=reason,
+        core_seconds_per_second=least if least > 0 else 1.0,
+    )
+
+
+class Throttling:
+    """Tells how often this process's control groups were held up by their CPU quotas.
+
+    Its groups are those at the time when it is made.
+    """
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._files = [
+            group.path / "cpu.stat"
+            for group in control_groups(system, "cpu")
+            if _quota(system, group) is not None
+        ]
+
+    def count(self) -> int:
+        """Return the number of periods so far at whose end some group had used up its quota."""
+        texts = (self._system.text(file) or "" for file in self._files)
+        found = (re.search(r"^nr_throttled ([0-9]{1,18})$", text, re.MULTILINE) for text in texts)
+        return sum(int(match[1]) for match in found if match)
 
 
 def present_cores(system: System) -> int | None:

@@ -167,6 +167,9 @@ def merge_figures(*preferred_first: Figures) -> Figures:
         int8_operations_per_second=_first_known(
             [figures.int8_operations_per_second for figures in preferred_first]
         ),
+        fast_bf16_operations_per_second=_first_known(
+            [figures.fast_bf16_operations_per_second for figures in preferred_first]
+        ),
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from potluck.types.cluster import NodeId
+from potluck.types.placement import Prediction
 from potluck.types.sequence import CommittedToken, SequenceRequest
 from potluck.types.text import ChatEncoder, Tokenizer
 
@@ -74,11 +75,37 @@ class LiveSequence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """What recent steps of a stage took within its engine; None where too few were measured.
+
+    The fields are those of ``StagePrediction``: a step of one sequence, a step as it is when the
+    streams that the plan was made for decode, and a token of a prompt's longest chunks.
+    """
+
+    decode_seconds: float | None = None
+    loaded_seconds: float | None = None
+    prefill_seconds_per_token: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSpeed:
+    """Tokens per second of a deployment's recent steps, at its coordinator; None if unknown.
+
+    ``tokens_per_second`` while one stream decodes, ``total_tokens_per_second`` of ``num_streams``
+    streams together, which are more than one.
+    """
+
+    tokens_per_second: float | None = None
+    total_tokens_per_second: float | None = None
+    num_streams: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageMetrics:
     """Totals of one stage since it was deployed, and the memory that its process holds now.
 
     ``num_dropped_frames`` came late or twice. ``slowdown`` is how many times as long as before its
-    steps take lately; None while that is not known.
+    steps take lately; None while that is not known. ``times`` were measured lately.
     """
 
     stage: int
@@ -88,6 +115,7 @@ class StageMetrics:
     memory_bytes: int
     num_dropped_frames: int = 0
     slowdown: float | None = None
+    times: StageTimes = StageTimes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +137,10 @@ class ModelMetrics:
     ``num_waiting`` sequences hold no KV-cache blocks yet; ``num_running`` do. ``epoch`` is the
     number of the one in force. The deployment has recovered ``num_recoveries`` times from the loss
     of something, the last time in ``recovery_seconds``; None if it never had to. ``num_spares``
-    stages are held that are not in use.
+    stages are held that are not in use. It has moved to a better plan ``num_moves`` times, the last
+    time to one that was predicted to be faster by ``last_gain``, as a part; None if it never did.
+    ``speed`` was measured lately, ``prediction`` is of the plan in force; None if it was made
+    without one.
     """
 
     model_id: str
@@ -121,6 +152,10 @@ class ModelMetrics:
     num_recoveries: int = 0
     recovery_seconds: float | None = None
     num_spares: int = 0
+    num_moves: int = 0
+    last_gain: float | None = None
+    speed: TokenSpeed = TokenSpeed()
+    prediction: Prediction | None = None
     stages: tuple[StageMetrics, ...] = ()
     edges: tuple[EdgeMetrics, ...] = ()
 

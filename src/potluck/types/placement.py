@@ -1,4 +1,4 @@
-"""What a plan is to achieve, and what is predicted of it."""
+"""What plans are made from and for, plans, and what is predicted of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from potluck.types.cluster import NodeId, UnitId
+from potluck.types.program import Shard
 
 
 class Objective(enum.Enum):
@@ -15,6 +16,8 @@ class Objective(enum.Enum):
     """Least time per token of one stream."""
     THROUGHPUT = "throughput"
     """Most tokens per second of several streams together."""
+    MEMORY = "memory"
+    """Every unit in proportion to its memory, so that the fullest is least full."""
 
 
 class Rebalance(enum.Enum):
@@ -113,3 +116,75 @@ class Prediction:
     bottleneck: int | None
     margin: float
     gap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitOffer:
+    """A unit that stages can be placed on, and the memory they may use there.
+
+    ``spared_bytes`` is by how much less a stage takes there than a model's cost says, which is
+    that of the most demanding unit.
+    """
+
+    node_id: NodeId
+    unit_id: UnitId
+    usable_bytes: int
+    spared_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCost:
+    """What a model's parts take, in bytes, wherever they are placed: at most.
+
+    ``layer_bytes``: weights and cache of each decoder layer. ``embedding_bytes`` on the first
+    stage, ``head_bytes`` on the last, each with what is computed and loaded through for it alone;
+    ``shared_bytes`` of the two are held once when one stage has both (a tied head is the
+    embedding). ``scratch_bytes`` and ``process_bytes`` on every stage. No stage takes more than
+    the sum of its parts, and an end without a layer takes ``lone_embedding_bytes`` or
+    ``lone_head_bytes`` in all, which is less.
+    """
+
+    layer_bytes: tuple[int, ...]
+    embedding_bytes: int
+    head_bytes: int
+    shared_bytes: int
+    scratch_bytes: int
+    process_bytes: int
+    lone_embedding_bytes: int
+    lone_head_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedStage:
+    """A shard placed on a unit, and the bytes it takes there at most.
+
+    ``is_mapped``: its weights are mapped whether or not the plan is to map them, because a worker
+    holds it so already.
+    """
+
+    node_id: NodeId
+    unit_id: UnitId
+    shard: Shard
+    num_bytes: int
+    is_mapped: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """A unit that got nothing, and why."""
+
+    node_id: NodeId
+    unit_id: UnitId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The ordered stages that together hold a whole model, and who was left out.
+
+    ``prediction`` is None for a plan that was made without regard to speed.
+    """
+
+    stages: tuple[PlacedStage, ...]
+    rejections: tuple[Rejection, ...]
+    prediction: Prediction | None = None

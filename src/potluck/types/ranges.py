@@ -40,6 +40,13 @@ MAX_RECOVERY_WAIT_SECONDS = 86_400.0
 MAX_SPARES = 64
 """More than the nodes of any cluster that this was made for; each costs a copy of the weights."""
 
+MAX_STREAMS = 256
+"""That a plan is made for: four times as many sequences as a step has (``scheduling``)."""
+
+MIN_REBALANCE_THRESHOLD = 0.01
+MAX_REBALANCE_THRESHOLD = 100.0
+"""A hundred times as fast. Less than a hundredth is far within the error of any prediction."""
+
 _SHOWN_BITS = 128
 """Integers beyond are not written out: Python refuses to from 4300 digits on."""
 
@@ -124,6 +131,17 @@ RANGES: Mapping[str, NumberRange] = MappingProxyType(
         ),
         "spares": NumberRange(
             least=0, most=MAX_SPARES, words=f"a whole number from 0 to {MAX_SPARES}", is_whole=True
+        ),
+        "rebalance_threshold": NumberRange(
+            least=MIN_REBALANCE_THRESHOLD,
+            most=MAX_REBALANCE_THRESHOLD,
+            words=f"a number from {MIN_REBALANCE_THRESHOLD:g} to {MAX_REBALANCE_THRESHOLD:g}",
+        ),
+        "streams": NumberRange(
+            least=1,
+            most=MAX_STREAMS,
+            words=f"a whole number from 1 to {MAX_STREAMS}",
+            is_whole=True,
         ),
     }
 )

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from potluck.types.hardware import Interface
 
+NATIVE = "native"
+"""The backend that every build has, and the one whose weights can be mapped."""
+
 
 def backend_of(asked: str) -> str:
     """The backend of what a user asks for: a backend, or a unit (``cpu/native``)."""

@@ -8,14 +8,17 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 
 from potluck.errors import EngineError, ModelFileError, UnsupportedModelError
+from potluck.types.profile import ModelProfile
 from potluck.types.program import Program, WeightSpec
 from potluck.types.quantization import Quantization
+from potluck.types.stage import TensorRemark
 from potluck.types.tensor import TensorFormat, TensorInfo, TensorSink, TensorSource
 from potluck.weights import canonical
 from potluck.weights.canonical import CanonicalSource
-from potluck.weights.report import LoadReport, TensorRemark
+from potluck.weights.report import LoadReport
 
 STAGING_BYTES = 32 * 2**20
 """What loading holds besides the weights, in all. Large enough for a disk to stream, and small
@@ -151,20 +154,23 @@ def format_remarks(
 
 def staging_bytes(stored: Iterable[TensorInfo], loaded: Iterable[TensorInfo]) -> int:
     """What ``load_weights`` holds of such tensors besides what the sink does."""
-    sizes = _buffer_bytes([b for each in _tensors(stored, loaded) for b in each.blocks()])
+    # No block of a tensor is larger than its first.
+    first = [b for each in _tensors(stored, loaded) for b in islice(each.blocks(), 1)]
+    sizes = _buffer_bytes(first)
     undoing = min(sizes.read, canonical.STAGING_BYTES)
     return _NUM_READ_BUFFERS * sizes.read + sizes.converted + undoing
 
 
 def check_weights(
-    program: Program, source: TensorSource, *, path: str = "the model"
+    program: Program, source: TensorSource | ModelProfile, *, path: str = "the model"
 ) -> tuple[TensorInfo, ...]:
     """What ``source`` has for each of the program's weights, in the program's order.
 
-    Raises ``ModelFileError`` when a tensor is missing, has another shape than the program's, or
-    has rows that are not whole blocks of its format: the first such is named and the others are
-    counted. Raises ``UnsupportedModelError`` when a tensor's type cannot be used, also for a
-    vector in blocks: norms and biases are added and multiplied as numbers.
+    ``source`` has them by their canonical names, or is the profile of such a source. Raises
+    ``ModelFileError`` when a tensor is missing, has another shape than the program's, or has rows
+    that are not whole blocks of its format: the first such is named and the others are counted.
+    Raises ``UnsupportedModelError`` when a tensor's type cannot be used, also for a vector in
+    blocks: norms and biases are added and multiplied as numbers.
     """
     infos: list[TensorInfo] = []
     problems: list[str] = []
@@ -196,8 +202,10 @@ def check_weights(
     return tuple(infos)
 
 
-def _name_in_files(source: TensorSource, name: str) -> str:
-    return source.name_in_files(name) if isinstance(source, CanonicalSource) else name
+def _name_in_files(source: TensorSource | ModelProfile, name: str) -> str:
+    if isinstance(source, CanonicalSource | ModelProfile):
+        return source.name_in_files(name)
+    return name
 
 
 def _contradiction(name: str, spec: WeightSpec, info: TensorInfo) -> str:

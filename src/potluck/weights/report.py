@@ -6,13 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorRemark:
-    """A tensor that is not loaded in the format that was asked for, and why."""
-
-    name: str
-    remark: str
+from potluck.types.stage import TensorRemark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ import pytest
 from potluck.cli.settings import Settings, read_settings
 from potluck.errors import UsageError
 from potluck.types.arithmetic import ArithmeticChoice
+from potluck.types.placement import Objective, Rebalance
 
 
 def write_config(home: Path, text: str) -> None:
@@ -40,6 +41,17 @@ def test_arithmetic(tmp_path: Path) -> None:
     )
     with pytest.raises(UsageError, match="POTLUCK_ARITHMETIC: Invalid enum value 'quick'"):
         read_settings({"POTLUCK_ARITHMETIC": "quick"}, None)
+
+
+def test_what_plans_are_made_for(tmp_path: Path) -> None:
+    write_config(tmp_path, 'objective = "throughput"\nstreams = 4\nrebalance = "ask"\n')
+    assert read_settings({"POTLUCK_STREAMS": "16"}, tmp_path) == Settings(
+        objective=Objective.THROUGHPUT, streams=16, rebalance=Rebalance.ASK
+    )
+    with pytest.raises(UsageError, match="POTLUCK_REBALANCE: Invalid enum value 'soon'"):
+        read_settings({"POTLUCK_REBALANCE": "soon"}, None)
+    with pytest.raises(UsageError, match="POTLUCK_STREAMS: "):
+        read_settings({"POTLUCK_STREAMS": "0"}, None)
 
 
 def test_xdg_config_home_is_honoured(tmp_path: Path) -> None:

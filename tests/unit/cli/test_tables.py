@@ -101,6 +101,7 @@ UNDISTURBED: dict[str, Any] = {
     "num_recoveries": 0,
     "recovery_seconds": None,
     "num_spares": 0,
+    "rebalance_note": "",
     "spares": [],
     "slow_stages": [],
 }
@@ -183,6 +184,7 @@ def test_a_deployment_shows_its_state_its_stages_and_who_got_nothing() -> None:
             },
             [f"spare: {B} cpu/native holds layers [5, 9) ready"],
         ),
+        ({"rebalance_note": "moved"}, ["rebalance: moved"]),
         ({"num_spares": 2}, ["spare: none of the 2 of each stage is ready"]),
         (
             {"slow_stages": [{"stage": 1, "node_id": B, "slowdown": 4.26}]},

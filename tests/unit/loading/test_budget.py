@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from potluck.errors import InsufficientMemoryError
-from potluck.loading import Room, StageSize, combined, require_memory, what_fits
+from potluck.loading import Room, StageSize, combined, require_memory
+from potluck.placement.sizes import what_fits
 from potluck.types.memory import MemoryLimit, MemoryPlan
 from potluck.types.quantization import Quantization
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from potluck.catalog import canonical_source, describe_model, open_headers
+from potluck.catalog import canonical_source, describe_model, open_headers, read_profile
 from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.loading import StageSize, plan_stage
 from potluck.loading.packed_key import packed_key
@@ -81,8 +81,8 @@ def test_the_context_does_not_count(model: Path) -> None:
         StageSize(context_tokens=context, num_blocks=4, max_step_tokens=8, num_threads=1)
         for context in (64, 128)
     ]
+    plans = [plan_stage(read_profile(description), MIDDLE, size) for size in sizes]
     with closing(open_headers(description)) as tensors:
-        plans = [plan_stage(description, tensors, MIDDLE, size) for size in sizes]
         keys = set()
         for plan in plans:
             program = program_to_count(description.config, plan.shard, plan.size.context_tokens)

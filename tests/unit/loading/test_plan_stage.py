@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import closing
 
 import pytest
 from support import reference_backend
 
-from potluck.catalog import describe_model, open_headers
-from potluck.engines.backends import NATIVE
+from potluck.catalog import describe_model, read_profile
 from potluck.errors import EngineError, ParameterError
 from potluck.loading import StagePlan, StageSize, plan_stage
 from potluck.types.arithmetic import Arithmetic
@@ -17,6 +15,7 @@ from potluck.types.engine import EngineCost
 from potluck.types.program import Program, Shard
 from potluck.types.quantization import Quantization
 from potluck.types.tensor import TensorInfo
+from potluck.types.unit import NATIVE
 
 SIZE = StageSize(
     context_tokens=64, num_blocks=4, max_step_tokens=8, num_threads=1, backend="by hand"
@@ -49,8 +48,7 @@ class ByHand:
 
 def planned(size: StageSize, cost: EngineCost | None, process_bytes: int = 0) -> StagePlan:
     whole = Shard.whole(DEMO.config.num_layers)
-    with closing(open_headers(DEMO)) as tensors:
-        return plan_stage(DEMO, tensors, whole, size, process_bytes=process_bytes, cost=cost)
+    return plan_stage(read_profile(DEMO), whole, size, process_bytes=process_bytes, cost=cost)
 
 
 def test_every_part_is_what_the_cost_says() -> None:
@@ -96,15 +94,14 @@ def test_formats_of_products_are_those_of_matrices_that_are_multiplied() -> None
     description = describe_model("demo")
     num_layers = description.config.num_layers
     size = StageSize(context_tokens=64, num_blocks=4, max_step_tokens=64, num_threads=1)
-    with closing(open_headers(description)) as tensors:
-        for quantization, formats in (
-            (Quantization.NONE, {"bf16"}),
-            (Quantization.Q4_0, {"q4_0", "q6_k"}),
-        ):
-            plan = plan_stage(
-                description,
-                tensors,
-                Shard.whole(num_layers),
-                dataclasses.replace(size, quantization=quantization),
-            )
-            assert plan.product_formats == formats
+    profile = read_profile(description)
+    for quantization, formats in (
+        (Quantization.NONE, {"bf16"}),
+        (Quantization.Q4_0, {"q4_0", "q6_k"}),
+    ):
+        plan = plan_stage(
+            profile,
+            Shard.whole(num_layers),
+            dataclasses.replace(size, quantization=quantization),
+        )
+        assert plan.product_formats == formats

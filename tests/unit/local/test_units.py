@@ -8,13 +8,14 @@ from collections.abc import Callable
 import pytest
 from support import hardware, reference_backend
 
-from potluck.engines.backends import BACKENDS, NATIVE, native_unit
+from potluck.engines.backends import BACKENDS, native_unit
 from potluck.engines.native import available_isas
 from potluck.errors import ParameterError, UsageError
 from potluck.local import Model, units
 from potluck.local.units import find_unit
 from potluck.probe.probe import ProbeOptions
 from potluck.types.hardware import Device, Interface, LayerReport, ProbeReport, Trial
+from potluck.types.unit import NATIVE
 
 GIB = 2**30
 CL = "tinygrad:CL"
@@ -124,7 +125,7 @@ def test_a_model_computes_on_the_unit_that_was_found(
 
     def text(backend: str | None) -> str:
         with Model.open("demo", context_tokens=64, backend=backend) as model:
-            unit_id = model.plan.unit.address.unit_id
+            unit_id = model.plan.unit.unit_id
             assert unit_id == f"cpu/{backend or NATIVE}"
             return model.generate("Once upon a time", max_tokens=12, temperature=0).result().text
 

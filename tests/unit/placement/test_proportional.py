@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from potluck.errors import InsufficientMemoryError
-from potluck.placement import place
-from potluck.types.cluster import ModelCost, NodeId, Plan, UnitId, UnitOffer
+from potluck.placement.proportional import place
+from potluck.types.cluster import NodeId, UnitId
+from potluck.types.placement import ModelCost, Plan, UnitOffer
 
 CPU = UnitId("cpu/native")
 
@@ -151,6 +152,15 @@ def test_a_unit_too_small_for_a_layer_can_hold_an_end() -> None:
     assert plan.stages[0].node_id == "tiny"
     with pytest.raises(InsufficientMemoryError):
         place([offer("a", 1030), offer("tiny", 110)], cost(10, embedding_bytes=90, head_bytes=0))
+
+
+def test_a_unit_that_offers_nothing_can_hold_what_takes_nothing() -> None:
+    parts = cost(num_layers=1, layer_bytes=1, embedding_bytes=0, head_bytes=1)
+    parts = dataclasses.replace(
+        parts, scratch_bytes=0, process_bytes=0, lone_embedding_bytes=0, lone_head_bytes=1
+    )
+    with pytest.raises(InsufficientMemoryError):
+        place([offer("a", 0), offer("b", 0), offer("c", 1)], parts)
 
 
 def test_no_units_at_all() -> None:

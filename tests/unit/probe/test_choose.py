@@ -140,7 +140,7 @@ def test_rates_that_are_alike_leave_it_to_the_prefill(
 def test_the_prefill_is_told_where_it_has_decided() -> None:
     roles = chosen(MALI, trials=(native(40.0, 300.0), trial(MALI, "tinygrad:CL", 38.0, 1100.4)))
     assert roles["cpu/native"] == (
-        "idle",
+        "reserve",
         "40 tokens/s decode and 300 prefill, of-fb000000.gpu/tinygrad:CL reaches 38 and 1100, "
         "which draws on the same memory",
     )
@@ -151,15 +151,15 @@ def test_of_one_memory_only_the_fastest_serves() -> None:
     assert slower == {
         "cpu/native": ("serves", ""),
         "of-fb000000.gpu/tinygrad:CL": (
-            "idle",
+            "reserve",
             "3.1 tokens/s decode, cpu/native reaches 12, which draws on the same memory",
         ),
     }
     unknown = chosen(MALI, trials=(native(12.0), trial(MALI)))
-    assert unknown["of-fb000000.gpu/tinygrad:CL"] == ("idle", "not measured yet")
+    assert unknown["of-fb000000.gpu/tinygrad:CL"] == ("reserve", "not measured yet")
     assert chosen(MALI, trials=(native(), trial(MALI))) == {
         "cpu/native": ("serves", "not measured yet"),
-        "of-fb000000.gpu/tinygrad:CL": ("idle", "not measured yet"),
+        "of-fb000000.gpu/tinygrad:CL": ("reserve", "not measured yet"),
     }
 
 
@@ -227,11 +227,15 @@ def test_a_measured_gpu_comes_before_a_cpu_that_is_not() -> None:
 
 def test_a_unit_that_is_out_makes_place_for_the_next() -> None:
     trials = (native(12.0), trial(MALI, decode=30.0), trial(MALI, "tinygrad:QCOM", 20.0))
-    assert [role for role, _ in chosen(MALI, trials=trials).values()] == ["serves", "idle", "idle"]
+    assert [role for role, _ in chosen(MALI, trials=trials).values()] == [
+        "serves",
+        "reserve",
+        "idle",
+    ]
     roles = chosen(MALI, trials=trials, out={"of-fb000000.gpu/tinygrad:CL": "hung"})
     assert roles["of-fb000000.gpu/tinygrad:CL"] == ("out", "hung")
     assert roles["of-fb000000.gpu/tinygrad:QCOM"] == ("serves", "")
-    assert roles["cpu/native"][0] == "idle"
+    assert roles["cpu/native"][0] == "reserve"
 
 
 def test_what_was_asked_for_serves_however_slow() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.machine_tree import machine_tree
 
-from potluck.probe.cores import default_num_threads, present_cores, usable_cores
+from potluck.probe.cores import Throttling, default_num_threads, present_cores, usable_cores
 
 V2 = "sys/fs/cgroup"
 V1 = "sys/fs/cgroup/cpu,cpuacct"
@@ -90,7 +90,63 @@ def test_quota(tmp_path: Path, files: dict[str, str], expected: int, reason: str
 
 
 def test_at_least_one(tmp_path: Path) -> None:
-    assert usable_cores(machine_tree(tmp_path, {}), num_affine_cores=0).num_cores == 1
+    usable = usable_cores(machine_tree(tmp_path, {}), num_affine_cores=0)
+    assert (usable.num_cores, usable.core_seconds_per_second) == (1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores", "core_seconds"),
+    [("250000 100000", 3, 2.5), ("1000 100000", 1, 0.01), ("max 100000", 8, 8.0)],
+)
+def test_fractions_of_cores_are_told_as_they_are(
+    tmp_path: Path, quota: str, cores: int, core_seconds: float
+) -> None:
+    files = {"proc/self/cgroup": "0::/a", f"{V2}/a/cpu.max": quota}
+    usable = usable_cores(machine_tree(tmp_path, MOUNTS | files), num_affine_cores=8)
+    assert (usable.num_cores, usable.core_seconds_per_second) == (cores, core_seconds)
+
+
+V1_QUOTA = {f"{V1}/c/cpu.cfs_quota_us": "10000", f"{V1}/c/cpu.cfs_period_us": "100000"}
+
+
+@pytest.mark.parametrize(
+    ("files", "count"),
+    [
+        (
+            {
+                "proc/self/cgroup": "0::/a/b",
+                f"{V2}/a/b/cpu.max": "1000 100000",
+                f"{V2}/a/cpu.max": "2000 100000",
+                f"{V2}/a/b/cpu.stat": "usage_usec 9\nnr_periods 30\nnr_throttled 7\nx 1",
+                f"{V2}/a/cpu.stat": "nr_throttled 4\nthrottled_usec 12",
+            },
+            11,
+        ),
+        (
+            {
+                "proc/self/cgroup": "3:cpu,cpuacct:/c",
+                **V1_QUOTA,
+                f"{V1}/c/cpu.stat": "nr_periods 30\nnr_throttled 5\nthrottled_time 99",
+            },
+            5,
+        ),
+        # Without a quota nothing is held up; what cannot be read counts as nothing.
+        ({"proc/self/cgroup": "0::/a", f"{V2}/a/cpu.stat": "nr_throttled 4"}, 0),
+        ({"proc/self/cgroup": "3:cpu,cpuacct:/c", **V1_QUOTA}, 0),
+        (
+            {
+                "proc/self/cgroup": "3:cpu,cpuacct:/c",
+                **V1_QUOTA,
+                f"{V1}/c/cpu.stat": "nr_throttled " + "9" * 5000,
+            },
+            0,
+        ),
+    ],
+)
+def test_how_often_quotas_held_this_process_up(
+    tmp_path: Path, files: dict[str, str], count: int
+) -> None:
+    assert Throttling(machine_tree(tmp_path, MOUNTS | files)).count() == count
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,11 @@ import msgspec
 
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.gateway import AgentGateway
+from potluck.cluster.agent.plan_view import plan_view
+from potluck.cluster.agent.rebalance_view import rebalance_view
 from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.state import StateDirectory, is_utf8
-from potluck.cluster.agent.view import deployment_view, plan_view
+from potluck.cluster.agent.view import deployment_view
 from potluck.cluster.calls import Deploy
 from potluck.errors import ParameterError, PotluckError, UsageError
 
@@ -76,6 +78,11 @@ class _Request(msgspec.Struct, frozen=True):
 
 class _Undeploy(msgspec.Struct, frozen=True):
     name: str
+
+
+class _Rebalance(msgspec.Struct, frozen=True):
+    name: str | None = None
+    is_dry_run: bool = False
 
 
 _Parsed = TypeVar("_Parsed")
@@ -142,6 +149,7 @@ class _Control:
             "hosts": self._hosts,
             "plan": self._plan,
             "deploy": self._deploy,
+            "rebalance": self._rebalance,
             "undeploy": self._undeploy,
             "down": self._down,
         }
@@ -174,7 +182,8 @@ class _Control:
         return None
 
     async def _plan(self, params: msgspec.Raw, send: _Send) -> object:
-        return plan_view(await self._coordination.plan(_parse(params, Deploy)))
+        outcome = await self._coordination.plan(_parse(params, Deploy))
+        return plan_view(outcome, self._agent.node_id)
 
     async def _deploy(self, params: msgspec.Raw, send: _Send) -> object:
         known = set(self._coordination.registry.records)
@@ -192,6 +201,17 @@ class _Control:
         finally:
             deploying.cancel()
             await asyncio.gather(deploying, return_exceptions=True)
+
+    async def _rebalance(self, params: msgspec.Raw, send: _Send) -> object:
+        """One deployment after the other: moves would compete for memory."""
+        request = _parse(params, _Rebalance)
+        views = []
+        for record in self._coordination.find(request.name):
+            doing = "looking for a better plan" if request.is_dry_run else "rebalancing"
+            await send({"event": {"model_id": record.model_id, "doing": doing}})
+            report = await self._coordination.rebalance(record, is_dry_run=request.is_dry_run)
+            views.append(rebalance_view(report))
+        return {"is_dry_run": request.is_dry_run, "deployments": views}
 
     async def _undeploy(self, params: msgspec.Raw, send: _Send) -> object:
         name = _parse(params, _Undeploy).name

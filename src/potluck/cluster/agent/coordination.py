@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from contextlib import aclosing, suppress
 
 import msgspec
 
-from potluck.catalog import ModelDescription, describe_model
+from potluck.catalog import ModelDescription, describe_model, read_profile
 from potluck.cluster.agent.background import Spawn
 from potluck.cluster.agent.changes import Changes
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.new_deployment import new_record
+from potluck.cluster.agent.plan_view import PlanOutcome
 from potluck.cluster.agent.promises import Promises
 from potluck.cluster.agent.registry import Registry
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.calls import (
     AskOutlook,
+    AskRebalance,
     Claim,
     ClaimAnswer,
     Deploy,
@@ -31,23 +33,30 @@ from potluck.cluster.calls import (
     ModelFingerprint,
     Named,
     Outlook,
+    RebalanceAnswer,
+    RebalanceReport,
     StageScope,
     Standing,
+    decode,
     encode,
 )
 from potluck.cluster.coordinator.attempt import Surroundings
 from potluck.cluster.coordinator.deployment import Deployment
-from potluck.cluster.coordinator.planning import placement_fields, size_of
-from potluck.cluster.coordinator.survey import plan_model
+from potluck.cluster.coordinator.planning import placement_fields, preferences_of, size_of
+from potluck.cluster.coordinator.survey import gather_reports, plan_model
+from potluck.cluster.coordinator.surveyed import explanation_of
+from potluck.cluster.edges.path_figures import PathFigures
 from potluck.cluster.membership import Membership
 from potluck.cluster.trust.credentials import Credentials
 from potluck.engines.costs import CostOf
 from potluck.errors import CallError, EngineError, NodeLostError, ParameterError, PotluckError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.profile import ModelProfile
 
 _log = logging.getLogger(__name__)
 
 _REMOVE_SECONDS = 60.0
+_SILENCE_SECONDS = 30.0
 _TAKE_OVER_SECONDS = 90.0
 """For a plan and for loading what only a node that leaves had held."""
 
@@ -85,16 +94,21 @@ class Coordination:
         self._cost_of = cost_of
         self._spawn = spawn
 
+    def paths_in_use(self) -> list[tuple[NodeId, PathFigures]]:
+        """Return what the edges to the first stages show, and the nodes they lead to."""
+        paths = (deployment.path() for deployment in self.coordinated.values())
+        return [path for path in paths if path is not None]
+
     async def deploy(self, request: Deploy) -> DeploymentRecord:
         """Deploy a model, coordinated here; every node that answers knows of it on return.
 
         Raises what prevents it; nothing is left then.
         """
         self._require_staying()
-        description, print_of = await self._read(request.model)
+        description, profile, print_of = await self._read(request.model)
         self._require_staying()
         record = self._new_record(request, description, print_of)
-        deployment = self._make(record, description, print_of)
+        deployment = self._make(record, profile, print_of)
         self.coordinated[record.deployment] = deployment
         try:
             await deployment.start()
@@ -108,31 +122,63 @@ class Coordination:
         await asyncio.gather(*(self._tell(node, payload) for node in self._membership.nodes()))
         return deployment.record
 
-    async def plan(self, request: Deploy) -> DeploymentRecord:
-        """What would go where; nothing is loaded."""
-        description, print_of = await self._read(request.model)
+    async def plan(self, request: Deploy) -> PlanOutcome:
+        """Return what would go where, and why; nothing is loaded."""
+        description, profile, print_of = await self._read(request.model)
         record = self._new_record(request, description, print_of)
-        size = size_of(description, record)
+        size = size_of(profile.config, record)
         planned = await plan_model(
             self._membership,
             record.model,
-            description,
+            profile,
             print_of,
             size,
             may_quantize=record.may_quantize,
             arithmetic=record.arithmetic,
+            preferences=preferences_of(record),
             cost_of=self._cost_of,
         )
-        return msgspec.structs.replace(record, **placement_fields(planned))
+        reports, _ = await gather_reports(self._membership)
+        return PlanOutcome(
+            record=msgspec.structs.replace(record, **placement_fields(planned)),
+            reports=reports,
+            explanation=await asyncio.to_thread(explanation_of, planned),
+        )
 
-    async def undeploy(self, name: str) -> DeploymentRecord:
-        """Remove every deployment of a name, wherever it is coordinated; returns the oldest."""
+    def find(self, name: str | None) -> tuple[DeploymentRecord, ...]:
+        """Return the deployments of a name, or all; raise ``ParameterError`` if there is none."""
+        if name is None:
+            return tuple(self.registry.live())
         records = self.registry.find_all(name)
         if not records:
             known = ", ".join(each.model_id for each in self.registry.live()) or "none"
             raise ParameterError(
                 "name", f"nothing is deployed as {name}", hint=f"deployed now: {known}"
             )
+        return records
+
+    async def rebalance(self, record: DeploymentRecord, *, is_dry_run: bool) -> RebalanceReport:
+        """Have a deployment move to the best plan, wherever it is coordinated, or say what for.
+
+        Raises what prevents it from being planned.
+        """
+        request = AskRebalance(deployment=record.deployment, is_dry_run=is_dry_run)
+        stream = self._membership.call_stream(
+            record.epoch.coordinator,
+            "deployment.rebalance",
+            encode(request),
+            silence_seconds=_SILENCE_SECONDS,
+        )
+        async with aclosing(stream):
+            async for part in stream:
+                answer: RebalanceAnswer = decode(part, RebalanceAnswer)
+                if isinstance(answer, RebalanceReport):
+                    return answer
+        raise EngineError(f"{record.model_id} was not looked at to the end")
+
+    async def undeploy(self, name: str) -> DeploymentRecord:
+        """Remove every deployment of a name, wherever it is coordinated; returns the oldest."""
+        records = self.find(name)
         await asyncio.gather(*map(self._undeploy, records))
         return records[0]
 
@@ -335,7 +381,7 @@ class Coordination:
             if candidacy is not None and candidacy.epoch.coordinator == node:
                 self.give_up(key)
         for deployment in self.coordinated.values():
-            deployment.node_joined()
+            deployment.node_joined(node)
         self.changes.tell()
         self._spawn(self._tell_newcomer(node))
 
@@ -379,11 +425,11 @@ class Coordination:
         )
 
     def _make(
-        self, record: DeploymentRecord, description: ModelDescription, print_of: ModelFingerprint
+        self, record: DeploymentRecord, profile: ModelProfile, print_of: ModelFingerprint
     ) -> Deployment:
         return Deployment(
             record,
-            description,
+            profile,
             print_of,
             Surroundings(
                 membership=self._membership,
@@ -458,7 +504,7 @@ class Coordination:
 
         Raises what makes it impossible here.
         """
-        description, print_of = await self._read(record.model)
+        _, profile, print_of = await self._read(record.model)
         deployed = record.fingerprint
         if deployed is not None and (found := deployed.difference(print_of)):
             raise EngineError(f"this node's files of it are not those that were deployed: {found}")
@@ -468,7 +514,7 @@ class Coordination:
         own = self._membership.node_id
         if self._is_orphan(latest) or (latest.successor == own and self._is_free(latest)):
             mine = msgspec.structs.replace(latest, successor=None)
-            deployment = self._make(mine, description, print_of)
+            deployment = self._make(mine, profile, print_of)
             deployment.resume()
             self.coordinated[latest.deployment] = deployment
 
@@ -481,10 +527,10 @@ class Coordination:
         is_lost = record.epoch.coordinator not in self._membership.nodes()
         return is_lost and self._is_free(record)
 
-    async def _read(self, model: str) -> tuple[ModelDescription, ModelFingerprint]:
-        def read() -> tuple[ModelDescription, ModelFingerprint]:
+    async def _read(self, model: str) -> tuple[ModelDescription, ModelProfile, ModelFingerprint]:
+        def read() -> tuple[ModelDescription, ModelProfile, ModelFingerprint]:
             description = describe_model(model)
-            return description, self._fingerprints.of(description)
+            return description, read_profile(description), self._fingerprints.of(description)
 
         return await asyncio.to_thread(read)
 

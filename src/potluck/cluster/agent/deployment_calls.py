@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
+
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.calls import (
     AskOutlook,
+    AskRebalance,
     Claim,
     DeploymentRecord,
+    Moving,
     Named,
     StageLost,
     Vacate,
@@ -15,6 +20,9 @@ from potluck.cluster.calls import (
 )
 from potluck.cluster.membership import MethodTable
 from potluck.errors import MovedError
+
+_TELL_SECONDS = 2.0
+"""Those who wait for a move are told so often that it goes on."""
 
 
 class DeploymentCalls:
@@ -33,6 +41,7 @@ class DeploymentCalls:
         methods.register("deployment.claim", self._on_claim)
         methods.register("deployment.outlook", self._on_outlook)
         methods.register("deployment.take_over", self._on_take_over)
+        methods.register_stream("deployment.rebalance", self._on_rebalance)
 
     async def _on_stage_lost(self, payload: bytes) -> bytes:
         lost = decode(payload, StageLost)
@@ -71,3 +80,22 @@ class DeploymentCalls:
     async def _on_take_over(self, payload: bytes) -> bytes:
         await self._coordination.succeed(decode(payload, Named).deployment)
         return b""
+
+    async def _on_rebalance(self, payload: bytes) -> AsyncGenerator[bytes, None]:
+        """A move goes on when nobody waits for it any more."""
+        request = decode(payload, AskRebalance)
+        deployment = self._coordination.coordinated.get(request.deployment)
+        if deployment is None:
+            raise MovedError(
+                "the deployment is not coordinated here any more", hint="try again in a moment"
+            )
+        asking = asyncio.ensure_future(deployment.rebalance(is_dry_run=request.is_dry_run))
+        try:
+            while not asking.done():
+                await asyncio.wait({asking}, timeout=_TELL_SECONDS)
+                if not asking.done():
+                    yield encode(Moving())
+            yield encode(await asking)
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)

@@ -18,7 +18,7 @@ from potluck.errors import PotluckError
 from potluck.types.cluster import DeploymentId, UnitId
 from potluck.types.node import HeldStage
 
-_STATS_SECONDS = 1.0
+STATS_SECONDS = 1.0
 """What a worker may take to say what it did; it need not stop computing for it."""
 
 
@@ -29,7 +29,7 @@ class HostedStage:
     ``asked`` is the stage as it was asked for last, ``serving`` the one whose edges stand or are
     being opened. Both are the same holding; they differ in the epoch and the place in the plan.
     ``loaded`` is None while the worker loads. One that ``is_stopped`` was killed and has not ended
-    yet.
+    yet. What it measured until ``measured_at`` (seconds since 1970) is known.
     """
 
     worker: WorkerProcess
@@ -37,6 +37,7 @@ class HostedStage:
     serving: StageSpec | None = None
     loaded: Loaded | None = None
     is_stopped: bool = False
+    measured_at: float = 0.0
 
     @property
     def deployment(self) -> DeploymentId:
@@ -75,9 +76,9 @@ def memory_of(stages: Sequence[HostedStage]) -> StageMemory:
     )
 
 
-async def stats_of(worker: WorkerProcess) -> Stats | None:
+async def stats_of(worker: WorkerProcess, seconds: float = STATS_SECONDS) -> Stats | None:
     """Return a worker's totals; None if it is not loaded or does not answer in time."""
     with suppress(TimeoutError, PotluckError):
-        async with asyncio.timeout(_STATS_SECONDS):
+        async with asyncio.timeout(seconds):
             return await worker.stats()
     return None

@@ -13,6 +13,7 @@ from potluck.cluster.calls import (
     ModelFingerprint,
 )
 from potluck.errors import ParameterError
+from potluck.placement.layout import check_layout
 from potluck.scheduling import DEFAULT_CONTEXT_TOKENS
 from potluck.types.arithmetic import Arithmetic, ArithmeticChoice
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
@@ -32,7 +33,7 @@ def new_record(
 ) -> DeploymentRecord:
     """Return the record of a deployment that has no plan yet.
 
-    Raise ``ParameterError`` for a context or a cache that is not possible.
+    Raise ``ParameterError`` for a context, a cache or a layout that is not possible.
     """
     most = description.config.max_context_tokens
     for name, number in (
@@ -40,6 +41,8 @@ def new_record(
         ("cache", request.cache_tokens),
         ("recovery_wait", request.recovery_wait_seconds),
         ("spares", request.num_spares),
+        ("rebalance_threshold", request.rebalance_threshold),
+        ("streams", request.num_streams),
     ):
         if number is not None:
             require_number(name, number)
@@ -61,6 +64,8 @@ def new_record(
             f"a cache of {cache} tokens does not hold one context of {context}",
             hint="give a larger --cache, or a smaller --context",
         )
+    if request.layout:
+        check_layout(request.layout, description.config.num_layers)
     return DeploymentRecord(
         deployment=DeploymentId(secrets.token_hex(4)),
         epoch=Epoch(number=0, coordinator=coordinator),
@@ -81,4 +86,9 @@ def new_record(
         sampling_defaults=dict(description.sampling_defaults),
         recovery_wait_seconds=request.recovery_wait_seconds,
         num_spares=request.num_spares,
+        objective=request.objective,
+        num_streams=request.num_streams,
+        layout=request.layout,
+        rebalance=request.rebalance,
+        rebalance_threshold=request.rebalance_threshold,
     )

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from potluck.cluster.agent.units import NodeUnit
-from potluck.probe.cores import default_num_threads
+from potluck.cluster.agent.units import NodeUnit, usable_cores_of
+from potluck.probe.cores import own_usable_cores
+from potluck.probe.derive import merge_figures
 from potluck.probe.memory import memory_facts, memory_pools
 from potluck.probe.system import THIS_MACHINE
 from potluck.types.cluster import DeploymentId, NodeId, UnitId
@@ -62,6 +63,7 @@ def report(
         usable = min(usable, limit - stages.planned_bytes)
     usable = max(0, usable)
     host_id = _host_id()
+    cores = own_usable_cores()
     return NodeReport(
         node_id=facts.node_id,
         name=socket.gethostname(),
@@ -78,13 +80,27 @@ def report(
         is_draining=is_draining,
         refused=dict(refused),
         held=stages.held,
-        units=tuple(_unit(unit, usable, stages.device_bytes, facts) for unit in units),
+        units=tuple(
+            _unit(
+                unit,
+                usable,
+                stages.device_bytes,
+                num_threads=facts.num_threads or cores.num_cores,
+                core_seconds_per_second=cores.core_seconds_per_second,
+            )
+            for unit in units
+        ),
         hardware=replace(hardware, memory=memory),
     )
 
 
 def _unit(
-    unit: NodeUnit, host_bytes: int, planned: Mapping[UnitId, int], facts: NodeFacts
+    unit: NodeUnit,
+    host_bytes: int,
+    planned: Mapping[UnitId, int],
+    *,
+    num_threads: int,
+    core_seconds_per_second: float,
 ) -> UnitReport:
     """A unit with what it may use: of the host's memory, or of its own as the probe saw it."""
     unit_id = UnitId(unit.chosen.unit_id)
@@ -97,11 +113,13 @@ def _unit(
             host_bytes if own_bytes is None else max(0, own_bytes - planned.get(unit_id, 0))
         ),
         is_shared=own_bytes is None,
-        num_threads=facts.num_threads or default_num_threads(),
+        num_threads=num_threads,
         role=unit.chosen.role,
         reason=unit.chosen.reason,
         rates=unit.trial.rates,
         arithmetics=unit.arithmetics,
+        figures=merge_figures(unit.trial.figures, unit.device.figures),
+        usable_cores=usable_cores_of(unit, num_threads, core_seconds_per_second),
     )
 
 

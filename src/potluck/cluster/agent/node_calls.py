@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
+from typing import Protocol
 
 from potluck.catalog import describe_model
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.diagnosis import be_heard, reach_back
 from potluck.cluster.agent.hardware import Hardware
 from potluck.cluster.agent.hosts import OwnHost
+from potluck.cluster.agent.measured_speeds import MeasuredSpeeds
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.node import NodeFacts, report
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.calls import (
+    AskSpeeds,
     CheckModel,
     Clock,
     ModelFingerprint,
@@ -25,6 +29,15 @@ from potluck.cluster.calls import (
 )
 from potluck.cluster.membership import Membership, MethodTable
 from potluck.types.cluster import DeploymentId, NodeId
+from potluck.types.speed import LinkSpeed, NodeSpeeds
+
+
+class AskLinks(Protocol):
+    """Tells how fast this node's links are."""
+
+    def __call__(self, *, may_wait: bool) -> Awaitable[tuple[LinkSpeed, ...]]:
+        """Return what is known, after measuring what is new if that is worth a wait."""
+        ...
 
 
 class NodeCalls:
@@ -39,6 +52,8 @@ class NodeCalls:
         stages: StageHost,
         coordination: Coordination,
         fingerprints: Fingerprints,
+        speeds: MeasuredSpeeds,
+        links: AskLinks,
     ) -> None:
         self._facts = facts
         self._membership = membership
@@ -47,6 +62,8 @@ class NodeCalls:
         self._stages = stages
         self._coordination = coordination
         self._fingerprints = fingerprints
+        self._speeds = speeds
+        self._links = links
         self._own_host = OwnHost(lambda: hardware.report)
         self._http_address: str | None = None
 
@@ -62,6 +79,7 @@ class NodeCalls:
     def register(self, methods: MethodTable) -> None:
         """Have the calls answered."""
         methods.register("node.report", self._on_report)
+        methods.register("node.speeds", self._on_speeds)
         methods.register("node.host", self._on_host)
         methods.register("node.clock", self._on_clock)
         methods.register_for_caller("node.reach", self._on_reach)
@@ -93,6 +111,21 @@ class NodeCalls:
             return {deployment: problem for deployment, problem in problems.items() if problem}
 
         return await asyncio.to_thread(look)
+
+    async def _on_speeds(self, payload: bytes) -> bytes:
+        request = decode(payload, AskSpeeds)
+        await self._stages.collect()
+        return encode(
+            NodeSpeeds(
+                node_id=self._facts.node_id,
+                step_times={
+                    shape: times
+                    for shape in request.model_shapes
+                    if (times := self._speeds.of(shape))
+                },
+                links=await self._links(may_wait=request.may_wait),
+            )
+        )
 
     async def _on_host(self, _: bytes) -> bytes:
         return await self._own_host.description()

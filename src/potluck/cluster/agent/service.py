@@ -25,8 +25,11 @@ from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.deployment_calls import DeploymentCalls
 from potluck.cluster.agent.diagnosis import diagnose
 from potluck.cluster.agent.hardware import Hardware
+from potluck.cluster.agent.hosted_stage import HostedStage
 from potluck.cluster.agent.hosts import HostAnswer, ask_hosts
 from potluck.cluster.agent.leaving import Leaving
+from potluck.cluster.agent.links import Links
+from potluck.cluster.agent.measured_speeds import MeasuredSpeeds
 from potluck.cluster.agent.member_events import MemberEvents
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.node import NodeFacts
@@ -45,6 +48,7 @@ from potluck.cluster.calls import DeploymentRecord, Named, decode, encode
 from potluck.cluster.membership import Membership, MembershipConfig, MethodTable, PemPaths
 from potluck.cluster.trust import pem_files
 from potluck.cluster.trust.authority import cluster_id, derive_authority, issue_credentials
+from potluck.cluster.worker.messages import Stats
 from potluck.engines.costs import cost_of
 from potluck.errors import CallError
 from potluck.probe.cache import ProbeCache, default_cache_path
@@ -54,6 +58,7 @@ from potluck.probe.probe import Measuring, ProbeOptions
 from potluck.types.cluster import NodeId
 from potluck.types.gateway import ModelMetrics
 from potluck.types.sequence import CommittedToken, SequenceRequest
+from potluck.types.speed import LinkSpeed
 from potluck.types.unit import backend_of
 
 _log = logging.getLogger(__name__)
@@ -74,6 +79,7 @@ class Agent:
     coordination: Coordination
     relaying: Relaying
     leaving: Leaving
+    links: Links
     node_calls: NodeCalls
     events: MemberEvents
 
@@ -102,22 +108,45 @@ class Agent:
             opened.push_async_callback(membership.close)
             background = Background()
             outages = UnitOutages()
+            num_threads = config.num_threads or default_num_threads()
             units = NodeUnits(lambda: hardware.report, config.unit_choice, outages.reasons)
+            speeds = MeasuredSpeeds(state.step_times, units, num_threads=num_threads)
+            opened.callback(speeds.close)
+            links = Links(
+                membership,
+                credentials,
+                listen_host=config.listen.host,
+                spawn=background.spawn,
+                is_busy=lambda: stages.is_serving or bool(coordination.coordinated),
+            )
+
+            def measured(stage: HostedStage, stats: Stats) -> None:
+                speeds.took(stage, stats)
+                if stats.way is not None:
+                    links.used(stats.way.node_id, stats.way.path)
+
+            async def link_speeds(*, may_wait: bool) -> tuple[LinkSpeed, ...]:
+                for node, path in coordination.paths_in_use():
+                    links.used(node, path)
+                return await links.settled() if may_wait else links.speeds()
+
             stages = StageHost(
                 credentials,
                 state.workers,
                 units,
                 listen_host=config.listen.host,
-                num_threads=config.num_threads or default_num_threads(),
+                num_threads=num_threads,
                 packed_cache_bytes=config.packed_cache_bytes,
                 unit_step_seconds=config.stage_step_seconds,
                 stall_seconds=config.stall_seconds,
                 unit_failed=outages.failed,
                 report_lost=partial(report_lost, membership),
+                measured=measured,
                 orphan_seconds=config.orphan_seconds,
             )
             opened.push_async_callback(stages.stop_all)
             opened.push_async_callback(background.close)
+            opened.push_async_callback(links.close)
             # Others see this node leave before its stages end, and so plan without it.
             opened.push_async_callback(membership.close)
             care = UnitCare(
@@ -151,16 +180,36 @@ class Agent:
                 num_threads=config.num_threads,
             )
             node_calls = NodeCalls(
-                facts, membership, hardware, units, stages, coordination, fingerprints
+                facts,
+                membership,
+                hardware,
+                units,
+                stages,
+                coordination,
+                fingerprints,
+                speeds,
+                link_speeds,
             )
             node_calls.register(methods)
             StageCalls(stages).register(methods)
             DeploymentCalls(coordination).register(methods)
             SequenceCalls(membership, coordination).register(methods)
+            links.register(methods)
             methods.complete()
             background.spawn(care.run())
+            background.spawn(speeds.run(stages.collect))
             background.spawn(takeovers.run())
-            background.spawn(events.run(joined=coordination.joined, left=coordination.left))
+            background.spawn(links.run())
+
+            def joined(node: NodeId) -> None:
+                coordination.joined(node)
+                links.joined(node)
+
+            def left(node: NodeId) -> None:
+                coordination.left(node)
+                links.left(node)
+
+            background.spawn(events.run(joined=joined, left=left))
             yield cls(
                 membership=membership,
                 hardware=hardware,
@@ -168,6 +217,7 @@ class Agent:
                 coordination=coordination,
                 relaying=relaying,
                 leaving=Leaving(membership, coordination, relaying),
+                links=links,
                 node_calls=node_calls,
                 events=events,
             )

@@ -11,13 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
 from contextlib import aclosing
 
 import msgspec
 
 from potluck.cluster.agent.epochs_in_force import EpochsInForce
-from potluck.cluster.agent.hosted_stage import HostedStage, memory_of, stats_of
+from potluck.cluster.agent.hosted_stage import (
+    STATS_SECONDS,
+    HostedStage,
+    memory_of,
+    stats_of,
+)
 from potluck.cluster.agent.node import StageMemory
 from potluck.cluster.agent.orphans import ORPHAN_SECONDS, Orphans
 from potluck.cluster.agent.stage_checks import check_worker
@@ -36,13 +41,16 @@ from potluck.cluster.calls import (
     StageStats,
 )
 from potluck.cluster.trust.credentials import Credentials
-from potluck.cluster.worker.messages import Identity, Load, Loaded, Progress, StageSpec
+from potluck.cluster.worker.messages import Identity, Load, Loaded, Progress, StageSpec, Stats
 from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.node import CPU_UNIT
 from potluck.types.unit import Fault
 
 _log = logging.getLogger(__name__)
+
+_LAST_STATS_SECONDS = 0.2
+"""For workers to say what they have measured before they are ended, which takes milliseconds."""
 
 _Key = tuple[DeploymentId, int]
 
@@ -51,7 +59,8 @@ class StageHost:
     """Runs workers on this node's ``units``.
 
     ``report_lost`` tells the coordinator of a worker that ended by itself, ``unit_failed`` is told
-    before that what it says of its unit. ``unit_step_seconds``, ``stall_seconds`` and
+    before that what it says of its unit. ``measured`` is told what workers say of themselves,
+    whoever asked. ``unit_step_seconds``, ``stall_seconds`` and
     ``orphan_seconds``: see ``AgentConfig``.
     """
 
@@ -68,6 +77,7 @@ class StageHost:
         stall_seconds: float,
         unit_failed: Callable[[UnitId, UnitFailure], None],
         report_lost: Callable[[StageLost], Awaitable[None]],
+        measured: Callable[[HostedStage, Stats], None] | None = None,
         orphan_seconds: float = ORPHAN_SECONDS,
     ) -> None:
         self._credentials = credentials
@@ -80,6 +90,7 @@ class StageHost:
         self._stall_seconds = stall_seconds
         self._unit_failed = unit_failed
         self._report_lost = report_lost
+        self._measured = measured
         self._hosted: dict[WorkerProcess, HostedStage] = {}
         self._epochs = EpochsInForce()
         self._orphans = Orphans(orphan_seconds, is_used=self._is_used, end=self._end_orphans)
@@ -90,6 +101,11 @@ class StageHost:
     def memory(self) -> StageMemory:
         """What the plans have counted for the stages that are here, and the workers have taken."""
         return memory_of(self._here())
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether the edges of any stage stand, or are being opened."""
+        return any(each.serving is not None for each in self._here())
 
     def workers_on(self, unit_id: UnitId) -> list[WorkerProcess]:
         """The workers of the stages that are on a unit."""
@@ -162,6 +178,7 @@ class StageHost:
         """
         self._epochs.end(scope.deployment, scope.epoch)
         stopping = [each for each in self._of(scope.deployment) if each.asked.epoch <= scope.epoch]
+        await self._stats_of(stopping, _LAST_STATS_SECONDS)
         await self._stop(stopping)
         await self._cut(scope)
         return self._ends(scope)
@@ -200,6 +217,7 @@ class StageHost:
                 released.append(each)
             else:
                 keep.remove(kept)  # one worker is enough for it
+        await self._stats_of(released, _LAST_STATS_SECONDS)
         await self._stop(released)
 
     async def supersede(self, deployment: DeploymentId, epoch: Epoch) -> None:
@@ -225,6 +243,7 @@ class StageHost:
     async def stop_all(self) -> None:
         """Stop everything: the agent ends."""
         self._orphans.close()
+        await self._stats_of(self._here(), _LAST_STATS_SECONDS)
         await self._stop(self._here())
         for task in self._tasks:
             task.cancel()
@@ -232,9 +251,22 @@ class StageHost:
     async def stats(self, scope: StageScope) -> StageStats:
         """Totals of this node's stages of a deployment at one epoch."""
         concerned = self._serving(scope)
-        answers = await asyncio.gather(*(stats_of(each.worker) for each in concerned.values()))
+        answers = await self._stats_of(concerned.values())
         found = zip(concerned, answers, strict=True)
         return StageStats(stages={index: stats for index, stats in found if stats is not None})
+
+    async def collect(self) -> None:
+        """Have every worker say what it has measured."""
+        await self._stats_of(self._here())
+
+    async def _stats_of(
+        self, stages: Collection[HostedStage], seconds: float = STATS_SECONDS
+    ) -> list[Stats | None]:
+        answers = await asyncio.gather(*(stats_of(each.worker, seconds) for each in stages))
+        for stage, stats in zip(stages, answers, strict=True):
+            if stats is not None and self._measured is not None:
+                self._measured(stage, stats)
+        return answers
 
     async def check(self, scope: StageScope) -> StageChecks:
         """Whether this node's stages of a deployment at one epoch make progress; a second."""

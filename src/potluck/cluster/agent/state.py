@@ -4,6 +4,7 @@ node-id          16 hexadecimal digits, the same for ever
 secret           of a node that is alone (0600)
 tls/             PEM files for Zenoh
 control.sock     where the command line reaches the agent
+step-times.json  how long its units took for steps (``measured_speeds``)
 workers/PID      one file per running worker, with what tells its process apart
 lock             held while an agent runs
 
@@ -75,6 +76,7 @@ class StateDirectory:
         self.path = path
         self.control_socket = path / "control.sock"
         self.secret = path / "secret"
+        self.step_times = path / "step-times.json"
         self.workers = WorkerNotes(path / "workers")
         self._node_id = path / "node-id"
         self._tls = path / "tls"

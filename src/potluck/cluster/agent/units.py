@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from potluck.engines.backends import NATIVE, unit_address
+from potluck.engines.backends import unit_address
 from potluck.errors import EngineError
 from potluck.probe.choose import choose_units
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
-from potluck.types.hardware import BackendSpec, Device, ProbeReport, Trial
-from potluck.types.unit import ChosenUnit, Role, UnitAddress
+from potluck.types.cluster import UnitId
+from potluck.types.hardware import BackendSpec, Device, DeviceKind, ProbeReport, Trial
+from potluck.types.unit import NATIVE, ChosenUnit, Role, UnitAddress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,27 @@ class NodeUnit:
     device: Device
     trial: Trial
     arithmetics: tuple[Arithmetic, ...] = ()
+
+
+def usable_cores_of(
+    unit: NodeUnit, num_threads: int, core_seconds_per_second: float
+) -> float | None:
+    """Return how many cores' time a unit's threads get at most, if that is less than they are.
+
+    None otherwise, and for a unit that does not compute on the CPU.
+    """
+    on_cpu = unit.device.kind is DeviceKind.CPU or unit.device.is_software
+    return core_seconds_per_second if on_cpu and core_seconds_per_second < num_threads else None
+
+
+def conditions_of(
+    unit: NodeUnit, isa: str | None, num_threads: int, usable_cores: float | None
+) -> str:
+    """Return a text that changes when a unit may have become faster or slower for good."""
+    variant = isa or (unit.trial.variants[-1] if unit.trial.variants else "")
+    cores = "" if usable_cores is None else f"{usable_cores:.2g} cores"
+    threads = f"{num_threads} threads"
+    return ", ".join(part for part in (unit.device.name, variant, threads, cores) if part)
 
 
 def _nothing_is_out() -> Mapping[str, str]:
@@ -113,6 +135,18 @@ class NodeUnits:
             )
         variant = arithmetic.isa or self._choice.isa
         return address if variant is None else replace(address, variant=variant)
+
+    def conditions(self, num_threads: int, core_seconds_per_second: float) -> dict[UnitId, str]:
+        """Return what each unit's speed depends on, beyond the model; see ``conditions_of``."""
+        return {
+            UnitId(unit.chosen.unit_id): conditions_of(
+                unit,
+                self._choice.isa,
+                num_threads,
+                usable_cores_of(unit, num_threads, core_seconds_per_second),
+            )
+            for unit in self.all()
+        }
 
     def _arithmetics(self, trial: Trial) -> tuple[Arithmetic, ...]:
         if trial.backend != NATIVE:

@@ -7,6 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import msgspec
 
+from potluck.cluster.agent.speed_view import (
+    prediction_view,
+    speed_view,
+    stage_predictions,
+    stage_times,
+)
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, StageRecord
 from potluck.types.cluster import WIRE_VERSION, Epoch, NodeId
 from potluck.types.gateway import ModelMetrics
@@ -27,6 +33,7 @@ def cluster_view(
 ) -> dict[str, object]:
     """The document of schema ``potluck.cluster/1``. ``metrics`` tell which stages are slow."""
     metrics_of = {each.model_id: each for each in metrics}
+    measured_of = {each.deployment: metrics_of.get(each.model_id) for each in deployments}
     nodes: list[dict[str, object]] = [_node(report) for report in reports]
     nodes += [{"node_id": node_id, "state": "silent"} for node_id in silent]
     return {
@@ -50,7 +57,16 @@ def cluster_view(
                     {"node_id": node_id, **_held_view(held)}
                     for node_id, held in _spares(record, reports)
                 ],
-                "slow_stages": list(_slow_stages(record, metrics_of.get(record.model_id))),
+                "slow_stages": list(_slow_stages(record, measured_of[record.deployment])),
+                "measured": speed_view(record, measured_of[record.deployment]),
+                "stages": [
+                    {**stage, "measured": times}
+                    for stage, times in zip(
+                        _stage_views(record),
+                        stage_times(record, measured_of[record.deployment]),
+                        strict=True,
+                    )
+                ],
             }
             for record in deployments
         ],
@@ -115,7 +131,8 @@ def _epoch_view(epoch: Epoch) -> dict[str, object]:
     return {"number": epoch.number, "coordinator": epoch.coordinator}
 
 
-def _placed_view(index: int, stage: StageRecord) -> dict[str, object]:
+def placed_view(index: int, stage: StageRecord) -> dict[str, object]:
+    """Return where a stage goes, and what memory it takes."""
     memory = stage.memory
     return {
         "stage": index,
@@ -136,32 +153,18 @@ def _placed_view(index: int, stage: StageRecord) -> dict[str, object]:
     }
 
 
-def _stage_view(index: int, stage: StageRecord) -> dict[str, object]:
-    return {
-        **_placed_view(index, stage),
-        "read_bytes": stage.read_bytes,
-        "load_seconds": stage.load_seconds,
-    }
-
-
-def plan_view(record: DeploymentRecord) -> dict[str, object]:
-    """What would go where, of a deployment that was planned and does not exist."""
-    view = deployment_view(record)
-    names = (
-        "model",
-        "context_tokens",
-        "cache_tokens",
-        "num_layers",
-        "quantization",
-        "is_mapped",
-        "remarks",
-        "arithmetic",
-        "arithmetic_note",
-        "rejections",
-    )
-    planned = {name: view[name] for name in names}
-    planned["stages"] = [_placed_view(index, each) for index, each in enumerate(record.stages)]
-    return planned
+def _stage_views(record: DeploymentRecord) -> list[dict[str, object]]:
+    return [
+        {
+            **placed_view(index, stage),
+            "read_bytes": stage.read_bytes,
+            "load_seconds": stage.load_seconds,
+            "predicted": predicted,
+        }
+        for index, (stage, predicted) in enumerate(
+            zip(record.stages, stage_predictions(record), strict=True)
+        )
+    ]
 
 
 def deployment_view(record: DeploymentRecord) -> dict[str, object]:
@@ -188,8 +191,11 @@ def deployment_view(record: DeploymentRecord) -> dict[str, object]:
         "num_recoveries": record.num_recoveries,
         "recovery_seconds": record.recovery_seconds,
         "num_spares": record.num_spares,
+        "rebalance": record.rebalance.value,
+        "rebalance_note": record.rebalance_note,
         "remarks": list(record.remarks),
-        "stages": [_stage_view(index, stage) for index, stage in enumerate(record.stages)],
+        "prediction": prediction_view(record.prediction),
+        "stages": _stage_views(record),
         "rejections": [
             {"node_id": each.node_id, "unit_id": each.unit_id, "reason": each.reason}
             for each in record.rejections

@@ -108,6 +108,27 @@ class Vacated:
     nodes: frozenset[NodeId]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakePlan:
+    """Make the plan that a move was wanted to the plan of this attempt."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveOver:
+    """The move has ended: the new plan serves, or ``reason`` says why it was given up."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseUnused:
+    """An attempt beside the plan that serves has ended: release what it loaded up to ``epoch``."""
+
+    epoch: Epoch
+
+
 Action = (
     MakePlan
     | Claim
@@ -121,4 +142,7 @@ Action = (
     | Say
     | GiveUp
     | Vacated
+    | TakePlan
+    | MoveOver
+    | ReleaseUnused
 )

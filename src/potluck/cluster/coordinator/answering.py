@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from potluck.cluster.coordinator.pipeline import RemotePipeline, SentTotals
+from potluck.cluster.coordinator.token_rates import TokenRates
+from potluck.cluster.edges.path_figures import PathFigures
 from potluck.cluster.steps import MAX_WAITING_SEQUENCES
 from potluck.errors import (
     MovedError,
@@ -32,6 +34,7 @@ from potluck.serving.dispatcher import Dispatcher, Load
 from potluck.serving.ledger import Update
 from potluck.serving.pipeline import OnOutcome
 from potluck.serving.suspects import Standing, Suspects
+from potluck.types.cluster import NodeId
 from potluck.types.sampling import validate_sampling
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
@@ -113,10 +116,19 @@ class Answering:
         """Whether there are stages that compute."""
         return self._dispatcher.is_attached
 
+    def path(self) -> tuple[NodeId, PathFigures] | None:
+        """Return what the edge to the first stage shows, and the node it leads to."""
+        return None if self._pipeline is None else self._pipeline.path()
+
     @property
     def sent(self) -> SentTotals | None:
         """What went over the edge to the first stage; None while it is not attached."""
         return None if self._pipeline is None else self._pipeline.sent
+
+    @property
+    def rates(self) -> TokenRates:
+        """How fast it generates; nothing is known while it is not attached."""
+        return TokenRates() if self._pipeline is None else self._pipeline.rates
 
     @property
     def num_dropped_outcomes(self) -> int:

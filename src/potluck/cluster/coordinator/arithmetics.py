@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from potluck.cluster.coordinator.offering import reason_against
-from potluck.cluster.coordinator.planning import PlannedModel
 from potluck.engines.arithmetic_choice import speeds_up
-from potluck.engines.backends import NATIVE
 from potluck.errors import EngineError, InsufficientMemoryError
+from potluck.placement.offering import reason_against
+from potluck.placement.planned import PlannedModel
 from potluck.types.arithmetic import FASTEST_FIRST, Arithmetic
-from potluck.types.cluster import Rejection
 from potluck.types.node import NodeReport, UnitReport
+from potluck.types.placement import Rejection
 from potluck.types.tensor import TensorFormat
+from potluck.types.unit import NATIVE
 
 _HINT = "--arithmetic exact uses every unit"
 

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from potluck.catalog import ModelDescription
 from potluck.cluster.calls import DeploymentRecord, ModelFingerprint
+from potluck.cluster.coordinator.alternatives import Alternative, compared
 from potluck.cluster.coordinator.answering import OnOver, OpenPipeline
 from potluck.cluster.coordinator.claiming import Grant, Refusal, claim
+from potluck.cluster.coordinator.counting import counting_of
 from potluck.cluster.coordinator.edges import StageAddress
-from potluck.cluster.coordinator.keeping import Holding
 from potluck.cluster.coordinator.left_out import NodeUnitId
 from potluck.cluster.coordinator.overdue import OverdueSteps
 from potluck.cluster.coordinator.pipeline import RemotePipeline
 from potluck.cluster.coordinator.planning import (
     DeploymentSize,
-    PlannedModel,
-    as_mapped,
     placement_fields,
+    preferences_of,
     size_of,
 )
 from potluck.cluster.coordinator.spares import Sparing
@@ -32,16 +31,21 @@ from potluck.cluster.membership import Membership
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.messages import Loaded
 from potluck.engines.costs import CostOf
+from potluck.placement.keeping import Holding
+from potluck.placement.planned import PlannedModel, as_mapped
+from potluck.placement.rebalancing import RebalancePolicy
 from potluck.scheduling import SchedulerLimits
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.cluster import Epoch, NodeId
+from potluck.types.profile import ModelProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """What every deployment of an agent works with.
 
-    ``step_seconds``: see ``AgentConfig``. ``cost_of`` knows what engines take.
+    ``step_seconds``: see ``AgentConfig``. ``cost_of`` knows what engines take. Deployments move to
+    better plans by the ``rebalance_policy``.
     """
 
     membership: Membership
@@ -49,6 +53,7 @@ class Surroundings:
     listen_host: str
     step_seconds: float
     cost_of: CostOf
+    rebalance_policy: RebalancePolicy = field(default_factory=RebalancePolicy)
 
 
 class Attempt:
@@ -62,14 +67,14 @@ class Attempt:
         self,
         around: Surroundings,
         record: DeploymentRecord,
-        description: ModelDescription,
+        profile: ModelProfile,
         fingerprint: ModelFingerprint,
     ) -> None:
         self.record = record
         self._around = around
-        self._description = description
+        self._profile = profile
         self._fingerprint = fingerprint
-        self.size: DeploymentSize = size_of(description, record)
+        self.size: DeploymentSize = size_of(profile.config, record)
         self._planned: PlannedModel | None = None
         self._grant: Grant | None = None
         self._addresses: list[StageAddress] = []
@@ -94,17 +99,47 @@ class Attempt:
         self._planned = await plan_model(
             self._around.membership,
             record.model,
-            self._description,
+            self._profile,
             self._fingerprint,
             self.size,
             may_quantize=record.may_quantize,
             arithmetic=record.arithmetic,
+            preferences=preferences_of(record),
             cost_of=self._around.cost_of,
             left_out=left_out,
             record=record,
             leaving=without,
         )
         return self._planned
+
+    def adopt(self, planned: PlannedModel) -> None:
+        """Take a plan that was made for this deployment a moment ago, instead of :meth:`plan`."""
+        self._planned = planned
+
+    async def alternative(
+        self, without: Collection[NodeId], left_out: Mapping[NodeUnitId, str]
+    ) -> Alternative | None:
+        """Return the best plan as if nothing was loaded; None where that cannot be compared.
+
+        Weights and arithmetic stay what they are. Raises as ``plan_model``.
+        """
+        record = self.record
+        planned = await plan_model(
+            self._around.membership,
+            record.model,
+            self._profile,
+            self._fingerprint,
+            replace(self.size, quantization=record.quantization),
+            may_quantize=False,
+            arithmetic=record.arithmetic,
+            preferences=preferences_of(record),
+            cost_of=self._around.cost_of,
+            left_out=left_out,
+            record=record,
+            leaving=without,
+            is_anew=True,
+        )
+        return compared(planned, record)
 
     async def claim(self, above: Epoch, *, may_be_alone: bool) -> Grant | Refusal:
         """Take an epoch for the plan."""
@@ -214,6 +249,7 @@ class Attempt:
             arithmetic_note=own.arithmetic_note,
             stages=own.stages,
             rejections=own.rejections,
+            prediction=own.prediction,
         )
 
     @property
@@ -235,7 +271,8 @@ class Attempt:
     async def sparings(self) -> tuple[Sparing, ...]:
         """Every stage of the plan as it can be held by further nodes."""
         planned = self._the_plan.stages
-        mapped = await asyncio.to_thread(as_mapped, self._description, planned)
+        counting = counting_of(self._profile, self._around.cost_of)
+        mapped = await asyncio.to_thread(as_mapped, planned, counting.stage)
         return tuple(
             Sparing(
                 stage=holding,

@@ -11,21 +11,22 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from potluck.catalog import ModelDescription
 from potluck.cluster.calls import (
     DeploymentRecord,
     DeploymentState,
     ModelFingerprint,
+    RebalanceReport,
     StageLost,
 )
 from potluck.cluster.coordinator import actions, events, machine
 from potluck.cluster.coordinator.actions import Action
+from potluck.cluster.coordinator.alternatives import Alternative
 from potluck.cluster.coordinator.answering import Answering
 from potluck.cluster.coordinator.attempt import Attempt, Surroundings
 from potluck.cluster.coordinator.claiming import Grant, Refusal
@@ -33,19 +34,25 @@ from potluck.cluster.coordinator.epoch_end import EpochEnds
 from potluck.cluster.coordinator.events import Event
 from potluck.cluster.coordinator.left_out import StageStalledError
 from potluck.cluster.coordinator.machine import apply
-from potluck.cluster.coordinator.metrics import deployment_metrics
+from potluck.cluster.coordinator.metrics import deployment_metrics, stage_stats
+from potluck.cluster.coordinator.paces import Paces, paces_of
+from potluck.cluster.coordinator.rebalancing import Rebalancing
 from potluck.cluster.coordinator.releasing import release_others, stop_everything
 from potluck.cluster.coordinator.spares import load_spares
+from potluck.cluster.edges.path_figures import PathFigures
 from potluck.errors import DefectError, EngineError, MovedError, PotluckError
+from potluck.placement.planned import PlannedModel
 from potluck.serving.dispatcher import Load
 from potluck.types.cluster import Epoch, NodeId
 from potluck.types.gateway import ModelMetrics
+from potluck.types.profile import ModelProfile
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
     CommittedToken,
     Continuation,
     SequenceRequest,
 )
+from potluck.types.step import KV_BLOCK_TOKENS
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +77,7 @@ class Deployment:
     def __init__(
         self,
         record: DeploymentRecord,
-        description: ModelDescription,
+        profile: ModelProfile,
         fingerprint: ModelFingerprint,
         surroundings: Surroundings,
         *,
@@ -79,7 +86,7 @@ class Deployment:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.record = record
-        self._description = description
+        self._profile = profile
         self._fingerprint = fingerprint
         self._around = surroundings
         self._membership = surroundings.membership
@@ -88,9 +95,10 @@ class Deployment:
         self._clock = clock
         self._state = machine.State(epoch=record.epoch)
         self._attempt = self._new_attempt()  # the last that served, or is under way
+        self._served = self._attempt  # the one that serves, or the last that did
         self._answering = Answering(
             record.model_id,
-            description.config.vocab_size,
+            profile.config.vocab_size,
             self._attempt.limits,
             recovery_wait_seconds=record.recovery_wait_seconds,
             why_not=self._why_not,
@@ -102,6 +110,10 @@ class Deployment:
         self._tasks: set[asyncio.Task[None]] = set()
         self._leaving: dict[NodeId, asyncio.Event] = {}
         self._ends = EpochEnds(self._membership, clock)
+        self._rebalancing = Rebalancing(
+            self, surroundings.rebalance_policy, clock=clock, spawn=self._spawn
+        )
+        self._better: PlannedModel | None = None  # what a move was wanted to
         self._lost_at: float | None = None
         self._num_spares = 0
         self._settling: asyncio.TimerHandle | None = None
@@ -112,6 +124,10 @@ class Deployment:
     def load(self) -> Load | None:
         """How busy it is; None while it does not serve."""
         return self._answering.load if self._answering.is_attached else None
+
+    def path(self) -> tuple[NodeId, PathFigures] | None:
+        """Return what the edge to the first stage shows, and the node it leads to."""
+        return self._answering.path()
 
     async def start(self) -> None:
         """Deploy for the first time, then go on by itself.
@@ -196,9 +212,10 @@ class Deployment:
             loop = asyncio.get_running_loop()
             self._settling = loop.call_later(SETTLED_SECONDS, self._forget_holders)
 
-    def node_joined(self) -> None:
-        """There may be room now for what did not fit, and for spares."""
+    def node_joined(self, node_id: NodeId) -> None:
+        """There may be room now for what did not fit, for spares, and for a better plan."""
         self._count_holders()
+        self._rebalancing.node_joined(node_id)
         self._handle(events.NodeJoined())
         if self.record.num_spares:
             self._spawn(self._load_spares())
@@ -243,15 +260,50 @@ class Deployment:
         record, sent, load = self.record, self._answering.sent, self.load
         if sent is None or load is None:
             return None
-        num_blocks = self._attempt.limits.num_blocks
+        num_blocks = self._served.limits.num_blocks
         return await deployment_metrics(
             self._membership,
             record,
             load,
             sent,
+            self._answering.rates.speed(record.num_streams),
             num_blocks=num_blocks,
             num_spares=self._num_spares,
+            num_moves=self._rebalancing.num_moves,
+            last_gain=self._rebalancing.last_gain,
         )
+
+    # Moves to better plans.
+
+    async def rebalance(self, *, is_dry_run: bool) -> RebalanceReport:
+        """Move to the best plan, or say what that would gain; see ``Rebalancing.ask``."""
+        return await self._rebalancing.ask(is_dry_run=is_dry_run)
+
+    @property
+    def num_live_tokens(self) -> int:
+        """How many tokens the cache holds now, in whole blocks."""
+        num_free = self._answering.load.num_free_blocks
+        return (self._served.limits.num_blocks - num_free) * KV_BLOCK_TOKENS
+
+    async def alternative(self, without: Collection[NodeId]) -> Alternative | None:
+        """Return the best plan on all nodes but some; see ``Attempt.alternative``."""
+        left_out = self._ends.left_out(is_first=False)
+        without = {*without, *self._state.leaving}
+        return await self._new_attempt().alternative(without, left_out)
+
+    async def paces(self) -> Paces:
+        """Return how many times as long as before, and as predicted, the stages' steps take."""
+        return paces_of(await stage_stats(self._membership, self.record), self.record.prediction)
+
+    def begin_move(self, planned: PlannedModel, reason: str) -> None:
+        """Move to a plan that was made a moment ago, unless something else is under way."""
+        self._better = planned
+        nodes = frozenset(stage.node_id for stage in planned.stages)
+        self._handle(events.MoveWanted(nodes=nodes, reason=reason, needs_room=planned.needs_room))
+
+    def say_rebalance(self, note: str) -> None:
+        """Tell everybody what another plan would gain, or that there was one."""
+        self._say(rebalance_note=note)
 
     # Events in, actions out.
 
@@ -292,6 +344,12 @@ class Deployment:
             case actions.Vacated(nodes=nodes):
                 for node in nodes:
                     self._leaving.setdefault(node, asyncio.Event()).set()
+            case actions.TakePlan():
+                self._take_plan()
+            case actions.MoveOver(reason=reason):
+                self._move_over(reason)
+            case actions.ReleaseUnused(epoch=epoch):
+                self._release_unused(epoch)
 
     # What an attempt does. Each part ends with an event.
 
@@ -300,6 +358,24 @@ class Deployment:
             self._attempt.close()
         self._attempt = self._new_attempt()
         self._work(number, self._plan(number, without))
+
+    def _take_plan(self) -> None:
+        planned, self._better = self._better, None
+        if planned is not None:
+            self._attempt = self._new_attempt()
+            self._attempt.adopt(planned)
+
+    def _move_over(self, failure: str) -> None:
+        if failure and self.record.epoch == self._served.record.epoch:
+            self._attempt = self._served  # what is said from now on is not of the plan given up
+        self._rebalancing.move_over(failure)
+
+    def _release_unused(self, epoch: Epoch) -> None:
+        """Go on with the plan in force as if there had been no attempt since."""
+        self._attempt = self._served
+        # Stages that were asked for at a higher epoch are released at that epoch only.
+        asked = msgspec.structs.replace(self._served.record, epoch=epoch)
+        self._spawn(release_others(self._membership, asked, self._served.stages))
 
     async def _plan(self, number: int, without: frozenset[NodeId]) -> None:
         serving = self._state.serving
@@ -364,7 +440,9 @@ class Deployment:
                 loop.call_soon_threadsafe(self._handle, events.TokenCommitted(epoch=epoch))
 
         self._answering.attach(attempt.limits, attempt.pipeline_opener(committed), over)
+        self._served = attempt
         self._ends.served()
+        self._rebalancing.serves()
         if self._lost_at is not None:
             self._recovered(self._clock() - self._lost_at)
         self._lost_at = None
@@ -386,7 +464,7 @@ class Deployment:
         await self._load_spares()
 
     async def _load_spares(self) -> None:
-        attempt, serving = self._attempt, self._state.serving
+        attempt, serving = self._served, self._state.serving
         if self.record.num_spares and serving and serving.epoch == attempt.record.epoch:
             sparings = await attempt.sparings()
             self._num_spares = await load_spares(
@@ -430,6 +508,7 @@ class Deployment:
             _log.warning("%s: %s", self.record.model_id, error.message)
             self._lost_at = self._clock() if self._lost_at is None else self._lost_at
         self._answering.stop()
+        self._rebalancing.pauses()
         self._clearing = self._spawn(self._clear(self._clearing, error, self.record))
 
     async def _clear(
@@ -458,6 +537,7 @@ class Deployment:
 
     async def _end(self) -> None:
         self._handle(events.Ended())
+        self._rebalancing.close()
         self._stop_settling()
         if self._first is not None and not self._first.done():
             self._first.set_exception(
@@ -526,7 +606,7 @@ class Deployment:
         return max(1, math.ceil(self.record.ready_in_seconds or _RETRY_AFTER_SECONDS))
 
     def _new_attempt(self) -> Attempt:
-        return Attempt(self._around, self.record, self._description, self._fingerprint)
+        return Attempt(self._around, self.record, self._profile, self._fingerprint)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)

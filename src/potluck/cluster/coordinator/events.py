@@ -116,6 +116,19 @@ class LeaveRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MoveWanted:
+    """A better plan than the one that serves was found, and is worth moving to.
+
+    ``nodes`` and ``needs_room`` are those of the plan, as in ``Planned``. ``reason`` says in a few
+    words what it gains.
+    """
+
+    nodes: frozenset[NodeId]
+    reason: str
+    needs_room: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PauseOver:
     """The pause of an attempt is over."""
 
@@ -140,6 +153,7 @@ Event = (
     | NodeLeft
     | NodeJoined
     | LeaveRequested
+    | MoveWanted
     | PauseOver
     | Ended
 )

@@ -6,8 +6,9 @@ calls for. ``Deployment`` carries them out in the agent's loop, the simulation o
 A deployment goes through *attempts*. Each makes a plan, claims an epoch for it, loads what nobody
 holds, connects the stages and then serves. Where a stage or a node is lost there is another attempt
 at once; after a failure to plan or to load there is a pause first, which a node that joins ends.
-While a deployment serves, an attempt may run beside it (when a node wants to leave): the stages in
-use stay in use until those of the new plan are loaded.
+While a deployment serves, an attempt may run beside it: when a node wants to leave, or to *move* to
+a better plan. The stages in use stay in use until those of the new plan are loaded. A move that
+fails before that changes nothing.
 
 Every attempt has a number, and what it asked for is answered with that number. Answers to earlier
 attempts are ignored, so that nothing needs to be cancelled for the state to be right.
@@ -76,7 +77,8 @@ class State:
     ``needs_room`` if stages have to be released before it can be loaded. ``leaving`` are nodes to
     plan without. ``num_failures`` to load or to be of use, and ``num_unmet`` to plan or to connect,
     were in a row. ``alone_since`` is when most holders were first out of reach. ``is_outdated``: a
-    node has joined since the attempt began.
+    node has joined since the attempt began. ``is_move``: the attempt under way moves a deployment
+    that serves to a better plan.
     """
 
     epoch: Epoch
@@ -91,6 +93,7 @@ class State:
     num_unmet: int = 0
     alone_since: float | None = None
     is_outdated: bool = False
+    is_move: bool = False
     reason: str = ""
 
 
@@ -137,13 +140,16 @@ def apply(state: State, event: Event, now: float) -> Next:
             return Next(state=replace(state, is_outdated=_is_under_way(state)))
         case events.LeaveRequested(node_id=node_id):
             return _leave(state, node_id)
+        case events.MoveWanted():
+            return _move(state, event, now)
         case events.PauseOver() if _awaits(state, event.attempt, Phase.PAUSED):
             return _attempt(state)
         case events.Ended():
-            over = replace(state, phase=Phase.OVER, serving=None)
+            over = replace(state, phase=Phase.OVER, serving=None, is_move=False)
             return _with(
                 over,
                 [
+                    *_move_over(state, "the deployment ends here"),
                     actions.Cancel(),
                     actions.Detach(error=None),
                     actions.Vacated(nodes=state.leaving),
@@ -173,8 +179,10 @@ def _attempt(state: State) -> Next:
         phase=Phase.PLANNING,
         planned=frozenset(),
         is_outdated=False,
+        is_move=False,
     )
-    todo: list[Action] = []
+    is_for_leaving = state.serving is not None
+    todo = _move_over(state, "a node is about to leave" if is_for_leaving else state.reason)
     if _is_under_way(state):
         todo.append(actions.Cancel())
     if state.serving is None:
@@ -183,9 +191,43 @@ def _attempt(state: State) -> Next:
     return _with(following, todo)
 
 
+def _move(state: State, event: events.MoveWanted, now: float) -> Next:
+    """Claim an epoch for a plan that was made already; nothing else must be under way."""
+    if state.serving is None or state.phase is not Phase.IDLE:
+        return _with(state, [actions.MoveOver(reason="another plan is being carried out already")])
+    moving = replace(
+        state,
+        attempt=state.attempt + 1,
+        is_outdated=False,
+        is_move=True,
+        reason=event.reason,
+    )
+    planned = events.Planned(attempt=moving.attempt, nodes=event.nodes, needs_room=event.needs_room)
+    return _with_first(actions.TakePlan(attempt=moving.attempt), _planned(moving, planned, now))
+
+
+def _move_over(state: State, reason: str) -> list[Action]:
+    """What tells that a move ends, if there is one."""
+    return [actions.MoveOver(reason=reason)] if state.is_move else []
+
+
+def _serve_on(state: State, reason: str) -> Next:
+    """An attempt beside the plan that serves comes to nothing, and that plan stays."""
+    idle = replace(state, phase=Phase.IDLE, planned=frozenset(), is_move=False, reason="")
+    return _with(
+        idle,
+        [
+            *_move_over(state, reason),
+            # What wants to leave cannot be replaced; it serves on until it has left.
+            actions.Vacated(nodes=state.leaving),
+            actions.ReleaseUnused(epoch=state.epoch),
+        ],
+    )
+
+
 def _planned(state: State, event: events.Planned, now: float) -> Next:
     if event.is_in_force and state.serving is not None:
-        return _with(replace(state, phase=Phase.IDLE), [actions.Vacated(nodes=state.leaving)])
+        return _serve_on(state, "it is the plan in force")
     alone_since = state.alone_since
     may_be_alone = alone_since is not None and now - alone_since >= MINORITY_SECONDS
     claiming = replace(
@@ -215,6 +257,8 @@ def _refused(state: State, event: events.ClaimRefused, now: float) -> Next:
         since = now if state.alone_since is None else state.alone_since
         refused = replace(refused, alone_since=since)
         seconds = NO_QUORUM_PAUSE_SECONDS
+    if state.is_move:  # it can wait, and is looked at again
+        return _serve_on(replace(refused, alone_since=state.alone_since), event.reason)
     todo: list[Action] = []
     if state.serving is None:
         todo.append(actions.Say(reason=event.reason, is_degraded=True))
@@ -240,6 +284,7 @@ def _connected(state: State) -> Next:
         phase=Phase.IDLE,
         serving=Serving(epoch=state.epoch, nodes=state.planned),
         is_first=False,
+        is_move=False,
         num_unmet=0,
         reason="",
     )
@@ -248,6 +293,7 @@ def _connected(state: State) -> Next:
         [
             actions.Serve(attempt=state.attempt),
             actions.Say(reason="", is_ready=True),
+            *_move_over(state, ""),
             actions.Vacated(nodes=state.leaving - state.planned),
         ],
     )
@@ -261,13 +307,15 @@ def _failed(state: State, event: events.Failed) -> Next:
         over = replace(state, phase=Phase.OVER)
         return _with(over, [actions.GiveUp(error=event.error)])
     failed = replace(state, reason=event.error.message)
+    if state.is_move and state.serving is not None:
+        return _serve_on(state, event.error.message)
     if event.is_other_next:
         return _attempt(failed)
     if state.serving is not None:
-        # What wants to leave cannot be replaced; it serves on until it has left.
-        idle = replace(state, phase=Phase.IDLE)
-        return _with(idle, [actions.Vacated(nodes=state.leaving)])
-    return _pause(failed, event.error)
+        return _serve_on(state, event.error.message)
+    following = _pause(replace(failed, is_move=False), event.error)
+    todo = _move_over(state, event.error.message)
+    return _with(following.state, [*todo, *following.actions])
 
 
 def _pause(state: State, error: PotluckError) -> Next:
@@ -300,8 +348,10 @@ def _stage_lost(state: State, epoch: Epoch, error: PotluckError, *, is_suspiciou
     """``is_suspicious``: it counts as a failure to serve, if no token was committed at all."""
     serving = state.serving
     if serving is not None and serving.epoch == epoch:
-        lost = replace(state, serving=None, reason=error.message)
-        todo: list[Action] = [
+        lost = replace(state, serving=None, is_move=False, reason=error.message)
+        todo = _move_over(state, error.message)
+        todo += [
+            *([actions.Cancel()] if state.is_move else []),
             actions.Detach(error=error),
             actions.Say(reason=error.message, is_degraded=True),
         ]
@@ -321,6 +371,8 @@ def _node_left(state: State, node_id: NodeId, error: PotluckError) -> Next:
     if serving is not None and node_id in serving.nodes:
         return _stage_lost(left, serving.epoch, error, is_suspicious=False)
     if _is_under_way(state) and node_id in state.planned:
+        if state.is_move and serving is not None:
+            return _with_first(actions.Cancel(), _serve_on(left, error.message))
         return _attempt(replace(left, reason=error.message))
     return Next(state=left)
 

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
+from collections.abc import Iterable
+
+import msgspec
 
 from potluck.cluster.calls import DeploymentRecord, StageScope, StageStats, decode, encode
 from potluck.cluster.coordinator.pipeline import SentTotals
 from potluck.cluster.membership import Membership
 from potluck.cluster.worker.messages import Stats
 from potluck.errors import PotluckError
+from potluck.log_rate import LogRateFilter
 from potluck.serving.dispatcher import Load
 from potluck.types.cluster import NodeId
-from potluck.types.gateway import EdgeMetrics, ModelMetrics, StageMetrics
+from potluck.types.gateway import EdgeMetrics, ModelMetrics, StageMetrics, StageTimes, TokenSpeed
+from potluck.types.placement import Prediction
+from potluck.types.speed import StepTime
+
+_log = logging.getLogger(__name__)
+_log.addFilter(LogRateFilter(600.0))
 
 _SECONDS = 2.0
 
@@ -21,12 +32,15 @@ async def deployment_metrics(
     record: DeploymentRecord,
     load: Load,
     sent: SentTotals,
+    speed: TokenSpeed,
     *,
     num_blocks: int,
     num_spares: int,
+    num_moves: int = 0,
+    last_gain: float | None = None,
 ) -> ModelMetrics:
     """Ask the stages of ``record``; one whose node does not answer in time is left out."""
-    stats = await _stage_stats(membership, record)
+    stats = await stage_stats(membership, record)
     nodes = [stage.node_id for stage in record.stages]
     own = membership.node_id
     edges = [
@@ -61,6 +75,10 @@ async def deployment_metrics(
         num_recoveries=record.num_recoveries,
         recovery_seconds=record.recovery_seconds,
         num_spares=num_spares,
+        num_moves=num_moves,
+        last_gain=last_gain,
+        speed=speed,
+        prediction=record.prediction,
         stages=tuple(
             StageMetrics(
                 stage=index,
@@ -70,6 +88,7 @@ async def deployment_metrics(
                 memory_bytes=stats[index].resident_bytes,
                 num_dropped_frames=stats[index].num_dropped_frames,
                 slowdown=stats[index].slowdown,
+                times=stage_times(stats[index].step_times, loaded_sequences(record.prediction)),
             )
             for index, node in enumerate(nodes)
             if index in stats
@@ -78,17 +97,49 @@ async def deployment_metrics(
     )
 
 
-async def _stage_stats(membership: Membership, record: DeploymentRecord) -> dict[int, Stats]:
-    """Totals by stage."""
+async def stage_stats(membership: Membership, record: DeploymentRecord) -> dict[int, Stats]:
+    """Return totals by stage, without what no stage can have measured."""
     scope = encode(StageScope(deployment=record.deployment, epoch=record.epoch))
     stats: dict[int, Stats] = {}
 
     async def ask(node: NodeId) -> None:
         try:
             answer = await membership.call(node, "stage.stats", scope, timeout_seconds=_SECONDS)
-            stats.update(decode(answer, StageStats).stages)
+            told = decode(answer, StageStats).stages
+            own = (index for index, stage in enumerate(record.stages) if stage.node_id == node)
+            stats.update({index: _plausible(node, told[index]) for index in own if index in told})
         except PotluckError:
             return
 
     await asyncio.gather(*(ask(node) for node in {stage.node_id for stage in record.stages}))
     return stats
+
+
+def _plausible(node: NodeId, stats: Stats) -> Stats:
+    times = tuple(each for each in stats.step_times if each.is_plausible)
+    if len(times) < len(stats.step_times):
+        _log.warning("node %s reports step times that make no sense; they are ignored", node)
+    return msgspec.structs.replace(stats, step_times=times)
+
+
+def loaded_sequences(prediction: Prediction | None) -> int | None:
+    """Return how many sequences a step has when the streams of the plan decode."""
+    if prediction is None or min(prediction.num_streams, prediction.steps_in_flight) < 1:
+        return None
+    return math.ceil(prediction.num_streams / prediction.steps_in_flight)
+
+
+def stage_times(times: Iterable[StepTime], loaded_sequences: int | None) -> StageTimes:
+    """Return the latest times of one stage that predictions are made of."""
+    latest_first = sorted(times, key=lambda each: each.age_seconds)
+    decode: dict[int, float] = {}
+    for each in latest_first:
+        if each.num_tokens == each.num_sequences:
+            decode.setdefault(each.num_sequences, each.seconds)
+    prefills = [each for each in latest_first if each.num_tokens > each.num_sequences]
+    longest = max(prefills, key=lambda each: each.num_tokens, default=None)
+    return StageTimes(
+        decode_seconds=decode.get(1),
+        loaded_seconds=None if loaded_sequences is None else decode.get(loaded_sequences),
+        prefill_seconds_per_token=None if longest is None else longest.seconds / longest.num_tokens,
+    )

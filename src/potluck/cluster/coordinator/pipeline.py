@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from potluck.cluster.coordinator.step_times import CEILING_SECONDS, FLOOR_SECONDS, StepTimes
+from potluck.cluster.coordinator.token_rates import TokenRates
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import Frame, FrameKind
+from potluck.cluster.edges.path_figures import PathFigures
 from potluck.cluster.steps import decode_failure, decode_sampled, encode_step
 from potluck.errors import DefectError, EdgeError, EngineError, PotluckError
 from potluck.serving.pipeline import OnOutcome, StepOutcome
+from potluck.types.cluster import NodeId
 from potluck.types.step import Step, StepId
 
 _log = logging.getLogger(__name__)
@@ -96,6 +99,7 @@ class RemotePipeline:
         self._lost: EngineError | None = None
         self._is_closing = False
         self.sent = SentTotals()
+        self.rates = TokenRates()
         self._threads = (
             threading.Thread(target=self._send_all, name="steps", daemon=True),
             threading.Thread(target=self._receive_all, name="results", daemon=True),
@@ -106,6 +110,11 @@ class RemotePipeline:
     def submit(self, step: Step) -> None:
         """Queue a step; returns at once."""
         self._submitted.put(step)
+
+    def path(self) -> tuple[NodeId, PathFigures] | None:
+        """Return what the edge to the first stage shows, and the node it leads to."""
+        path = self._outgoing.path()
+        return None if path is None else (self._outgoing.peer_node_id, path)
 
     def close(self) -> None:
         """Close the edges; steps in flight fail. Idempotent, and bounded in time."""
@@ -149,7 +158,10 @@ class RemotePipeline:
     def _receive_all(self) -> None:
         while (step := self._in_flight.get()) is not None:
             try:
-                self._on_outcome(self._outcome(step))
+                outcome = self._outcome(step)
+                if outcome.error is None:
+                    self.rates.came(step, time.perf_counter())
+                self._on_outcome(outcome)
             except Exception as error:  # noqa: BLE001 - this thread's end would hang all that waits
                 self._lose(_as_told(error, "a result could not be taken"))
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import msgspec
 
 from potluck.cluster.calls import DeploymentRecord, ReleaseStages, StageScope, encode
-from potluck.cluster.coordinator.keeping import Holding
 from potluck.cluster.membership import Membership
 from potluck.errors import CallError
+from potluck.placement.keeping import Holding
 from potluck.types.cluster import NodeId
 from potluck.types.node import HeldStage
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import msgspec
 
 from potluck.cluster.calls import DeploymentRecord
-from potluck.cluster.coordinator.keeping import Holding
-from potluck.cluster.coordinator.offering import offers
 from potluck.cluster.coordinator.planning import DeploymentSize
 from potluck.cluster.coordinator.starting import load_stage
 from potluck.cluster.coordinator.survey import gather_reports
 from potluck.cluster.membership import Membership
 from potluck.cluster.worker.messages import Progress
 from potluck.errors import PotluckError
+from potluck.placement.keeping import Holding
+from potluck.placement.offering import offers
 from potluck.types.cluster import NodeId
 from potluck.types.memory import MemoryPlan
 from potluck.types.node import HeldStage, NodeReport

@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 
 import msgspec
 
-from potluck.catalog import ModelDescription
-from potluck.cluster.calls import CheckModel, DeploymentRecord, ModelFingerprint, decode, encode
-from potluck.cluster.coordinator.arithmetics import computing_in, plan_in
-from potluck.cluster.coordinator.keeping import Holding
+from potluck.cluster.calls import (
+    AskSpeeds,
+    CheckModel,
+    DeploymentRecord,
+    ModelFingerprint,
+    decode,
+    encode,
+)
+from potluck.cluster.coordinator.counting import counting_of
 from potluck.cluster.coordinator.left_out import NodeUnitId
-from potluck.cluster.coordinator.placing import Placement
-from potluck.cluster.coordinator.planning import DeploymentSize, PlannedModel, planned_model
+from potluck.cluster.coordinator.planning import DeploymentSize
+from potluck.cluster.coordinator.surveyed import plan_surveyed
 from potluck.cluster.membership import Membership
 from potluck.engines.costs import CostOf, cost_of
 from potluck.errors import PotluckError
+from potluck.placement.counting import Counting
+from potluck.placement.keeping import Holding
+from potluck.placement.placing import Surveyed
+from potluck.placement.planned import PlannedModel
+from potluck.placement.shapes import shapes_of
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.cluster import DeploymentId, NodeId, Rejection
+from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.node import CPU_UNIT, NodeReport
+from potluck.types.placement import Preferences, Rejection
+from potluck.types.profile import ModelProfile
+from potluck.types.speed import NodeSpeeds
 
 _NOBODY: Mapping[NodeUnitId, str] = MappingProxyType({})
+_log = logging.getLogger(__name__)
+
 _REPORT_SECONDS = 5.0
+_SPEEDS_SECONDS = 5.0
+_KNOWN_SPEEDS_SECONDS = 1.0
+"""While requests wait for stages to be replaced: a plan by what is known at once comes sooner."""
+
 _CHECK_SECONDS = 300.0
 """The small files of a model from the hub, or a GGUF file's header, may have to be fetched for it:
 some ten megabytes. Weights are fetched when a stage is loaded."""
@@ -33,23 +52,26 @@ some ten megabytes. Weights are fetched when a stage is loaded."""
 async def plan_model(
     membership: Membership,
     model: str,
-    description: ModelDescription,
+    profile: ModelProfile,
     fingerprint: ModelFingerprint,
     size: DeploymentSize,
     *,
     may_quantize: bool,
     arithmetic: Arithmetic | None,
+    preferences: Preferences,
     cost_of: CostOf = cost_of,
     left_out: Mapping[NodeUnitId, str] = _NOBODY,
     record: DeploymentRecord | None = None,
     leaving: Collection[NodeId] = (),
+    is_anew: bool = False,
 ) -> PlannedModel:
     """Place a model on the nodes that are there and can read the very same files.
 
     With ``may_quantize`` it is quantized as little as makes it fit, but not less than ``size``
     says. ``arithmetic``: see ``plan_in``. ``cost_of`` knows what engines take. Units that are
     ``left_out`` get nothing, for the reasons given, nor do nodes that are ``leaving``. What workers
-    hold of the deployment of ``record`` already stays where it is, if that leads to a plan. Raises
+    hold of the deployment of ``record`` already stays where it is, if that leads to a plan,
+    unless the plan ``is_anew``. Raises
     ``InsufficientMemoryError``, which says what would fit, what makes the model unreadable here,
     and ``EngineError`` where this node knows none of the backends or no unit has the arithmetic.
     """
@@ -63,22 +85,56 @@ async def plan_model(
     reports, absent = _without(reports, left_out)
     able, unable = await _nodes_with_model(membership, model, fingerprint, reports)
 
-    def plan(arithmetic: Arithmetic) -> PlannedModel:
-        in_arithmetic = replace(size, arithmetic=arithmetic)
-        computing = computing_in(arithmetic, able)
-        placement = Placement(description, reports, computing.reports, cost_of, held, in_use)
-        placed = placement.of(in_arithmetic.of_stage, may_quantize=may_quantize)
-        planned = planned_model(
-            description,
-            placed.plan,
-            replace(in_arithmetic, quantization=placed.quantization),
-            computing.reports,
-            (*silent, *absent, *unable, *computing.rejections, *placed.rejections),
-            cost_of,
-        )
-        return replace(planned, needs_room=placed.needs_room, held=tuple(held))
+    counting = counting_of(profile, cost_of)
+    # Where stages were lost, requests wait for the plan.
+    may_wait = is_anew or not held
+    speeds = await _gather_speeds(membership, able, counting, size, may_wait=may_wait)
 
-    return await asyncio.to_thread(plan_in, arithmetic, able, plan)
+    surveyed = Surveyed(
+        reports=reports,
+        able=able,
+        coordinator=membership.node_id,
+        preferences=preferences,
+        speeds=speeds,
+        held=held,
+        in_use=in_use,
+        is_anew=is_anew,
+    )
+    return await asyncio.to_thread(
+        plan_surveyed,
+        counting,
+        surveyed,
+        size,
+        may_quantize=may_quantize,
+        arithmetic=arithmetic,
+        rejections=(*silent, *absent, *unable),
+    )
+
+
+async def _gather_speeds(
+    membership: Membership,
+    able: Sequence[NodeReport],
+    counting: Counting,
+    size: DeploymentSize,
+    *,
+    may_wait: bool,
+) -> dict[NodeId, NodeSpeeds]:
+    """Ask nodes what they have measured; one that does not answer has measured nothing."""
+    seconds = _SPEEDS_SECONDS if may_wait else _KNOWN_SPEEDS_SECONDS
+    backends = {unit.backend for report in able for unit in report.units}
+    shapes = await asyncio.to_thread(shapes_of, counting, size.of_stage, backends)
+    request = encode(AskSpeeds(model_shapes=shapes, may_wait=may_wait))
+    speeds: dict[NodeId, NodeSpeeds] = {}
+
+    async def ask(node: NodeId) -> None:
+        try:
+            answer = await membership.call(node, "node.speeds", request, timeout_seconds=seconds)
+            speeds[node] = decode(answer, NodeSpeeds)
+        except PotluckError as error:
+            _log.debug("node %s does not say how fast it is: %s", node, error.message)
+
+    await asyncio.gather(*(ask(report.node_id) for report in able))
+    return speeds
 
 
 def held_of(deployment: DeploymentId, reports: Sequence[NodeReport]) -> list[Holding]:

@@ -10,7 +10,9 @@ from collections.abc import Callable
 
 from potluck.cluster.edges.edge import (
     EdgeLimits,
+    IncomingEdge,
     OutgoingEdge,
+    both_ends,
     check_counts,
 )
 from potluck.cluster.edges.frames import PREAMBLE_BYTES, Preamble, decode_preamble
@@ -36,6 +38,31 @@ def connect_edge(
     Raises ``EdgeError`` if it is not reached, is another node, refuses, or does not answer in
     time.
     """
+    connection = _connect(address, credentials, hello, peer, timeout_seconds)
+    return OutgoingEdge(connection, peer, hello.scope, limits)
+
+
+def connect_both_ways(
+    address: tuple[str, int],
+    credentials: Credentials,
+    hello: Hello,
+    *,
+    peer: NodeId,
+    limits: EdgeLimits,
+    timeout_seconds: float,
+) -> tuple[OutgoingEdge, IncomingEdge]:
+    """Connect as ``connect_edge`` does, for a connection that is used both ways in turn."""
+    connection = _connect(address, credentials, hello, peer, timeout_seconds)
+    return both_ends(connection, peer, hello.scope, limits)
+
+
+def _connect(
+    address: tuple[str, int],
+    credentials: Credentials,
+    hello: Hello,
+    peer: NodeId,
+    timeout_seconds: float,
+) -> ssl.SSLSocket:
     deadline = time.monotonic() + timeout_seconds
 
     def remaining_seconds() -> float:
@@ -70,7 +97,7 @@ def connect_edge(
         except ValueError as error:
             raise EdgeError(name, str(error)) from error
         on_failure.pop_all()
-    return OutgoingEdge(connection, peer, hello.scope, limits)
+    return connection
 
 
 def _hint(error: OSError) -> str:

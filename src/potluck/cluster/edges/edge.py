@@ -3,7 +3,8 @@
 Each end is used by one thread at a time, the thread that computes. OpenSSL allows no read and
 write on one connection at once; CPython does not keep them apart (python/cpython#143756), and its
 one attempt at that, 3.13.6, let them wait for each other (#137583). An edge goes one way, so no end
-ever needs both. ``close`` alone may come from any thread; it ends what the other one waits for.
+ever needs both; where a connection is used both ways, to measure it, one thread does that in turn.
+``close`` alone may come from any thread; it ends what the other one waits for.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from potluck.cluster.edges.frames import (
     encode_preamble_into,
     encode_scope,
 )
+from potluck.cluster.edges.path_figures import PathFigures, path_figures
 from potluck.cluster.trust.handshakes import describe
 from potluck.errors import EdgeClosedError, EdgeError
 from potluck.types.cluster import NodeId
@@ -55,26 +57,49 @@ class EdgeLimits:
                 raise ValueError(f"{count} bytes do not fit in a frame")
 
 
+class _Locks:
+    """The locks of a connection: of one end, or of the two ends of ``both_ends``."""
+
+    def __init__(self) -> None:
+        self.using = threading.Lock()  # held during a call that may wait
+        self.descriptor = threading.Lock()  # held while it is shut down or given up
+
+
 class _End:
     """A connected socket, whose it is, and how it is closed."""
 
     def __init__(
-        self, connection: socket.socket, peer: NodeId, scope: Scope, limits: EdgeLimits
+        self,
+        connection: socket.socket,
+        peer: NodeId,
+        scope: Scope,
+        limits: EdgeLimits,
+        *,
+        locks: _Locks | None = None,
     ) -> None:
         """Own ``connection``, which is blocking and connected."""
+        locks = _Locks() if locks is None else locks
         self.peer_node_id = peer
         self.scope = scope
         self._connection = connection
         self._scope = encode_scope(scope)
         self._limits = limits
-        self._using = threading.Lock()  # held during a call that may wait
-        self._descriptor = threading.Lock()  # held while it is shut down or given up
+        self._using = locks.using
+        self._descriptor = locks.descriptor
         self._is_closed = False
 
     @property
     def is_closed(self) -> bool:
         """Whether either side has closed it, as far as is known here."""
         return self._is_closed
+
+    def path(self) -> PathFigures | None:
+        """Return what the kernel has seen of the way to the peer; from any thread.
+
+        None if the end is closed, or the kernel is too old to say.
+        """
+        with self._descriptor:
+            return None if self._connection.fileno() < 0 else path_figures(self._connection)
 
     def close(self) -> None:
         """Close, from any thread: what waits in the other one ends with ``EdgeClosedError``."""
@@ -106,9 +131,15 @@ class OutgoingEdge(_End):
     """The sending end."""
 
     def __init__(
-        self, connection: socket.socket, peer: NodeId, scope: Scope, limits: EdgeLimits
+        self,
+        connection: socket.socket,
+        peer: NodeId,
+        scope: Scope,
+        limits: EdgeLimits,
+        *,
+        locks: _Locks | None = None,
     ) -> None:
-        super().__init__(connection, peer, scope, limits)
+        super().__init__(connection, peer, scope, limits, locks=locks)
         self._buffer = memoryview(bytearray(_FIRST_BUFFER_BYTES))
 
     def send(
@@ -152,9 +183,15 @@ class IncomingEdge(_End):
     """The receiving end."""
 
     def __init__(
-        self, connection: socket.socket, peer: NodeId, scope: Scope, limits: EdgeLimits
+        self,
+        connection: socket.socket,
+        peer: NodeId,
+        scope: Scope,
+        limits: EdgeLimits,
+        *,
+        locks: _Locks | None = None,
     ) -> None:
-        super().__init__(connection, peer, scope, limits)
+        super().__init__(connection, peer, scope, limits, locks=locks)
         self._preamble = bytearray(PREAMBLE_BYTES)
         self._buffer = memoryview(bytearray(_FIRST_BUFFER_BYTES))
 
@@ -217,6 +254,20 @@ class IncomingEdge(_End):
             header=view[start:payload_start],
             payload=view[payload_start:],
         )
+
+
+def both_ends(
+    connection: socket.socket, peer: NodeId, scope: Scope, limits: EdgeLimits
+) -> tuple[OutgoingEdge, IncomingEdge]:
+    """Return both ends on one connection, for one thread that sends and receives in turn.
+
+    Closing either of them closes the connection.
+    """
+    locks = _Locks()
+    return (
+        OutgoingEdge(connection, peer, scope, limits, locks=locks),
+        IncomingEdge(connection, peer, scope, limits, locks=locks),
+    )
 
 
 _CUT_OFF = "it closed the connection in the middle of a frame"

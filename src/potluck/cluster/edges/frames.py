@@ -38,12 +38,14 @@ MAX_COUNT = 2**32 - 1
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame carries."""
+    """What a frame carries. ``PROBE`` and ``TURN`` measure a link (``cluster.links.exchange``)."""
 
     HELLO = 1
     STEP = 2
     RESULT = 3
     FAILURE = 4
+    PROBE = 5
+    TURN = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,13 @@ import ssl
 import threading
 import time
 
-from potluck.cluster.edges.edge import EdgeLimits, IncomingEdge, check_counts
+from potluck.cluster.edges.edge import (
+    EdgeLimits,
+    IncomingEdge,
+    OutgoingEdge,
+    both_ends,
+    check_counts,
+)
 from potluck.cluster.edges.frames import PREAMBLE_BYTES, decode_preamble
 from potluck.cluster.edges.hello import (
     HELLO_LIMITS,
@@ -73,6 +79,17 @@ class EdgeListener:
         returns are closed too: a listener is for one edge at a time. Raises ``EdgeError`` when
         nobody came in time and ``EdgeClosedError`` when the listener was closed.
         """
+        connection = self._accept(expected, peer, timeout_seconds)
+        return IncomingEdge(connection, peer, expected.scope, limits)
+
+    def accept_both_ways(
+        self, expected: Hello, *, peer: NodeId, limits: EdgeLimits, timeout_seconds: float
+    ) -> tuple[OutgoingEdge, IncomingEdge]:
+        """Wait as ``accept`` does, for a connection that is used both ways in turn."""
+        connection = self._accept(expected, peer, timeout_seconds)
+        return both_ends(connection, peer, expected.scope, limits)
+
+    def _accept(self, expected: Hello, peer: NodeId, timeout_seconds: float) -> ssl.SSLSocket:
         with self._accepting:
             if self._is_closed:
                 raise EdgeClosedError(peer, "the listener is closed")
@@ -87,7 +104,7 @@ class EdgeListener:
                 if self._is_closed:
                     raise EdgeClosedError(peer, "the listener is closed")
                 raise EdgeError(peer, f"it did not connect within {timeout_seconds:g} s")
-            return IncomingEdge(connection, peer, expected.scope, limits)
+            return connection
 
     def close(self) -> None:
         """Stop listening; an ``accept`` in another thread ends. Idempotent."""

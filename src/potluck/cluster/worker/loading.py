@@ -5,43 +5,46 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass, replace
 
-from potluck.catalog import describe_model, open_headers, open_weights
+from potluck.catalog import ModelDescription, describe_model, read_profile
 from potluck.cluster.worker.messages import Load
 from potluck.cluster.worker.plan import plan_worker
-from potluck.engines.native import make_pool
-from potluck.engines.opening import module_named, open_engine
-from potluck.loading import (
-    NotPackedError,
-    PackedCache,
-    Room,
-    StageSize,
-    default_packed_folder,
-    require_memory,
-)
-from potluck.loading.load import LoadedStage, load_stage
-from potluck.loading.pack import packed_weights
+from potluck.engines.opening import open_engine
+from potluck.loading import PackedCache, Room, StageSize, default_packed_folder
+from potluck.loading.load import LoadedStage
+from potluck.loading.prepare import plan_stages, prepare_stages
+from potluck.models.program import weight_specs
 from potluck.probe.memory import available_memory, held_bytes
 from potluck.quantities import format_bytes, format_seconds
 from potluck.types.engine import LoadableEngine
 from potluck.types.memory import MemoryLimit, MemoryPlan
+from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
+from potluck.types.quantization import Quantization
+from potluck.types.speed import model_shape
+from potluck.types.tensor import TensorFormat
 from potluck.weights.report import remark_lines
 
 _log = logging.getLogger(__name__)
 
+_NO_FORMAT = TensorFormat.F32.label
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedShare:
-    """A stage, the plan that it was loaded by, and what that took."""
+    """A stage, the plan that it was loaded by, and what that took.
+
+    ``model_shape`` (see ``types.speed``) says with which models' step times its own compare.
+    """
 
     stage: LoadedStage
     memory: MemoryPlan
     read_bytes: int
     seconds: float
+    model_shape: str
 
 
 def load_for(
@@ -77,51 +80,61 @@ def load_for(
         backend=load.unit.backend,
         is_on_device=load.device_free_bytes is not None,
     )
-    cost = module_named(load.unit.engine).COST
-    with closing(open_headers(description, [shard])) as headers:
-
-        def count(size: StageSize) -> MemoryPlan:
-            return plan_worker(description, headers, shard, size, cost=cost).memory
-
-        plan = plan_worker(description, headers, shard, size, cost=cost)
-        require_memory(plan.memory, _room(load), size, count)
-        with closing(open_weights(description, [shard], on_fetch)) as tensors:
-            pool = make_pool(load.num_threads)
-            packed = None
-            if size.is_mapped:
-                cache = PackedCache(default_packed_folder(os.environ), load.packed_cache_bytes)
-                try:
-                    packed = packed_weights(
-                        description, tensors, plan, pool=pool, cache=cache, on_progress=on_progress
-                    )
-                except NotPackedError as error:
-                    size = replace(size, is_mapped=False)
-                    plan = plan_worker(description, headers, shard, size, cost=cost)
-                    because = f"weights cannot be mapped ({error}): "
-                    require_memory(plan.memory, _room(load), size, count, because=because)
-                    _log.warning("weights are loaded, not mapped: %s", error)
-            stage = load_stage(
-                description,
-                tensors,
-                plan,
-                unit=load.unit,
-                pool=pool,
-                packed=packed,
-                on_progress=on_progress,
-                on_warm_up=on_warm_up,
-                make_engine=make_engine,
-            )
-            read_bytes = tensors.num_bytes_read
+    profile = read_profile(description, [shard])
+    plan = plan_stages(
+        profile,
+        [shard],
+        size,
+        load.unit,
+        _room(load),
+        plan_one=plan_worker,
+    )
+    prepared = prepare_stages(
+        description,
+        plan,
+        room=lambda: _room(load),
+        cache=PackedCache(default_packed_folder(os.environ), load.packed_cache_bytes),
+        plan_one=plan_worker,
+        make_engine=make_engine,
+        on_fetch=on_fetch,
+        on_progress=on_progress,
+        on_warm_up=lambda _done, _total: on_warm_up(),
+    )
+    (stage,) = prepared.stages
     report = stage.report
     _log.info("read %s in %s", format_bytes(report.read_bytes), format_seconds(report.seconds))
-    for line in remark_lines(plan.remarks):
+    for line in remark_lines(report.remarks):
         _log.info("%s", line)
     return LoadedShare(
         stage=stage,
-        memory=plan.memory,
-        read_bytes=read_bytes,
+        memory=prepared.plan.memory,
+        read_bytes=prepared.read_bytes,
         seconds=time.monotonic() - started,
+        model_shape=model_shape(
+            description.config,
+            _dominant_format(description, prepared.plan.profile, shard, spec.quantization),
+            spec.arithmetic,
+        ),
     )
+
+
+def _dominant_format(
+    description: ModelDescription, profile: ModelProfile, shard: Shard, quantization: Quantization
+) -> str:
+    """Return the label of the format that most bytes of the layers' matrices are loaded in.
+
+    ``placement.work`` says the same of the whole model; its layers hardly differ in that. A stage
+    without layers looks at all of them.
+    """
+    if shard.start_layer == shard.end_layer:
+        shard, profile = Shard.whole(shard.num_layers), read_profile(description)
+    num_bytes: Counter[str] = Counter()
+    for weight in weight_specs(profile.config, shard):
+        if weight.layer is not None and len(weight.shape) > 1:
+            info = profile.info(weight.name)
+            target = quantization.target(weight, info, shard.num_layers)
+            num_bytes[target.label] += replace(info, format=target).num_bytes
+    return max(num_bytes, key=lambda label: (num_bytes[label], label), default=_NO_FORMAT)
 
 
 def _room(load: Load) -> Room:

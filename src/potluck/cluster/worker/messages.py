@@ -9,11 +9,13 @@ import struct
 
 import msgspec
 
+from potluck.cluster.edges.path_figures import PathFigures
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.memory import MemoryPlan
 from potluck.types.node import HeldStage
 from potluck.types.quantization import Quantization
+from potluck.types.speed import StepTime
 from potluck.types.unit import UnitAddress
 
 MAX_MESSAGE_BYTES = 2**20
@@ -196,6 +198,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     ``memory`` is what the worker has planned with, ``read_bytes`` came from the model's files
     (headers and all), in ``seconds``. The weights that ``memory`` has as mapped are in the
     ``mapped_file``. ``is_kept``: the worker held the stage already, and read nothing for it.
+    ``model_shape`` (see ``types.speed``) is what its step times are kept under.
     """
 
     host: str
@@ -205,6 +208,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     seconds: float
     mapped_file: MappedFile | None
     is_kept: bool = False
+    model_shape: str = ""
 
 
 class Listening(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -244,13 +248,22 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     is_defect: bool = False
 
 
+class WayInUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kernel says of an edge that leads to a node."""
+
+    node_id: NodeId
+    path: PathFigures
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Totals since the start, the memory that the process holds now, and what goes on.
 
     ``busy_seconds`` is how long the present call into the engine has taken; 0 between two.
     ``num_dropped_frames`` came late or twice and were not computed. ``sending_seconds`` is how long
     a result has been on its way out; 0 between two. ``slowdown`` is how many times as long as
-    before steps take lately (see ``worker.pace``); None while that is not known.
+    before steps take lately (see ``worker.pace``); None while that is not known. ``step_times`` are
+    those of recent steps (see ``worker.step_times``). ``way`` is that of its results, None while
+    the stage is not connected.
     """
 
     num_steps: int
@@ -263,6 +276,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     num_dropped_frames: int = 0
     sending_seconds: float = 0.0
     slowdown: float | None = None
+    step_times: tuple[StepTime, ...] = ()
+    way: WayInUse | None = None
 
 
 ToWorker = Load | Listen | Connect | Disconnect | Report

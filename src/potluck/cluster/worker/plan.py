@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from potluck.catalog import ModelDescription
 from potluck.cluster.steps import result_bytes
-from potluck.formats.source import FileTensorSource
-from potluck.loading import StagePlan, StageSize, plan_stage
+from potluck.loading import plan_stage
 from potluck.types.engine import EngineCost
+from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
+from potluck.types.stage import StagePlan, StageSize
 
 PROCESS_BYTES = 48 * 2**20
 """A worker of the native backend without weights, cache, scratch and what it loads through; what
@@ -25,8 +25,7 @@ is sent also lies in the matrix that the engine has filled."""
 
 
 def plan_worker(
-    description: ModelDescription,
-    tensors: FileTensorSource,
+    profile: ModelProfile,
     shard: Shard,
     size: StageSize,
     *,
@@ -36,7 +35,7 @@ def plan_worker(
 
     Raises as ``plan_stage``.
     """
-    payload_bytes = 4 * description.config.hidden_size * size.max_step_tokens
+    payload_bytes = 4 * profile.config.hidden_size * size.max_step_tokens
     num_payloads = 0
     if not shard.has_embedding:
         num_payloads += _FRAMES_RECEIVED
@@ -46,8 +45,7 @@ def plan_worker(
     if shard.has_head:
         own_bytes += _RESULT_TIMES * result_bytes(size.max_step_tokens)
     return plan_stage(
-        description,
-        tensors,
+        profile,
         shard,
         size,
         process_bytes=own_bytes,

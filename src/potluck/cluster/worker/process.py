@@ -36,7 +36,6 @@ from potluck.cluster.worker.messages import (
     Stats,
 )
 from potluck.cluster.worker.serving import ServedStage, Serving, Told
-from potluck.cluster.worker.stage import StageTotals
 from potluck.cluster.worker.watch import CallWatch
 from potluck.cluster.worker.watched_engine import open_watched
 from potluck.engines.opening import open_engine
@@ -116,6 +115,7 @@ def _serve(channel: ControlChannel) -> int:
                 read_bytes=loaded.read_bytes,
                 seconds=loaded.seconds,
                 mapped_file=_mapped_file(loaded.stage),
+                model_shape=loaded.model_shape,
             )
         )
         _answer(channel, serving, watch)
@@ -204,12 +204,13 @@ def _answer(channel: ControlChannel, serving: Serving, watch: CallWatch) -> None
                 serving.disconnect(message.epoch)
             case Report():
                 rss = process.memory_info().rss
-                channel.send(_stats(serving.totals, rss, watch.busy_seconds))
+                channel.send(_stats(serving, rss, watch.busy_seconds))
             case _:
                 raise DefectError(f"the agent sent {type(message).__name__} to a loaded stage")
 
 
-def _stats(totals: StageTotals, resident_bytes: int, busy_seconds: float) -> Stats:
+def _stats(serving: Serving, resident_bytes: int, busy_seconds: float) -> Stats:
+    totals, now = serving.totals, time.perf_counter()
     return Stats(
         num_steps=totals.num_steps,
         num_tokens=totals.num_tokens,
@@ -220,7 +221,9 @@ def _stats(totals: StageTotals, resident_bytes: int, busy_seconds: float) -> Sta
         busy_seconds=busy_seconds or totals.busy_seconds,
         num_dropped_frames=totals.num_dropped_frames,
         sending_seconds=totals.sending_seconds,
-        slowdown=totals.pace.slowdown(time.perf_counter()),
+        slowdown=totals.pace.slowdown(now),
+        step_times=totals.recent.times(serving.shard, now),
+        way=serving.way(),
     )
 
 

@@ -20,12 +20,13 @@ from potluck.cluster.edges.frames import Scope
 from potluck.cluster.edges.hello import Hello
 from potluck.cluster.edges.listener import EdgeListener
 from potluck.cluster.trust.credentials import Credentials
-from potluck.cluster.worker.messages import Connect, Disconnected, Ready
+from potluck.cluster.worker.messages import Connect, Disconnected, Ready, WayInUse
 from potluck.cluster.worker.stage import Stage, StageTotals
 from potluck.errors import DefectError, EdgeClosedError, EdgeError, EngineError, PotluckError
 from potluck.loading.load import LoadedStage
 from potluck.quantities import format_seconds
 from potluck.types.cluster import DeploymentId, Epoch
+from potluck.types.program import Shard
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +78,11 @@ class Serving:
         self._session: _Session | None = None
         self._seen: Epoch | None = None
 
+    @property
+    def shard(self) -> Shard:
+        """The part of the model that the stage is."""
+        return self._stage.loaded.program.shard
+
     def listen(self) -> tuple[str, int]:
         """Listen for an incoming edge at a new address, and no longer at one that nobody used.
 
@@ -116,6 +122,10 @@ class Serving:
             self._told.edges(Disconnected(epoch=epoch, message="there are no edges"))
         else:
             session.cut("its epoch is over")  # and says so when it is
+
+    def way(self) -> WayInUse | None:
+        """Return what is known of the way of the results; None while there is no edge."""
+        return None if self._session is None else self._session.way()
 
     def close(self) -> bool:
         """Close what is open; return whether nothing is computed any more, after a little while."""
@@ -179,6 +189,14 @@ class _Session:
         self._listener.close()
         for edge in edges:
             edge.close()
+
+    def way(self) -> WayInUse | None:
+        """Return what the outgoing edge shows; None if there is none, or the kernel cannot say."""
+        with self._changing:
+            edges = [each for each in self._edges if isinstance(each, OutgoingEdge)]
+        paths = ((each.peer_node_id, each.path()) for each in edges)
+        found = (WayInUse(node_id=node, path=path) for node, path in paths if path is not None)
+        return next(found, None)
 
     def join(self, seconds: float) -> bool:
         """Wait for its thread; return whether it has ended."""

@@ -11,6 +11,7 @@ from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import Frame, FrameKind
 from potluck.cluster.steps import decode_step, encode_failure, encode_sampled
 from potluck.cluster.worker.pace import Pace
+from potluck.cluster.worker.step_times import RecentSteps
 from potluck.errors import EdgeError, EngineError, PotluckError, UnitFaultError
 from potluck.types.engine import Engine
 from potluck.types.program import Shard
@@ -33,6 +34,7 @@ class StageTotals:
     computing_since: float = 0.0
     sending_since: float = 0.0
     pace: Pace = field(default_factory=Pace)
+    recent: RecentSteps = field(default_factory=RecentSteps)
 
     @property
     def busy_seconds(self) -> float:
@@ -136,3 +138,4 @@ class Stage:
         totals.send_seconds += time.perf_counter() - computed
         totals.num_sent_bytes += len(header) + payload.nbytes
         totals.pace.took(step, computed - started, at=computed)
+        totals.recent.took(step, computed - started, at=computed)

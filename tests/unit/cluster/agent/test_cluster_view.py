@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ import jsonschema
 import msgspec
 import pytest
 from support import hardware
+from support.predictions import prediction, stage_prediction
 
 import potluck
 from potluck.cluster.agent import gateway as gateway_module
@@ -21,9 +24,10 @@ from potluck.cluster.agent.view import cluster_view, deployment_view
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, StageRecord
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
-from potluck.types.gateway import ModelMetrics, ModelState, StageMetrics
+from potluck.types.gateway import ModelMetrics, ModelState, StageMetrics, StageTimes, TokenSpeed
 from potluck.types.memory import MemoryPlan
 from potluck.types.node import HeldStage, NodeReport
+from potluck.types.placement import Prediction
 from potluck.types.quantization import Quantization
 
 A, B, C = (NodeId(letter * 16) for letter in "abc")
@@ -202,6 +206,87 @@ def test_a_deployment_tells_how_it_recovers() -> None:
     jsonschema.validate(
         json.loads(json.dumps(document)), json.loads((SCHEMAS / "deploy.json").read_text())
     )
+
+
+def served(epoch: int) -> ModelMetrics:
+    """What was measured of both stages, the second without prompts."""
+    both = metrics(epoch, None, None)
+    first, second = both.stages
+    return dataclasses.replace(
+        both,
+        speed=TokenSpeed(tokens_per_second=40.0, total_tokens_per_second=90.0, num_streams=5),
+        stages=(
+            dataclasses.replace(
+                first, times=StageTimes(decode_seconds=0.02, prefill_seconds_per_token=0.001)
+            ),
+            dataclasses.replace(second, times=StageTimes(decode_seconds=0.03)),
+        ),
+    )
+
+
+def test_what_was_measured_is_shown_beside_what_was_predicted() -> None:
+    planned = record(prediction=prediction(A, B))
+    (shown,) = view(of=planned, metrics=(served(3),))["deployments"]
+    assert shown["prediction"]["total_tokens_per_second"] == 120
+    assert shown["prediction"]["steps_in_flight"] == 2
+    assert shown["measured"] == {
+        "tokens_per_second": 40.0,
+        "total_tokens_per_second": 90.0,
+        "num_streams": 5,
+    }
+    first, second = shown["stages"]
+    assert first["predicted"] == {
+        "decode_seconds": 0.021,
+        "loaded_seconds": 0.05,
+        "prefill_seconds_per_token": 0.0015,
+        "hop_seconds": 0.0002,
+        "basis": "measured",
+    }
+    assert first["measured"] == {
+        "decode_seconds": 0.02,
+        "loaded_seconds": None,
+        "prefill_seconds_per_token": 0.001,
+    }
+    assert second["measured"]["decode_seconds"] == 0.03
+    document = {"schema": "potluck.deploy/1", **deployment_view(planned)}
+    schema = json.loads((SCHEMAS / "deploy.json").read_text())
+    jsonschema.validate(json.loads(json.dumps(document)), schema)
+
+
+@pytest.mark.parametrize("known", [(), (served(2),)], ids=["unknown", "of an earlier epoch"])
+def test_nothing_is_measured_of_an_epoch_that_has_not_served(
+    known: tuple[ModelMetrics, ...],
+) -> None:
+    (shown,) = view(metrics=known)["deployments"]
+    assert shown["prediction"] is None
+    assert set(shown["measured"].values()) == {None}
+    for stage in shown["stages"]:
+        assert stage["predicted"] is None
+        assert set(stage["measured"].values()) == {None}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dataclasses.replace(prediction(A, B), margin=math.inf),
+        dataclasses.replace(
+            prediction(),
+            stages=tuple(
+                dataclasses.replace(stage_prediction(each), hop_seconds=math.nan) for each in (A, B)
+            ),
+        ),
+    ],
+)
+def test_a_prediction_that_json_cannot_tell_is_none(wrong: Prediction) -> None:
+    (shown,) = view(of=record(prediction=wrong))["deployments"]
+    assert shown["prediction"] is None
+    assert [each["predicted"] for each in shown["stages"]] == [None, None]
+
+
+@pytest.mark.parametrize("nodes", [(), (A,), (B, A), (A, B, C)])
+def test_a_prediction_of_other_stages_is_not_shown_by_stage(nodes: tuple[NodeId, ...]) -> None:
+    (shown,) = view(of=record(prediction=prediction(*nodes)))["deployments"]
+    assert [each["predicted"] for each in shown["stages"]] == [None, None]
 
 
 def agent_with(records: list[DeploymentRecord]) -> Any:

@@ -97,10 +97,10 @@ class Node:
         takeovers = Takeovers(membership, self.coordination, Outlooks(membership), spawn=self.spawn)
         self.spawn(takeovers.run())
 
-    async def read(self, _: str) -> tuple[object, object]:
+    async def read(self, _: str) -> tuple[object, object, object]:
         if not self.is_readable:
             raise self.problem
-        return SimpleNamespace(), self.found
+        return SimpleNamespace(), SimpleNamespace(), self.found
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

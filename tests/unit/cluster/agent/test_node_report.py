@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 from support import hardware
@@ -11,11 +12,13 @@ from potluck.cluster.agent import node
 from potluck.cluster.agent.node import NodeFacts, StageMemory, report
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.engines.backends import BACKENDS
+from potluck.probe.cores import UsableCores
 from potluck.probe.system import System
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.hardware import (
     DeviceMemory,
     Figure,
+    Figures,
     LayerReport,
     MemoryFacts,
     Origin,
@@ -24,7 +27,7 @@ from potluck.types.hardware import (
     Trial,
 )
 from potluck.types.memory import MemoryLimit
-from potluck.types.node import NodeReport
+from potluck.types.node import CPU_UNIT, NodeReport
 from potluck.types.unit import Role
 
 GIB = 2**30
@@ -146,3 +149,63 @@ def test_a_node_whose_cpu_fails_serves_with_what_works(monkeypatch: pytest.Monke
         ("cpu/native", Role.OUT),
     ]
     assert said.units[0].rates.decode_tokens_per_second == measured
+
+
+@pytest.mark.parametrize(
+    ("num_threads", "core_seconds_per_second", "told"),
+    [
+        (None, 8.0, None),
+        (None, 0.1, 0.1),  # a tenth of a core's time, one thread
+        (None, 2.5, 2.5),
+        (None, 2.0, None),
+        (4, 2.0, 2.0),
+        (1, 2.5, None),
+    ],
+)
+def test_cores_are_told_where_threads_get_less_than_a_core_each(
+    monkeypatch: pytest.MonkeyPatch,
+    num_threads: int | None,
+    core_seconds_per_second: float,
+    told: float | None,
+) -> None:
+    cores = UsableCores(
+        num_cores=math.ceil(core_seconds_per_second),
+        reason="by hand",
+        core_seconds_per_second=core_seconds_per_second,
+    )
+    monkeypatch.setattr(node, "own_usable_cores", lambda: cores)
+    gpu = Trial(device_id="gpu", backend="tinygrad:CL", works=True)
+    cpu = Trial(device_id="cpu", backend="native", works=True, variants=("scalar",))
+    probed = hardware.report(
+        LayerReport(layer="gpu", devices=(hardware.device("gpu"),)), trials=(cpu, gpu)
+    )
+    facts = dataclasses.replace(FACTS, num_threads=num_threads)
+    units = {unit.unit_id: unit for unit in said_of(facts, probed).units}
+    assert units[CPU_UNIT].usable_cores == told
+    assert units[CPU_UNIT].num_threads == (num_threads or cores.num_cores)
+    assert units[UnitId("gpu/tinygrad:CL")].usable_cores is None
+
+
+def test_figures_are_those_of_the_trial_and_of_the_device_where_it_has_none() -> None:
+    measured = Figure(value=50e9, origin=Origin.MEASURED, source="read")
+    table = Figure(value=200e9, origin=Origin.TABLE, source="data sheet")
+    fast = Figure(value=3e12, origin=Origin.MEASURED, source="bf16")
+    gpu = dataclasses.replace(
+        hardware.device("gpu"),
+        figures=Figures(read_bytes_per_second=table, f16_operations_per_second=table),
+    )
+    trial = Trial(
+        device_id="gpu",
+        backend="tinygrad:CL",
+        works=True,
+        figures=Figures(read_bytes_per_second=measured, fast_bf16_operations_per_second=fast),
+    )
+    cpu = Trial(device_id="cpu", backend="native", works=True, variants=("scalar",))
+    probed = hardware.report(LayerReport(layer="gpu", devices=(gpu,)), trials=(cpu, trial))
+    figures = {unit.unit_id: unit.figures for unit in said_of(FACTS, probed).units}
+    of_gpu = figures[UnitId("gpu/tinygrad:CL")]
+    assert of_gpu.read_bytes_per_second == measured
+    assert of_gpu.f16_operations_per_second == table
+    assert of_gpu.fast_bf16_operations_per_second == fast
+    assert of_gpu.int8_operations_per_second.value is None
+    assert figures[CPU_UNIT].read_bytes_per_second.value is None

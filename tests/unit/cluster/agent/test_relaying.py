@@ -68,7 +68,7 @@ def test_a_stream_goes_on_when_its_coordinator_is_lost(
         await cluster.deploy("a", a_record())
         request = a_request(score_prompt=score_prompt)
         reading = asyncio.ensure_future(cluster[gateway].text(request))
-        await asyncio.sleep(0.08)
+        await cluster[gateway].receive(20)
         await cluster.kill("a")
         assert await reading == undisturbed(request)
         (continuation,) = cluster["b"].asked
@@ -134,7 +134,7 @@ def test_a_coordinator_that_only_another_node_reaches_is_asked_through_that(run:
         await cluster.deploy("a", a_record())
         request = a_request()
         reading = asyncio.ensure_future(cluster["b"].text(request))
-        await asyncio.sleep(0.08)
+        await cluster["b"].receive(20)
         cluster.cut("ab")
         assert await reading == undisturbed(request)
         assert [call[2] for call in cluster.calls if call[2].endswith(("relay", "generate"))] == [
@@ -153,7 +153,7 @@ def test_a_relay_that_is_lost_is_replaced(run: Run) -> None:
         cluster.cut("ab")
         request = a_request()
         reading = asyncio.ensure_future(cluster["b"].text(request))
-        await asyncio.sleep(0.1)
+        await cluster["b"].receive(20)
         await cluster.kill("c")
         assert await reading == undisturbed(request)
         first, second = cluster["a"].asked

@@ -11,9 +11,9 @@ from support.cluster_calls import a_plan, a_record
 
 from potluck.cluster.calls import DeploymentRecord, decode, encode
 from potluck.cluster.coordinator.arithmetics import computing_in, plan_in
-from potluck.cluster.coordinator.planning import PlannedModel, PlannedStage
 from potluck.errors import EngineError, InsufficientMemoryError
 from potluck.loading import StagePlan, StageSize
+from potluck.placement.planned import PlannedModel, PlannedStage
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.hardware import Figure, Figures, Origin, Trial

@@ -21,7 +21,6 @@ from potluck.cluster.coordinator.attempt import Surroundings
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.edges import StageAddress
 from potluck.cluster.coordinator.left_out import NodeUnitId, StageStalledError
-from potluck.cluster.coordinator.planning import PlannedModel
 from potluck.engines.costs import CostOf, cost_of
 from potluck.errors import (
     DefectError,
@@ -31,9 +30,11 @@ from potluck.errors import (
     PotluckError,
     RefusedRequestError,
 )
+from potluck.placement.planned import PlannedModel
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, UnitId
+from potluck.types.placement import Preferences
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 from potluck.types.sequence import SequenceRequest
@@ -99,13 +100,13 @@ class Cluster:
         monkeypatch.setattr(attempt, "connect_stages", self._connect)
         monkeypatch.setattr(attempt, "placement_fields", lambda _: {"stages": (stage_on(B),)})
         monkeypatch.setattr(attempt, "RemotePipeline", SilentPipeline)
-        description = SimpleNamespace(config=SimpleNamespace(hidden_size=8, vocab_size=100))
+        profile = SimpleNamespace(config=SimpleNamespace(hidden_size=8, vocab_size=100))
         self.deployment = Deployment(
             msgspec.structs.replace(
                 a_record(state=DeploymentState.LOADING),
                 recovery_wait_seconds=recovery_wait_seconds,
             ),
-            cast(Any, description),
+            cast(Any, profile),
             ModelFingerprint(digest=""),
             Surroundings(
                 membership=cast(Any, self.membership),
@@ -123,6 +124,7 @@ class Cluster:
         *_: object,
         may_quantize: bool,
         arithmetic: Arithmetic | None,
+        preferences: Preferences,
         cost_of: CostOf,
         left_out: Mapping[NodeUnitId, str],
         record: DeploymentRecord,
@@ -338,7 +340,7 @@ def test_a_node_that_joins_ends_the_pause(monkeypatch: pytest.MonkeyPatch) -> No
         cluster.deployment.node_left(B)
         await asyncio.sleep(0.05)
         assert cluster.deployment.record.state is DeploymentState.DEGRADED
-        cluster.deployment.node_joined()
+        cluster.deployment.node_joined(B)
         await cluster.reach(DeploymentState.READY, epoch=2)
         await cluster.deployment.close()
 
@@ -353,7 +355,7 @@ def test_a_node_that_joins_a_deployment_that_serves_changes_nothing(
         cluster = Cluster(monkeypatch)
         await cluster.deployment.start()
         num_said = len(cluster.said)
-        cluster.deployment.node_joined()
+        cluster.deployment.node_joined(B)
         cluster.deployment.node_left(A)  # no stage there
         await asyncio.sleep(0.05)
         assert len(cluster.said) == num_said
@@ -689,7 +691,7 @@ def test_a_node_that_joins_is_asked_for_the_next_epoch(monkeypatch: pytest.Monke
         assert cluster.deployment.record.holders == (A, B)
         newcomer = NodeId("c" * 16)
         cluster.membership.others.add(newcomer)
-        cluster.deployment.node_joined()
+        cluster.deployment.node_joined(B)
         assert cluster.said[-1].holders == (A, B, newcomer)
         cluster.membership.others.discard(newcomer)
         cluster.deployment.name_successor(B)

@@ -18,9 +18,12 @@ from potluck.cluster.coordinator.actions import (
     GiveUp,
     Load,
     MakePlan,
+    MoveOver,
     Pause,
+    ReleaseUnused,
     Say,
     Serve,
+    TakePlan,
     Vacated,
 )
 from potluck.cluster.coordinator.events import (
@@ -33,6 +36,7 @@ from potluck.cluster.coordinator.events import (
     Failed,
     LeaveRequested,
     Loaded,
+    MoveWanted,
     NodeJoined,
     NodeLeft,
     PauseOver,
@@ -253,7 +257,7 @@ def test_the_stages_in_use_serve_until_those_of_the_next_plan_are_loaded(
 def test_a_node_that_cannot_be_replaced_is_told_so_and_serves_on() -> None:
     state = after(serving(), LeaveRequested(node_id=B)).state
     following = after(state, Failed(attempt=2, error=BROKEN))
-    assert following.actions == (Vacated(nodes=frozenset({B})),)
+    assert following.actions == (Vacated(nodes=frozenset({B})), ReleaseUnused(epoch=epoch(1)))
     assert following.state.serving == serving().serving
 
 
@@ -279,8 +283,108 @@ def test_a_stage_that_is_lost_while_others_load_is_looked_at_first() -> None:
 def test_a_plan_that_is_in_force_is_not_loaded_again() -> None:
     state = after(serving(), LeaveRequested(node_id=B)).state
     following = after(state, Planned(attempt=2, nodes=frozenset({A, B}), is_in_force=True))
-    assert kinds(following) == [Vacated]
+    assert kinds(following) == [Vacated, ReleaseUnused]
     assert following.state.phase is Phase.IDLE
+
+
+def moving(*, needs_room: bool = False) -> Next:
+    """A move from nodes A and B to A and C that was just decided on."""
+    wanted = MoveWanted(nodes=frozenset({A, C}), reason="it is faster", needs_room=needs_room)
+    return after(serving(), wanted)
+
+
+def claimed_move(*, needs_room: bool = False) -> Next:
+    return after(moving(needs_room=needs_room).state, Claimed(attempt=2, epoch=epoch(2)))
+
+
+def test_a_move_loads_beside_what_serves_and_then_switches() -> None:
+    following = moving()
+    assert following.actions == (
+        TakePlan(attempt=2),
+        Claim(attempt=2, above=epoch(1), may_be_alone=False),
+    )
+    following = after(following.state, Claimed(attempt=2, epoch=epoch(2)))
+    assert following.actions == (Load(attempt=2, release_first=False),)
+    assert following.state.serving is not None
+    following = after(following.state, Loaded(attempt=2))
+    assert following.actions == (
+        Detach(error=None),
+        Say(reason="connecting; it is faster"),
+        Connect(attempt=2),
+    )
+    following = after(following.state, Connected(attempt=2))
+    assert MoveOver() in following.actions
+    assert following.state.serving == Serving(epoch=epoch(2), nodes=frozenset({A, C}))
+    assert not following.state.is_move
+
+
+def test_a_move_without_room_stops_what_serves_before_it_loads() -> None:
+    following = claimed_move(needs_room=True)
+    assert following.actions == (
+        Detach(error=None),
+        Say(reason="loading; it is faster"),
+        Load(attempt=2, release_first=True),
+    )
+
+
+@pytest.mark.parametrize("is_other_next", [False, True])
+def test_a_move_that_cannot_be_loaded_changes_nothing(*, is_other_next: bool) -> None:
+    failure = Failed(attempt=2, error=BROKEN, is_other_next=is_other_next)
+    following = after(claimed_move().state, failure)
+    assert kinds(following) == [MoveOver, Vacated, ReleaseUnused]
+    assert following.actions[0] == MoveOver(reason="broken")
+    assert following.actions[-1] == ReleaseUnused(epoch=epoch(2))
+    state = following.state
+    assert (state.phase, state.serving) == (Phase.IDLE, serving().serving)
+    assert not state.is_move
+
+
+def test_a_move_that_is_not_agreed_to_changes_nothing() -> None:
+    refusal = ClaimRefused(attempt=2, reason="no", is_alone=True, highest=epoch(7))
+    following = after(moving().state, refusal)
+    assert kinds(following) == [MoveOver, Vacated, ReleaseUnused]
+    assert following.state.serving == serving().serving
+    assert following.state.epoch == epoch(7)
+    assert following.state.alone_since is None
+
+
+def test_a_move_is_given_up_when_a_node_that_only_its_plan_has_is_lost() -> None:
+    following = after(claimed_move().state, NodeLeft(node_id=C, error=BROKEN))
+    assert kinds(following) == [Cancel, MoveOver, Vacated, ReleaseUnused]
+    assert following.state.serving == serving().serving
+
+
+def test_a_loss_while_it_moves_is_recovered_from_as_ever() -> None:
+    following = after(claimed_move().state, NodeLeft(node_id=B, error=BROKEN))
+    assert kinds(following) == [MoveOver, Cancel, Detach, Cancel, MakePlan]
+    assert not following.state.is_move
+
+
+def test_a_node_that_leaves_is_more_urgent_than_a_move() -> None:
+    following = after(claimed_move().state, LeaveRequested(node_id=B))
+    assert kinds(following) == [MoveOver, Cancel, MakePlan]
+    assert following.state.serving == serving().serving
+    assert not following.state.is_move
+
+
+def test_a_move_that_cannot_be_connected_is_a_failure_as_any() -> None:
+    following = after(claimed_move().state, Loaded(attempt=2), Failed(attempt=2, error=BROKEN))
+    assert kinds(following)[:2] == [MoveOver, Cancel]
+    assert MakePlan in kinds(following)
+    assert not following.state.is_move
+
+
+@pytest.mark.parametrize("phase", [Phase.PLANNING, Phase.LOADING, Phase.PAUSED])
+def test_nothing_is_moved_while_something_else_is_under_way(phase: Phase) -> None:
+    state = replace(serving(), phase=phase)
+    following = after(state, MoveWanted(nodes=frozenset({C}), reason=""))
+    assert kinds(following) == [MoveOver]
+    assert following.state == state
+
+
+def test_nothing_is_moved_that_does_not_serve() -> None:
+    state = replace(serving(), serving=None)
+    assert after(state, MoveWanted(nodes=frozenset({C}), reason="")).state == state
 
 
 def test_after_the_end_nothing_follows() -> None:
@@ -304,7 +408,7 @@ _AWAITED: dict[Phase, tuple[type[Action], ...]] = {
 def test_whatever_happens_something_goes_on(data: st.DataObject) -> None:
     """No order of events leaves a deployment that neither serves nor waits for an answer."""
     nodes = st.sampled_from((A, B, C))
-    now, asked = 0.0, set[tuple[type[Action], int]]()
+    now, asked, num_moves = 0.0, set[tuple[type[Action], int]](), 0
     following = apply(State(epoch=epoch(0)), Begun(), now)
     for _ in range(data.draw(st.integers(1, 30))):
         state = following.state
@@ -320,6 +424,10 @@ def test_whatever_happens_something_goes_on(data: st.DataObject) -> None:
         now += data.draw(st.sampled_from((0.0, 1.0, 20.0)))
         event = data.draw(_event(state, nodes))
         following = apply(state, event, now)
+        num_moves += isinstance(event, MoveWanted)
+        num_moves -= sum(isinstance(action, MoveOver) for action in following.actions)
+        assert num_moves == following.state.is_move, "every move ends, and says so once"
+        assert following.state.phase not in (Phase.IDLE, Phase.PAUSED) or not num_moves
         assert following.state.attempt >= state.attempt
         assert following.state.epoch >= state.epoch
         assert following.state.num_failures <= state.num_failures + 1
@@ -366,5 +474,6 @@ def _event(state: State, nodes: st.SearchStrategy[NodeId]) -> st.SearchStrategy[
         st.builds(NodeLeft, node_id=nodes, error=st.just(BROKEN)),
         st.just(NodeJoined()),
         st.builds(LeaveRequested, node_id=nodes),
+        st.builds(MoveWanted, nodes=some, reason=st.just("faster"), needs_room=st.booleans()),
         st.builds(PauseOver, attempt=attempt),
     )

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from support.sparse_models import SparseModel
 
-from potluck.catalog import ModelDescription, describe_model, open_headers
-from potluck.cluster.coordinator.costs import model_cost
-from potluck.cluster.coordinator.planning import PlannedModel, PlannedStage, placement_fields
+from potluck.catalog import describe_model, read_profile
+from potluck.cluster.coordinator.counting import counting_of
+from potluck.cluster.coordinator.planning import placement_fields
 from potluck.cluster.worker import loading
 from potluck.cluster.worker.loading import load_for
 from potluck.cluster.worker.messages import Identity, Load, StageSpec
 from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.backends import native_unit
+from potluck.engines.costs import cost_of
 from potluck.errors import InsufficientMemoryError
 from potluck.loading import StagePlan, StageSize
+from potluck.placement.costs import model_cost
+from potluck.placement.planned import PlannedModel, PlannedStage
 from potluck.quantities import format_bytes
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.memory import MemoryLimit
 from potluck.types.node import CPU_UNIT
+from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 
@@ -32,7 +35,7 @@ NUM_LAYERS = 3
 
 def model(
     directory: Path, stored: str, *, has_tied_head: bool, hidden_size: int = 512
-) -> ModelDescription:
+) -> ModelProfile:
     made = SparseModel(
         hidden_size=hidden_size,
         intermediate_size=1536,
@@ -45,7 +48,7 @@ def model(
         has_tied_head=has_tied_head,
         stored=stored,
     )
-    return describe_model(str(made.write(directory)))
+    return read_profile(describe_model(str(made.write(directory))))
 
 
 def a_size(quantization: Quantization = Quantization.NONE) -> StageSize:
@@ -58,9 +61,8 @@ def a_size(quantization: Quantization = Quantization.NONE) -> StageSize:
     )
 
 
-def planned(description: ModelDescription, shard: Shard, size: StageSize) -> StagePlan:
-    with closing(open_headers(description)) as tensors:
-        return plan_worker(description, tensors, shard, size)
+def planned(profile: ModelProfile, shard: Shard, size: StageSize) -> StagePlan:
+    return plan_worker(profile, shard, size)
 
 
 @pytest.mark.parametrize("has_tied_head", [False, True])
@@ -71,9 +73,9 @@ def planned(description: ModelDescription, shard: Shard, size: StageSize) -> Sta
 def test_no_stage_takes_more_than_placement_counts(
     tmp_path: Path, stored: str, quantization: Quantization, has_tied_head: bool
 ) -> None:
-    description = model(tmp_path, stored, has_tied_head=has_tied_head)
+    profile = model(tmp_path, stored, has_tied_head=has_tied_head)
     size = a_size(quantization)
-    cost = model_cost(description, size)
+    cost = model_cost(counting_of(profile, cost_of), size)
     for start in range(NUM_LAYERS + 1):
         for end in range(start, NUM_LAYERS + 1):
             for embedding in {False, start == 0}:
@@ -87,7 +89,7 @@ def test_no_stage_takes_more_than_placement_counts(
                         has_embedding=embedding,
                         has_head=head,
                     )
-                    taken = planned(description, shard, size).memory.total_bytes
+                    taken = planned(profile, shard, size).memory.total_bytes
                     counted = (
                         sum(cost.layer_bytes[start:end])
                         + embedding * cost.embedding_bytes
@@ -105,14 +107,14 @@ def test_no_stage_takes_more_than_placement_counts(
 
 def test_weights_of_another_format_are_named_once(tmp_path: Path) -> None:
     """The two ends of a tied model have the same tensor."""
-    description = model(tmp_path, "BF16", has_tied_head=True, hidden_size=96)
+    profile = model(tmp_path, "BF16", has_tied_head=True, hidden_size=96)
     shards = (
         Shard(start_layer=0, end_layer=1, num_layers=3, has_embedding=True, has_head=False),
         Shard(start_layer=1, end_layer=3, num_layers=3, has_embedding=False, has_head=True),
     )
     size = a_size(Quantization.Q4_K)
     stages = tuple(
-        PlannedStage(node_id=NODE, unit_id=CPU_UNIT, plan=planned(description, shard, size))
+        PlannedStage(node_id=NODE, unit_id=CPU_UNIT, plan=planned(profile, shard, size))
         for shard in shards
     )
     made = PlannedModel(
@@ -133,12 +135,12 @@ def test_weights_of_another_format_are_named_once(tmp_path: Path) -> None:
 def test_a_worker_refuses_with_the_numbers_of_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    description = model(tmp_path, "BF16", has_tied_head=False)
+    profile = model(tmp_path, "BF16", has_tied_head=False)
     size = a_size()
     shard = Shard(
         start_layer=1, end_layer=2, num_layers=NUM_LAYERS, has_embedding=False, has_head=False
     )
-    memory = planned(description, shard, size).memory
+    memory = planned(profile, shard, size).memory
     spec = StageSpec(
         deployment=DeploymentId("d"),
         epoch=Epoch(number=1, coordinator=NODE),
@@ -192,5 +194,5 @@ def test_a_worker_refuses_with_the_numbers_of_the_plan(
     )
     loaded.stage.engine.close()
     assert loaded.memory == memory
-    assert progress[-1][0] == progress[-1][1] == planned(description, shard, size).read_bytes
+    assert progress[-1][0] == progress[-1][1] == planned(profile, shard, size).read_bytes
     assert loaded.read_bytes > progress[-1][1]  # and the headers

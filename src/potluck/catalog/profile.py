@@ -1,0 +1,90 @@
+"""A model's profile: its headers, read once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import closing
+from types import MappingProxyType
+
+from potluck.catalog.description import ModelDescription, open_headers
+from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.models.program import weight_specs
+from potluck.models.registry import stored_weights
+from potluck.types.profile import BytesByFormat, ModelProfile, UnusableTensor
+from potluck.types.program import Shard, WeightSpec
+from potluck.types.tensor import TensorInfo
+from potluck.weights.canonical import CanonicalSource
+
+
+def read_profile(
+    description: ModelDescription, shards: Iterable[Shard] | None = None
+) -> ModelProfile:
+    """Read the headers of the model's files, or of those files that ``shards`` are in.
+
+    The profile covers all tensors of the model, or those of ``shards``. Tensors that are missing or
+    cannot be loaded raise no error yet: each is an error only for a stage that reads it. Raises as
+    ``open_headers``.
+    """
+    config = description.config
+    path = str(description.files.path)
+    wanted = [Shard.whole(config.num_layers)] if shards is None else list(shards)
+    weights = list(
+        {spec.name: spec for shard in wanted for spec in weight_specs(config, shard)}.values()
+    )
+    tensors: dict[str, TensorInfo] = {}
+    unusable: dict[str, UnusableTensor] = {}
+    with closing(open_headers(description, None if shards is None else wanted)) as raw:
+        stored = stored_weights(config, weights, description.files.kind)
+        source = CanonicalSource(raw, stored, path=path)
+        for name in source.names():
+            try:
+                tensors[name] = source.info(name)
+            except UnsupportedModelError as error:
+                unusable[name] = UnusableTensor(
+                    problem=error.message, hint=error.hint, missing=error.missing
+                )
+            except ModelFileError as error:
+                unusable[name] = UnusableTensor(
+                    problem=error.problem, hint=error.hint, path=error.path
+                )
+        file_names = {spec.name: source.name_in_files(spec.name) for spec in weights}
+
+    def stored_bytes(specs: Iterable[WeightSpec]) -> BytesByFormat:
+        num_bytes: Counter[str] = Counter()
+        for spec in specs:
+            if (info := tensors.get(spec.name)) is not None:
+                num_bytes[info.format.label] += info.num_bytes
+        return tuple(num_bytes.most_common())
+
+    last = config.num_layers
+    return ModelProfile(
+        config=config,
+        path=path,
+        tensors=MappingProxyType(tensors),
+        file_names=MappingProxyType(file_names),
+        unusable=MappingProxyType(unusable),
+        layer_bytes=tuple(
+            stored_bytes(weight_specs(config, _part(layer, layer + 1, last)))
+            for layer in range(last)
+        ),
+        embedding_bytes=stored_bytes(weight_specs(config, _part(0, 0, last, has_embedding=True))),
+        head_bytes=stored_bytes(weight_specs(config, _part(last, last, last, has_head=True))),
+    )
+
+
+def _part(
+    start_layer: int,
+    end_layer: int,
+    num_layers: int,
+    *,
+    has_embedding: bool = False,
+    has_head: bool = False,
+) -> Shard:
+    return Shard(
+        start_layer=start_layer,
+        end_layer=end_layer,
+        num_layers=num_layers,
+        has_embedding=has_embedding,
+        has_head=has_head,
+    )

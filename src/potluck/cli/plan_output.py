@@ -1,0 +1,237 @@
+"""A plan for a person, from its JSON document: the same for a cluster and for a fleet file.
+
+Tables take at most 80 columns where names allow it. Other lines are as long as they are, or wrapped
+where there is a terminal.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from potluck.cli.tables import mapped_text, memory_lines, remark_lines, stage_memory, table
+from potluck.quantities import (
+    format_bytes,
+    format_few,
+    format_number,
+    format_percent,
+    format_seconds,
+)
+
+_NUM_NAMES = 4
+"""Of units that are unused for one reason; the others are counted."""
+
+_OBJECTIVES = {
+    "latency": "least time per token of one stream",
+    "throughput": "most tokens per second",
+    "memory": "each unit filled in proportion to its memory",
+}
+_BASES = {
+    "served": "measured while serving",
+    "measured": "measured",
+    "table": "given, not measured",
+    "assumed": "assumed in part",
+}
+
+
+def plan_lines(plan: Mapping[str, Any], width: int | None = None) -> Iterator[str]:
+    """Return the lines of a document of schema ``potluck.plan/1``.
+
+    All lines but those of the table of stages are wrapped to ``width`` columns; None wraps nothing.
+    """
+    names = _Names(plan["nodes"])
+    yield from table(list(_stage_rows(plan, names)))
+    yield ""
+    rows = list(_prediction_rows(plan, names))
+    indent = max(len(title) for title, _ in rows) + 2
+    for title, text in rows:
+        yield from _wrapped(f"{title.ljust(indent)}{text}", width, indent)
+    yield ""
+    for lines in (_facts(plan), memory_lines(plan), remark_lines(plan)):
+        for line in lines:
+            yield from _wrapped(line, width)
+    for line in _unused_lines(plan["rejections"], names):
+        yield from _wrapped(line, width)
+
+
+def _wrapped(line: str, width: int | None, indent: int = 2) -> Iterator[str]:
+    if width is None or len(line) <= width:
+        yield line
+        return
+    yield from textwrap.wrap(
+        line,
+        max(width, 2 * indent),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
+
+
+class _Names:
+    """What nodes are called: by their names, and by their ids where several have one name."""
+
+    def __init__(self, nodes: Sequence[Mapping[str, Any]]) -> None:
+        counts = Counter(node["name"] for node in nodes)
+        self._names: dict[str, str] = {
+            node["node_id"]: node["name"] if counts[node["name"]] == 1 else node["node_id"]
+            for node in nodes
+        }
+
+    def of(self, node_id: str) -> str:
+        return self._names.get(node_id, node_id)
+
+    def unit(self, each: Mapping[str, Any]) -> str:
+        return f"{self.of(each['node_id'])} {each['unit_id']}"
+
+
+def _stage_rows(plan: Mapping[str, Any], names: _Names) -> Iterator[tuple[str, ...]]:
+    """The stages; with predictions, from the coordinator on with every hop."""
+    stages, prediction = plan["stages"], plan["prediction"]
+    header = ("STAGE", "NODE", "UNIT", "LAYERS", "MEMORY", "STEP ms", "HOP ms")
+    width = len(header) if prediction else len(header) - 2
+    yield header[:width]
+    if prediction:
+        coordinator = names.of(plan["coordinator"])
+        entry = _milliseconds(prediction["entry_seconds"])
+        yield ("", coordinator, "coordinator", "", "", "", entry)
+    for index, stage in enumerate(stages):
+        layers = f"[{stage['start_layer']}, {stage['end_layer']})"
+        times: tuple[str, ...] = ()
+        if predicted := stage["predicted"]:
+            times = (
+                _milliseconds(predicted["decode_seconds"]),
+                _milliseconds(predicted["hop_seconds"]),
+            )
+        yield (
+            str(stage["stage"]),
+            names.of(stage["node_id"]),
+            stage["unit_id"],
+            ("embed " if index == 0 else "")
+            + layers
+            + (" head" if index == len(stages) - 1 else ""),
+            _memory_text(stage),
+            *times,
+            *[""] * (width - 5 - len(times)),
+        )
+
+
+def _milliseconds(seconds: float) -> str:
+    return format_number(seconds * 1000)
+
+
+def _memory_text(stage: Mapping[str, Any]) -> str:
+    """``2.1/15 GiB``: what a stage takes of the memory of its unit."""
+    memory = stage_memory(stage)
+    used = format_bytes(memory.device_bytes if memory.is_on_device else memory.total_bytes)
+    if stage["usable_bytes"] is None:
+        return used
+    usable = format_bytes(stage["usable_bytes"])
+    number, _, unit = used.partition(" ")
+    return f"{number if usable.endswith(f' {unit}') else used}/{usable}"
+
+
+def _prediction_rows(plan: Mapping[str, Any], names: _Names) -> Iterator[tuple[str, str]]:
+    prediction = plan["prediction"]
+    if prediction is None:
+        yield "speed", "no prediction was made"
+        return
+    yield (
+        "1 stream",
+        f"{format_number(prediction['tokens_per_second'])} tokens/s, "
+        f"{format_seconds(prediction['token_seconds'])} per token",
+    )
+    if (count := prediction["num_streams"]) > 1:
+        in_flight = prediction["steps_in_flight"]
+        steps = "one step at a time" if in_flight == 1 else f"{in_flight} steps in flight"
+        yield (
+            f"{count} streams",
+            f"{format_number(prediction['total_tokens_per_second'])} tokens/s together, {steps}; "
+            f"{_bottleneck(prediction)}",
+        )
+    yield (
+        "first token",
+        f"after {format_seconds(prediction['first_token_seconds'])} "
+        f"for a prompt of {prediction['prompt_tokens']} tokens",
+    )
+    links = f"; links are {_BASES[plan['link_basis']]}" if plan["link_basis"] else ""
+    yield "accuracy", f"within {format_percent(prediction['margin'])}: {_basis(plan)}{links}"
+    if fewer := plan["one_unit_fewer"]:
+        yield "one unit fewer", _fewer(plan, fewer, names)
+    if more := plan["one_unit_more"]:
+        yield "one unit more", _more(plan, more, names)
+
+
+def _bottleneck(prediction: Mapping[str, Any]) -> str:
+    if prediction["bottleneck"] is not None:
+        return f"stage {prediction['bottleneck']} is the bottleneck"
+    return "the way through all stages and back is the bottleneck"
+
+
+def _basis(plan: Mapping[str, Any]) -> str:
+    """What the times of stages rest on: ``stage 0 measured; stages 1, 2 assumed, …``."""
+    stages_of: dict[str, list[str]] = {}
+    for stage in plan["stages"]:
+        stages_of.setdefault(stage["predicted"]["basis"], []).append(str(stage["stage"]))
+    if len(stages_of) == 1:
+        return f"speeds are {_BASES[next(iter(stages_of))]}"
+    return "speeds are " + "; ".join(
+        f"{_BASES[basis]} for {'stage' if len(stages) == 1 else 'stages'} "
+        f"{format_few(stages, 2 * _NUM_NAMES)}"
+        for basis, stages in stages_of.items()
+    )
+
+
+def _fewer(plan: Mapping[str, Any], fewer: Mapping[str, Any], names: _Names) -> str:
+    text = f"without {names.unit(fewer)}: {_change(plan, fewer, names)}"
+    is_fewer = len(fewer["stages"]) < len(plan["stages"])
+    return text if is_fewer else f"the model needs as many units; {text}"
+
+
+def _more(plan: Mapping[str, Any], more: Mapping[str, Any], names: _Names) -> str:
+    like = f"another {names.unit(more)}"
+    if not any(stage["is_added"] for stage in more["stages"]):
+        return f"{like} would make no difference"
+    return f"{like}: {_change(plan, more, names)}"
+
+
+def _change(plan: Mapping[str, Any], other: Mapping[str, Any], names: _Names) -> str:
+    """How much better or worse another plan is, and what it is on."""
+    ours = plan["prediction"]
+    key, words = ("token_seconds", "per token")
+    text = f"{format_seconds(other[key])} {words}"
+    if plan["objective"] == "throughput":
+        key = "total_tokens_per_second"
+        text = f"{format_number(other[key])} tokens/s together"
+    change = other[key] / ours[key] - 1
+    sign = "+" if change >= 0 else "-"
+    stages = other["stages"]
+    place = f"{len(stages)} units"
+    if len(stages) == 1:
+        place = "it alone" if stages[0]["is_added"] else names.unit(stages[0])
+    return f"{text} ({sign}{format_percent(abs(change))}), on {place}"
+
+
+def _facts(plan: Mapping[str, Any]) -> Iterator[str]:
+    """What the plan was made for."""
+    aim = "the stages are as --layout says"
+    if not plan["has_layout"]:
+        aim = f"best for {plan['objective']}: {_OBJECTIVES[plan['objective']]}"
+        if (prediction := plan["prediction"]) and prediction["gap"] >= 0.0005:
+            aim += f"; no plan is more than {format_percent(prediction['gap'])} better"
+    yield aim
+    yield (
+        f"{plan['num_layers']} layers; the cache is for {plan['cache_tokens']} tokens"
+        f"{mapped_text(plan)}"
+    )
+
+
+def _unused_lines(rejections: Sequence[Mapping[str, Any]], names: _Names) -> Iterator[str]:
+    """Units that got nothing, those of one sort and one reason together."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for each in rejections:
+        alike.setdefault((each["unit_id"], each["reason"]), []).append(names.of(each["node_id"]))
+    for (unit_id, reason), nodes in alike.items():
+        yield f"not used: {format_few(nodes, _NUM_NAMES)} {unit_id}: {reason}"

@@ -1,0 +1,106 @@
+"""``potluck rebalance``: move what is deployed to a faster plan now, or show what that would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from potluck.cli.options import JsonOption, StateOption, state_directory
+from potluck.cli.output import emit_json, note
+from potluck.cli.tables import table
+from potluck.cluster.agent.control import ask
+from potluck.quantities import format_bytes, format_seconds
+
+_OUTCOMES = {
+    "stays": "stays as it is",
+    "possible": "could move",
+    "moved": "has moved",
+    "failed": "could not be moved",
+}
+
+
+def rebalance(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="As potluck ps shows it. Default: everything that is deployed.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Show the better plan and its cost; move nothing."),
+    ] = False,
+    json: JsonOption = False,
+    state: StateOption = None,
+) -> None:
+    """Move deployed models to faster plans now, or show what that would gain.
+
+    New stages are loaded beside those in use where there is room, and streams continue.
+    """
+    socket = state_directory(state).control_socket
+    result: dict[str, Any] = {}
+    for document in ask(socket, "rebalance", {"name": name, "is_dry_run": dry_run}):
+        if "event" in document:
+            event = document["event"]
+            note(f"{event['model_id']}: {event['doing']}")
+        result = document.get("result") or result
+    if json:
+        emit_json({"schema": "potluck.rebalance/1", **result})
+    else:
+        for index, deployment in enumerate(result["deployments"]):
+            if index:
+                print()
+            for line in rebalance_lines(deployment):
+                print(line)
+    if any(each["outcome"] == "failed" for each in result["deployments"]):
+        raise typer.Exit(1)
+
+
+def rebalance_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
+    """Return the lines of one deployment of a document of schema ``potluck.rebalance/1``."""
+    better = deployment["better"]
+    reason = f": {deployment['reason']}" if deployment["reason"] else ""
+    yield f"{deployment['model_id']} {_OUTCOMES[deployment['outcome']]}{reason}"
+    yield from _plan_lines("before" if better else "now", deployment["in_force"])
+    if better is None:
+        return
+    yield from _plan_lines("after", better)
+    gain = f"gain: {better['gain']:+.0%}"
+    if better["net_gain"] > -1.0:
+        gain += f", {better['net_gain']:+.0%} after the cost of the move"
+    yield gain
+    meanwhile = "nothing answers meanwhile" if better["needs_room"] else "beside what serves"
+    yield (
+        f"cost: {format_bytes(better['load_bytes'])} to load in about "
+        f"{format_seconds(better['load_seconds'])}, {meanwhile}; "
+        f"a pause of about {format_seconds(better['pause_seconds'])}"
+    )
+
+
+def _plan_lines(title: str, plan: Mapping[str, Any]) -> Iterator[str]:
+    prediction = plan["prediction"]
+    if prediction is None:
+        yield f"{title}:"
+    else:
+        count, rate = prediction["num_streams"], prediction["total_tokens_per_second"]
+        total = f", {rate:.3g} with {count} streams" if count > 1 else ""
+        yield (
+            f"{title}: {prediction['tokens_per_second']:.3g} tokens/s with 1 stream{total}, "
+            f"predicted within {prediction['margin']:.0%}"
+        )
+    rows = [("STAGE", "NODE", "UNIT", "LAYERS", "STEP")]
+    rows += [
+        (
+            str(stage["stage"]),
+            stage["node_id"],
+            stage["unit_id"],
+            f"[{stage['start_layer']}, {stage['end_layer']})",
+            "-" if stage["decode_seconds"] is None else format_seconds(stage["decode_seconds"]),
+        )
+        for stage in plan["stages"]
+    ]
+    yield from table(rows)

@@ -1,0 +1,38 @@
+"""A model as placement has it counted: by its profile, and by what engines take."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from potluck.cluster.worker.plan import plan_worker
+from potluck.engines.costs import CostOf, check_backend
+from potluck.loading import program_to_count
+from potluck.placement.counting import Counting
+from potluck.placement.work import ModelWork, model_work
+from potluck.types.profile import ModelProfile
+from potluck.types.program import Shard
+from potluck.types.quantization import Quantization
+from potluck.types.stage import StagePlan, StageSize
+
+
+def counting_of(profile: ModelProfile, cost_of: CostOf) -> Counting:
+    """Return how workers will count the model. ``cost_of`` knows what engines take."""
+    whole = Shard.whole(profile.config.num_layers)
+    program = program_to_count(profile.config, whole, context_tokens=1)
+
+    def count(shard: Shard, size: StageSize) -> StagePlan:
+        return plan_worker(profile, shard, size, cost=cost_of(size.backend))
+
+    def check(backend: str) -> None:
+        check_backend(backend, cost_of(backend), program)
+
+    @cache
+    def work(quantization: Quantization, backend: str) -> ModelWork:
+        return model_work(profile, quantization, cost_of(backend).loaded_bytes)
+
+    return Counting(
+        num_layers=profile.config.num_layers,
+        stage=count,
+        work=lambda size: work(size.quantization, size.backend),
+        check_backend=check,
+    )

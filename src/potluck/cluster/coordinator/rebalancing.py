@@ -1,0 +1,404 @@
+"""When a deployment that serves looks for a better plan, and what it does about one.
+
+``placement.rebalancing`` says whether a plan is worth a move. Here are the occasions to look: a
+node that has joined and stayed, a stage that is slower or faster than before or than predicted, the
+time since the last look, and a user who asks. The move itself is an attempt of the state machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Collection, Coroutine
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Protocol
+
+import msgspec
+
+from potluck.cluster.calls import (
+    DeploymentRecord,
+    MoveOutcome,
+    RebalanceReport,
+)
+from potluck.cluster.coordinator.alternatives import (
+    Alternative,
+    cost_of_move,
+    is_in_force,
+    report_of,
+)
+from potluck.cluster.coordinator.paces import Paces, have_changed
+from potluck.errors import PotluckError
+from potluck.placement.planned import PlannedModel
+from potluck.placement.rebalancing import (
+    Judgement,
+    MoveCost,
+    RebalancePolicy,
+    Steadiness,
+    judge,
+)
+from potluck.types.cluster import NodeId
+from potluck.types.placement import Objective, Rebalance
+
+_log = logging.getLogger(__name__)
+
+_MOST_LOOKING = 0.01
+"""The part of the time that may be spent on looking where nothing gives occasion to: plans for a
+thousand units take seconds."""
+
+_NOTE_STEP = 0.05
+"""By how much the gain in a note has to change for every agent to be told."""
+
+
+class Movable(Protocol):
+    """What is asked of a deployment. All of it is used in the agent's loop."""
+
+    @property
+    def record(self) -> DeploymentRecord:
+        """As it is now."""
+        ...
+
+    @property
+    def num_live_tokens(self) -> int:
+        """How many tokens would have to be prefilled again now."""
+        ...
+
+    async def alternative(self, without: Collection[NodeId]) -> Alternative | None:
+        """Return the best plan on all nodes but some; None where nothing can be predicted.
+
+        Raises as ``plan_model``.
+        """
+        ...
+
+    async def paces(self) -> Paces:
+        """Return how many times as long as before, and as predicted, the stages' steps take."""
+        ...
+
+    def begin_move(self, planned: PlannedModel, reason: str) -> None:
+        """Move to a plan; ``Rebalancing.move_over`` is called when that has come to an end."""
+        ...
+
+    def say_rebalance(self, note: str) -> None:
+        """Tell everybody of ``rebalance_note``."""
+        ...
+
+
+class Rebalancing:
+    """Of one deployment at its coordinator. For use in the agent's loop.
+
+    ``num_moves`` counts the moves that were carried out here; the last was predicted to gain
+    ``last_gain``, as a part of the rate before it.
+    """
+
+    def __init__(
+        self,
+        deployment: Movable,
+        policy: RebalancePolicy,
+        *,
+        clock: Callable[[], float],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        self.num_moves = 0
+        self.last_gain: float | None = None
+        self._deployment = deployment
+        self._steadiness = Steadiness(
+            policy=replace(policy, threshold=deployment.record.rebalance_threshold)
+        )
+        self._clock = clock
+        self._spawn = spawn
+        self._is_serving = False
+        self._watching: asyncio.Task[None] | None = None
+        self._due_at = math.inf
+        self._is_due_earlier = asyncio.Event()
+        self._promising_since: float | None = None
+        self._moving: asyncio.Future[str] | None = None
+        self._gain = 0.0  # of the move that is under way
+        self._noted_gain: float | None = None  # of a plan that the note speaks of
+        self._paces: Paces = {}  # at the last look
+
+    # What the deployment tells.
+
+    def serves(self) -> None:
+        """A pipeline is attached: look once all has settled, and now and then from here on."""
+        self._is_serving = True
+        self._promising_since = None
+        self._paces = {}
+        self._stop_watching()
+        if self._is_automatic:
+            self._due_at = self._clock() + self._policy.settle_seconds
+            self._watching = self._spawn(self._watch())
+
+    def pauses(self) -> None:
+        """Nothing is attached any more."""
+        self._is_serving = False
+        self._stop_watching()
+
+    def _stop_watching(self) -> None:
+        if self._watching is not None and self._watching is not asyncio.current_task():
+            self._watching.cancel()
+        self._watching = None
+
+    def node_joined(self, node_id: NodeId) -> None:
+        """Consider a node once it has been there for a while."""
+        now = self._clock()
+        self._steadiness = self._steadiness.joined(node_id, now)
+        if self._is_serving and self._is_automatic:
+            self._look_in(self._steadiness.settles_at(node_id) - now)
+
+    def move_over(self, failure: str) -> None:
+        """The move that was begun has ended: the new plan serves, or ``failure`` says why not."""
+        moving, self._moving = self._moving, None
+        now = self._clock()
+        # One that failed counts as well: otherwise it would be tried again without end.
+        self._steadiness = self._steadiness.moved(now)
+        if not failure:
+            self.num_moves += 1
+            self.last_gain = self._gain
+            self._note(f"moved to a plan that is predicted to be {_percent(self._gain)} faster")
+        else:
+            self._note(f"a move to a faster plan was given up: {failure}")
+        self._noted_gain = None
+        if self._is_serving and self._is_automatic:
+            self._look_in(max(self._policy.settle_seconds, self._steadiness.cool_at(now) - now))
+        if moving is not None and not moving.done():
+            moving.set_result(failure)
+
+    def close(self) -> None:
+        """The deployment ends here. Idempotent."""
+        self.pauses()
+        if self._moving is not None and not self._moving.done():
+            self._moving.set_result("the deployment ends here")
+
+    # What the user asks.
+
+    async def ask(self, *, is_dry_run: bool) -> RebalanceReport:
+        """Compare the plan in force with the best one, and move if that is any faster.
+
+        The threshold, the settling of nodes and the cool-down do not apply. With ``is_dry_run``
+        nothing is moved. Raises what makes planning impossible.
+        """
+        deployment, record = self._deployment, self._deployment.record
+        if not self._is_serving:
+            return self._stays("it does not serve now; it is placed again in any case")
+        alternative = await deployment.alternative(())
+        if alternative is None:
+            return self._stays("nothing is predicted of its plans")
+        if is_in_force(alternative.planned, record.stages):
+            return self._stays("the plan in force is the best one", alternative)
+        judged, cost = self._judge(alternative)
+        report = report_of(record, alternative, judged, cost)
+        is_wanted = record.objective is Objective.MEMORY or record.layout
+        if judged.gain <= 0.0 and not is_wanted:
+            return _with(report, MoveOutcome.STAYS, "no other plan is predicted to be faster")
+        if is_dry_run:
+            return _with(report, MoveOutcome.POSSIBLE, self._outlook(judged))
+        if not self._is_serving or self._moving is not None:
+            return _with(report, MoveOutcome.STAYS, "another plan is being carried out already")
+        moving = self._move(alternative, judged)
+        failure = await asyncio.shield(moving)
+        if failure:
+            return _with(report, MoveOutcome.FAILED, failure)
+        return _with(report, MoveOutcome.MOVED, deployment.record.rebalance_note)
+
+    # Looking by itself.
+
+    @property
+    def _policy(self) -> RebalancePolicy:
+        return self._steadiness.policy
+
+    @property
+    def _is_automatic(self) -> bool:
+        record = self._deployment.record
+        # Who divides a model by memory does not ask for speed.
+        return record.rebalance is not Rebalance.NEVER and record.objective is not Objective.MEMORY
+
+    def _look_in(self, seconds: float) -> None:
+        """Look then, or earlier if that was the plan."""
+        due_at = self._clock() + max(0.0, seconds)
+        if due_at < self._due_at:
+            self._due_at = due_at
+            self._is_due_earlier.set()
+
+    async def _watch(self) -> None:
+        """Look whenever it is time, for as long as the pipeline is attached."""
+        own = asyncio.current_task()
+        watch_at = self._clock() + self._policy.watch_seconds
+        while self._watching is own:
+            now = self._clock()
+            next_at = min(self._due_at, watch_at)
+            if now < next_at:
+                self._is_due_earlier.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(next_at - now):
+                        await self._is_due_earlier.wait()
+                continue
+            if watch_at <= now:
+                watch_at = now + self._policy.watch_seconds
+                await self._guarded(self._look_at_stages())
+            if self._due_at <= now:
+                self._due_at = math.inf
+                await self._guarded(self._look())
+                took = self._clock() - now
+                self._look_in(max(self._policy.check_seconds, took / _MOST_LOOKING))
+
+    async def _guarded(self, look: Coroutine[Any, Any, None]) -> None:
+        try:
+            await look
+        except Exception:  # noqa: BLE001 - nobody else would ever look again
+            _log.exception("%s: no better plan can be looked for", self._deployment.record.model_id)
+
+    async def _look_at_stages(self) -> None:
+        """Look for another plan at once if a stage is not as fast as it was expected to be."""
+        found = await self._deployment.paces()
+        if have_changed(self._paces, found):
+            self._paces = {**self._paces, **found}
+            self._look_in(0.0)
+
+    async def _look(self) -> None:
+        record, now = self._deployment.record, self._clock()
+        if self._moving is not None:
+            return
+        try:
+            in_use = {stage.node_id for stage in record.stages}
+            unsettled = self._steadiness.unsettled(self._steadiness.joins, now) - in_use
+            alternative = await self._deployment.alternative(unsettled)
+        except PotluckError as error:
+            _log.info("%s: no plan to compare with: %s", record.model_id, error.message)
+            return
+        is_same_epoch = self._deployment.record.epoch == record.epoch
+        if alternative is not None and self._is_serving and is_same_epoch and self._moving is None:
+            self._conclude(alternative)
+
+    def _conclude(self, alternative: Alternative) -> None:
+        record, now = self._deployment.record, self._clock()
+        settled_at = self._steadiness.next_settled_at(now)
+        if settled_at is not None:
+            self._look_in(settled_at - now)
+        if is_in_force(alternative.planned, record.stages):
+            self._promising_since = None
+            self._forget_note()
+            return
+        judged, cost = self._judge(alternative)
+        if not judged.pays:
+            self._promising_since = None
+            if judged.net_gain < judged.bar / 2:
+                self._forget_note()
+            self._look_when_it_pays(judged)
+            return
+        if record.rebalance is Rebalance.ASK or record.layout:
+            self._note_gain(judged, f"potluck rebalance {record.model_id} moves it")
+            return
+        if self._promising_since is None:
+            self._promising_since = now
+        wait = max(
+            self._promising_since + self._policy.confirm_seconds,
+            self._steadiness.cool_at(now),
+        )
+        if now < wait:
+            if wait - now > self._policy.confirm_seconds:
+                self._note_gain(judged, "it moves when it has been steady for long enough")
+            self._look_in(wait - now)
+            return
+        _log.warning(
+            "%s moves to a plan that is predicted to be %s faster: %d bytes to load in %.1f s, %s",
+            record.model_id,
+            _percent(judged.gain),
+            cost.num_bytes,
+            cost.load_seconds,
+            "with nothing serving meanwhile" if cost.needs_room else "beside the one in force",
+        )
+        self._move(alternative, judged)
+
+    def _look_when_it_pays(self, judged: Judgement) -> None:
+        """A plan with a node that is new is worth more when the node has stayed longer."""
+        needed = judged.needed_seconds
+        if needed is not None and judged.horizon_seconds < needed <= self._policy.horizon_seconds:
+            self._look_in(needed - judged.horizon_seconds)
+
+    def _judge(self, alternative: Alternative) -> tuple[Judgement, MoveCost]:
+        record, now = self._deployment.record, self._clock()
+        cost = cost_of_move(
+            alternative.planned,
+            record.stages,
+            alternative.predicted,
+            num_live_tokens=self._deployment.num_live_tokens,
+        )
+        nodes = {stage.node_id for stage in alternative.planned.stages}
+        judged = judge(
+            alternative.in_force,
+            alternative.predicted,
+            record.objective,
+            cost,
+            horizon_seconds=self._steadiness.horizon(nodes, now),
+            bar=self._steadiness.bar(now),
+        )
+        return judged, cost
+
+    def _move(self, alternative: Alternative, judged: Judgement) -> asyncio.Future[str]:
+        moving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._moving = moving
+        self._gain = judged.gain
+        self._promising_since = None
+        reason = f"it moves to a plan that is predicted to be {_percent(judged.gain)} faster"
+        before = self._steadiness
+        self._deployment.begin_move(alternative.planned, reason)
+        if moving.done():  # it was not even begun
+            self._steadiness = before
+        return moving
+
+    # What is said.
+
+    def _stays(self, reason: str, alternative: Alternative | None = None) -> RebalanceReport:
+        record = self._deployment.record
+        return RebalanceReport(
+            model_id=record.model_id,
+            outcome=MoveOutcome.STAYS,
+            reason=reason,
+            stages=record.stages,
+            in_force=record.prediction if alternative is None else alternative.in_force,
+        )
+
+    def _outlook(self, judged: Judgement) -> str:
+        """What the deployment would do by itself."""
+        record, now = self._deployment.record, self._clock()
+        cool_at = self._steadiness.cool_at(now)
+        if record.rebalance is Rebalance.NEVER:
+            return "it does not move by itself (rebalance is never)"
+        if record.rebalance is Rebalance.ASK:
+            return "it does not move by itself (rebalance is ask)"
+        if record.objective is Objective.MEMORY:
+            return "it does not move by itself, because it is divided by memory"
+        if record.layout:
+            return "it does not move by itself, because its layout was given"
+        if not judged.pays:
+            return (
+                f"it does not move by itself: after its cost the gain is"
+                f" {_percent(judged.net_gain)}, and {_percent(judged.bar)} is asked for"
+            )
+        if now < cool_at:
+            return f"it moves by itself in {math.ceil(cool_at - now)} s, if this is so then"
+        return "it moves by itself"
+
+    def _note_gain(self, judged: Judgement, what: str) -> None:
+        if self._noted_gain is None or abs(judged.gain - self._noted_gain) >= _NOTE_STEP:
+            self._note(f"another plan is predicted to be {_percent(judged.gain)} faster; {what}")
+            self._noted_gain = judged.gain
+
+    def _forget_note(self) -> None:
+        """The plan that the note speaks of is no longer any better."""
+        if self._noted_gain is not None:
+            self._noted_gain = None
+            self._note("")
+
+    def _note(self, note: str) -> None:
+        if note != self._deployment.record.rebalance_note:
+            self._deployment.say_rebalance(note)
+
+
+def _with(report: RebalanceReport, outcome: MoveOutcome, reason: str) -> RebalanceReport:
+    return msgspec.structs.replace(report, outcome=outcome, reason=reason)
+
+
+def _percent(part: float) -> str:
+    return f"{part:.0%}"

@@ -1,0 +1,62 @@
+"""A plan from what is known of nodes, in the arithmetic that is fixed or best. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from potluck.cluster.coordinator.arithmetics import computing_in, plan_in
+from potluck.cluster.coordinator.planning import DeploymentSize
+from potluck.placement.counting import Counting
+from potluck.placement.explain import Explanation, explain
+from potluck.placement.placing import Placement, Surveyed
+from potluck.placement.planned import PlannedModel, planned_model
+from potluck.types.arithmetic import Arithmetic
+from potluck.types.placement import Rejection
+
+
+def plan_surveyed(
+    counting: Counting,
+    surveyed: Surveyed,
+    size: DeploymentSize,
+    *,
+    may_quantize: bool,
+    arithmetic: Arithmetic | None,
+    rejections: Iterable[Rejection] = (),
+) -> PlannedModel:
+    """Return the plan for the nodes that were ``surveyed``.
+
+    With ``may_quantize`` it is quantized as little as makes it fit, but not less than ``size``
+    says. ``arithmetic``: see ``plan_in``. ``rejections`` are units that are not among those
+    surveyed. Raise as ``plan_in`` and ``Placement.of``.
+    """
+    others = tuple(rejections)
+
+    def plan(arithmetic: Arithmetic) -> PlannedModel:
+        in_arithmetic = replace(size, arithmetic=arithmetic)
+        computing = computing_in(arithmetic, surveyed.able)
+        placement = Placement(counting, replace(surveyed, able=computing.reports))
+        placed = placement.of(in_arithmetic.of_stage, may_quantize=may_quantize)
+        planned = planned_model(
+            placed.plan,
+            replace(in_arithmetic, quantization=placed.quantization).of_stage,
+            computing.reports,
+            (*others, *computing.rejections, *placed.rejections),
+            counting.stage,
+        )
+        return replace(
+            planned,
+            needs_room=placed.needs_room,
+            held=tuple(surveyed.held),
+            request=placed.request,
+            plan=placed.plan,
+        )
+
+    return plan_in(arithmetic, surveyed.able, plan)
+
+
+def explanation_of(planned: PlannedModel) -> Explanation | None:
+    """Return why a plan is as it is; None if it was made without regard to speed."""
+    if planned.request is None or planned.plan is None or planned.prediction is None:
+        return None
+    return explain(planned.request, planned.plan)

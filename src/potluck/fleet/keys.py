@@ -1,0 +1,303 @@
+"""The keys of a fleet file and what they mean, for reading, error messages and the guide's table.
+
+A table that has a key of another name, or a value that its key cannot have, is refused with an
+error that names the file, the table and the key, and a hint that says what the key means.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from potluck.errors import UsageError
+from potluck.fleet.amounts import (
+    parse_byte_rate,
+    parse_operation_rate,
+    parse_seconds,
+    parse_size,
+)
+from potluck.fleet.description import OperationRates
+from potluck.types.ranges import MAX_THREADS, shown
+
+MAX_MACHINES = 4096
+"""Of all entries together; four times what the solver is made for."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """``meaning`` is a sentence without its full stop, and ``example`` a value in TOML.
+
+    ``parse`` raises ``ValueError`` for a value that the key cannot have.
+    """
+
+    name: str
+    meaning: str
+    example: str
+    parse: Callable[[object], Any]
+    is_required: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A kind of table of the file, in ``words``, and its keys."""
+
+    words: str
+    keys: tuple[Key, ...]
+
+    def read(self, values: object, where: str) -> dict[str, Any]:
+        """Return the parsed values by key. ``where`` names the file and the table in errors.
+
+        Raise ``UsageError`` for a key that is missing or unknown, or has an impossible value.
+        """
+        if not isinstance(values, Mapping):
+            raise UsageError(
+                f"{where} is {shown(values)}, and must be a table", hint=self._all_keys()
+            )
+        known = {key.name: key for key in self.keys}
+        read = {}
+        for name, value in values.items():
+            if name not in known:
+                raise UsageError(f"{where}: unknown key {name}", hint=self._about_unknown(name))
+            key = known[name]
+            try:
+                read[name] = key.parse(value)
+            except ValueError:
+                raise UsageError(
+                    f"{where}: {name} = {shown(value)} is not possible", hint=_about(key)
+                ) from None
+        for key in self.keys:
+            if key.is_required and key.name not in values:
+                raise UsageError(f"{where}: {key.name} is missing", hint=_about(key))
+        return read
+
+    def _about_unknown(self, name: str) -> str:
+        close = difflib.get_close_matches(name, [key.name for key in self.keys], n=1)
+        guess = f"did you mean {close[0]}? " if close else ""
+        return guess + self._all_keys()
+
+    def _all_keys(self) -> str:
+        return f"{self.words} has the keys {', '.join(key.name for key in self.keys)}"
+
+
+def _about(key: Key) -> str:
+    return f"{key.name} is {key.meaning}, as in {key.name} = {key.example}"
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError
+    return value
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str) or _NAME.fullmatch(value) is None:
+        raise ValueError
+    return value
+
+
+def _whole(most: int) -> Callable[[object], int]:
+    def parse(value: object) -> int:
+        if type(value) is not int or not 1 <= value <= most:
+            raise ValueError
+        return value
+
+    return parse
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _tables(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise ValueError
+    return value
+
+
+def _table(value: object) -> object:
+    if not isinstance(value, Mapping):
+        raise ValueError
+    return value
+
+
+def _operations(value: object) -> OperationRates:
+    """One rate for all, or a table of rates."""
+    if isinstance(value, str):
+        rate = parse_operation_rate(value)
+        return OperationRates(f32=rate, f16=rate, int8=rate)
+    if not isinstance(value, Mapping) or not value or not value.keys() <= {"f32", "f16", "int8"}:
+        raise ValueError
+    return OperationRates(**{name: parse_operation_rate(rate) for name, rate in value.items()})
+
+
+_UNIT_KEYS = (
+    Key(
+        name="backend",
+        meaning="what computes on the unit (native for a CPU, tinygrad:CUDA, tinygrad:AMD, "
+        "tinygrad:QCOM or tinygrad:CL for a GPU)",
+        example='"native"',
+        parse=_text,
+    ),
+    Key(
+        name="device_memory",
+        meaning="the unit's own memory that is free; leave it out where the unit uses the "
+        "machine's memory",
+        example='"24 GiB"',
+        parse=parse_size,
+    ),
+    Key(
+        name="read_bandwidth",
+        meaning="the memory bandwidth of the unit by its data sheet (plans count on less)",
+        example='"25 GB/s"',
+        parse=parse_byte_rate,
+    ),
+    Key(
+        name="operations",
+        meaning="the operations per second of the unit by its data sheet (a multiply-add is two; "
+        "plans count on less), or a table of these by f32, f16 and int8",
+        example='"300 Gop/s"',
+        parse=_operations,
+    ),
+)
+
+FLEET = Table(
+    words="a fleet",
+    keys=(
+        Key(
+            name="machines",
+            meaning="the list of machines, a table [[machines]] for each kind",
+            example='[{name = "desktop", memory = "32 GiB"}]',
+            parse=_tables,
+            is_required=True,
+        ),
+        Key(
+            name="coordinator",
+            meaning="the name of the machine that coordinates (by default the first one)",
+            example='"desktop"',
+            parse=_name,
+        ),
+        Key(
+            name="links",
+            meaning="the table of the network's figures",
+            example='{latency = "0.3 ms", bandwidth = "1 Gbit/s"}',
+            parse=_table,
+        ),
+    ),
+)
+
+MACHINE = Table(
+    words="a machine",
+    keys=(
+        Key(
+            name="name",
+            meaning="what the plan calls it, in letters, digits, dots, dashes and underscores",
+            example='"desktop"',
+            parse=_name,
+            is_required=True,
+        ),
+        Key(
+            name="count",
+            meaning="how many machines of this kind there are",
+            example="4",
+            parse=_whole(MAX_MACHINES),
+        ),
+        Key(
+            name="probe",
+            meaning="the file with what potluck probe --measure --json printed on the machine, "
+            "relative to the fleet's file",
+            example='"desktop.json"',
+            parse=_text,
+        ),
+        Key(
+            name="memory",
+            meaning="all the memory of the machine",
+            example='"32 GiB"',
+            parse=parse_size,
+        ),
+        Key(
+            name="usable_memory",
+            meaning="what stages may use of the machine's memory",
+            example='"28 GiB"',
+            parse=parse_size,
+        ),
+        Key(
+            name="cores",
+            meaning="how many threads compute on the machine's CPU",
+            example="8",
+            parse=_whole(MAX_THREADS),
+        ),
+        *_UNIT_KEYS,
+        Key(
+            name="units",
+            meaning="the list of units of a machine that has several, each with the keys backend, "
+            "device_memory, read_bandwidth and operations",
+            example='[{backend = "native"}, {backend = "tinygrad:CUDA", device_memory = "24 GiB"}]',
+            parse=_tables,
+        ),
+    ),
+)
+
+UNIT = Table(words="a unit", keys=_UNIT_KEYS)
+
+_LINK_KEYS = (
+    Key(
+        name="latency",
+        meaning="how long a small message takes one way",
+        example='"0.3 ms"',
+        parse=parse_seconds,
+    ),
+    Key(
+        name="bandwidth",
+        meaning="how fast a large message passes",
+        example='"1 Gbit/s"',
+        parse=parse_byte_rate,
+    ),
+)
+
+LINKS = Table(
+    words="the table links",
+    keys=(
+        *_LINK_KEYS,
+        Key(
+            name="pairs",
+            meaning="the list of links that differ, each with the keys from, to, latency, "
+            "bandwidth and one_way",
+            example='[{from = "desktop", to = "board", latency = "3 ms"}]',
+            parse=_tables,
+        ),
+    ),
+)
+
+PAIR = Table(
+    words="a pair of machines",
+    keys=(
+        Key(
+            name="from",
+            meaning="the name of the machines at one end",
+            example='"desktop"',
+            parse=_name,
+            is_required=True,
+        ),
+        Key(
+            name="to",
+            meaning="the name of the machines at the other end",
+            example='"board"',
+            parse=_name,
+            is_required=True,
+        ),
+        *_LINK_KEYS,
+        Key(
+            name="one_way",
+            meaning="whether the figures are only of the way there, and not of the way back",
+            example="true",
+            parse=_flag,
+        ),
+    ),
+)

@@ -1,0 +1,59 @@
+"""Reads what ``potluck probe --json`` printed on a machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from potluck.errors import UsageError
+from potluck.fleet.description import Probed
+from potluck.types.hardware import ProbeReport
+from potluck.types.unit import ChosenUnit, Role
+
+_MAX_FILE_BYTES = 16 * 2**20
+_SCHEMA = "potluck.probe/1"
+_HINT = (
+    "probe is the file with what potluck probe --measure --json printed on the machine, "
+    "relative to the fleet's file"
+)
+
+
+class _Units(msgspec.Struct):
+    schema: str
+    units: tuple[ChosenUnit, ...]
+
+
+def read_probe_file(path: Path, where: str) -> Probed:
+    """Return the machine that a file describes. ``where`` is what names the file.
+
+    Raise ``UsageError`` if it cannot be read, is no such document, or has no unit that works.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise UsageError(
+            f"{where}: probe: {path}: {error.strerror or error}", hint=_HINT
+        ) from error
+    try:
+        if len(data) > _MAX_FILE_BYTES:
+            raise ValueError(f"it has more than {_MAX_FILE_BYTES} bytes")
+        kind = msgspec.json.decode(data, type=_Units)
+        if kind.schema != _SCHEMA:
+            raise ValueError(f"its schema is {kind.schema}, and not {_SCHEMA}")
+        read = Probed(report=msgspec.json.decode(data, type=ProbeReport), units=kind.units)
+        _require_consistent(read)
+    except ValueError as error:  # DecodeError and text that is no UTF-8 are of its kind
+        raise UsageError(f"{where}: probe: {path}: {error}", hint=_HINT) from error
+    return read
+
+
+def _require_consistent(probed: Probed) -> None:
+    devices = {device.device_id for device in probed.report.devices}
+    trials = {trial.unit_id for trial in probed.report.trials}
+    for unit in probed.units:
+        if unit.device_id not in devices or unit.unit_id not in trials:
+            raise ValueError(f"it says nothing of the unit {unit.unit_id}")
+    if not any(unit.role in (Role.SERVES, Role.RESERVE) for unit in probed.units):
+        raise ValueError("no unit of this machine works")

@@ -1,0 +1,38 @@
+"""What an op reads and computes. What bounds a step is counted: weights, caches, multiply-adds."""
+
+from __future__ import annotations
+
+from potluck.types.program import Attention
+
+_F16_BYTES = 2
+_LANES = 16
+
+
+def cache_bytes_per_position(op: Attention) -> int:
+    """Return the bytes of keys and values that a token reads of each position that it sees.
+
+    They are f16, and rows of values are filled up to whole lanes of 16.
+    """
+    width = op.head_dim + -(-op.head_dim // _LANES) * _LANES
+    return op.num_kv_heads * width * _F16_BYTES
+
+
+def attention_multiply_adds(op: Attention) -> int:
+    """Return the multiply-adds of a token with each position that it sees."""
+    return op.num_heads * op.head_dim * 2
+
+
+def num_visible(start: int, end: int, window: int | None) -> int:
+    """Return how many positions the tokens at positions ``[start, end)`` see, added up."""
+    # Up to here a token sees all that is before it, and itself.
+    whole_end = end if window is None else min(max(window, start), end)
+    total = (whole_end * (whole_end + 1) - start * (start + 1)) // 2
+    return total + (end - whole_end) * (window or 0)
+
+
+def share_of_experts(num_chosen: int, num_experts: int, num_tokens: int) -> float:
+    """Return the part of the experts that some of ``num_tokens`` tokens has chosen.
+
+    It is the expected part if each token chooses ``num_chosen`` of ``num_experts`` at random.
+    """
+    return 1.0 - (1.0 - num_chosen / num_experts) ** num_tokens

@@ -1,0 +1,82 @@
+"""Filling what nobody holds with the fastest stages, between those that are kept. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from potluck.placement.cuts import shard_of
+from potluck.placement.keeping import Fill, Gap, UnitKey
+from potluck.placement.path import Cut, Floats, PathProblem
+from potluck.placement.solver import shortest_path
+from potluck.types.placement import PlacedStage
+
+
+def fill_by_speed(problem: PathProblem, units: Sequence[UnitKey]) -> Fill:
+    """Return what fills gaps such that a step of ``problem`` takes the least time.
+
+    ``units`` are those of the problem, in its order. A unit may get a stage though it has one.
+    """
+    index = {unit: number for number, unit in enumerate(units)}
+
+    def fill(gap: Gap) -> list[PlacedStage] | None:
+        usable = [gap.left[unit].usable_bytes if unit in gap.left else 0 for unit in units]
+        path = shortest_path(_part(problem, gap, index, usable))
+        if path is None:
+            return None
+        whole = replace(problem, usable_bytes=np.array(usable, dtype=np.int64))
+        cuts = [
+            Cut(unit=cut.unit, start=gap.start + cut.start, end=gap.start + cut.end)
+            for cut in path.cuts
+        ]
+        return [
+            PlacedStage(
+                node_id=units[cut.unit][0],
+                unit_id=units[cut.unit][1],
+                shard=shard_of(cut, problem.num_items - 2),
+                num_bytes=whole.bytes_of(cut),
+            )
+            for cut in cuts
+        ]
+
+    return fill
+
+
+def _part(
+    problem: PathProblem, gap: Gap, index: Mapping[UnitKey, int], usable: Sequence[int]
+) -> PathProblem:
+    """Return the problem of the gap's items, whose ends are the stages before and after it.
+
+    A stage that is kept on a unit which is not offered is taken to be at the coordinator.
+    """
+    before = -1 if gap.before is None else index.get(gap.before, -1)
+    after = -1 if gap.after is None else index.get(gap.after, -1)
+    items = slice(gap.start, gap.end)
+    # An end alone takes less than its parts, and only where it is an end of the model.
+    alone = problem.item_bytes[:, [gap.start, gap.end - 1]] + problem.stage_bytes[:, None]
+    if gap.start == 0:
+        alone[:, 0] = problem.lone_bytes[:, 0]
+    if gap.end == problem.num_items:
+        alone[:, 1] = problem.lone_bytes[:, 1]
+    is_whole = gap.end - gap.start == problem.num_items
+    return replace(
+        problem,
+        usable_bytes=np.array(usable, dtype=np.int64),
+        item_bytes=problem.item_bytes[:, items],
+        item_seconds=problem.item_seconds[:, items],
+        shared_bytes=problem.shared_bytes if is_whole else np.zeros_like(problem.shared_bytes),
+        lone_bytes=alone,
+        hop_seconds=_between(problem.hop_seconds, before, after),
+        busy_seconds=_between(problem.busy_seconds, before, after),
+    )
+
+
+def _between(hops: Floats, before: int, after: int) -> Floats:
+    """Return hops whose source and sink are the stages before and after."""
+    between = hops.copy()
+    between[-1, :] = hops[before, :]
+    between[:, -1] = hops[:, after]
+    between[-1, -1] = hops[before, after]
+    return between

@@ -1,0 +1,159 @@
+"""Layouts that a user writes, as in ``desktop=24,board/cpu/native=8``: which unit takes how many
+layers, in this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from potluck.errors import ParameterError
+from potluck.quantities import format_few
+from potluck.types.cluster import NodeId, UnitId
+from potluck.types.node import NodeReport
+from potluck.types.placement import LayoutStage
+from potluck.types.ranges import MAX_WHOLE
+from potluck.types.unit import Role
+
+_FORM = "--layout is NODE[/UNIT]=LAYERS,…, as in desktop=24,board/cpu/native=8"
+_NUM_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenStage:
+    """A stage as it is written. ``unit_id`` None is the one unit of the node that serves."""
+
+    node: str
+    unit_id: UnitId | None
+    num_layers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutNode:
+    """A node that a layout may name, by its id or by a name that no other node has.
+
+    ``serving`` are those of its ``units`` that serve.
+    """
+
+    node_id: NodeId
+    name: str
+    units: tuple[UnitId, ...]
+    serving: tuple[UnitId, ...]
+
+
+def layout_nodes(reports: Sequence[NodeReport]) -> list[LayoutNode]:
+    """Return what a layout may name of the nodes that sent ``reports``."""
+    return [
+        LayoutNode(
+            node_id=report.node_id,
+            name=report.name,
+            units=tuple(unit.unit_id for unit in report.units),
+            serving=tuple(unit.unit_id for unit in report.units if unit.role is Role.SERVES),
+        )
+        for report in reports
+    ]
+
+
+def parse_layout(text: str) -> tuple[WrittenStage, ...]:
+    """Return the stages that ``text`` lists. Raise ``ParameterError`` if it has another form."""
+    return tuple(_parse_stage(part.strip()) for part in text.split(","))
+
+
+def _parse_stage(text: str) -> WrittenStage:
+    place, equals, number = text.rpartition("=")
+    node, slash, unit = place.partition("/")
+    is_number = number.isascii() and number.isdigit() and len(number) <= len(str(MAX_WHOLE))
+    if not equals or not node or (slash and not unit) or not is_number:
+        raise ParameterError("layout", f"--layout: {text!r} is no stage", hint=_FORM)
+    return WrittenStage(node=node, unit_id=UnitId(unit) if unit else None, num_layers=int(number))
+
+
+def resolve_layout(
+    written: Sequence[WrittenStage], nodes: Sequence[LayoutNode]
+) -> tuple[LayoutStage, ...]:
+    """Return the stages with the ids of their nodes and units.
+
+    Raise ``ParameterError`` for a node or a unit that is not there or is not named exactly.
+    """
+    by_id = {node.node_id: node for node in nodes}
+    by_name: dict[str, list[LayoutNode]] = {}
+    for node in nodes:
+        by_name.setdefault(node.name, []).append(node)
+    stages = []
+    for stage in written:
+        node = by_id.get(NodeId(stage.node)) or _named(stage.node, by_name)
+        stages.append(
+            LayoutStage(
+                node_id=node.node_id, unit_id=_unit_of(stage, node), num_layers=stage.num_layers
+            )
+        )
+    return tuple(stages)
+
+
+def _named(name: str, by_name: Mapping[str, Sequence[LayoutNode]]) -> LayoutNode:
+    match by_name.get(name, ()):
+        case [node]:
+            return node
+        case []:
+            raise ParameterError(
+                "layout",
+                f"--layout: there is no node {name}",
+                hint=f"nodes are {format_few(sorted(by_name), _NUM_SHOWN)}",
+            )
+        case several:
+            ids = [node.node_id for node in several]
+            raise ParameterError(
+                "layout",
+                f"--layout: {len(ids)} nodes have the name {name}",
+                hint=f"name one by its id: {format_few(ids, _NUM_SHOWN)}",
+            )
+
+
+def _unit_of(stage: WrittenStage, node: LayoutNode) -> UnitId:
+    units = ", ".join(node.units) or "none"
+    if stage.unit_id is not None:
+        if stage.unit_id not in node.units:
+            raise ParameterError(
+                "layout",
+                f"--layout: {stage.node} has no unit {stage.unit_id}",
+                hint=f"its units are {units}",
+            )
+        return stage.unit_id
+    if len(node.serving) != 1:
+        raise ParameterError(
+            "layout",
+            f"--layout: {len(node.serving)} units of {stage.node} serve, and none is named",
+            hint=f"name one, as in {stage.node}/UNIT={stage.num_layers}; its units are {units}",
+        )
+    return node.serving[0]
+
+
+def check_layout(layout: Sequence[LayoutStage], num_layers: int) -> None:
+    """Raise ``ParameterError`` if these are no stages of a model of ``num_layers`` layers.
+
+    Only the first stage and the last one, which have the embedding and the head, may be without a
+    layer.
+    """
+    total = sum(stage.num_layers for stage in layout)
+    if total != num_layers:
+        raise ParameterError(
+            "layout",
+            f"--layout has {total} layers, and the model has {num_layers}",
+            hint="change a number so that the sum is that of the model",
+        )
+    seen = set()
+    for index, stage in enumerate(layout):
+        unit = f"{stage.node_id} {stage.unit_id}"
+        if unit in seen:
+            raise ParameterError(
+                "layout",
+                f"--layout has two stages on {unit}",
+                hint="a unit holds one stage: give it one range of layers",
+            )
+        seen.add(unit)
+        if stage.num_layers == 0 and 0 < index < len(layout) - 1:
+            raise ParameterError(
+                "layout",
+                f"--layout has no layer for {unit}, which is neither first nor last",
+                hint="leave the stage out",
+            )

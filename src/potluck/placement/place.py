@@ -1,0 +1,199 @@
+"""The best place for a model: units, links and preferences in, a plan out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from potluck.errors import InsufficientMemoryError, ParameterError
+from potluck.placement.candidates import Candidate
+from potluck.placement.cuts import cut_of, shard_of
+from potluck.placement.links import LinkTable
+from potluck.placement.path import Cut, PathProblem
+from potluck.placement.prediction import predict
+from potluck.placement.problem import path_problem
+from potluck.placement.sharing import Pool
+from potluck.placement.solver import best_throughput, shortest_path
+from potluck.placement.within_pools import Found, best_within, with_usable
+from potluck.quantities import format_bytes
+from potluck.types.cluster import NodeId
+from potluck.types.placement import Objective, PlacedStage, Plan, Prediction, Preferences
+
+_TRIFLE = 0.02
+"""A part by which a plan may be slower with one unit fewer: less than predictions are sure of."""
+
+_LAYOUT = "for example --layout NODE=12,NODE=16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceRequest:
+    """A model to place on ``candidates``, and what for.
+
+    Each candidate may use its bytes as if no other drew on the same memory; ``pools``, whose
+    members are indices of candidates, say what several may use together. Steps start and end at the
+    ``coordinator``, and have at most ``max_step_tokens``.
+    """
+
+    candidates: tuple[Candidate, ...]
+    links: LinkTable
+    coordinator: NodeId
+    preferences: Preferences
+    max_step_tokens: int
+    pools: tuple[Pool, ...] = ()
+
+    @property
+    def num_layers(self) -> int:
+        """Of the model."""
+        return len(self.candidates[0].cost.layer_bytes)
+
+
+def place(request: PlaceRequest) -> Plan | None:
+    """Return the best plan for the preferences, with its prediction; None if the model has no room.
+
+    Raise ``ParameterError`` for a layout that is not possible.
+    """
+    if not request.candidates:
+        return None
+    if request.preferences.layout:
+        cuts = _cuts_of_layout(request)
+        return plan_of(request, Found(cuts=cuts, seconds=0.0))
+    found = _search(request)
+    return None if found is None else plan_of(request, found)
+
+
+def plan_of(request: PlaceRequest, found: Found) -> Plan:
+    """Return the plan of an answer, with its prediction."""
+    problem = problem_of(request, 1)
+    stages = tuple(
+        PlacedStage(
+            node_id=request.candidates[cut.unit].node_id,
+            unit_id=request.candidates[cut.unit].unit_id,
+            shard=shard_of(cut, request.num_layers),
+            num_bytes=problem.bytes_of(cut),
+        )
+        for cut in found.cuts
+    )
+    return Plan(
+        stages=stages, rejections=(), prediction=prediction_of(request, stages, gap=found.gap)
+    )
+
+
+def prediction_of(
+    request: PlaceRequest, stages: Sequence[PlacedStage], *, gap: float = 0.0
+) -> Prediction:
+    """Return what is predicted of stages, each of them on one of the candidates."""
+    units = {(each.node_id, each.unit_id): i for i, each in enumerate(request.candidates)}
+    return predict(
+        request.candidates,
+        [cut_of(units[stage.node_id, stage.unit_id], stage.shard) for stage in stages],
+        request.links,
+        coordinator=request.coordinator,
+        preferences=request.preferences,
+        max_step_tokens=request.max_step_tokens,
+        gap=gap,
+    )
+
+
+def _search(request: PlaceRequest) -> Found | None:
+    problem = problem_of(request, 1)
+
+    def least_latency(usable: Sequence[int]) -> Found | None:
+        path = shortest_path(with_usable(problem, usable))
+        if path is None:
+            return None
+        return Found(cuts=path.cuts, seconds=path.seconds, gap=path.gap)
+
+    def most_throughput(usable: Sequence[int]) -> Found | None:
+        found = best_throughput(
+            lambda num_sequences: with_usable(problem_of(request, num_sequences), usable),
+            request.preferences.num_streams,
+        )
+        if found is None:
+            return None
+        return Found(cuts=found.path.cuts, seconds=found.path.seconds, gap=found.path.gap)
+
+    is_throughput = request.preferences.objective is Objective.THROUGHPUT
+    solve = most_throughput if is_throughput else least_latency
+    return _without_trifles(problem, request.pools, solve)
+
+
+def _without_trifles(
+    problem: PathProblem,
+    pools: Sequence[Pool],
+    solve: Callable[[Sequence[int]], Found | None],
+) -> Found | None:
+    """Return the best plan, less the units that hardly make it better.
+
+    Each further unit is one more that may be lost, so the unit with the least to compute is left
+    out as long as the plan takes at most ``_TRIFLE`` longer than the best one.
+    """
+    best = chosen = best_within(problem, pools, solve)
+    left_out: set[int] = set()
+    while best is not None and chosen is not None and len(chosen.cuts) > 1:
+        left_out.add(min(chosen.cuts, key=problem.seconds_of).unit)
+        usable = [0 if i in left_out else int(n) for i, n in enumerate(problem.usable_bytes)]
+        found = best_within(with_usable(problem, usable), pools, solve)
+        if (
+            found is None
+            or found.seconds > best.seconds * (1 + _TRIFLE)
+            or len(found.cuts) >= len(chosen.cuts)
+        ):
+            break
+        bound = best.seconds * (1 - best.gap)
+        chosen = replace(found, gap=max(0.0, 1 - bound / found.seconds))
+    return chosen
+
+
+def problem_of(request: PlaceRequest, num_sequences: int) -> PathProblem:
+    """Return the path problem of steps with so many sequences, without regard to pools."""
+    return path_problem(
+        request.candidates,
+        request.links,
+        coordinator=request.coordinator,
+        num_sequences=num_sequences,
+        context_tokens=request.preferences.context_tokens,
+    )
+
+
+def _cuts_of_layout(request: PlaceRequest) -> tuple[Cut, ...]:
+    """Return the stages that the user wants. Raise ``ParameterError`` if they are not possible."""
+    layout = request.preferences.layout
+    num_layers = request.num_layers
+    units = {(each.node_id, each.unit_id): i for i, each in enumerate(request.candidates)}
+    total = sum(each.num_layers for each in layout)
+    if total != num_layers:
+        raise ParameterError(
+            "layout", f"the layout has {total} layers, and the model {num_layers}", hint=_LAYOUT
+        )
+    problem = problem_of(request, 1)
+    cuts: list[Cut] = []
+    layer = 0
+    for index, each in enumerate(layout):
+        where = f"{each.unit_id} on node {each.node_id}"
+        unit = units.get((each.node_id, each.unit_id))
+        if unit is None:
+            raise ParameterError(
+                "layout", f"{where} cannot be used", hint="potluck ps shows what can, and why not"
+            )
+        if any(cut.unit == unit for cut in cuts):
+            raise ParameterError("layout", f"the layout has {where} twice", hint=_LAYOUT)
+        end = layer + each.num_layers
+        cut = Cut(
+            unit=unit,
+            start=0 if index == 0 else layer + 1,
+            end=num_layers + 2 if index == len(layout) - 1 else end + 1,
+        )
+        if cut.start == cut.end:
+            raise ParameterError("layout", f"the layout has no layer for {where}", hint=_LAYOUT)
+        needed, usable = problem.bytes_of(cut), request.candidates[unit].usable_bytes
+        if needed > usable:
+            raise InsufficientMemoryError(
+                needed,
+                usable,
+                f"{each.num_layers} layers take {format_bytes(needed)} on {where}, and "
+                f"{format_bytes(max(0, usable))} may be used",
+                hint="give it fewer layers in --layout",
+            )
+        cuts.append(cut)
+        layer = end
+    return tuple(cuts)

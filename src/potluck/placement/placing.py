@@ -1,0 +1,399 @@
+"""A model placed on what nodes offer: as fast, and as precise, as it fits. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from potluck.errors import (
+    EngineError,
+    InsufficientMemoryError,
+    PotluckError,
+    UnsupportedModelError,
+)
+from potluck.placement.candidates import Candidate, speed_of
+from potluck.placement.counted_offers import CountedOffers, count_offers, sort_of, usable_units
+from potluck.placement.counting import Counting
+from potluck.placement.explain import unused_units
+from potluck.placement.filling import fill_by_speed
+from potluck.placement.keeping import Fill, Holding, is_of_size, keep_and_fill, kept
+from potluck.placement.links import LinkTable, link_table
+from potluck.placement.offering import reason_against
+from potluck.placement.place import PlaceRequest, place, prediction_of, problem_of
+from potluck.placement.proportional import does_not_fit
+from potluck.placement.proportional import place as place_by_memory
+from potluck.placement.sizes import on_unit, stronger_quantizations, what_fits
+from potluck.placement.times import UnitTimes
+from potluck.types.cluster import NodeId, UnitId
+from potluck.types.node import NodeReport, UnitReport
+from potluck.types.placement import (
+    Objective,
+    PlacedStage,
+    Plan,
+    Prediction,
+    Preferences,
+    Rejection,
+    UnitOffer,
+)
+from potluck.types.quantization import Quantization
+from potluck.types.speed import NodeSpeeds
+from potluck.types.stage import StageSize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surveyed:
+    """What is known of the nodes that a model may be placed on, and what the plan is for.
+
+    ``reports`` are of all nodes, ``able`` those of the nodes that can read the model, with the
+    units that may be used. ``speeds`` are by node, of those that answered. Steps start and end at
+    the ``coordinator``. ``held`` are the stages of this deployment that workers hold already;
+    ``in_use``: see ``keeping.kept``. With ``is_anew`` the plan is as good as if nothing was held.
+    ``links`` are known where no node measures them; None takes those of ``speeds``.
+    """
+
+    reports: Sequence[NodeReport]
+    able: Sequence[NodeReport]
+    coordinator: NodeId
+    preferences: Preferences
+    speeds: Mapping[NodeId, NodeSpeeds] = field(default_factory=dict)
+    held: Sequence[Holding] = ()
+    in_use: Collection[tuple[NodeId, UnitId, int, int]] = ()
+    is_anew: bool = False
+    links: LinkTable | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Where a model goes, how it is quantized there, and which units got nothing.
+
+    ``needs_room``: stages that are held and not in the plan have to be released before it is
+    loaded. ``request`` is what there was to choose from.
+    """
+
+    plan: Plan
+    quantization: Quantization
+    rejections: tuple[Rejection, ...]
+    request: PlaceRequest
+    needs_room: bool = False
+
+
+class Placement:
+    """One model and the nodes that it may be placed on.
+
+    Units of backends that this node cannot count are left out; so are those of backends that do not
+    compute this model. Raise the ``EngineError`` or the ``UnsupportedModelError`` of one if no
+    other would be left.
+    """
+
+    def __init__(self, counting: Counting, surveyed: Surveyed) -> None:
+        self._counting = counting
+        self._surveyed = surveyed
+        self._held = surveyed.held
+        self._able, self._unable = _of_able_backends(counting, surveyed.able)
+        self._units = {
+            (report.node_id, unit.unit_id): unit for report in self._able for unit in report.units
+        }
+        hosts = {report.node_id: report.host_id for report in surveyed.reports}
+        self._links = surveyed.links or link_table(surveyed.speeds.values(), hosts)
+        self._times: dict[object, UnitTimes] = {}
+
+    def of(self, size: StageSize, *, may_quantize: bool) -> Placed:
+        """Place it in ``size``, or as much more quantized as makes it fit.
+
+        What is held stays where it is, if what is missing fits beside it. Units in reserve are used
+        before it is quantized any more. Raise ``InsufficientMemoryError``, which says what would
+        fit, and ``ParameterError`` for a layout that is not possible.
+        """
+        if not self._surveyed.is_anew and (placed := self._with_what_is_held(size)) is not None:
+            return placed
+        try:
+            return self._placed(size)
+        except InsufficientMemoryError as error:
+            failure = error
+        for other in stronger_quantizations(size) if may_quantize else ():
+            try:
+                return self._placed(other)
+            except InsufficientMemoryError:
+                continue
+        fitting = what_fits(size, self._fits)
+        raise InsufficientMemoryError(
+            failure.needed_bytes,
+            failure.available_bytes,
+            failure.message,
+            hint="; or ".join(part for part in (fitting, failure.hint) if part),
+        ) from failure
+
+    def predicted(self, stages: Sequence[PlacedStage], size: StageSize) -> Prediction | None:
+        """Return what is expected of stages; None if one is on a unit that cannot be used."""
+        counted = self._count(size, with_reserve=True, released_stages=self._held)
+        return self._predicted(stages, self._request(counted, size))
+
+    def _with_what_is_held(self, size: StageSize) -> Placed | None:
+        """A plan that keeps most of what is held: beside the rest of it, or in its place."""
+        usable = {
+            (report.node_id, unit.unit_id): on_unit(size, unit)
+            for report in self._able
+            if not report.is_draining
+            for unit in report.units
+            if reason_against(unit, with_reserve=True) is None
+        }
+        fitting = [
+            each
+            for each in self._held
+            if each.unit in usable and is_of_size(each.stage, usable[each.unit])
+        ]
+        keeping = kept(fitting, self._counting.num_layers, self._surveyed.in_use)
+        if not keeping:
+            return None
+        for needs_room in (False, True):
+            for with_reserve in (False, True):
+                placed = self._placed_on(
+                    size, with_reserve=with_reserve, keeping=keeping, needs_room=needs_room
+                )
+                if placed is not None:
+                    return placed
+        return None
+
+    def _fits(self, size: StageSize) -> bool:
+        try:
+            self._placed(size)
+        except InsufficientMemoryError:
+            return False
+        return True
+
+    def _placed(self, size: StageSize) -> Placed:
+        """Where it is best, as if nothing was held. Raise ``InsufficientMemoryError``."""
+        preferences = self._surveyed.preferences
+        if preferences.objective is Objective.MEMORY and not preferences.layout:
+            return self._placed_by_memory(size)
+        counted = self._count(size, with_reserve=True, released_stages=self._held)
+        request = self._request(counted, size)
+        plan = place(request)
+        if plan is None:
+            raise does_not_fit(self._credited(counted), counted.mixed.cost)
+        return self._of_plan(plan, counted, size, request)
+
+    def _placed_by_memory(self, size: StageSize) -> Placed:
+        """On the units that serve, or if need be on those in reserve as well."""
+        num_units = [len(usable_units(self._able, with_reserve=each)) for each in (False, True)]
+        if 0 < num_units[0] < num_units[1]:
+            try:
+                return self._by_memory(size, with_reserve=False)
+            except InsufficientMemoryError:
+                pass
+        return self._by_memory(size, with_reserve=True)
+
+    def _by_memory(self, size: StageSize, *, with_reserve: bool) -> Placed:
+        counted = self._count(size, with_reserve=with_reserve, released_stages=self._held)
+        plan = place_by_memory(self._credited(counted), counted.mixed.cost)
+        request = self._request(counted, size)
+        prediction = self._predicted(plan.stages, request)
+        return self._of_plan(replace(plan, prediction=prediction), counted, size, request)
+
+    def _of_plan(
+        self, plan: Plan, counted: CountedOffers, size: StageSize, request: PlaceRequest
+    ) -> Placed:
+        return Placed(
+            plan=plan,
+            quantization=size.quantization,
+            rejections=self._rejections(plan, counted, request),
+            request=request,
+            needs_room=bool(self._held) and not self._has_room_beside(plan, size),
+        )
+
+    def _rejections(
+        self, plan: Plan, counted: CountedOffers, request: PlaceRequest
+    ) -> tuple[Rejection, ...]:
+        """Return the units that are not offered, and why those that are have no stage."""
+        rejections = (*self._unable, *counted.offered.rejections)
+        told = {(each.node_id, each.unit_id) for each in (*rejections, *plan.rejections)}
+        return (
+            *rejections,
+            *(
+                each
+                for each in unused_units(request, plan).rejections
+                if (each.node_id, each.unit_id) not in told
+            ),
+        )
+
+    def _has_room_beside(self, plan: Plan, size: StageSize) -> bool:
+        """Whether what a plan has to load fits beside all that is held now."""
+        counted = self._count(size, with_reserve=True, released_stages=())
+        offered = counted.offered
+        taken = [0] * len(offered.offers)
+        units = {(each.node_id, each.unit_id): i for i, each in enumerate(offered.offers)}
+        for stage in plan.stages:
+            if any(self._is_held_as(each, stage, size) for each in self._held):
+                continue
+            index = units.get((stage.node_id, stage.unit_id))
+            if index is None:
+                return False
+            taken[index] += stage.num_bytes
+        return all(
+            num_bytes <= most for num_bytes, most in zip(taken, offered.most_bytes, strict=True)
+        ) and all(
+            sum(taken[index] for index in pool.members) <= pool.left_bytes
+            or not any(taken[index] for index in pool.members)
+            for pool in offered.pools
+        )
+
+    def _is_held_as(self, holding: Holding, stage: PlacedStage, size: StageSize) -> bool:
+        held, shard = holding.stage, stage.shard
+        unit = self._units.get(holding.unit)
+        return (
+            unit is not None
+            and holding.unit == (stage.node_id, stage.unit_id)
+            and (held.start_layer, held.end_layer) == (shard.start_layer, shard.end_layer)
+            and (held.has_embedding, held.has_head) == (shard.has_embedding, shard.has_head)
+            and is_of_size(held, on_unit(size, unit))
+        )
+
+    def _placed_on(
+        self,
+        size: StageSize,
+        *,
+        with_reserve: bool,
+        keeping: Sequence[Holding],
+        needs_room: bool,
+    ) -> Placed | None:
+        """Around what is kept; None if the rest does not fit."""
+        others = [each for each in self._held if each not in keeping]
+        counted = self._count(
+            size, with_reserve=with_reserve, released_stages=others if needs_room else ()
+        )
+        plan = keep_and_fill(
+            keeping, self._credited(counted), counted.mixed.cost, self._fill(counted, size)
+        )
+        if plan is None:
+            return None
+        # As if all was released: stages that are kept are counted too.
+        everything = self._count(size, with_reserve=True, released_stages=self._held)
+        request = self._request(everything, size)
+        plan = replace(plan, prediction=self._predicted(plan.stages, request))
+        return Placed(
+            plan=plan,
+            quantization=size.quantization,
+            rejections=self._rejections(plan, counted, request),
+            request=request,
+            needs_room=needs_room,
+        )
+
+    def _fill(self, counted: CountedOffers, size: StageSize) -> Fill | None:
+        """How gaps are filled: by speed where that counts, otherwise by memory."""
+        request = self._request(counted, size)
+        if self._surveyed.preferences.objective is Objective.MEMORY or not request.candidates:
+            return None
+        units = [(each.node_id, each.unit_id) for each in request.candidates]
+        return fill_by_speed(problem_of(request, 1), units)
+
+    def _count(
+        self, size: StageSize, *, with_reserve: bool, released_stages: Sequence[Holding]
+    ) -> CountedOffers:
+        return count_offers(
+            self._counting,
+            self._surveyed.reports,
+            self._able,
+            size,
+            with_reserve=with_reserve,
+            released_stages=released_stages,
+        )
+
+    def _credited(self, counted: CountedOffers) -> tuple[UnitOffer, ...]:
+        return counted.credited({place: sort_of(unit) for place, unit in self._units.items()})
+
+    def _request(self, counted: CountedOffers, size: StageSize) -> PlaceRequest:
+        """What there is to choose from, with times."""
+        hosts = {report.node_id: report.host_id for report in self._able}
+        candidates = []
+        for offer, most in zip(counted.offered.offers, counted.offered.most_bytes, strict=True):
+            unit = self._units[offer.node_id, offer.unit_id]
+            candidates.append(
+                Candidate(
+                    node_id=offer.node_id,
+                    unit_id=offer.unit_id,
+                    host_id=hosts[offer.node_id],
+                    usable_bytes=most,
+                    cost=counted.costs[sort_of(unit)],
+                    times=self._times_of(offer.node_id, unit, on_unit(size, unit)),
+                )
+            )
+        return PlaceRequest(
+            candidates=tuple(candidates),
+            links=self._links,
+            coordinator=self._surveyed.coordinator,
+            preferences=self._surveyed.preferences,
+            max_step_tokens=size.max_step_tokens,
+            pools=counted.offered.pools,
+        )
+
+    def _times_of(self, node_id: NodeId, unit: UnitReport, size: StageSize) -> UnitTimes:
+        """How long parts of the model take on a unit; one object for units that are alike."""
+        work = self._counting.work(size)
+        speeds = self._surveyed.speeds.get(node_id)
+        measured = () if speeds is None else speeds.step_times.get(work.shape(size.arithmetic), {})
+        step_times = measured.get(unit.unit_id, ()) if measured else ()
+        key = (
+            size.backend,
+            size.quantization,
+            size.arithmetic,
+            unit.rates,
+            unit.figures,
+            unit.is_shared,
+            unit.num_threads,
+            unit.usable_cores,
+            tuple(step_times),
+        )
+        if (found := self._times.get(key)) is None:
+            plain = UnitTimes(work=work, speed=speed_of(unit, size.arithmetic))
+            found = self._times[key] = plain.corrected(step_times)
+        return found
+
+    def _predicted(self, stages: Sequence[PlacedStage], request: PlaceRequest) -> Prediction | None:
+        offered = {(each.node_id, each.unit_id) for each in request.candidates}
+        if any((stage.node_id, stage.unit_id) not in offered for stage in stages):
+            return None
+        return prediction_of(request, stages)
+
+
+def _of_able_backends(
+    counting: Counting, reports: Sequence[NodeReport]
+) -> tuple[list[NodeReport], list[Rejection]]:
+    """The reports without units of backends that cannot be counted or used, and these."""
+    problems: dict[str, PotluckError] = {}
+    reasons: dict[str, str] = {}
+    backends = {
+        unit.backend
+        for report in reports
+        for unit in report.units
+        if reason_against(unit, with_reserve=True) is None
+    }
+    for backend in sorted(backends):
+        try:
+            counting.check_backend(backend)
+        except UnsupportedModelError as error:
+            problems[backend] = error
+            reasons[backend] = error.message
+        except EngineError as error:
+            problems[backend] = error
+            reasons[backend] = f"the coordinator cannot count it: {error.message}"
+    if problems and problems.keys() == backends:
+        raise problems[min(problems)]
+    able = [
+        msgspec.structs.replace(
+            report, units=tuple(unit for unit in report.units if unit.backend not in problems)
+        )
+        for report in reports
+    ]
+    rejections = [
+        Rejection(
+            node_id=report.node_id,
+            unit_id=unit.unit_id,
+            reason=reasons[unit.backend],
+        )
+        for report in reports
+        for unit in report.units
+        if unit.backend in problems
+    ]
+    return able, rejections

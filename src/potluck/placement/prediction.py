@@ -1,0 +1,207 @@
+"""What is to be expected of a plan: time per token, tokens per second, time to the first token."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from potluck.placement.candidates import Candidate
+from potluck.placement.links import Link, LinkTable, header_bytes, step_bytes
+from potluck.placement.path import Cut
+from potluck.placement.speed import worst
+from potluck.placement.times import PartTimes, UnitTimes
+from potluck.types.cluster import NodeId
+from potluck.types.placement import Basis, Prediction, Preferences, StagePrediction
+
+MARGINS = {Basis.SERVED: 0.15, Basis.MEASURED: 0.3, Basis.TABLE: 0.6, Basis.ASSUMED: 0.9}
+
+_SIMULATED_CHUNKS = 64
+"""Of a prompt; longer ones are continued at the pace of the last chunks."""
+
+
+def predict(
+    candidates: Sequence[Candidate],
+    cuts: Sequence[Cut],
+    links: LinkTable,
+    *,
+    coordinator: NodeId,
+    preferences: Preferences,
+    max_step_tokens: int,
+    steps_in_flight: int | None = None,
+    gap: float = 0.0,
+) -> Prediction:
+    """Return what is to be expected of the stages ``cuts``, whose units are ``candidates``.
+
+    ``steps_in_flight`` of several streams is chosen so that they get the most tokens, unless it is
+    given. Raise ``ValueError`` if there is no stage.
+    """
+    if not cuts:
+        raise ValueError("there are no stages")
+    pipeline = _Pipeline(candidates=candidates, cuts=cuts, links=links, coordinator=coordinator)
+    context_tokens = preferences.context_tokens
+    one = pipeline.step(1, context_tokens)
+    num_streams = max(1, preferences.num_streams)
+    choices = range(1, min(num_streams, len(cuts) + 1) + 1)
+    if steps_in_flight is not None:
+        choices = range(max(1, steps_in_flight), max(1, steps_in_flight) + 1)
+    loads = [
+        _Load.of(pipeline.step(-(-num_streams // count), context_tokens), count)
+        for count in choices
+    ]
+    load = min(loads, key=lambda each: each.period_seconds)
+    chunk = max(1, min(max_step_tokens, preferences.prompt_tokens))
+    prefill = [
+        each.prefill(chunk, max(chunk, preferences.prompt_tokens)) for each in pipeline.times
+    ]
+    bases = [worst(a.basis, b.basis) for a, b in zip(one.parts, prefill, strict=True)]
+    # A hop within a machine takes next to nothing, so that no figure of it widens the margin.
+    link_bases = [link.basis for link in pipeline.ways if link is not links.loopback]
+    stages = tuple(
+        StagePrediction(
+            node_id=pipeline.unit(cut).node_id,
+            unit_id=pipeline.unit(cut).unit_id,
+            decode_seconds=one.seen_seconds[index],
+            loaded_seconds=load.step.seen_seconds[index],
+            prefill_seconds_per_token=prefill[index].seconds(cut.start, cut.end) / chunk,
+            hop_seconds=one.hop_seconds[index + 1],
+            basis=bases[index],
+        )
+        for index, cut in enumerate(cuts)
+    )
+    return Prediction(
+        stages=stages,
+        entry_seconds=one.hop_seconds[0],
+        token_seconds=one.path_seconds,
+        tokens_per_second=1 / one.path_seconds,
+        first_token_seconds=pipeline.first_token_seconds(
+            preferences.prompt_tokens, chunk, load.steps_in_flight
+        ),
+        prompt_tokens=preferences.prompt_tokens,
+        num_streams=num_streams,
+        total_tokens_per_second=num_streams / load.period_seconds,
+        steps_in_flight=load.steps_in_flight,
+        bottleneck=load.bottleneck,
+        margin=MARGINS[worst(*bases, *link_bases)],
+        gap=gap,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StepTimes:
+    """A step's times: ``hop_seconds`` has the way in first, and the way back last.
+
+    ``stage_seconds`` are sustained ones, ``short_seconds`` those that no quota holds up, and
+    ``seen_seconds`` those that most steps take. ``unit_seconds`` are sustained ones by the stage
+    of each unit, of all stages that the unit has.
+    """
+
+    parts: tuple[PartTimes, ...]
+    stage_seconds: tuple[float, ...]
+    short_seconds: tuple[float, ...]
+    seen_seconds: tuple[float, ...]
+    unit_seconds: tuple[float, ...]
+    hop_seconds: tuple[float, ...]
+    busy_seconds: tuple[float, ...]
+
+    @property
+    def path_seconds(self) -> float:
+        """One step at a time: quotas are renewed while other stages compute."""
+        return max(sum(self.short_seconds) + sum(self.hop_seconds), *self.unit_seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Load:
+    """Several streams: all get a token in ``period_seconds``."""
+
+    step: _StepTimes
+    steps_in_flight: int
+    period_seconds: float
+    bottleneck: int | None
+
+    @classmethod
+    def of(cls, step: _StepTimes, steps_in_flight: int) -> _Load:
+        slowest = max(step.unit_seconds)
+        busiest = max(slowest, *step.busy_seconds)
+        limited = steps_in_flight * busiest
+        is_limited = limited >= step.path_seconds and busiest == slowest
+        return cls(
+            step=step,
+            steps_in_flight=steps_in_flight,
+            period_seconds=max(limited, step.path_seconds),
+            bottleneck=step.unit_seconds.index(slowest) if is_limited else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pipeline:
+    candidates: Sequence[Candidate]
+    cuts: Sequence[Cut]
+    links: LinkTable
+    coordinator: NodeId
+
+    def unit(self, cut: Cut) -> Candidate:
+        return self.candidates[cut.unit]
+
+    @property
+    def times(self) -> list[UnitTimes]:
+        return [self.unit(cut).times for cut in self.cuts]
+
+    @property
+    def ways(self) -> list[Link]:
+        """The links that a step takes, the way in and the way back included."""
+        nodes = [self.coordinator, *(self.unit(cut).node_id for cut in self.cuts), self.coordinator]
+        return [self.links.link(a, b) for a, b in pairwise(nodes)]
+
+    def step(self, num_sequences: int, context_tokens: int) -> _StepTimes:
+        parts = tuple(each.decode(num_sequences, context_tokens) for each in self.times)
+        return self._step(parts, num_sequences, num_sequences)
+
+    def chunk(self, num_tokens: int, context_tokens: int) -> _StepTimes:
+        parts = tuple(each.prefill(num_tokens, context_tokens) for each in self.times)
+        return self._step(parts, num_tokens, 1)
+
+    def _step(self, parts: tuple[PartTimes, ...], num_tokens: int, num_results: int) -> _StepTimes:
+        hidden_size = self.times[0].work.hidden_size
+        sizes = [step_bytes(num_tokens, hidden_size)] * (len(self.cuts) + 1)
+        sizes[0], sizes[-1] = header_bytes(num_tokens), header_bytes(num_results)
+        stages = [(part, cut.start, cut.end) for part, cut in zip(parts, self.cuts, strict=True)]
+        sustained = tuple(part.seconds(start, end) for part, start, end in stages)
+        of_unit: defaultdict[int, float] = defaultdict(float)
+        for cut, seconds in zip(self.cuts, sustained, strict=True):
+            of_unit[cut.unit] += seconds
+        return _StepTimes(
+            parts=parts,
+            stage_seconds=sustained,
+            short_seconds=tuple(part.undisturbed_seconds(a, b) for part, a, b in stages),
+            seen_seconds=tuple(part.expected_seconds(a, b) for part, a, b in stages),
+            unit_seconds=tuple(of_unit[cut.unit] for cut in self.cuts),
+            hop_seconds=tuple(
+                way.hop_seconds(size) for way, size in zip(self.ways, sizes, strict=True)
+            ),
+            busy_seconds=tuple(
+                way.busy_seconds(size) for way, size in zip(self.ways, sizes, strict=True)
+            ),
+        )
+
+    def first_token_seconds(self, prompt_tokens: int, chunk: int, steps_in_flight: int) -> float:
+        """Return how long a prompt takes through the stages, a chunk after the other."""
+        num_chunks = max(1, -(-prompt_tokens // chunk))
+        free = [0.0] * len(self.cuts)
+        finished: list[float] = []
+        for number in range(min(num_chunks, _SIMULATED_CHUNKS)):
+            start = number * chunk
+            end = min(prompt_tokens, start + chunk) if prompt_tokens > 0 else 1
+            step = self.chunk(end - start, end)
+            at = finished[number - steps_in_flight] if number >= steps_in_flight else 0.0
+            for index, seconds in enumerate(step.stage_seconds):
+                at = max(at + step.hop_seconds[index], free[index]) + seconds
+                free[index] = at
+            finished.append(at + step.hop_seconds[-1])
+        rest = num_chunks - len(finished)
+        if rest > 0:
+            half = len(finished) // 2
+            pace = (finished[-1] - finished[half]) / (len(finished) - 1 - half)
+            return finished[-1] + rest * pace
+        return finished[-1]

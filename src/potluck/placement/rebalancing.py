@@ -1,0 +1,214 @@
+"""When a deployment that serves moves to a better plan. Pure: callers have the clock.
+
+``judge`` compares what a plan gains with the cost of moving to it: weights to load while the
+present plan serves on, and the prefill of every live sequence. ``Steadiness`` remembers recent
+joins and moves, and damps: a node counts when it has been there for a while, and each move makes
+the next one wait longer and gain more. So a node that comes and goes, or that is fast and slow by
+turns, causes a bounded number of moves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from potluck.types.cluster import NodeId
+from potluck.types.placement import Objective, Prediction
+
+DEFAULT_THRESHOLD = 0.2
+
+LOADING_SHARE = 0.2
+"""How much slower a deployment is assumed to be while it loads stages beside those in use: weights
+are read and converted by the same cores and the same memory bus, in a few threads of many."""
+
+SWITCH_SECONDS = 1.0
+"""From the last step over the old edges to the first over the new ones, besides the prefill: a step
+has to end, and TLS connections are made on all nodes at once."""
+
+LOAD_BYTES_PER_SECOND = 100e6
+"""How fast weights are loaded where nothing was measured: gigabit Ethernet, or a slow disk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebalancePolicy:
+    """When a move is worth its while.
+
+    A move has to gain ``threshold`` over ``horizon_seconds``, or over as long as the newest node of
+    the plan has been there if that is shorter: what has lasted is likely to last as long again.
+    Each move of the last ``memory_seconds`` raises the bar by another ``threshold``, and doubles
+    the time until the next, which is ``cool_down_seconds`` after the first. A node that joins is
+    considered after ``settle_seconds``, which double with every time that it joined before. Neither
+    exceeds ``most_wait_seconds``. A plan has to be better twice, ``confirm_seconds`` apart. Plans
+    are compared at least every ``check_seconds``; whether a stage is slow is asked for every
+    ``watch_seconds``.
+    """
+
+    threshold: float = DEFAULT_THRESHOLD
+    horizon_seconds: float = 3600.0
+    memory_seconds: float = 3600.0
+    cool_down_seconds: float = 60.0
+    settle_seconds: float = 10.0
+    most_wait_seconds: float = 1800.0
+    confirm_seconds: float = 5.0
+    check_seconds: float = 120.0
+    watch_seconds: float = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveCost:
+    """What a move takes: bytes to load and for how long, and the prefill of live sequences.
+
+    With ``needs_room`` the present plan cannot serve while the new one is loaded.
+    """
+
+    num_bytes: int
+    load_seconds: float
+    replay_seconds: float
+    needs_room: bool
+
+    @property
+    def pause_seconds(self) -> float:
+        """For how long no sequence gets a token."""
+        return self.replay_seconds + (self.load_seconds if self.needs_room else 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What a better plan is worth.
+
+    ``gain`` is what is predicted: 0.5 for half as many tokens per second again. ``net_gain`` is
+    less by the uncertainty of the prediction and by the cost, spread over ``horizon_seconds``. It
+    reaches the ``bar`` after ``needed_seconds`` of use, if ever.
+    """
+
+    gain: float
+    net_gain: float
+    bar: float
+    horizon_seconds: float
+    needed_seconds: float | None
+
+    @property
+    def pays(self) -> bool:
+        """Whether it is worth a move."""
+        return self.net_gain >= self.bar
+
+
+def rate_of(prediction: Prediction, objective: Objective) -> float:
+    """Return the predicted tokens per second that count for an objective."""
+    if objective is Objective.THROUGHPUT:
+        return prediction.total_tokens_per_second
+    return prediction.tokens_per_second
+
+
+def gain_of(in_force: Prediction, better: Prediction, objective: Objective) -> float:
+    """Return how much faster one plan is than the other is predicted to be now, as a part."""
+    return rate_of(better, objective) / rate_of(in_force, objective) - 1.0
+
+
+def judge(
+    in_force: Prediction,
+    better: Prediction,
+    objective: Objective,
+    cost: MoveCost,
+    *,
+    horizon_seconds: float,
+    bar: float,
+) -> Judgement:
+    """Weigh a move from the plan ``in_force`` to a ``better`` one.
+
+    A prediction with a wider margin than that of the plan in force is taken to be too good by the
+    difference: what is known well is not left for what is only assumed.
+    """
+    gain = gain_of(in_force, better, objective)
+    doubt = max(0.0, better.margin - in_force.margin)
+    ratio = (1.0 + gain) / (1.0 + doubt)
+    return Judgement(
+        gain=gain,
+        net_gain=_net_gain(ratio, cost, horizon_seconds),
+        bar=bar,
+        horizon_seconds=horizon_seconds,
+        needed_seconds=_needed_seconds(ratio, cost, bar),
+    )
+
+
+def _before(cost: MoveCost) -> float:
+    """The seconds' worth of tokens that the present plan computes until the new one does."""
+    return 0.0 if cost.needs_room else (1.0 - LOADING_SHARE) * cost.load_seconds
+
+
+def _net_gain(ratio: float, cost: MoveCost, horizon_seconds: float) -> float:
+    """The tokens of the next ``horizon_seconds`` with the move, compared with those without it."""
+    if horizon_seconds <= 0.0:
+        return -1.0
+    left = horizon_seconds - cost.load_seconds - cost.replay_seconds
+    if left <= 0.0:
+        return -1.0
+    return (_before(cost) + ratio * left) / horizon_seconds - 1.0
+
+
+def _needed_seconds(ratio: float, cost: MoveCost, bar: float) -> float | None:
+    """The horizon at which the net gain is ``bar``."""
+    if ratio <= 1.0 + bar:
+        return None
+    spent = ratio * (cost.load_seconds + cost.replay_seconds) - _before(cost)
+    return max(spent / (ratio - 1.0 - bar), cost.load_seconds + cost.replay_seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steadiness:
+    """When nodes joined and the deployment moved, as far back as that matters. Times in seconds."""
+
+    policy: RebalancePolicy
+    moves: tuple[float, ...] = ()
+    joins: Mapping[NodeId, tuple[float, ...]] = field(default_factory=dict)
+
+    def joined(self, node_id: NodeId, now: float) -> Steadiness:
+        """After a node has joined, perhaps again."""
+        recent = {
+            node: kept for node, times in self.joins.items() if (kept := self._recent(times, now))
+        }
+        return replace(self, joins={**recent, node_id: (*recent.get(node_id, ()), now)})
+
+    def moved(self, now: float) -> Steadiness:
+        """After a move."""
+        return replace(self, moves=(*self._recent(self.moves, now), now))
+
+    def settles_at(self, node_id: NodeId) -> float:
+        """Return from when on plans may have a node. One that was there at first always may."""
+        times = self.joins.get(node_id)
+        if not times:
+            return -math.inf
+        return times[-1] + self._doubled(self.policy.settle_seconds, len(times))
+
+    def unsettled(self, nodes: Iterable[NodeId], now: float) -> frozenset[NodeId]:
+        """Return those of ``nodes`` that plans shall not have yet."""
+        return frozenset(node for node in nodes if now < self.settles_at(node))
+
+    def next_settled_at(self, now: float) -> float | None:
+        """Return when the next node settles; None if all have."""
+        times = (self.settles_at(node) for node in self.joins)
+        return min((each for each in times if each > now), default=None)
+
+    def cool_at(self, now: float) -> float:
+        """Return from when on another move is possible."""
+        moves = self._recent(self.moves, now)
+        if not moves:
+            return -math.inf
+        return moves[-1] + self._doubled(self.policy.cool_down_seconds, len(moves))
+
+    def bar(self, now: float) -> float:
+        """Return what the next move has to gain."""
+        return self.policy.threshold * (1 + len(self._recent(self.moves, now)))
+
+    def horizon(self, nodes: Iterable[NodeId], now: float) -> float:
+        """Return for how long a plan on ``nodes`` is expected to last."""
+        ages = [now - times[-1] for node in nodes if (times := self.joins.get(node))]
+        return min([self.policy.horizon_seconds, *ages])
+
+    def _recent(self, times: tuple[float, ...], now: float) -> tuple[float, ...]:
+        return tuple(each for each in times if now - each < self.policy.memory_seconds)
+
+    def _doubled(self, seconds: float, count: int) -> float:
+        most = self.policy.most_wait_seconds
+        return most if count > 30 else min(most, seconds * 2.0 ** (count - 1))

@@ -1,0 +1,30 @@
+"""The shapes of a model, under which nodes keep what they have measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from potluck.errors import EngineError, UnsupportedModelError
+from potluck.placement.counting import Counting
+from potluck.placement.sizes import stronger_quantizations
+from potluck.types.arithmetic import Arithmetic
+from potluck.types.stage import StageSize
+from potluck.types.unit import NATIVE
+
+
+def shapes_of(counting: Counting, size: StageSize, backends: Collection[str]) -> tuple[str, ...]:
+    """Return the shapes that a plan may need: in every quantization and arithmetic.
+
+    Backends that this node cannot count have none.
+    """
+    shapes: set[str] = set()
+    for backend in backends:
+        for each in (size, *stronger_quantizations(size)):
+            try:
+                work = counting.work(replace(each, backend=backend))
+            except (EngineError, UnsupportedModelError):
+                continue
+            arithmetics = Arithmetic if backend == NATIVE else (Arithmetic.EXACT,)
+            shapes.update(work.shape(arithmetic) for arithmetic in arithmetics)
+    return tuple(sorted(shapes))

@@ -1,0 +1,8 @@
+"""The best path through a ``PathProblem``, for one stream or several, and several pipelines."""
+
+from potluck.placement.solver.memory import missing_bytes
+from potluck.placement.solver.pipelines import replicate, total_rate
+from potluck.placement.solver.shortest import shortest_path
+from potluck.placement.solver.throughput import best_throughput
+
+__all__ = ["best_throughput", "missing_bytes", "replicate", "shortest_path", "total_rate"]

@@ -1,0 +1,138 @@
+"""Several pipelines side by side, where there are more units than one needs."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.placement.path import Path, ThroughputPath
+from potluck.placement.solver.budget import DEFAULT_ELEMENTS
+from potluck.placement.solver.throughput import (
+    ProblemOf,
+    best_among,
+    best_throughput,
+    spread_sizes,
+    step_sizes,
+)
+from potluck.placement.solver.wide import promising_units
+
+_CANDIDATES = 32
+"""Units among which one of several pipelines is looked for."""
+_PIPELINE_ELEMENTS = 50_000_000
+"""For the search of one of several pipelines."""
+_TOLERANCE = 0.01
+"""How near to its bound the search of one of several pipelines ends."""
+_MOST_PIPELINES = 64
+_SEARCHES = 70
+"""Of pipelines in all: about 10 s."""
+
+
+def replicate(
+    problem_of: ProblemOf, num_streams: int, *, num_elements: int = DEFAULT_ELEMENTS
+) -> tuple[ThroughputPath, ...]:
+    """Return disjoint pipelines that serve all streams together fastest; none if nothing fits.
+
+    Each serves its ``num_streams``. The numbers of pipelines tried double; each pipeline gets the
+    best of the units that those before it left. There is no bound: this is a heuristic.
+    """
+    remembered = cache(problem_of)
+    one = best_throughput(remembered, num_streams, num_elements=num_elements)
+    if one is None:
+        return ()
+    best: tuple[ThroughputPath, ...] = (one,)
+    num_pipelines, num_searches = 2, 0
+    while num_pipelines <= min(num_streams, remembered(1).num_units, _MOST_PIPELINES):
+        num_searches += num_pipelines
+        if num_searches > _SEARCHES:
+            break
+        found = _side_by_side(remembered, num_streams, num_pipelines)
+        if total_rate(found) > total_rate(best):
+            best = found
+        elif len(found) < num_pipelines or num_pipelines > 4:
+            break
+        num_pipelines *= 2
+    return best
+
+
+def total_rate(pipelines: tuple[ThroughputPath, ...]) -> float:
+    """Return the tokens per second of all streams of all pipelines."""
+    return sum(each.num_streams / each.path.seconds for each in pipelines)
+
+
+def _side_by_side(
+    problem_of: ProblemOf, num_streams: int, num_pipelines: int
+) -> tuple[ThroughputPath, ...]:
+    """Return at most so many pipelines, with streams as they serve them fastest."""
+    num_units = problem_of(1).num_units
+    each = -(-num_streams // num_pipelines)
+    sizes = spread_sizes(step_sizes(each, num_units))
+    free = np.arange(num_units)
+    paths: list[ThroughputPath] = []
+    while len(paths) < num_pipelines and len(free):
+        found = _one_more(problem_of, each, sizes, free)
+        if found is None:
+            break
+        sizes = [(found.num_sequences, found.num_in_flight)]
+        paths.append(found)
+        free = np.setdiff1d(free, [cut.unit for cut in found.path.cuts])
+    return _share_out(problem_of, paths, num_streams)
+
+
+def _one_more(
+    problem_of: ProblemOf, num_streams: int, sizes: list[tuple[int, int]], free: NDArray[np.intp]
+) -> ThroughputPath | None:
+    """Return a pipeline of free units; looks among more of them if the best cannot hold all."""
+    most = _CANDIDATES
+    while True:
+        units = promising_units(problem_of(sizes[0][0]), free, most)
+        found = best_among(
+            problem_of,
+            num_streams,
+            sizes,
+            units,
+            num_elements=_PIPELINE_ELEMENTS * len(sizes),
+            tolerance=_TOLERANCE,
+        )
+        if found is not None or most >= min(len(free), 8 * _CANDIDATES):
+            return found
+        most *= 4
+
+
+def _share_out(
+    problem_of: ProblemOf, paths: list[ThroughputPath], num_streams: int
+) -> tuple[ThroughputPath, ...]:
+    """Give each stream in turn to the pipeline that gains, or loses, the most rate by it."""
+    num_given = [0] * len(paths)
+    rates = [0.0] * len(paths)
+    nexts = [_period(problem_of, path, 1) for path in paths]
+    for _ in range(num_streams if paths else 0):
+        gains = [
+            (num + 1) / following.path.seconds - rate
+            for num, rate, following in zip(num_given, rates, nexts, strict=True)
+        ]
+        chosen = int(np.argmax(gains))
+        num_given[chosen] += 1
+        rates[chosen] += gains[chosen]
+        nexts[chosen] = _period(problem_of, paths[chosen], num_given[chosen] + 1)
+    return tuple(
+        _period(problem_of, path, num)
+        for path, num in zip(paths, num_given, strict=True)
+        if num > 0
+    )
+
+
+def _period(problem_of: ProblemOf, pipeline: ThroughputPath, num_streams: int) -> ThroughputPath:
+    """Return the pipeline with so many streams, in no more steps than it was made for."""
+    cuts = pipeline.path.cuts
+    num_sequences = -(-num_streams // pipeline.num_in_flight)
+    num_in_flight = -(-num_streams // num_sequences)
+    problem = problem_of(num_sequences)
+    seconds = max(problem.path_seconds(cuts), num_in_flight * problem.bottleneck_seconds(cuts))
+    return ThroughputPath(
+        path=Path(cuts=cuts, seconds=seconds, bound_seconds=0.0),
+        num_in_flight=num_in_flight,
+        num_sequences=num_sequences,
+        num_streams=num_streams,
+    )

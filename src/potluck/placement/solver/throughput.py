@@ -1,0 +1,153 @@
+"""The path that serves several streams fastest, by bisection over paths with limited stages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.placement.path import Floats, Path, PathProblem, ThroughputPath
+from potluck.placement.solver.budget import DEFAULT_ELEMENTS, Budget
+from potluck.placement.solver.minimize import Least, minimize
+from potluck.placement.solver.orders import Order
+from potluck.placement.solver.relaxation import relax
+from potluck.placement.solver.table import Table, make_table
+from potluck.placement.solver.wide import WIDE, promising_units
+
+MOST_SIZES = 7
+"""Sizes of steps that are tried for each pipeline: all of them for up to 12 streams."""
+_SMALLER, _NEAR = 1e-8, 1.02
+"""By how much a period must be less to count; how near bisection comes before the last steps."""
+_SHARES, _MOST_POLISHED = 5, 100
+"""A step of the bisection may spend this part of what is left; last steps seldom exceed ten."""
+
+ProblemOf = Callable[[int], PathProblem]
+"""The problem of steps of so many sequences. Units and items are the same in all of them, and
+steps of more sequences take no less time."""
+
+
+def step_sizes(num_streams: int, num_units: int) -> list[tuple[int, int]]:
+    """Return the numbers of sequences per step that are worth trying, and of steps in flight.
+
+    Of several numbers of steps with steps of the same size, the least has the shortest period.
+    More than one step for each stage and one on its way have nowhere to be.
+    """
+    sizes = sorted({-(-num_streams // steps) for steps in range(1, num_streams + 1)})
+    pairs = [(size, -(-num_streams // size)) for size in sizes]
+    return [(size, steps) for size, steps in pairs if steps <= num_units + 1]
+
+
+def spread_sizes(sizes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the sizes, or some of them at about equal ratios if there are many."""
+    if len(sizes) <= MOST_SIZES:
+        return sizes
+    wanted = np.geomspace(sizes[0][0], sizes[-1][0], MOST_SIZES)
+    chosen = {min(sizes, key=lambda pair: abs(pair[0] - size)) for size in wanted}
+    return sorted(chosen)
+
+
+def best_throughput(
+    problem_of: ProblemOf, num_streams: int, *, num_elements: int = DEFAULT_ELEMENTS
+) -> ThroughputPath | None:
+    """Return the path, and the steps in flight, with which all streams get a token soonest.
+
+    With ``k`` steps in flight a token takes each stream as long as a step takes from the source to
+    the sink, or ``k`` times as long as it occupies the busiest stage or link, whichever is more.
+    Returns None if no path was found. Of many sizes of steps, ``MOST_SIZES`` are tried, and the
+    bound is of those. It is a bound over all units, though of more than ``WIDE`` of them only the
+    most promising are searched.
+    """
+    num_units = problem_of(1).num_units
+    sizes = spread_sizes(step_sizes(num_streams, num_units))
+    if num_units <= WIDE:
+        return best_among(problem_of, num_streams, sizes, None, num_elements=num_elements)
+    units = promising_units(problem_of(sizes[0][0]), np.arange(num_units), WIDE // 2)
+    best = best_among(problem_of, num_streams, sizes, units, num_elements=num_elements)
+    if best is None:
+        return None
+    bound = _bound_of_all(problem_of(sizes[0][0]))
+    return replace(best, path=replace(best.path, bound_seconds=min(bound, best.path.seconds)))
+
+
+def _bound_of_all(problem: PathProblem) -> float:
+    """Return what no path takes less than, on any of the units."""
+    table = make_table(problem)
+    return relax(table, np.zeros(table.num_kinds)).bound_seconds
+
+
+def best_among(
+    problem_of: ProblemOf,
+    num_streams: int,
+    sizes: Iterable[tuple[int, int]],
+    units: NDArray[np.intp] | None,
+    *,
+    num_elements: int,
+    tolerance: float = 0.0,
+) -> ThroughputPath | None:
+    """Return the best path on these units (all: None) with one of these sizes of steps.
+
+    With a ``tolerance`` the search of each size ends when it is that near to its bound.
+    """
+    best: ThroughputPath | None = None
+    bound = math.inf
+    pairs = list(sizes)
+    for num_sequences, num_in_flight in pairs:
+        table = make_table(problem_of(num_sequences), units)
+        below = best.path.seconds if best else math.inf
+        budget = Budget(num_elements // len(pairs))
+        found = _search(table, num_in_flight, below, budget, tolerance)
+        bound = min(bound, found.bound_seconds)
+        if found.stages:
+            best = ThroughputPath(
+                path=Path(cuts=table.cuts(found.stages), seconds=found.seconds, bound_seconds=0.0),
+                num_in_flight=num_in_flight,
+                num_sequences=num_sequences,
+                num_streams=num_streams,
+            )
+    if best is None:
+        return None
+    return replace(best, path=replace(best.path, bound_seconds=min(bound, best.path.seconds)))
+
+
+def _search(
+    table: Table, num_in_flight: int, below: float, budget: Budget, tolerance: float
+) -> Least:
+    """Return the stages of the least period, if it is less than ``below``, and a bound of it.
+
+    A period of ``p`` is possible if there is a path of ``p`` seconds on which nothing is occupied
+    longer than ``p / num_in_flight``.
+    """
+    best = Least(below, (), 0.0)
+    low, bound, num_polished = 0.0, 0.0, 0
+    order: Order = ()
+    prices: Floats | None = None
+    target = below * (1 - _SMALLER)
+    while True:
+        limited = table
+        if math.isfinite(target):
+            limited = table.limited(target / num_in_flight)
+        share = Budget(budget.left // _SHARES)
+        least = minimize(limited, share, below=target, start=order, prices=prices)
+        budget.spend(budget.left // _SHARES - share.left)
+        prices = least.prices
+        if math.isinf(target) or not least.stages:
+            bound = max(bound, min(least.bound_seconds, target))
+        if least.stages:
+            order = least.order
+            busiest = num_in_flight * table.bottleneck_seconds(least.stages)
+            best = Least(max(least.seconds, busiest), least.stages, 0.0)
+        elif target >= best.seconds * (1 - 2 * _SMALLER):
+            is_best = bound >= best.seconds * (1 - 2 * _SMALLER)
+            return replace(best, bound_seconds=best.seconds if is_best else bound)
+        else:
+            low = target
+        low = max(low, bound)
+        is_near = best.seconds <= low * _NEAR
+        is_near_enough = bool(tolerance) and best.seconds <= low * (1 + tolerance)
+        num_polished += is_near
+        if is_near_enough or num_polished > _MOST_POLISHED:
+            return replace(best, bound_seconds=min(bound, best.seconds))
+        target = best.seconds * (1 - _SMALLER) if is_near else (low + best.seconds) / 2

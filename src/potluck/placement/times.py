@@ -1,0 +1,306 @@
+"""How long the parts of a model take on a unit, for a step of any kind.
+
+What the rates of a unit's trial predict is corrected by what its workers measured while they served
+models of the same shape: by the ratio of the two for steps alike, interpolated between kinds of
+steps, and trusted the more the more steps were measured.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from potluck.models.work import num_visible, share_of_experts
+from potluck.placement.speed import UnitSpeed
+from potluck.placement.work import ModelWork, PartWork
+from potluck.types.placement import Basis
+from potluck.types.speed import StepTime
+
+LEAST_SECONDS = 1e-9
+"""Of any part: no time is 0."""
+MOST_SECONDS = 1e6
+
+QUOTA_PERIOD_SECONDS = 0.1
+"""Of control groups' quotas, unless somebody sets another: threads run at full speed until they
+have used up their part of it."""
+_MOST_RATIO = 30.0
+"""A measured step may take as many times longer or less than predicted; more is an outlier."""
+_SAMPLES_OF_PRIOR = 4.0
+"""So many measured steps weigh as much as the prediction."""
+_SAMPLES_OF_SERVED = 8
+_MOST_STEP_TIMES = 1000
+"""Of a unit, of which more are not looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartTimes:
+    """How long a step takes on one unit, in seconds, by the parts of the model that a stage has.
+
+    ``item_seconds`` are those of the embedding, of each decoder layer and of the head;
+    ``stage_seconds`` pass on every stage. All are positive and finite, and as long as steps take
+    one after the other without a pause. Where a control group limits the unit, a step takes
+    ``usable_share`` of that only, until the unit has used up its part of a period.
+    """
+
+    item_seconds: tuple[float, ...]
+    stage_seconds: float
+    basis: Basis
+    usable_share: float = 1.0
+
+    def seconds(self, start: int, end: int) -> float:
+        """Return how long a stage of the items ``[start, end)`` takes, if it never pauses."""
+        return sum(self.item_seconds[start:end]) + self.stage_seconds
+
+    def undisturbed_seconds(self, start: int, end: int) -> float:
+        """Return how long such a stage takes while no quota holds it up."""
+        return self.seconds(start, end) * self.usable_share
+
+    def expected_seconds(self, start: int, end: int) -> float:
+        """Return how long such a stage is most often seen to take in a pipeline.
+
+        A step that fits in its unit's part of a period is not held up, unless others went before.
+        """
+        short = self.undisturbed_seconds(start, end)
+        fits = short <= self.usable_share * QUOTA_PERIOD_SECONDS
+        return short if fits else self.seconds(start, end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """By which factor steps take longer than their prediction: at ``num_tokens``, ascending."""
+
+    num_tokens: tuple[int, ...] = ()
+    factors: tuple[float, ...] = ()
+    num_samples: tuple[int, ...] = ()
+
+    def at(self, num_tokens: int) -> float:
+        """Return the factor, interpolated on a logarithmic scale; 1 where nothing is known."""
+        if not self.num_tokens:
+            return 1.0
+        x = math.log(max(1, num_tokens))
+        before = (math.log(self.num_tokens[0]), math.log(self.factors[0]))
+        if x <= before[0]:
+            return math.exp(before[1])
+        for tokens, factor in zip(self.num_tokens[1:], self.factors[1:], strict=True):
+            point = (math.log(tokens), math.log(factor))
+            if x <= point[0]:
+                share = (x - before[0]) / (point[0] - before[0])
+                return math.exp(before[1] + share * (point[1] - before[1]))
+            before = point
+        return math.exp(before[1])
+
+    def is_served(self, num_tokens: int) -> bool:
+        """Return whether enough steps of about so many tokens were measured."""
+        return any(
+            count >= _SAMPLES_OF_SERVED and tokens / 2 <= num_tokens <= tokens * 2
+            for tokens, count in zip(self.num_tokens, self.num_samples, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitTimes:
+    """How long the parts of one model take on one unit."""
+
+    work: ModelWork
+    speed: UnitSpeed
+    decode_correction: Correction = Correction()
+    prefill_correction: Correction = Correction()
+
+    def decode(self, num_sequences: int = 1, context_tokens: int = 512) -> PartTimes:
+        """Return the times of a step that decodes one token of each of so many sequences.
+
+        Each sees ``context_tokens`` positions, its own included.
+        """
+        num_sequences = max(1, num_sequences)
+        factor = self.decode_correction.at(num_sequences)
+        is_served = self.decode_correction.is_served(num_sequences)
+        return self._times(
+            num_tokens=num_sequences,
+            num_wanted=num_sequences,
+            context_tokens=context_tokens,
+            is_prompt=False,
+            factor=factor,
+            basis=Basis.SERVED if is_served else self.speed.decode_basis,
+        )
+
+    def prefill(self, num_tokens: int, context_tokens: int = 0) -> PartTimes:
+        """Return the times of a step with a chunk of ``num_tokens`` of one prompt.
+
+        The last of them sees ``context_tokens`` positions, and at least the chunk's own. A token
+        is sampled after the last one.
+        """
+        num_tokens = max(1, num_tokens)
+        factor = self.prefill_correction.at(num_tokens)
+        is_served = self.prefill_correction.is_served(num_tokens)
+        return self._times(
+            num_tokens=num_tokens,
+            num_wanted=1,
+            context_tokens=max(context_tokens, num_tokens),
+            is_prompt=True,
+            factor=factor,
+            basis=Basis.SERVED if is_served else self.speed.prefill_basis,
+        )
+
+    def corrected(self, step_times: Iterable[StepTime]) -> UnitTimes:
+        """Return these times, corrected by what workers measured of models of this shape.
+
+        What cannot be true, of a figure that another node sent, is left out.
+        """
+        first = islice(step_times, _MOST_STEP_TIMES)
+        believed = [each for each in first if each.is_plausible]
+        decodes = [each for each in believed if each.num_tokens == each.num_sequences]
+        prefills = [each for each in believed if each.num_tokens > each.num_sequences]
+        plain = UnitTimes(work=self.work, speed=self.speed)
+        return UnitTimes(
+            work=self.work,
+            speed=self.speed,
+            decode_correction=_correction(plain, decodes),
+            prefill_correction=_correction(plain, prefills),
+        )
+
+    def _times(
+        self,
+        *,
+        num_tokens: int,
+        num_wanted: int,
+        context_tokens: int,
+        is_prompt: bool,
+        factor: float,
+        basis: Basis,
+    ) -> PartTimes:
+        speed, work = self.speed, self.work
+        scale = factor / speed.usable_share
+        model_bytes = work.num_bytes
+        seconds: dict[int, float] = {}
+        for part in work.layers:
+            if id(part) not in seconds:
+                seconds[id(part)] = _bounded(
+                    scale
+                    * (
+                        speed.layer_seconds.value
+                        + _part_seconds(speed, part, num_tokens, model_bytes, is_prompt=is_prompt)
+                        + _attention_seconds(
+                            speed,
+                            part,
+                            num_tokens,
+                            context_tokens,
+                            model_bytes,
+                            is_prompt=is_prompt,
+                        )
+                    )
+                )
+        head = _part_seconds(speed, work.head, num_wanted, model_bytes, is_prompt=False)
+        head += num_wanted * work.config.vocab_size * speed.seconds_per_logit
+        embedding = num_tokens * work.hidden_size * speed.seconds_per_embedded_value
+        return PartTimes(
+            item_seconds=(
+                _bounded(scale * embedding),
+                *(seconds[id(part)] for part in work.layers),
+                _bounded(scale * head),
+            ),
+            stage_seconds=_bounded(scale * speed.step_seconds.value),
+            basis=basis,
+            usable_share=speed.usable_share,
+        )
+
+
+def _part_seconds(
+    speed: UnitSpeed, part: PartWork, num_tokens: int, model_bytes: float, *, is_prompt: bool
+) -> float:
+    """Return what the products of a part take."""
+    rate = speed.read_bytes_per_second(model_bytes)
+    seconds = 0.0
+    for product in part.products:
+        share, per_expert = 1.0, float(num_tokens)
+        if product.num_experts > 1:
+            share = share_of_experts(product.num_chosen, product.num_experts, num_tokens)
+            # Each expert in use has its part of the tokens.
+            per_expert = num_tokens * product.num_chosen / (share * product.num_experts)
+        arithmetic = speed.arithmetic_seconds(product.format, per_expert, is_prompt=is_prompt)
+        seconds += share * (product.num_bytes / rate + product.num_weights * arithmetic)
+    return seconds
+
+
+def _attention_seconds(
+    speed: UnitSpeed,
+    part: PartWork,
+    num_tokens: int,
+    context_tokens: int,
+    model_bytes: float,
+    *,
+    is_prompt: bool,
+) -> float:
+    """Return what attention takes; tokens of one prompt read its cache together."""
+    if not part.attention_multiply_adds:
+        return 0.0
+    per_sequence = num_tokens if is_prompt else 1
+    end = max(context_tokens, per_sequence)
+    visible = num_visible(end - per_sequence, end, part.window) * (num_tokens // per_sequence)
+    if is_prompt and num_tokens > 1:
+        return visible * part.attention_multiply_adds / speed.prefill_attention.value
+    reading = visible * part.cache_bytes / speed.read_bytes_per_second(model_bytes)
+    return reading + visible * part.attention_multiply_adds / speed.attention.value
+
+
+def _correction(times: UnitTimes, measured: Sequence[StepTime]) -> Correction:
+    """Return the ratios of measured to predicted, by number of tokens."""
+    by_tokens: dict[int, list[tuple[float, int]]] = {}
+    for each in measured:
+        ratio = each.seconds / _predicted(times, each)
+        nearest = _unthrottled(ratio, times.speed.usable_share)
+        bounded = min(max(nearest, 1 / _MOST_RATIO), _MOST_RATIO)
+        by_tokens.setdefault(each.num_tokens, []).append((bounded, each.num_samples))
+    num_tokens = sorted(by_tokens)
+    factors, counts = [], []
+    for tokens in num_tokens:
+        ratios = by_tokens[tokens]
+        count = sum(samples for _, samples in ratios)
+        weight = count / (count + _SAMPLES_OF_PRIOR)
+        factors.append(_weighted_median(ratios) ** weight)
+        counts.append(count)
+    return Correction(
+        num_tokens=tuple(num_tokens), factors=tuple(factors), num_samples=tuple(counts)
+    )
+
+
+def _predicted(times: UnitTimes, step: StepTime) -> float:
+    if step.num_tokens == step.num_sequences:
+        parts = times.decode(step.num_sequences, step.context_tokens)
+    else:
+        parts = times.prefill(step.num_tokens, step.context_tokens)
+    embedding, *layers, head = parts.item_seconds
+    layer = statistics.fmean(layers) if layers else 0.0
+    return (
+        step.num_layers * layer
+        + step.has_embedding * embedding
+        + step.has_head * head
+        + parts.stage_seconds
+    )
+
+
+def _unthrottled(ratio: float, usable_share: float) -> float:
+    """Return the ratio without the effect of a quota, which few steps meet if they are short.
+
+    What lies between the time at full speed and the sustained time confirms the prediction.
+    """
+    if ratio >= 1.0:
+        return ratio
+    return min(1.0, ratio / usable_share)
+
+
+def _weighted_median(values: Sequence[tuple[float, int]]) -> float:
+    ordered = sorted(values)
+    half = sum(weight for _, weight in ordered) / 2
+    seen = 0.0
+    for value, weight in ordered:
+        seen += weight
+        if seen >= half:
+            return value
+    return ordered[-1][0]
+
+
+def _bounded(seconds: float) -> float:
+    return min(max(seconds, LEAST_SECONDS), MOST_SECONDS)

@@ -1,0 +1,92 @@
+"""Paths over units of which several draw on one memory.
+
+The solver knows one limit for each unit. Memory that several units share, such as that of a CPU and
+of the GPU beside it, or that of agents on one machine, is divided here: first every unit may use
+all of it, and only where a path then takes more than there is, less is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from potluck.placement.path import Cut, PathProblem
+from potluck.placement.sharing import Pool, fair_shares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Stages in order, the seconds that were to be least, and how much better others could be."""
+
+    cuts: tuple[Cut, ...]
+    seconds: float
+    gap: float = 0.0
+
+
+def best_within(
+    problem: PathProblem,
+    pools: Sequence[Pool],
+    solve: Callable[[Sequence[int]], Found | None],
+) -> Found | None:
+    """Return the best answer of ``solve`` that takes no more of any pool than it has.
+
+    ``solve`` is given what every unit may use, and returns None if there is no path. Members of
+    pools are indices of units. The answer is the best of those that were tried: where nothing is
+    short it is the best there is. Where a pool is short, it is divided fairly among its members,
+    among those that the path used, or left to all but one of these.
+    """
+    alone = [int(each) for each in problem.usable_bytes]
+    found = solve(alone)
+    if found is None or _fits(problem, pools, found.cuts):
+        return found
+    best: Found | None = None
+    for usable in _divisions(problem, pools, found.cuts, alone):
+        other = solve(usable)
+        if other is None or not _fits(problem, pools, other.cuts):
+            continue
+        if best is None or other.seconds < best.seconds:
+            best = other
+    return best
+
+
+def _fits(problem: PathProblem, pools: Sequence[Pool], cuts: Sequence[Cut]) -> bool:
+    return not _short(problem, pools, cuts)
+
+
+def _short(problem: PathProblem, pools: Sequence[Pool], cuts: Sequence[Cut]) -> list[Pool]:
+    """Return the pools of which a path takes more than they have."""
+    taken = {cut.unit: problem.bytes_of(cut) for cut in cuts}
+    return [
+        pool
+        for pool in pools
+        if sum(taken.get(unit, 0) for unit in pool.members) > max(0, pool.left_bytes)
+    ]
+
+
+def _divisions(
+    problem: PathProblem, pools: Sequence[Pool], cuts: Sequence[Cut], alone: Sequence[int]
+) -> Iterator[list[int]]:
+    yield fair_shares(alone, pools)
+    used = {cut.unit for cut in cuts}
+    contested = {
+        unit for pool in _short(problem, pools, cuts) for unit in pool.members if unit in used
+    }
+    idle = {unit for pool in pools for unit in pool.members} - used
+    yield fair_shares(_without(alone, idle), pools)
+    for unit in sorted(contested):
+        others = [Pool(left_bytes=pool.left_bytes, members=pool.members - {unit}) for pool in pools]
+        yield fair_shares(_without(alone, {unit}), others)
+        yield fair_shares(_without(alone, {*idle, unit}), others)
+        # One of them alone may be faster than any two.
+        yield _without(alone, contested - {unit})
+
+
+def _without(usable: Sequence[int], units: set[int]) -> list[int]:
+    return [0 if unit in units else each for unit, each in enumerate(usable)]
+
+
+def with_usable(problem: PathProblem, usable: Sequence[int]) -> PathProblem:
+    """Return the problem where units may use other bytes."""
+    return replace(problem, usable_bytes=np.array(usable, dtype=np.int64))

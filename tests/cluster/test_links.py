@@ -1,0 +1,155 @@
+"""Links between members in processes of their own: figures, cuts, what they cost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from support.agents import Fleet
+from support.link_members import LinkMember
+from support.netns import Host, require_namespaces
+from support.relay import CUT, PERFECT, Link, Relay, relayed_lan
+
+from potluck.cluster.calls import AskSpeeds, decode, encode
+from potluck.cluster.links.budget import SHARE, WINDOW_SECONDS
+from potluck.cluster.membership import (
+    Address,
+    Membership,
+    MembershipConfig,
+    PemPaths,
+    parse_address,
+)
+from potluck.cluster.trust.authority import cluster_id, derive_authority, issue_credentials
+from potluck.cluster.trust.pem_files import write_pem_files
+from potluck.cluster.trust.secret import parse_secret
+from potluck.types.cluster import NodeId
+from potluck.types.speed import LinkSpeed, NodeSpeeds
+
+OVERHEAD_SECONDS = 0.0005
+"""Of a frame's way through the relay, TLS and two processes that wake up."""
+
+FRAME_SHARE = 0.955
+"""Of what passes on Ethernet, the part that is an edge's: TCP, IP and TLS have the rest."""
+
+
+@pytest.fixture
+def relay() -> Iterator[Relay]:
+    require_namespaces()
+    with relayed_lan(2) as relay:
+        yield relay
+
+
+@contextmanager
+def members(hosts: tuple[Host, ...]) -> Iterator[list[LinkMember]]:
+    with ExitStack() as stack:
+        found: list[LinkMember] = []
+        for number, host in enumerate(hosts):
+            connect = [found[0].address] if found else []
+            member = LinkMember(number, *connect, host=host.ip, prefix=host.command())
+            found.append(stack.enter_context(member))
+        yield found
+
+
+def test_members_on_loopback_measure_each_other_within_seconds() -> None:
+    with LinkMember(1) as one, LinkMember(2, one.address) as other:
+        for speed in (one.speed_to(other, within=4), other.speed_to(one, within=4)):
+            assert speed.latency_seconds < 0.002
+            assert speed.bytes_per_second > 20e6
+        assert one.leave() == other.leave() == 0
+
+
+@pytest.mark.parametrize("delay", [0.005, 0.02])
+def test_latencies_are_those_of_the_network(relay: Relay, delay: float) -> None:
+    relay.set_all(Link(delay_seconds=delay))
+    with members(relay.hosts) as (one, other):
+        for speed in (one.speed_to(other), other.speed_to(one)):
+            assert delay <= speed.latency_seconds < 1.1 * delay + OVERHEAD_SECONDS
+
+
+@pytest.mark.parametrize(("rate", "delay"), [(10e6, 0.002), (1e6, 0.0), (100e3, 0.0)])
+def test_rates_are_those_of_the_network(relay: Relay, rate: float, delay: float) -> None:
+    one_way, other_way = relay.hosts
+    relay.set_one_way(one_way, other_way, Link(delay_seconds=delay, bytes_per_second=rate))
+    relay.set_one_way(other_way, one_way, Link(delay_seconds=delay, bytes_per_second=2 * rate))
+    with members(relay.hosts) as (one, other):
+        there, back = one.speed_to(other, within=20), other.speed_to(one, within=20)
+    assert 0.85 * FRAME_SHARE * rate < there.bytes_per_second < 1.05 * rate
+    assert 0.85 * FRAME_SHARE * rate < back.bytes_per_second / 2 < 1.05 * rate
+
+
+@pytest.mark.parametrize("rate", [10e6, 1e6, 100e3])
+def test_a_minute_has_one_percent_of_measurements_at_most(relay: Relay, rate: float) -> None:
+    relay.set_all(Link(bytes_per_second=rate))
+    one_way, other_way = relay.hosts
+    with members(relay.hosts) as (one, other):
+        began = time.monotonic()
+        one.speed_to(other, within=20)
+        other.speed_to(one, within=20)
+        counts = [relay.counts(one_way, other_way), relay.counts(other_way, one_way)]
+        assert time.monotonic() - began < 10
+    # Frames of Ethernet have 1,514 bytes at most; half of them are small, and many Zenoh's.
+    for each in counts:
+        assert each.forwarded * 1514 < SHARE * WINDOW_SECONDS * rate + 200 * 1514
+
+
+def test_a_link_that_is_cut_while_it_is_measured_leaves_nothing_behind(relay: Relay) -> None:
+    # Over two seconds, of which it is cut in the first.
+    relay.set_all(Link(delay_seconds=0.12))
+    with members(relay.hosts) as (one, other):
+        deadline = time.monotonic() + 20
+        while "measure-link" not in one.costs()["threads"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        relay.set_all(CUT)
+        for member in (one, other):
+            while "measure-link" in member.costs()["threads"]:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            assert member.speeds() == {}
+        relay.set_all(PERFECT)
+        for speed in (one.speed_to(other, within=20), other.speed_to(one, within=20)):
+            assert speed.latency_seconds < 0.05
+        assert one.leave() == other.leave() == 0
+
+
+def test_agents_tell_whoever_plans_how_fast_their_links_are(tmp_path: Path) -> None:
+    with Fleet(tmp_path) as fleet:
+        agents = fleet.start_all(range(2), has_http=False)
+        speeds = asyncio.run(links_of(fleet, [agent.node_id for agent in agents], tmp_path))
+    for agent, other in ((agents[0], agents[1]), (agents[1], agents[0])):
+        (speed,) = (each for each in speeds[NodeId(agent.node_id)] if each.node_id == other.node_id)
+        assert 0 < speed.latency_seconds < 0.01
+        assert 10e6 < speed.bytes_per_second < 1e11
+
+
+async def links_of(
+    fleet: Fleet, nodes: list[str], directory: Path
+) -> dict[NodeId, tuple[LinkSpeed, ...]]:
+    """What ``node.speeds`` of each node says, to a member that joins for it."""
+    secret = parse_secret(fleet.secret)
+    me = NodeId("f" * 16)
+    paths = write_pem_files(
+        issue_credentials(derive_authority(secret), me, ["127.0.0.1"]), directory / "pem"
+    )
+    config = MembershipConfig(
+        node_id=me,
+        cluster_id=cluster_id(secret),
+        listen=Address(host="127.0.0.1", port=0),
+        connect=(parse_address(next(iter(fleet.agents.values())).address),),
+        pem=PemPaths(
+            authority=paths.authority, certificate=paths.certificate, key=paths.private_key
+        ),
+    )
+    found = {}
+    async with await Membership.open(config) as membership:
+        request = encode(AskSpeeds(model_shapes=()))
+        while membership.nodes() != frozenset(nodes):
+            await asyncio.sleep(0.01)
+        for node in map(NodeId, nodes):
+            answer = await membership.call(node, "node.speeds", request)
+            found[node] = decode(answer, NodeSpeeds).links
+    return found

@@ -1,0 +1,162 @@
+"""What real workers take for their steps, from their compute threads to what the node answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+from support.hosted_stages import (
+    CONTEXT_TOKENS,
+    DEPLOYMENT,
+    NODE,
+    NUM_LAYERS,
+    Node,
+    Pipeline,
+    epoch,
+    node,
+    stage_specs,
+)
+
+from potluck.catalog import describe_model
+from potluck.cluster.agent.node import NodeFacts
+from potluck.cluster.agent.node_calls import NodeCalls
+from potluck.cluster.calls import AskSpeeds, StageScope, decode, encode
+from potluck.cluster.membership import MethodTable
+from potluck.types.arithmetic import Arithmetic
+from potluck.types.node import CPU_UNIT
+from potluck.types.quantization import Quantization
+from potluck.types.speed import LinkSpeed, NodeSpeeds, StepTime, model_shape
+from potluck.types.step import SamplingParams, SequenceOpening
+
+SERVED_SECONDS = 1.2
+"""At a sample in 50 ms some twenty of decodes, and some of prompts."""
+
+SHAPE = model_shape(describe_model("demo").config, "bf16", Arithmetic.EXACT)
+LINK = LinkSpeed(
+    node_id=NODE, latency_seconds=1e-4, bytes_per_second=1e9, num_samples=3, age_seconds=1.0
+)
+
+
+class Links:
+    """As ``agent.links``."""
+
+    async def settled(self, within_seconds: float) -> tuple[LinkSpeed, ...]:
+        return (LINK,)
+
+
+def serve(pipeline: Pipeline) -> None:
+    """Prompts of 64 tokens and their continuations, for a while."""
+    deadline = time.monotonic() + SERVED_SECONDS
+    opening = SequenceOpening(
+        sequence_id=0,  # type: ignore[arg-type]
+        sampling=SamplingParams(temperature=0.0),
+        prompt_tokens=tuple(range(64)),
+    )
+    opened: tuple[SequenceOpening, ...] = (opening,)
+    while time.monotonic() < deadline:
+        pipeline.send(pipeline.step(range(64), 0, opened=opened))
+        pipeline.sampled()
+        opened = ()
+        for position in range(64, CONTEXT_TOKENS - 8):
+            pipeline.send(pipeline.step((1,), position))
+            pipeline.sampled()
+
+
+async def settled(*, within_seconds: float) -> tuple[LinkSpeed, ...]:
+    return (LINK,)
+
+
+async def asked(ours: Node, shape: str = SHAPE) -> NodeSpeeds:
+    """What the node answers to ``node.speeds``."""
+    methods = MethodTable()
+    unused = cast(Any, SimpleNamespace())
+    facts = NodeFacts(node_id=NODE, address="", memory_limit_bytes=None, num_threads=1)
+
+    async def links(*, may_wait: bool) -> tuple[LinkSpeed, ...]:
+        return (LINK,)
+
+    calls = NodeCalls(facts, unused, unused, unused, ours.host, unused, unused, ours.speeds, links)
+    calls.register(methods)
+    handler = await methods.find("node.speeds")
+    async for answer in handler(NODE, encode(AskSpeeds(model_shapes=(shape, "unknown")))):
+        return decode(answer, NodeSpeeds)
+    raise AssertionError("there is one answer")
+
+
+def of_stage(speeds: NodeSpeeds, *, has_head: bool, num_tokens: int) -> StepTime:
+    (found,) = [
+        each
+        for each in speeds.step_times[SHAPE][CPU_UNIT]
+        if each.has_head == has_head and (each.num_tokens > 1) == (num_tokens > 1)
+    ]
+    return found
+
+
+def test_step_times_flow_from_workers_to_whoever_plans_and_outlive_them(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(60), node(tmp_path) as ours:
+            with await ours.serve(stage_specs([4], epoch(1))) as pipeline:
+                await asyncio.to_thread(serve, pipeline)
+                speeds = await asked(ours)
+                scope = StageScope(deployment=DEPLOYMENT, epoch=epoch(1))
+                stats = (await ours.host.stats(scope)).stages
+            assert speeds.node_id == NODE
+            assert speeds.links == (LINK,)
+            first = of_stage(speeds, has_head=False, num_tokens=1)
+            last = of_stage(speeds, has_head=True, num_tokens=1)
+            assert (first.num_layers, first.has_embedding) == (4, True)
+            assert (last.num_layers, last.has_embedding) == (NUM_LAYERS - 4, False)
+            for each in (first, last):
+                assert each.num_sequences == each.num_tokens == 1
+                assert 64 < each.context_tokens <= CONTEXT_TOKENS
+                assert each.num_samples >= 8
+                assert each.age_seconds < 5
+            prompt = of_stage(speeds, has_head=True, num_tokens=64)
+            assert (prompt.num_sequences, prompt.num_tokens, prompt.context_tokens) == (1, 64, 64)
+            # Most of its steps were decodes.
+            mean = stats[1].compute_seconds / stats[1].num_steps
+            assert 0.3 * mean < last.seconds < 3 * mean
+            assert prompt.seconds > last.seconds
+            assert (await asked(ours, "another")).step_times == {}
+            await ours.host.stop(scope)
+            assert not ours.workers
+            assert {each.has_head for each in ours.speeds.of(SHAPE)[CPU_UNIT]} == {False, True}
+            ours.speeds.close()
+        async with asyncio.timeout(60), node(tmp_path) as ours:
+            again = await asked(ours)
+            assert of_stage(again, has_head=True, num_tokens=1).seconds == last.seconds
+
+    asyncio.run(run())
+
+
+def test_what_was_measured_last_is_asked_for_before_a_worker_is_ended(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(60), node(tmp_path) as ours:
+            with await ours.serve(stage_specs([], epoch(1))) as pipeline:
+                await asyncio.to_thread(serve, pipeline)
+            assert ours.speeds.of(SHAPE) == {}
+            await ours.host.stop(StageScope(deployment=DEPLOYMENT, epoch=epoch(1)))
+            (decode,) = [each for each in ours.speeds.of(SHAPE)[CPU_UNIT] if each.num_tokens == 1]
+            assert (decode.has_embedding, decode.has_head) == (True, True)
+
+    asyncio.run(run())
+
+
+def test_stages_of_one_model_have_one_shape_those_without_layers_too(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(60), node(tmp_path) as ours:
+            specs = [
+                msgspec.structs.replace(spec, quantization=Quantization.Q4_K)
+                for spec in stage_specs([0, 1, NUM_LAYERS], epoch(1))
+            ]
+            assert [spec.start_layer == spec.end_layer for spec in specs] == [1, 0, 0, 1]
+            loaded = await asyncio.gather(*map(ours.start, specs))
+            assert {each.model_shape for each in loaded} == {
+                model_shape(describe_model("demo").config, "q4_k", Arithmetic.EXACT)
+            }
+
+    asyncio.run(run())

@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import Any
+
+import jsonschema
+import pytest
+
+from potluck.cli.plan_output import plan_lines
+
+A, B, C, D = (letter * 16 for letter in "abcd")
+GIB = 2**30
+
+
+def stage(index: int, node_id: str, start: int, end: int, **changes: Any) -> dict[str, Any]:
+    prediction = {
+        "decode_seconds": 0.0124 + index * 0.0186,
+        "loaded_seconds": 0.05,
+        "prefill_seconds_per_token": 0.001,
+        "hop_seconds": 0.00052,
+        "basis": "measured",
+    }
+    memory = {
+        "weights": {"bf16": 2 * GIB},
+        "cache_bytes": GIB,
+        "rope_bytes": 0,
+        "scratch_bytes": 0,
+        "staging_bytes": 0,
+        "process_bytes": 64 * 2**20,
+        "is_on_device": False,
+    }
+    return {
+        "stage": index,
+        "node_id": node_id,
+        "unit_id": "cpu/native",
+        "start_layer": start,
+        "end_layer": end,
+        "num_bytes": 3 * GIB + 64 * 2**20,
+        "usable_bytes": 15 * GIB,
+        "memory": memory,
+        "predicted": prediction,
+        **changes,
+    }
+
+
+PREDICTION: dict[str, Any] = {
+    "entry_seconds": 0.00006,
+    "token_seconds": 0.0445,
+    "tokens_per_second": 1 / 0.0445,
+    "first_token_seconds": 1.93,
+    "prompt_tokens": 512,
+    "num_streams": 8,
+    "total_tokens_per_second": 61.23,
+    "steps_in_flight": 2,
+    "bottleneck": 1,
+    "margin": 0.35,
+    "gap": 0.0,
+}
+
+
+def alternative(node_id: str, token_seconds: float, *, is_added: bool = False) -> dict[str, Any]:
+    placed = {
+        "node_id": None if is_added else A,
+        "unit_id": "cpu/native",
+        "start_layer": 0,
+        "end_layer": 32,
+        "is_added": is_added,
+    }
+    return {
+        "node_id": node_id,
+        "unit_id": "cpu/native",
+        "stages": [placed],
+        "token_seconds": token_seconds,
+        "tokens_per_second": 1 / token_seconds,
+        "first_token_seconds": 2.0,
+        "total_tokens_per_second": 30.615,
+    }
+
+
+def plan(**changes: Any) -> dict[str, Any]:
+    names = {A: "desktop", B: "board-1", C: "board-2", D: "board-3"}
+    return {
+        "model": "m",
+        "context_tokens": 4096,
+        "cache_tokens": 16384,
+        "num_layers": 32,
+        "quantization": "none",
+        "is_mapped": False,
+        "remarks": [],
+        "arithmetic": "exact",
+        "arithmetic_note": "",
+        "objective": "latency",
+        "num_streams": 8,
+        "has_layout": False,
+        "coordinator": A,
+        "nodes": [{"node_id": node_id, "name": name} for node_id, name in names.items()],
+        "stages": [stage(0, A, 0, 20), stage(1, B, 20, 32)],
+        "prediction": PREDICTION,
+        "link_basis": None,
+        "one_unit_fewer": None,
+        "one_unit_more": None,
+        "rejections": [],
+        **changes,
+    }
+
+
+def lines(width: int | None = None, **changes: Any) -> list[str]:
+    document = plan(**changes)
+    schema = json.loads((resources.files("potluck.cli") / "schemas/plan.json").read_text())
+    jsonschema.validate({"schema": "potluck.plan/1", **document}, schema)
+    return list(plan_lines(document, width))
+
+
+def test_stages_are_shown_with_hops_from_the_coordinator_on() -> None:
+    assert lines()[:5] == [
+        "STAGE  NODE     UNIT         LAYERS         MEMORY       STEP ms  HOP ms",
+        "       desktop  coordinator                                       0.06",
+        "0      desktop  cpu/native   embed [0, 20)  3.06/15 GiB  12.4     0.52",
+        "1      board-1  cpu/native   [20, 32) head  3.06/15 GiB  31       0.52",
+        "",
+    ]
+
+
+def test_what_is_predicted() -> None:
+    shown = lines(
+        one_unit_fewer=alternative(B, 0.0689), one_unit_more=alternative(A, 0.0253, is_added=True)
+    )
+    assert shown[5:14] == [
+        "1 stream        22.5 tokens/s, 44.5 ms per token",
+        "8 streams       61.2 tokens/s together, 2 steps in flight; stage 1 is the bottleneck",
+        "first token     after 1.93 s for a prompt of 512 tokens",
+        "accuracy        within 35 %: speeds are measured",
+        "one unit fewer  without board-1 cpu/native: 68.9 ms per token (+55 %), "
+        "on desktop cpu/native",
+        "one unit more   another desktop cpu/native: 25.3 ms per token (-43 %), on it alone",
+        "",
+        "best for latency: least time per token of one stream",
+        "32 layers; the cache is for 16384 tokens",
+    ]
+
+
+def test_for_throughput_alternatives_are_compared_by_it() -> None:
+    shown = lines(objective="throughput", one_unit_fewer=alternative(B, 0.0689))
+    line = (
+        "one unit fewer  without board-1 cpu/native: 30.6 tokens/s together (-50 %), "
+        "on desktop cpu/native"
+    )
+    assert line in shown
+    assert "best for throughput: most tokens per second" in shown
+
+
+def test_another_unit_may_be_of_no_use() -> None:
+    shown = lines(one_unit_more=alternative(A, 0.0445))
+    assert "one unit more  another desktop cpu/native would make no difference" in shown
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"num_streams": 1}, None),
+        (
+            {"steps_in_flight": 1, "bottleneck": None},
+            "8 streams    61.2 tokens/s together, one step at a time; the way through all stages "
+            "and back is the bottleneck",
+        ),
+    ],
+)
+def test_several_streams(changes: dict[str, Any], line: str | None) -> None:
+    shown = [each for each in lines(prediction=PREDICTION | changes) if " streams " in each]
+    assert shown == ([] if line is None else [line])
+
+
+def test_a_gap_is_told() -> None:
+    shown = lines(prediction=PREDICTION | {"gap": 0.031})
+    aim = "best for latency: least time per token of one stream; no plan is more than 3.1 % better"
+    assert aim in shown
+
+
+def test_what_speeds_rest_on_is_told_by_stage() -> None:
+    stages = [stage(0, A, 0, 20), stage(1, B, 20, 30), stage(2, C, 30, 32)]
+    for each in stages[1:]:
+        each["predicted"]["basis"] = "assumed"
+    expected = (
+        "accuracy     within 35 %: speeds are measured for stage 0; assumed in part for stages 1, 2"
+    )
+    assert expected in lines(stages=stages)
+
+
+def test_what_links_rest_on_is_told_if_it_sets_the_margin() -> None:
+    line = "accuracy     within 35 %: speeds are measured; links are given, not measured"
+    assert line in lines(link_basis="table")
+
+
+def test_a_unit_may_be_needed() -> None:
+    fewer = alternative(B, 0.0689)
+    fewer["stages"] = [fewer["stages"][0]] * 2
+    line = (
+        "one unit fewer  the model needs as many units; without board-1 cpu/native: "
+        "68.9 ms per token (+55 %), on 2 units"
+    )
+    assert line in lines(one_unit_fewer=fewer)
+
+
+def test_nodes_of_one_name_are_told_apart_by_their_ids() -> None:
+    nodes = [{"node_id": A, "name": "vm"}, {"node_id": B, "name": "vm"}]
+    assert A in lines(nodes=nodes)[2]
+    assert "vm" not in lines(nodes=nodes)[2]
+
+
+def test_a_stage_on_a_device_is_compared_with_its_own_memory() -> None:
+    memory = stage(0, A, 0, 32)["memory"] | {"is_on_device": True}
+    (_, _, line, *_) = lines(stages=[stage(0, A, 0, 32, memory=memory, usable_bytes=10 * GIB)])
+    assert "embed [0, 32) head  3/10 GiB" in line
+
+
+def test_a_node_that_no_longer_answers_has_no_usable_memory() -> None:
+    assert "  3.06 GiB  " in lines(stages=[stage(0, A, 0, 32, usable_bytes=None)])[2]
+
+
+def test_unused_units_of_one_reason_are_shown_together() -> None:
+    reason = {"unit_id": "cpu/native", "reason": "would add 31 ms per token"}
+    rejections = [{"node_id": node, "added_seconds": 0.031, **reason} for node in (B, C, D)]
+    rejections.append(rejections[0] | {"reason": "in reserve", "added_seconds": None})
+    shown = lines(rejections=rejections)
+    assert shown[-2:] == [
+        "not used: board-1, board-2, board-3 cpu/native: would add 31 ms per token",
+        "not used: board-1 cpu/native: in reserve",
+    ]
+
+
+def test_many_unused_units_are_counted() -> None:
+    nodes = [{"node_id": f"{index:016x}", "name": f"n{index}"} for index in range(50)]
+    unused = [
+        {"node_id": node["node_id"], "unit_id": "u", "reason": "slow", "added_seconds": 1.0}
+        for node in nodes
+    ]
+    shown = lines(nodes=[*plan()["nodes"], *nodes], rejections=unused)
+    assert shown[-1] == "not used: n0, n1, n2, n3 and 46 more u: slow"
+
+
+def test_a_plan_without_a_prediction() -> None:
+    stages = [stage(0, A, 0, 32, predicted=None)]
+    shown = lines(prediction=None, stages=stages, objective="memory")
+    assert shown[0].split() == ["STAGE", "NODE", "UNIT", "LAYERS", "MEMORY"]
+    assert "speed  no prediction was made" in shown
+    assert "best for memory: each unit filled in proportion to its memory" in shown
+
+
+def test_a_layout_is_nobodys_choice() -> None:
+    assert "the stages are as --layout says" in lines(has_layout=True)
+
+
+def test_in_80_columns_everything_fits() -> None:
+    shown = lines(
+        80,
+        arithmetic_note="exact, " + "bit-identical on every CPU, " * 5,
+        one_unit_fewer=alternative(B, 0.0689),
+    )
+    assert max(map(len, shown)) <= 80
+    joined = " ".join(" ".join(shown).split())
+    assert "stage 1 is the bottleneck" in joined
+
+
+def test_names_are_not_broken() -> None:
+    long = "n" * 60
+    nodes = [{"node_id": A, "name": long}, {"node_id": B, "name": "b"}]
+    unused = [{"node_id": A, "unit_id": "u", "reason": "slow " * 9, "added_seconds": None}]
+    assert any(long in line for line in lines(40, nodes=nodes, rejections=unused)[6:])

@@ -1,0 +1,365 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from support.edges import credentials
+from support.members import until
+
+from potluck.cluster.agent.background import Background
+from potluck.cluster.agent.links import Links
+from potluck.cluster.calls import (
+    LinkAnswer,
+    LinkBusy,
+    LinkListening,
+    ListenForLink,
+    decode,
+    encode,
+)
+from potluck.cluster.edges.path_figures import PathFigures
+from potluck.cluster.links.budget import CAPACITY_SECONDS, LEAST_SECONDS
+from potluck.cluster.membership import MethodTable
+from potluck.errors import CallError, NodeLostError
+from potluck.types.cluster import NodeId
+
+Answer = Callable[[NodeId, bytes], bytes]
+
+
+def node(number: int) -> NodeId:
+    return NodeId(f"{number:016x}")
+
+
+@dataclass
+class Network:
+    """Members in one process: calls go from one table of methods to the other."""
+
+    tables: dict[NodeId, MethodTable] = field(default_factory=dict)
+    played: dict[NodeId, Answer] = field(default_factory=dict)
+    calls: list[tuple[NodeId, NodeId]] = field(default_factory=list)
+
+
+@dataclass
+class Member:
+    """A node's place in the network."""
+
+    network: Network
+    node_id: NodeId
+
+    def nodes(self) -> frozenset[NodeId]:
+        return frozenset({*self.network.tables, *self.network.played} - {self.node_id})
+
+    async def call(
+        self, node_id: NodeId, method: str, payload: bytes, *, timeout_seconds: float
+    ) -> bytes:
+        self.network.calls.append((self.node_id, node_id))
+        if node_id in self.network.played:
+            return self.network.played[node_id](self.node_id, payload)
+        if node_id not in self.network.tables:
+            raise NodeLostError(node_id, f"node {node_id} is not in the cluster")
+        handler = await self.network.tables[node_id].find(method)
+        async for part in handler(self.node_id, payload):
+            return part
+        raise AssertionError("there is one answer")
+
+
+class Clock:
+    """The real one, which a test may put forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+@contextlib.asynccontextmanager
+async def links_of(
+    network: Network, number: int, clock: Callable[[], float] = time.monotonic, **others: Any
+) -> AsyncIterator[Links]:
+    """The links of a node, which runs until the block ends."""
+    member = Member(network, node(number))
+    background = Background()
+    links = Links(
+        cast(Any, member),
+        credentials(member.node_id),
+        listen_host="127.0.0.1",
+        spawn=background.spawn,
+        clock=clock,
+        draws=random.Random(number),
+        connect_seconds=0.4,
+        **others,
+    )
+    table = MethodTable()
+    links.register(table)
+    network.tables[member.node_id] = table
+    background.spawn(links.run())
+    try:
+        yield links
+    finally:
+        del network.tables[member.node_id]
+        await links.close()
+        await background.close()
+
+
+def measuring_threads() -> int:
+    return sum(each.name == "measure-link" for each in threading.enumerate())
+
+
+def num_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_both_nodes_have_figures_after_one_measurement() -> None:
+    async def run() -> None:
+        network = Network()
+        async with links_of(network, 1) as one, links_of(network, 2) as other:
+            for links, peer in ((one, 2), (other, 1)):
+                assert links.speeds() == ()
+                links.joined(node(peer))
+            began = time.monotonic()
+            first, second = await asyncio.gather(one.settled(), other.settled())
+            assert time.monotonic() - began < 1
+            for speeds, peer in ((first, 2), (second, 1)):
+                (speed,) = speeds
+                assert speed.node_id == node(peer)
+                assert 1e-6 < speed.latency_seconds < 0.02
+                assert 5e6 < speed.bytes_per_second < 1e11
+                assert speed.num_samples == 1
+                assert 0 <= speed.age_seconds < 1
+            await asyncio.sleep(0.3)
+            assert len(network.calls) == 1
+            assert measuring_threads() == 0
+
+    asyncio.run(run())
+
+
+def test_links_are_measured_again_when_they_are_old() -> None:
+    async def run() -> None:
+        network, clock = Network(), Clock()
+        async with links_of(network, 1, clock) as one, links_of(network, 2, clock) as other:
+            one.joined(node(2))
+            other.joined(node(1))
+            await until(lambda: bool(one.speeds() and other.speeds()), within=5)
+            clock.ahead += 500.0
+            one.left(node(9))  # wakes it
+            await asyncio.sleep(0.1)
+            assert [each.num_samples for each in one.speeds()] == [1]
+            assert one.speeds()[0].age_seconds >= 500
+            clock.ahead += 200.0
+            one.left(node(9))
+            other.left(node(9))
+            await until(lambda: one.speeds()[0].num_samples == 2, within=5)
+            assert one.speeds()[0].age_seconds < 5
+
+    asyncio.run(run())
+
+
+def test_an_edge_in_use_corrects_a_link_that_was_measured() -> None:
+    async def run() -> None:
+        network = Network()
+        path = PathFigures(
+            round_trip_seconds=0.05,
+            recent_round_trip_seconds=0.05,
+            bytes_per_second=3e13,
+            is_lower_bound=False,
+            sent_bytes=1,
+            received_bytes=1,
+        )
+        async with links_of(network, 1) as one, links_of(network, 2):
+            one.used(node(2), path)
+            assert one.speeds() == ()
+            one.joined(node(2))
+            await until(lambda: bool(one.speeds()), within=5)
+            one.used(node(2), path)
+            (speed,) = one.speeds()
+            assert speed.latency_seconds == pytest.approx(0.025, rel=0.05)
+            assert speed.bytes_per_second == 3e13
+
+    asyncio.run(run())
+
+
+def test_figures_of_a_node_that_left_are_kept_and_not_shown() -> None:
+    async def run() -> None:
+        network = Network()
+        async with links_of(network, 1) as one:
+            async with links_of(network, 2):
+                one.joined(node(2))
+                await until(lambda: bool(one.speeds()), within=5)
+            one.left(node(2))
+            assert one.speeds() == ()
+            async with links_of(network, 2):
+                one.joined(node(2))
+                assert len(one.speeds()) == 1
+                await asyncio.sleep(0.7)
+                assert len(network.calls) == 1
+
+    asyncio.run(run())
+
+
+class Mute:
+    """A listening socket that accepts, or not, and says nothing."""
+
+    def __init__(self) -> None:
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.num_asked = 0
+
+    def answer(self, caller: NodeId, payload: bytes) -> bytes:
+        self.num_asked += 1
+        host, port = self.server.getsockname()
+        return encode(LinkListening(host=host, port=port, budget_seconds=1.0))
+
+
+def nobody_there(caller: NodeId, payload: bytes) -> bytes:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+    return encode(LinkListening(host=host, port=port, budget_seconds=1.0))
+
+
+def no_method(caller: NodeId, payload: bytes) -> bytes:
+    raise CallError("there is no method 'link.listen'")
+
+
+def no_answer(caller: NodeId, payload: bytes) -> bytes:
+    return b"\xc1"
+
+
+def no_address(caller: NodeId, payload: bytes) -> bytes:
+    return encode(LinkListening(host="localhost", port=1, budget_seconds=1.0))
+
+
+def test_peers_that_cannot_be_measured_leave_nothing_behind(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def lines() -> list[logging.LogRecord]:
+        own = "potluck.cluster.agent.links"
+        return [each for each in caplog.records if each.name == own]
+
+    async def run() -> None:
+        network, clock, mute = Network(), Clock(), Mute()
+        ways = (mute.answer, nobody_there, no_method, no_answer, no_address)
+        for number, answer in enumerate(ways, start=2):
+            network.played[node(number)] = answer
+        async with links_of(network, 1, clock) as one:
+            for number in range(len(ways)):
+                one.joined(node(2 + number))
+            for attempt in range(1, 5):
+                due = attempt * len(ways)
+                await until(lambda due=due: len(lines()) >= due, within=10)  # type: ignore[misc]
+                if attempt == 1:
+                    before = num_descriptors()
+                clock.ahead += 20.0 * 2**attempt
+                one.left(node(9))
+            await until(lambda: measuring_threads() == 0, within=5)
+            assert num_descriptors() <= before
+            assert len(asyncio.all_tasks()) <= 3
+            assert one.speeds() == ()
+            assert mute.num_asked >= 4
+        mute.server.close()
+
+    with caplog.at_level(logging.DEBUG, logger="potluck"):
+        asyncio.run(run())
+    assert {each.levelname for each in lines()} == {"DEBUG"}
+    assert 20 <= len(lines()) <= 30
+
+
+def test_a_peer_that_asks_and_never_connects_leaves_nothing_behind() -> None:
+    async def run() -> None:
+        network = Network()
+        network.played[node(2)] = no_method
+        async with links_of(network, 1):
+            member = Member(network, node(2))
+            request = encode(ListenForLink(number=1, budget_seconds=0.3))
+            before = num_descriptors()
+            for _ in range(4):
+                answer = await member.call(node(1), "link.listen", request, timeout_seconds=1)
+                assert isinstance(decode(answer, LinkAnswer), LinkListening)
+                answer = await member.call(node(1), "link.listen", request, timeout_seconds=1)
+                assert decode(answer, LinkBusy) == LinkBusy(wait_seconds=0.0)
+                await until(lambda: measuring_threads() == 0, within=5)
+                await asyncio.sleep(0.01)
+            assert num_descriptors() == before
+
+    asyncio.run(run())
+
+
+def test_a_measurement_ends_with_the_node_and_with_the_agent() -> None:
+    async def run(*, leaves: bool) -> None:
+        network, mute = Network(), Mute()
+        network.played[node(2)] = mute.answer
+        async with links_of(network, 1) as one:
+            one.joined(node(2))
+            await until(lambda: measuring_threads() == 1, within=5)
+            if leaves:
+                one.left(node(2))
+        # It connects, which cannot be interrupted, but is over soon.
+        await until(lambda: measuring_threads() == 0, within=1)
+        mute.server.close()
+
+    asyncio.run(run(leaves=True))
+    asyncio.run(run(leaves=False))
+
+
+def test_a_node_without_a_budget_neither_begins_nor_listens() -> None:
+    async def run() -> None:
+        network, clock = Network(), Clock()
+        network.played[node(3)] = no_method
+        async with links_of(network, 1, clock) as one:
+            one._budget.spend(CAPACITY_SECONDS, clock())  # as many measurements do
+            one.joined(node(3))
+            await asyncio.sleep(0.7)
+            assert network.calls == []
+            request = encode(ListenForLink(number=1, budget_seconds=0.3))
+            member = Member(network, node(3))
+            answer = decode(
+                await member.call(node(1), "link.listen", request, timeout_seconds=1), LinkBusy
+            )
+            assert 0 < answer.wait_seconds <= LEAST_SECONDS / 0.005
+            clock.ahead += answer.wait_seconds + 0.1
+            one.left(node(9))
+            network.calls.clear()
+            await until(lambda: network.calls == [(node(1), node(3))], within=2)
+
+    asyncio.run(run())
+
+
+def test_many_nodes_that_meet_are_measured_within_seconds_and_cost_little() -> None:
+    num_peers = 20
+
+    async def run() -> None:
+        network = Network()
+        async with contextlib.AsyncExitStack() as stack:
+            one = await stack.enter_async_context(links_of(network, 0))
+            peers = [
+                await stack.enter_async_context(links_of(network, number))
+                for number in range(1, num_peers + 1)
+            ]
+            for number, peer in enumerate(peers, start=1):
+                one.joined(node(number))
+                peer.joined(node(0))
+            began, used = time.monotonic(), time.process_time()
+            most = 0
+
+            def is_done() -> bool:
+                nonlocal most
+                most = max(most, measuring_threads())
+                return len(one.speeds()) == num_peers
+
+            await until(is_done, within=60)
+            seconds = time.monotonic() - began
+            print(
+                f"{num_peers} peers in {seconds:.1f} s, {time.process_time() - used:.2f} s of CPU"
+            )
+            assert all(len(peer.speeds()) == 1 for peer in peers)
+            assert most <= 4  # two at most, with both ends in this process
+
+    asyncio.run(run())

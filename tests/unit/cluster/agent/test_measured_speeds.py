@@ -1,0 +1,195 @@
+"""Step times from workers to the state directory and back, whatever lies or is said there."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from support import hardware
+
+from potluck.cluster.agent import measured_speeds
+from potluck.cluster.agent.hosted_stage import HostedStage
+from potluck.cluster.agent.measured_speeds import MeasuredSpeeds
+from potluck.cluster.agent.units import NodeUnits, UnitChoice
+from potluck.cluster.worker.messages import Stats
+from potluck.engines.backends import BACKENDS
+from potluck.types.hardware import Trial
+from potluck.types.node import CPU_UNIT
+from potluck.types.speed import StepTime
+
+TIME = StepTime(
+    num_layers=4,
+    has_embedding=True,
+    has_head=False,
+    num_sequences=1,
+    num_tokens=1,
+    context_tokens=64,
+    seconds=0.01,
+    num_samples=9,
+    age_seconds=1.0,
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def units(isa: str | None = None) -> NodeUnits:
+    trial = Trial(device_id="cpu", backend="native", works=True, variants=("scalar", "avx2"))
+    report = hardware.report(trials=(trial,))
+    return NodeUnits(lambda: report, UnitChoice(backends=BACKENDS, isa=isa))
+
+
+def speeds(folder: Path, clock: Clock, *, isa: str | None = None) -> MeasuredSpeeds:
+    return MeasuredSpeeds(folder / "step-times.json", units(isa), num_threads=1, clock=clock)
+
+
+def stage(model_shape: str = "shape") -> HostedStage:
+    return HostedStage(
+        worker=cast(Any, None),
+        asked=cast(Any, SimpleNamespace(unit_id=CPU_UNIT)),
+        loaded=cast(Any, SimpleNamespace(model_shape=model_shape)),
+    )
+
+
+def says(*times: StepTime) -> Stats:
+    return Stats(
+        num_steps=1,
+        num_tokens=1,
+        compute_seconds=1.0,
+        send_seconds=0.0,
+        num_sent_bytes=0,
+        resident_bytes=0,
+        step_times=times,
+    )
+
+
+def test_what_was_measured_is_known_after_a_restart(tmp_path: Path) -> None:
+    clock = Clock()
+    first = speeds(tmp_path, clock)
+    first.took(stage(), says(TIME))
+    assert first.of("shape") == {CPU_UNIT: (TIME,)}
+    first.close()
+    file = tmp_path / "step-times.json"
+    assert file.stat().st_mode & 0o777 == 0o600
+    clock.now += 9.0
+    second = speeds(tmp_path, clock)
+    assert second.of("shape") == {CPU_UNIT: (dataclasses.replace(TIME, age_seconds=10.0),)}
+    assert second.of("another") == {}
+    written = file.stat().st_mtime_ns
+    second.close()
+    assert file.stat().st_mtime_ns == written, "nothing is new"
+
+
+def test_another_instruction_set_or_fewer_cores_are_other_conditions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    first = speeds(tmp_path, clock)
+    first.took(stage(), says(TIME))
+    first.close()
+    assert speeds(tmp_path, clock).of("shape")
+    assert not speeds(tmp_path, clock, isa="scalar").of("shape")
+    throttled = SimpleNamespace(core_seconds_per_second=0.1)
+    monkeypatch.setattr(measured_speeds, "own_usable_cores", lambda: throttled)
+    assert not speeds(tmp_path, clock).of("shape")
+
+
+def test_a_measurement_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, hosted = Clock(), stage()
+    known = speeds(tmp_path, clock)
+    known.took(hosted, says(TIME))
+    # Without new steps its time only grows older; under other conditions it was not measured.
+    throttled = SimpleNamespace(core_seconds_per_second=0.1)
+    monkeypatch.setattr(measured_speeds, "own_usable_cores", lambda: throttled)
+    clock.now += 10
+    known.took(hosted, says(dataclasses.replace(TIME, age_seconds=11.0)))
+    assert known.of("shape") == {}
+    known.took(hosted, says(dataclasses.replace(TIME, seconds=0.1, age_seconds=-0.0)))
+    clock.now += 1
+    known.took(hosted, says(dataclasses.replace(TIME, seconds=0.1, age_seconds=0.1)))
+    assert [each.seconds for each in known.of("shape")[CPU_UNIT]] == [0.1]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\0\0\0", b'{"schema"', b"x" * 10_000_000, None], ids=range(5)
+)
+def test_a_file_that_makes_no_sense_costs_one_line_and_is_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes | None
+) -> None:
+    file = tmp_path / "step-times.json"
+    if content is None:
+        file.symlink_to("/dev/zero")
+    else:
+        file.write_bytes(content)
+    known = speeds(tmp_path, Clock())
+    assert len(caplog.records) == 1
+    assert "step-times.json is ignored: " in caplog.text
+    known.took(stage(), says(TIME))
+    known.close()
+    assert len(caplog.records) == 1
+    assert speeds(tmp_path, Clock()).of("shape")
+
+
+def test_a_file_that_cannot_be_written_costs_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = speeds(tmp_path / "gone", Clock())
+    known.took(stage(), says(TIME))
+    known.close()
+    assert len(caplog.records) == 1
+    assert "cannot be written: No such file or directory" in caplog.text
+
+
+def test_a_worker_that_says_nonsense_costs_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    clock, hosted = Clock(), stage()
+    known = speeds(tmp_path, clock)
+    wrong = dataclasses.replace(TIME, seconds=-1.0)
+    for _ in range(5):
+        clock.now += 10
+        known.took(hosted, says(wrong, wrong, TIME))
+    assert [each.message for each in caplog.records] == [
+        "2 step times of the worker of cpu/native make no sense, and are ignored"
+    ]
+    assert known.of("shape") == {CPU_UNIT: (TIME,)}
+    known.took(stage(""), says(TIME))
+    known.took(stage("other"), says())
+    assert known.of("") == known.of("other") == {}
+
+
+def test_workers_are_asked_again_and_again_and_the_file_is_written_while_they_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured_speeds, "COLLECT_SECONDS", 0.01)
+    clock, hosted = Clock(), stage()
+    known = speeds(tmp_path, clock)
+    num_asked = 0
+
+    async def collect() -> None:
+        nonlocal num_asked
+        num_asked += 1
+        clock.now += 10
+        known.took(hosted, says(TIME))
+
+    async def run() -> None:
+        running = asyncio.ensure_future(known.run(collect))
+        async with asyncio.timeout(10):
+            while num_asked < 5:
+                await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(run())
+    assert speeds(tmp_path, clock).of("shape")

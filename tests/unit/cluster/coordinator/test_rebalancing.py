@@ -1,0 +1,284 @@
+"""What a move is made of: the costs, the occasions to look, and what users are told."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+from support.cluster_calls import A, B, a_record, stage_on
+from support.predictions import prediction
+
+from potluck.cluster.calls import StageRecord
+from potluck.cluster.coordinator.alternatives import (
+    Alternative,
+    compared,
+    cost_of_move,
+    is_in_force,
+)
+from potluck.cluster.coordinator.paces import have_changed, paces_of
+from potluck.cluster.coordinator.rebalancing import Rebalancing
+from potluck.cluster.worker.messages import Stats
+from potluck.errors import EngineError
+from potluck.placement.rebalancing import (
+    LOAD_BYTES_PER_SECOND,
+    SWITCH_SECONDS,
+    RebalancePolicy,
+)
+from potluck.types.cluster import NodeId, UnitId
+from potluck.types.placement import LayoutStage, Objective, Rebalance
+from potluck.types.program import Shard
+from potluck.types.speed import StepTime
+
+CPU = UnitId("cpu/native")
+C = NodeId("c" * 16)
+
+
+def planned(*stages: tuple[NodeId, int, int], kept: tuple[int, ...] = (), read: int = 0) -> Any:
+    """A plan of stages on the CPUs of nodes, some of which are held already."""
+    parts = [
+        SimpleNamespace(
+            node_id=node,
+            unit_id=CPU,
+            plan=SimpleNamespace(
+                shard=SimpleNamespace(start_layer=start, end_layer=end), read_bytes=read
+            ),
+        )
+        for node, start, end in stages
+    ]
+    holdings = [
+        SimpleNamespace(
+            node_id=stages[index][0],
+            stage=SimpleNamespace(
+                unit_id=CPU, start_layer=stages[index][1], end_layer=stages[index][2]
+            ),
+        )
+        for index in kept
+    ]
+    return SimpleNamespace(stages=parts, kept=holdings, needs_room=False)
+
+
+def loaded(node: NodeId, start: int, end: int, **changes: Any) -> StageRecord:
+    return msgspec.structs.replace(stage_on(node), start_layer=start, end_layer=end, **changes)
+
+
+def test_only_what_is_not_held_is_loaded_on_all_nodes_at_the_same_time() -> None:
+    plan = planned((A, 0, 2), (B, 2, 4), (C, 4, 6), kept=(1,), read=3_000_000)
+    in_use = [
+        loaded(A, 0, 3, read_bytes=10_000_000, load_seconds=1.0),
+        loaded(B, 3, 6, read_bytes=40_000_000, load_seconds=1.0),
+    ]
+    cost = cost_of_move(plan, in_use, prediction(A, B, C), num_live_tokens=1024)
+    assert cost.num_bytes == 6_000_000
+    # A loads as fast as it did; C as nodes usually do.
+    assert cost.load_seconds == pytest.approx(0.3)
+    assert cost.replay_seconds == pytest.approx(SWITCH_SECONDS + 1024 * 0.8 / 512)
+    assert not cost.needs_room
+
+
+def test_where_no_load_was_timed_a_cautious_rate_is_assumed() -> None:
+    plan = planned((A, 0, 2), read=300_000_000)
+    in_use = [loaded(B, 0, 2, read_bytes=0, load_seconds=0.0)]
+    cost = cost_of_move(plan, in_use, prediction(A), num_live_tokens=0)
+    assert cost.load_seconds == pytest.approx(300_000_000 / LOAD_BYTES_PER_SECOND)
+
+
+@pytest.mark.parametrize(
+    ("stages", "is_same"),
+    [
+        (((A, 0, 3), (B, 3, 6)), True),
+        (((B, 0, 3), (A, 3, 6)), False),
+        (((A, 0, 2), (B, 2, 6)), False),
+        (((A, 0, 6),), False),
+    ],
+)
+def test_a_plan_is_in_force_if_all_stages_are_in_the_same_places(
+    stages: tuple[tuple[NodeId, int, int], ...], is_same: bool
+) -> None:
+    assert is_in_force(planned(*stages), [loaded(A, 0, 3), loaded(B, 3, 6)]) is is_same
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "looks"),
+    [
+        ({}, {}, False),
+        ({}, {(0, "before"): 1.4}, False),
+        ({}, {(0, "before"): 1.6}, True),
+        ({}, {(0, "predicted"): 0.6}, True),  # faster than was thought
+        ({(0, "before"): 1.6}, {(0, "before"): 1.7}, False),
+        ({(0, "before"): 3.0}, {(0, "before"): 1.0}, True),
+        ({(0, "before"): 3.0}, {}, False),  # idle
+        ({(0, "before"): 3.0}, {(0, "before"): 3.0, (1, "before"): 2.0}, True),
+    ],
+)
+def test_a_stage_that_is_not_as_fast_as_expected_is_an_occasion_to_look(
+    before: dict[tuple[int, str], float], now: dict[tuple[int, str], float], looks: bool
+) -> None:
+    assert have_changed(before, now) is looks
+
+
+def stats(**changes: Any) -> Stats:
+    return Stats(
+        num_steps=1,
+        num_tokens=1,
+        compute_seconds=1.0,
+        send_seconds=0.0,
+        num_sent_bytes=0,
+        resident_bytes=0,
+        **changes,
+    )
+
+
+def decoding(seconds: float) -> StepTime:
+    return StepTime(
+        num_layers=2,
+        has_embedding=True,
+        has_head=False,
+        num_sequences=1,
+        num_tokens=1,
+        context_tokens=100,
+        seconds=seconds,
+        num_samples=9,
+    )
+
+
+def test_stages_are_compared_with_their_past_and_with_the_prediction() -> None:
+    measured = {
+        0: stats(slowdown=1.25),
+        1: stats(step_times=(decoding(0.042),)),
+        5: stats(step_times=(decoding(0.042),)),  # of another epoch
+    }
+    assert paces_of(measured, prediction(A, B)) == {
+        (0, "before"): 1.25,
+        (1, "predicted"): pytest.approx(2.0),
+    }
+    assert paces_of(measured, None) == {(0, "before"): 1.25}
+
+
+def test_plans_are_compared_only_where_both_are_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = msgspec.structs.replace(a_record(), stages=(loaded(A, 0, 2), loaded(B, 2, 4)))
+    asked: list[Any] = []
+
+    def predict(_: object, stages: Any) -> Any:
+        asked.extend(stages)
+        return prediction(A, B)
+
+    monkeypatch.setattr("potluck.cluster.coordinator.alternatives.prediction_of", predict)
+    units = {
+        node: SimpleNamespace(
+            candidates=[SimpleNamespace(node_id=each, unit_id=CPU) for each in node]
+        )
+        for node in ((A, B, C), (A, C))
+    }
+    plan = cast(Any, SimpleNamespace(prediction=prediction(C), request=units[A, B, C]))
+    found = compared(plan, record)
+    assert found is not None
+    assert (found.predicted, found.in_force) == (prediction(C), prediction(A, B))
+    assert [each.shard for each in asked] == [
+        Shard(start_layer=0, end_layer=2, num_layers=4, has_embedding=True, has_head=False),
+        Shard(start_layer=2, end_layer=4, num_layers=4, has_embedding=False, has_head=True),
+    ]
+    plan.request = units[A, C]
+    assert compared(plan, record) is None
+    plan.request = None
+    assert compared(plan, record) is None
+
+
+QUICK = RebalancePolicy(
+    settle_seconds=0.01, confirm_seconds=0.01, check_seconds=0.02, watch_seconds=0.03
+)
+
+
+class Played:
+    """A deployment on node A; planning gives what is in ``plans``, and then nothing better."""
+
+    num_live_tokens = 0
+
+    def __init__(self, *plans: Any, **changes: Any) -> None:
+        self.record = msgspec.structs.replace(a_record(), stages=(loaded(A, 0, 4),), **changes)
+        self.plans = list(plans)
+        self.num_looks = 0
+        self.moves: list[str] = []
+        self.notes: list[str] = []
+        self.rebalancing = Rebalancing(
+            self, QUICK, clock=time.monotonic, spawn=asyncio.ensure_future
+        )
+
+    async def alternative(self, without: object) -> Alternative | None:
+        self.num_looks += 1
+        plan = self.plans.pop(0) if self.plans else None
+        if isinstance(plan, Exception):
+            raise plan
+        return cast(Alternative | None, plan)
+
+    async def paces(self) -> dict[tuple[int, str], float]:
+        return {}
+
+    def begin_move(self, planned: object, reason: str) -> None:
+        self.moves.append(reason)
+
+    def say_rebalance(self, note: str) -> None:
+        self.notes.append(note)
+
+    async def run(self, seconds: float) -> None:
+        self.rebalancing.serves()
+        await asyncio.sleep(seconds)
+        self.rebalancing.close()
+
+
+def better(rate: float) -> Alternative:
+    fast = dataclasses.replace(prediction(B), tokens_per_second=rate)
+    return Alternative(planned=planned((B, 0, 4)), predicted=fast, in_force=prediction(A))
+
+
+def test_a_plan_that_is_better_twice_is_moved_to() -> None:
+    played = Played(better(90.0), better(90.0))
+    asyncio.run(played.run(0.15))
+    assert played.moves == ["it moves to a plan that is predicted to be 100% faster"]
+
+
+def test_a_plan_that_is_better_once_is_not() -> None:
+    played = Played(better(90.0), better(50.0), better(90.0))
+    asyncio.run(played.run(0.15))
+    assert played.num_looks > 3
+    assert not played.moves
+
+
+def test_looking_goes_on_whatever_a_look_meets(caplog: pytest.LogCaptureFixture) -> None:
+    played = Played(EngineError("no plan"), RuntimeError("a mistake"), better(90.0), better(90.0))
+    asyncio.run(played.run(0.3))
+    assert len(played.moves) == 1
+    assert "a mistake" in caplog.text
+
+
+def test_nothing_is_looked_for_once_it_serves_no_more() -> None:
+    async def run() -> int:
+        played = Played()
+        await played.run(0.1)
+        seen = played.num_looks
+        await asyncio.sleep(0.1)
+        assert played.num_looks == seen
+        return seen
+
+    assert asyncio.run(run()) >= 2
+
+
+@pytest.mark.parametrize(
+    "changes", [{"rebalance": Rebalance.NEVER}, {"objective": Objective.MEMORY}]
+)
+def test_some_deployments_never_look(changes: dict[str, Any]) -> None:
+    played = Played(**changes)
+    asyncio.run(played.run(0.1))
+    assert not played.num_looks
+
+
+def test_one_with_a_layout_only_tells_of_a_better_plan() -> None:
+    layout = (LayoutStage(node_id=A, unit_id=CPU, num_layers=4),)
+    played = Played(*[better(90.0)] * 20, layout=layout)
+    asyncio.run(played.run(0.1))
+    assert not played.moves
+    assert "100% faster; potluck rebalance demo moves it" in played.notes[0]

@@ -1,0 +1,70 @@
+"""What docs/guides/planning.md says of fleet files is true, and its examples work."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from support.fleets import probe_document
+
+from potluck.cli.plan_output import plan_lines
+from potluck.fleet.description import Probed
+from potluck.fleet.file import read_fleet
+from potluck.fleet.keys import FLEET, LINKS, MACHINE, PAIR, UNIT, Table
+from potluck.fleet.planning import plan_fleet
+from potluck.placement.links import NETWORK
+from potluck.placement.speed import unit_speed
+from potluck.types.hardware import Figure, Figures, Origin, Rates
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "planning.md"
+TEXT = GUIDE.read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+
+
+@pytest.mark.parametrize("table", [FLEET, MACHINE, LINKS, PAIR], ids=lambda table: table.words)
+def test_every_key_is_in_the_guide_as_errors_explain_it(table: Table) -> None:
+    for key in table.keys:
+        assert f"| `{key.name}` | {key.meaning} | `{key.example}` |" in TEXT
+
+
+def test_the_keys_of_units_are_those_of_machines() -> None:
+    assert set(UNIT.keys) <= set(MACHINE.keys)
+
+
+def test_the_first_example_is_planned_and_shown_as_the_guide_says(tmp_path: Path) -> None:
+    path = tmp_path / "home.toml"
+    path.write_text(EXAMPLES[0])
+    lines = list(plan_lines(plan_fleet(path, {"model": "demo"}, None)))
+    sample = TEXT.partition("$ potluck plan llama-8b.gguf --fleet home.toml\n")[2]
+    shown = sample.partition("```")[0].splitlines()
+    assert lines[0].split() == shown[0].split()
+    for title in ("1 stream ", "8 streams ", "first token ", "accuracy ", "one unit fewer "):
+        assert any(line.startswith(title) for line in shown)
+        assert any(line.startswith(title) for line in lines)
+
+
+def test_the_other_example_is_read(tmp_path: Path) -> None:
+    (tmp_path / "desktop.json").write_text(json.dumps(probe_document()))
+    path = tmp_path / "fleet.toml"
+    path.write_text(EXAMPLES[1])
+    fleet = read_fleet(path)
+    assert len(EXAMPLES) == 2
+    assert all(isinstance(machine.description, Probed) for machine in fleet.machines)
+    assert [len(machine.names) for machine in fleet.machines] == [1, 2]
+
+
+def test_what_plans_count_on_is_as_the_guide_says() -> None:
+    given = Figure(value=1e11, origin=Origin.TABLE, source="a data sheet")
+    speed = unit_speed(
+        Rates(),
+        Figures(read_bytes_per_second=given),
+        is_shared=True,
+        num_threads=4,
+        usable_cores=None,
+    )
+    assert speed.read.value == pytest.approx(0.4 * 1e11)
+    assert "plans count on 40 % of a figure from a data sheet" in " ".join(TEXT.split())
+    assert (NETWORK.latency_seconds, NETWORK.bytes_per_second) == (0.3e-3, 100e6)
+    assert "0.3 ms and 100 MB/s are assumed" in " ".join(TEXT.split())

@@ -1,0 +1,80 @@
+import pytest
+
+from potluck.errors import ParameterError
+from potluck.placement.layout import (
+    LayoutNode,
+    WrittenStage,
+    check_layout,
+    parse_layout,
+    resolve_layout,
+)
+from potluck.types.cluster import NodeId, UnitId
+from potluck.types.placement import LayoutStage
+
+A, B, C = (NodeId(letter * 16) for letter in "abc")
+CPU, GPU = UnitId("cpu/native"), UnitId("gpu/tinygrad:CUDA")
+
+NODES = (
+    LayoutNode(node_id=A, name="desktop", units=(CPU, GPU), serving=(CPU, GPU)),
+    LayoutNode(node_id=B, name="board", units=(CPU, GPU), serving=(CPU,)),
+    LayoutNode(node_id=C, name="twin", units=(CPU,), serving=(CPU,)),
+    LayoutNode(node_id=NodeId("d" * 16), name="twin", units=(CPU,), serving=(CPU,)),
+)
+
+
+def stage(node_id: NodeId, unit_id: UnitId, num_layers: int) -> LayoutStage:
+    return LayoutStage(node_id=node_id, unit_id=unit_id, num_layers=num_layers)
+
+
+def test_nodes_units_and_layers() -> None:
+    assert parse_layout("desktop=24, board/cpu/native=8") == (
+        WrittenStage(node="desktop", unit_id=None, num_layers=24),
+        WrittenStage(node="board", unit_id=CPU, num_layers=8),
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["", "desktop", "=3", "desktop=", "desktop=x", "desktop=-1", "a=1,,b=2", "a/=3", "a=²"]
+)
+def test_another_form_is_refused(text: str) -> None:
+    with pytest.raises(ParameterError, match="is no stage") as raised:
+        parse_layout(text)
+    assert "desktop=24,board/cpu/native=8" in raised.value.hint
+
+
+def test_nodes_are_named_by_id_or_name() -> None:
+    layout = resolve_layout(parse_layout(f"desktop/{GPU}=3,{C}=2,board=4"), NODES)
+    assert layout == (stage(A, GPU, 3), stage(C, CPU, 2), stage(B, CPU, 4))
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("nobody=3", "there is no node nobody", "nodes are board, desktop, twin"),
+        ("twin=3", "2 nodes have the name twin", f"name one by its id: {C}"),
+        ("desktop=3", "2 units of desktop serve", "as in desktop/UNIT=3"),
+        ("board/cpu=3", "board has no unit cpu", "its units are cpu/native, gpu/tinygrad:CUDA"),
+    ],
+)
+def test_what_is_not_there_is_named(text: str, message: str, hint: str) -> None:
+    with pytest.raises(ParameterError) as raised:
+        resolve_layout(parse_layout(text), NODES)
+    assert message in raised.value.message
+    assert hint in raised.value.hint
+
+
+def test_only_the_ends_may_be_without_a_layer() -> None:
+    check_layout([stage(A, CPU, 0), stage(B, CPU, 5), stage(C, CPU, 0)], 5)
+    with pytest.raises(ParameterError, match="no layer for bbbbbbbbbbbbbbbb cpu/native"):
+        check_layout([stage(A, CPU, 2), stage(B, CPU, 0), stage(C, CPU, 3)], 5)
+
+
+def test_the_layers_are_the_models() -> None:
+    with pytest.raises(ParameterError, match="has 7 layers, and the model has 8"):
+        check_layout([stage(A, CPU, 3), stage(B, CPU, 4)], 8)
+
+
+def test_a_unit_has_one_stage() -> None:
+    check_layout([stage(A, CPU, 3), stage(A, GPU, 4)], 7)
+    with pytest.raises(ParameterError, match="two stages on aaaaaaaaaaaaaaaa cpu/native"):
+        check_layout([stage(A, CPU, 3), stage(B, CPU, 1), stage(A, CPU, 4)], 8)
