@@ -153,7 +153,12 @@ def _potluck(model: Path, num_stages: int) -> Iterator[Served]:
             if time.monotonic() > deadline:
                 raise RuntimeError("the agents did not find each other")
             time.sleep(_POLL_SECONDS)
-        request = {"model": str(model.resolve()), "model_id": MODEL_ID, "context_tokens": 512}
+        request = {
+            "model": str(model.resolve()),
+            "model_id": MODEL_ID,
+            "context_tokens": 512,
+            "objective": "memory",
+        }
         deployed = _ask(states[0], "deploy", **request)
         if len(deployed["stages"]) != num_stages:
             raise RuntimeError(f"{len(deployed['stages'])} stages instead of {num_stages}")

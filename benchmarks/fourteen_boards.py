@@ -459,7 +459,11 @@ def _deploy_and_ask(board: Board, model: Path, result: DrillResult) -> None:
     """Fill in ``result`` what the deployment says and how long all took."""
     started = time.monotonic()
     deployed = board.ask(
-        "deploy", model=str(model.resolve()), model_id="model", context_tokens=CONTEXT_TOKENS
+        "deploy",
+        model=str(model.resolve()),
+        model_id="model",
+        context_tokens=CONTEXT_TOKENS,
+        objective="memory",
     )
     result.deploy_seconds = time.monotonic() - started
     numbers = {node_id(index): index for index in range(NUM_BOARDS)}

@@ -192,6 +192,7 @@ class _Bench:
         self._options: dict[str, object] = {
             "context_tokens": CONTEXT_TOKENS,
             "cache_tokens": CACHE_TOKENS,
+            "objective": "memory",
             **({"num_spares": num_spares} if num_spares else {}),
         }
 

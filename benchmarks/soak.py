@@ -276,6 +276,7 @@ def _soak(arguments: argparse.Namespace, directory: Path) -> dict[str, object]:
         options: dict[str, object] = {
             "context_tokens": CONTEXT_TOKENS,
             "cache_tokens": CACHE_TOKENS,
+            "objective": "memory",
         }
         cluster.deploy(cluster.agents[1], arguments.model, MODEL_ID, **options)
         port = cluster.agents[0].port
