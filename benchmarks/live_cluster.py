@@ -174,9 +174,17 @@ class LiveCluster:
         return found
 
     def start(
-        self, number: int, *, memory_limit: str | None = None, node_id: str = ""
+        self,
+        number: int,
+        *,
+        memory_limit: str | None = None,
+        node_id: str = "",
+        core: int | None = None,
     ) -> LiveAgent:
-        """Start an agent, for the first time or again, and wait until it is up."""
+        """Start an agent, for the first time or again, and wait until it is up.
+
+        With ``core`` it and all that it starts are bound to that core.
+        """
         agent = self.agents.get(number)
         others = self.live()
         if agent is None:
@@ -184,7 +192,8 @@ class LiveCluster:
             self.agents[number] = agent
             self._limits[number] = memory_limit or self._memory_limit
         limit = self._limits[number]
-        command = [self._python, "-m", "potluck", "up", "--threads", "1", "--http", "127.0.0.1:0"]
+        command = [] if core is None else ["taskset", "-c", str(core)]
+        command += [self._python, "-m", "potluck", "up", "--threads", "1", "--http", "127.0.0.1:0"]
         command += ["--memory-limit", limit] if limit else []
         command += ["--join", others[0].address] if others else []
         agent.start(command, self._environ)

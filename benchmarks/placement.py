@@ -14,8 +14,10 @@ Needs root, version 1 of the kernel's CPU controller, iproute2 and util-linux. M
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -33,7 +35,7 @@ from placement_fleets import FLEETS, FleetCase  # noqa: E402
 from placement_layouts import Layout, alternatives, layout_of  # noqa: E402
 from random_gguf import write_gguf  # noqa: E402
 from random_hugging_face import FLOAT_TYPES, write_hugging_face  # noqa: E402
-from support.throttled_fleet import ThrottledFleet, throttled_fleet  # noqa: E402
+from support.throttled_fleet import Machine, ThrottledFleet, throttled_fleet  # noqa: E402
 from token_stream import Ask, TokenStream  # noqa: E402
 
 from potluck.errors import PotluckError  # noqa: E402
@@ -48,9 +50,15 @@ SLOW_SECONDS = 0.25
 """A token's, of such a plan."""
 
 NUM_ROUNDS = 2
-NUM_REQUESTS = 3
+NUM_REQUESTS = 2
 NUM_OTHERS = 3
 """Plans that are measured beside the chosen one."""
+
+LEAST_SPEED = 0.4
+"""Of a plan that is worth measuring, in parts of what is predicted of the chosen one."""
+
+BESIDE_MODEL = "100M-BF16"
+BESIDE_ROUNDS = 7
 
 FIRST_TOKEN_ID = 300
 NUM_TOKEN_IDS = 1000
@@ -73,26 +81,69 @@ def main() -> None:
     )
     names = [each.name for each in FLEETS]
     parser.add_argument("--fleet", action="append", choices=names, help="all by default")
+    parser.add_argument("--beside", action="store_true", help="only a slow agent beside a fast one")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    found: dict[str, Document] = {}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # such that agents are ended
+    document: Document = {"schema": "potluck.benchmark.placement/1", "fleets": []}
     if arguments.output and arguments.output.exists():
-        before = json.loads(arguments.output.read_text("utf-8"))
-        found = {each["name"]: each for each in before["fleets"]}
-    for case in FLEETS:
+        document = json.loads(arguments.output.read_text("utf-8"))
+    found = {each["name"]: each for each in document["fleets"]}
+
+    def note() -> None:
+        fleets = [found[name] for name in names if name in found]
+        document.update(fleets=fleets, summary=summary(fleets))
+        if arguments.output:
+            arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+    if not arguments.fleet:
+        document["beside"] = {**circumstances(), **measure_beside()}
+        note()
+    for case in () if arguments.beside else FLEETS:
         if arguments.fleet and case.name not in arguments.fleet:
             continue
         found[case.name] = {**circumstances(), **measure_fleet(case)}
         _print(found[case.name])
-        if arguments.output:
-            fleets = [found[name] for name in names if name in found]
-            document = {
-                "schema": "potluck.benchmark.placement/1",
-                "summary": summary(fleets),
-                "fleets": fleets,
-            }
-            arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(summary(list(found.values())), indent=1))
+        note()
+    print(json.dumps(document["summary"], indent=1))
+
+
+def measure_beside() -> Document:
+    """Return what a slow agent does to a fast one that has room for the model.
+
+    Two clusters stand at the same time and are asked in turn: the fast agent alone, and both.
+    """
+    fast = Machine(cores=0.8, core=0)
+    slow = Machine(cores=0.1, core=1, memory="6G")
+    alone = FleetCase(name="alone", machines=(fast,), model=BESIDE_MODEL)
+    both = FleetCase(name="both", machines=(fast, slow), model=BESIDE_MODEL)
+    rates: dict[str, list[float]] = {"alone": [], "both": [], "both, by memory": []}
+    with contextlib.ExitStack() as opened:
+        served = []
+        for case, objective in ((alone, None), (both, None), (both, "memory")):
+            if objective is None:
+                directory = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+                fleet = opened.enter_context(throttled_fleet(directory, case.machines))
+            each = _Served(fleet=fleet, case=case, model=_model(case.model))
+            name = objective or "model"
+            stages = each.deploy(name, objective)
+            each.tokens_per_second(name, NUM_TOKENS)
+            served.append((each, name, stages))
+        for _ in range(BESIDE_ROUNDS):
+            for (each, name, _), found in zip(served, rates.values(), strict=True):
+                found.append(each.tokens_per_second(name, 2 * NUM_TOKENS))
+    ratios = {
+        name: statistics.median(a / b for a, b in zip(found, rates["alone"], strict=True))
+        for name, found in rates.items()
+    }
+    print("beside:", {name: round(ratio, 3) for name, ratio in ratios.items()})
+    return {
+        "machines": [asdict(fast), asdict(slow)],
+        "model": BESIDE_MODEL,
+        "layouts": {name: str(stages) for name, (_, _, stages) in zip(rates, served, strict=True)},
+        "tokens_per_second": rates,
+        "ratio": ratios,
+    }
 
 
 def measure_fleet(case: FleetCase) -> Document:
@@ -109,7 +160,8 @@ def measure_fleet(case: FleetCase) -> Document:
         for layout in alternatives(chosen, len(cores), cores):
             if len(before) > NUM_OTHERS:
                 break
-            if layout not in before and (plan := served.plan(layout)) is not None:
+            plan = None if layout in before else served.plan(layout)
+            if plan is not None and _predicted(case, plan) > LEAST_SPEED * _predicted(case, first):
                 before[layout] = plan
         measured = [[served.measure(layout, 0) for layout in before]]
         second = served.chosen()
@@ -221,6 +273,14 @@ class _Served:
         except PotluckError:
             return None
 
+    def deploy(self, name: str, objective: str | None) -> Layout:
+        """Deploy as Potluck chooses; return where."""
+        request = self._request(None)
+        if objective is not None:
+            request["objective"] = objective
+        deployed = self.fleet.coordinator.ask("deploy", model_id=name, **request)
+        return layout_of(deployed, self.fleet)
+
     def measure(self, layout: Layout, number: int) -> Measured:
         """Deploy in this way, ask several times, and undeploy."""
         name = f"round-{number}-{layout.slug}"
@@ -229,11 +289,11 @@ class _Served:
         try:
             if layout_of(deployed, self.fleet) != layout:
                 raise RuntimeError(f"{layout_of(deployed, self.fleet)} instead of {layout}")
-            self._tokens_per_second(name, 4)
-            rate = self._tokens_per_second(name, 6)
+            self.tokens_per_second(name, 4)
+            rate = self.tokens_per_second(name, 6)
             is_slow = rate / self.case.num_streams < 1 / SLOW_SECONDS
             num_tokens = SLOW_NUM_TOKENS if is_slow else NUM_TOKENS
-            samples = [self._tokens_per_second(name, num_tokens) for _ in range(NUM_REQUESTS)]
+            samples = [self.tokens_per_second(name, num_tokens) for _ in range(NUM_REQUESTS)]
         finally:
             agent.ask("undeploy", name=name)
         print(f"  {layout}: {statistics.median(samples):.2f} tokens/s", flush=True)
@@ -251,7 +311,7 @@ class _Served:
             "layout": [] if layout is None else layout.request(self.fleet),
         }
 
-    def _tokens_per_second(self, name: str, num_tokens: int) -> float:
+    def tokens_per_second(self, name: str, num_tokens: int) -> float:
         """Return the rate of all streams together, while all of them decode."""
         port = self.fleet.port
         streams = [TokenStream() for _ in range(self.case.num_streams)]

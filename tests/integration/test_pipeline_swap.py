@@ -25,6 +25,8 @@ from potluck.local.pipeline import LocalPipeline
 from potluck.scheduling import SchedulerLimits
 from potluck.serving.dispatcher import Dispatcher
 from potluck.serving.ledger import Update
+from potluck.serving.pipeline import OnOutcome, StepOutcome
+from potluck.types.engine import Engine
 from potluck.types.sequence import CommittedToken, Continuation, SequenceRequest
 from potluck.types.step import SamplingParams, Step
 from potluck.types.tensor import TensorFormat
@@ -87,13 +89,27 @@ SHAPES = (Shape(1, 1, 64, 40), Shape(3, 2, 5, 11), Shape(2, 1, 16, 30), Shape(1,
 
 @dataclass
 class LosingPipeline:
-    """Loses the steps that it is given once ``is_lost()``."""
+    """Loses the steps that it is given once ``is_lost(num_untold)``.
 
-    inner: LocalPipeline
-    is_lost: Callable[[], bool]
+    ``num_untold`` tokens were sampled in a step before that one, and nobody was told of them yet.
+    """
+
+    engines: Sequence[Engine]
+    on_outcome: OnOutcome
+    is_lost: Callable[[int], bool]
+    num_untold: int = 0
+    inner: LocalPipeline = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.inner = LocalPipeline(self.engines, self.take)
+
+    def take(self, outcome: StepOutcome) -> None:
+        self.num_untold = len(outcome.sampled)
+        self.on_outcome(outcome)
+        self.num_untold = 0
 
     def submit(self, step: Step) -> None:
-        if not self.is_lost():
+        if not self.is_lost(self.num_untold):
             self.inner.submit(step)
 
     def close(self) -> None:
@@ -115,7 +131,7 @@ class KeptEngine:
 
 
 def attach(
-    dispatcher: Dispatcher, shape: Shape, is_lost: Callable[[], bool] = lambda: False
+    dispatcher: Dispatcher, shape: Shape, is_lost: Callable[[int], bool] = lambda _: False
 ) -> None:
     pipeline = Pipeline.make(
         small_config(NUM_LAYERS),
@@ -126,7 +142,7 @@ def attach(
         block_seed=shape.chunk,
     )
     dispatcher.attach(
-        lambda on_outcome: LosingPipeline(LocalPipeline(pipeline.engines, on_outcome), is_lost),
+        lambda on_outcome: LosingPipeline(pipeline.engines, on_outcome, is_lost),
         shape.limits,
     )
 
@@ -180,8 +196,8 @@ class Received:
             )
         assert self.errors == []
 
-    def has(self, num_tokens: int) -> bool:
-        return self.num_tokens >= num_tokens
+    def has(self, num_tokens: int, num_untold: int) -> bool:
+        return self.num_tokens + num_untold >= num_tokens
 
     @property
     def num_tokens(self) -> int:
@@ -247,7 +263,7 @@ def test_stages_that_are_kept_compute_as_new_ones_do() -> None:
     for cut in (*range(5, 250, 35), 1000):
         dispatcher.attach(
             lambda on_outcome, cut=cut: LosingPipeline(  # type: ignore[misc]
-                LocalPipeline(engines, on_outcome), partial(received.has, cut)
+                engines, on_outcome, partial(received.has, cut)
             ),
             shape.limits,
         )

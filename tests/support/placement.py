@@ -107,6 +107,7 @@ def candidate(
     usable_bytes: int = 1 << 40,
     host_id: str | None = None,
     usable_cores: float | None = None,
+    quota_period_seconds: float | None = None,
 ) -> Candidate:
     """Return a unit of which every layer takes as many bytes as its weights."""
     layers = tuple(sum(each.num_bytes for each in part.products) for part in work.layers)
@@ -117,6 +118,7 @@ def candidate(
         is_shared=True,
         num_threads=1,
         usable_cores=usable_cores,
+        quota_period_seconds=quota_period_seconds,
     )
     return Candidate(
         node_id=NodeId(name),

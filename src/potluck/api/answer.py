@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -210,61 +210,84 @@ async def merge(
     Every ``tick_seconds`` there is None as well, unless an item is there. All sources are closed
     when this ends, however it does.
     """
-    pending: dict[asyncio.Task[T], int] = {}
-    ticks = _Ticks(tick_seconds)
+    arrived = _Arrived[tuple[int, T]](tick_seconds, max_items=len(sources))
+    pumps = [
+        asyncio.create_task(_pump(index, source, arrived)) for index, source in enumerate(sources)
+    ]
+    num_open = len(pumps)
     try:
-        for index, source in enumerate(sources):
-            pending[asyncio.create_task(_next(source))] = index
-        while pending:
-            waiting: set[asyncio.Future[Any]] = {*pending, ticks.following()}
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            ready = sorted(pending.keys() & done, key=pending.__getitem__)
-            if not ready:
-                yield None
-            for task in ready:
-                index = pending.pop(task)
+        while num_open:
+            item = await arrived.get()
+            if not isinstance(item, _Ended):
+                yield item
+                continue
+            num_open -= 1
+            error = item.error
+            del item  # whose error will have this frame
+            if error is not None:
                 try:
-                    item = task.result()
-                except StopAsyncIteration:
-                    continue
-                pending[asyncio.create_task(_next(sources[index]))] = index
-                yield index, item
+                    raise error
+                finally:
+                    del error
     finally:
-        ticks.close()
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+        arrived.close()
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
         for source in sources:
             await source.aclose()
 
 
-class _Ticks:
-    """Futures that are done every so many seconds, with one timer for any number of items."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ended:
+    """A source has no more items, because of an ``error`` if there is one."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    error: Exception | None
+
+
+async def _pump(
+    index: int, source: AsyncGenerator[T, None], arrived: _Arrived[tuple[int, T]]
+) -> None:
+    """Put the items of ``source``: one task for all of them costs half of one for each."""
+    try:
+        async for item in source:
+            await arrived.put((index, item))
+    except Exception as error:  # noqa: BLE001 - raised where the items are taken
+        await arrived.put(_Ended(error=error))
+    else:
+        await arrived.put(_Ended(error=None))
+
+
+class _Arrived(Generic[T]):
+    """A queue, and None every so many seconds for whoever waits for it meanwhile."""
+
+    def __init__(self, tick_seconds: float, *, max_items: int) -> None:
+        self._items: asyncio.Queue[T | _Ended | None] = asyncio.Queue(max_items + 1)
+        self._tick_seconds = tick_seconds
+        self._is_awaited = False
         self._loop = asyncio.get_running_loop()
-        self._future: asyncio.Future[None] = self._loop.create_future()
-        self._timer = self._loop.call_later(seconds, self._tick)
+        self._timer = self._loop.call_later(tick_seconds, self._tick)
 
-    def following(self) -> asyncio.Future[None]:
-        """The next tick; those that came while nobody waited do not count."""
-        if self._future.done():
-            self._future = self._loop.create_future()
-        return self._future
+    async def put(self, item: T | _Ended) -> None:
+        """Add an item, once there is room."""
+        await self._items.put(item)
+
+    async def get(self) -> T | _Ended | None:
+        """The next item, or None for a tick. Those that come while nobody waits do not count."""
+        self._is_awaited = True
+        try:
+            return await self._items.get()
+        finally:
+            self._is_awaited = False
 
     def close(self) -> None:
         """Tick no more."""
         self._timer.cancel()
 
     def _tick(self) -> None:
-        if not self._future.done():
-            self._future.set_result(None)
-        self._timer = self._loop.call_later(self._seconds, self._tick)
-
-
-async def _next(source: AsyncGenerator[T, None]) -> T:
-    return await anext(source)
+        if self._is_awaited and self._items.empty():
+            self._items.put_nowait(None)
+        self._timer = self._loop.call_later(self._tick_seconds, self._tick)
 
 
 async def _choice(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -201,8 +202,19 @@ async def _run(
         if not config.listen.is_loopback:
             for line in invite(str(agent.membership.address)):
                 note(line)
+        _freeze_heap()
         await _before(agent.failed, ending)
         note("leaving")
+
+
+def _freeze_heap() -> None:
+    """Keep the garbage collector from looking at what was made so far, most of which stays.
+
+    Otherwise every full collection looks at all modules, and no thread computes the next step
+    meanwhile: 33 ms on a server's core, and several times that on a board's.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _end(ending: asyncio.Event, number: int) -> None:

@@ -36,5 +36,6 @@ def speed_of(unit: UnitReport, arithmetic: Arithmetic) -> UnitSpeed:
         is_shared=unit.is_shared,
         num_threads=unit.num_threads,
         usable_cores=unit.usable_cores,
+        quota_period_seconds=unit.quota_period_seconds,
         arithmetic=arithmetic,
     )

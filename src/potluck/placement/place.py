@@ -11,7 +11,7 @@ from potluck.placement.cuts import cut_of, shard_of
 from potluck.placement.links import LinkTable
 from potluck.placement.path import Cut, PathProblem
 from potluck.placement.prediction import predict
-from potluck.placement.problem import path_problem
+from potluck.placement.problem import path_problem, path_problems
 from potluck.placement.sharing import Pool
 from potluck.placement.solver import best_throughput, shortest_path
 from potluck.placement.within_pools import Found, best_within, with_usable
@@ -95,7 +95,13 @@ def prediction_of(
 
 
 def _search(request: PlaceRequest) -> Found | None:
-    problem = problem_of(request, 1)
+    problems = path_problems(
+        request.candidates,
+        request.links,
+        coordinator=request.coordinator,
+        context_tokens=request.preferences.context_tokens,
+    )
+    problem = problems(1)
 
     def least_latency(usable: Sequence[int]) -> Found | None:
         path = shortest_path(with_usable(problem, usable))
@@ -105,7 +111,7 @@ def _search(request: PlaceRequest) -> Found | None:
 
     def most_throughput(usable: Sequence[int]) -> Found | None:
         found = best_throughput(
-            lambda num_sequences: with_usable(problem_of(request, num_sequences), usable),
+            lambda num_sequences: with_usable(problems(num_sequences), usable),
             request.preferences.num_streams,
         )
         if found is None:

@@ -343,6 +343,7 @@ class Placement:
             unit.is_shared,
             unit.num_threads,
             unit.usable_cores,
+            unit.quota_period_seconds,
             tuple(step_times),
         )
         if (found := self._times.get(key)) is None:

@@ -59,6 +59,12 @@ to be as much slower at them: a Raspberry Pi 4 is five to six times slower at ei
 _SHARE_LEAST = 0.001
 """The least usable share: a quota of a thousandth of what the threads could use."""
 
+QUOTA_PERIOD_SECONDS = 0.1
+"""Of control groups' quotas, unless somebody sets another: threads run at full speed until they
+have used up their part of it."""
+_PERIODS = (1e-3, 1.0)
+"""What Linux allows (``scheduler/sched-bwc.rst``)."""
+
 _CACHED_BYTES, _UNCACHED_BYTES = 1.25 * TRIAL_BYTES, 2 * TRIAL_BYTES
 """Weights up to the first are taken to be read as fast as the trial's, from the second on as fast
 as the memory that is larger than every cache. A server's last cache may hold the trial's weights
@@ -97,7 +103,8 @@ class UnitSpeed:
     ``layer_seconds`` and ``step_seconds`` pass whatever is computed, ``seconds_per_logit`` for each
     entry of the vocabulary of which a token is chosen, and ``seconds_per_embedded_value`` for each
     value of a token's row.
-    ``usable_share`` is how much of its threads' time the unit gets.
+    ``usable_share`` is how much of its threads' time the unit gets, which a control group renews
+    once in every ``quota_period_seconds``.
     """
 
     read: Estimate
@@ -113,6 +120,7 @@ class UnitSpeed:
     seconds_per_logit: float
     seconds_per_embedded_value: float
     usable_share: float = 1.0
+    quota_period_seconds: float = QUOTA_PERIOD_SECONDS
 
     @property
     def decode_basis(self) -> Basis:
@@ -188,6 +196,7 @@ def unit_speed(
     is_shared: bool,
     num_threads: int,
     usable_cores: float | None,
+    quota_period_seconds: float | None = None,
     arithmetic: Arithmetic = Arithmetic.EXACT,
 ) -> UnitSpeed:
     """Return the speed of a unit that reports these rates and figures (``UnitReport``).
@@ -224,6 +233,7 @@ def unit_speed(
         seconds_per_logit=_SECONDS_PER_LOGIT * slowness,
         seconds_per_embedded_value=_SECONDS_PER_EMBEDDED_VALUE * slowness,
         usable_share=usable_share(num_threads, usable_cores),
+        quota_period_seconds=_period(quota_period_seconds),
     )
 
 
@@ -232,6 +242,12 @@ def usable_share(num_threads: int, usable_cores: float | None) -> float:
     if usable_cores is None or not math.isfinite(usable_cores) or usable_cores <= 0:
         return 1.0
     return min(1.0, max(_SHARE_LEAST, usable_cores / max(1, num_threads)))
+
+
+def _period(seconds: float | None) -> float:
+    if seconds is None or not _PERIODS[0] <= seconds <= _PERIODS[1]:
+        return QUOTA_PERIOD_SECONDS
+    return seconds
 
 
 _WORST_LAST = (Basis.SERVED, Basis.MEASURED, Basis.TABLE, Basis.ASSUMED)

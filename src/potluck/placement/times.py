@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from potluck.models.work import num_visible, share_of_experts
-from potluck.placement.speed import UnitSpeed
+from potluck.placement.speed import QUOTA_PERIOD_SECONDS, UnitSpeed
 from potluck.placement.work import ModelWork, PartWork
 from potluck.types.placement import Basis
 from potluck.types.speed import StepTime
@@ -23,9 +23,6 @@ LEAST_SECONDS = 1e-9
 """Of any part: no time is 0."""
 MOST_SECONDS = 1e6
 
-QUOTA_PERIOD_SECONDS = 0.1
-"""Of control groups' quotas, unless somebody sets another: threads run at full speed until they
-have used up their part of it."""
 _MOST_RATIO = 30.0
 """A measured step may take as many times longer or less than predicted; more is an outlier."""
 _SAMPLES_OF_PRIOR = 4.0
@@ -42,29 +39,31 @@ class PartTimes:
     ``item_seconds`` are those of the embedding, of each decoder layer and of the head;
     ``stage_seconds`` pass on every stage. All are positive and finite, and as long as steps take
     one after the other without a pause. Where a control group limits the unit, a step takes
-    ``usable_share`` of that only, until the unit has used up its part of a period.
+    ``usable_share`` of that only, until the unit has used up its part of a period of
+    ``quota_period_seconds``.
     """
 
     item_seconds: tuple[float, ...]
     stage_seconds: float
     basis: Basis
     usable_share: float = 1.0
+    quota_period_seconds: float = QUOTA_PERIOD_SECONDS
 
     def seconds(self, start: int, end: int) -> float:
         """Return how long a stage of the items ``[start, end)`` takes, if it never pauses."""
         return sum(self.item_seconds[start:end]) + self.stage_seconds
 
     def undisturbed_seconds(self, start: int, end: int) -> float:
-        """Return how long such a stage takes while no quota holds it up."""
-        return self.seconds(start, end) * self.usable_share
+        """Return how long such a stage takes if it has paused before: part of it at full speed."""
+        return _after_pause(self.seconds(start, end), self.usable_share, self.quota_period_seconds)
 
     def expected_seconds(self, start: int, end: int) -> float:
         """Return how long such a stage is most often seen to take in a pipeline.
 
         A step that fits in its unit's part of a period is not held up, unless others went before.
         """
-        short = self.undisturbed_seconds(start, end)
-        fits = short <= self.usable_share * QUOTA_PERIOD_SECONDS
+        short = self.seconds(start, end) * self.usable_share
+        fits = short <= self.usable_share * self.quota_period_seconds
         return short if fits else self.seconds(start, end)
 
 
@@ -204,6 +203,7 @@ class UnitTimes:
             stage_seconds=_bounded(scale * speed.step_seconds.value),
             basis=basis,
             usable_share=speed.usable_share,
+            quota_period_seconds=speed.quota_period_seconds,
         )
 
 
@@ -249,8 +249,7 @@ def _correction(times: UnitTimes, measured: Sequence[StepTime]) -> Correction:
     """Return the ratios of measured to predicted, by number of tokens."""
     by_tokens: dict[int, list[tuple[float, int]]] = {}
     for each in measured:
-        ratio = each.seconds / _predicted(times, each)
-        nearest = _unthrottled(ratio, times.speed.usable_share)
+        nearest = _ratio(times.speed, each.seconds, _predicted(times, each))
         bounded = min(max(nearest, 1 / _MOST_RATIO), _MOST_RATIO)
         by_tokens.setdefault(each.num_tokens, []).append((bounded, each.num_samples))
     num_tokens = sorted(by_tokens)
@@ -281,14 +280,24 @@ def _predicted(times: UnitTimes, step: StepTime) -> float:
     )
 
 
-def _unthrottled(ratio: float, usable_share: float) -> float:
-    """Return the ratio without the effect of a quota, which few steps meet if they are short.
+def _ratio(speed: UnitSpeed, measured: float, predicted: float) -> float:
+    """Return the ratio of measured to predicted without the effect of a quota.
 
-    What lies between the time at full speed and the sustained time confirms the prediction.
+    What lies between the time after a pause and the time without one confirms the prediction.
     """
-    if ratio >= 1.0:
-        return ratio
-    return min(1.0, ratio / usable_share)
+    if measured >= predicted:
+        return measured / predicted
+    short = _after_pause(predicted, speed.usable_share, speed.quota_period_seconds)
+    return min(1.0, measured / short)
+
+
+def _after_pause(seconds: float, usable_share: float, period_seconds: float) -> float:
+    """Return how long a step takes that would take ``seconds`` if its unit never paused.
+
+    It runs at full speed until its part of a period is used up.
+    """
+    ahead = (1 - usable_share) * period_seconds
+    return max(seconds * usable_share, seconds - ahead)
 
 
 def _weighted_median(values: Sequence[tuple[float, int]]) -> float:

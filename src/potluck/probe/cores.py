@@ -24,12 +24,14 @@ class UsableCores:
     """``num_cores`` may be used at once; ``reason`` is what allows no more, or ``all``.
 
     ``core_seconds_per_second`` is the time of cores that may be used in the long run. It has the
-    fraction that ``num_cores`` rounds up.
+    fraction that ``num_cores`` rounds up. A control group's quota is renewed once in every
+    ``period_seconds``; None where no quota is what limits it.
     """
 
     num_cores: int
     reason: str
     core_seconds_per_second: float
+    period_seconds: float | None = None
 
 
 def default_num_threads() -> int:
@@ -49,14 +51,17 @@ def usable_cores(system: System, *, num_affine_cores: int) -> UsableCores:
     whoever is free. What cannot be read limits nothing.
     """
     least, reason = float(num_affine_cores), _affinity_reason(system, num_affine_cores)
+    period = None
     for group in control_groups(system, "cpu"):
         quota = _quota(system, group)
-        if quota is not None and quota < least:
-            least, reason = quota, f"control group {group.directory} allows {quota:.3g}"
+        if quota is not None and quota.cores < least:
+            least, period = quota.cores, quota.period_seconds
+            reason = f"control group {group.directory} allows {least:.3g}"
     return UsableCores(
         num_cores=max(1, math.ceil(least)),
         reason=reason,
         core_seconds_per_second=least if least > 0 else 1.0,
+        period_seconds=period,
     )
 
 
@@ -113,8 +118,14 @@ def _listed_cores(system: System, name: str) -> int | None:
     return count if 0 < count <= _MAX_CORES else None
 
 
-def _quota(system: System, group: ControlGroup) -> float | None:
-    """A group's limit in cores; None without one ("max" in version 2, -1 in version 1)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Quota:
+    cores: float
+    period_seconds: float
+
+
+def _quota(system: System, group: ControlGroup) -> _Quota | None:
+    """A group's limit; None without one ("max" in version 2, -1 in version 1)."""
     if group.version == 2:
         quota, _, period = (system.text(group.path / "cpu.max") or "").partition(" ")
     else:
@@ -125,4 +136,4 @@ def _quota(system: System, group: ControlGroup) -> float | None:
         return None
     if int(quota) == 0 or int(period) == 0:
         return None
-    return int(quota) / int(period)
+    return _Quota(cores=int(quota) / int(period), period_seconds=int(period) / 1e6)

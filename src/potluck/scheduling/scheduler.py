@@ -5,7 +5,9 @@ The policy, in the order in which a step is filled:
 1. Decodes: every running sequence that waits for its next token, oldest first. While several steps
    may be in flight, a step takes only its share of them (the running decodes divided by the steps),
    so that every stage of a pipeline has something to do.
-2. Prefill: chunks of admitted prompts, oldest first, up to the step's token budget.
+2. Prefill: chunks of admitted prompts, oldest first, up to the step's token budget. Where several
+   steps may be in flight, the budget of a step is a share of what is left to prefill, so that the
+   stages compute chunks of one prompt, or of several, at the same time.
 3. Admission: waiting sequences, first come first served, when the blocks of all their known tokens
    are free.
 
@@ -28,6 +30,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import chain
 
 from potluck.errors import ParameterError, PromptTooLongError
 from potluck.scheduling.blocks import BlockPool, blocks_for
@@ -57,6 +60,15 @@ MAX_STEP_TOKENS = 512
 
 MAX_STEP_SEQUENCES = 64
 """Sequences per step: beyond that a CPU step is bound by arithmetic, not by reading weights."""
+
+
+_LEAST_CHUNK_TOKENS = 64
+"""A share of a prefill has at least as many tokens: the weights are read once for each chunk, which
+takes as long as computing 8 tokens (4 bits) to 40 (BF16 with matrix units)."""
+
+_CHUNKS_PER_STEP_IN_FLIGHT = 4
+"""A prefill is cut into as many chunks for each step that may be in flight. At its beginning and
+its end some stages have nothing to do, for as long as one chunk takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +291,7 @@ class Scheduler:
         if is_alone:
             running = [each for each in running if each.num_unscheduled][:1]
         self._add_decodes(running, slices, openings)
-        budget = self._limits.max_step_tokens - len(slices)
+        budget = min(self._limits.max_step_tokens - len(slices), self._prefill_share)
         for sequence in running:
             if sequence.block_table:  # not preempted just now
                 budget = self._add_prefill(sequence, budget, slices, openings)
@@ -293,6 +305,21 @@ class Scheduler:
             sequence.block_table = self._pool.take(blocks_for(len(sequence.tokens)))
             self._running.append(sequence)
             budget = self._add_prefill(sequence, budget, slices, openings)
+
+    @property
+    def _prefill_share(self) -> int:
+        """The most tokens of prompts for one step."""
+        most = self._limits.max_step_tokens
+        if self._limits.max_steps_in_flight == 1:
+            return most
+        num_chunks = _CHUNKS_PER_STEP_IN_FLIGHT * self._limits.max_steps_in_flight
+        pending = 0
+        for sequence in chain(self._running, self._waiting):
+            if not sequence.wants_decode:
+                pending += sequence.num_unscheduled
+            if pending >= most * num_chunks:
+                return most
+        return max(_LEAST_CHUNK_TOKENS, -(-pending // num_chunks))
 
     def _may_admit(self) -> bool:
         """Whether the sequence that waits first can have the blocks of all its known tokens."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -248,26 +248,41 @@ class Dispatcher:
             if is_late or is_duplicate:
                 self._num_dropped += outcome.error is None  # errors end what was lost
                 return
+            committed: list[tuple[LedgerEntry, TimedToken]] = []
             with self._breaking(attachment):
                 for token in self._scheduler.complete(step_id, outcome.sampled):
-                    if self._ledger.get(token.sequence_id) is None:
-                        continue  # its subscriber has failed at an earlier token of this step
                     entry = self._ledger.commit(token)
-                    self._tell(entry, TimedToken(token=token, at_seconds=now))
+                    committed.append((entry, TimedToken(token=token, at_seconds=now)))
                 if outcome.error is not None:
                     for part in outcome.step.slices:
                         self._fail(part.sequence_id, outcome.error)
                 # Only now: what goes wrong above is laid to the requests of this step, too.
                 del attachment.in_flight[step_id]
+            # First, because the first stage waits for it, and subscribers wake other threads.
             self._submit_steps()
+            with self._breaking(attachment):
+                self._tell_committed(committed)
 
-    def _tell(self, entry: LedgerEntry, update: Update) -> None:
+    def _tell_committed(self, committed: Sequence[tuple[LedgerEntry, TimedToken]]) -> None:
+        if self._broken is not None:
+            return  # every sequence was told so
+        failed: set[SequenceId] = set()
+        for entry, update in committed:
+            if entry.sequence_id not in failed and not self._tell(entry, update):
+                failed.add(entry.sequence_id)
+        if failed:
+            self._submit_steps()  # they gave back cache blocks
+
+    def _tell(self, entry: LedgerEntry, update: Update) -> bool:
+        """Return whether the subscriber took it; otherwise its sequence is over."""
         try:
             entry.subscriber(update)
         except Exception:  # noqa: BLE001 - the other sequences of the step have nothing to do with it
             _log.exception("a subscriber failed, and its sequence with it")
             self._ledger.remove(entry.sequence_id)
             self._forget(entry.sequence_id)
+            return False
+        return True
 
     def _forget(self, sequence_id: SequenceId) -> None:
         if self._broken is None:

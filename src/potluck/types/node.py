@@ -22,7 +22,8 @@ class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
     out, why no stage can run on it. ``rates`` are what a small program reached on it.
     ``arithmetics`` are those that it computes in as it is asked; none for a backend that has one
     of its own. ``figures`` are those of its device through this backend. ``usable_cores`` is how
-    many cores' time its threads get at most together, where a control group limits that.
+    many cores' time its threads get at most together, where a control group limits that, which
+    renews what it allows once in every ``quota_period_seconds``.
     """
 
     unit_id: UnitId
@@ -37,6 +38,7 @@ class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
     arithmetics: tuple[Arithmetic, ...] = ()
     figures: Figures = Figures()
     usable_cores: float | None = None
+    quota_period_seconds: float | None = None
 
 
 class HeldStage(msgspec.Struct, frozen=True, kw_only=True):

@@ -90,6 +90,15 @@ def test_a_quota_is_renewed_while_others_compute() -> None:
     assert loaded == pytest.approx(full.total_tokens_per_second / 2, rel=0.25)
 
 
+def test_a_quota_with_a_short_period_makes_a_slow_unit() -> None:
+    half = tuple(
+        candidate(name, WORK, usable_cores=0.5, quota_period_seconds=0.001) for name in ("a", "b")
+    )
+    cuts = (Cut(unit=0, start=0, end=5), Cut(unit=1, start=5, end=10))
+    full = predicted((FAST, candidate("b", WORK)), cuts)
+    assert predicted(half, cuts).token_seconds == pytest.approx(2 * full.token_seconds, rel=0.2)
+
+
 def test_two_stages_of_one_unit_share_its_time() -> None:
     cuts = (Cut(unit=0, start=0, end=5), Cut(unit=0, start=5, end=10))
     found = predicted((FAST,), cuts)

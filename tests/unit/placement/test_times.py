@@ -124,6 +124,12 @@ def test_short_steps_of_a_throttled_unit_do_not_hide_its_quota() -> None:
     assert decode(throttled.corrected([step_time(20 * full_speed)])) > 1.9 * decode(throttled)
 
 
+def test_steps_longer_than_the_period_of_a_quota_tell_how_long_they_take() -> None:
+    throttled = candidate("a", WORK, usable_cores=0.5, quota_period_seconds=0.001).times
+    faster = 0.75 * decode(throttled)
+    assert decode(throttled.corrected([step_time(faster)])) == pytest.approx(faster, rel=0.05)
+
+
 BAD = step_time(1.0)
 
 

@@ -95,15 +95,20 @@ def test_at_least_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("quota", "cores", "core_seconds"),
-    [("250000 100000", 3, 2.5), ("1000 100000", 1, 0.01), ("max 100000", 8, 8.0)],
+    ("quota", "cores", "core_seconds", "period"),
+    [
+        ("250000 100000", 3, 2.5, 0.1),
+        ("1000 5000", 1, 0.2, 0.005),
+        ("max 100000", 8, 8.0, None),
+    ],
 )
 def test_fractions_of_cores_are_told_as_they_are(
-    tmp_path: Path, quota: str, cores: int, core_seconds: float
+    tmp_path: Path, quota: str, cores: int, core_seconds: float, period: float | None
 ) -> None:
     files = {"proc/self/cgroup": "0::/a", f"{V2}/a/cpu.max": quota}
     usable = usable_cores(machine_tree(tmp_path, MOUNTS | files), num_affine_cores=8)
     assert (usable.num_cores, usable.core_seconds_per_second) == (cores, core_seconds)
+    assert usable.period_seconds == period
 
 
 V1_QUOTA = {f"{V1}/c/cpu.cfs_quota_us": "10000", f"{V1}/c/cpu.cfs_period_us": "100000"}

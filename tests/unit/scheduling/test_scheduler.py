@@ -98,6 +98,44 @@ def test_decodes_are_shared_out_over_the_steps_in_flight() -> None:
     assert scheduler.next_step() is None
 
 
+def test_a_prefill_is_cut_so_that_stages_overlap() -> None:
+    scheduler = make_scheduler(
+        max_steps_in_flight=2, max_step_tokens=512, num_blocks=128, context_tokens=1024
+    )
+    pipeline = ToyPipeline()
+    scheduler.add(request(1000))
+    num_tokens: list[int] = []
+    while sum(num_tokens) < 1000:
+        while (step := scheduler.next_step()) is not None:
+            num_tokens.append(step.num_tokens)
+            pipeline.submit(step)
+        scheduler.complete(*pipeline.run_oldest())
+    assert num_tokens[:3] == [125, 110, 96]  # an eighth of what is left
+    assert num_tokens[-3:-1] == [64, 64]
+    assert num_tokens[-1] <= 64
+
+
+def test_several_short_prompts_fill_a_share_of_a_prefill() -> None:
+    scheduler = make_scheduler(max_steps_in_flight=2, max_step_tokens=512)
+    for _ in range(8):
+        scheduler.add(request(32))
+    steps = [next_step(scheduler), next_step(scheduler)]
+    assert [step.num_tokens for step in steps] == [64, 64]
+
+
+def test_one_stage_takes_as_much_of_a_prefill_as_fits() -> None:
+    scheduler = make_scheduler(max_step_tokens=512, num_blocks=128, context_tokens=1024)
+    scheduler.add(request(1000))
+    assert next_step(scheduler).num_tokens == 512
+
+
+def test_a_share_of_a_prefill_grows_with_what_waits() -> None:
+    scheduler = make_scheduler(max_steps_in_flight=2, max_step_tokens=512)
+    for _ in range(40):
+        scheduler.add(request(100))
+    assert next_step(scheduler).num_tokens == 500
+
+
 def test_the_context_bounds_the_new_tokens() -> None:
     scheduler = make_scheduler(context_tokens=20, num_blocks=2)
     sequence = scheduler.add(request(15, max_new_tokens=None))

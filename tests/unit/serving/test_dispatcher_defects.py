@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
@@ -23,13 +24,13 @@ LIMITS = SchedulerLimits(
 class Played:
     """A dispatcher whose pipeline is the test."""
 
-    def __init__(self, *, has_owner: bool = True) -> None:
+    def __init__(self, *, has_owner: bool = True, limits: SchedulerLimits = LIMITS) -> None:
         self.steps: list[Step] = []
         self.broken: list[PotluckError] = []
         self.on_outcome: OnOutcome
         self.closes = 0
-        self.dispatcher = Dispatcher(LIMITS, self.broken.append if has_owner else None)
-        self.dispatcher.attach(self.start, LIMITS)
+        self.dispatcher = Dispatcher(limits, self.broken.append if has_owner else None)
+        self.dispatcher.attach(self.start, limits)
 
     def start(self, on_outcome: OnOutcome) -> Any:
         self.on_outcome = on_outcome
@@ -51,6 +52,7 @@ class Played:
                 token=7,
             )
             for part in step.slices
+            if part.sample
         )
         self.on_outcome(StepOutcome(step=step, sampled=sampled))
 
@@ -80,6 +82,31 @@ def test_a_subscriber_that_raises_loses_its_own_sequence_only() -> None:
     assert played.broken == []
     assert played.dispatcher.load.num_running == played.dispatcher.load.num_waiting == 0
     assert played.dispatcher.load.num_free_blocks == LIMITS.num_blocks
+    played.dispatcher.close()
+
+
+def test_the_next_step_is_submitted_before_subscribers_are_told() -> None:
+    played = Played()
+    num_submitted: list[int] = []
+    played.add(lambda _: num_submitted.append(len(played.steps)))
+    for _ in range(5):
+        played.answer()
+    assert num_submitted == [1, 1, 1, 1, 0]
+    played.dispatcher.close()
+
+
+def test_blocks_of_a_sequence_whose_subscriber_raises_are_used_at_once() -> None:
+    limits = dataclasses.replace(LIMITS, max_steps_in_flight=3, max_step_tokens=64)
+    played = Played(limits=limits)
+    request = SequenceRequest(
+        prompt_tokens=tuple(range(59)), sampling=SamplingParams(), max_new_tokens=5
+    )
+    played.dispatcher.add(request, raising)  # takes 4 of 8 blocks
+    played.dispatcher.add(request, lambda _: None)
+    played.dispatcher.add(request, lambda _: None)
+    assert played.dispatcher.load.num_waiting == 1
+    played.answer()
+    assert played.steps[-1].slices[0].sequence_id == 2
     played.dispatcher.close()
 
 

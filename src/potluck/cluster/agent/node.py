@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from potluck.cluster.agent.units import NodeUnit, usable_cores_of
-from potluck.probe.cores import own_usable_cores
+from potluck.probe.cores import UsableCores, own_usable_cores
 from potluck.probe.derive import merge_figures
 from potluck.probe.memory import memory_facts, memory_pools
 from potluck.probe.system import THIS_MACHINE
@@ -86,7 +86,7 @@ def report(
                 usable,
                 stages.device_bytes,
                 num_threads=facts.num_threads or cores.num_cores,
-                core_seconds_per_second=cores.core_seconds_per_second,
+                cores=cores,
             )
             for unit in units
         ),
@@ -100,11 +100,12 @@ def _unit(
     planned: Mapping[UnitId, int],
     *,
     num_threads: int,
-    core_seconds_per_second: float,
+    cores: UsableCores,
 ) -> UnitReport:
     """A unit with what it may use: of the host's memory, or of its own as the probe saw it."""
     unit_id = UnitId(unit.chosen.unit_id)
     own_bytes = unit.device.own_free_bytes
+    usable_cores = usable_cores_of(unit, num_threads, cores.core_seconds_per_second)
     return UnitReport(
         unit_id=unit_id,
         backend=unit.chosen.backend,
@@ -119,7 +120,8 @@ def _unit(
         rates=unit.trial.rates,
         arithmetics=unit.arithmetics,
         figures=merge_figures(unit.trial.figures, unit.device.figures),
-        usable_cores=usable_cores_of(unit, num_threads, core_seconds_per_second),
+        usable_cores=usable_cores,
+        quota_period_seconds=None if usable_cores is None else cores.period_seconds,
     )
 
 

@@ -13,9 +13,10 @@ import asyncio
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from potluck.cluster.coordinator.pipeline import RemotePipeline, SentTotals
 from potluck.cluster.coordinator.token_rates import TokenRates
@@ -99,6 +100,8 @@ class Answering:
         self._on_over: OnOver | None = None
         self._pipeline: RemotePipeline | None = None
         self._asked: dict[SequenceId, _Asked] = {}
+        self._undelivered: deque[tuple[asyncio.Queue[Update], Update]] = deque()
+        self._is_delivering = False
         self._lost_at: float | None = -math.inf  # None: attached
         self._ended: PotluckError | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -248,12 +251,7 @@ class Answering:
         self._require_room(continuation)
         is_suspect = self._require_not_refused(request) is Standing.SUSPECT
         updates: asyncio.Queue[Update] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-
-        def deliver(update: Update) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-                loop.call_soon_threadsafe(updates.put_nowait, update)
-
+        deliver = partial(self._deliver, asyncio.get_running_loop(), updates)
         sequence_id = self._dispatcher.add(
             request, deliver, continuation=continuation, is_alone=is_suspect
         )
@@ -275,6 +273,26 @@ class Answering:
         finally:
             del self._asked[sequence_id]
             self._dispatcher.cancel(sequence_id)
+
+    def _deliver(
+        self, loop: asyncio.AbstractEventLoop, updates: asyncio.Queue[Update], update: Update
+    ) -> None:
+        """Pass an update on to the loop, on any thread. Those of one step wake it once."""
+        self._undelivered.append((updates, update))
+        if self._is_delivering:
+            return  # what was appended before the loop says otherwise, it will find
+        self._is_delivering = True
+        try:
+            loop.call_soon_threadsafe(self._deliver_all)
+        except RuntimeError:  # the loop is closed: nobody is left to tell
+            self._is_delivering = False
+            self._undelivered.clear()
+
+    def _deliver_all(self) -> None:
+        self._is_delivering = False
+        while self._undelivered:
+            updates, update = self._undelivered.popleft()
+            updates.put_nowait(update)
 
     def _broken(self, error: PotluckError) -> None:
         if self._on_over is not None:

@@ -37,6 +37,7 @@ from potluck.placement.rebalancing import RebalancePolicy
 from potluck.scheduling import SchedulerLimits
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.cluster import Epoch, NodeId
+from potluck.types.placement import Objective
 from potluck.types.profile import ModelProfile
 
 
@@ -88,8 +89,16 @@ class Attempt:
             context_tokens=self.size.context_tokens,
             max_step_tokens=self.size.max_step_tokens,
             max_step_sequences=self.size.max_step_sequences,
-            max_steps_in_flight=max(1, len(self._addresses)),
+            max_steps_in_flight=self._steps_in_flight,
         )
+
+    @property
+    def _steps_in_flight(self) -> int:
+        """One for each stage; where a plan is for several streams, as many as are best for them."""
+        prediction = self.record.prediction
+        if self.record.objective is Objective.THROUGHPUT and prediction is not None:
+            return max(1, prediction.steps_in_flight)
+        return max(1, len(self._addresses))
 
     async def plan(
         self, without: Collection[NodeId], left_out: Mapping[NodeUnitId, str]

@@ -172,6 +172,7 @@ def test_cores_are_told_where_threads_get_less_than_a_core_each(
         num_cores=math.ceil(core_seconds_per_second),
         reason="by hand",
         core_seconds_per_second=core_seconds_per_second,
+        period_seconds=0.02,
     )
     monkeypatch.setattr(node, "own_usable_cores", lambda: cores)
     gpu = Trial(device_id="gpu", backend="tinygrad:CL", works=True)
@@ -182,6 +183,7 @@ def test_cores_are_told_where_threads_get_less_than_a_core_each(
     facts = dataclasses.replace(FACTS, num_threads=num_threads)
     units = {unit.unit_id: unit for unit in said_of(facts, probed).units}
     assert units[CPU_UNIT].usable_cores == told
+    assert units[CPU_UNIT].quota_period_seconds == (None if told is None else 0.02)
     assert units[CPU_UNIT].num_threads == (num_threads or cores.num_cores)
     assert units[UnitId("gpu/tinygrad:CL")].usable_cores is None
 

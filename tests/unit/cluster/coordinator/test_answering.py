@@ -324,3 +324,36 @@ def test_the_end_ends_all_that_wait_and_later_requests() -> None:
         assert played.answering._timer is None
 
     run(test)
+
+
+def test_the_tokens_of_a_step_wake_the_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        played = Played()
+        played.attach()
+        asked = [played.ask(dataclasses.replace(REQUEST, prompt_tokens=(n,))) for n in (1, 2, 3)]
+        await settle()
+        played.pipeline.answer()  # the first sequence was in a step alone
+        await settle()
+        wakes: list[object] = []
+        loop = asyncio.get_running_loop()
+        call_soon = loop.call_soon_threadsafe
+
+        def noted(callback: Callable[..., object], *args: Any) -> object:
+            wakes.append(callback)
+            return call_soon(callback, *args)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", noted)
+        assert len(played.pipeline.steps[0].slices) == 3
+        played.pipeline.answer()
+        assert len(wakes) == 1
+        await settle()
+        assert [len(tokens) for _, tokens in asked] == [2, 1, 1]
+        while played.pipeline.steps:
+            played.pipeline.answer()
+            await settle()
+        for task, tokens in asked:
+            await task
+            assert len(tokens) == 4
+        await played.answering.end(EngineError("over"))
+
+    run(test)
