@@ -194,8 +194,10 @@ def values_of(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
     inspect = msgspec.inspect
     match kind:
         case inspect.IntType():
+            least = kind.ge if kind.gt is None else kind.gt + 1
+            most = kind.le if kind.lt is None else kind.lt - 1
             return st.integers(
-                -(2**63) if kind.ge is None else kind.ge, 2**64 - 1 if kind.le is None else kind.le
+                -(2**63) if least is None else least, 2**64 - 1 if most is None else most
             )
         case inspect.FloatType():
             return st.floats(allow_nan=False)
