@@ -29,6 +29,7 @@ from potluck.engines.costs import cost_of
 from potluck.loading import StageSize
 from potluck.placement.costs import mixed_cost, model_cost
 from potluck.types.hardware import BackendSpec
+from potluck.types.placement import Objective
 from potluck.types.sequence import CommittedToken, SequenceRequest
 from potluck.types.step import SamplingParams
 from potluck.types.unit import NATIVE
@@ -167,7 +168,12 @@ def test_stages_of_two_backends_are_one_model(
         limits = limits_for(TABLE, units, shares)
         async with agents(tmp_path, units, limits=limits, table=TABLE) as running:
             record = await running[0].coordination.deploy(
-                Deploy(model="demo", context_tokens=CONTEXT, cache_tokens=CONTEXT)
+                Deploy(
+                    model="demo",
+                    context_tokens=CONTEXT,
+                    cache_tokens=CONTEXT,
+                    objective=Objective.MEMORY,
+                )
             )
             return record, await text_of(running[-1], record, prompt)
 

@@ -617,6 +617,7 @@ def test_a_full_disk_does_not_end_a_stream(tmp_path: Path) -> None:
             cache_tokens=2048,
             is_mapped=True,
             recovery_wait_seconds=4.0,
+            objective="memory",
         )
         assert len(deployed["stages"]) == 2
         await_ready(gateway, MODEL)
