@@ -31,7 +31,6 @@ from simulation.stages import (
 )
 
 from potluck.catalog import ModelDescription
-from potluck.cluster.agent.background import Background
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.deployment_calls import DeploymentCalls
 from potluck.cluster.agent.leaving import Leaving
@@ -39,6 +38,7 @@ from potluck.cluster.agent.outlooks import Outlooks
 from potluck.cluster.agent.relaying import Relaying
 from potluck.cluster.agent.sequence_calls import SequenceCalls
 from potluck.cluster.agent.takeover import Takeovers
+from potluck.cluster.background import Background
 from potluck.cluster.calls import (
     Claim,
     ClaimAnswer,

@@ -18,8 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from potluck.cluster.agent.background import Background
 from potluck.cluster.agent.links import Links
+from potluck.cluster.background import Background
 from potluck.cluster.membership import (
     Address,
     Membership,

@@ -25,6 +25,7 @@ from potluck.cluster.agent.outlooks import Outlooks
 from potluck.cluster.agent.relaying import Relaying
 from potluck.cluster.agent.sequence_calls import SequenceCalls
 from potluck.cluster.agent.takeover import Takeovers
+from potluck.cluster.background import Background
 from potluck.cluster.calls import (
     Claim,
     ClaimAnswer,
@@ -265,7 +266,7 @@ class PlayedNode:
     def __init__(self, cluster: PlayedCluster, node_id: NodeId) -> None:
         self.node_id = node_id
         self.links = PlayedLinks(cluster, node_id)
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.background = Background()
         self.methods = MethodTable()
         self.is_readable = True
         self.asked: list[Continuation] = []
@@ -279,7 +280,7 @@ class PlayedNode:
             listen_host="127.0.0.1",
             step_seconds=1.0,
             cost_of=cast(Any, None),
-            spawn=self.spawn,
+            spawn=self.background.spawn,
         )
         cluster.monkeypatch.setattr(self.coordination, "_read", self._read)
         cluster.monkeypatch.setattr(self.coordination, "_make", self._make)
@@ -288,13 +289,8 @@ class PlayedNode:
         self.leaving = Leaving(membership, self.coordination, self.relaying)
         DeploymentCalls(self.coordination).register(self.methods)
         SequenceCalls(membership, self.coordination).register(self.methods)
-        takeovers = Takeovers(membership, self.coordination, outlooks, spawn=self.spawn)
-        self.spawn(takeovers.run())
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        takeovers = Takeovers(membership, self.coordination, outlooks, spawn=self.background.spawn)
+        self.background.spawn(takeovers.run())
 
     def record(self, deployment: str = "d") -> DeploymentRecord:
         return self.coordination.registry.records[DeploymentId(deployment)]
@@ -419,10 +415,7 @@ class PlayedCluster:
     async def _end(self, node: PlayedNode) -> None:
         for deployment in node.coordination.coordinated.values():
             await deployment.close()
-        tasks = list(node.tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await node.background.close()
 
     def _change(self, change: Callable[[], object]) -> None:
         before = {node: self.seen_by(node) for node in self.nodes}

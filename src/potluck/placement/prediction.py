@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,6 +17,8 @@ from potluck.types.placement import Basis, Prediction, Preferences, StagePredict
 
 MARGINS = {Basis.SERVED: 0.15, Basis.MEASURED: 0.3, Basis.TABLE: 0.6, Basis.ASSUMED: 0.9}
 
+_NOTABLE = 0.01
+"""By how much hops widen the margin where that is told: it is shown in whole percents."""
 _SIMULATED_CHUNKS = 64
 """Of a prompt; longer ones are continued at the pace of the last chunks."""
 
@@ -56,8 +58,10 @@ def predict(
         each.prefill(chunk, max(chunk, preferences.prompt_tokens)) for each in pipeline.times
     ]
     bases = [worst(a.basis, b.basis) for a, b in zip(one.parts, prefill, strict=True)]
-    # A hop within a machine takes next to nothing, so that no figure of it widens the margin.
-    link_bases = [link.basis for link in pipeline.ways if link is not links.loopback]
+    margin, link_basis = _margin(
+        list(zip(one.seen_seconds, bases, strict=True)),
+        list(zip(one.hop_seconds, (link.basis for link in pipeline.ways), strict=True)),
+    )
     stages = tuple(
         StagePrediction(
             node_id=pipeline.unit(cut).node_id,
@@ -83,9 +87,34 @@ def predict(
         total_tokens_per_second=num_streams / load.period_seconds,
         steps_in_flight=load.steps_in_flight,
         bottleneck=load.bottleneck,
-        margin=MARGINS[worst(*bases, *link_bases)],
+        margin=margin,
         gap=gap,
+        link_basis=link_basis,
     )
+
+
+def _margin(
+    stages: Sequence[tuple[float, Basis]], hops: Sequence[tuple[float, Basis]]
+) -> tuple[float, Basis | None]:
+    """Return the margin of the seconds of stages and hops together, and what the hops rest on.
+
+    Each counts by its share of the time. The basis is that of the hops with the largest part of the
+    margin; None if the margin of the stages alone is about the same.
+    """
+    of_stages, of_hops = ({basis: 0.0 for basis in Basis} for _ in range(2))
+    for seconds_by_basis, parts in ((of_stages, stages), (of_hops, hops)):
+        for seconds, basis in parts:
+            seconds_by_basis[basis] += seconds
+    alone = _weighted_margin(of_stages)
+    margin = _weighted_margin({basis: of_stages[basis] + of_hops[basis] for basis in Basis})
+    if margin < alone + _NOTABLE:
+        return margin, None
+    return margin, max(Basis, key=lambda basis: MARGINS[basis] * of_hops[basis])
+
+
+def _weighted_margin(seconds: Mapping[Basis, float]) -> float:
+    """Return the mean of the margins of the bases, weighted by the seconds that rest on each."""
+    return sum(MARGINS[basis] * each for basis, each in seconds.items()) / sum(seconds.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from potluck.types.arithmetic import Arithmetic
@@ -9,10 +11,20 @@ from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.hardware import Figures, ProbeReport, Rates
 from potluck.types.memory import MemoryPool
 from potluck.types.quantization import Quantization
+from potluck.types.ranges import MAX_THREADS
 from potluck.types.unit import Role
 
 CPU_UNIT = UnitId("cpu/native")
 """The unit that every node has."""
+
+_MAX_BYTES = 2**60
+"""More memory than any machine has. Sums of such numbers are far from overflowing an int64."""
+
+_MAX_UNITS = 1024
+_MAX_HELD_STAGES = 1024
+
+_Bytes = Annotated[int, msgspec.Meta(ge=-_MAX_BYTES, le=_MAX_BYTES)]
+"""Below zero where more is promised than there is."""
 
 
 class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,9 +41,9 @@ class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
     unit_id: UnitId
     backend: str
     description: str
-    usable_bytes: int
+    usable_bytes: _Bytes
     is_shared: bool
-    num_threads: int
+    num_threads: Annotated[int, msgspec.Meta(ge=1, le=MAX_THREADS)]
     role: Role = Role.SERVES
     reason: str = ""
     rates: Rates = Rates()
@@ -61,8 +73,8 @@ class HeldStage(msgspec.Struct, frozen=True, kw_only=True):
     quantization: Quantization
     arithmetic: Arithmetic
     is_mapped: bool
-    num_bytes: int
-    device_bytes: int
+    num_bytes: _Bytes
+    device_bytes: _Bytes
 
     def is_same_holding(self, other: HeldStage) -> bool:
         """Return whether both are the same stage, whatever its epoch and what plans counted."""
@@ -89,16 +101,16 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     address: str
     http_address: str | None
-    available_bytes: int
+    available_bytes: _Bytes
     available_reason: str
     memory_limit_bytes: int | None
-    usable_bytes: int
+    usable_bytes: _Bytes
     pools: tuple[MemoryPool, ...]
-    untaken_bytes: int
+    untaken_bytes: _Bytes
     is_draining: bool
-    units: tuple[UnitReport, ...]
+    units: Annotated[tuple[UnitReport, ...], msgspec.Meta(max_length=_MAX_UNITS)]
     refused: dict[DeploymentId, str] = msgspec.field(default_factory=dict)
-    held: tuple[HeldStage, ...] = ()
+    held: Annotated[tuple[HeldStage, ...], msgspec.Meta(max_length=_MAX_HELD_STAGES)] = ()
     hardware: ProbeReport
 
     @property

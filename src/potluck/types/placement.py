@@ -61,7 +61,7 @@ class Preferences:
 
 
 class Basis(enum.Enum):
-    """What a prediction rests on, best first. The margin is that of the worst figure in it."""
+    """What the predicted time of a stage or a hop rests on, best first. Each has a margin."""
 
     SERVED = "served"
     """Steps of this model that the unit has computed, or frames that the link has carried."""
@@ -100,8 +100,9 @@ class Prediction:
     that of ``num_streams`` streams together with ``steps_in_flight`` steps at a time. The
     ``bottleneck`` is the index of the stage that limits that rate; None where the way through all
     stages and back does. ``margin`` is relative: measured times are expected within
-    ``1 ± margin`` of these. ``gap``: no plan is better than this one by more than this part, 0 if
-    it was proved best.
+    ``1 ± margin`` of these. It is the mean of the margins of all stages and hops, weighted by their
+    shares of the time per token. ``gap``: no plan is better than this one by more than this part, 0
+    if it was proved best. ``link_basis`` is what the hops rest on, where they widen the margin.
     """
 
     stages: tuple[StagePrediction, ...]
@@ -116,6 +117,7 @@ class Prediction:
     bottleneck: int | None
     margin: float
     gap: float = 0.0
+    link_basis: Basis | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -187,7 +187,7 @@ def test_what_speeds_rest_on_is_told_by_stage() -> None:
     assert expected in lines(stages=stages)
 
 
-def test_what_links_rest_on_is_told_if_it_sets_the_margin() -> None:
+def test_what_links_rest_on_is_told_if_it_widens_the_margin() -> None:
     line = "accuracy     within 35 %: speeds are measured; links are given, not measured"
     assert line in lines(link_basis="table")
 

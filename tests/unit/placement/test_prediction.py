@@ -105,11 +105,44 @@ def test_two_stages_of_one_unit_share_its_time() -> None:
     assert found.total_tokens_per_second <= predicted((FAST,), WHOLE).total_tokens_per_second
 
 
-def test_the_margin_is_that_of_the_worst_figure() -> None:
-    assert predicted((FAST, SLOW), HALVES).margin == MARGINS[Basis.ASSUMED]
+def test_the_margin_is_that_of_stages_and_hops_by_their_share_of_the_time() -> None:
+    found = predicted((FAST, SLOW), HALVES)
+    hops = [stage.hop_seconds for stage in found.stages]
+    computing = sum(stage.decode_seconds for stage in found.stages)
+    seconds = {
+        Basis.MEASURED: computing,
+        Basis.TABLE: found.entry_seconds,  # within the machine
+        Basis.ASSUMED: sum(hops),
+    }
+    expected = sum(MARGINS[basis] * each for basis, each in seconds.items())
+    assert found.margin == pytest.approx(expected / found.token_seconds)
     near = Link(latency_seconds=1e-4, bytes_per_second=1e8, basis=Basis.MEASURED)
     table = LinkTable(network=near, loopback=near)
-    assert predicted((FAST, SLOW), HALVES, links=table).margin == MARGINS[Basis.MEASURED]
+    alike = predicted((FAST, SLOW), HALVES, links=table)
+    assert alike.margin == pytest.approx(MARGINS[Basis.MEASURED])
+    assert alike.link_basis is None
+
+
+def test_hops_that_take_most_of_the_time_set_the_margin() -> None:
+    far = Link(latency_seconds=5.0, bytes_per_second=1e8, basis=Basis.ASSUMED)
+    found = predicted((FAST, SLOW), HALVES, links=LinkTable(network=far))
+    assert found.margin == pytest.approx(MARGINS[Basis.ASSUMED], abs=0.01)
+    assert found.link_basis is Basis.ASSUMED
+
+
+def test_what_links_rest_on_is_told_where_they_widen_the_margin() -> None:
+    """By their part of the margin: the way within the machine hardly counts."""
+    for basis, told in ((Basis.TABLE, Basis.TABLE), (Basis.SERVED, None)):
+        link = Link(latency_seconds=10e-3, bytes_per_second=1e8, basis=basis)
+        found = predicted((FAST, SLOW), HALVES, links=LinkTable(network=link))
+        assert found.link_basis is told
+
+
+def test_an_idle_node_is_predicted_as_surely_as_its_unit() -> None:
+    """What a probe leaves unknown of the loopback interface takes a small part of the time."""
+    own = Link(latency_seconds=30e-6, bytes_per_second=2e9, basis=Basis.TABLE)
+    found = predicted((FAST,), WHOLE, links=LinkTable(links={(A, A): own}))
+    assert MARGINS[Basis.MEASURED] < found.margin < MARGINS[Basis.MEASURED] + 0.03
 
 
 def test_no_stage_is_an_error() -> None:

@@ -14,7 +14,6 @@ from contextlib import aclosing, suppress
 import msgspec
 
 from potluck.catalog import ModelDescription, describe_model, read_profile
-from potluck.cluster.agent.background import Spawn
 from potluck.cluster.agent.changes import Changes
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.new_deployment import new_record
@@ -22,6 +21,7 @@ from potluck.cluster.agent.plan_view import PlanOutcome
 from potluck.cluster.agent.promises import Promises
 from potluck.cluster.agent.registry import Registry
 from potluck.cluster.agent.stages import StageHost
+from potluck.cluster.background import Spawn
 from potluck.cluster.calls import (
     AskOutlook,
     AskRebalance,

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from potluck.cluster.agent.background import Spawn
+from potluck.cluster.background import Spawn
 from potluck.cluster.calls import (
     LinkAnswer,
     LinkBusy,

@@ -12,7 +12,6 @@ from potluck.cluster.agent.speed_view import prediction_view, stage_predictions
 from potluck.cluster.agent.view import deployment_view, placed_view
 from potluck.cluster.calls import DeploymentRecord
 from potluck.placement.explain import ADDED_NODE, Alternative, Explanation
-from potluck.placement.prediction import MARGINS
 from potluck.types.cluster import NodeId
 from potluck.types.node import NodeReport
 from potluck.types.placement import Prediction
@@ -87,15 +86,10 @@ def plan_view(outcome: PlanOutcome, coordinator: NodeId) -> dict[str, object]:
 
 
 def _link_basis(prediction: Prediction | None) -> str | None:
-    """Return what the links rest on if it is what sets the margin; else None."""
-    if prediction is None:
+    """Return what the hops rest on where they widen the margin; else None."""
+    if prediction is None or prediction.link_basis is None:
         return None
-    least = max(MARGINS[stage.basis] for stage in prediction.stages)
-    if prediction.margin <= least:
-        return None
-    return next(
-        (basis.value for basis, margin in MARGINS.items() if margin == prediction.margin), None
-    )
+    return prediction.link_basis.value
 
 
 def _view(alternative: Alternative | None) -> dict[str, object] | None:

@@ -19,7 +19,6 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from potluck.cluster.agent.background import Background
 from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.deployment_calls import DeploymentCalls
@@ -44,6 +43,7 @@ from potluck.cluster.agent.takeover import Takeovers
 from potluck.cluster.agent.unit_care import UnitCare
 from potluck.cluster.agent.unit_outages import UnitOutages
 from potluck.cluster.agent.units import NodeUnits
+from potluck.cluster.background import Background
 from potluck.cluster.calls import DeploymentRecord, Named, decode, encode
 from potluck.cluster.membership import Membership, MembershipConfig, MethodTable, PemPaths
 from potluck.cluster.trust import pem_files

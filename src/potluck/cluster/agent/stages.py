@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 
@@ -30,6 +31,7 @@ from potluck.cluster.agent.unit_health import UnitFailure, failure_of
 from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.agent.worker_process import WorkerProcess
+from potluck.cluster.background import Background
 from potluck.cluster.calls import (
     AbandonStage,
     ConnectStage,
@@ -76,7 +78,7 @@ class StageHost:
         unit_step_seconds: float,
         stall_seconds: float,
         unit_failed: Callable[[UnitId, UnitFailure], None],
-        report_lost: Callable[[StageLost], Awaitable[None]],
+        report_lost: Callable[[StageLost], Coroutine[Any, Any, None]],
         measured: Callable[[HostedStage, Stats], None] | None = None,
         orphan_seconds: float = ORPHAN_SECONDS,
     ) -> None:
@@ -95,7 +97,8 @@ class StageHost:
         self._epochs = EpochsInForce()
         self._orphans = Orphans(orphan_seconds, is_used=self._is_used, end=self._end_orphans)
         self._crashes: dict[_Key, tuple[Epoch, str]] = {}  # until the coordinator has asked
-        self._tasks: set[asyncio.Task[None]] = set()
+        # The coordinator learns of a loss from its edges, or when a step takes too long.
+        self._background = Background("the loss of a stage could not be reported")
 
     @property
     def memory(self) -> StageMemory:
@@ -245,8 +248,7 @@ class StageHost:
         self._orphans.close()
         await self._stats_of(self._here(), _LAST_STATS_SECONDS)
         await self._stop(self._here())
-        for task in self._tasks:
-            task.cancel()
+        self._background.cancel()
 
     async def stats(self, scope: StageScope) -> StageStats:
         """Totals of this node's stages of a deployment at one epoch."""
@@ -402,7 +404,7 @@ class StageHost:
     def _end_orphans(self, deployment: DeploymentId) -> None:
         if orphans := self._of(deployment):
             _log.warning("no coordinator asks for the stages of %s: they are ended", deployment)
-            self._spawn(self._stop(orphans))
+            self._background.spawn(self._stop(orphans))
 
     # What workers say.
 
@@ -446,15 +448,4 @@ class StageHost:
             has_stalled=isinstance(error, StalledError),
             is_held=is_held,
         )
-        self._spawn(self._report_lost(lost))
-
-    def _spawn(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            # The coordinator learns of a loss from its edges, or when a step takes too long.
-            _log.error("the loss of a stage could not be reported", exc_info=error)
+        self._background.spawn(self._report_lost(lost))

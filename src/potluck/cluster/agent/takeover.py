@@ -10,10 +10,10 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from potluck.cluster.agent.background import Spawn
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.outlooks import Outlooks
 from potluck.cluster.agent.succession import Decision, Vacancy
+from potluck.cluster.background import Spawn
 from potluck.cluster.calls import DeploymentRecord
 from potluck.cluster.membership import Membership
 from potluck.types.cluster import DeploymentId

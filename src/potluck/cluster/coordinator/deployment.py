@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from potluck.cluster.background import Background
 from potluck.cluster.calls import (
     DeploymentRecord,
     DeploymentState,
@@ -107,11 +108,11 @@ class Deployment:
         self._first: asyncio.Future[None] | None = None
         self._working: asyncio.Task[None] | None = None
         self._clearing: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background(f"{record.model_id}: a task failed")
         self._leaving: dict[NodeId, asyncio.Event] = {}
         self._ends = EpochEnds(self._membership, clock)
         self._rebalancing = Rebalancing(
-            self, surroundings.rebalance_policy, clock=clock, spawn=self._spawn
+            self, surroundings.rebalance_policy, clock=clock, spawn=self._background.spawn
         )
         self._better: PlannedModel | None = None  # what a move was wanted to
         self._lost_at: float | None = None
@@ -218,7 +219,7 @@ class Deployment:
         self._rebalancing.node_joined(node_id)
         self._handle(events.NodeJoined())
         if self.record.num_spares:
-            self._spawn(self._load_spares())
+            self._background.spawn(self._load_spares())
 
     def _count_holders(self) -> None:
         """Have a node that joins count among those who agree to the next epoch.
@@ -333,9 +334,9 @@ class Deployment:
             case actions.Cancel():
                 self._cancel()
             case actions.Examine(attempt=number, error=error):
-                self._spawn(self._failed(number, error))
+                self._background.spawn(self._failed(number, error))
             case actions.Pause(attempt=number, seconds=seconds):
-                self._spawn(self._pause(number, seconds))
+                self._background.spawn(self._pause(number, seconds))
             case actions.Say(reason=reason, is_ready=is_ready, is_degraded=is_degraded):
                 self._say_state(reason, is_ready=is_ready, is_degraded=is_degraded)
             case actions.GiveUp(error=error):
@@ -375,7 +376,7 @@ class Deployment:
         self._attempt = self._served
         # Stages that were asked for at a higher epoch are released at that epoch only.
         asked = msgspec.structs.replace(self._served.record, epoch=epoch)
-        self._spawn(release_others(self._membership, asked, self._served.stages))
+        self._background.spawn(release_others(self._membership, asked, self._served.stages))
 
     async def _plan(self, number: int, without: frozenset[NodeId]) -> None:
         serving = self._state.serving
@@ -446,7 +447,7 @@ class Deployment:
         if self._lost_at is not None:
             self._recovered(self._clock() - self._lost_at)
         self._lost_at = None
-        self._spawn(self._settle(attempt))
+        self._background.spawn(self._settle(attempt))
         if self._first is not None and not self._first.done():
             self._first.set_result(None)
 
@@ -472,7 +473,7 @@ class Deployment:
             )
 
     def _work(self, number: int, work: Coroutine[Any, Any, None]) -> None:
-        self._working = self._spawn(self._attempted(number, work))
+        self._working = self._background.spawn(self._attempted(number, work))
 
     async def _attempted(self, number: int, work: Coroutine[Any, Any, None]) -> None:
         """Do a part of an attempt, and tell the machine if it fails."""
@@ -509,7 +510,7 @@ class Deployment:
             self._lost_at = self._clock() if self._lost_at is None else self._lost_at
         self._answering.stop()
         self._rebalancing.pauses()
-        self._clearing = self._spawn(self._clear(self._clearing, error, self.record))
+        self._clearing = self._background.spawn(self._clear(self._clearing, error, self.record))
 
     async def _clear(
         self,
@@ -543,13 +544,9 @@ class Deployment:
             self._first.set_exception(
                 EngineError(f"{self.record.model_id} was removed while it was being deployed")
             )
-        waiting = self._tasks - {asyncio.current_task()}
-        for task in waiting - {self._clearing}:
-            task.cancel()
-        if waiting:
-            _, unwilling = await asyncio.wait(waiting, timeout=_END_SECONDS)
-            if unwilling:
-                _log.error("%s: %d tasks do not end", self.record.model_id, len(unwilling))
+        num_unwilling = await self._background.end(self._clearing, timeout_seconds=_END_SECONDS)
+        if num_unwilling:
+            _log.error("%s: %d tasks do not end", self.record.model_id, num_unwilling)
 
     # What is told of it.
 
@@ -607,14 +604,3 @@ class Deployment:
 
     def _new_attempt(self) -> Attempt:
         return Attempt(self._around, self.record, self._profile, self._fingerprint)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-        return task
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("%s: a task failed", self.record.model_id, exc_info=error)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from potluck.cluster.background import Spawn
 from potluck.cluster.calls import (
     DeploymentRecord,
     MoveOutcome,
@@ -97,7 +98,7 @@ class Rebalancing:
         policy: RebalancePolicy,
         *,
         clock: Callable[[], float],
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        spawn: Spawn,
     ) -> None:
         self.num_moves = 0
         self.last_gain: float | None = None

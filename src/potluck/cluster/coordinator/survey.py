@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -10,6 +11,7 @@ from types import MappingProxyType
 import msgspec
 
 from potluck.cluster.calls import (
+    SAME_VERSION,
     AskSpeeds,
     CheckModel,
     DeploymentRecord,
@@ -23,7 +25,7 @@ from potluck.cluster.coordinator.planning import DeploymentSize
 from potluck.cluster.coordinator.surveyed import plan_surveyed
 from potluck.cluster.membership import Membership
 from potluck.engines.costs import CostOf, cost_of
-from potluck.errors import PotluckError
+from potluck.errors import CallError, PotluckError
 from potluck.placement.counting import Counting
 from potluck.placement.keeping import Holding
 from potluck.placement.placing import Surveyed
@@ -129,7 +131,7 @@ async def _gather_speeds(
     async def ask(node: NodeId) -> None:
         try:
             answer = await membership.call(node, "node.speeds", request, timeout_seconds=seconds)
-            speeds[node] = decode(answer, NodeSpeeds)
+            speeds[node] = dataclasses.replace(decode(answer, NodeSpeeds), node_id=node)
         except PotluckError as error:
             _log.debug("node %s does not say how fast it is: %s", node, error.message)
 
@@ -172,9 +174,14 @@ def _without(
 
 
 async def ask_report(membership: Membership, node: NodeId) -> NodeReport:
-    """What a node says of itself. Raises ``PotluckError`` when it does not answer."""
+    """What a node says of itself. Raises ``PotluckError`` when it does not answer, or nonsense."""
     answer = await membership.call(node, "node.report", b"", timeout_seconds=_REPORT_SECONDS)
-    return decode(answer, NodeReport)
+    report = decode(answer, NodeReport)
+    if report.node_id != node:
+        raise CallError(f"it reports as node {report.node_id}", hint=SAME_VERSION)
+    if len({unit.unit_id for unit in report.units}) < len(report.units):
+        raise CallError("it reports one unit twice", hint=SAME_VERSION)
+    return report
 
 
 async def gather_reports(membership: Membership) -> tuple[list[NodeReport], list[Rejection]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,6 +23,7 @@ from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.takeover import Takeovers
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.cluster.agent.worker_notes import WorkerNotes
+from potluck.cluster.background import Background
 from potluck.cluster.calls import (
     DeploymentRecord,
     DeploymentState,
@@ -59,7 +60,7 @@ class Node:
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str) -> None:
         self.membership = PlayedMembership(node_id=cast(Any, own * 16), others={A, B, C})
         self.membership.others.discard(self.membership.node_id)
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.background = Background()
         self.is_readable = True
         self.found = ModelFingerprint(digest="")
         self.problem: Exception = ModelNotFoundError("no such file")
@@ -87,25 +88,22 @@ class Node:
             listen_host="127.0.0.1",
             step_seconds=1.0,
             cost_of=cost_of,
-            spawn=self.spawn,
+            spawn=self.background.spawn,
         )
         monkeypatch.setattr(self.coordination, "_read", self.read)
         monkeypatch.setattr(takeover, "_SETTLE_SECONDS", 0.02)
         monkeypatch.setattr(takeover, "NAMESAKE_SECONDS", 0.0)
         monkeypatch.setattr(module, "Deployment", lambda record, *_, **__: FakeDeployment(record))
         membership = cast(Any, self.membership)
-        takeovers = Takeovers(membership, self.coordination, Outlooks(membership), spawn=self.spawn)
-        self.spawn(takeovers.run())
+        takeovers = Takeovers(
+            membership, self.coordination, Outlooks(membership), spawn=self.background.spawn
+        )
+        self.background.spawn(takeovers.run())
 
     async def read(self, _: str) -> tuple[object, object, object]:
         if not self.is_readable:
             raise self.problem
         return SimpleNamespace(), SimpleNamespace(), self.found
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
 
     def loses(self, node: Any) -> None:
         self.membership.others.discard(node)
@@ -116,9 +114,7 @@ class Node:
         return [cast(Any, each) for each in self.coordination.coordinated.values()]
 
     async def end(self) -> None:
-        for task in list(self.tasks):
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.background.close()
 
 
 MakeNode = Callable[[str], Node]

@@ -16,8 +16,8 @@ import pytest
 from support.edges import credentials
 from support.members import until
 
-from potluck.cluster.agent.background import Background
 from potluck.cluster.agent.links import Links
+from potluck.cluster.background import Background
 from potluck.cluster.calls import (
     LinkAnswer,
     LinkBusy,

@@ -1,0 +1,59 @@
+"""Tasks that nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+
+class Background:
+    """Tasks that run until they are done or are cancelled. For use in one loop.
+
+    ``failure`` is logged with every exception that a task raises.
+    """
+
+    def __init__(self, failure: str = "a task of the agent failed") -> None:
+        self._failure = failure
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work``; an exception that it raises is logged."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def cancel(self) -> None:
+        """Cancel what still runs."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Cancel what still runs, and wait for its end."""
+        tasks = list(self._tasks)
+        self.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def end(self, spared: asyncio.Task[None] | None, *, timeout_seconds: float) -> int:
+        """Cancel all tasks but ``spared`` and the caller's own, and wait for them and for it.
+
+        Return how many have not ended in time.
+        """
+        waiting = self._tasks - {asyncio.current_task()}
+        for task in waiting - {spared}:
+            task.cancel()
+        if not waiting:
+            return 0
+        _, unwilling = await asyncio.wait(waiting, timeout=timeout_seconds)
+        return len(unwilling)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error(self._failure, exc_info=error)

@@ -1,0 +1,98 @@
+"""What a coordinator makes of nodes that say what cannot be true of themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import msgspec
+import pytest
+from support import hardware
+
+from potluck.cluster.calls import encode
+from potluck.cluster.coordinator.survey import gather_reports
+from potluck.cluster.membership import Membership
+from potluck.types.cluster import NodeId
+from potluck.types.node import CPU_UNIT, NodeReport, UnitReport
+
+OWN, OTHER = NodeId("a" * 16), NodeId("b" * 16)
+UNIT = UnitReport(
+    unit_id=CPU_UNIT,
+    backend="native",
+    description="",
+    usable_bytes=2**30,
+    is_shared=True,
+    num_threads=2,
+)
+
+
+def report_of(node: NodeId, **changes: Any) -> NodeReport:
+    report = NodeReport(
+        node_id=node,
+        name="",
+        host_id=node,
+        version="",
+        address="",
+        http_address=None,
+        available_bytes=2**30,
+        available_reason="",
+        memory_limit_bytes=None,
+        usable_bytes=2**30,
+        pools=(),
+        untaken_bytes=0,
+        is_draining=False,
+        units=(UNIT,),
+        hardware=hardware.report(),
+    )
+    return msgspec.structs.replace(report, **changes)
+
+
+class Nodes:
+    """A membership whose nodes answer with ``reports``."""
+
+    node_id = OWN
+
+    def __init__(self, reports: dict[NodeId, NodeReport]) -> None:
+        self._reports = reports
+
+    def nodes(self) -> frozenset[NodeId]:
+        return frozenset(self._reports) - {OWN}
+
+    async def call(self, node: NodeId, method: str, payload: bytes, **_: float) -> bytes:
+        return encode(self._reports[node])
+
+
+def reasons_against(report: NodeReport) -> list[str]:
+    """Return why the report of the node ``OTHER`` is not used; the own one is in any case."""
+    nodes = Nodes({OWN: report_of(OWN), OTHER: report})
+    reports, silent = asyncio.run(gather_reports(cast(Membership, nodes)))
+    assert OWN in [each.node_id for each in reports]
+    assert len(reports) + len(silent) == 2
+    return [each.reason for each in silent if each.node_id == OTHER]
+
+
+def test_ordinary_reports_are_used() -> None:
+    assert reasons_against(report_of(OTHER)) == []
+    assert reasons_against(report_of(OTHER, usable_bytes=-(2**30))) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"usable_bytes": 2**64 - 1},
+        {"untaken_bytes": 2**63},
+        {"units": (msgspec.structs.replace(UNIT, usable_bytes=2**63),)},
+        {"units": (msgspec.structs.replace(UNIT, num_threads=0),)},
+        {"units": (msgspec.structs.replace(UNIT, num_threads=2**62),)},
+        {"units": (UNIT, UNIT)},
+        {"units": tuple(msgspec.structs.replace(UNIT, unit_id=str(i)) for i in range(2000))},
+    ],
+)
+def test_a_node_whose_figures_cannot_be_true_is_left_out(changes: dict[str, Any]) -> None:
+    (reason,) = reasons_against(report_of(OTHER, **changes))
+    assert reason.startswith("it does not answer")
+
+
+def test_a_node_reports_for_itself_only() -> None:
+    (reason,) = reasons_against(report_of(OWN))
+    assert f"it reports as node {OWN}" in reason
