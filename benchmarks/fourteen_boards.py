@@ -5,7 +5,7 @@
 Makes a model in bf16 in the shape of Llama-3-8B (16 GB, in the folder --work, used again), starts
 14 agents on this machine, each with its worker in a control group of 1.5 GiB without swap, deploys
 the model, and asks for 8 tokens. Nothing may be killed. With ``--naive`` each stage also asks for
-the embedding and the head, and something must be. ``--small``: 1 GB on boards of 236 MiB.
+the embedding and the head, and something must be. ``--small``: 1 GB on boards of 244 MiB.
 
 Needs root, and version 1 of the kernel's memory controller.
 """
@@ -97,7 +97,7 @@ class Drill:
 
 
 FULL_SIZE = Drill(name="8B", shape=SHAPES["8B"], cap_bytes=1536 * 2**20)
-SMALL_SIZE = Drill(name="small", shape=SMALL, cap_bytes=236 * 2**20)
+SMALL_SIZE = Drill(name="small", shape=SMALL, cap_bytes=244 * 2**20)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -166,7 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--small", action="store_true", help="1 GB on boards of 236 MiB")
+    parser.add_argument("--small", action="store_true", help="1 GB on boards of 244 MiB")
     parser.add_argument("--naive", action="store_true", help="every stage loads both ends too")
     parser.add_argument("--work", type=Path, default=_WORK, help="folder for the model")
     parser.add_argument("--output", type=Path)
