@@ -5,6 +5,7 @@ Pure. The alternatives are plans of the same model on other sets of units, made 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -276,12 +277,14 @@ def _only(request: PlaceRequest, units: set[tuple[NodeId, UnitId]]) -> PlaceRequ
 
 def _usable(request: PlaceRequest, plan: Plan) -> list[int]:
     """Return what each candidate may use beside the stages of the plan."""
-    taken = {(stage.node_id, stage.unit_id): stage.num_bytes for stage in plan.stages}
+    taken: Counter[tuple[NodeId, UnitId]] = Counter()
+    for stage in plan.stages:  # a plan that keeps what is held may have several on a unit
+        taken[stage.node_id, stage.unit_id] += stage.num_bytes
     usable = [each.usable_bytes for each in request.candidates]
     for pool in request.pools:
-        used = sum(taken.get(_unit(request.candidates[index]), 0) for index in pool.members)
+        used = sum(taken[_unit(request.candidates[index])] for index in pool.members)
         for index in pool.members:
-            own = taken.get(_unit(request.candidates[index]), 0)
+            own = taken[_unit(request.candidates[index])]
             usable[index] = min(usable[index], pool.left_bytes - (used - own))
     return usable
 

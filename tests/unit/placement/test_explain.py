@@ -9,7 +9,7 @@ from support.placement import candidate, llama_config, work_of
 from potluck.placement.candidates import Candidate
 from potluck.placement.explain import ADDED_NODE, explain, unused_units
 from potluck.placement.links import Link, LinkTable
-from potluck.placement.place import PlaceRequest, place
+from potluck.placement.place import PlaceRequest, place, prediction_of
 from potluck.placement.sharing import Pool
 from potluck.quantities import format_bytes
 from potluck.types.cluster import NodeId, UnitId
@@ -103,6 +103,30 @@ def test_memory_that_a_used_unit_shares_is_not_counted_twice() -> None:
     assert "would add" in reasons(asked)["slow"]
     pool = Pool(left_bytes=room(12), members=frozenset({0, 1}))
     assert reasons(replace(asked, pools=(pool,)))["slow"].startswith("0 B may be used")
+
+
+def test_all_stages_of_a_unit_take_of_the_memory_that_it_shares() -> None:
+    """As in a plan that keeps what a unit holds, and adds to it what another one lost."""
+    asked = replace(
+        request(
+            candidate("fast", WORK, usable_bytes=room(14)),
+            candidate("slow", WORK, decode=20.0, usable_bytes=room(14)),
+        ),
+        pools=(Pool(left_bytes=room(12) + (2 << 20), members=frozenset({0, 1})),),
+    )
+    whole = placed(asked)
+    (stage,) = whole.stages
+    halves = [
+        replace(
+            stage,
+            shard=replace(stage.shard, start_layer=start, end_layer=end, **ends),
+            num_bytes=room(6, num_ends=1),
+        )
+        for start, end, ends in ((0, 6, {"has_head": False}), (6, 12, {"has_embedding": False}))
+    ]
+    plan = replace(whole, stages=tuple(halves), prediction=prediction_of(asked, halves))
+    (rejection,) = unused_units(asked, plan).rejections
+    assert rejection.reason.startswith("0 B may be used")
 
 
 def test_a_twin_makes_no_difference() -> None:
