@@ -101,7 +101,7 @@ def _margin(
     Each counts by its share of the time. The basis is that of the hops with the largest part of the
     margin; None if the margin of the stages alone is about the same.
     """
-    of_stages, of_hops = ({basis: 0.0 for basis in Basis} for _ in range(2))
+    of_stages, of_hops = (dict.fromkeys(Basis, 0.0) for _ in range(2))
     for seconds_by_basis, parts in ((of_stages, stages), (of_hops, hops)):
         for seconds, basis in parts:
             seconds_by_basis[basis] += seconds
