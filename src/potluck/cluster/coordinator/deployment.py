@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
 from contextlib import suppress
@@ -33,10 +32,12 @@ from potluck.cluster.coordinator.attempt import Attempt, Surroundings
 from potluck.cluster.coordinator.claiming import Grant, Refusal
 from potluck.cluster.coordinator.epoch_end import EpochEnds
 from potluck.cluster.coordinator.events import Event
+from potluck.cluster.coordinator.holders import Holders
 from potluck.cluster.coordinator.left_out import StageStalledError
 from potluck.cluster.coordinator.machine import apply
 from potluck.cluster.coordinator.metrics import deployment_metrics, stage_stats
 from potluck.cluster.coordinator.paces import Paces, paces_of
+from potluck.cluster.coordinator.published_record import PublishedRecord
 from potluck.cluster.coordinator.rebalancing import Rebalancing
 from potluck.cluster.coordinator.releasing import release_others, stop_everything
 from potluck.cluster.coordinator.spares import load_spares
@@ -60,12 +61,7 @@ _log = logging.getLogger(__name__)
 _END_SECONDS = 10.0
 """For what goes on when the deployment ends here; none of it waits for long."""
 _DRAIN_SECONDS = 30.0
-_PUBLISH_SECONDS = 0.3
 _POLL_SECONDS = 0.05
-SETTLED_SECONDS = 3.0
-"""Beyond the lease, within which all links of a node that is cut off are seen to be."""
-_RETRY_AFTER_SECONDS = 5
-"""Where nothing better is known: answers end in some seconds."""
 
 
 class Deployment:
@@ -86,15 +82,23 @@ class Deployment:
         heard: Callable[[DeploymentRecord], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.record = record
         self._profile = profile
         self._fingerprint = fingerprint
         self._around = surroundings
         self._membership = surroundings.membership
-        self._publish = publish
         self._heard = heard
         self._clock = clock
         self._state = machine.State(epoch=record.epoch)
+        self._ends = EpochEnds(self._membership, clock)
+        self._published = PublishedRecord(
+            record,
+            node_id=self._membership.node_id,
+            placed=self._placed,
+            because=self._ends.because,
+            publish=publish,
+            clock=clock,
+        )
+        self._holders = Holders(self._membership, self._published)
         self._attempt = self._new_attempt()  # the last that served, or is under way
         self._served = self._attempt  # the one that serves, or the last that did
         self._answering = Answering(
@@ -102,24 +106,25 @@ class Deployment:
             profile.config.vocab_size,
             self._attempt.limits,
             recovery_wait_seconds=record.recovery_wait_seconds,
-            why_not=self._why_not,
-            retry_after=self._retry_after,
+            why_not=self._published.why_not,
+            retry_after=self._published.retry_after,
         )
         self._first: asyncio.Future[None] | None = None
         self._working: asyncio.Task[None] | None = None
         self._clearing: asyncio.Task[None] | None = None
         self._background = Background(f"{record.model_id}: a task failed")
         self._leaving: dict[NodeId, asyncio.Event] = {}
-        self._ends = EpochEnds(self._membership, clock)
         self._rebalancing = Rebalancing(
             self, surroundings.rebalance_policy, clock=clock, spawn=self._background.spawn
         )
         self._better: PlannedModel | None = None  # what a move was wanted to
         self._lost_at: float | None = None
         self._num_spares = 0
-        self._settling: asyncio.TimerHandle | None = None
-        self._last_published = 0.0
-        self._why = ""  # it does not serve, as far as the last failure tells
+
+    @property
+    def record(self) -> DeploymentRecord:
+        """As it is now; every agent knows it, or will in a moment."""
+        return self._published.record
 
     @property
     def load(self) -> Load | None:
@@ -150,7 +155,7 @@ class Deployment:
         await self._end()
         await self._answering.end(EngineError("the model was undeployed"))
         await stop_everything(self._membership, self.record)
-        self._say(state=DeploymentState.REMOVED, reason=reason, stages=())
+        self._published.say(state=DeploymentState.REMOVED, reason=reason, stages=())
 
     async def close(self, reason: PotluckError | None = None) -> None:
         """Leave it to another node, with its stages as they are. Idempotent.
@@ -168,7 +173,7 @@ class Deployment:
 
     def name_successor(self, node_id: NodeId) -> None:
         """Have everybody agree that ``node_id`` takes the next epoch."""
-        self._say(successor=node_id)
+        self._published.say(successor=node_id)
 
     async def vacate(self, node_id: NodeId) -> None:
         """Return when the deployment goes on without a node, or cannot. Sequences continue."""
@@ -208,47 +213,16 @@ class Deployment:
         """A node is no longer there."""
         error = EngineError(f"node {node_id} was lost")
         self._handle(events.NodeLeft(node_id=node_id, error=error))
-        if node_id in self.record.holders and self._state.phase is not machine.Phase.OVER:
-            self._stop_settling()
-            loop = asyncio.get_running_loop()
-            self._settling = loop.call_later(SETTLED_SECONDS, self._forget_holders)
+        if self._state.phase is not machine.Phase.OVER:
+            self._holders.node_left(node_id)
 
     def node_joined(self, node_id: NodeId) -> None:
         """There may be room now for what did not fit, for spares, and for a better plan."""
-        self._count_holders()
+        self._holders.node_joined()
         self._rebalancing.node_joined(node_id)
         self._handle(events.NodeJoined())
         if self.record.num_spares:
             self._background.spawn(self._load_spares())
-
-    def _count_holders(self) -> None:
-        """Have a node that joins count among those who agree to the next epoch.
-
-        Otherwise the few that knew of the deployment first could outvote all that came later.
-        """
-        record = self.record
-        there = self._membership.nodes() | {*record.holders, self._membership.node_id}
-        is_own = record.epoch.coordinator == self._membership.node_id
-        if is_own and record.holders and record.has_quorum and there != {*record.holders}:
-            self._say(holders=tuple(sorted(there)))
-
-    def _stop_settling(self) -> None:
-        if self._settling is not None:
-            self._settling.cancel()
-
-    def _forget_holders(self) -> None:
-        """Have nodes that left count no longer, once it is clear that most are still in reach.
-
-        Otherwise those that joined and left again could outvote all that are there. A node that is
-        cut off sees the others leave one by one, and must not take the first for the only one.
-        """
-        record = self.record
-        there = self._membership.nodes() | {self._membership.node_id}
-        left = [holder for holder in record.holders if holder in there]
-        is_own = record.epoch.coordinator == self._membership.node_id
-        are_most = len(left) < len(record.holders) < 2 * len(left)
-        if is_own and record.has_quorum and are_most:
-            self._say(holders=tuple(left))
 
     def generate(
         self, request: SequenceRequest, continuation: Continuation = NOTHING_COMMITTED
@@ -304,7 +278,7 @@ class Deployment:
 
     def say_rebalance(self, note: str) -> None:
         """Tell everybody what another plan would gain, or that there was one."""
-        self._say(rebalance_note=note)
+        self._published.say(rebalance_note=note)
 
     # Events in, actions out.
 
@@ -338,7 +312,7 @@ class Deployment:
             case actions.Pause(attempt=number, seconds=seconds):
                 self._background.spawn(self._pause(number, seconds))
             case actions.Say(reason=reason, is_ready=is_ready, is_degraded=is_degraded):
-                self._say_state(reason, is_ready=is_ready, is_degraded=is_degraded)
+                self._published.say_state(reason, is_ready=is_ready, is_degraded=is_degraded)
             case actions.GiveUp(error=error):
                 if self._first is not None and not self._first.done():
                     self._first.set_exception(self._ends.with_outages(error))
@@ -445,19 +419,11 @@ class Deployment:
         self._ends.served()
         self._rebalancing.serves()
         if self._lost_at is not None:
-            self._recovered(self._clock() - self._lost_at)
+            self._published.note_recovery(self._clock() - self._lost_at)
         self._lost_at = None
         self._background.spawn(self._settle(attempt))
         if self._first is not None and not self._first.done():
             self._first.set_result(None)
-
-    def _recovered(self, seconds: float) -> None:
-        _log.warning("%s: ready again after %.1f s", self.record.model_id, seconds)
-        self.record = msgspec.structs.replace(
-            self.record,
-            num_recoveries=self.record.num_recoveries + 1,
-            recovery_seconds=seconds,
-        )
 
     async def _settle(self, attempt: Attempt) -> None:
         """End what the plan does not use, and load its spares."""
@@ -497,7 +463,7 @@ class Deployment:
 
     async def _pause(self, number: int, seconds: float) -> None:
         if self._state.serving is None:
-            self._say(ready_in_seconds=seconds + (self.record.recovery_seconds or 0.0))
+            self._published.say_pause(seconds)
         await asyncio.sleep(seconds)
         self._handle(events.PauseOver(attempt=number))
 
@@ -539,7 +505,7 @@ class Deployment:
     async def _end(self) -> None:
         self._handle(events.Ended())
         self._rebalancing.close()
-        self._stop_settling()
+        self._holders.close()
         if self._first is not None and not self._first.done():
             self._first.set_exception(
                 EngineError(f"{self.record.model_id} was removed while it was being deployed")
@@ -550,57 +516,20 @@ class Deployment:
 
     # What is told of it.
 
-    def _say_state(self, reason: str, *, is_ready: bool, is_degraded: bool) -> None:
-        said = self._ends.because(reason)
-        if is_ready:
-            self._say(state=DeploymentState.READY, reason="", ready_in_seconds=None)
-        elif is_degraded:
-            self._why = reason
-            self._say(state=DeploymentState.DEGRADED, reason=said)
-        else:
-            expected = self.record.recovery_seconds
-            self._say(
-                state=DeploymentState.LOADING,
-                reason=said,
-                done_bytes=0,
-                ready_in_seconds=expected,
-            )
-
-    def _say(self, **changes: object) -> None:
-        """Change the record and tell everybody; of the attempt's epoch, once that is in force."""
-        if self._state.serving is None or self._state.serving.epoch == self._attempt.record.epoch:
-            self.record = self._attempt.placed(self.record)
-        self.record = msgspec.structs.replace(
-            self.record, revision=self.record.revision + 1, **changes
-        )
-        self._last_published = self._clock()
-        if self.record.epoch.coordinator == self._membership.node_id:
-            # Before its first epoch it has no say: there may be a coordinator that is only out of
-            # reach from here, and whose record this one would supersede.
-            self._publish(self.record)
+    def _placed(self, record: DeploymentRecord) -> DeploymentRecord:
+        """``record`` with the epoch and the stages of the last attempt, once that is in force."""
+        serving = self._state.serving
+        if serving is None or serving.epoch == self._attempt.record.epoch:
+            return self._attempt.placed(record)
+        return record
 
     def _say_progress(self, doing: str, done_bytes: int, total_bytes: int) -> None:
-        if self._state.serving is not None:
-            return  # it is ready, and stays so meanwhile
-        said = self._ends.because(doing)
-        is_due = self._clock() - self._last_published > _PUBLISH_SECONDS
-        if is_due or said != self.record.reason:
-            self._say(reason=said, done_bytes=done_bytes, total_bytes=total_bytes)
+        if self._state.serving is None:  # otherwise it is ready, and stays so meanwhile
+            self._published.say_progress(doing, done_bytes, total_bytes)
 
     def _say_loaded(self) -> None:
         if self._state.serving is None:
-            self._say()
-
-    def _why_not(self) -> PotluckError:
-        why = self._why or self.record.reason or self.record.state.value
-        return EngineError(
-            f"the model {self.record.model_id} cannot answer now: {why}",
-            hint="try again in a moment; potluck ps shows its state",
-        )
-
-    def _retry_after(self) -> int:
-        """In how many whole seconds a request that is refused now may be taken."""
-        return max(1, math.ceil(self.record.ready_in_seconds or _RETRY_AFTER_SECONDS))
+            self._published.say()
 
     def _new_attempt(self) -> Attempt:
         return Attempt(self._around, self.record, self._profile, self._fingerprint)

@@ -15,8 +15,7 @@ import pytest
 from support.cluster_calls import A, B, PlayedMembership, a_plan, a_record, stage_on
 
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, ModelFingerprint, StageLost
-from potluck.cluster.coordinator import attempt, epoch_end, left_out, machine
-from potluck.cluster.coordinator import deployment as module
+from potluck.cluster.coordinator import attempt, epoch_end, holders, left_out, machine
 from potluck.cluster.coordinator.attempt import Surroundings
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.edges import StageAddress
@@ -90,6 +89,7 @@ class Cluster:
         self.membership = PlayedMembership(others={B})
         self.said: list[DeploymentRecord] = []
         self.heard: list[DeploymentRecord] = []
+        self.publish_failures: list[Exception] = []
         self.failures: list[Exception] = []
         self.may_load = asyncio.Event()
         self.may_load.set()
@@ -115,9 +115,14 @@ class Cluster:
                 step_seconds=1.0,
                 cost_of=cost_of,
             ),
-            publish=self.said.append,
+            publish=self._publish,
             heard=self.heard.append,
         )
+
+    def _publish(self, record: DeploymentRecord) -> None:
+        if self.publish_failures:
+            raise self.publish_failures.pop()
+        self.said.append(record)
 
     async def _plan(
         self,
@@ -577,7 +582,7 @@ def test_whatever_goes_wrong_at_an_end_the_next_epoch_begins(
     async def run() -> None:
         cluster = Cluster(monkeypatch)
         await cluster.deployment.start()
-        failures = [RuntimeError("nobody expected this")]
+        failures: list[Exception] = [RuntimeError("nobody expected this")]
 
         def fail(*_: object, **__: object) -> None:
             if failures:
@@ -592,7 +597,7 @@ def test_whatever_goes_wrong_at_an_end_the_next_epoch_begins(
         elif place == "_crashes":
             monkeypatch.setattr(epoch_end.EpochEnds, "crashes", fail_soon)
         else:
-            monkeypatch.setattr(cluster.deployment, "_publish", fail)
+            cluster.publish_failures = failures
         cluster.deployment.node_left(B)
         await cluster.reach(DeploymentState.READY, epoch=2)
         assert not failures
@@ -706,7 +711,7 @@ def test_holders_that_left_count_no_longer_while_most_are_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A node that is cut off sees the others leave one by one, and keeps to the old count."""
-    monkeypatch.setattr(module, "SETTLED_SECONDS", 0.05)
+    monkeypatch.setattr(holders, "SETTLED_SECONDS", 0.05)
     guests = {NodeId(f"{number:016x}") for number in range(3)}
 
     async def run() -> None:

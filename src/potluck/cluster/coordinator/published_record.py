@@ -1,0 +1,114 @@
+"""The record of a deployment, as its coordinator changes it and tells everybody."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+
+import msgspec
+
+from potluck.cluster.calls import DeploymentRecord, DeploymentState
+from potluck.errors import EngineError, PotluckError
+from potluck.types.cluster import NodeId
+
+_log = logging.getLogger(__name__)
+
+_PUBLISH_SECONDS = 0.3
+_RETRY_AFTER_SECONDS = 5
+"""Where nothing better is known: answers end in some seconds."""
+
+
+class PublishedRecord:
+    """Counts the revisions of a record, and publishes it while its epoch is this node's.
+
+    ``placed`` returns a record with the epoch and the stages in force, ``because`` completes a
+    reason with the units that are out. ``publish`` tells every agent. For use in the agent's loop.
+    """
+
+    def __init__(
+        self,
+        record: DeploymentRecord,
+        *,
+        node_id: NodeId,
+        placed: Callable[[DeploymentRecord], DeploymentRecord],
+        because: Callable[[str], str],
+        publish: Callable[[DeploymentRecord], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._record = record
+        self._node_id = node_id
+        self._placed = placed
+        self._because = because
+        self._publish = publish
+        self._clock = clock
+        self._last_published = 0.0
+        self._why = ""  # it does not serve, as far as the last failure tells
+
+    @property
+    def record(self) -> DeploymentRecord:
+        """As it is now."""
+        return self._record
+
+    @property
+    def is_own(self) -> bool:
+        """Whether its epoch is one that this node has taken."""
+        return self._record.epoch.coordinator == self._node_id
+
+    def say(self, **changes: object) -> None:
+        """Change the record and tell everybody."""
+        record = self._placed(self._record)
+        self._record = msgspec.structs.replace(record, revision=record.revision + 1, **changes)
+        self._last_published = self._clock()
+        if self.is_own:
+            # Before its first epoch it has no say: there may be a coordinator that is only out of
+            # reach from here, and whose record this one would supersede.
+            self._publish(self._record)
+
+    def say_state(self, reason: str, *, is_ready: bool, is_degraded: bool) -> None:
+        """Tell whether it serves, and why it does not."""
+        said = self._because(reason)
+        if is_ready:
+            self.say(state=DeploymentState.READY, reason="", ready_in_seconds=None)
+        elif is_degraded:
+            self._why = reason
+            self.say(state=DeploymentState.DEGRADED, reason=said)
+        else:
+            self.say(
+                state=DeploymentState.LOADING,
+                reason=said,
+                done_bytes=0,
+                ready_in_seconds=self._record.recovery_seconds,
+            )
+
+    def say_progress(self, doing: str, done_bytes: int, total_bytes: int) -> None:
+        """Tell at once what goes on, and now and then how far it is."""
+        said = self._because(doing)
+        is_due = self._clock() - self._last_published > _PUBLISH_SECONDS
+        if is_due or said != self._record.reason:
+            self.say(reason=said, done_bytes=done_bytes, total_bytes=total_bytes)
+
+    def say_pause(self, seconds: float) -> None:
+        """Tell when it may be ready: a pause, and as long as it took the last time."""
+        self.say(ready_in_seconds=seconds + (self._record.recovery_seconds or 0.0))
+
+    def note_recovery(self, seconds: float) -> None:
+        """Count a recovery; it is told with what is said next."""
+        _log.warning("%s: ready again after %.1f s", self._record.model_id, seconds)
+        self._record = msgspec.structs.replace(
+            self._record,
+            num_recoveries=self._record.num_recoveries + 1,
+            recovery_seconds=seconds,
+        )
+
+    def why_not(self) -> PotluckError:
+        """Return what a request is told that no stages can compute."""
+        why = self._why or self._record.reason or self._record.state.value
+        return EngineError(
+            f"the model {self._record.model_id} cannot answer now: {why}",
+            hint="try again in a moment; potluck ps shows its state",
+        )
+
+    def retry_after(self) -> int:
+        """Return in how many whole seconds a request that is refused now may be taken."""
+        return max(1, math.ceil(self._record.ready_in_seconds or _RETRY_AFTER_SECONDS))
