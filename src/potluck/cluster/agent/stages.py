@@ -27,6 +27,7 @@ from potluck.cluster.agent.hosted_stage import (
 from potluck.cluster.agent.node import StageMemory
 from potluck.cluster.agent.orphans import ORPHAN_SECONDS, Orphans
 from potluck.cluster.agent.stage_checks import check_worker
+from potluck.cluster.agent.stage_crashes import StageCrashes
 from potluck.cluster.agent.unit_health import UnitFailure, failure_of
 from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.agent.worker_notes import WorkerNotes
@@ -53,8 +54,6 @@ _log = logging.getLogger(__name__)
 
 _LAST_STATS_SECONDS = 0.2
 """For workers to say what they have measured before they are ended, which takes milliseconds."""
-
-_Key = tuple[DeploymentId, int]
 
 
 class StageHost:
@@ -96,7 +95,7 @@ class StageHost:
         self._hosted: dict[WorkerProcess, HostedStage] = {}
         self._epochs = EpochsInForce()
         self._orphans = Orphans(orphan_seconds, is_used=self._is_used, end=self._end_orphans)
-        self._crashes: dict[_Key, tuple[Epoch, str]] = {}  # until the coordinator has asked
+        self._crashes = StageCrashes()
         # The coordinator learns of a loss from its edges, or when a step takes too long.
         self._background = Background("the loss of a stage could not be reported")
 
@@ -184,7 +183,7 @@ class StageHost:
         await self._stats_of(stopping, _LAST_STATS_SECONDS)
         await self._stop(stopping)
         await self._cut(scope)
-        return self._ends(scope)
+        return self._crashes.take(scope)
 
     async def end(self, scope: StageScope) -> StageEnds:
         """Close the edges of a deployment's stages, up to an epoch, and open none of them later.
@@ -199,7 +198,7 @@ class StageHost:
             if each.loaded is None and each.asked.epoch <= scope.epoch
         )
         await self._cut(scope)
-        return self._ends(scope)
+        return self._crashes.take(scope)
 
     async def release(self, request: ReleaseStages) -> None:
         """End the workers of a deployment that hold none of the stages to be kept.
@@ -381,11 +380,6 @@ class StageHost:
         if concerned:
             await asyncio.gather(*(each.worker.wait_disconnected() for each in concerned))
 
-    def _ends(self, scope: StageScope) -> StageEnds:
-        known = [key for key in self._crashes if key[0] == scope.deployment]
-        crashes = [self._crashes.pop(key) for key in known if self._crashes[key][0] <= scope.epoch]
-        return StageEnds(crashes=tuple(line for epoch, line in crashes if epoch == scope.epoch))
-
     async def _stop(self, stopping: Iterable[HostedStage]) -> None:
         """Kill, then wait for the ends: whoever is cancelled meanwhile leaves nothing behind."""
         killed = [each for each in stopping if not each.is_stopped]
@@ -426,7 +420,7 @@ class StageHost:
         spec = hosted.serving or hosted.asked
         if worker.has_crashed:
             line = f"stage {spec.index} on node {self._credentials.node_id}: {error.message}"
-            self._crashes[(spec.deployment, spec.index)] = (spec.epoch, line)
+            self._crashes.note(spec, line)
         failure = None if worker.was_killed else failure_of(error, worker.status)
         if failure is not None:
             # Also of a stage that is being stopped, perhaps because its edges have closed already.
