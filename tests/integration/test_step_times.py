@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,7 +72,7 @@ async def settled(*, within_seconds: float) -> tuple[LinkSpeed, ...]:
     return (LINK,)
 
 
-async def asked(ours: Node, shape: str = SHAPE) -> NodeSpeeds:
+async def asked(ours: Node, shape: str = SHAPE, *, may_wait: bool = True) -> NodeSpeeds:
     """What the node answers to ``node.speeds``."""
     methods = MethodTable()
     unused = cast(Any, SimpleNamespace())
@@ -82,7 +84,9 @@ async def asked(ours: Node, shape: str = SHAPE) -> NodeSpeeds:
     calls = NodeCalls(facts, unused, unused, unused, ours.host, unused, unused, ours.speeds, links)
     calls.register(methods)
     handler = await methods.find("node.speeds")
-    async for answer in handler(NODE, encode(AskSpeeds(model_shapes=(shape, "unknown")))):
+    async for answer in handler(
+        NODE, encode(AskSpeeds(model_shapes=(shape, "unknown"), may_wait=may_wait))
+    ):
         return decode(answer, NodeSpeeds)
     raise AssertionError("there is one answer")
 
@@ -158,5 +162,24 @@ def test_stages_of_one_model_have_one_shape_those_without_layers_too(tmp_path: P
             assert {each.model_shape for each in loaded} == {
                 model_shape(describe_model("demo").config, "q4_k", Arithmetic.EXACT)
             }
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_is_stuck_keeps_nobody_waiting_who_may_not_wait(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(60), node(tmp_path) as ours:
+            with await ours.serve(stage_specs([4], epoch(1))) as pipeline:
+                await asyncio.to_thread(serve, pipeline)
+                await ours.host.collect()
+                (stuck, *_) = ours.workers
+                os.kill(stuck.pid, signal.SIGSTOP)
+                try:
+                    async with asyncio.timeout(0.5):
+                        speeds = await asked(ours, may_wait=False)
+                finally:
+                    os.kill(stuck.pid, signal.SIGCONT)
+                assert speeds.step_times[SHAPE][CPU_UNIT]
+                assert speeds.links == (LINK,)
 
     asyncio.run(run())

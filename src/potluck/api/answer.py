@@ -242,7 +242,7 @@ async def merge(
 class _Ended:
     """A source has no more items, because of an ``error`` if there is one."""
 
-    error: Exception | None
+    error: BaseException | None
 
 
 async def _pump(
@@ -252,6 +252,11 @@ async def _pump(
     try:
         async for item in source:
             await arrived.put((index, item))
+    except asyncio.CancelledError as error:
+        pump = asyncio.current_task()
+        if pump is not None and pump.cancelling():
+            raise
+        await arrived.put(_Ended(error=error))  # the source's own: nobody has cancelled the pump
     except Exception as error:  # noqa: BLE001 - raised where the items are taken
         await arrived.put(_Ended(error=error))
     else:

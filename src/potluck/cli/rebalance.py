@@ -51,6 +51,8 @@ def rebalance(
     if json:
         emit_json({"schema": "potluck.rebalance/1", **result})
     else:
+        if not result["deployments"]:
+            note("nothing is deployed")
         for index, deployment in enumerate(result["deployments"]):
             if index:
                 print()

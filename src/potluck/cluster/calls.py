@@ -110,7 +110,8 @@ class Multicast(msgspec.Struct, frozen=True, kw_only=True):
 class AskSpeeds(msgspec.Struct, frozen=True, kw_only=True):
     """How fast models of these shapes (``model_shape``) are on a node, and how fast its links.
 
-    With ``may_wait`` the node measures its links to nodes that have just joined first.
+    With ``may_wait`` the node first asks its workers for their latest step times, and measures its
+    links to nodes that have just joined.
     """
 
     model_shapes: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_SHAPES)]

@@ -135,6 +135,10 @@ def check_layout(layout: Sequence[LayoutStage], num_layers: int) -> None:
     layer.
     """
     total = sum(stage.num_layers for stage in layout)
+    if any(stage.num_layers < 0 for stage in layout):
+        raise ParameterError(
+            "layout", "--layout has a stage with fewer than 0 layers", hint="give it some"
+        )
     if total != num_layers:
         raise ParameterError(
             "layout",

@@ -74,6 +74,11 @@ def test_the_layers_are_the_models() -> None:
         check_layout([stage(A, CPU, 3), stage(B, CPU, 4)], 8)
 
 
+def test_no_stage_takes_layers_from_another() -> None:
+    with pytest.raises(ParameterError, match="fewer than 0 layers"):
+        check_layout([stage(A, CPU, 9), stage(B, CPU, -1)], 8)
+
+
 def test_a_unit_has_one_stage() -> None:
     check_layout([stage(A, CPU, 3), stage(A, GPU, 4)], 7)
     with pytest.raises(ParameterError, match="two stages on aaaaaaaaaaaaaaaa cpu/native"):

@@ -114,7 +114,8 @@ class NodeCalls:
 
     async def _on_speeds(self, payload: bytes) -> bytes:
         request = decode(payload, AskSpeeds)
-        await self._stages.collect()
+        if request.may_wait:  # a worker that is stuck would have everybody wait
+            await self._stages.collect()
         return encode(
             NodeSpeeds(
                 node_id=self._facts.node_id,

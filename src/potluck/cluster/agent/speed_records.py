@@ -133,6 +133,7 @@ class SpeedRecords:
 
         Those are left out.
         """
+        self._set_back((unit_id, conditions, model_shape), now)
         num_wrong = 0
         for time in times:
             if time.is_plausible:
@@ -147,6 +148,7 @@ class SpeedRecords:
         """Return what is known of units under their present conditions, the latest first."""
         found = {}
         for unit_id, present in conditions.items():
+            self._set_back((unit_id, present, model_shape), now)
             kept = sorted(
                 self._records.get((unit_id, present, model_shape), {}).values(),
                 key=lambda each: -each.at,
@@ -180,6 +182,12 @@ class SpeedRecords:
             del times[min(times, key=lambda each: times[each].at)]
         if len(self._records) > MAX_RECORDS:
             del self._records[min(self._records, key=lambda each: _latest(self._records[each]))]
+
+    def _set_back(self, key: _Key, now: float) -> None:
+        """Date what was measured while the clock was ahead as of now, so that it is replaced."""
+        for kind, kept in self._records.get(key, {}).items():
+            if kept.at > now:
+                self._records[key][kind] = _Kept(at=now, time=kept.time)
 
     def _expire(self, now: float) -> None:
         for key, times in list(self._records.items()):

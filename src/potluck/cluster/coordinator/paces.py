@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from potluck.cluster.coordinator.metrics import stage_times
@@ -21,7 +22,7 @@ def paces_of(stats: Mapping[int, Stats], prediction: Prediction | None) -> Paces
     predicted = () if prediction is None else prediction.stages
     paces: dict[tuple[int, str], float] = {}
     for index, each in stats.items():
-        if each.slowdown is not None:
+        if each.slowdown is not None and 0 < each.slowdown < math.inf:
             paces[index, "before"] = each.slowdown
         measured = stage_times(each.step_times, None).decode_seconds
         if measured is not None and index < len(predicted) and predicted[index].decode_seconds > 0:

@@ -156,9 +156,9 @@ class Rebalancing:
         if not failure:
             self.num_moves += 1
             self.last_gain = self._gain
-            self._note(f"moved to a plan that is predicted to be {_percent(self._gain)} faster")
+            self._note(f"moved to a plan that is predicted to be {_faster(self._gain)}")
         else:
-            self._note(f"a move to a faster plan was given up: {failure}")
+            self._note(f"a move to another plan was given up: {failure}")
         self._noted_gain = None
         if self._is_serving and self._is_automatic:
             self._look_in(max(self._policy.settle_seconds, self._steadiness.cool_at(now) - now))
@@ -194,7 +194,8 @@ class Rebalancing:
             return _with(report, MoveOutcome.STAYS, "no other plan is predicted to be faster")
         if is_dry_run:
             return _with(report, MoveOutcome.POSSIBLE, self._outlook(judged))
-        if not self._is_serving or self._moving is not None:
+        is_same_epoch = deployment.record.epoch == record.epoch
+        if not self._is_serving or self._moving is not None or not is_same_epoch:
             return _with(report, MoveOutcome.STAYS, "another plan is being carried out already")
         moving = self._move(alternative, judged)
         failure = await asyncio.shield(moving)
@@ -341,7 +342,7 @@ class Rebalancing:
         self._moving = moving
         self._gain = judged.gain
         self._promising_since = None
-        reason = f"it moves to a plan that is predicted to be {_percent(judged.gain)} faster"
+        reason = f"it moves to a plan that is predicted to be {_faster(judged.gain)}"
         before = self._steadiness
         self._deployment.begin_move(alternative.planned, reason)
         if moving.done():  # it was not even begun
@@ -383,7 +384,7 @@ class Rebalancing:
 
     def _note_gain(self, judged: Judgement, what: str) -> None:
         if self._noted_gain is None or abs(judged.gain - self._noted_gain) >= _NOTE_STEP:
-            self._note(f"another plan is predicted to be {_percent(judged.gain)} faster; {what}")
+            self._note(f"another plan is predicted to be {_faster(judged.gain)}; {what}")
             self._noted_gain = judged.gain
 
     def _forget_note(self) -> None:
@@ -399,6 +400,11 @@ class Rebalancing:
 
 def _with(report: RebalanceReport, outcome: MoveOutcome, reason: str) -> RebalanceReport:
     return msgspec.structs.replace(report, outcome=outcome, reason=reason)
+
+
+def _faster(gain: float) -> str:
+    """Return in words what a plan gains; one that divides by memory may well be slower."""
+    return f"{_percent(abs(gain))} {'faster' if gain >= 0 else 'slower'}"
 
 
 def _percent(part: float) -> str:

@@ -165,3 +165,11 @@ def test_the_file_is_bounded_and_the_latest_is_kept() -> None:
     assert len(document) < MAX_FILE_BYTES
     shapes = [each["model_shape"].split()[1] for each in json.loads(document)["records"]]
     assert sorted(map(int, shapes)) == list(range(MAX_RECORDS, 2 * MAX_RECORDS))
+
+
+def test_what_was_measured_while_the_clock_was_ahead_is_replaced() -> None:
+    known = records(measured(0.01), measured(0.02, num_layers=8), at=NOW + 300 * DAY)
+    assert seconds_of(known) == [0.01, 0.02]
+    known.take(CPU, "fast", "shape", [measured(0.03)], NOW + 10)
+    assert seconds_of(known, NOW + 10) == [0.03, 0.02]
+    assert seconds_of(known, NOW + 30 * DAY) == []

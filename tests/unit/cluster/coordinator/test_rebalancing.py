@@ -13,7 +13,8 @@ import pytest
 from support.cluster_calls import A, B, a_record, stage_on
 from support.predictions import prediction
 
-from potluck.cluster.calls import StageRecord
+from potluck.cluster.calls import MoveOutcome, RebalanceReport, StageRecord
+from potluck.cluster.coordinator import rebalancing
 from potluck.cluster.coordinator.alternatives import (
     Alternative,
     compared,
@@ -29,7 +30,7 @@ from potluck.placement.rebalancing import (
     SWITCH_SECONDS,
     RebalancePolicy,
 )
-from potluck.types.cluster import NodeId, UnitId
+from potluck.types.cluster import Epoch, NodeId, UnitId
 from potluck.types.placement import LayoutStage, Objective, Rebalance
 from potluck.types.program import Shard
 from potluck.types.speed import StepTime
@@ -159,6 +160,11 @@ def test_stages_are_compared_with_their_past_and_with_the_prediction() -> None:
     assert paces_of(measured, None) == {(0, "before"): 1.25}
 
 
+@pytest.mark.parametrize("slowdown", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_pace_that_cannot_be_true_is_no_occasion_to_look(slowdown: float) -> None:
+    assert paces_of({0: stats(slowdown=slowdown)}, None) == {}
+
+
 def test_plans_are_compared_only_where_both_are_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
     record = msgspec.structs.replace(a_record(), stages=(loaded(A, 0, 2), loaded(B, 2, 4)))
     asked: list[Any] = []
@@ -239,6 +245,50 @@ def test_a_plan_that_is_better_twice_is_moved_to() -> None:
     played = Played(better(90.0), better(90.0))
     asyncio.run(played.run(0.15))
     assert played.moves == ["it moves to a plan that is predicted to be 100% faster"]
+
+
+def test_a_plan_that_is_slower_is_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deployment that is divided by memory moves to such plans when it is told to."""
+    stays = RebalanceReport(model_id="", outcome=MoveOutcome.POSSIBLE, reason="", stages=())
+    monkeypatch.setattr(rebalancing, "report_of", lambda *_: stays)
+    slow = dataclasses.replace(prediction(B), tokens_per_second=9.0, total_tokens_per_second=9.0)
+    plan = Alternative(planned=planned((B, 0, 4)), predicted=slow, in_force=prediction(A))
+    played = Played(plan, objective=Objective.MEMORY)
+
+    async def run() -> None:
+        played.rebalancing.serves()
+        asyncio.get_running_loop().call_later(0.02, played.rebalancing.move_over, "")
+        await played.rebalancing.ask(is_dry_run=False)
+        played.rebalancing.close()
+
+    asyncio.run(run())
+    assert played.moves == ["it moves to a plan that is predicted to be 80% slower"]
+    assert played.notes == ["moved to a plan that is predicted to be 80% slower"]
+
+
+def test_nothing_moves_that_was_placed_again_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    stays = RebalanceReport(model_id="", outcome=MoveOutcome.POSSIBLE, reason="", stages=())
+    monkeypatch.setattr(rebalancing, "report_of", lambda *_: stays)
+    played = Played(better(90.0))
+    looked = played.alternative
+
+    async def alternative(without: object) -> Alternative | None:
+        found = await looked(without)
+        later = Epoch(number=9, coordinator=A)
+        played.record = msgspec.structs.replace(played.record, epoch=later)
+        return found
+
+    monkeypatch.setattr(played, "alternative", alternative)
+
+    async def run() -> RebalanceReport:
+        played.rebalancing.serves()
+        async with asyncio.timeout(5):
+            report = await played.rebalancing.ask(is_dry_run=False)
+        played.rebalancing.close()
+        return report
+
+    assert asyncio.run(run()).outcome is MoveOutcome.STAYS
+    assert not played.moves
 
 
 def test_a_plan_that_is_better_once_is_not() -> None:
