@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Mapping
 
+from potluck.types.node import MAX_BYTES
+
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _SIZE = re.compile(rf"{_NUMBER} *([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _BYTE_RATE = re.compile(rf"{_NUMBER} *([kMGT]?)(B|bit)/s")
@@ -21,10 +23,13 @@ _MAX_DIGITS = 32
 def parse_size(value: object) -> int:
     """Return the bytes of ``16 GiB``, ``900M`` or ``4096``; units are powers of 1024.
 
-    Raise ``ValueError`` if it is no size above 0.
+    Raise ``ValueError`` if it is no size above 0, or is more than any machine has.
     """
     match = _match(_SIZE, value)
-    return int(_positive(float(match[1]) * _BINARY[match[2].lower()], least=1))
+    size = int(_positive(float(match[1]) * _BINARY[match[2].lower()], least=1))
+    if size > MAX_BYTES:
+        raise ValueError("it is more than any machine has")
+    return size
 
 
 def parse_byte_rate(value: object) -> float:

@@ -9,6 +9,8 @@ import msgspec
 from potluck.errors import UsageError
 from potluck.fleet.description import Probed
 from potluck.types.hardware import ProbeReport
+from potluck.types.node import MAX_BYTES
+from potluck.types.ranges import MAX_THREADS
 from potluck.types.unit import ChosenUnit, Role
 
 _MAX_FILE_BYTES = 16 * 2**20
@@ -55,5 +57,12 @@ def _require_consistent(probed: Probed) -> None:
     for unit in probed.units:
         if unit.device_id not in devices or unit.unit_id not in trials:
             raise ValueError(f"it says nothing of the unit {unit.unit_id}")
+    memory = probed.report.memory
+    own = (device.own_free_bytes for device in probed.report.devices)
+    sizes = [memory.total_bytes, memory.free_bytes, memory.usable.bytes, *own]
+    if not all(size is None or 0 <= size <= MAX_BYTES for size in sizes):
+        raise ValueError("it has more memory than any machine, or less than none")
+    if not 1 <= probed.report.cpu.num_usable_cores <= MAX_THREADS:
+        raise ValueError(f"{probed.report.cpu.num_usable_cores} usable cores are not possible")
     if not any(unit.role in (Role.SERVES, Role.RESERVE) for unit in probed.units):
         raise ValueError("no unit of this machine works")

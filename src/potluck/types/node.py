@@ -17,13 +17,13 @@ from potluck.types.unit import Role
 CPU_UNIT = UnitId("cpu/native")
 """The unit that every node has."""
 
-_MAX_BYTES = 2**60
+MAX_BYTES = 2**60
 """More memory than any machine has. Sums of such numbers are far from overflowing an int64."""
 
 _MAX_UNITS = 1024
 _MAX_HELD_STAGES = 1024
 
-_Bytes = Annotated[int, msgspec.Meta(ge=-_MAX_BYTES, le=_MAX_BYTES)]
+_Bytes = Annotated[int, msgspec.Meta(ge=-MAX_BYTES, le=MAX_BYTES)]
 """Below zero where more is promised than there is."""
 
 

@@ -50,3 +50,10 @@ def test_what_is_no_amount_is_refused(parse: object, value: object) -> None:
 def test_a_rate_has_a_unit(value: str) -> None:
     with pytest.raises(ValueError, match="it has another form"):
         parse_byte_rate(value)
+
+
+def test_no_machine_has_more_memory_than_plans_can_count() -> None:
+    assert parse_size("1048576 TiB") == 2**60
+    for value in ("1048577 TiB", "99999999999999999999 GiB"):
+        with pytest.raises(ValueError, match="more than any machine has"):
+            parse_size(value)

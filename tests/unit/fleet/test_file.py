@@ -204,6 +204,13 @@ def test_a_machine_by_its_probe_report(write: Write, tmp_path: Path) -> None:
     assert [unit.unit_id for unit in machine.description.units] == ["cpu/native"]
 
 
+def with_memory(**changes: int) -> dict[str, object]:
+    document = probe_document()
+    memory = document["memory"]
+    assert isinstance(memory, dict)
+    return {**document, "memory": {**memory, **changes}}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -213,6 +220,8 @@ def test_a_machine_by_its_probe_report(write: Write, tmp_path: Path) -> None:
         (json.dumps({"schema": "potluck.run/1", "units": []}), "its schema is potluck.run/1"),
         (json.dumps(probe_document(units=[])), "no unit of this machine works"),
         (json.dumps(probe_document(memory=3)), "memory"),
+        (json.dumps(with_memory(total_bytes=2**63)), "more memory than any machine"),
+        (json.dumps(with_memory(free_bytes=-1)), "more memory than any machine"),
         (json.dumps(probe_document(layers=[])), "it says nothing of the unit cpu/native"),
     ],
 )
