@@ -166,7 +166,7 @@ async def links_of(
     )
     found = {}
     async with await Membership.open(config) as membership:
-        request = encode(AskSpeeds(model_shapes=()))
+        request = encode(AskSpeeds(model_shapes=(), may_wait=True))
         while membership.nodes() != frozenset(nodes):
             await asyncio.sleep(0.01)
         for node in map(NodeId, nodes):

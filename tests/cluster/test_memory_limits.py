@@ -25,7 +25,7 @@ from potluck.types.placement import ModelCost
 
 MIB = 2**20
 CONTEXT = 256
-OPTIONS = ("--context", str(CONTEXT), "--cache", str(CONTEXT), "--json")
+OPTIONS = ("--context", str(CONTEXT), "--cache", str(CONTEXT), "--for", "memory", "--json")
 PROMPT = "The old boat"
 NUM_TOKENS = 12
 
