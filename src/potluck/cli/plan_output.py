@@ -23,6 +23,9 @@ from potluck.quantities import (
 _NUM_NAMES = 4
 """Of units that are unused for one reason; the others are counted."""
 
+_NUM_STAGES = 8
+"""Of all pipelines whose layouts are shown."""
+
 _OBJECTIVES = {
     "latency": "least time per token of one stream",
     "throughput": "most tokens per second",
@@ -162,6 +165,33 @@ def _prediction_rows(plan: Mapping[str, Any], names: _Names) -> Iterator[tuple[s
         yield "one unit fewer", _fewer(plan, fewer, names)
     if more := plan["one_unit_more"]:
         yield "one unit more", _more(plan, more, names)
+    if several := plan["side_by_side"]:
+        yield from _side_by_side_rows(prediction, several)
+
+
+def _side_by_side_rows(
+    prediction: Mapping[str, Any], several: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """How fast several pipelines would be, and what a deployment of each of the first takes."""
+    pipelines, rate = several["pipelines"], several["total_tokens_per_second"]
+    gain = rate / prediction["total_tokens_per_second"] - 1
+    yield (
+        "side by side",
+        f"{len(pipelines)} pipelines: {format_number(rate)} tokens/s together "
+        f"(+{format_percent(gain)}), deployed as {len(pipelines)} models",
+    )
+    shown: list[str] = []
+    num_stages = 0
+    for each in pipelines:
+        parts = each["layout"].split(",")
+        num_stages += len(parts)
+        if shown and num_stages > _NUM_STAGES:
+            break
+        others = len(parts) - _NUM_STAGES
+        cut_short = f",… ({others} more)" if others > 0 else ""
+        shown.append(f"--layout {','.join(parts[:_NUM_STAGES])}{cut_short}")
+    others = len(pipelines) - len(shown)
+    yield "", "; ".join([*shown, *([f"{others} more with --json"] if others else [])])
 
 
 def _bottleneck(prediction: Mapping[str, Any]) -> str:

@@ -15,8 +15,9 @@ from potluck.placement.cuts import cut_of
 from potluck.placement.links import LinkTable
 from potluck.placement.partaking import Partaking, least_partakings
 from potluck.placement.path import Cut, PathProblem
-from potluck.placement.place import PlaceRequest, place, problem_of
-from potluck.placement.sharing import Pool
+from potluck.placement.place import PlaceRequest, only_units, place, problem_of
+from potluck.placement.side_by_side import Pipeline, side_by_side
+from potluck.placement.solver.budget import DEFAULT_ELEMENTS
 from potluck.quantities import format_bytes, format_percent, format_seconds
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.placement import (
@@ -33,7 +34,10 @@ ADDED_NODE = NodeId("another-unit")
 """Of the unit that no cluster has; not the form of an id."""
 
 _NUM_LEFT_OUT = 8
-"""How many units are tried to be done without, those with the fewest layers first."""
+"""How many units are tried to be done without, those with the fewest layers first; half as many
+where there are more than ``_MOST_CANDIDATES``."""
+_ELEMENTS = DEFAULT_ELEMENTS // _NUM_LEFT_OUT
+"""For the search of an alternative: all of them together take about as long as the plan."""
 _MOST_CANDIDATES = 64
 """With more, another unit is looked at beside those that are used only."""
 _NEGLIGIBLE = 0.0005
@@ -60,20 +64,22 @@ class Explanation:
 
     ``rejections`` are the candidates that it does not use, with the reasons. ``added_seconds`` says
     of those that could take part how much longer a token would take if they did. The alternatives
-    are None where there is none.
+    are None where there is none. ``side_by_side`` are several pipelines that would serve more
+    tokens per second than the plan; nothing deploys them by itself.
     """
 
     rejections: tuple[Rejection, ...]
     added_seconds: Mapping[tuple[NodeId, UnitId], float] = field(default_factory=dict)
     one_unit_fewer: Alternative | None = None
     one_unit_more: Alternative | None = None
+    side_by_side: tuple[Pipeline, ...] = ()
 
 
 def explain(request: PlaceRequest, plan: Plan) -> Explanation:
     """Return why ``plan`` is what ``place`` made of ``request``, with its alternatives.
 
-    It takes about as long as ``place`` once more, and several times as long as ``place`` on the
-    units that are used. There are no alternatives to a layout, nor to a plan for memory.
+    It takes about as long as ``place`` two or three times more; of a thousand units, as
+    ``side_by_side`` takes. There are no alternatives to a layout, nor to a plan for memory.
     """
     unused = unused_units(request, plan)
     if request.preferences.layout or request.preferences.objective is Objective.MEMORY:
@@ -82,6 +88,7 @@ def explain(request: PlaceRequest, plan: Plan) -> Explanation:
         unused,
         one_unit_fewer=_one_unit_fewer(request, plan),
         one_unit_more=_one_unit_more(request, plan),
+        side_by_side=side_by_side(request, plan),
     )
 
 
@@ -173,7 +180,8 @@ def _one_unit_fewer(request: PlaceRequest, plan: Plan) -> Alternative | None:
     fewest_first = sorted(
         plan.stages, key=lambda stage: stage.shard.end_layer - stage.shard.start_layer
     )
-    left_out = [(stage.node_id, stage.unit_id) for stage in fewest_first[:_NUM_LEFT_OUT]]
+    most = _NUM_LEFT_OUT if len(request.candidates) <= _MOST_CANDIDATES else _NUM_LEFT_OUT // 2
+    left_out = [(stage.node_id, stage.unit_id) for stage in fewest_first[:most]]
     for among in (used, {_unit(each) for each in request.candidates}):
         found = [
             Alternative(
@@ -253,25 +261,15 @@ def _place_on(request: PlaceRequest, units: set[tuple[NodeId, UnitId]]) -> Plan 
 
 def _place_or_none(request: PlaceRequest) -> Plan | None:
     try:
-        return place(request)
+        return place(request, num_elements=_ELEMENTS)
     except PotluckError:
         return None
 
 
 def _only(request: PlaceRequest, units: set[tuple[NodeId, UnitId]]) -> PlaceRequest:
     """Return the request with some of its candidates only."""
-    kept = [index for index, each in enumerate(request.candidates) if _unit(each) in units]
-    places = {index: place for place, index in enumerate(kept)}
-    return replace(
-        request,
-        candidates=tuple(request.candidates[index] for index in kept),
-        pools=tuple(
-            Pool(
-                left_bytes=pool.left_bytes,
-                members=frozenset(places[index] for index in pool.members if index in places),
-            )
-            for pool in request.pools
-        ),
+    return only_units(
+        request, (index for index, each in enumerate(request.candidates) if _unit(each) in units)
     )
 
 

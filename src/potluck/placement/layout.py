@@ -4,6 +4,8 @@ layers, in this order.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +19,7 @@ from potluck.types.unit import Role
 
 _FORM = "--layout is NODE[/UNIT]=LAYERS,…, as in desktop=24,board/cpu/native=8"
 _NUM_SHOWN = 8
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +129,25 @@ def _unit_of(stage: WrittenStage, node: LayoutNode) -> UnitId:
             hint=f"name one, as in {stage.node}/UNIT={stage.num_layers}; its units are {units}",
         )
     return node.serving[0]
+
+
+def written_layout(stages: Sequence[LayoutStage], nodes: Sequence[LayoutNode]) -> str:
+    """Return what ``parse_layout`` and ``resolve_layout`` read as ``stages``.
+
+    Nodes have their names where these are clear, otherwise their ids. A unit is named where it is
+    not the only one of its node that serves.
+    """
+    by_id = {node.node_id: node for node in nodes}
+    names = Counter(node.name for node in nodes)
+    parts = []
+    for stage in stages:
+        place, node = str(stage.node_id), by_id.get(stage.node_id)
+        if node is not None and names[node.name] == 1 and _PLAIN_NAME.fullmatch(node.name):
+            place = node.name if NodeId(node.name) not in by_id else place
+        if node is None or node.serving != (stage.unit_id,):
+            place += f"/{stage.unit_id}"
+        parts.append(f"{place}={stage.num_layers}")
+    return ",".join(parts)
 
 
 def check_layout(layout: Sequence[LayoutStage], num_layers: int) -> None:

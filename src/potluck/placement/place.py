@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from potluck.errors import InsufficientMemoryError, ParameterError
@@ -14,6 +14,7 @@ from potluck.placement.prediction import predict
 from potluck.placement.problem import path_problem, path_problems
 from potluck.placement.sharing import Pool
 from potluck.placement.solver import best_throughput, shortest_path
+from potluck.placement.solver.budget import DEFAULT_ELEMENTS
 from potluck.placement.within_pools import Found, best_within, with_usable
 from potluck.quantities import format_bytes
 from potluck.types.cluster import NodeId
@@ -47,34 +48,40 @@ class PlaceRequest:
         return len(self.candidates[0].cost.layer_bytes)
 
 
-def place(request: PlaceRequest) -> Plan | None:
+def place(request: PlaceRequest, *, num_elements: int = DEFAULT_ELEMENTS) -> Plan | None:
     """Return the best plan for the preferences, with its prediction; None if the model has no room.
 
-    Raise ``ParameterError`` for a layout that is not possible.
+    Each search of the solver computes about ``num_elements`` at most. Raise ``ParameterError`` for
+    a layout that is not possible.
     """
     if not request.candidates:
         return None
     if request.preferences.layout:
         cuts = _cuts_of_layout(request)
         return plan_of(request, Found(cuts=cuts, seconds=0.0))
-    found = _search(request)
+    found = _search(request, num_elements)
     return None if found is None else plan_of(request, found)
 
 
 def plan_of(request: PlaceRequest, found: Found) -> Plan:
     """Return the plan of an answer, with its prediction."""
+    stages = placed_stages(request, found.cuts)
+    return Plan(
+        stages=stages, rejections=(), prediction=prediction_of(request, stages, gap=found.gap)
+    )
+
+
+def placed_stages(request: PlaceRequest, cuts: Sequence[Cut]) -> tuple[PlacedStage, ...]:
+    """Return the stages of ``cuts``, whose units are indices of the candidates."""
     problem = problem_of(request, 1)
-    stages = tuple(
+    return tuple(
         PlacedStage(
             node_id=request.candidates[cut.unit].node_id,
             unit_id=request.candidates[cut.unit].unit_id,
             shard=shard_of(cut, request.num_layers),
             num_bytes=problem.bytes_of(cut),
         )
-        for cut in found.cuts
-    )
-    return Plan(
-        stages=stages, rejections=(), prediction=prediction_of(request, stages, gap=found.gap)
+        for cut in cuts
     )
 
 
@@ -94,17 +101,12 @@ def prediction_of(
     )
 
 
-def _search(request: PlaceRequest) -> Found | None:
-    problems = path_problems(
-        request.candidates,
-        request.links,
-        coordinator=request.coordinator,
-        context_tokens=request.preferences.context_tokens,
-    )
+def _search(request: PlaceRequest, num_elements: int) -> Found | None:
+    problems = problems_of(request)
     problem = problems(1)
 
     def least_latency(usable: Sequence[int]) -> Found | None:
-        path = shortest_path(with_usable(problem, usable))
+        path = shortest_path(with_usable(problem, usable), num_elements=num_elements)
         if path is None:
             return None
         return Found(cuts=path.cuts, seconds=path.seconds, gap=path.gap)
@@ -113,6 +115,7 @@ def _search(request: PlaceRequest) -> Found | None:
         found = best_throughput(
             lambda num_sequences: with_usable(problems(num_sequences), usable),
             request.preferences.num_streams,
+            num_elements=num_elements,
         )
         if found is None:
             return None
@@ -158,6 +161,33 @@ def problem_of(request: PlaceRequest, num_sequences: int) -> PathProblem:
         coordinator=request.coordinator,
         num_sequences=num_sequences,
         context_tokens=request.preferences.context_tokens,
+    )
+
+
+def problems_of(request: PlaceRequest) -> Callable[[int], PathProblem]:
+    """Return ``problem_of`` as a function of the number of sequences."""
+    return path_problems(
+        request.candidates,
+        request.links,
+        coordinator=request.coordinator,
+        context_tokens=request.preferences.context_tokens,
+    )
+
+
+def only_units(request: PlaceRequest, indices: Iterable[int]) -> PlaceRequest:
+    """Return the request with some of its candidates only, which stay in their order."""
+    kept = sorted(indices)
+    places = {index: place for place, index in enumerate(kept)}
+    return replace(
+        request,
+        candidates=tuple(request.candidates[index] for index in kept),
+        pools=tuple(
+            replace(
+                pool,
+                members=frozenset(places[index] for index in pool.members if index in places),
+            )
+            for pool in request.pools
+        ),
     )
 
 

@@ -39,19 +39,20 @@ def best_within(
     """
     alone = [int(each) for each in problem.usable_bytes]
     found = solve(alone)
-    if found is None or _fits(problem, pools, found.cuts):
+    if found is None or fits(problem, pools, found.cuts):
         return found
     best: Found | None = None
     for usable in _divisions(problem, pools, found.cuts, alone):
         other = solve(usable)
-        if other is None or not _fits(problem, pools, other.cuts):
+        if other is None or not fits(problem, pools, other.cuts):
             continue
         if best is None or other.seconds < best.seconds:
             best = other
     return best
 
 
-def _fits(problem: PathProblem, pools: Sequence[Pool], cuts: Sequence[Cut]) -> bool:
+def fits(problem: PathProblem, pools: Sequence[Pool], cuts: Sequence[Cut]) -> bool:
+    """Return whether stages on different units take no more of any pool than it has."""
     return not _short(problem, pools, cuts)
 
 

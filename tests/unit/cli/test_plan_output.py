@@ -100,6 +100,7 @@ def plan(**changes: Any) -> dict[str, Any]:
         "link_basis": None,
         "one_unit_fewer": None,
         "one_unit_more": None,
+        "side_by_side": None,
         "rejections": [],
         **changes,
     }

@@ -12,9 +12,11 @@ from potluck.cluster.agent.speed_view import prediction_view, stage_predictions
 from potluck.cluster.agent.view import deployment_view, placed_view
 from potluck.cluster.calls import DeploymentRecord
 from potluck.placement.explain import ADDED_NODE, Alternative, Explanation
+from potluck.placement.layout import layout_nodes, written_layout
+from potluck.placement.side_by_side import Pipeline
 from potluck.types.cluster import NodeId
 from potluck.types.node import NodeReport
-from potluck.types.placement import Prediction
+from potluck.types.placement import LayoutStage, PlacedStage, Prediction
 
 _SHARED = (
     "model",
@@ -73,6 +75,9 @@ def plan_view(outcome: PlanOutcome, coordinator: NodeId) -> dict[str, object]:
         "link_basis": _link_basis(record.prediction),
         "one_unit_fewer": None if explanation is None else _view(explanation.one_unit_fewer),
         "one_unit_more": None if explanation is None else _view(explanation.one_unit_more),
+        "side_by_side": None
+        if explanation is None
+        else _side_by_side(explanation.side_by_side, reports),
         "rejections": [
             {
                 "node_id": each.node_id,
@@ -90,6 +95,50 @@ def _link_basis(prediction: Prediction | None) -> str | None:
     if prediction is None or prediction.link_basis is None:
         return None
     return prediction.link_basis.value
+
+
+def _side_by_side(
+    pipelines: Sequence[Pipeline], reports: Sequence[NodeReport]
+) -> dict[str, object] | None:
+    """Return several pipelines, each with the layout that a deployment of it takes."""
+    if not pipelines:
+        return None
+    nodes = layout_nodes(reports)
+    return {
+        "total_tokens_per_second": sum(
+            each.prediction.total_tokens_per_second for each in pipelines
+        ),
+        "pipelines": [
+            {
+                "layout": written_layout(_layout(each.stages), nodes),
+                "stages": [
+                    {
+                        "node_id": stage.node_id,
+                        "unit_id": stage.unit_id,
+                        "start_layer": stage.shard.start_layer,
+                        "end_layer": stage.shard.end_layer,
+                    }
+                    for stage in each.stages
+                ],
+                "num_streams": each.prediction.num_streams,
+                "token_seconds": each.prediction.token_seconds,
+                "first_token_seconds": each.prediction.first_token_seconds,
+                "total_tokens_per_second": each.prediction.total_tokens_per_second,
+            }
+            for each in pipelines
+        ],
+    }
+
+
+def _layout(stages: Sequence[PlacedStage]) -> list[LayoutStage]:
+    return [
+        LayoutStage(
+            node_id=stage.node_id,
+            unit_id=stage.unit_id,
+            num_layers=stage.shard.end_layer - stage.shard.start_layer,
+        )
+        for stage in stages
+    ]
 
 
 def _view(alternative: Alternative | None) -> dict[str, object] | None:

@@ -4,5 +4,13 @@ from potluck.placement.solver.memory import missing_bytes
 from potluck.placement.solver.pipelines import replicate, total_rate
 from potluck.placement.solver.shortest import shortest_path
 from potluck.placement.solver.throughput import best_throughput
+from potluck.placement.solver.wide import promising_units
 
-__all__ = ["best_throughput", "missing_bytes", "replicate", "shortest_path", "total_rate"]
+__all__ = [
+    "best_throughput",
+    "missing_bytes",
+    "promising_units",
+    "replicate",
+    "shortest_path",
+    "total_rate",
+]

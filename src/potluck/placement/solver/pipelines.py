@@ -20,8 +20,8 @@ from potluck.placement.solver.wide import promising_units
 
 _CANDIDATES = 32
 """Units among which one of several pipelines is looked for."""
-_PIPELINE_ELEMENTS = 50_000_000
-"""For the search of one of several pipelines."""
+_PIPELINE_PART = 16
+"""The search of one of several pipelines gets this part of what that of a single one gets."""
 _TOLERANCE = 0.01
 """How near to its bound the search of one of several pipelines ends."""
 _MOST_PIPELINES = 64
@@ -30,24 +30,31 @@ _SEARCHES = 70
 
 
 def replicate(
-    problem_of: ProblemOf, num_streams: int, *, num_elements: int = DEFAULT_ELEMENTS
+    problem_of: ProblemOf,
+    num_streams: int,
+    *,
+    num_elements: int = DEFAULT_ELEMENTS,
+    num_searches: int = _SEARCHES,
 ) -> tuple[ThroughputPath, ...]:
     """Return disjoint pipelines that serve all streams together fastest; none if nothing fits.
 
     Each serves its ``num_streams``. The numbers of pipelines tried double; each pipeline gets the
-    best of the units that those before it left. There is no bound: this is a heuristic.
+    best of the units that those before it left. At most ``num_searches`` pipelines are looked
+    for in all. There is no bound: this is a heuristic.
     """
     remembered = cache(problem_of)
     one = best_throughput(remembered, num_streams, num_elements=num_elements)
     if one is None:
         return ()
     best: tuple[ThroughputPath, ...] = (one,)
-    num_pipelines, num_searches = 2, 0
+    num_pipelines, num_searched = 2, 0
     while num_pipelines <= min(num_streams, remembered(1).num_units, _MOST_PIPELINES):
-        num_searches += num_pipelines
-        if num_searches > _SEARCHES:
+        num_searched += num_pipelines
+        if num_searched > num_searches:
             break
-        found = _side_by_side(remembered, num_streams, num_pipelines)
+        found = _side_by_side(
+            remembered, num_streams, num_pipelines, num_elements=num_elements // _PIPELINE_PART
+        )
         if total_rate(found) > total_rate(best):
             best = found
         elif len(found) < num_pipelines or num_pipelines > 4:
@@ -62,7 +69,7 @@ def total_rate(pipelines: tuple[ThroughputPath, ...]) -> float:
 
 
 def _side_by_side(
-    problem_of: ProblemOf, num_streams: int, num_pipelines: int
+    problem_of: ProblemOf, num_streams: int, num_pipelines: int, *, num_elements: int
 ) -> tuple[ThroughputPath, ...]:
     """Return at most so many pipelines, with streams as they serve them fastest."""
     num_units = problem_of(1).num_units
@@ -71,7 +78,7 @@ def _side_by_side(
     free = np.arange(num_units)
     paths: list[ThroughputPath] = []
     while len(paths) < num_pipelines and len(free):
-        found = _one_more(problem_of, each, sizes, free)
+        found = _one_more(problem_of, each, sizes, free, num_elements)
         if found is None:
             break
         sizes = [(found.num_sequences, found.num_in_flight)]
@@ -81,7 +88,11 @@ def _side_by_side(
 
 
 def _one_more(
-    problem_of: ProblemOf, num_streams: int, sizes: list[tuple[int, int]], free: NDArray[np.intp]
+    problem_of: ProblemOf,
+    num_streams: int,
+    sizes: list[tuple[int, int]],
+    free: NDArray[np.intp],
+    num_elements: int,
 ) -> ThroughputPath | None:
     """Return a pipeline of free units; looks among more of them if the best cannot hold all."""
     most = _CANDIDATES
@@ -92,7 +103,7 @@ def _one_more(
             num_streams,
             sizes,
             units,
-            num_elements=_PIPELINE_ELEMENTS * len(sizes),
+            num_elements=num_elements * len(sizes),
             tolerance=_TOLERANCE,
         )
         if found is not None or most >= min(len(free), 8 * _CANDIDATES):
