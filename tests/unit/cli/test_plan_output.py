@@ -151,6 +151,42 @@ def test_for_throughput_alternatives_are_compared_by_it() -> None:
     assert "best for throughput: most tokens per second" in shown
 
 
+def pipeline(*layers: str) -> dict[str, Any]:
+    placed = {"node_id": A, "unit_id": "cpu/native", "start_layer": 0, "end_layer": 32}
+    return {
+        "layout": ",".join(layers),
+        "stages": [placed],
+        "num_streams": 4,
+        "token_seconds": 0.04,
+        "first_token_seconds": 2.0,
+        "total_tokens_per_second": 60.0,
+    }
+
+
+def side_by_side_lines(*pipelines: dict[str, Any]) -> list[str]:
+    several = {"total_tokens_per_second": 183.69, "pipelines": list(pipelines)}
+    shown = lines(objective="throughput", side_by_side=several)
+    start = next(i for i, line in enumerate(shown) if line.startswith("side by side"))
+    assert shown[start + 2] == ""
+    return shown[start : start + 2]
+
+
+def test_pipelines_side_by_side_are_shown_with_their_layouts() -> None:
+    assert side_by_side_lines(pipeline("desktop=32"), pipeline("board-1=20", "board-2=12")) == [
+        "side by side  2 pipelines: 184 tokens/s together (+200 %), deployed as 2 models",
+        "              --layout desktop=32; --layout board-1=20,board-2=12",
+    ]
+
+
+def test_of_many_pipelines_a_few_stages_are_shown() -> None:
+    five = [f"n{index}=6" for index in range(5)]
+    _, layouts = side_by_side_lines(*[pipeline(*five)] * 30)
+    assert layouts.strip() == f"--layout {','.join(five)}; 29 more with --json"
+    twenty = [f"n{index}=2" for index in range(20)]
+    _, layouts = side_by_side_lines(*[pipeline(*twenty)] * 2)
+    assert layouts.strip() == f"--layout {','.join(twenty[:8])},… (12 more); 1 more with --json"
+
+
 def test_another_unit_may_be_of_no_use() -> None:
     shown = lines(one_unit_more=alternative(A, 0.0445))
     assert "one unit more  another desktop cpu/native would make no difference" in shown

@@ -108,6 +108,27 @@ def test_for_throughput_more_machines_may_take_part(tmp_path: Path, model: str) 
     )
 
 
+def test_pipelines_side_by_side_can_be_deployed_by_their_layouts(
+    tmp_path: Path, model: str
+) -> None:
+    """Machines so far apart that no pipeline crosses from one to another."""
+    twins = FLEET.replace('name = "desktop"', 'name = "desktop"\ncount = 3')
+    far = twins + '[links]\nlatency = "50 ms"\nbandwidth = "1 Mbit/s"\n'
+    assert plan(tmp_path, far, model)["side_by_side"] is None
+    document = plan(tmp_path, far, model, objective="throughput", num_streams=6)
+    several = document["side_by_side"]
+    assert len(several["pipelines"]) == 3
+    alone = document["prediction"]["total_tokens_per_second"]
+    assert several["total_tokens_per_second"] > 1.02 * alone
+    for each in several["pipelines"]:
+        params = {"objective": "throughput", "num_streams": each["num_streams"]}
+        deployed = plan(tmp_path, far, model, each["layout"], **params)
+        assert deployed["prediction"]["total_tokens_per_second"] == pytest.approx(
+            each["total_tokens_per_second"]
+        )
+        assert deployed["side_by_side"] is None
+
+
 def test_in_proportion_to_memory_nobody_is_left_out(tmp_path: Path, model: str) -> None:
     document = plan(tmp_path, FLEET, model, objective="memory")
     assert len(document["stages"]) == 4

@@ -7,6 +7,7 @@ from potluck.placement.layout import (
     check_layout,
     parse_layout,
     resolve_layout,
+    written_layout,
 )
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.placement import LayoutStage
@@ -83,3 +84,18 @@ def test_a_unit_has_one_stage() -> None:
     check_layout([stage(A, CPU, 3), stage(A, GPU, 4)], 7)
     with pytest.raises(ParameterError, match="two stages on aaaaaaaaaaaaaaaa cpu/native"):
         check_layout([stage(A, CPU, 3), stage(B, CPU, 1), stage(A, CPU, 4)], 8)
+
+
+def test_a_layout_is_written_as_short_as_it_is_clear() -> None:
+    stages = (stage(A, GPU, 3), stage(B, CPU, 0), stage(B, GPU, 2), stage(C, CPU, 4))
+    text = written_layout(stages, NODES)
+    assert text == f"desktop/{GPU}=3,board=0,board/{GPU}=2,{C}=4"
+    assert resolve_layout(parse_layout(text), NODES) == stages
+
+
+@pytest.mark.parametrize("name", ["a/b", "a=1", "a,b", "", " a", C])
+def test_a_name_that_a_layout_cannot_hold_is_not_written(name: str) -> None:
+    nodes = (LayoutNode(node_id=A, name=name, units=(CPU,), serving=(CPU,)), *NODES[2:])
+    text = written_layout([stage(A, CPU, 3)], nodes)
+    assert text == f"{A}=3"
+    assert resolve_layout(parse_layout(text), nodes) == (stage(A, CPU, 3),)

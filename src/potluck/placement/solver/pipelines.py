@@ -38,9 +38,9 @@ def replicate(
 ) -> tuple[ThroughputPath, ...]:
     """Return disjoint pipelines that serve all streams together fastest; none if nothing fits.
 
-    Each serves its ``num_streams``. The numbers of pipelines tried double; each pipeline gets the
-    best of the units that those before it left. At most ``num_searches`` pipelines are looked
-    for in all. There is no bound: this is a heuristic.
+    Each serves its ``num_streams``. The numbers of pipelines tried double, up to the most that
+    there can be; each pipeline gets the best of the units that those before it left. At most
+    ``num_searches`` pipelines are looked for in all. There is no bound: this is a heuristic.
     """
     remembered = cache(problem_of)
     one = best_throughput(remembered, num_streams, num_elements=num_elements)
@@ -48,7 +48,8 @@ def replicate(
         return ()
     best: tuple[ThroughputPath, ...] = (one,)
     num_pipelines, num_searched = 2, 0
-    while num_pipelines <= min(num_streams, remembered(1).num_units, _MOST_PIPELINES):
+    most = min(num_streams, remembered(1).num_units, _MOST_PIPELINES)
+    while num_pipelines <= most:
         num_searched += num_pipelines
         if num_searched > num_searches:
             break
@@ -59,7 +60,9 @@ def replicate(
             best = found
         elif len(found) < num_pipelines or num_pipelines > 4:
             break
-        num_pipelines *= 2
+        if num_pipelines == most:
+            break
+        num_pipelines = min(2 * num_pipelines, most)
     return best
 
 
