@@ -359,7 +359,8 @@ def test_many_nodes_that_meet_are_measured_within_seconds_and_cost_little() -> N
             print(
                 f"{num_peers} peers in {seconds:.1f} s, {time.process_time() - used:.2f} s of CPU"
             )
-            assert all(len(peer.speeds()) == 1 for peer in peers)
+            # The other end of the last measurement may end a moment later.
+            await until(lambda: all(len(peer.speeds()) == 1 for peer in peers), within=10)
             assert most <= 4  # two at most, with both ends in this process
 
     asyncio.run(run())
