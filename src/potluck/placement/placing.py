@@ -125,11 +125,6 @@ class Placement:
             hint="; or ".join(part for part in (fitting, failure.hint) if part),
         ) from failure
 
-    def predicted(self, stages: Sequence[PlacedStage], size: StageSize) -> Prediction | None:
-        """Return what is expected of stages; None if one is on a unit that cannot be used."""
-        counted = self._count(size, with_reserve=True, released_stages=self._held)
-        return self._predicted(stages, self._request(counted, size))
-
     def _with_what_is_held(self, size: StageSize) -> Placed | None:
         """A plan that keeps most of what is held: beside the rest of it, or in its place."""
         usable = {
@@ -282,8 +277,10 @@ class Placement:
 
     def _fill(self, counted: CountedOffers, size: StageSize) -> Fill | None:
         """How gaps are filled: by speed where that counts, otherwise by memory."""
+        if self._surveyed.preferences.objective is Objective.MEMORY:
+            return None
         request = self._request(counted, size)
-        if self._surveyed.preferences.objective is Objective.MEMORY or not request.candidates:
+        if not request.candidates:
             return None
         units = [(each.node_id, each.unit_id) for each in request.candidates]
         return fill_by_speed(problem_of(request, 1), units)

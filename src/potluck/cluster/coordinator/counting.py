@@ -20,6 +20,7 @@ def counting_of(profile: ModelProfile, cost_of: CostOf) -> Counting:
     whole = Shard.whole(profile.config.num_layers)
     program = program_to_count(profile.config, whole, context_tokens=1)
 
+    @cache  # a plan counts the same stages for every choice that it tries
     def count(shard: Shard, size: StageSize) -> StagePlan:
         return plan_worker(profile, shard, size, cost=cost_of(size.backend))
 
