@@ -35,7 +35,7 @@ def fill_by_speed(problem: PathProblem, units: Sequence[UnitKey]) -> Fill:
             PlacedStage(
                 node_id=units[cut.unit][0],
                 unit_id=units[cut.unit][1],
-                shard=shard_of(cut, problem.num_items - 2),
+                shard=shard_of(cut.start, cut.end, problem.num_items - 2),
                 num_bytes=whole.bytes_of(cut),
             )
             for cut in cuts

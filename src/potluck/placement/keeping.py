@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from potluck.errors import InsufficientMemoryError
+from potluck.placement.cuts import Items, items_of, shard_of
 from potluck.placement.proportional import place
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.node import HeldStage, NodeReport
@@ -41,28 +42,26 @@ class Holding:
         """Where it is."""
         return self.node_id, self.stage.unit_id
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """Embedding, layers and head in one row: the embedding at 0, layer ``n`` at ``n + 1``."""
-
-    start: int
-    end: int
-
-    def shard(self, num_layers: int) -> Shard:
-        return Shard(
-            start_layer=max(0, self.start - 1),
-            end_layer=min(num_layers, max(self.end - 1, 0)),
-            num_layers=num_layers,
-            has_embedding=self.start == 0,
-            has_head=self.end == num_layers + 2,
+    def is_stage(self, unit: tuple[NodeId, UnitId], shard: Shard, size: StageSize) -> bool:
+        """Return whether it is a plan's stage with this shard, of this size, on this unit."""
+        held = self.stage
+        return (
+            self.unit == unit
+            and (held.start_layer, held.end_layer) == (shard.start_layer, shard.end_layer)
+            and (held.has_embedding, held.has_head) == (shard.has_embedding, shard.has_head)
+            and is_of_size(held, size)
         )
 
 
-def _part(stage: HeldStage, num_layers: int) -> _Part:
-    return _Part(
-        start=0 if stage.has_embedding else stage.start_layer + 1,
-        end=num_layers + 2 if stage.has_head else stage.end_layer + 1,
+def _items(stage: HeldStage, num_layers: int) -> Items:
+    return items_of(
+        Shard(
+            start_layer=stage.start_layer,
+            end_layer=stage.end_layer,
+            num_layers=num_layers,
+            has_embedding=stage.has_embedding,
+            has_head=stage.has_head,
+        )
     )
 
 
@@ -92,7 +91,7 @@ def kept(
     a spare.
     """
     by_end = sorted(
-        ((_part(each.stage, num_layers), each) for each in holdings),
+        ((_items(each.stage, num_layers), each) for each in holdings),
         key=lambda pair: (
             pair[0].end,
             pair[0].start,
@@ -154,8 +153,8 @@ def keep_and_fill(
     left = {(offer.node_id, offer.unit_id): offer for offer in offers}
     position = 0
     for holding in (*holdings, None):
-        part = None if holding is None else _part(holding.stage, num_layers)
-        gap = _Part(start=position, end=num_layers + 2 if part is None else part.start)
+        part = None if holding is None else _items(holding.stage, num_layers)
+        gap = Items(start=position, end=num_layers + 2 if part is None else part.start)
         if gap.start < gap.end:
             filling = (fill or fill_by_memory)(
                 Gap(
@@ -181,7 +180,7 @@ def keep_and_fill(
                 PlacedStage(
                     node_id=holding.node_id,
                     unit_id=holding.stage.unit_id,
-                    shard=part.shard(num_layers),
+                    shard=shard_of(part.start, part.end, num_layers),
                     num_bytes=holding.stage.num_bytes + holding.stage.device_bytes,
                     is_mapped=holding.stage.is_mapped,
                 )
@@ -196,7 +195,7 @@ def fill_by_memory(gap: Gap) -> list[PlacedStage] | None:
     One that has no stage yet comes before those that are busy.
     """
     cost, left, busy = gap.cost, gap.left, gap.busy
-    shard = _Part(start=gap.start, end=gap.end).shard(len(cost.layer_bytes))
+    shard = shard_of(gap.start, gap.end, len(cost.layer_bytes))
     if shard.start_layer == shard.end_layer:
         return None  # an end alone: a plan of its own has more to choose from
     part_cost = replace(

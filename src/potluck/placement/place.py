@@ -78,7 +78,7 @@ def placed_stages(request: PlaceRequest, cuts: Sequence[Cut]) -> tuple[PlacedSta
         PlacedStage(
             node_id=request.candidates[cut.unit].node_id,
             unit_id=request.candidates[cut.unit].unit_id,
-            shard=shard_of(cut, request.num_layers),
+            shard=shard_of(cut.start, cut.end, request.num_layers),
             num_bytes=problem.bytes_of(cut),
         )
         for cut in cuts

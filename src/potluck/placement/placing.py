@@ -220,9 +220,11 @@ class Placement:
         taken = [0] * len(offered.offers)
         units = {(each.node_id, each.unit_id): i for i, each in enumerate(offered.offers)}
         for stage in plan.stages:
-            if any(self._is_held_as(each, stage, size) for each in self._held):
+            unit = stage.node_id, stage.unit_id
+            own_size = on_unit(size, self._units[unit])
+            if any(each.is_stage(unit, stage.shard, own_size) for each in self._held):
                 continue
-            index = units.get((stage.node_id, stage.unit_id))
+            index = units.get(unit)
             if index is None:
                 return False
             taken[index] += stage.num_bytes
@@ -232,17 +234,6 @@ class Placement:
             sum(taken[index] for index in pool.members) <= pool.left_bytes
             or not any(taken[index] for index in pool.members)
             for pool in offered.pools
-        )
-
-    def _is_held_as(self, holding: Holding, stage: PlacedStage, size: StageSize) -> bool:
-        held, shard = holding.stage, stage.shard
-        unit = self._units.get(holding.unit)
-        return (
-            unit is not None
-            and holding.unit == (stage.node_id, stage.unit_id)
-            and (held.start_layer, held.end_layer) == (shard.start_layer, shard.end_layer)
-            and (held.has_embedding, held.has_head) == (shard.has_embedding, shard.has_head)
-            and is_of_size(held, on_unit(size, unit))
         )
 
     def _placed_on(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from potluck.placement.counting import CountStage
-from potluck.placement.keeping import Holding, is_of_size
+from potluck.placement.keeping import Holding
 from potluck.placement.place import PlaceRequest
 from potluck.placement.sizes import on_unit
 from potluck.types.arithmetic import Arithmetic
@@ -41,17 +41,13 @@ class PlannedModel:
     @property
     def kept(self) -> tuple[Holding, ...]:
         """The held stages that are stages of the plan."""
-        return tuple(each for each in self.held if self._has(each))
-
-    def _has(self, holding: Holding) -> bool:
-        held = holding.stage
-        return any(
-            holding.unit == (stage.node_id, stage.unit_id)
-            and (held.start_layer, held.end_layer) == (shard.start_layer, shard.end_layer)
-            and (held.has_embedding, held.has_head) == (shard.has_embedding, shard.has_head)
-            and is_of_size(held, stage.plan.size)
-            for stage in self.stages
-            for shard in (stage.plan.shard,)
+        return tuple(
+            holding
+            for holding in self.held
+            if any(
+                holding.is_stage((each.node_id, each.unit_id), each.plan.shard, each.plan.size)
+                for each in self.stages
+            )
         )
 
 
