@@ -105,7 +105,6 @@ def candidate(
     decode: float = 200.0,
     prefill: float = 1000.0,
     usable_bytes: int = 1 << 40,
-    host_id: str | None = None,
     usable_cores: float | None = None,
     quota_period_seconds: float | None = None,
 ) -> Candidate:
@@ -123,7 +122,6 @@ def candidate(
     return Candidate(
         node_id=NodeId(name),
         unit_id=UnitId("cpu/native"),
-        host_id=host_id or name,
         usable_bytes=usable_bytes,
         cost=ModelCost(
             layer_bytes=layers,

@@ -12,8 +12,6 @@ from potluck.types.tensor import TensorFormat
 
 TRIAL_LAYERS = 2
 TRIAL_FORMAT = TensorFormat.Q8_0
-TRIAL_BATCH_SEQUENCES = 8
-"""Of the step that decodes several sequences."""
 TRIAL_PREFILL_TOKENS = 32
 """A step that every backend can take at once."""
 

@@ -16,13 +16,12 @@ from potluck.types.placement import ModelCost
 class Candidate:
     """A unit, the memory that stages may use there, what parts of the model take, and how long.
 
-    ``host_id`` is the same for nodes on one machine. Candidates with equal ``cost`` and ``times``
-    may share the objects; what is derived from them is then computed once.
+    Candidates with equal ``cost`` and ``times`` may share the objects; what is derived from them is
+    then computed once.
     """
 
     node_id: NodeId
     unit_id: UnitId
-    host_id: str
     usable_bytes: int
     cost: ModelCost
     times: UnitTimes

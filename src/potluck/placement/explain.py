@@ -199,7 +199,7 @@ def _one_unit_fewer(request: PlaceRequest, plan: Plan) -> Alternative | None:
 def _one_unit_more(request: PlaceRequest, plan: Plan) -> Alternative | None:
     """Return the best plan if there were another unit like the fastest, on a machine of its own."""
     fastest = _fastest(request)
-    twin = replace(fastest, node_id=ADDED_NODE, host_id=str(ADDED_NODE))
+    twin = replace(fastest, node_id=ADDED_NODE)
     if len(request.candidates) > _MOST_CANDIDATES:
         request = _only(request, {(stage.node_id, stage.unit_id) for stage in plan.stages})
     more = replace(

@@ -293,7 +293,6 @@ class Placement:
 
     def _request(self, counted: CountedOffers, size: StageSize) -> PlaceRequest:
         """What there is to choose from, with times."""
-        hosts = {report.node_id: report.host_id for report in self._able}
         candidates = []
         for offer, most in zip(counted.offered.offers, counted.offered.most_bytes, strict=True):
             unit = self._units[offer.node_id, offer.unit_id]
@@ -301,7 +300,6 @@ class Placement:
                 Candidate(
                     node_id=offer.node_id,
                     unit_id=offer.unit_id,
-                    host_id=hosts[offer.node_id],
                     usable_bytes=most,
                     cost=counted.costs[sort_of(unit)],
                     times=self._times_of(offer.node_id, unit, on_unit(size, unit)),

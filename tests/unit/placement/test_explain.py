@@ -29,7 +29,7 @@ def request(
     return PlaceRequest(
         candidates=candidates,
         links=LinkTable(
-            network=NETWORK, host_ids={each.node_id: each.host_id for each in candidates}
+            network=NETWORK, host_ids={each.node_id: each.node_id for each in candidates}
         ),
         coordinator=candidates[0].node_id,
         preferences=Preferences(objective=objective, num_streams=num_streams),

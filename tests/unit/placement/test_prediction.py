@@ -164,7 +164,7 @@ def test_a_problem_has_the_units_bytes_and_seconds() -> None:
 def test_a_problem_has_hops_by_node() -> None:
     there = Link(latency_seconds=5e-3, bytes_per_second=1e6, basis=Basis.MEASURED)
     table = LinkTable(links={(A, NodeId("b")): there}, host_ids={A: "x", NodeId("c"): "x"})
-    units = (FAST, SLOW, candidate("c", WORK, host_id="x"))
+    units = (FAST, SLOW, candidate("c", WORK))
     problem = path_problem(units, table, coordinator=A, num_sequences=2)
     ends = [each.node_id for each in units]
     for source, a in enumerate([*ends, A]):

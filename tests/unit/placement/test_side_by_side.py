@@ -30,12 +30,16 @@ def request(
     objective: Objective = Objective.THROUGHPUT,
     num_streams: int = 32,
     pools: tuple[Pool, ...] = (),
+    one_machine: str = "",
 ) -> PlaceRequest:
+    """``one_machine`` has the names of the nodes that are on one, a letter each."""
+    hosts = {
+        each.node_id: "machine" if each.node_id in one_machine else str(each.node_id)
+        for each in candidates
+    }
     return PlaceRequest(
         candidates=candidates,
-        links=LinkTable(
-            network=SLOW_LINK, host_ids={each.node_id: each.host_id for each in candidates}
-        ),
+        links=LinkTable(network=SLOW_LINK, host_ids=hosts),
         coordinator=candidates[0].node_id,
         preferences=Preferences(objective=objective, num_streams=num_streams),
         max_step_tokens=512,
@@ -137,13 +141,10 @@ def test_where_memory_is_left_to_one_of_several_it_is_the_fastest() -> None:
 
 def test_where_each_has_room_for_a_part_all_of_a_pool_take_part() -> None:
     """Four agents on a machine that holds the model once: a pipeline of several is fastest."""
-    units = [
-        candidate(name, WORK, decode=20.0, usable_bytes=2 * WHOLE, host_id="machine")
-        for name in "abcd"
-    ]
+    units = [candidate(name, WORK, decode=20.0, usable_bytes=2 * WHOLE) for name in "abcd"]
     pool = Pool(left_bytes=int(1.5 * WHOLE), members=frozenset(range(4)))
     other = candidate("other", WORK, decode=20.0)
-    pipelines, _ = found(request(*units, other, pools=(pool,)))
+    pipelines, _ = found(request(*units, other, pools=(pool,), one_machine="abcd"))
     assert len({"a", "b", "c", "d"} & set(units_of(pipelines))) > 1
 
 
