@@ -53,6 +53,7 @@ from potluck.cluster.coordinator.alternatives import Alternative
 from potluck.cluster.coordinator.answering import OnOver, OpenPipeline
 from potluck.cluster.coordinator.attempt import Attempt, Surroundings
 from potluck.cluster.coordinator.claiming import Grant, Refusal
+from potluck.cluster.coordinator.counting import counting_of
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.left_out import NodeUnitId
 from potluck.cluster.membership import Membership
@@ -142,7 +143,8 @@ class ToyAttempt(Attempt):
     def __init__(
         self, deployment: ToyDeployment, around: Surroundings, record: DeploymentRecord
     ) -> None:
-        super().__init__(around, record, _PROFILE, _FINGERPRINT)
+        counting = counting_of(_PROFILE, around.cost_of)
+        super().__init__(around, record, _PROFILE.config, counting, _FINGERPRINT)
         self._deployment = deployment
         self._is_connected = False
 
@@ -438,7 +440,9 @@ class ToyCoordination(Coordination):
         around = cast(
             Surroundings,
             SimpleNamespace(
-                membership=self.agent.process, rebalance_policy=self.agent.rebalance_policy
+                membership=self.agent.process,
+                cost_of=None,  # toy plans count nothing
+                rebalance_policy=self.agent.rebalance_policy,
             ),
         )
         deployment = ToyDeployment(

@@ -41,6 +41,7 @@ from potluck.cluster.calls import (
     encode,
 )
 from potluck.cluster.coordinator.attempt import Surroundings
+from potluck.cluster.coordinator.counting import counting_of
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.planning import placement_fields, preferences_of, size_of
 from potluck.cluster.coordinator.survey import gather_reports, plan_model
@@ -130,13 +131,12 @@ class Coordination:
         planned = await plan_model(
             self._membership,
             record.model,
-            profile,
+            counting_of(profile, self._cost_of),
             print_of,
             size,
             may_quantize=record.may_quantize,
             arithmetic=record.arithmetic,
             preferences=preferences_of(record),
-            cost_of=self._cost_of,
         )
         reports, _ = await gather_reports(self._membership)
         return PlanOutcome(

@@ -12,7 +12,6 @@ from potluck.cluster.calls import DeploymentRecord, ModelFingerprint
 from potluck.cluster.coordinator.alternatives import Alternative, compared
 from potluck.cluster.coordinator.answering import OnOver, OpenPipeline
 from potluck.cluster.coordinator.claiming import Grant, Refusal, claim
-from potluck.cluster.coordinator.counting import counting_of
 from potluck.cluster.coordinator.edges import StageAddress
 from potluck.cluster.coordinator.left_out import NodeUnitId
 from potluck.cluster.coordinator.overdue import OverdueSteps
@@ -31,14 +30,15 @@ from potluck.cluster.membership import Membership
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.messages import Loaded
 from potluck.engines.costs import CostOf
+from potluck.placement.counting import Counting
 from potluck.placement.keeping import Holding
 from potluck.placement.planned import PlannedModel, as_mapped
 from potluck.placement.rebalancing import RebalancePolicy
 from potluck.scheduling import SchedulerLimits
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.cluster import Epoch, NodeId
+from potluck.types.model import ModelConfig
 from potluck.types.placement import Objective
-from potluck.types.profile import ModelProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +68,15 @@ class Attempt:
         self,
         around: Surroundings,
         record: DeploymentRecord,
-        profile: ModelProfile,
+        config: ModelConfig,
+        counting: Counting,
         fingerprint: ModelFingerprint,
     ) -> None:
         self.record = record
         self._around = around
-        self._profile = profile
+        self._counting = counting
         self._fingerprint = fingerprint
-        self.size: DeploymentSize = size_of(profile.config, record)
+        self.size: DeploymentSize = size_of(config, record)
         self._planned: PlannedModel | None = None
         self._grant: Grant | None = None
         self._addresses: list[StageAddress] = []
@@ -108,13 +109,12 @@ class Attempt:
         self._planned = await plan_model(
             self._around.membership,
             record.model,
-            self._profile,
+            self._counting,
             self._fingerprint,
             self.size,
             may_quantize=record.may_quantize,
             arithmetic=record.arithmetic,
             preferences=preferences_of(record),
-            cost_of=self._around.cost_of,
             left_out=left_out,
             record=record,
             leaving=without,
@@ -136,13 +136,12 @@ class Attempt:
         planned = await plan_model(
             self._around.membership,
             record.model,
-            self._profile,
+            self._counting,
             self._fingerprint,
             replace(self.size, quantization=record.quantization),
             may_quantize=False,
             arithmetic=record.arithmetic,
             preferences=preferences_of(record),
-            cost_of=self._around.cost_of,
             left_out=left_out,
             record=record,
             leaving=without,
@@ -280,8 +279,7 @@ class Attempt:
     async def sparings(self) -> tuple[Sparing, ...]:
         """Every stage of the plan as it can be held by further nodes."""
         planned = self._the_plan.stages
-        counting = counting_of(self._profile, self._around.cost_of)
-        mapped = await asyncio.to_thread(as_mapped, planned, counting.stage)
+        mapped = await asyncio.to_thread(as_mapped, planned, self._counting.stage)
         return tuple(
             Sparing(
                 stage=holding,

@@ -10,22 +10,28 @@ from potluck.loading import program_to_count
 from potluck.placement.counting import Counting
 from potluck.placement.work import ModelWork, model_work
 from potluck.types.profile import ModelProfile
-from potluck.types.program import Shard
+from potluck.types.program import Program, Shard
 from potluck.types.quantization import Quantization
 from potluck.types.stage import StagePlan, StageSize
 
 
 def counting_of(profile: ModelProfile, cost_of: CostOf) -> Counting:
-    """Return how workers will count the model. ``cost_of`` knows what engines take."""
-    whole = Shard.whole(profile.config.num_layers)
-    program = program_to_count(profile.config, whole, context_tokens=1)
+    """Return how workers will count the model. ``cost_of`` knows what engines take.
 
-    @cache  # a plan counts the same stages for every choice that it tries
+    What was counted is remembered, for every plan that is made with it.
+    """
+
+    @cache
     def count(shard: Shard, size: StageSize) -> StagePlan:
         return plan_worker(profile, shard, size, cost=cost_of(size.backend))
 
+    @cache
+    def whole_program() -> Program:
+        whole = Shard.whole(profile.config.num_layers)
+        return program_to_count(profile.config, whole, context_tokens=1)
+
     def check(backend: str) -> None:
-        check_backend(backend, cost_of(backend), program)
+        check_backend(backend, cost_of(backend), whole_program())
 
     @cache
     def work(quantization: Quantization, backend: str) -> ModelWork:

@@ -30,6 +30,7 @@ from potluck.cluster.coordinator.alternatives import Alternative
 from potluck.cluster.coordinator.answering import Answering
 from potluck.cluster.coordinator.attempt import Attempt, Surroundings
 from potluck.cluster.coordinator.claiming import Grant, Refusal
+from potluck.cluster.coordinator.counting import counting_of
 from potluck.cluster.coordinator.epoch_end import EpochEnds
 from potluck.cluster.coordinator.events import Event
 from potluck.cluster.coordinator.holders import Holders
@@ -82,7 +83,8 @@ class Deployment:
         heard: Callable[[DeploymentRecord], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._profile = profile
+        self._config = profile.config
+        self._counting = counting_of(profile, surroundings.cost_of)
         self._fingerprint = fingerprint
         self._around = surroundings
         self._membership = surroundings.membership
@@ -532,4 +534,4 @@ class Deployment:
             self._published.say()
 
     def _new_attempt(self) -> Attempt:
-        return Attempt(self._around, self.record, self._profile, self._fingerprint)
+        return Attempt(self._around, self.record, self._config, self._counting, self._fingerprint)

@@ -19,12 +19,10 @@ from potluck.cluster.calls import (
     decode,
     encode,
 )
-from potluck.cluster.coordinator.counting import counting_of
 from potluck.cluster.coordinator.left_out import NodeUnitId
 from potluck.cluster.coordinator.planning import DeploymentSize
 from potluck.cluster.coordinator.surveyed import plan_surveyed
 from potluck.cluster.membership import Membership
-from potluck.engines.costs import CostOf, cost_of
 from potluck.errors import CallError, PotluckError
 from potluck.placement.counting import Counting
 from potluck.placement.keeping import Holding
@@ -35,7 +33,6 @@ from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.node import CPU_UNIT, NodeReport
 from potluck.types.placement import Preferences, Rejection
-from potluck.types.profile import ModelProfile
 from potluck.types.speed import NodeSpeeds
 
 _NOBODY: Mapping[NodeUnitId, str] = MappingProxyType({})
@@ -54,14 +51,13 @@ some ten megabytes. Weights are fetched when a stage is loaded."""
 async def plan_model(
     membership: Membership,
     model: str,
-    profile: ModelProfile,
+    counting: Counting,
     fingerprint: ModelFingerprint,
     size: DeploymentSize,
     *,
     may_quantize: bool,
     arithmetic: Arithmetic | None,
     preferences: Preferences,
-    cost_of: CostOf = cost_of,
     left_out: Mapping[NodeUnitId, str] = _NOBODY,
     record: DeploymentRecord | None = None,
     leaving: Collection[NodeId] = (),
@@ -70,10 +66,9 @@ async def plan_model(
     """Place a model on the nodes that are there and can read the very same files.
 
     With ``may_quantize`` it is quantized as little as makes it fit, but not less than ``size``
-    says. ``arithmetic``: see ``plan_in``. ``cost_of`` knows what engines take. Units that are
-    ``left_out`` get nothing, for the reasons given, nor do nodes that are ``leaving``. What workers
-    hold of the deployment of ``record`` already stays where it is, if that leads to a plan,
-    unless the plan ``is_anew``. Raises
+    says. ``arithmetic``: see ``plan_in``. Units that are ``left_out`` get nothing, for the reasons
+    given, nor do nodes that are ``leaving``. What workers hold of the deployment of ``record``
+    already stays where it is, if that leads to a plan, unless the plan ``is_anew``. Raises
     ``InsufficientMemoryError``, which says what would fit, what makes the model unreadable here,
     and ``EngineError`` where this node knows none of the backends or no unit has the arithmetic.
     """
@@ -86,8 +81,6 @@ async def plan_model(
     }
     reports, absent = _without(reports, left_out)
     able, unable = await _nodes_with_model(membership, model, fingerprint, reports)
-
-    counting = counting_of(profile, cost_of)
     # Where stages were lost, requests wait for the plan.
     may_wait = is_anew or not held
     speeds = await _gather_speeds(membership, able, counting, size, may_wait=may_wait)

@@ -20,7 +20,7 @@ from potluck.cluster.coordinator.attempt import Surroundings
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.edges import StageAddress
 from potluck.cluster.coordinator.left_out import NodeUnitId, StageStalledError
-from potluck.engines.costs import CostOf, cost_of
+from potluck.engines.costs import cost_of
 from potluck.errors import (
     DefectError,
     EngineError,
@@ -100,7 +100,9 @@ class Cluster:
         monkeypatch.setattr(attempt, "connect_stages", self._connect)
         monkeypatch.setattr(attempt, "placement_fields", lambda _: {"stages": (stage_on(B),)})
         monkeypatch.setattr(attempt, "RemotePipeline", SilentPipeline)
-        profile = SimpleNamespace(config=SimpleNamespace(hidden_size=8, vocab_size=100))
+        profile = SimpleNamespace(
+            config=SimpleNamespace(hidden_size=8, vocab_size=100, num_layers=4)
+        )
         self.deployment = Deployment(
             msgspec.structs.replace(
                 a_record(state=DeploymentState.LOADING),
@@ -130,7 +132,6 @@ class Cluster:
         may_quantize: bool,
         arithmetic: Arithmetic | None,
         preferences: Preferences,
-        cost_of: CostOf,
         left_out: Mapping[NodeUnitId, str],
         record: DeploymentRecord,
         leaving: Collection[NodeId],
