@@ -24,7 +24,8 @@ class PlannedModel:
 
     ``held`` are the stages that workers held of it when it was planned. Those of them that are not
     in the plan have to be released before it is loaded, if it ``needs_room``. ``plan`` is what was
-    chosen of ``request``, for those who want to know why.
+    chosen of ``request``, for those who want to know why, and ``reports`` are what the nodes said
+    of themselves then.
     """
 
     quantization: Quantization
@@ -37,6 +38,7 @@ class PlannedModel:
     request: PlaceRequest | None = None
     plan: Plan | None = None
     held: tuple[Holding, ...] = ()
+    reports: tuple[NodeReport, ...] = ()
 
     @property
     def kept(self) -> tuple[Holding, ...]:

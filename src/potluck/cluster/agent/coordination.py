@@ -44,7 +44,7 @@ from potluck.cluster.coordinator.attempt import Surroundings
 from potluck.cluster.coordinator.counting import counting_of
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.planning import placement_fields, preferences_of, size_of
-from potluck.cluster.coordinator.survey import gather_reports, plan_model
+from potluck.cluster.coordinator.survey import plan_model
 from potluck.cluster.coordinator.surveyed import explanation_of
 from potluck.cluster.edges.path_figures import PathFigures
 from potluck.cluster.membership import Membership
@@ -138,10 +138,9 @@ class Coordination:
             arithmetic=record.arithmetic,
             preferences=preferences_of(record),
         )
-        reports, _ = await gather_reports(self._membership)
         return PlanOutcome(
             record=msgspec.structs.replace(record, **placement_fields(planned)),
-            reports=reports,
+            reports=planned.reports,
             explanation=await asyncio.to_thread(explanation_of, planned),
         )
 

@@ -50,6 +50,7 @@ def plan_surveyed(
             held=tuple(surveyed.held),
             request=placed.request,
             plan=placed.plan,
+            reports=tuple(surveyed.reports),
         )
 
     return plan_in(arithmetic, surveyed.able, plan)
