@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import msgspec
-from support import hardware
+from support.node_reports import node_report
 
 from potluck.placement.offering import headroom_bytes, offers
-from potluck.types.cluster import NodeId, UnitId
+from potluck.types.cluster import UnitId
 from potluck.types.memory import MemoryPool
 from potluck.types.node import CPU_UNIT, NodeReport, UnitReport
 from potluck.types.unit import Role
@@ -34,25 +34,18 @@ def report(
         is_shared=True,
         num_threads=1,
     )
-    return NodeReport(
-        node_id=NodeId(node),
-        name="",
-        host_id=host,
-        version="",
-        address="",
-        http_address=None,
-        available_bytes=available,
-        available_reason="",
-        memory_limit_bytes=None,
+    return node_report(
+        node,
+        unit,
         usable_bytes=usable,
+        host_id=host,
+        available_bytes=available,
         pools=(
             MemoryPool(pool_id=host, limit_bytes=TOTAL, available_bytes=available),
             *([] if group is None else [group]),
         ),
         untaken_bytes=untaken,
         is_draining=is_draining,
-        units=(unit,),
-        hardware=hardware.report(),
     )
 
 

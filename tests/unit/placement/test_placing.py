@@ -7,7 +7,8 @@ from functools import partial
 
 import msgspec
 import pytest
-from support import hardware, reference_backend
+from support import reference_backend
+from support.node_reports import node_report, own_pool
 from support.sparse_models import SparseModel
 
 from potluck.catalog import describe_model, read_profile
@@ -26,7 +27,7 @@ from potluck.placement.sizes import on_unit
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.engine import EngineCost
-from potluck.types.memory import MemoryPlan, MemoryPool
+from potluck.types.memory import MemoryPlan
 from potluck.types.node import NodeReport, UnitReport
 from potluck.types.placement import Objective, Preferences, Rejection
 from potluck.types.profile import ModelProfile
@@ -78,23 +79,7 @@ def unit(
 
 
 def node(name: str, *units: UnitReport) -> NodeReport:
-    return NodeReport(
-        node_id=NodeId(name),
-        name="",
-        host_id=name,
-        version="",
-        address="",
-        http_address=None,
-        available_bytes=64 * GIB,
-        available_reason="",
-        memory_limit_bytes=None,
-        usable_bytes=64 * GIB,
-        pools=(MemoryPool(pool_id=name, limit_bytes=64 * GIB, available_bytes=64 * GIB),),
-        untaken_bytes=0,
-        is_draining=False,
-        units=units,
-        hardware=hardware.report(),
-    )
+    return node_report(name, *units, usable_bytes=64 * GIB, pools=(own_pool(name, 64 * GIB),))
 
 
 def whole(profile: ModelProfile, size: StageSize = SIZE) -> MemoryPlan:

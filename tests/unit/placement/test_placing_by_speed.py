@@ -7,7 +7,8 @@ from functools import partial
 
 import msgspec
 import pytest
-from support import hardware, reference_backend
+from support import reference_backend
+from support.node_reports import node_report, own_pool
 from support.placement import llama_config, profile_of, rates
 
 from potluck.cluster.coordinator.counting import counting_of
@@ -58,23 +59,7 @@ def unit(
 
 
 def node(name: str, *units: UnitReport, usable: int = 8 * GIB) -> NodeReport:
-    return NodeReport(
-        node_id=NodeId(name),
-        name="",
-        host_id=name,
-        version="",
-        address="",
-        http_address=None,
-        available_bytes=64 * GIB,
-        available_reason="",
-        memory_limit_bytes=None,
-        usable_bytes=usable,
-        pools=(MemoryPool(pool_id=name, limit_bytes=64 * GIB, available_bytes=64 * GIB),),
-        untaken_bytes=0,
-        is_draining=False,
-        units=units,
-        hardware=hardware.report(),
-    )
+    return node_report(name, *units, usable_bytes=usable, pools=(own_pool(name, 64 * GIB),))
 
 
 def surveyed(*nodes: NodeReport, **changes: object) -> Surveyed:

@@ -14,7 +14,7 @@ from typing import Any, cast
 import jsonschema
 import msgspec
 import pytest
-from support import hardware
+from support.node_reports import node_report
 from support.predictions import prediction, stage_prediction
 
 import potluck
@@ -95,23 +95,14 @@ def held(start: int, end: int, *, deployment: DeploymentId = TALES, epoch: int =
 
 
 def node(node_id: NodeId, *stages: HeldStage) -> NodeReport:
-    return NodeReport(
-        node_id=node_id,
+    return node_report(
+        node_id,
+        usable_bytes=1,
         name="board",
         host_id="h",
         version="1",
         address="127.0.0.1:1",
-        http_address=None,
-        available_bytes=1,
-        available_reason="",
-        memory_limit_bytes=None,
-        usable_bytes=1,
-        pools=(),
-        untaken_bytes=0,
-        is_draining=False,
-        units=(),
         held=stages,
-        hardware=hardware.report(),
     )
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from support import hardware
+from support.node_reports import node_report
 
 from potluck.cluster.agent.latest_reports import LatestReports
 from potluck.errors import CallError
@@ -15,23 +15,7 @@ BOTH = frozenset({ONE, OTHER})
 
 
 def report_of(node: NodeId, name: str) -> NodeReport:
-    return NodeReport(
-        node_id=node,
-        name=name,
-        host_id="",
-        version="",
-        address="",
-        http_address=None,
-        available_bytes=0,
-        available_reason="",
-        memory_limit_bytes=None,
-        usable_bytes=0,
-        pools=(),
-        untaken_bytes=0,
-        is_draining=False,
-        units=(),
-        hardware=hardware.report(),
-    )
+    return node_report(node, name=name)
 
 
 class Nodes:

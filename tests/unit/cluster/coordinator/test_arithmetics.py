@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from support import hardware
 from support.cluster_calls import a_plan, a_record
+from support.node_reports import node_report
 
 from potluck.cluster.calls import DeploymentRecord, decode, encode
 from potluck.cluster.coordinator.arithmetics import computing_in, plan_in
@@ -15,7 +16,7 @@ from potluck.errors import EngineError, InsufficientMemoryError
 from potluck.loading import StagePlan, StageSize
 from potluck.placement.planned import PlannedModel, PlannedStage
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.cluster import NodeId, UnitId
+from potluck.types.cluster import UnitId
 from potluck.types.hardware import Figure, Figures, Origin, Trial
 from potluck.types.node import NodeReport, UnitReport
 from potluck.types.program import Shard
@@ -64,23 +65,7 @@ def node(
         role=role,
         arithmetics=() if best is None else ABLE[best],
     )
-    return NodeReport(
-        node_id=NodeId(name),
-        name="",
-        host_id=name,
-        version="",
-        address="",
-        http_address=None,
-        available_bytes=1000,
-        available_reason="",
-        memory_limit_bytes=None,
-        usable_bytes=1000,
-        pools=(),
-        untaken_bytes=0,
-        is_draining=False,
-        units=(unit,),
-        hardware=hardware.report(trials=(trial,)),
-    )
+    return node_report(name, unit, usable_bytes=1000, hardware=hardware.report(trials=(trial,)))
 
 
 class Planner:

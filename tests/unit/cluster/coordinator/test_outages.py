@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
-from support import hardware
 from support.cluster_calls import A, B, C, PlayedMembership, stage_on
+from support.node_reports import node_report
 
 from potluck.cluster.calls import encode
 from potluck.cluster.coordinator.outages import units_out
@@ -30,25 +30,10 @@ def a_report(node_id: NodeId) -> NodeReport:
             reason=reason,
         )
 
-    return NodeReport(
-        node_id=node_id,
-        name="",
-        host_id="",
-        version="",
-        address="",
-        http_address=None,
-        available_bytes=0,
-        available_reason="",
-        memory_limit_bytes=None,
-        usable_bytes=0,
-        pools=(),
-        untaken_bytes=0,
-        is_draining=False,
-        units=(
-            unit(CPU_UNIT, Role.SERVES, ""),
-            unit(UnitId("gpu/played"), Role.OUT, "hung: a step took long"),
-        ),
-        hardware=hardware.report(),
+    return node_report(
+        node_id,
+        unit(CPU_UNIT, Role.SERVES, ""),
+        unit(UnitId("gpu/played"), Role.OUT, "hung: a step took long"),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from support import hardware
+from support.node_reports import node_report
 
 from potluck.cluster.calls import encode
 from potluck.cluster.coordinator.survey import gather_reports
@@ -27,24 +27,7 @@ UNIT = UnitReport(
 
 
 def report_of(node: NodeId, **changes: Any) -> NodeReport:
-    report = NodeReport(
-        node_id=node,
-        name="",
-        host_id=node,
-        version="",
-        address="",
-        http_address=None,
-        available_bytes=2**30,
-        available_reason="",
-        memory_limit_bytes=None,
-        usable_bytes=2**30,
-        pools=(),
-        untaken_bytes=0,
-        is_draining=False,
-        units=(UNIT,),
-        hardware=hardware.report(),
-    )
-    return msgspec.structs.replace(report, **changes)
+    return node_report(node, **{"units": (UNIT,), "usable_bytes": 2**30, **changes})
 
 
 class Nodes:
