@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from potluck.types.cluster import NodeId
+from potluck.types.output import OutputFormat
 from potluck.types.placement import Prediction
 from potluck.types.sequence import CommittedToken, SequenceRequest
 from potluck.types.text import ChatEncoder, Tokenizer
@@ -50,6 +51,8 @@ class ServedModel:
 
     ``vocab_size`` is the model's (of its logits), which may exceed the tokenizer's.
     ``sampling_defaults`` are parameters of ``SamplingParams`` that the model's makers recommend.
+    ``output_format`` says how it writes tool calls and what it thinks; None: everything that
+    it writes is text.
     """
 
     model_id: str
@@ -58,6 +61,7 @@ class ServedModel:
     vocab_size: int
     context_tokens: int
     sampling_defaults: Mapping[str, float | int]
+    output_format: OutputFormat | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,12 +70,14 @@ class LiveSequence:
 
     Mutable, of the event loop. Whoever iterates over ``Gateway.generate`` appends each new token to
     ``committed`` before it asks for the next: what was lost on the way is computed again from there
-    and is the same, because draws are keyed by (seed, position).
+    and is the same, because draws are keyed by (seed, position). ``num_cached_tokens`` of the
+    prompt were not computed for it, because a cache had them; known with the first token.
     """
 
     model_id: str
     request: SequenceRequest
     committed: list[CommittedToken] = field(default_factory=list)
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from potluck.types.step import SamplingParams, SequenceId, TokenLogprob
+from potluck.types.step import Pooling, SamplingParams, SequenceId, TokenLogprob
 
 
 class FinishReason(enum.Enum):
@@ -24,6 +24,9 @@ class SequenceRequest:
     With ``score_prompt`` every token of the prompt but the first, which nothing comes before, is
     committed too, with its log-probability; then ``max_new_tokens`` may be 0.
     ``request_id`` is what the client's request is called in logs; it changes nothing.
+    ``grammar`` is what the new tokens must match, in the form of ``potluck.grammars``; None: they
+    are free. With ``pooling`` the sequence has no new tokens but one vector, made of the hidden
+    states of its prompt.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -32,6 +35,8 @@ class SequenceRequest:
     stop_tokens: frozenset[int] = frozenset()
     request_id: str = ""
     score_prompt: bool = False
+    grammar: str | None = None
+    pooling: Pooling | None = None
 
     @property
     def num_scores(self) -> int:

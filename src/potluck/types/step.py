@@ -6,6 +6,7 @@ sampled last. Tokens of all sequences lie one after another in one flat list.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import NewType
 
@@ -41,6 +42,22 @@ class SamplingParams:
     seed: int = 0
     logprobs: bool = False
     top_logprobs: int = 0
+
+
+class Pooling(enum.Enum):
+    """Which hidden states, after the last norm, become a prompt's one vector."""
+
+    LAST = "last"
+    CLS = "cls"
+    MEAN = "mean"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCopy:
+    """The cache block ``target`` becomes a copy of ``source``, in every layer of every stage."""
+
+    source: int
+    target: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,23 +100,29 @@ class SequenceOpening:
     """What the last stage must know to sample or score for a sequence, sent once, before that.
 
     ``prompt_tokens`` and ``output_tokens`` seed the penalty history (``output_tokens`` is not
-    empty when a sequence is replayed).
+    empty when a sequence is replayed). ``grammar`` is as in ``SequenceRequest``; it has been
+    matched by ``output_tokens`` so far.
     """
 
     sequence_id: SequenceId
     sampling: SamplingParams
     prompt_tokens: tuple[int, ...]
     output_tokens: tuple[int, ...] = ()
+    grammar: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One ragged batch. ``opened`` and ``closed`` are applied before and after the computation."""
+    """One ragged batch. ``opened`` and ``closed`` are applied before and after the computation.
+
+    ``copies`` are made in order, before anything is computed.
+    """
 
     step_id: StepId
     slices: tuple[SequenceSlice, ...]
     opened: tuple[SequenceOpening, ...] = ()
     closed: tuple[SequenceId, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -3,21 +3,50 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function that the model may call.
+
+    ``parameters`` is the JSON schema of its arguments, an object. With ``is_strict`` every call of
+    it has arguments that the schema allows; otherwise the model is only told of the schema.
+    """
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, object] = field(default_factory=dict)
+    is_strict: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call that the model has made. ``arguments`` is the text of a JSON object."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMessage:
-    """What one side of a chat said. ``role`` is ``system``, ``user``, ``assistant`` …
+    """What one side of a chat said. ``role`` is ``system``, ``user``, ``assistant``, ``tool`` …
 
     ``name`` tells speakers of one role apart; a chat template that does not know it ignores it.
+    ``tool_calls`` are those that an assistant's message made, after its content. A message with
+    the role ``tool`` answers the call ``tool_call_id``. ``reasoning`` is what an assistant thought
+    before its content; templates decide which of it the model sees again.
     """
 
     role: str
     content: str
     name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    reasoning: str | None = None
 
 
 class ChatEnding(enum.Enum):
@@ -44,8 +73,14 @@ class ChatEncoder(Protocol):
         *,
         ending: ChatEnding = ChatEnding.NEW_TURN,
         reasoning_effort: str | None = None,
+        tools: Sequence[Tool] = (),
+        template_variables: Mapping[str, object] | None = None,
     ) -> list[int]:
-        """The tokens of ``messages``, which end as ``ending`` says."""
+        """Return the tokens of ``messages``, which end as ``ending`` says.
+
+        ``tools`` are told to the model as its template does it. ``template_variables`` are further
+        variables of the template, of JSON's types (``enable_thinking`` …).
+        """
         ...
 
 
