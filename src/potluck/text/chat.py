@@ -24,7 +24,7 @@ from itertools import chain
 from potluck.errors import ChatTemplateError, ParameterError
 from potluck.text.added_tokens import SEARCHED_CHARACTERS, replace_at, search_in_parts
 from potluck.text.continuation import render_continued
-from potluck.types.text import ChatEnding, ChatMessage, Tokenizer
+from potluck.types.text import ChatEnding, ChatMessage, Tokenizer, Tool
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """The roles that messages may have; each template knows some of them."""
@@ -46,6 +46,8 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         reasoning_effort: str | None = None,
+        tools: Sequence[Tool] = (),
+        template_variables: Mapping[str, object] | None = None,
         now: datetime | None = None,
     ) -> str:
         """The text of a chat; with ``add_generation_prompt`` the assistant's turn is opened.
@@ -70,6 +72,7 @@ class ChatTemplate:
             "tools": None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
+            **(template_variables or {}),
         }
         if reasoning_effort is not None:  # templates ask whether it is defined
             variables["reasoning_effort"] = reasoning_effort
@@ -110,6 +113,8 @@ def encode_chat(
     *,
     ending: ChatEnding = ChatEnding.NEW_TURN,
     reasoning_effort: str | None = None,
+    tools: Sequence[Tool] = (),
+    template_variables: Mapping[str, object] | None = None,
     now: datetime | None = None,
     max_tokens: int | None = None,
 ) -> list[int]:
@@ -140,6 +145,8 @@ def encode_chat(
         template.render,
         add_generation_prompt=ending is ChatEnding.NEW_TURN,
         reasoning_effort=reasoning_effort,
+        tools=tools,
+        template_variables=template_variables,
         now=now,
     )
     if ending is ChatEnding.CONTINUED:

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 from support.toy_gateway import CONTEXT_TOKENS, MODEL, ToyGateway
 
-from potluck.api import other_fields
 from potluck.api.config import ApiLimits
+from potluck.api.dialects.openai import other_fields
+from potluck.api.dialects.openai.asks import chat_asked, completion_asked
+from potluck.api.dialects.openai.bodies import parse_chat, parse_completion
+from potluck.api.dialects.openai.rendering import error_json
 from potluck.api.errors import ApiError, to_api_error
-from potluck.api.parameters import Job, chat_job, completion_job
-from potluck.api.schema import parse_chat, parse_completion
+from potluck.api.jobs import Job, chat_job, text_job
+from potluck.api.other_fields import Others
 from potluck.errors import (
     ChatTemplateError,
     EngineError,
@@ -41,13 +44,13 @@ def model() -> ServedModel:
 
 def chat(served: ServedModel, **fields: Any) -> Job:
     body = {"model": MODEL, "messages": HELLO, **fields}
-    return chat_job(parse_chat(json.dumps(body).encode()), served, ApiLimits())
+    return chat_job(chat_asked(parse_chat(json.dumps(body).encode())), served, ApiLimits())
 
 
 def complete(served: ServedModel, limits: ApiLimits | None = None, **fields: Any) -> Job:
     body = {"model": MODEL, "prompt": "hello", **fields}
-    return completion_job(
-        parse_completion(json.dumps(body).encode()), served, limits or ApiLimits()
+    return text_job(
+        completion_asked(parse_completion(json.dumps(body).encode())), served, limits or ApiLimits()
     )
 
 
@@ -205,7 +208,7 @@ HARMLESS_VALUES: dict[str, list[Any]] = {
 
 
 def test_harmless_fields_change_nothing(model: ServedModel) -> None:
-    def cases(others: other_fields.Others) -> list[dict[str, Any]]:
+    def cases(others: Others) -> list[dict[str, Any]]:
         return [
             {name: value} for name in others.harmless for value in [None, *HARMLESS_VALUES[name]]
         ]
@@ -457,7 +460,7 @@ def test_errors_have_the_status_that_clients_expect() -> None:
         answer = to_api_error(error, prompt_param="prompt")
         assert (answer.status, answer.code, answer.param) == (status, code, param)
     answer = to_api_error(EngineError("a stage was lost", hint="ask again"))
-    assert json.loads(answer.encoded()) == {
+    assert json.loads(error_json(answer)) == {
         "error": {
             "message": "a stage was lost (ask again)",
             "type": "server_error",
