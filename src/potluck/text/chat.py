@@ -29,6 +29,9 @@ from potluck.types.text import ChatEnding, ChatMessage, Tokenizer, Tool
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """The roles that messages may have; each template knows some of them."""
 
+_OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+"""Variables of templates that requests define by other means."""
+
 _PRIVATE_USE_CODES = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
 _PRIVATE_USE = re.compile("[\ue000-\uf8ff\U000f0000-\U000ffffd]")
 
@@ -104,6 +107,21 @@ def chat_ending(
         is_begun = bool(messages) and messages[-1].role == "assistant"
         return ChatEnding.CONTINUED if is_begun else ChatEnding.NEW_TURN
     return ChatEnding.CLOSED if add_generation_prompt is False else ChatEnding.NEW_TURN
+
+
+def template_variables(given: Mapping[str, object]) -> Mapping[str, object]:
+    """Return ``given``, which a client adds to its template's variables.
+
+    Raises ``ParameterError`` for names that are not a client's to define.
+    """
+    for name in given:
+        if name in _OWN_VARIABLES:
+            raise ParameterError(
+                "chat_template_kwargs",
+                f"chat_template_kwargs defines {name}, which the request itself says",
+                hint="leave it out",
+            )
+    return given
 
 
 def encode_chat(

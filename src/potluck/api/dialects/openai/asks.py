@@ -7,24 +7,23 @@ from potluck.api.dialects.openai.bodies import (
     ChatBody,
     CommonBody,
     CompletionBody,
-    ContentPart,
-    Message,
+    NamedTool,
 )
+from potluck.api.dialects.openai.messages import chat_messages
 from potluck.api.errors import invalid
-from potluck.text.chat import chat_ending
+from potluck.api.tools import tool_use
+from potluck.text.chat import chat_ending, template_variables
+from potluck.types.output import ToolMode, ToolUse
 from potluck.types.ranges import require_number
-from potluck.types.text import ChatMessage
+from potluck.types.text import Tool
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's ``max_tokens`` of completions. A chat goes on to the end of the context."""
 
-MAX_NAME_CHARACTERS = 64
-"""Of a message's ``name``, as in OpenAI's API."""
-
 
 def chat_asked(body: ChatBody) -> ChatAsked:
     """What a body of chat completions asks for. Raises ``PotluckError``."""
-    messages = [_message(message, index) for index, message in enumerate(body.messages)]
+    messages = chat_messages(body.messages)
     top_logprobs = body.top_logprobs or 0
     if not body.logprobs and top_logprobs:
         raise invalid("top_logprobs", "top_logprobs is for answers with logprobs: set logprobs")
@@ -44,7 +43,9 @@ def chat_asked(body: ChatBody) -> ChatAsked:
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
         ),
+        tool_use=_tool_use(body),
         reasoning_effort=body.reasoning_effort,
+        template_variables=template_variables(body.chat_template_kwargs or {}),
     )
 
 
@@ -66,6 +67,25 @@ def completion_asked(body: CompletionBody) -> TextAsked:
         prompts=_prompts(body.prompt),
         echo=bool(body.echo),
     )
+
+
+def _tool_use(body: ChatBody) -> ToolUse:
+    tools = [
+        Tool(
+            name=tool.function.name,
+            description=tool.function.description or "",
+            parameters=tool.function.parameters or {},
+            is_strict=bool(tool.function.strict),
+        )
+        for tool in body.tools or ()
+    ]
+    choice = body.tool_choice
+    is_parallel = body.parallel_tool_calls is not False
+    if isinstance(choice, NamedTool):
+        return tool_use(
+            tools, mode=ToolMode.REQUIRED, name=choice.function.name, is_parallel=is_parallel
+        )
+    return tool_use(tools, mode=ToolMode(choice or "auto"), is_parallel=is_parallel)
 
 
 def _sampling(body: CommonBody) -> dict[str, float | int]:
@@ -97,62 +117,6 @@ def _max_new_tokens(body: CommonBody, max_completion_tokens: int | None) -> int 
 
 def _stop(body: CommonBody) -> tuple[str, ...]:
     return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-
-
-def _message(message: Message, index: int) -> ChatMessage:
-    if message.role in ("tool", "function"):
-        raise invalid(
-            f"messages[{index}].role",
-            f"messages with the role {message.role} are not supported: there are no tools",
-            code="unsupported_value",
-        )
-    if message.role not in ("system", "developer", "user", "assistant"):
-        raise invalid(
-            f"messages[{index}].role",
-            f"there is no role {message.role[:20]!r}: use system, developer, user or assistant",
-        )
-    # OpenAI's newer name for the system's words, which few chat templates know.
-    role = "system" if message.role == "developer" else message.role
-    if message.name is not None and len(message.name) > MAX_NAME_CHARACTERS:
-        raise invalid(
-            f"messages[{index}].name",
-            f"messages[{index}].name has {len(message.name)} characters,"
-            f" and may have {MAX_NAME_CHARACTERS}",
-        )
-    return ChatMessage(role=role, content=_content(message, index), name=message.name)
-
-
-def _content(message: Message, index: int) -> str:
-    if isinstance(message.content, str):
-        return message.content
-    if message.content is not None:
-        return "".join(
-            _text_of(part, f"messages[{index}].content[{number}]")
-            for number, part in enumerate(message.content)
-        )
-    if message.role != "assistant":
-        raise invalid(
-            f"messages[{index}].content",
-            f"messages[{index}].content is missing",
-            code="missing_required_parameter",
-        )
-    return ""  # OpenAI's own answers have none where the assistant called a tool or refused
-
-
-def _text_of(part: ContentPart, where: str) -> str:
-    if part.type != "text":
-        raise invalid(
-            f"{where}.type",
-            f"{where} is of the type {part.type[:20]!r}: only text is supported",
-            code="unsupported_value",
-        )
-    if part.text is None:
-        raise invalid(f"{where}.text", f"{where}.text is missing")
-    for name in part.model_extra or {}:
-        raise invalid(
-            f"{where}.{name[:20]}", f"a part of text has no {name[:20]!r}", code="unknown_parameter"
-        )
-    return part.text
 
 
 def _prompts(asked: object) -> list[str | list[int]]:

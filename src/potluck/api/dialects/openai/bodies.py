@@ -61,14 +61,75 @@ class ContentPart(BaseModel):
     text: str | None = None
 
 
+class CalledFunction(BaseModel):
+    """Which function a tool call calls. ``arguments`` is JSON as a text."""
+
+    model_config = STRICT
+
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCallBody(BaseModel):
+    """A tool call that an assistant's message has made. ``index`` is of streams, and ignored."""
+
+    model_config = STRICT
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
 class Message(BaseModel):
-    """A message of a chat."""
+    """A message of a chat. ``reasoning_content`` and ``reasoning`` are one thing."""
 
     model_config = STRICT
 
     role: str
     content: str | Annotated[list[ContentPart], FIRST_ERROR] | None = None
     name: str | None = None
+    tool_calls: Annotated[list[ToolCallBody], FIRST_ERROR] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class FunctionBody(BaseModel):
+    """A function that the model may call. ``parameters`` is a JSON schema."""
+
+    model_config = STRICT
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolBody(BaseModel):
+    """A tool; only functions are supported."""
+
+    model_config = STRICT
+
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class NamedFunction(BaseModel):
+    """The function of a ``tool_choice``."""
+
+    model_config = STRICT
+
+    name: str
+
+
+class NamedTool(BaseModel):
+    """A ``tool_choice`` of one tool."""
+
+    model_config = STRICT
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class ChatBody(CommonBody):
@@ -83,6 +144,10 @@ class ChatBody(CommonBody):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
     )
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[ToolBody], FIRST_ERROR] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionBody(CommonBody):

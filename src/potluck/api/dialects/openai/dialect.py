@@ -86,7 +86,7 @@ class _Endpoints:
         return json_response(model_json(self._service.status(request.path_params["model_id"])))
 
     def _prepare_chat(self, body: ChatBody, model: ServedModel) -> Prepared:
-        choices = ChatChoices(tokenizer=model.tokenizer, logprobs=bool(body.logprobs))
+        choices = ChatChoices(model.tokenizer, logprobs=bool(body.logprobs))
         return _prepared(body, choices, chat_job(chat_asked(body), model, self._service.limits))
 
     def _prepare_completion(self, body: CompletionBody, model: ServedModel) -> Prepared:

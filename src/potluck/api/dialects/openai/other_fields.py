@@ -24,16 +24,12 @@ _HARMLESS_COMMON: Mapping[str, Harmless] = {
 CHAT = Others(
     harmless={
         **_HARMLESS_COMMON,
-        # How many tools may be called at once; there are none.
-        "parallel_tool_calls": BOOLEAN,
         # A guess at the answer, by which a server may be faster; the answer is the same.
         "prediction": OBJECT,
         # How long an answer the client likes. No model here was trained to be told so.
         "verbosity": LABEL,
     },
     neutral={
-        "tools": (None, []),
-        "tool_choice": (None, "none", "auto"),
         "functions": (None, []),
         "function_call": (None, "none", "auto"),
         "audio": (None,),
@@ -59,8 +55,6 @@ MESSAGE = Others(
         "audio": (None,),
         "function_call": (None,),
         "refusal": (None,),
-        "tool_call_id": (None,),
-        "tool_calls": (None, []),
     },
 )
 """Of messages: an assistant's answer may be sent back as it was received."""
