@@ -29,6 +29,7 @@ namespace {
 using InMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using OutMatrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Pairs = std::vector<std::pair<int64_t, int64_t>>;
 using OutBytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 MatrixView view(const InMatrix& m) {
@@ -53,6 +54,12 @@ const Kernels& find_kernels(const std::string& isa) {
 }
 
 Arithmetic as_arithmetic(bool is_fast) { return is_fast ? Arithmetic::Fast : Arithmetic::Exact; }
+
+std::vector<BlockCopy> as_copies(const Pairs& pairs) {
+  std::vector<BlockCopy> copies;
+  for (const auto& [source, target] : pairs) copies.push_back({source, target});
+  return copies;
+}
 
 void check_num_threads(int num_threads) {
   if (num_threads < 1) throw Error("num_threads must be at least 1");
@@ -135,22 +142,27 @@ void bind_stage(nb::module_& m) {
       .def(
           "step",
           [](Stage& stage, std::vector<Slice> slices, std::vector<Opening> opened,
-             std::vector<int64_t> closed, std::optional<InMatrix> hidden,
+             std::vector<int64_t> closed, const Pairs& copies, std::optional<InMatrix> hidden,
              std::optional<OutMatrix> out) {
-            const Step step{std::move(slices), std::move(opened), std::move(closed)};
+            const Step step{std::move(slices), std::move(opened), std::move(closed),
+                            as_copies(copies)};
             nb::gil_scoped_release released;
             return stage.step(step, view(hidden), view(out));
           },
-          nb::kw_only(), "slices"_a, "opened"_a, "closed"_a, "hidden"_a.none(), "out"_a.none())
+          nb::kw_only(), "slices"_a, "opened"_a, "closed"_a, "copies"_a, "hidden"_a.none(),
+          "out"_a.none())
       .def(
           "logits",
           [](Stage& stage, std::vector<Slice> slices, std::vector<Opening> opened,
-             std::vector<int64_t> closed, std::optional<InMatrix> hidden, OutMatrix out) {
-            const Step step{std::move(slices), std::move(opened), std::move(closed)};
+             std::vector<int64_t> closed, const Pairs& copies, std::optional<InMatrix> hidden,
+             OutMatrix out) {
+            const Step step{std::move(slices), std::move(opened), std::move(closed),
+                            as_copies(copies)};
             nb::gil_scoped_release released;
             stage.logits(step, view(hidden), view(out));
           },
-          nb::kw_only(), "slices"_a, "opened"_a, "closed"_a, "hidden"_a.none(), "out"_a)
+          nb::kw_only(), "slices"_a, "opened"_a, "closed"_a, "copies"_a, "hidden"_a.none(),
+          "out"_a)
       .def("time_ops", &Stage::time_ops)
       .def("times",
            [](Stage& stage) {

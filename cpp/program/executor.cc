@@ -114,6 +114,12 @@ uint64_t Executor::scratch_bytes(const Program& program, int64_t max_step_tokens
   return Layout(program, max_step_tokens, num_threads, arithmetic).num_bytes;
 }
 
+void Executor::copy_blocks(const std::vector<BlockCopy>& copies) {
+  for (const BlockCopy& copy : copies) {
+    for (KvCache& cache : caches_) cache.copy_block(copy.source, copy.target);
+  }
+}
+
 void Executor::run(const Batch& batch, ThreadPool::Session& session) {
   divisions_.clear();
   if (batch.num_tokens() == 0) return;

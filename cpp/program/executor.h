@@ -39,6 +39,9 @@ class Executor {
   // output after it without a head.
   float* hidden() { return register_data(program_.hidden()); }
 
+  // In every cache, in order.
+  void copy_blocks(const std::vector<BlockCopy>& copies);
+
   // All ops but the head.
   void run(const Batch& batch, ThreadPool::Session& session);
 

@@ -18,10 +18,15 @@ class KvCache {
   uint16_t* keys() const { return reinterpret_cast<uint16_t*>(keys_.data()); }
   uint16_t* values() const { return reinterpret_cast<uint16_t*>(values_.data()); }
 
+  // The block `target` becomes a copy of `source`; both exist.
+  void copy_block(int64_t source, int64_t target);
+
   static uint64_t keys_bytes(const CacheSpec& spec, int64_t num_blocks);
   static uint64_t values_bytes(const CacheSpec& spec, int64_t num_blocks);
 
  private:
+  uint64_t key_block_bytes_;
+  uint64_t value_block_bytes_;
   Buffer keys_;
   Buffer values_;
 };

@@ -126,6 +126,7 @@ Stage::Times Stage::times() {
 Batch Stage::check(const Step& step, const std::optional<MatrixView>& hidden_in) const {
   weights_.check_complete();
   Batch batch(step.slices, limits_);
+  check_copies(step.copies, limits_);
   const ProgramSpec& spec = program_->spec();
   if (hidden_in.has_value() == spec.has_embedding) {
     throw Error(spec.has_embedding ? "a stage with the embedding takes no hidden states"
@@ -142,6 +143,7 @@ Batch Stage::check(const Step& step, const std::optional<MatrixView>& hidden_in)
 void Stage::compute(const Step& step, const Batch& batch,
                     const std::optional<MatrixView>& hidden_in, ThreadPool::Session& session) {
   if (sampler_) sampler_->open(step.opened);
+  executor_.copy_blocks(step.copies);
   if (hidden_in) {
     std::copy_n(hidden_in->data, hidden_in->rows * hidden_in->columns, executor_.hidden());
   }

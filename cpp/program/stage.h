@@ -23,6 +23,7 @@ struct Step {
   std::vector<Slice> slices;
   std::vector<Opening> opened;
   std::vector<int64_t> closed;
+  std::vector<BlockCopy> copies;  // made in order, before anything is computed
 };
 
 // A float32 matrix that the caller owns.

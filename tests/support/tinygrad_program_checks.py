@@ -27,6 +27,7 @@ from potluck.types.engine import Engine, StepResult
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard
 from potluck.types.step import (
+    BlockCopy,
     SamplingParams,
     SequenceId,
     SequenceOpening,
@@ -130,6 +131,30 @@ def check_warming_up_changes_nothing() -> None:
     engine.warm_up()
     again = _logits(engine, _slice(0, TOKENS[20:21], 20))
     np.testing.assert_array_equal(again, expected)
+
+
+def check_copies_of_blocks() -> None:
+    """A fork within a block, by way of a third; also one of the blocks that warming up reads."""
+    engine = _engine()
+    engine.warm_up()
+    tokens = TOKENS[:25]
+    _logits(engine, _slice(0, tokens))
+    table, between = _slice(0, tokens).block_table, _slice(2, tokens).block_table[3]
+    fork = _slice(1, TOKENS[40:43], 25)
+    target = fork.block_table[1]
+    fork = replace(fork, block_table=(table[0], *fork.block_table[1:]))
+    copies = (
+        BlockCopy(source=table[1], target=between),
+        BlockCopy(source=between, target=target),
+    )
+    slices = (_slice(0, TOKENS[50:54], 25), fork)
+    together = engine.logits(Step(step_id=StepId(0), slices=slices, copies=copies), None)
+    for row, tail in zip(together, (TOKENS[50:54], TOKENS[40:43]), strict=True):
+        _assert_close(row, _logits(engine, _slice(4, (*tokens, *tail)))[0])
+    embedding = _new(_program(TINY, cut(TINY.num_layers, [0])[0]))
+    assert embedding.step(Step(step_id=StepId(0), slices=(), copies=copies), None).sampled == ()
+    bad = Step(step_id=StepId(0), slices=(), copies=(BlockCopy(source=0, target=NUM_BLOCKS),))
+    _refused("of a copy", lambda: engine.step(bad, None))
 
 
 def check_sampling() -> None:

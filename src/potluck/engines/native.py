@@ -290,6 +290,7 @@ class NativeEngine:
                 slices=[core_slice(part) for part in step.slices],
                 opened=[core_opening(opening) for opening in step.opened],
                 closed=step.closed,
+                copies=[(copy.source, copy.target) for copy in step.copies],
                 hidden=_as_core_takes_it(hidden),
                 out=out,
             )
@@ -306,6 +307,7 @@ class NativeEngine:
                 slices=[core_slice(part) for part in step.slices],
                 opened=[core_opening(opening) for opening in step.opened],
                 closed=step.closed,
+                copies=[(copy.source, copy.target) for copy in step.copies],
                 hidden=_as_core_takes_it(hidden),
                 out=out,
             )
@@ -322,6 +324,7 @@ class NativeEngine:
                     slices=[],
                     opened=[],
                     closed=sorted(self._sequences),
+                    copies=[],
                     hidden=None if self._program.shard.has_embedding else no_rows,
                     out=None,
                 )

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from potluck.types.program import CacheSpec, Program
-    from potluck.types.step import SamplingParams, SequenceId, SequenceSlice, Step
+    from potluck.types.step import BlockCopy, SamplingParams, SequenceId, SequenceSlice, Step
     from potluck.types.tensor import TensorSink
 
     Floats = NDArray[np.float32]
@@ -114,6 +114,9 @@ class ReferenceEngine:
         """The residual stream, or with the head the logits that are wanted."""
         tokens = np.array([token for part in step.slices for token in part.tokens], dtype=np.int64)
         positions = np.concatenate([np.zeros(0, dtype=np.int64), *map(_positions, step.slices)])
+        for copy in step.copies:
+            for cache in self._caches:
+                cache.copy_block(copy)
         registers: dict[str, Floats] = {} if hidden is None else {HIDDEN: hidden.copy()}
         for op in self._program.ops:
             match op:
@@ -192,6 +195,11 @@ class _Cache:
         shape = (num_blocks, KV_BLOCK_TOKENS, spec.num_kv_heads, spec.head_dim)
         self._keys = np.zeros(shape, dtype=np.float32)
         self._values = np.zeros(shape, dtype=np.float32)
+
+    def copy_block(self, copy: BlockCopy) -> None:
+        """Make the target hold what the source does."""
+        for values in (self._keys, self._values):
+            values[copy.target] = values[copy.source]
 
     def append(self, part: SequenceSlice, k: Floats, v: Floats) -> None:
         """Store ``[num_tokens, num_kv_heads, head_dim]`` at the positions of ``part``."""

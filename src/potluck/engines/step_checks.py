@@ -32,6 +32,8 @@ def check_step(
         _check_scored(program, part)
         if program.caches:
             _check_blocks(num_blocks, part, written)
+    if program.caches:
+        _check_copies(num_blocks, step)
     _check_hidden(program, step, hidden)
 
 
@@ -113,6 +115,15 @@ def _check_blocks(num_blocks: int, part: SequenceSlice, written: set[int]) -> No
     if shared := written.intersection(new):
         raise _inconsistent(f"two sequences write block {min(shared)}")
     written.update(new)
+
+
+def _check_copies(num_blocks: int, step: Step) -> None:
+    for copy in step.copies:
+        for block in (copy.source, copy.target):
+            if not 0 <= block < num_blocks:
+                raise _inconsistent(f"block {block}, of a copy, is not one of {num_blocks}")
+        if copy.source == copy.target:
+            raise _inconsistent(f"block {copy.source} is copied to itself")
 
 
 def _check_hidden(program: Program, step: Step, hidden: NDArray[np.float32] | None) -> None:

@@ -385,6 +385,7 @@ class Stage:
         slices: Sequence[Slice],
         opened: Sequence[Opening],
         closed: Sequence[int],
+        copies: Sequence[tuple[int, int]],
         hidden: F32 | None,
         out: F32 | None,
     ) -> list[SampledToken]: ...
@@ -394,6 +395,7 @@ class Stage:
         slices: Sequence[Slice],
         opened: Sequence[Opening],
         closed: Sequence[int],
+        copies: Sequence[tuple[int, int]],
         hidden: F32 | None,
         out: F32,
     ) -> None: ...

@@ -22,6 +22,7 @@ from potluck.models.rope import rope_table
 from potluck.types.model import ModelConfig
 from potluck.types.program import Shard
 from potluck.types.step import (
+    BlockCopy,
     SamplingParams,
     SequenceId,
     SequenceOpening,
@@ -241,6 +242,43 @@ def test_an_inconsistent_step_changes_nothing(
             call(step_of(other, *slices), None)
     last = part(tokens=TOKENS[19:20], start_position=19)
     assert stage.engine.logits(step_of(last), None) == close_to(before)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "problem"),
+    [(6, 0, "block 6, of a copy"), (0, -1, "block -1, of a copy"), (3, 3, "copied to itself")],
+)
+def test_an_inconsistent_copy_changes_nothing(source: int, target: int, problem: str) -> None:
+    stage = OneStage().load()
+    before = stage.engine.logits(step_of(GOOD), None)
+    copies = (BlockCopy(source=0, target=4), BlockCopy(source=source, target=target))
+    with pytest.raises(EngineError, match=problem):
+        stage.engine.step(step_of(copies=copies), None)
+    last = part(tokens=TOKENS[19:20], start_position=19)
+    assert stage.engine.logits(step_of(last), None) == close_to(before)
+
+
+def test_blocks_are_copied_in_order_before_anything_is_computed() -> None:
+    """The fork reads and then writes its copy of the last block; the first goes on unchanged."""
+    stage = OneStage().load()
+    before = stage.engine.logits(step_of(part(tokens=TOKENS[:21])), None)
+    stage.engine.logits(step_of(part(tokens=TOKENS[:20])), None)
+    copies = (BlockCopy(source=2, target=5), BlockCopy(source=5, target=3))
+    fork = part(
+        sequence_id=SequenceId(1), tokens=TOKENS[20:21], start_position=20, block_table=(4, 3)
+    )
+    assert stage.engine.logits(step_of(fork, copies=copies), None) == close_to(before)
+    other = part(tokens=TOKENS[30:31], start_position=20)
+    stage.engine.logits(step_of(replace(fork, tokens=TOKENS[30:31])), None)
+    expected = stage.engine.logits(step_of(part(tokens=(*TOKENS[:20], TOKENS[30]))), None)
+    assert stage.engine.logits(step_of(other), None) == close_to(expected)
+
+
+def test_a_stage_without_layers_copies_nothing() -> None:
+    embedding = OneStage(cut(3, [0])[0], num_blocks=0).load()
+    copies = (BlockCopy(source=7, target=9),)
+    hidden = embedding.engine.step(step_of(GOOD, copies=copies), None).hidden
+    assert hidden is not None
 
 
 def test_hidden_states_must_fit() -> None:

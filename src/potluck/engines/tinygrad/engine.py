@@ -79,6 +79,7 @@ class TinygradEngine:
         Without it the first steps compile, and take seconds.
         """
         calls = self._ready_calls()
+        calls.copy_block(self._num_blocks, self._num_blocks)
         for bucket in calls.buckets:
             piece = padding_piece(bucket, self._num_blocks)
             shape = (bucket, self._program.hidden_size)
@@ -183,7 +184,9 @@ class TinygradEngine:
     def _computed_pieces(
         self, calls: Calls, step: Step, hidden: Floats | None
     ) -> Iterator[tuple[Piece, slice]]:
-        """The pieces of a step with their rows, each computed when it is given."""
+        """Copy blocks, then give the pieces of a step with their rows, computing each before."""
+        for copy in step.copies:
+            calls.copy_block(copy.source, copy.target)
         pieces = pieces_of(step, trash_block=self._num_blocks, has_cache=bool(self._program.caches))
         for piece in pieces:
             rows = slice(piece.first_row, piece.first_row + piece.num_rows)
