@@ -45,6 +45,7 @@ def chat_asked(body: ChatBody) -> ChatAsked:
         ),
         tool_use=_tool_use(body),
         reasoning_effort=body.reasoning_effort,
+        thinks=None if body.reasoning_effort is None else body.reasoning_effort != "none",
         template_variables=template_variables(body.chat_template_kwargs or {}),
     )
 
