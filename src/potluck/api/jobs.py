@@ -58,17 +58,8 @@ def chat_job(asked: ChatAsked, model: ServedModel, limits: ApiLimits) -> Job:
         require_number("max_tokens", max_new_tokens)
     count = _num_choices(asked, 1, limits)
     stop = _stop(asked)
-    if not asked.messages:
-        raise invalid("messages", "messages is empty: say something")
     tool_use = asked.tool_use
-    encoded = model.encode_chat(
-        asked.messages,
-        ending=asked.ending,
-        reasoning_effort=asked.reasoning_effort,
-        tools=() if tool_use.mode is ToolMode.NONE else tool_use.tools,
-        template_variables=_template_variables(asked),
-    )
-    prompt = _checked(encoded, model, limits, "messages")
+    prompt = _checked(chat_prompt(asked, model), model, limits, "messages")
     output_format = model.output_format
     grammar, new_parser = asked.grammar, None
     if output_format is not None:
@@ -89,6 +80,20 @@ def chat_job(asked: ChatAsked, model: ServedModel, limits: ApiLimits) -> Job:
         echoes=(None,) * count,
         new_parser=new_parser,
         visible_control_texts=frozenset() if output_format is None else output_format.control_texts,
+    )
+
+
+def chat_prompt(asked: ChatAsked, model: ServedModel) -> list[int]:
+    """Return the tokens of a chat. Takes a while for long ones. Raises ``PotluckError``."""
+    if not asked.messages:
+        raise invalid("messages", "messages is empty: say something")
+    tool_use = asked.tool_use
+    return model.encode_chat(
+        asked.messages,
+        ending=asked.ending,
+        reasoning_effort=asked.reasoning_effort,
+        tools=() if tool_use.mode is ToolMode.NONE else tool_use.tools,
+        template_variables=_template_variables(asked),
     )
 
 
