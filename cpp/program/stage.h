@@ -23,6 +23,7 @@ struct Step {
   std::vector<Slice> slices;
   std::vector<Opening> opened;
   std::vector<int64_t> closed;
+  std::vector<TokenMask> masks;  // of sequences that are sampled
 };
 
 // A float32 matrix that the caller owns.
