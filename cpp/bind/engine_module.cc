@@ -174,6 +174,21 @@ void bind_stage(nb::module_& m) {
           },
           nb::kw_only(), "slices"_a, "opened"_a, "closed"_a, "copies"_a, "hidden"_a.none(),
           "out"_a)
+      .def(
+          "read_blocks",
+          [](Stage& stage, const std::vector<int64_t>& blocks, const OutBytes& out) {
+            nb::gil_scoped_release released;
+            stage.read_blocks(blocks, out.data(), out.size());
+          },
+          "blocks"_a, "out"_a)
+      .def(
+          "write_blocks",
+          [](Stage& stage, const std::vector<int64_t>& blocks, const Bytes& data) {
+            nb::gil_scoped_release released;
+            stage.write_blocks(blocks, data.data(), data.size());
+          },
+          "blocks"_a, "data"_a)
+      .def_prop_ro("block_bytes", &Stage::block_bytes)
       .def("time_ops", &Stage::time_ops)
       .def("times",
            [](Stage& stage) {

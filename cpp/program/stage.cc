@@ -125,6 +125,37 @@ void Stage::map_weight(const std::string& name, const std::vector<int64_t>& shap
   weights_.map(name, shape, format, data, num_bytes, std::move(owner));
 }
 
+void Stage::read_blocks(const std::vector<int64_t>& blocks, uint8_t* out, uint64_t num_bytes) {
+  const Call call(*this);
+  check_blocks(blocks, num_bytes);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    executor_.read_block(blocks[i], out + i * block_bytes());
+  }
+}
+
+void Stage::write_blocks(const std::vector<int64_t>& blocks, const uint8_t* data,
+                         uint64_t num_bytes) {
+  const Call call(*this);
+  check_blocks(blocks, num_bytes);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    executor_.write_block(blocks[i], data + i * block_bytes());
+  }
+}
+
+void Stage::check_blocks(const std::vector<int64_t>& blocks, uint64_t num_bytes) const {
+  for (const int64_t block : blocks) {
+    if (limits_.num_blocks && (block < 0 || block >= *limits_.num_blocks)) {
+      throw Error("there is no cache block " + std::to_string(block) + " (there are " +
+                  std::to_string(*limits_.num_blocks) + ")");
+    }
+  }
+  if (num_bytes != blocks.size() * block_bytes()) {
+    throw Error(std::to_string(num_bytes) + " bytes are not those of " +
+                std::to_string(blocks.size()) + " cache blocks of " +
+                std::to_string(block_bytes()));
+  }
+}
+
 void Stage::time_ops() {
   const Call call(*this);
   executor_.timer().turn_on();

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ from potluck.errors import EngineError, ParameterError
 from potluck.kernels import runner
 from potluck.probe.cores import default_num_threads
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.engine import NO_MASKS, StepResult
+from potluck.types.engine import NO_MASKS, BlockFormat, StepResult
 from potluck.types.sampling import validate_sampling
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ _log = logging.getLogger(__name__)
 
 PANEL_ROWS = 16
 """``kPanelRows`` of ``cpp/kernels/kernels.h``."""
+
+BLOCK_LAYOUT = 1
+"""The layout of keys and values within a block (``AttentionArgs``): counted up when it changes."""
 
 ThreadPool = runner.ThreadPool
 """May be shared by the stages of a process, which take turns. Made by ``make_pool``."""
@@ -318,6 +321,27 @@ class NativeEngine:
             )
         self._sequences.difference_update(step.closed)
         return out
+
+    @property
+    def block_format(self) -> BlockFormat:
+        """See ``LoadableEngine``. In float arithmetic the bits depend on the instruction set."""
+        return BlockFormat(
+            name=f"native-{BLOCK_LAYOUT}/{self.isa}/{self.arithmetic.value}",
+            num_bytes=self._stage.block_bytes,
+        )
+
+    def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
+        """See ``LoadableEngine``."""
+        stage = self._stage
+        data = np.empty((len(blocks), stage.block_bytes), dtype=np.uint8)
+        with core_errors():
+            stage.read_blocks(blocks, data.reshape(-1))
+        return data
+
+    def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """See ``LoadableEngine``."""
+        with core_errors():
+            self._stage.write_blocks(blocks, np.ascontiguousarray(data).reshape(-1))
 
     def reset(self) -> None:
         """See ``Engine``: only the stage with the head knows of sequences."""

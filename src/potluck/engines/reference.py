@@ -17,7 +17,7 @@ from potluck.engines.reference_sampling import sample, score
 from potluck.engines.reference_weights import ReferenceWeights
 from potluck.engines.step_checks import check_masks, check_openings, check_sampled, check_step
 from potluck.errors import EngineError
-from potluck.types.engine import NO_MASKS, StepResult
+from potluck.types.engine import NO_MASKS, BlockFormat, StepResult
 from potluck.types.program import (
     HIDDEN,
     Activation,
@@ -35,6 +35,8 @@ from potluck.types.sampling import validate_sampling
 from potluck.types.step import KV_BLOCK_TOKENS, SampledToken
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from potluck.types.engine import TokenMasks
@@ -94,6 +96,32 @@ class ReferenceEngine:
         self._sequences = _without(sequences, step.closed)
         return logits
 
+    @property
+    def block_format(self) -> BlockFormat:
+        """See ``LoadableEngine``: keys and values of one cache after another, as float32."""
+        num_bytes = sum(cache.block_bytes for cache in self._caches)
+        return BlockFormat(name="reference-1", num_bytes=num_bytes)
+
+    def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
+        """See ``LoadableEngine``."""
+        self._check_blocks(blocks)
+        empty = np.empty((len(blocks), 0), np.uint8)
+        return np.concatenate([empty, *(cache.read_blocks(blocks) for cache in self._caches)], 1)
+
+    def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """See ``LoadableEngine``."""
+        self._check_blocks(blocks)
+        wanted = (len(blocks), self.block_format.num_bytes)
+        if data.shape != wanted:
+            raise EngineError(
+                f"blocks of shape {data.shape} are not {wanted}",
+                hint="this is a defect in Potluck; please report it",
+            )
+        first = 0
+        for cache in self._caches:
+            cache.write_blocks(blocks, data[:, first : first + cache.block_bytes])
+            first += cache.block_bytes
+
     def reset(self) -> None:
         """See ``Engine``."""
         self._sequences.clear()
@@ -111,6 +139,14 @@ class ReferenceEngine:
                 hint="load the weights before the first step, and none after close",
             )
         check_step(self._program, self._num_blocks, step, hidden)
+
+    def _check_blocks(self, blocks: Sequence[int]) -> None:
+        for block in blocks if self._caches else ():
+            if not 0 <= block < self._num_blocks:
+                raise EngineError(
+                    f"block {block} is not one of {self._num_blocks}",
+                    hint="this is a defect in Potluck; please report it",
+                )
 
     def _run(self, step: Step, hidden: Floats | None) -> Floats:
         """The residual stream, or with the head the logits that are wanted."""
@@ -202,6 +238,22 @@ class _Cache:
         """Make the target hold what the source does."""
         for values in (self._keys, self._values):
             values[copy.target] = values[copy.source]
+
+    @property
+    def block_bytes(self) -> int:
+        """What ``read_blocks`` gives of one."""
+        return 2 * self._keys[:1].nbytes
+
+    def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
+        """Return the keys and the values of each, ``[len(blocks), block_bytes]``."""
+        both = np.stack([self._keys[list(blocks)], self._values[list(blocks)]], 1)
+        return both.reshape(len(blocks), -1).view(np.uint8)
+
+    def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """Put back what ``read_blocks`` gave."""
+        both = np.ascontiguousarray(data).view(np.float32)
+        both = both.reshape(len(blocks), 2, *self._keys.shape[1:])
+        self._keys[list(blocks)], self._values[list(blocks)] = both[:, 0], both[:, 1]
 
     def append(self, part: SequenceSlice, k: Floats, v: Floats) -> None:
         """Store ``[num_tokens, num_kv_heads, head_dim]`` at the positions of ``part``."""

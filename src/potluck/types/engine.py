@@ -8,6 +8,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -78,8 +80,42 @@ class Engine(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockFormat:
+    """What the bytes of a cache block are, over all caches of a stage.
+
+    Engines of one program whose formats have the same ``name`` read one another's blocks, and
+    would have computed the same bits from the same input.
+    """
+
+    name: str
+    num_bytes: int
+
+
 class LoadableEngine(Engine, Protocol):
     """An engine that a stage is loaded into."""
+
+    @property
+    def block_format(self) -> BlockFormat | None:
+        """How ``read_blocks`` and ``write_blocks`` have blocks; None if the engine has neither.
+
+        ``num_bytes`` is 0 for a stage without caches.
+        """
+        ...
+
+    def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
+        """Return what the caches hold in ``blocks``: ``[len(blocks), num_bytes]``, the caller's.
+
+        Raises ``EngineError`` for a block that does not exist, or without ``block_format``.
+        """
+        ...
+
+    def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """Put back what ``read_blocks`` gave, here or in another engine of the same program.
+
+        Raises as that does, and for data of another shape; the cache is then unchanged.
+        """
+        ...
 
     @property
     def weights_bytes(self) -> int:

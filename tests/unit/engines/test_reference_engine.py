@@ -298,6 +298,20 @@ def test_a_stage_without_layers_copies_nothing() -> None:
     assert hidden is not None
 
 
+def test_blocks_that_were_read_are_continued_from_elsewhere() -> None:
+    first, other = OneStage().load(), OneStage().load()
+    expected = first.engine.logits(step_of(part(tokens=TOKENS[:21])), None)
+    data = first.engine.read_blocks((4, 2))
+    assert data.shape == (2, first.engine.block_format.num_bytes)
+    other.engine.write_blocks((1, 5), data)
+    last = part(tokens=TOKENS[20:21], start_position=20, block_table=(1, 5))
+    assert other.engine.logits(step_of(last), None) == close_to(expected)
+    with pytest.raises(EngineError, match="block 6 is not one of 6"):
+        other.engine.write_blocks((1, 6), data)
+    with pytest.raises(EngineError, match=r"of shape \(1, "):
+        other.engine.write_blocks((1, 5), data[:1])
+
+
 def test_hidden_states_must_fit() -> None:
     middle = OneStage(cut(3, [1, 2])[1]).load()
     good = np.ones((20, 32), dtype=np.float32)

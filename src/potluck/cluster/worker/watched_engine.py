@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from potluck.cluster.worker.watch import (
 )
 from potluck.engines.opening import open_engine
 from potluck.errors import EngineError, UnitFaultError
-from potluck.types.engine import NO_MASKS, LoadableEngine, StepResult
+from potluck.types.engine import NO_MASKS, BlockFormat, LoadableEngine, StepResult
 from potluck.types.tensor import TensorInfo, TensorSink
 from potluck.types.unit import Fault
 
@@ -84,6 +84,21 @@ class WatchedEngine:
         """As the engine's."""
         with self._watch.call("a step", times=_times(step)):
             return self._engine.logits(step, hidden)
+
+    @property
+    def block_format(self) -> BlockFormat | None:
+        """As the engine's."""
+        return self._engine.block_format
+
+    def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
+        """As the engine's."""
+        with self._watch.call("reading cache blocks"):
+            return self._engine.read_blocks(blocks)
+
+    def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """As the engine's."""
+        with self._watch.call("writing cache blocks"):
+            self._engine.write_blocks(blocks, data)
 
     def reset(self) -> None:
         """As the engine's."""

@@ -23,7 +23,7 @@ from potluck.types.engine import NO_MASKS, StepResult
 from potluck.types.unit import Fault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -123,6 +123,19 @@ class TinygradEngine:
         self._sampler.close(step.closed)
         return np.concatenate([self._new_logits(0), *pieces])
 
+    @property
+    def block_format(self) -> None:
+        """See ``LoadableEngine``: blocks stay on the device."""
+        return
+
+    def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
+        """See ``LoadableEngine``."""
+        raise _no_block_format()
+
+    def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """See ``LoadableEngine``."""
+        raise _no_block_format()
+
     def reset(self) -> None:
         """See ``Engine``: the sampler alone knows of sequences."""
         self._sampler.reset()
@@ -197,6 +210,13 @@ class TinygradEngine:
 
     def _new_logits(self, num_rows: int) -> Floats:
         return np.empty((num_rows, self._program.vocab_size), np.float32)
+
+
+def _no_block_format() -> EngineError:
+    return EngineError(
+        "the tinygrad engine does not read or write cache blocks",
+        hint="this is a defect in Potluck; please report it",
+    )
 
 
 def _check_finite(out: Floats) -> None:
