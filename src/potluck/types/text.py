@@ -61,6 +61,19 @@ class ChatEnding(enum.Enum):
     CLOSED = "closed"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenList:
+    """What each token of a vocabulary stands for, without the way from text to tokens.
+
+    ``data[t]`` are the bytes of the token ``t``, none for control tokens, whose texts are in
+    ``control``. ``end_tokens`` end a text.
+    """
+
+    data: Sequence[bytes]
+    control: Mapping[int, str]
+    end_tokens: tuple[int, ...]
+
+
 class ChatEncoder(Protocol):
     """Gives the tokens of a chat (see ``potluck.text.chat.encode_chat``).
 
