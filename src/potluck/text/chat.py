@@ -24,10 +24,13 @@ from itertools import chain
 from potluck.errors import ChatTemplateError, ParameterError
 from potluck.text.added_tokens import SEARCHED_CHARACTERS, replace_at, search_in_parts
 from potluck.text.continuation import render_continued
-from potluck.types.text import ChatEnding, ChatMessage, Tokenizer
+from potluck.types.text import ChatEnding, ChatMessage, Tokenizer, Tool
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """The roles that messages may have; each template knows some of them."""
+
+_OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+"""Variables of templates that requests define by other means."""
 
 _PRIVATE_USE_CODES = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
 _PRIVATE_USE = re.compile("[\ue000-\uf8ff\U000f0000-\U000ffffd]")
@@ -46,6 +49,8 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         reasoning_effort: str | None = None,
+        tools: Sequence[Tool] = (),
+        template_variables: Mapping[str, object] | None = None,
         now: datetime | None = None,
     ) -> str:
         """The text of a chat; with ``add_generation_prompt`` the assistant's turn is opened.
@@ -70,6 +75,7 @@ class ChatTemplate:
             "tools": None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
+            **(template_variables or {}),
         }
         if reasoning_effort is not None:  # templates ask whether it is defined
             variables["reasoning_effort"] = reasoning_effort
@@ -103,6 +109,21 @@ def chat_ending(
     return ChatEnding.CLOSED if add_generation_prompt is False else ChatEnding.NEW_TURN
 
 
+def template_variables(given: Mapping[str, object]) -> Mapping[str, object]:
+    """Return ``given``, which a client adds to its template's variables.
+
+    Raises ``ParameterError`` for names that are not a client's to define.
+    """
+    for name in given:
+        if name in _OWN_VARIABLES:
+            raise ParameterError(
+                "chat_template_kwargs",
+                f"chat_template_kwargs defines {name}, which the request itself says",
+                hint="leave it out",
+            )
+    return given
+
+
 def encode_chat(
     tokenizer: Tokenizer,
     template: ChatTemplate | None,
@@ -110,6 +131,8 @@ def encode_chat(
     *,
     ending: ChatEnding = ChatEnding.NEW_TURN,
     reasoning_effort: str | None = None,
+    tools: Sequence[Tool] = (),
+    template_variables: Mapping[str, object] | None = None,
     now: datetime | None = None,
     max_tokens: int | None = None,
 ) -> list[int]:
@@ -140,6 +163,8 @@ def encode_chat(
         template.render,
         add_generation_prompt=ending is ChatEnding.NEW_TURN,
         reasoning_effort=reasoning_effort,
+        tools=tools,
+        template_variables=template_variables,
         now=now,
     )
     if ending is ChatEnding.CONTINUED:

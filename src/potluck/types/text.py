@@ -151,6 +151,10 @@ class Tokenizer(Protocol):
         """The bytes that a token stands for; empty for control tokens. Any id is accepted."""
         ...
 
+    def control_text(self, token: int) -> str:
+        """The text of a control token, as its vocabulary has it; empty for every other id."""
+        ...
+
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of ``tokens``, taken as a whole text from its beginning.
 
