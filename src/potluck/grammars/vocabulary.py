@@ -1,19 +1,15 @@
-"""The tokens of a model as llguidance sees them: the bytes that each stands for.
-
-``TokenTable`` is what must be known of a tokenizer for that, in one block of bytes: the last stage
-needs it and not the tokenizer, which takes up to hundreds of megabytes.
-"""
+"""The tokens of a model as llguidance sees them: the bytes that each stands for."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
+from potluck.allocator import return_free_memory
 from potluck.errors import ParameterError
 from potluck.grammars.build import control_token
-from potluck.types.text import Tokenizer
+from potluck.types.text import Tokenizer, TokenList
 
 if TYPE_CHECKING:
     import llguidance
@@ -27,52 +23,15 @@ _MAX_TOKEN_BYTES = 1000
 """llguidance's trie has room for paths of 1,024 bytes. Longer tokens are never allowed."""
 
 
-class TokenTable(msgspec.Struct, frozen=True, kw_only=True):
-    """The bytes of every token of a tokenizer, one after another in ``data``.
-
-    ``lengths`` are 16-bit numbers (little-endian). Control tokens have their names in ``control``
-    and no bytes in ``data``. ``end_tokens`` end a text.
-    """
-
-    lengths: bytes
-    data: bytes
-    control: dict[int, str]
-    end_tokens: tuple[int, ...]
-
-    def encode(self) -> bytes:
-        """Return it as bytes, for ``decode``."""
-        return msgspec.msgpack.encode(self)
-
-    @staticmethod
-    def decode(data: bytes) -> TokenTable:
-        """Raise ``msgspec.DecodeError`` for what ``encode`` has not returned."""
-        return msgspec.msgpack.decode(data, type=TokenTable)
-
-    def tokens(self, vocab_size: int) -> list[bytes]:
-        """Return the bytes of each token below ``vocab_size``, as llguidance takes them."""
-        lengths = np.frombuffer(self.lengths, dtype="<u2").tolist()
-        tokens, start = [], 0
-        for token, length in enumerate(lengths[:vocab_size]):
-            name = self.control.get(token)
-            data = self.data[start : start + length]
-            tokens.append(data if name is None else _CONTROL + control_token(name).encode())
-            start += length
-        tokens += [b""] * (vocab_size - len(tokens))
-        return [token if len(token) <= _MAX_TOKEN_BYTES else b"" for token in tokens]
-
-
-def token_table(tokenizer: Tokenizer) -> TokenTable:
-    """Return the table of ``tokenizer``."""
+def list_tokens(tokenizer: Tokenizer) -> TokenList:
+    """Return the list of the tokens of ``tokenizer``."""
     control = {}
     for text in tokenizer.special_tokens:
         tokens = tokenizer.encode(text, add_bos=False, parse_special=True)
         if len(tokens) == 1:
             control[tokens[0]] = text
-    pieces = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
-    pieces = [piece if len(piece) <= _MAX_TOKEN_BYTES else b"" for piece in pieces]
-    return TokenTable(
-        lengths=np.array([len(piece) for piece in pieces], dtype="<u2").tobytes(),
-        data=b"".join(pieces),
+    return TokenList(
+        data=[tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)],
         control=control,
         end_tokens=tokenizer.eos_token_ids,
     )
@@ -85,10 +44,10 @@ class Vocabulary:
     a text that matches a grammar could not end.
     """
 
-    def __init__(self, table: TokenTable, vocab_size: int) -> None:
+    def __init__(self, tokens: TokenList, vocab_size: int) -> None:
         import llguidance
 
-        ends = [token for token in table.end_tokens if token < vocab_size]
+        ends = [token for token in tokens.end_tokens if 0 <= token < vocab_size]
         if not ends:
             raise ParameterError(
                 "grammar",
@@ -98,9 +57,10 @@ class Vocabulary:
         self.end_tokens = frozenset(ends)
         # One more token, which ends a text for the matcher: a grammar may name the model's own.
         self.end = vocab_size
-        wrapper = _Wrapper([*table.tokens(vocab_size), b""], self.end)
+        wrapper = _Wrapper([*_library_tokens(tokens, vocab_size), b""], self.end)
         self.library: llguidance.LLTokenizer = llguidance.LLTokenizer(wrapper)  # type: ignore[arg-type]
         wrapper.tokens = []  # the library has its own copy
+        return_free_memory()  # several times as much as it keeps
         self._end_words = np.zeros(num_words(vocab_size), dtype=np.uint32)
         for token in ends:
             self._end_words[token // 32] |= np.uint32(1 << token % 32)
@@ -120,6 +80,17 @@ class Vocabulary:
             raw[self.end // 32] &= ~np.uint32(1 << self.end % 32)
             mask |= self._end_words
         return mask
+
+
+def _library_tokens(tokens: TokenList, vocab_size: int) -> list[bytes]:
+    """Return the bytes of each token below ``vocab_size``, as the library takes them."""
+    data = [each if len(each) <= _MAX_TOKEN_BYTES else b"" for each in tokens.data[:vocab_size]]
+    data += [b""] * (vocab_size - len(data))
+    for token, text in tokens.control.items():
+        name = control_token(text).encode("utf-8", "replace")
+        if token < vocab_size and len(name) <= _MAX_TOKEN_BYTES:
+            data[token] = _CONTROL + name
+    return data
 
 
 def num_words(vocab_size: int) -> int:

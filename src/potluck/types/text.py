@@ -74,6 +74,19 @@ class ChatPrompt:
     turn: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenList:
+    """What each token of a vocabulary stands for, without the way from text to tokens.
+
+    ``data[t]`` are the bytes of the token ``t``, none for control tokens, whose texts are in
+    ``control``. ``end_tokens`` end a text.
+    """
+
+    data: Sequence[bytes]
+    control: Mapping[int, str]
+    end_tokens: tuple[int, ...]
+
+
 class ChatEncoder(Protocol):
     """Gives the prompt of a chat (see ``potluck.text.chat.prompt_chat``).
 

@@ -10,7 +10,7 @@ from potluck.catalog import describe_model, load_tokenizer
 from potluck.errors import ParameterError
 from potluck.grammars import build
 from potluck.grammars.matchers import Matcher, Matchers
-from potluck.grammars.vocabulary import TokenTable, Vocabulary, num_words, token_table
+from potluck.grammars.vocabulary import Vocabulary, list_tokens, num_words
 from potluck.types.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
-    return Vocabulary(token_table(tokenizer), tokenizer.vocab_size)
+    return Vocabulary(list_tokens(tokenizer), tokenizer.vocab_size)
 
 
 def allowed(mask: NDArray[np.uint32]) -> list[int]:
@@ -68,24 +68,17 @@ def test_random_draws_are_always_valid(vocabulary: Vocabulary, tokenizer: Tokeni
     assert matchers.num_idle == 1
 
 
-def test_a_table_survives_the_way_as_bytes(tokenizer: Tokenizer) -> None:
-    table = token_table(tokenizer)
-    assert TokenTable.decode(table.encode()) == table
-    tokens = table.tokens(tokenizer.vocab_size + 40)
-    assert len(tokens) == tokenizer.vocab_size + 40
-    assert tokens[tokenizer.vocab_size :] == [b""] * 40
-    control = {text.encode() for text in tokenizer.special_tokens}
-    for token, data in enumerate(tokens[: tokenizer.vocab_size]):
-        if data.startswith(b"\xff<"):
-            assert data[1:] in control
-        else:
-            assert data == tokenizer.token_bytes(token)
+def test_control_tokens_have_names_and_no_bytes(tokenizer: Tokenizer) -> None:
+    tokens = list_tokens(tokenizer)
+    assert set(tokens.control.values()) == set(tokenizer.special_tokens)
+    for token in range(tokenizer.vocab_size):
+        assert tokens.data[token] == tokenizer.token_bytes(token)
 
 
 @pytest.mark.parametrize("extra", [0, 1, 31, 32, 33])
 def test_masks_have_a_bit_for_each_of_the_models_logits(tokenizer: Tokenizer, extra: int) -> None:
     vocab_size = tokenizer.vocab_size + extra
-    vocabulary = Vocabulary(token_table(tokenizer), vocab_size)
+    vocabulary = Vocabulary(list_tokens(tokenizer), vocab_size)
     matcher = Matchers(vocabulary).take(build.choice(["a"]))
     assert len(matcher.mask()) == num_words(vocab_size)
     (a,) = tokenizer.encode("a", add_bos=False)
