@@ -40,6 +40,19 @@ void check_shape(const char* what, int64_t rows, int64_t columns, int64_t wanted
   }
 }
 
+void check_masks_are_used(const Step& step, bool has_head) {
+  if (!has_head && !step.masks.empty()) throw Error("a stage without the head takes no masks");
+  for (const TokenMask& mask : step.masks) {
+    const auto is_sampled = [&](const Slice& slice) {
+      return slice.sequence_id == mask.sequence_id && slice.sample;
+    };
+    if (std::none_of(step.slices.begin(), step.slices.end(), is_sampled)) {
+      throw Error("sequence " + std::to_string(mask.sequence_id) +
+                  ": it has a mask and is not sampled");
+    }
+  }
+}
+
 }  // namespace
 
 // Marks the stage as busy while it lives.
@@ -194,7 +207,9 @@ std::vector<SampledToken> Stage::step(const Step& step, std::optional<MatrixView
     check_shape("the output", hidden_out->rows, hidden_out->columns, batch.num_tokens(),
                 spec.hidden_size);
   }
+  check_masks_are_used(step, spec.has_head);
   if (sampler_) {
+    sampler_->check_masks(step.masks);
     for (const WantedRow& wanted : batch.wanted()) {
       const auto is_it = [&](const Opening& o) { return o.sequence_id == wanted.sequence_id; };
       if (!sampler_->is_open(wanted.sequence_id) &&
@@ -219,9 +234,8 @@ std::vector<SampledToken> Stage::step(const Step& step, std::optional<MatrixView
     const WantedRow* rows = batch.wanted().data() + begin;
     executor_.head(rows, count, logits, session);
     sampling_timer_.start();
-    for (SampledToken& token : sampler_->sample(rows, rows + count, logits, session)) {
-      sampled.push_back(std::move(token));
-    }
+    auto chosen = sampler_->sample(rows, rows + count, logits, step.masks, session);
+    for (SampledToken& token : chosen) sampled.push_back(std::move(token));
     sampling_timer_.add_to(0);
   }
   sampler_->record(sampled);

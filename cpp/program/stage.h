@@ -24,6 +24,7 @@ struct Step {
   std::vector<Opening> opened;
   std::vector<int64_t> closed;
   std::vector<BlockCopy> copies;  // made in order, before anything is computed
+  std::vector<TokenMask> masks;  // of sequences that are sampled
 };
 
 // A float32 matrix that the caller owns.

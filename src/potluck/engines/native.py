@@ -17,6 +17,7 @@ import numpy as np
 from potluck import kernels
 from potluck.engines.native_program import (
     core_errors,
+    core_masks,
     core_opening,
     core_program,
     core_slice,
@@ -24,16 +25,18 @@ from potluck.engines.native_program import (
 )
 from potluck.engines.op_labels import label_of
 from potluck.engines.products import Operands, operands_of
+from potluck.engines.step_checks import check_masks
 from potluck.errors import EngineError, ParameterError
 from potluck.kernels import runner
 from potluck.probe.cores import default_num_threads
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.engine import BlockFormat, StepResult
+from potluck.types.engine import NO_MASKS, BlockFormat, StepResult
 from potluck.types.sampling import validate_sampling
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from potluck.types.engine import TokenMasks
     from potluck.types.program import Program
     from potluck.types.step import SequenceId, Step
     from potluck.types.tensor import TensorFormat, TensorInfo, TensorSink
@@ -277,13 +280,14 @@ class NativeEngine:
                 labels[index] = label_of([ops[each] for each in together])
         return tuple(labels)
 
-    def step(self, step: Step, hidden: Floats | None) -> StepResult:
+    def step(self, step: Step, hidden: Floats | None, masks: TokenMasks = NO_MASKS) -> StepResult:
         """Run the program once (see ``Engine``).
 
         Raises ``ParameterError`` for sampling parameters that are not allowed, and ``EngineError``,
         with the step's tokens in the cache, when the model's logits are not finite.
         """
         stage = self._stage
+        check_masks(self._program, step, masks)
         self._open_sequences(step)
         out = None
         if not self._program.shard.has_head:
@@ -294,6 +298,7 @@ class NativeEngine:
                 opened=[core_opening(opening) for opening in step.opened],
                 closed=step.closed,
                 copies=[(copy.source, copy.target) for copy in step.copies],
+                masks=core_masks(masks),
                 hidden=_as_core_takes_it(hidden),
                 out=out,
             )
@@ -349,6 +354,7 @@ class NativeEngine:
                     opened=[],
                     closed=sorted(self._sequences),
                     copies=[],
+                    masks=(),
                     hidden=None if self._program.shard.has_embedding else no_rows,
                     out=None,
                 )

@@ -15,9 +15,9 @@ import numpy as np
 from potluck.engines import reference_ops as ops
 from potluck.engines.reference_sampling import sample, score
 from potluck.engines.reference_weights import ReferenceWeights
-from potluck.engines.step_checks import check_openings, check_sampled, check_step
+from potluck.engines.step_checks import check_masks, check_openings, check_sampled, check_step
 from potluck.errors import EngineError
-from potluck.types.engine import BlockFormat, StepResult
+from potluck.types.engine import NO_MASKS, BlockFormat, StepResult
 from potluck.types.program import (
     HIDDEN,
     Activation,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from potluck.types.engine import TokenMasks
     from potluck.types.program import CacheSpec, Program
     from potluck.types.step import BlockCopy, SamplingParams, SequenceId, SequenceSlice, Step
     from potluck.types.tensor import TensorSink
@@ -61,9 +62,10 @@ class ReferenceEngine:
         """Takes every format; weights are kept as float32."""
         return self._weights
 
-    def step(self, step: Step, hidden: Floats | None) -> StepResult:
+    def step(self, step: Step, hidden: Floats | None, masks: TokenMasks = NO_MASKS) -> StepResult:
         """Run the program once (see ``Engine``)."""
         self._check(step, hidden)
+        check_masks(self._program, step, masks)
         if not self._program.shard.has_head:
             return StepResult(hidden=self._run(step, hidden), sampled=())
         check_openings(self._program, step, self._sequences)
@@ -72,7 +74,7 @@ class ReferenceEngine:
         logits = self._run(step, hidden)
         wanted = [(part, index) for part in step.slices for index in part.wanted]
         choices = tuple(
-            _choose(sequences[part.sequence_id], part, index, row)
+            _choose(sequences[part.sequence_id], part, index, row, masks.get(part.sequence_id))
             for (part, index), row in zip(wanted, logits, strict=True)
         )
         for (part, index), choice in zip(wanted, choices, strict=True):
@@ -290,7 +292,13 @@ def _without(
     return {key: sequence for key, sequence in sequences.items() if key not in closed}
 
 
-def _choose(sequence: _Sequence, part: SequenceSlice, index: int, logits: Floats) -> SampledToken:
+def _choose(
+    sequence: _Sequence,
+    part: SequenceSlice,
+    index: int,
+    logits: Floats,
+    mask: NDArray[np.uint32] | None,
+) -> SampledToken:
     """What follows the token at ``index`` of ``part``: sampled, or known and scored."""
     position = part.start_position + index + 1
     known = part.known_after(index)
@@ -301,6 +309,7 @@ def _choose(sequence: _Sequence, part: SequenceSlice, index: int, logits: Floats
             prompt_tokens=sequence.prompt_tokens,
             output_tokens=sequence.output_tokens,
             position=position,
+            mask=mask,
         )
     else:
         choice = score(logits, known, sequence.sampling.top_logprobs, position=position)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
+U32 = NDArray[np.uint32]
 U16 = NDArray[np.uint16]
 I8 = NDArray[np.int8]
 I32 = NDArray[np.int32]
@@ -386,6 +387,7 @@ class Stage:
         opened: Sequence[Opening],
         closed: Sequence[int],
         copies: Sequence[tuple[int, int]],
+        masks: Sequence[tuple[int, U32]],
         hidden: F32 | None,
         out: F32 | None,
     ) -> list[SampledToken]: ...
@@ -421,8 +423,12 @@ class Sampler:
         wanted: Sequence[tuple[int, int]],
         logits: F32,
         known: Sequence[int | None] = (),
+        masks: Sequence[tuple[int, U32]] = (),
     ) -> list[SampledToken]:
-        """``wanted`` are sequences and positions; ``known`` those of their tokens to be scored."""
+        """``wanted`` are sequences and positions; ``known`` those of their tokens to be scored.
+
+        ``masks`` are of sequences; see ``Engine.step``.
+        """
 
 # What the machine can do at best (cpp/bind/measure_module.cc)
 

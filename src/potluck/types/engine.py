@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -13,8 +15,18 @@ if TYPE_CHECKING:
 
     from potluck.types.arithmetic import Arithmetic
     from potluck.types.program import Program
-    from potluck.types.step import SampledToken, Step
+    from potluck.types.step import SampledToken, SequenceId, Step
     from potluck.types.tensor import TensorInfo, TensorSink
+
+    TokenMasks = Mapping[SequenceId, NDArray[np.uint32]]
+    """The tokens that may be sampled for a sequence, ``uint32[ceil(vocab_size / 32)]``.
+
+    Bit ``t % 32`` of word ``t // 32`` is 1 where token ``t`` is allowed; bits beyond the vocabulary
+    have no meaning. A sequence without a mask may have any token.
+    """
+
+NO_MASKS: TokenMasks = MappingProxyType({})
+"""Every token is allowed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +49,18 @@ class Engine(Protocol):
         """Where the weights go, before the first step."""
         ...
 
-    def step(self, step: Step, hidden: NDArray[np.float32] | None) -> StepResult:
+    def step(
+        self, step: Step, hidden: NDArray[np.float32] | None, masks: TokenMasks = NO_MASKS
+    ) -> StepResult:
         """Run the program once.
 
         ``hidden`` is float32 ``[num_tokens, hidden_size]`` and None on the stage with the
-        embedding. Raises ``EngineError`` on inconsistent input; the cache is then unchanged.
+        embedding. ``masks``, on the stage with the head, are of sequences that the step samples:
+        a token that a mask does not allow is not chosen, as if its logit were minus infinity after
+        penalties and bias. Log-probabilities and scored tokens do not depend on masks.
+
+        Raises ``EngineError`` on inconsistent input, including a mask that allows no token; the
+        cache is then unchanged.
         """
         ...
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from support.configs import make_config
 from support.stages import Stages, cut, load_weights
 from support.state_dict_source import StateDictSource
+from support.token_masks import mask_of
 
 from potluck.engines.reference import ReferenceEngine
 from potluck.errors import EngineError, ParameterError
@@ -151,6 +152,22 @@ def test_a_step_samples_in_slice_order(stages: Stages) -> None:
     assert (second.sequence_id, second.position, second.token) == (2, 9, logits[0].argmax())
     assert first.logprob is None
     assert second.logprob == second.top[0].logprob
+
+
+def test_masks_are_of_the_sequences_that_are_sampled(stages: Stages) -> None:
+    logits = stages.logits(stages.slice(0, TOKENS[:9]), stages.slice(1, TOKENS[:12]))
+    masks = {SequenceId(3): mask_of(len(logits[0]), [7, 40])}
+    result = stages.step(
+        stages.slice(2, TOKENS[:9]),
+        stages.slice(3, TOKENS[:12]),
+        opened=[opening(2), opening(3)],
+        masks=masks,
+    )
+    first, second = result.sampled
+    assert first.token == logits[0].argmax()
+    assert second.token == (7 if logits[1][7] >= logits[1][40] else 40)
+    with pytest.raises(EngineError, match="sequence 3 has a mask and is not sampled"):
+        stages.step(stages.slice(3, TOKENS[:12], sample=False), masks=masks)
 
 
 def test_sampled_tokens_count_for_penalties_and_replay_restores_them(stages: Stages) -> None:

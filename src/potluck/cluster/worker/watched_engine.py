@@ -17,13 +17,14 @@ from potluck.cluster.worker.watch import (
 )
 from potluck.engines.opening import open_engine
 from potluck.errors import EngineError, UnitFaultError
-from potluck.types.engine import BlockFormat, LoadableEngine, StepResult
+from potluck.types.engine import NO_MASKS, BlockFormat, LoadableEngine, StepResult
 from potluck.types.tensor import TensorInfo, TensorSink
 from potluck.types.unit import Fault
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from potluck.types.engine import TokenMasks
     from potluck.types.program import Program
     from potluck.types.step import Step
     from potluck.types.unit import UnitAddress
@@ -69,10 +70,12 @@ class WatchedEngine:
         with self._watch.call(what, times=COMPILING_TIMES), _refusals_are_faults():
             self._engine.warm_up()
 
-    def step(self, step: Step, hidden: NDArray[np.float32] | None) -> StepResult:
+    def step(
+        self, step: Step, hidden: NDArray[np.float32] | None, masks: TokenMasks = NO_MASKS
+    ) -> StepResult:
         """As the engine's. Raises ``UnitFaultError`` for numbers that are not finite."""
         with self._watch.call("a step", times=_times(step)):
-            result = self._engine.step(step, hidden)
+            result = self._engine.step(step, hidden, masks)
         if _is_finite(result.hidden) or not _is_finite(hidden):
             return result  # what came in wrong is another stage's fault
         raise UnitFaultError(Fault.NOT_FINITE.value, "a step gave NaN or infinite numbers")

@@ -13,13 +13,13 @@ import numpy as np
 
 from potluck.engines.native import make_pool
 from potluck.engines.sampler import StepSampler
-from potluck.engines.step_checks import check_step
+from potluck.engines.step_checks import check_masks, check_step
 from potluck.engines.tinygrad.calls import Calls
 from potluck.engines.tinygrad.device import open_device
 from potluck.engines.tinygrad.pieces import padding_piece, pieces_of
 from potluck.engines.tinygrad.weights import DeviceWeights
 from potluck.errors import EngineError, UnitFaultError
-from potluck.types.engine import StepResult
+from potluck.types.engine import NO_MASKS, StepResult
 from potluck.types.unit import Fault
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from potluck.engines.tinygrad.pieces import Piece
     from potluck.kernels import runner
+    from potluck.types.engine import TokenMasks
     from potluck.types.program import Program
     from potluck.types.step import SampledToken, Step
     from potluck.types.tensor import TensorSink
@@ -89,7 +90,7 @@ class TinygradEngine:
             else:
                 calls.read_hidden(np.empty(shape, np.float32))
 
-    def step(self, step: Step, hidden: Floats | None) -> StepResult:
+    def step(self, step: Step, hidden: Floats | None, masks: TokenMasks = NO_MASKS) -> StepResult:
         """Run the program once (see ``Engine``).
 
         Raises ``ParameterError`` for sampling parameters that are not allowed, and
@@ -97,14 +98,15 @@ class TinygradEngine:
         """
         calls = self._check(step, hidden)
         if not self._has_head:
+            check_masks(self._program, step, masks)
             return StepResult(hidden=self._run(calls, step, hidden), sampled=())
-        self._sampler.check(step, samples=True)
+        self._sampler.check(step, masks, samples=True)
         self._sampler.open(step.opened)
         wanted = [(part, index) for part in step.slices for index in part.wanted]
         sampled: list[SampledToken] = []
         for logits in self._logits_of_pieces(calls, step, hidden):
             now = wanted[len(sampled) : len(sampled) + len(logits)]
-            sampled += self._sampler.sample(now, logits)
+            sampled += self._sampler.sample(now, logits, masks)
         self._sampler.close(step.closed)
         return StepResult(hidden=None, sampled=tuple(sampled))
 
