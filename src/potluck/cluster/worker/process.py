@@ -20,6 +20,7 @@ import psutil
 
 from potluck.cluster.steps import edge_limits
 from potluck.cluster.trust.credentials import Credentials
+from potluck.cluster.worker.block_keeper import BlockKeeper
 from potluck.cluster.worker.control import ControlChannel
 from potluck.cluster.worker.loading import load_for
 from potluck.cluster.worker.messages import (
@@ -104,7 +105,9 @@ def _serve(channel: ControlChannel) -> int:
         ended=channel.stop_receiving,
         stuck=partial(_end_stuck, channel),
     )
-    serving = Serving(_served(load, loaded.stage, credentials), told)
+    kept = loaded.kept_blocks
+    served = _served(load, loaded.stage, credentials, None if kept is None else kept.keeper)
+    serving = Serving(served, told)
     try:
         host, port = serving.listen()
         channel.send(
@@ -116,6 +119,7 @@ def _serve(channel: ControlChannel) -> int:
                 seconds=loaded.seconds,
                 mapped_file=_mapped_file(loaded.stage),
                 model_shape=loaded.model_shape,
+                kept_blocks="" if kept is None else kept.name,
             )
         )
         _answer(channel, serving, watch)
@@ -125,7 +129,9 @@ def _serve(channel: ControlChannel) -> int:
     return 1 if failures else 0
 
 
-def _served(load: Load, loaded: LoadedStage, credentials: Credentials) -> ServedStage:
+def _served(
+    load: Load, loaded: LoadedStage, credentials: Credentials, keeper: BlockKeeper | None
+) -> ServedStage:
     spec = load.spec
     return ServedStage(
         deployment=spec.deployment,
@@ -139,6 +145,7 @@ def _served(load: Load, loaded: LoadedStage, credentials: Credentials) -> Served
         ),
         credentials=credentials,
         listen_host=load.listen_host,
+        keeper=keeper,
     )
 
 
