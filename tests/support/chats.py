@@ -65,7 +65,7 @@ def result(call_id: str, name: str, content: str) -> Message:
     return {"role": "tool", "tool_call_id": call_id, "name": name, "content": content}
 
 
-SYSTEM: Message = {"role": "system", "content": "You are brief, and <exact> & \"kind\"."}
+SYSTEM: Message = {"role": "system", "content": 'You are brief, and <exact> & "kind".'}
 ONE_CALL = [
     user("Weather in Žilina?"),
     assistant(
