@@ -4,6 +4,7 @@ Wrong shapes raise ``ValueError``, wrong dtypes and layouts ``TypeError``; the r
 ``Error`` for all else that it refuses. Calls release the GIL while they compute.
 """
 
+import enum
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
+U32 = NDArray[np.uint32]
 U16 = NDArray[np.uint16]
 I8 = NDArray[np.int8]
 I32 = NDArray[np.int32]
@@ -240,7 +242,7 @@ class Add:
     def __init__(self, *, x: str, y: str) -> None: ...
 
 class Head:
-    def __init__(self, *, x: str, weight: str, vocab_size: int) -> None: ...
+    def __init__(self, *, x: str, weight: str | None, vocab_size: int) -> None: ...
 
 Op = Embed | RmsNorm | Linear | Rope | Attention | GatedActivation | Moe | Add | Head
 
@@ -288,6 +290,11 @@ def pack_rows_on(
 ) -> None:
     """``pack_rows`` on all threads of ``pool``; raises ``Error`` for wrong sizes."""
 
+class Pooling(enum.Enum):
+    LAST = ...
+    CLS = ...
+    MEAN = ...
+
 class Slice:
     def __init__(
         self,
@@ -299,6 +306,8 @@ class Slice:
         sample: bool,
         score_from: int | None = None,
         next_token: int | None = None,
+        pooling: Pooling | None = None,
+        ends_pooling: bool = False,
     ) -> None: ...
 
 class SamplingParams:
@@ -346,6 +355,16 @@ class SampledToken:
     @property
     def top(self) -> list[TokenLogprob]: ...
 
+class PooledVector:
+    @property
+    def sequence_id(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def token(self) -> int: ...
+    @property
+    def values(self) -> bytes: ...
+
 class TimedOps:
     """Ops ``[first_op, end_op)`` of a program, which run together (cpp/program/op_timer.h)."""
 
@@ -385,18 +404,25 @@ class Stage:
         slices: Sequence[Slice],
         opened: Sequence[Opening],
         closed: Sequence[int],
+        copies: Sequence[tuple[int, int]],
+        masks: Sequence[tuple[int, U32]],
         hidden: F32 | None,
         out: F32 | None,
-    ) -> list[SampledToken]: ...
+    ) -> tuple[list[SampledToken], list[PooledVector]]: ...
     def logits(
         self,
         *,
         slices: Sequence[Slice],
         opened: Sequence[Opening],
         closed: Sequence[int],
+        copies: Sequence[tuple[int, int]],
         hidden: F32 | None,
         out: F32,
     ) -> None: ...
+    def read_blocks(self, blocks: Sequence[int], out: U8) -> None: ...
+    def write_blocks(self, blocks: Sequence[int], data: U8) -> None: ...
+    @property
+    def block_bytes(self) -> int: ...
     def time_ops(self) -> None: ...
     def times(self) -> tuple[list[TimedOps], float]:
         """By ops of the program, and seconds of sampling; since ``time_ops``."""
@@ -415,8 +441,12 @@ class Sampler:
         wanted: Sequence[tuple[int, int]],
         logits: F32,
         known: Sequence[int | None] = (),
+        masks: Sequence[tuple[int, U32]] = (),
     ) -> list[SampledToken]:
-        """``wanted`` are sequences and positions; ``known`` those of their tokens to be scored."""
+        """``wanted`` are sequences and positions; ``known`` those of their tokens to be scored.
+
+        ``masks`` are of sequences; see ``Engine.step``.
+        """
 
 # What the machine can do at best (cpp/bind/measure_module.cc)
 

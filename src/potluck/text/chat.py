@@ -21,7 +21,7 @@ from potluck.text.continuation import render_continued
 from potluck.text.reasoning import reasoning_format
 from potluck.text.shield import Shield, texts_of, texts_of_message
 from potluck.text.template_data import EFFORT_VARIABLES, messages_data, tool_data
-from potluck.types.text import ChatEnding, ChatMessage, Tokenizer, Tool
+from potluck.types.text import ChatEnding, ChatMessage, ChatPrompt, Tokenizer, Tool
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """The roles that messages may have; each template knows some of them."""
@@ -95,19 +95,6 @@ class ChatTemplate:
         return run_template(source, variables, now=now or datetime.now().astimezone())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatPrompt:
-    """A chat's tokens, and the text of the model's turn as far as it is in them.
-
-    The turn's text tells whether an output begins within a thought (``prompt_end`` of
-    ``potluck.types.output.OutputFormat``). Where the template gives the model's turn no beginning
-    that can be told, it has some of the text before.
-    """
-
-    tokens: list[int]
-    turn: str
-
-
 def chat_ending(
     messages: Sequence[ChatMessage],
     *,
@@ -151,7 +138,7 @@ def encode_chat(
 
     Raises what ``prompt_chat`` raises.
     """
-    return prompt_chat(
+    prompt = prompt_chat(
         tokenizer,
         template,
         messages,
@@ -161,7 +148,8 @@ def encode_chat(
         template_variables=template_variables,
         now=now,
         max_tokens=max_tokens,
-    ).tokens
+    )
+    return list(prompt.tokens)
 
 
 def prompt_chat(
