@@ -306,7 +306,6 @@ def test_harmless_fields_change_nothing(model: ServedModel) -> None:
         ({"tools": [WEATHER]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"add_generation_prompt": 1}, "add_generation_prompt"),
         (

@@ -64,7 +64,7 @@ class _Endpoints:
         """``POST /v1/messages/count_tokens``."""
 
         def count(body: PromptBody, model: ServedModel) -> int:
-            return len(chat_prompt(prompt_asked(body), model))
+            return len(chat_prompt(prompt_asked(body), model).tokens)
 
         num_tokens = await self._service.computed(
             request, parse_prompt, lambda asked: asked.model, count, prompt_param="messages"
