@@ -14,10 +14,10 @@ class SequenceState:
 
     ``num_scheduled`` counts the leading tokens whose computation was put into a step under the
     present ``block_table``; ``awaiting_sample`` is true while a step that samples for this sequence
-    is in flight. ``is_opened`` says whether the last stage was told of the sequence. ``num_scored``
-    counts the scores of the prompt that were committed, and ``next_score`` is the position of the
-    first token of the prompt whose score no step was asked for yet. One that ``is_alone`` shares no
-    step with others, and no other step is in flight beside its own.
+    or gives its vector is in flight. ``is_opened`` says whether the last stage was told of the
+    sequence. ``num_scored`` counts the scores of the prompt that were committed, and ``next_score``
+    is the position of the first token of the prompt whose score no step was asked for yet. One that
+    ``is_alone`` shares no step with others, and no other step is in flight beside its own.
     """
 
     sequence_id: SequenceId
@@ -43,9 +43,16 @@ class SequenceState:
         return self.max_tokens == self.num_prompt_tokens
 
     @property
+    def num_to_compute(self) -> int:
+        """Known tokens that are put into steps: the last of a text that is scored is not."""
+        if self.request.pooling is not None:
+            return self.request.last_pooled_position + 1
+        return len(self.tokens) - self.is_only_scored
+
+    @property
     def num_unscheduled(self) -> int:
         """Known tokens that no step has taken yet: more than one during prefill."""
-        return len(self.tokens) - self.is_only_scored - self.num_scheduled
+        return self.num_to_compute - self.num_scheduled
 
     @property
     def wants_decode(self) -> bool:
