@@ -66,6 +66,7 @@ class SequenceState:
             sampling=self.request.sampling,
             prompt_tokens=self.request.prompt_tokens,
             output_tokens=tuple(self.tokens[self.num_prompt_tokens :]),
+            grammar=self.request.grammar,
         )
 
     def restart(self) -> None:
