@@ -87,6 +87,21 @@ void check_sharing(const std::vector<Slice>& slices) {
 
 }  // namespace
 
+void check_copies(const std::vector<BlockCopy>& copies, const BatchLimits& limits) {
+  if (!limits.num_blocks) return;
+  for (const BlockCopy& copy : copies) {
+    for (const int64_t block : {copy.source, copy.target}) {
+      if (block < 0 || block >= *limits.num_blocks) {
+        throw Error("there is no cache block " + std::to_string(block) + " to copy (there are " +
+                    std::to_string(*limits.num_blocks) + ")");
+      }
+    }
+    if (copy.source == copy.target) {
+      throw Error("cache block " + std::to_string(copy.source) + " is copied to itself");
+    }
+  }
+}
+
 Batch::Batch(const std::vector<Slice>& slices, const BatchLimits& limits) {
   size_t num_tokens = 0;
   size_t num_blocks = 0;

@@ -20,6 +20,12 @@ struct Slice {
   std::optional<int64_t> next_token = std::nullopt;
 };
 
+// As potluck.types.step.BlockCopy.
+struct BlockCopy {
+  int64_t source;
+  int64_t target;
+};
+
 // What a stage can take in one step.
 struct BatchLimits {
   int64_t max_tokens;
@@ -57,6 +63,9 @@ struct WantedRow {
   int64_t next_position;         // where the token stands that follows
   std::optional<int64_t> known;  // it, if it is scored and not sampled
 };
+
+// Throws Error for a block that does not exist, and for a copy of a block to itself.
+void check_copies(const std::vector<BlockCopy>& copies, const BatchLimits& limits);
 
 class Batch {
  public:

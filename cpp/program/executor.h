@@ -39,6 +39,14 @@ class Executor {
   // output after it without a head.
   float* hidden() { return register_data(program_.hidden()); }
 
+  // In every cache, in order.
+  void copy_blocks(const std::vector<BlockCopy>& copies);
+
+  // What a block holds in every cache, one after another.
+  uint64_t block_bytes() const;
+  void read_block(int64_t block, uint8_t* out) const;
+  void write_block(int64_t block, const uint8_t* data);
+
   // All ops but the head.
   void run(const Batch& batch, ThreadPool::Session& session);
 

@@ -1,5 +1,7 @@
 #include "program/kv_cache.h"
 
+#include <cstring>
+
 #include "kernels/kernels.h"
 
 namespace potluck {
@@ -16,7 +18,28 @@ uint64_t KvCache::values_bytes(const CacheSpec& spec, int64_t num_blocks) {
 }
 
 KvCache::KvCache(const CacheSpec& spec, int64_t num_blocks)
-    : keys_(keys_bytes(spec, num_blocks), Pages::Huge, "the key cache"),
+    : key_block_bytes_(keys_bytes(spec, 1)),
+      value_block_bytes_(values_bytes(spec, 1)),
+      keys_(keys_bytes(spec, num_blocks), Pages::Huge, "the key cache"),
       values_(values_bytes(spec, num_blocks), Pages::Huge, "the value cache") {}
+
+void KvCache::copy_block(int64_t source, int64_t target) {
+  std::memmove(keys_.data() + target * key_block_bytes_, keys_.data() + source * key_block_bytes_,
+               key_block_bytes_);
+  std::memmove(values_.data() + target * value_block_bytes_,
+               values_.data() + source * value_block_bytes_, value_block_bytes_);
+}
+
+void KvCache::read_block(int64_t block, uint8_t* out) const {
+  std::memcpy(out, keys_.data() + block * key_block_bytes_, key_block_bytes_);
+  std::memcpy(out + key_block_bytes_, values_.data() + block * value_block_bytes_,
+              value_block_bytes_);
+}
+
+void KvCache::write_block(int64_t block, const uint8_t* data) {
+  std::memcpy(keys_.data() + block * key_block_bytes_, data, key_block_bytes_);
+  std::memcpy(values_.data() + block * value_block_bytes_, data + key_block_bytes_,
+              value_block_bytes_);
+}
 
 }  // namespace potluck

@@ -18,10 +18,20 @@ class KvCache {
   uint16_t* keys() const { return reinterpret_cast<uint16_t*>(keys_.data()); }
   uint16_t* values() const { return reinterpret_cast<uint16_t*>(values_.data()); }
 
+  // The block `target` becomes a copy of `source`; both exist.
+  void copy_block(int64_t source, int64_t target);
+
+  // What a block holds, as bytes: its keys, then its values.
+  uint64_t block_bytes() const { return key_block_bytes_ + value_block_bytes_; }
+  void read_block(int64_t block, uint8_t* out) const;
+  void write_block(int64_t block, const uint8_t* data);
+
   static uint64_t keys_bytes(const CacheSpec& spec, int64_t num_blocks);
   static uint64_t values_bytes(const CacheSpec& spec, int64_t num_blocks);
 
  private:
+  uint64_t key_block_bytes_;
+  uint64_t value_block_bytes_;
   Buffer keys_;
   Buffer values_;
 };

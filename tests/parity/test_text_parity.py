@@ -173,7 +173,10 @@ def test_names_reach_the_template(tmp_path: Path) -> None:
     tokens = encode_chat(
         load_tokenizer(directory),
         load_chat_template(directory),
-        [ChatMessage(**each) for each in chat],
+        [
+            ChatMessage(role=each["role"], content=each["content"], name=each.get("name"))
+            for each in chat
+        ],
     )
     assert tokens == reference_of(directory).apply_chat_template(
         chat, tokenize=True, return_dict=False, add_generation_prompt=True

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from potluck.api import schema
+from potluck.api.dialects.openai import bodies
 from potluck.cluster import calls
 from potluck.cluster.steps import decode_sampled, decode_step, encode_sampled, encode_step
 from potluck.cluster.worker import messages
@@ -154,7 +154,7 @@ def test_what_is_in_a_range_is_a_number_that_msgpack_keeps(name: str, value: obj
     assert (type(kept), kept) == (type(value), value)
 
 
-@pytest.mark.parametrize("body", [schema.ChatBody, schema.CompletionBody])
+@pytest.mark.parametrize("body", [bodies.ChatBody, bodies.CompletionBody])
 def test_every_number_of_a_body_has_a_range(body: type) -> None:
     """A field that is added without one would bring back what this module is for."""
     numbers = {

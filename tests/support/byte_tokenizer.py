@@ -34,6 +34,9 @@ class ByteTokenizer:
     def token_bytes(self, token: int) -> bytes:
         return self.pieces[token]
 
+    def control_text(self, token: int) -> str:
+        return ""
+
     def decode(self, tokens: Sequence[int]) -> str:
         data = b"".join(self.pieces[token] for token in tokens)
         if self.strips_prefix_space:

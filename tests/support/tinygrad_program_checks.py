@@ -13,6 +13,7 @@ from support.configs import make_config
 from support.parity import native_error_limit, rms
 from support.random_weights import load_random_weights
 from support.stages import cut
+from support.token_masks import mask_of
 from tinygrad.helpers import GlobalCounters
 
 from potluck.engines.reference import ReferenceEngine
@@ -27,6 +28,7 @@ from potluck.types.engine import Engine, StepResult
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard
 from potluck.types.step import (
+    BlockCopy,
     SamplingParams,
     SequenceId,
     SequenceOpening,
@@ -132,6 +134,30 @@ def check_warming_up_changes_nothing() -> None:
     np.testing.assert_array_equal(again, expected)
 
 
+def check_copies_of_blocks() -> None:
+    """A fork within a block, by way of a third; also one of the blocks that warming up reads."""
+    engine = _engine()
+    engine.warm_up()
+    tokens = TOKENS[:25]
+    _logits(engine, _slice(0, tokens))
+    table, between = _slice(0, tokens).block_table, _slice(2, tokens).block_table[3]
+    fork = _slice(1, TOKENS[40:43], 25)
+    target = fork.block_table[1]
+    fork = replace(fork, block_table=(table[0], *fork.block_table[1:]))
+    copies = (
+        BlockCopy(source=table[1], target=between),
+        BlockCopy(source=between, target=target),
+    )
+    slices = (_slice(0, TOKENS[50:54], 25), fork)
+    together = engine.logits(Step(step_id=StepId(0), slices=slices, copies=copies), None)
+    for row, tail in zip(together, (TOKENS[50:54], TOKENS[40:43]), strict=True):
+        _assert_close(row, _logits(engine, _slice(4, (*tokens, *tail)))[0])
+    embedding = _new(_program(TINY, cut(TINY.num_layers, [0])[0]))
+    assert embedding.step(Step(step_id=StepId(0), slices=(), copies=copies), None).sampled == ()
+    bad = Step(step_id=StepId(0), slices=(), copies=(BlockCopy(source=0, target=NUM_BLOCKS),))
+    _refused("of a copy", lambda: engine.step(bad, None))
+
+
 def check_sampling() -> None:
     """What is chosen is what the reference chooses from the same logits; penalties count."""
     engine = _engine()
@@ -145,12 +171,14 @@ def check_sampling() -> None:
         for i, each in enumerate(params)
     )
     fed, start = [TOKENS[:9], TOKENS[:9]], 0
+    vocab_size = TINY.vocab_size
     for turn in range(4):
+        masks = {SequenceId(1): mask_of(vocab_size, range(turn, vocab_size, 2))} if turn else {}
         parts = [_slice(i, fed[i], start) for i in range(2)]
         # The same tokens in the same places, so that the same bits are in the cache after.
         logits = engine.logits(Step(step_id=StepId(0), slices=tuple(parts)), None)
         step = Step(step_id=StepId(0), slices=tuple(parts), opened=() if turn else openings)
-        result = engine.step(step, None)
+        result = engine.step(step, None, masks)
         start += len(fed[0])
         for i, (chosen, row) in enumerate(zip(result.sampled, logits, strict=True)):
             wanted = sample(
@@ -159,6 +187,7 @@ def check_sampling() -> None:
                 prompt_tokens=TOKENS[:9],
                 output_tokens=outputs[i],
                 position=start,
+                mask=masks.get(SequenceId(i)),
             )
             assert (chosen.sequence_id, chosen.position) == (i, start)
             assert chosen.token == wanted.token

@@ -34,7 +34,7 @@ from potluck.types.gateway import (
 )
 from potluck.types.sequence import CommittedToken
 from potluck.types.step import SampledToken, SamplingParams, SequenceId, Step, TokenLogprob
-from potluck.types.text import ChatEnding, ChatMessage
+from potluck.types.text import ChatEnding, ChatMessage, ChatPrompt, Tool
 
 VOCAB_SIZE = 1000
 END_OF_TEXT = 999
@@ -69,6 +69,9 @@ class ToyTokenizer:
             return b""
         return bytes([token]) if token < 256 else f" w{token}".encode()
 
+    def control_text(self, token: int) -> str:
+        return "</s>" if token == END_OF_TEXT else ""
+
     def decode(self, tokens: Sequence[int]) -> str:
         return b"".join(map(self.token_bytes, tokens)).decode(errors="replace")
 
@@ -78,7 +81,9 @@ def toy_chat(
     *,
     ending: ChatEnding = ChatEnding.NEW_TURN,
     reasoning_effort: str | None = None,
-) -> list[int]:
+    tools: Iterable[Tool] = (),
+    template_variables: Mapping[str, object] | None = None,
+) -> ChatPrompt:
     """The toy model's chat template: ``role:content`` and a new line each, then ``assistant:``."""
     effort = "" if reasoning_effort is None else f"effort:{reasoning_effort}\n"
     text = effort + "".join(
@@ -88,7 +93,7 @@ def toy_chat(
         text = text[:-1]
     elif ending is ChatEnding.NEW_TURN:
         text += "assistant:"
-    return list(text.encode())
+    return ChatPrompt(tokens=list(text.encode()), turn="assistant:")
 
 
 def expected_tokens(prompt: Sequence[int], seed: int, count: int) -> list[int]:

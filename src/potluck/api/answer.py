@@ -10,17 +10,14 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-import msgspec
-
 from potluck.api.admission import Admission
 from potluck.api.choice import ChoiceText
 from potluck.api.delta import Delta
-from potluck.api.errors import ApiError
+from potluck.api.jobs import Job
 from potluck.api.metrics import ApiMetrics, RequestMeter
-from potluck.api.parameters import Job
-from potluck.api.responses import Format, Identity, Json, Usage
+from potluck.api.rendering import Renderer, Usage
 from potluck.errors import EngineError
-from potluck.types.gateway import Gateway, LiveSequence, ModelStatus
+from potluck.types.gateway import Gateway, LiveSequence
 
 _log = logging.getLogger(__name__)
 
@@ -33,13 +30,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A request that was read and understood: what answers it, and how that is written."""
+    """A request that was read and understood: what answers it, and who writes that."""
 
     job: Job
-    form: Format
+    renderer: Renderer
     is_stream: bool
-    include_usage: bool
-    user: str | None
+    user: str | None = None
 
 
 class Answer:
@@ -78,7 +74,7 @@ class Answer:
         """Wait for the first token, but no longer than a stream may be silent.
 
         Raises ``PotluckError``; cancelled, the request ends at once. Afterwards either
-        :meth:`whole` or :meth:`chunks` gives the answer, or :meth:`aclose` ends it.
+        :meth:`whole` or :meth:`pieces` gives the answer, or :meth:`aclose` ends it.
         """
         self._first = await anext(self._stream)
         if self._prepared is None:
@@ -90,60 +86,49 @@ class Answer:
         await self._stream.aclose()
 
     async def whole(self) -> bytes:
-        """The answer as one JSON object. Raises ``PotluckError``; cancelled, it ends at once."""
-        deltas: dict[int, list[Delta]] = {}
+        """The whole answer. Raises ``PotluckError``; cancelled, it ends at once."""
+        choices: dict[int, list[Delta]] = {}
         async with aclosing(self._all()) as stream:
             async for each in stream:
                 if each is not None:
-                    deltas.setdefault(each[0], []).append(each[1])
-        choices = [self._form.whole(index, _join(deltas[index])) for index in sorted(deltas)]
-        return msgspec.json.encode(
-            {
-                **self._identity.to_json(self._form.whole_kind),
-                "choices": choices,
-                "usage": self._usage().to_json(),
-            }
-        )
+                    choices.setdefault(each[0], []).append(each[1])
+        return self._renderer.whole(dict(sorted(choices.items())), self._usage())
 
-    async def chunks(self, *, include_usage: bool) -> AsyncGenerator[bytes | None, None]:
-        """The answer as the JSON objects of a stream. Closed early, its sequences are cancelled.
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """The answer as a stream. Closed early, its sequences are cancelled.
 
-        None stands for a silence that has lasted for ``silence_seconds``. Raises ``PotluckError``,
-        before the first chunk or later.
+        Raises ``PotluckError``, before the first piece or later.
         """
-        begun: set[int] = set()
+        renderer = self._renderer
+        has_begun = False
         async with aclosing(self._all()) as stream:
             async for each in stream:
                 if each is None:
-                    yield None
+                    yield renderer.waiting
                     continue
-                index, delta = each
-                first = None if index in begun else self._form.first(index)
-                begun.add(index)
-                if first is not None:
-                    yield self._chunk([first], include_usage=include_usage)
-                if delta.text or delta.tokens:
-                    part = self._form.part(index, delta)
-                    yield self._chunk([part], include_usage=include_usage)
-                if delta.finish_reason is not None:
-                    last = self._form.last(index, delta.finish_reason)
-                    yield self._chunk([last], include_usage=include_usage)
-        if include_usage:
-            yield self._chunk([], include_usage=True, usage=self._usage())
-
-    def _chunk(
-        self, choices: Sequence[Json], *, include_usage: bool, usage: Usage | None = None
-    ) -> bytes:
-        chunk = {**self._identity.to_json(self._form.chunk_kind), "choices": choices}
-        if include_usage:
-            chunk["usage"] = None if usage is None else usage.to_json()
-        return msgspec.json.encode(chunk)
+                piece = b""
+                if not has_begun:
+                    has_begun = True
+                    piece = renderer.begin(self._usage())
+                piece += renderer.delta(*each)
+                if piece:
+                    yield piece
+        yield renderer.end(self._usage())
 
     def _usage(self) -> Usage:
         return Usage(
             num_prompt_tokens=self._num_prompt_tokens,
             num_new_tokens=sum(len(live.committed) for live in self._live),
+            num_cached_tokens=self._num_cached_tokens(),
         )
+
+    def _num_cached_tokens(self) -> int:
+        """Each prompt counts once: with the fewest tokens that any of its sequences found."""
+        cached: dict[tuple[int, ...], int] = {}
+        for live in self._live:
+            prompt = live.request.prompt_tokens
+            cached[prompt] = min(cached.get(prompt, len(prompt)), live.num_cached_tokens)
+        return sum(cached.values())
 
     async def _all(self) -> AsyncGenerator[tuple[int, Delta] | None, None]:
         async with aclosing(self._stream):
@@ -152,25 +137,20 @@ class Answer:
                 yield each
 
     async def _deltas(self) -> AsyncGenerator[tuple[int, Delta] | None, None]:
-        """None: see ``chunks``."""
+        """None stands for a silence that has lasted for ``silence_seconds``."""
         async with self._admission.slot():
             prepared = self._prepared = await self._prepare()
-            self._form = prepared.form
+            self._renderer = prepared.renderer
             job = prepared.job
-            self._identity = Identity.new(self._form.prefix, job.model.model_id)
-            _log.debug(
-                "%s: model %s, user %r",
-                self._identity.request_id,
-                job.model.model_id,
-                prepared.user,
-            )
+            request_id = self._renderer.request_id
+            _log.debug("%s: model %s, user %r", request_id, job.model.model_id, prepared.user)
             meter = self._metrics.meter(job.model.model_id, self._came)
             self._num_prompt_tokens = job.num_prompt_tokens
             meter.prompts(job.num_prompt_tokens)
             self._live = [
                 LiveSequence(
                     model_id=job.model.model_id,
-                    request=replace(each, request_id=self._identity.request_id),
+                    request=replace(each, request_id=request_id),
                 )
                 for each in job.requests
             ]
@@ -190,16 +170,6 @@ class Answer:
                     else:
                         continue
                     silent_since = loop.time()
-
-
-def deployed_model(gateway: Gateway, model_id: str) -> ModelStatus:
-    """The model of that name. Raises ``ApiError`` (404) if it is not deployed."""
-    for status in gateway.models():
-        if status.model_id == model_id:
-            return status
-    raise ApiError(
-        404, f"there is no model {model_id[:200]!r} here", code="model_not_found", param="model"
-    )
 
 
 async def merge(
@@ -304,6 +274,7 @@ async def _choice(
         stop=job.stop,
         starts_text=job.starts_text,
         echo=job.echoes[index],
+        parser=None if job.new_parser is None else job.new_parser(),
     )
     start = text.start()
     if start.finish_reason is not None:
@@ -322,11 +293,3 @@ async def _choice(
             if delta.finish_reason is not None:
                 return
     raise EngineError("the model stopped without an end", hint="ask again")
-
-
-def _join(deltas: Sequence[Delta]) -> Delta:
-    return Delta(
-        text="".join(delta.text for delta in deltas),
-        tokens=tuple(token for delta in deltas for token in delta.tokens),
-        finish_reason=deltas[-1].finish_reason,
-    )

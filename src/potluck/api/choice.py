@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from potluck.api.delta import Delta, ScoredToken
 from potluck.api.echo import PromptEcho
 from potluck.text.detokenize import StreamingDetokenizer
+from potluck.types.output import OutputParser, OutputPart, TextPart
 from potluck.types.sequence import CommittedToken, FinishReason, SequenceRequest
 from potluck.types.text import Tokenizer
 
@@ -28,11 +29,13 @@ class ChoiceText:
         stop: Sequence[str],
         starts_text: bool,
         echo: str | None = None,
+        parser: OutputParser | None = None,
     ) -> None:
         self._num_prompt_tokens = len(request.prompt_tokens)
         self._echo = None if echo is None else PromptEcho(request, tokenizer, echo)
         self._first_offset = 0 if self._echo is None else self._echo.num_characters
         self._stop_tokens = request.stop_tokens
+        self._parser = parser
         self._detokenizer = StreamingDetokenizer(
             tokenizer, stop_strings=stop, starts_text=starts_text
         )
@@ -66,7 +69,15 @@ class ChoiceText:
             )
             self._held.append(scored)
         tokens = self._take_tokens(everything=reason is not None and not is_cut)
-        return Delta(text=text, tokens=tokens, finish_reason=reason)
+        parts = self._parts(text, is_last=reason is not None)
+        stopped_by = self._detokenizer.stopped_by
+        return Delta(parts=parts, tokens=tokens, finish_reason=reason, stopped_by=stopped_by)
+
+    def _parts(self, text: str, *, is_last: bool) -> tuple[OutputPart, ...]:
+        if self._parser is None:
+            return (TextPart(text=text),) if text else ()
+        parts = self._parser.push(text) if text else ()
+        return (*parts, *self._parser.finish()) if is_last else tuple(parts)
 
     def _take_tokens(self, *, everything: bool) -> tuple[ScoredToken, ...]:
         count = len(self._held)

@@ -18,14 +18,12 @@ from potluck.api.errors import (
     internal_error,
     to_api_error,
 )
+from potluck.api.rendering import Renderer
 from potluck.errors import PotluckError
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-_WAITING = b": waiting\n\n"
-"""A comment, which clients skip: https://html.spec.whatwg.org/multipage/server-sent-events.html"""
 
 
 async def while_connected(
@@ -53,63 +51,57 @@ async def while_connected(
         del task  # whose exception has this frame
 
 
-class EventStream(Response):
-    """Server-sent events, one for each JSON object, as OpenAI streams them.
+class AnswerStream(Response):
+    """An answer in pieces, as ``renderer`` writes it.
 
-    ``first`` was taken from ``chunks`` already, so that an error before it could still have a
-    status of its own. A later one is an event with an error object, and ends the stream; otherwise
-    ``[DONE]`` does. None in the place of an object is sent as a comment: proxies and clients see
-    that the answer is being worked on. ``chunks`` is closed at the end, however it comes.
-    ``to_error`` says what clients are told of an error.
+    ``first`` was taken from ``pieces`` already, so that an error before it could still have a
+    status of its own. A later one ends the stream with what the renderer makes of it. ``pieces`` is
+    closed at the end, however it comes. ``to_error`` says what clients are told of an error.
     """
 
     def __init__(
         self,
-        first: bytes | None,
-        chunks: AsyncGenerator[bytes | None, None],
+        first: bytes,
+        pieces: AsyncGenerator[bytes, None],
         ending: asyncio.Event,
+        renderer: Renderer,
         to_error: Callable[[PotluckError], ApiError] = to_api_error,
     ) -> None:
         super().__init__(
-            media_type="text/event-stream",
+            media_type=renderer.stream_type,
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
         del self.headers["content-length"]
         self._first = first
-        self._chunks = chunks
+        self._pieces = pieces
         self._ending = ending
+        self._renderer = renderer
         self._to_error = to_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the whole stream. Raises ``ClientGoneError``."""
-        async with aclosing(self._chunks):
+        async with aclosing(self._pieces):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            last = b""
             try:
-                await while_connected(receive, self._ending, self._send_chunks(send))
+                await while_connected(receive, self._ending, self._send_pieces(send))
             except PotluckError as error:
                 forget_frames(error)
-                last = self._to_error(error).encoded()
+                last = self._renderer.failed(self._to_error(error))
             except ClientGoneError:
                 raise
             except Exception:  # noqa: BLE001 - the client shall see that the answer is not whole
                 _log.exception("a stream failed")
-                last = internal_error().encoded()
-            else:
-                last = b"[DONE]"
-        await send({"type": "http.response.body", "body": _event(last), "more_body": False})
+                last = self._renderer.failed(internal_error())
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _send_chunks(self, send: Send) -> None:
+    async def _send_pieces(self, send: Send) -> None:
         await self._send(send, self._first)
-        async for chunk in self._chunks:
-            await self._send(send, chunk)
+        async for piece in self._pieces:
+            await self._send(send, piece)
 
-    async def _send(self, send: Send, chunk: bytes | None) -> None:
-        body = _WAITING if chunk is None else _event(chunk)
-        await send({"type": "http.response.body", "body": body, "more_body": True})
-
-
-def _event(data: bytes) -> bytes:
-    return b"data: " + data + b"\n\n"
+    async def _send(self, send: Send, piece: bytes) -> None:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
 async def _disconnect(receive: Receive) -> None:

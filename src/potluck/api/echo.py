@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from potluck.api.delta import Delta, ScoredToken
 from potluck.text.detokenize import StreamingDetokenizer
+from potluck.types.output import TextPart
 from potluck.types.sequence import CommittedToken, FinishReason, SequenceRequest
 from potluck.types.text import Tokenizer
 
@@ -39,8 +40,9 @@ class PromptEcho:
         return self._delta(score.finish_reason)
 
     def _delta(self, finish_reason: FinishReason | None) -> Delta:
+        parts = (TextPart(text=self._text),) if self._text else ()
         if not self._request.score_prompt:
-            return Delta(text=self._text, finish_reason=finish_reason)
+            return Delta(parts=parts, finish_reason=finish_reason)
         tokens = []
         detokenizer = StreamingDetokenizer(self._tokenizer, starts_text=True)
         for token, score in zip(self._request.prompt_tokens, [None, *self._scores], strict=True):
@@ -53,4 +55,4 @@ class PromptEcho:
                 )
             )
             detokenizer.push(token)
-        return Delta(text=self._text, tokens=tuple(tokens), finish_reason=finish_reason)
+        return Delta(parts=parts, tokens=tuple(tokens), finish_reason=finish_reason)

@@ -1,11 +1,9 @@
-"""Errors as OpenAI writes them: a status and ``{"error": {message, type, param, code}}``."""
+"""What clients are told of errors; each dialect has a form of its own for it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-
-import msgspec
 
 from potluck.errors import (
     ChatTemplateError,
@@ -42,22 +40,6 @@ class ApiError(PotluckError):
         self.code = code
         self.param = param
         self.headers = dict(headers or {})
-
-    @property
-    def body(self) -> dict[str, object]:
-        """The error object."""
-        return {
-            "error": {
-                "message": self.message,
-                "type": _error_type(self.status),
-                "param": self.param,
-                "code": self.code,
-            }
-        }
-
-    def encoded(self) -> bytes:
-        """The error object as JSON."""
-        return msgspec.json.encode(self.body)
 
 
 class ClientGoneError(Exception):
@@ -134,9 +116,3 @@ def forget_frames(error: BaseException) -> None:
         if each is not None and each.__traceback__ is not None:
             each.__traceback__ = None
             pending += [each.__cause__, each.__context__]
-
-
-def _error_type(status: int) -> str:
-    if status >= 500:
-        return "server_error"
-    return "rate_limit_error" if status == 429 else "invalid_request_error"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -12,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from potluck.api.dialect import Dialect, Endpoint
 from potluck.api.errors import (
     ApiError,
     ClientGoneError,
@@ -30,27 +30,23 @@ _log.addFilter(LogRateFilter())
 OPEN_PATHS = frozenset({"/health", "/health/ready"})
 """Answered without a key: they say nothing but that somebody is there, and able to answer."""
 
-ENDPOINTS = (
-    "/v1/models",
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/health",
-    "/health/ready",
-    "/metrics",
-    "/cluster",
-)
-
 _CLIENT_CLOSED_REQUEST = 499
 """nginx's status for clients that went away. It is counted, never sent."""
-
-_BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
 
 
 class Guard:
     """ASGI middleware: refuses strangers, turns errors into answers, counts requests."""
 
-    def __init__(self, app: ASGIApp, *, keys: ApiKeys | None, metrics: ApiMetrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        endpoints: Mapping[Dialect, Sequence[Endpoint]],
+        keys: ApiKeys | None,
+        metrics: ApiMetrics,
+    ) -> None:
         self._app = app
+        self._table = PathTable(endpoints)
         self._keys = keys
         self._metrics = metrics
 
@@ -60,6 +56,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         status: int | None = None
+        dialect, label = self._table.find(scope["path"])
 
         async def watched_send(message: Message) -> None:
             nonlocal status
@@ -69,7 +66,7 @@ class Guard:
 
         refusal: ApiError | None = None
         try:
-            self._check(scope)
+            self._check(scope, dialect)
             # HEAD is answered as GET; uvicorn, which has its own scope, leaves the body out.
             is_head = scope["method"] == "HEAD"
             await self._app({**scope, "method": "GET"} if is_head else scope, receive, watched_send)
@@ -83,27 +80,48 @@ class Guard:
             _log.exception("a request failed: %s", scope["path"])
             refusal = internal_error()
         if refusal is not None and status is None:
-            await error_response(refusal)(scope, receive, watched_send)
-        self._metrics.count_request(_endpoint(scope["path"]), status or 500)
+            await _response(refusal, dialect)(scope, receive, watched_send)
+        self._metrics.count_request(label, status or 500)
 
-    def _check(self, scope: Scope) -> None:
+    def _check(self, scope: Scope, dialect: Dialect) -> None:
         if scope["path"] in OPEN_PATHS:
             return
         headers = Headers(scope=scope)
         if self._keys is None:
             _refuse_foreign_pages(headers)
             return
-        match = _BEARER.fullmatch(headers.get("authorization", "").strip())
-        if match is None:
+        key = dialect.key_of(headers)
+        if key is None:
             raise _unauthorized("an API key is needed: send 'Authorization: Bearer KEY'")
-        if self._keys.name_of(match[1]) is None:
+        if self._keys.name_of(key) is None:
             raise _unauthorized("the API key is not a valid one")
 
 
-def error_response(error: ApiError) -> Response:
-    """``error`` as an answer."""
+class PathTable:
+    """Which dialect an address speaks, and what it is called in metrics."""
+
+    def __init__(self, endpoints: Mapping[Dialect, Sequence[Endpoint]]) -> None:
+        self._default = next(iter(endpoints))
+        self._exact: dict[str, Dialect] = {}
+        self._prefixes: dict[str, Dialect] = {}
+        for dialect, each in endpoints.items():
+            for endpoint in each:
+                prefix, parameter, _ = endpoint.path.partition("/{")
+                (self._prefixes if parameter else self._exact)[prefix] = dialect
+
+    def find(self, path: str) -> tuple[Dialect, str]:
+        """The dialect of ``path``, and a label from a small set, whatever clients ask for."""
+        if path in self._exact:
+            return self._exact[path], path
+        for prefix, dialect in self._prefixes.items():
+            if path.startswith(f"{prefix}/"):
+                return dialect, prefix
+        return self._default, "other"
+
+
+def _response(error: ApiError, dialect: Dialect) -> Response:
     return Response(
-        error.encoded(),
+        dialect.error(error),
         status_code=error.status,
         headers=error.headers,
         media_type="application/json",
@@ -142,10 +160,3 @@ def _names_a_machine_directly(host: str) -> bool:
         return name == "localhost" or bool(ip_address(name))
     except ValueError:
         return False
-
-
-def _endpoint(path: str) -> str:
-    """A label from a small set, whatever clients ask for."""
-    if path in ENDPOINTS:
-        return path
-    return "/v1/models" if path.startswith("/v1/models/") else "other"

@@ -1,4 +1,4 @@
-"""Fields of OpenAI's API that are known and do nothing here.
+"""Fields that are known and do nothing here.
 
 A *harmless* field is checked and then ignored: it says something about the request (a label,
 accounting, caching, a hint for speed), and no value of it changes the answer. Every other field
@@ -9,7 +9,7 @@ one, which asks for nothing. ``docs/http-api.md`` lists both.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -59,11 +59,11 @@ def _is_flat(value: object) -> bool:
     )
 
 
-_LABEL = Harmless(expected=f"a text of at most {MAX_LABEL_CHARACTERS} characters", holds=_is_label)
-_LABELS = Harmless(expected=f"an object of at most {MAX_LABELS} short texts", holds=_are_labels)
-_BOOLEAN = Harmless(expected="true or false", holds=lambda value: isinstance(value, bool))
-_OBJECT = Harmless(expected="an object", holds=lambda value: isinstance(value, dict))
-_FLAT = Harmless(expected=f"an object of at most {MAX_LABELS} short values", holds=_is_flat)
+LABEL = Harmless(expected=f"a text of at most {MAX_LABEL_CHARACTERS} characters", holds=_is_label)
+LABELS = Harmless(expected=f"an object of at most {MAX_LABELS} short texts", holds=_are_labels)
+BOOLEAN = Harmless(expected="true or false", holds=lambda value: isinstance(value, bool))
+OBJECT = Harmless(expected="an object", holds=lambda value: isinstance(value, dict))
+FLAT = Harmless(expected=f"an object of at most {MAX_LABELS} short values", holds=_is_flat)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,73 +77,6 @@ class Others:
 
     harmless: Mapping[str, Harmless] = field(default_factory=dict)
     neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
-
-
-_HARMLESS_COMMON: Mapping[str, Harmless] = {
-    # Labels for servers that store requests, which Potluck does not.
-    "metadata": _LABELS,
-    "safety_identifier": _LABEL,
-    "store": _BOOLEAN,
-    "user": replace(_LABEL, is_kept=True),  # the agent's log has it
-    # Who pays how much for how soon: every request here has the same service.
-    "service_tier": _LABEL,
-    # Hints for a cache of prompts, which never changes an answer.
-    "prompt_cache_key": _LABEL,
-    "prompt_cache_options": _FLAT,
-    "prompt_cache_retention": _LABEL,
-}
-
-CHAT = Others(
-    harmless={
-        **_HARMLESS_COMMON,
-        # How many tools may be called at once; there are none.
-        "parallel_tool_calls": _BOOLEAN,
-        # A guess at the answer, by which a server may be faster; the answer is the same.
-        "prediction": _OBJECT,
-        # How long an answer the client likes. No model here was trained to be told so.
-        "verbosity": _LABEL,
-    },
-    neutral={
-        "tools": (None, []),
-        "tool_choice": (None, "none", "auto"),
-        "functions": (None, []),
-        "function_call": (None, "none", "auto"),
-        "audio": (None,),
-        "modalities": (None, ["text"]),
-        "moderation": (None,),
-        "response_format": (None, {"type": "text"}),
-        "web_search_options": (None,),
-    },
-)
-"""Of OpenAI's chat API."""
-
-COMPLETION = Others(
-    harmless=_HARMLESS_COMMON,
-    neutral={"best_of": (None, 1), "suffix": (None, "")},
-)
-"""Of its completions."""
-
-MESSAGE = Others(
-    # Which prefix of a chat to cache, as Anthropic's API and some proxies have it.
-    harmless={"cache_control": _FLAT},
-    neutral={
-        "annotations": (None, []),
-        "audio": (None,),
-        "function_call": (None,),
-        "refusal": (None,),
-        "tool_call_id": (None,),
-        "tool_calls": (None, []),
-    },
-)
-"""Of messages: an assistant's answer may be sent back as it was received."""
-
-PART = Others(harmless={"cache_control": _FLAT, "prompt_cache_breakpoint": _FLAT})
-"""Of a part of a message's content."""
-
-STREAM_OPTIONS = Others(
-    # Random text in every chunk, which hides from eavesdroppers how long the chunk's own text is.
-    harmless={"include_obfuscation": _BOOLEAN}
-)
 
 
 def without_others(values: Mapping[str, Any], others: Others, where: str) -> dict[str, Any]:

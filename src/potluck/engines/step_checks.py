@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from potluck.types.engine import TokenMasks
     from potluck.types.program import Program
     from potluck.types.step import SequenceSlice, Step
 
@@ -32,6 +33,8 @@ def check_step(
         _check_scored(program, part)
         if program.caches:
             _check_blocks(num_blocks, part, written)
+    if program.caches:
+        _check_copies(num_blocks, step)
     _check_hidden(program, step, hidden)
 
 
@@ -52,6 +55,27 @@ def check_sampled(step: Step, open_sequences: Iterable[int]) -> None:
     for part in step.slices:
         if part.wanted and part.sequence_id not in known:
             raise _inconsistent(f"sequence {part.sequence_id} is sampled but was never opened")
+
+
+def check_masks(program: Program, step: Step, masks: TokenMasks) -> None:
+    """Raise ``EngineError`` unless every mask is of a sampled sequence and allows some token."""
+    if not masks:
+        return
+    if not program.shard.has_head:
+        raise _inconsistent("a stage without the head takes no masks")
+    sampled = {part.sequence_id for part in step.slices if part.sample}
+    num_words = -(-program.vocab_size // 32)
+    for sequence_id, mask in masks.items():
+        if sequence_id not in sampled:
+            raise _inconsistent(f"sequence {sequence_id} has a mask and is not sampled")
+        if mask.shape != (num_words,) or mask.dtype.str != "<u4":
+            raise _inconsistent(
+                f"the mask of sequence {sequence_id} is {mask.dtype} {mask.shape}, "
+                f"and must be uint32 ({num_words},)"
+            )
+        last_word = int(mask[-1]) & (1 << (program.vocab_size - 32 * (num_words - 1))) - 1
+        if not last_word and not mask[:-1].any():
+            raise _inconsistent(f"the mask of sequence {sequence_id} allows no token")
 
 
 def _check_scored(program: Program, part: SequenceSlice) -> None:
@@ -113,6 +137,15 @@ def _check_blocks(num_blocks: int, part: SequenceSlice, written: set[int]) -> No
     if shared := written.intersection(new):
         raise _inconsistent(f"two sequences write block {min(shared)}")
     written.update(new)
+
+
+def _check_copies(num_blocks: int, step: Step) -> None:
+    for copy in step.copies:
+        for block in (copy.source, copy.target):
+            if not 0 <= block < num_blocks:
+                raise _inconsistent(f"block {block}, of a copy, is not one of {num_blocks}")
+        if copy.source == copy.target:
+            raise _inconsistent(f"block {copy.source} is copied to itself")
 
 
 def _check_hidden(program: Program, step: Step, hidden: NDArray[np.float32] | None) -> None:

@@ -11,11 +11,16 @@ model's files are to be trusted that far.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from functools import lru_cache
+from types import CodeType
 from typing import Any, NoReturn
 
+import jinja2.utils
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -30,6 +35,9 @@ _MAX_CHARACTERS = 16 * 1024 * 1024
 _MAX_INTEGER_BITS = 4096
 """Of the operands of ``**`` and ``*`` on numbers."""
 
+_TO_ESCAPE = re.compile("[^\x00-\x7f\ue000-\uf8ff\U000f0000-\U000ffffd]")
+"""What is not ASCII, but for private-use characters, which stand for others (see ``shield``)."""
+
 _REPEAT_HINT = "the template is part of the model's files; look for a corrected one"
 
 
@@ -43,10 +51,8 @@ class _RaisedError(TemplateError):
 
 def run_template(source: str, variables: Mapping[str, object], *, now: datetime) -> str:
     """Render ``source``. Raises ``ChatTemplateError`` for whatever goes wrong in it."""
-    environment = _Environment(now)
     try:
-        template = environment.compile_limited(source)
-        return environment.render_limited(template, variables)
+        return _Environment(now).render_limited(_compiled(source), variables)
     except TemplateSyntaxError as error:
         raise ChatTemplateError(
             f"the chat template is broken at line {error.lineno}: {_one_line(error.message)}",
@@ -78,13 +84,32 @@ def _one_line(message: str | None) -> str:
 
 
 class _GenerationBlocks(Extension):
-    """``{% generation %}…{% endgeneration %}`` marks what to train on: no matter here."""
+    """``{% generation %}…{% endgeneration %}`` marks what to train on: no matter here.
+
+    Variables set within such a block are unknown after it, as in ``transformers``.
+    """
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's interface)
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """A ``namespace`` without names that reach into Python's objects."""
+
+    def __init__(*args: Any, **names: Any) -> None:
+        self, *rest = args  # so that ``self`` may be a name
+        attributes = dict(*rest, **names)
+        for name in attributes:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
 
 
 class _Environment(ImmutableSandboxedEnvironment):
@@ -103,10 +128,12 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = now.strftime
         self.globals["range"] = self._range
+        self.globals["namespace"] = _Namespace
+        self.globals["dict"] = _make_dict
         self.globals["_counted"] = self._counted
         self.globals["_joined"] = self._joined
 
-    def compile_limited(self, source: str) -> Callable[[Mapping[str, object]], Iterator[str]]:
+    def compile_limited(self, source: str) -> CodeType:
         """Compile ``source`` so that each round of a loop and each joined text is counted."""
         tree = self.parse(source)
         for loop in tree.find_all(nodes.For):
@@ -114,18 +141,14 @@ class _Environment(ImmutableSandboxedEnvironment):
         for joined in tree.find_all(nodes.Concat):
             joined.nodes = [_call("_joined", list(joined.nodes))]
         nodes.Node.set_environment(tree, self)
-        template = self.template_class.from_code(self, self.compile(tree), self.globals)
-        return template.generate
+        return self.compile(tree)
 
-    def render_limited(
-        self,
-        generate: Callable[[Mapping[str, object]], Iterator[str]],
-        variables: Mapping[str, object],
-    ) -> str:
+    def render_limited(self, code: CodeType, variables: Mapping[str, object]) -> str:
         """The whole output, if it is not too long."""
+        template = self.template_class.from_code(self, code, self.globals)
         pieces = []
         num_characters = 0
-        for piece in generate(variables):
+        for piece in template.generate(variables):
             num_characters += len(piece)
             if num_characters > _MAX_CHARACTERS:
                 raise _LimitError("it writes too much")
@@ -166,6 +189,11 @@ class _Environment(ImmutableSandboxedEnvironment):
         return "".join(texts)
 
 
+@lru_cache(maxsize=8)  # a large template takes 50 ms, and a gateway has a few models
+def _compiled(source: str) -> CodeType:
+    return _Environment(datetime.now().astimezone()).compile_limited(source)
+
+
 def _call(function: str, arguments: list[Any]) -> nodes.Expr:
     return nodes.Call(nodes.Name(function, "load"), arguments, [], None, None)
 
@@ -186,6 +214,15 @@ def _raise_exception(message: str) -> NoReturn:
     raise _RaisedError(str(message))
 
 
+def _make_dict(*items: Any, **names: Any) -> dict[Any, Any]:
+    return dict(*items, **names)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace has no name like {name}")
+
+
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,
@@ -193,10 +230,11 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+    text = json.dumps(
+        value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    return _TO_ESCAPE.sub(_escape, text) if ensure_ascii else text
+
+
+def _escape(character: re.Match[str]) -> str:
+    return json.dumps(character[0])[1:-1]

@@ -158,6 +158,11 @@ class TextTokenizer:
         piece = self._model.id_to_token(token)
         return b"" if piece is None else piece_bytes(piece, self._notation)
 
+    def control_text(self, token: int) -> str:
+        """The text of a control token; empty for every other id."""
+        added = self._added.by_id.get(token)
+        return added.text if added is not None and added.control else ""
+
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of ``tokens`` as a whole text; see ``potluck.types.text.Tokenizer.decode``."""
         data = b"".join(map(self.token_bytes, tokens))

@@ -21,10 +21,11 @@ KV_BLOCK_TOKENS = 16
 class SamplingParams:
     """How the next token is chosen. The defaults are neutral; ``temperature`` 0 is greedy.
 
-    Order of application: repetition, frequency and presence penalties; ``logit_bias``;
-    temperature; ``top_k``; ``top_p``; ``min_p``; one draw from the stream keyed by
-    ``(seed, position)``. Log-probabilities are those of the model's own distribution, before
-    penalties, bias and temperature.
+    Order of application: repetition, frequency and presence penalties; ``logit_bias``; the mask of
+    allowed tokens, if the step has one for the sequence (see ``Engine.step``); temperature;
+    ``top_k``; ``top_p``; ``min_p``; one draw from the stream keyed by ``(seed, position)``.
+    Log-probabilities are those of the model's own distribution, before penalties, bias, mask and
+    temperature.
 
     ``repetition_penalty`` (Keskar et al. 2019) divides positive and multiplies negative logits of
     tokens in the prompt or the output; ``frequency_penalty`` and ``presence_penalty`` (OpenAI)

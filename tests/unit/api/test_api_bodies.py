@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 from support.toy_gateway import CONTEXT_TOKENS, MODEL, ToyGateway
 
-from potluck.api import other_fields
 from potluck.api.config import ApiLimits
+from potluck.api.dialects.openai import other_fields
+from potluck.api.dialects.openai.asks import chat_asked, completion_asked
+from potluck.api.dialects.openai.bodies import parse_chat, parse_completion
+from potluck.api.dialects.openai.rendering import error_json
 from potluck.api.errors import ApiError, to_api_error
-from potluck.api.parameters import Job, chat_job, completion_job
-from potluck.api.schema import parse_chat, parse_completion
+from potluck.api.jobs import Job, chat_job, text_job
+from potluck.api.other_fields import Others
 from potluck.errors import (
     ChatTemplateError,
     EngineError,
@@ -41,13 +44,13 @@ def model() -> ServedModel:
 
 def chat(served: ServedModel, **fields: Any) -> Job:
     body = {"model": MODEL, "messages": HELLO, **fields}
-    return chat_job(parse_chat(json.dumps(body).encode()), served, ApiLimits())
+    return chat_job(chat_asked(parse_chat(json.dumps(body).encode())), served, ApiLimits())
 
 
 def complete(served: ServedModel, limits: ApiLimits | None = None, **fields: Any) -> Job:
     body = {"model": MODEL, "prompt": "hello", **fields}
-    return completion_job(
-        parse_completion(json.dumps(body).encode()), served, limits or ApiLimits()
+    return text_job(
+        completion_asked(parse_completion(json.dumps(body).encode())), served, limits or ApiLimits()
     )
 
 
@@ -186,6 +189,8 @@ def test_the_effort_reaches_the_chat_template(model: ServedModel) -> None:
     assert bytes(request.prompt_tokens) == b"effort:low\nuser:hello\nassistant:"
 
 
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
 HARMLESS_VALUES: dict[str, list[Any]] = {
     "metadata": [{}, {"run": "7", "note": "x" * 512}],
     "safety_identifier": ["hash"],
@@ -195,7 +200,6 @@ HARMLESS_VALUES: dict[str, list[Any]] = {
     "prompt_cache_key": ["key"],
     "prompt_cache_options": [{"mode": "auto"}],
     "prompt_cache_retention": ["24h", "in_memory"],
-    "parallel_tool_calls": [True, False],
     "prediction": [{"type": "content", "content": "x" * 5000}],
     "verbosity": ["low", "medium", "high"],
     "include_obfuscation": [True, False],
@@ -205,7 +209,7 @@ HARMLESS_VALUES: dict[str, list[Any]] = {
 
 
 def test_harmless_fields_change_nothing(model: ServedModel) -> None:
-    def cases(others: other_fields.Others) -> list[dict[str, Any]]:
+    def cases(others: Others) -> list[dict[str, Any]]:
         return [
             {name: value} for name in others.harmless for value in [None, *HARMLESS_VALUES[name]]
         ]
@@ -274,12 +278,19 @@ def test_harmless_fields_change_nothing(model: ServedModel) -> None:
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"messages": [*HELLO, {"role": "user", "content": "x", "name": 1}]}, "messages[1].name"),
         ({"messages": [{"role": "user", "content": "x", "name": "y" * 65}]}, "messages[0].name"),
         ({"messages": [{"role": "system"}]}, "messages[0].content"),
         ({"messages": [{"role": "assistant", "content": {}}]}, "messages[0].content"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "c"}]}]},
+            "messages[0].tool_calls[0].function",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x", "reasoning_content": "y"}]},
+            "messages[0].role",
+        ),
         ({"user": "x" * 513}, "user"),
         ({"metadata": {"x": 1}}, "metadata"),
         ({"metadata": {"x": "y" * 513}}, "metadata"),
@@ -290,7 +301,11 @@ def test_harmless_fields_change_nothing(model: ServedModel) -> None:
         ({"service_tier": 1}, "service_tier"),
         ({"prompt_cache_key": "x" * 513}, "prompt_cache_key"),
         ({"reasoning_effort": "enormous"}, "reasoning_effort"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [WEATHER, WEATHER]}, "tools[1].name"),
+        ({"tools": [WEATHER]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"add_generation_prompt": 1}, "add_generation_prompt"),
         (
@@ -457,7 +472,7 @@ def test_errors_have_the_status_that_clients_expect() -> None:
         answer = to_api_error(error, prompt_param="prompt")
         assert (answer.status, answer.code, answer.param) == (status, code, param)
     answer = to_api_error(EngineError("a stage was lost", hint="ask again"))
-    assert json.loads(answer.encoded()) == {
+    assert json.loads(error_json(answer)) == {
         "error": {
             "message": "a stage was lost (ask again)",
             "type": "server_error",

@@ -21,6 +21,7 @@ from support.native_pipeline import (
     small_config,
 )
 from support.random_weights import load_random_weights
+from support.token_masks import mask_of
 
 from potluck.engines.native import (
     NativeEngine,
@@ -31,6 +32,7 @@ from potluck.types.program import (
     Program,
 )
 from potluck.types.step import (
+    BlockCopy,
     SamplingParams,
     SequenceId,
     SequenceOpening,
@@ -86,6 +88,10 @@ def read_a_written_block(step: Step) -> Step:
     return replace(step, slices=(*step.slices, other))
 
 
+def copy_block(source: int, target: int) -> Callable[[Step], Step]:
+    return lambda step: replace(step, copies=(BlockCopy(source=source, target=target),))
+
+
 BAD_STEPS: dict[str, tuple[Callable[[Step], Step], str]] = {
     "no tokens": (edit_slice(tokens=()), "sequence 0: the slice has no tokens"),
     "token": (edit_slice(tokens=(VOCAB_SIZE,)), f"token {VOCAB_SIZE} is not within"),
@@ -120,6 +126,13 @@ BAD_STEPS: dict[str, tuple[Callable[[Step], Step], str]] = {
     "scored and not open": (
         edit_slice(score_from=0, sample=False, next_token=3),
         "sequence 0: it is not open",
+    ),
+    "copy of no block": (copy_block(100, 1), "no cache block 100 to copy"),
+    "copy to no block": (copy_block(1, -1), "no cache block -1 to copy"),
+    "copy to itself": (copy_block(3, 3), "block 3 is copied to itself"),
+    "copy before an error": (
+        lambda step: copy_block(90, step.slices[0].block_table[0])(twice(step)),
+        "appears twice",
     ),
     "not open": (lambda step: step, "sequence 0: it is not open"),
     "open already": (lambda step: replace(step, opened=(opening(7),)), "sequence 7: it is open"),
@@ -164,6 +177,37 @@ def test_blocks_that_are_only_read_may_be_shared() -> None:
     for i, tail in enumerate((one, other)):
         alone = pipeline().logits([Part(sequence=0, tokens=prefix + tail, start=0)])
         np.testing.assert_array_equal(together[i], alone[0])
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+def test_a_sequence_goes_on_from_a_copied_block(num_stages: int) -> None:
+    """A fork within a block; both write to the same positions, in blocks of their own."""
+    prefix, one, other = list(range(25)), [50, 51], [60]
+    stages = Pipeline.make(CONFIG, TensorFormat.Q8_0, num_stages=num_stages)
+    stages.logits([Part(sequence=0, tokens=prefix, start=0)])
+    first, last = stages.tables[0]
+    between, fork = stages.free_blocks.pop(), stages.free_blocks.pop()
+    stages.tables[1] = [first, fork]
+    copies = (BlockCopy(source=last, target=between), BlockCopy(source=between, target=fork))
+    parts = [Part(sequence=0, tokens=one, start=25), Part(sequence=1, tokens=other, start=25)]
+    step = replace(stages.step_of(parts), copies=copies)
+    hidden = None
+    for engine in stages.engines[:-1]:
+        hidden = engine.step(step, hidden).hidden
+    together = stages.engines[-1].logits(step, hidden)
+    for i, tail in enumerate((one, other)):
+        alone = pipeline().logits([Part(sequence=0, tokens=prefix + tail, start=0)])
+        np.testing.assert_array_equal(together[i], alone[0])
+
+
+def test_blocks_are_copied_by_a_step_without_slices() -> None:
+    one = pipeline()
+    one.logits([Part(sequence=0, tokens=list(range(20)), start=0)])
+    copies = tuple(BlockCopy(source=block, target=one.free_blocks.pop()) for block in one.tables[0])
+    one.engines[0].step(Step(step_id=StepId(9), slices=(), copies=copies), None)
+    one.tables[1] = [copy.target for copy in copies]
+    logits = [one.logits([Part(sequence=i, tokens=[70], start=20)]) for i in range(2)]
+    np.testing.assert_array_equal(logits[0], logits[1])
 
 
 # Hidden states
@@ -215,6 +259,46 @@ def test_greedy_steps_take_the_largest_logit() -> None:
         (0, 3, int(np.argmax(logits[0]))),
         (2, 5, int(np.argmax(logits[1]))),
     ]
+
+
+def test_masks_are_of_the_sequences_that_are_sampled() -> None:
+    many, raw = pipeline(num_threads=2), pipeline()
+    parts = [Part(sequence=i, tokens=[i], start=0) for i in range(40)]
+    step = replace(many.step_of(parts), opened=tuple(opening(i) for i in range(40)))
+    allowed = {i: [i, 63 + i] for i in range(1, 40, 2)}
+    masks = {SequenceId(i): mask_of(VOCAB_SIZE, tokens) for i, tokens in allowed.items()}
+    sampled = many.engines[0].step(step, None, masks).sampled
+    assert [one.sequence_id for one in sampled] == list(range(40))
+    for i, one in enumerate(sampled):
+        logits = raw.logits([parts[i]])[0]
+        candidates = allowed.get(i, range(VOCAB_SIZE))
+        assert one.token == max(candidates, key=lambda token: (logits[token], -token))
+
+
+def test_masks_that_make_no_sense_change_nothing() -> None:
+    one = pipeline()
+    engine = one.engines[0]
+    parts = [Part(sequence=0, tokens=[1], start=0), Part(sequence=1, tokens=[1], start=0)]
+    parts[1].sample = False
+    step = replace(one.step_of(parts), opened=(opening(0),))
+    good = mask_of(VOCAB_SIZE, [1])
+    for sequence, mask, message in (
+        (0, good[:-1], "the mask of sequence 0 is uint32"),
+        (0, good.astype(np.int32), "the mask of sequence 0 is int32"),
+        (0, mask_of(VOCAB_SIZE, []), "the mask of sequence 0 allows no token"),
+        (1, good, "sequence 1 has a mask and is not sampled"),
+        (2, good, "sequence 2 has a mask and is not sampled"),
+    ):
+        masks: Any = {SequenceId(sequence): mask}
+        with pytest.raises(EngineError, match=message):
+            engine.step(step, None, masks)
+    strided = np.repeat(good, 2)[::2]
+    (token,) = engine.step(step, None, {SequenceId(0): strided}).sampled
+    assert token.token == 1
+    first = engine_for(make_program(CONFIG, cut(2, 2)[0]))
+    load_random_weights(first, make_program(CONFIG, cut(2, 2)[0]), TensorFormat.Q8_0)
+    with pytest.raises(EngineError, match="a stage without the head takes no masks"):
+        first.step(step, None, {SequenceId(0): good})
 
 
 def test_more_sequences_than_the_head_takes_at_a_time() -> None:

@@ -54,6 +54,20 @@ def append(
     return CacheTensors(keys=keys, values=values)
 
 
+def copy_block(cache: CacheTensors, spec: CacheSpec, blocks: Tensor) -> CacheTensors:
+    """The cache after block ``blocks[1]`` became a copy of block ``blocks[0]``, another one."""
+    size = KV_BLOCK_TOKENS * spec.num_kv_heads * spec.head_dim
+
+    def kernel(keys: UOp, values: UOp, blocks: UOp) -> UOp:
+        place = UOp.range(size, 0)
+        source, target = (_index(blocks[i]) * size + place for i in range(2))
+        stores = [store[target].store(store[source].load()) for store in (keys, values)]
+        return own_kernel("kv_copy_block", cache.keys.device, UOp.group(*stores).end(place))
+
+    keys, values, *_ = Tensor.custom_kernel(cache.keys, cache.values, blocks, fxn=kernel)
+    return CacheTensors(keys=keys, values=values)
+
+
 def attend(
     op: Attention,
     q: Tensor,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from potluck.engines.tinygrad.adapter import UOp, dtypes, tinygrad_errors
-from potluck.engines.tinygrad.attention import CacheTensors, bound_num_blocks
+from potluck.engines.tinygrad.adapter import Tensor, UOp, dtypes, tinygrad_errors
+from potluck.engines.tinygrad.attention import CacheTensors, bound_num_blocks, copy_block
 from potluck.engines.tinygrad.compiled import Compiled
 from potluck.engines.tinygrad.device import new_tensor, read, write
 from potluck.engines.tinygrad.graph import CallInputs, keep, pick, run_ops
@@ -69,8 +69,17 @@ class Calls:
             self._logits = new_tensor(device, dtypes.float, most, self._head.vocab_size)
         self._inputs = {bucket: self._new_inputs(bucket) for bucket in self.buckets}
         self._wanted = {bucket: new_tensor(device, dtypes.int, bucket) for bucket in self.buckets}
+        self._copied = new_tensor(device, dtypes.int, 2)
+        self._copy_block = Compiled(self._copy_in_all_caches, device)
         self._run_ops = {bucket: self._compiled_ops(bucket) for bucket in self.buckets}
         self._run_head = {bucket: self._compiled_head(bucket) for bucket in self.buckets}
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Make the cache block ``target`` a copy of ``source``, another one, in every cache."""
+        if self._caches:
+            with tinygrad_errors():
+                write(self._copied, np.array((source, target), np.int32))
+                self._copy_block()
 
     def run(self, piece: Piece, hidden: Floats | None) -> None:
         """Compute the piece, whose rows of the residual stream are ``hidden``."""
@@ -125,6 +134,14 @@ class Calls:
             if program.shard.has_embedding
             else new_tensor(self._device, dtypes.float, bucket, program.hidden_size),
         )
+
+    def _copy_in_all_caches(self) -> None:
+        specs = self._program.caches
+        copied = (
+            copy_block(cache, spec, self._copied)
+            for cache, spec in zip(self._caches, specs, strict=True)
+        )
+        Tensor.realize(*(tensor for cache in copied for tensor in (cache.keys, cache.values)))
 
     def _compiled_ops(self, bucket: int) -> Compiled:
         def ops(num_blocks: UOp) -> None:

@@ -13,22 +13,23 @@ import numpy as np
 
 from potluck.engines.native import make_pool
 from potluck.engines.sampler import StepSampler
-from potluck.engines.step_checks import check_step
+from potluck.engines.step_checks import check_masks, check_step
 from potluck.engines.tinygrad.calls import Calls
 from potluck.engines.tinygrad.device import open_device
 from potluck.engines.tinygrad.pieces import padding_piece, pieces_of
 from potluck.engines.tinygrad.weights import DeviceWeights
 from potluck.errors import EngineError, UnitFaultError
-from potluck.types.engine import StepResult
+from potluck.types.engine import NO_MASKS, StepResult
 from potluck.types.unit import Fault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from potluck.engines.tinygrad.pieces import Piece
     from potluck.kernels import runner
+    from potluck.types.engine import TokenMasks
     from potluck.types.program import Program
     from potluck.types.step import SampledToken, Step
     from potluck.types.tensor import TensorSink
@@ -79,6 +80,7 @@ class TinygradEngine:
         Without it the first steps compile, and take seconds.
         """
         calls = self._ready_calls()
+        calls.copy_block(self._num_blocks, self._num_blocks)
         for bucket in calls.buckets:
             piece = padding_piece(bucket, self._num_blocks)
             shape = (bucket, self._program.hidden_size)
@@ -88,7 +90,7 @@ class TinygradEngine:
             else:
                 calls.read_hidden(np.empty(shape, np.float32))
 
-    def step(self, step: Step, hidden: Floats | None) -> StepResult:
+    def step(self, step: Step, hidden: Floats | None, masks: TokenMasks = NO_MASKS) -> StepResult:
         """Run the program once (see ``Engine``).
 
         Raises ``ParameterError`` for sampling parameters that are not allowed, and
@@ -96,14 +98,15 @@ class TinygradEngine:
         """
         calls = self._check(step, hidden)
         if not self._has_head:
+            check_masks(self._program, step, masks)
             return StepResult(hidden=self._run(calls, step, hidden), sampled=())
-        self._sampler.check(step, samples=True)
+        self._sampler.check(step, masks, samples=True)
         self._sampler.open(step.opened)
         wanted = [(part, index) for part in step.slices for index in part.wanted]
         sampled: list[SampledToken] = []
         for logits in self._logits_of_pieces(calls, step, hidden):
             now = wanted[len(sampled) : len(sampled) + len(logits)]
-            sampled += self._sampler.sample(now, logits)
+            sampled += self._sampler.sample(now, logits, masks)
         self._sampler.close(step.closed)
         return StepResult(hidden=None, sampled=tuple(sampled))
 
@@ -119,6 +122,19 @@ class TinygradEngine:
         pieces = list(self._logits_of_pieces(calls, step, hidden))
         self._sampler.close(step.closed)
         return np.concatenate([self._new_logits(0), *pieces])
+
+    @property
+    def block_format(self) -> None:
+        """See ``LoadableEngine``: blocks stay on the device."""
+        return
+
+    def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
+        """See ``LoadableEngine``."""
+        raise _no_block_format()
+
+    def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """See ``LoadableEngine``."""
+        raise _no_block_format()
 
     def reset(self) -> None:
         """See ``Engine``: the sampler alone knows of sequences."""
@@ -183,7 +199,9 @@ class TinygradEngine:
     def _computed_pieces(
         self, calls: Calls, step: Step, hidden: Floats | None
     ) -> Iterator[tuple[Piece, slice]]:
-        """The pieces of a step with their rows, each computed when it is given."""
+        """Copy blocks, then give the pieces of a step with their rows, computing each before."""
+        for copy in step.copies:
+            calls.copy_block(copy.source, copy.target)
         pieces = pieces_of(step, trash_block=self._num_blocks, has_cache=bool(self._program.caches))
         for piece in pieces:
             rows = slice(piece.first_row, piece.first_row + piece.num_rows)
@@ -192,6 +210,13 @@ class TinygradEngine:
 
     def _new_logits(self, num_rows: int) -> Floats:
         return np.empty((num_rows, self._program.vocab_size), np.float32)
+
+
+def _no_block_format() -> EngineError:
+    return EngineError(
+        "the tinygrad engine does not read or write cache blocks",
+        hint="this is a defect in Potluck; please report it",
+    )
 
 
 def _check_finite(out: Floats) -> None:

@@ -1,0 +1,5 @@
+"""OpenAI's API: https://platform.openai.com/docs/api-reference"""
+
+from potluck.api.dialects.openai.dialect import OpenAI
+
+__all__ = ["OpenAI"]

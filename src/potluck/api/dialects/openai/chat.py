@@ -1,0 +1,130 @@
+"""Answers of ``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from potluck.api.delta import Delta, ScoredToken
+from potluck.api.dialects.openai.rendering import logprob_number
+from potluck.api.rendering import Json
+from potluck.types.output import ReasoningPart, ToolCallArguments, ToolCallStart
+from potluck.types.sequence import FinishReason
+from potluck.types.text import Tokenizer
+
+
+class ChatChoices:
+    """The choices of a chat; it remembers which have called tools."""
+
+    prefix = "chatcmpl"
+    whole_kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def __init__(self, tokenizer: Tokenizer, *, logprobs: bool) -> None:
+        self._tokenizer = tokenizer
+        self._has_logprobs = logprobs
+        self._calling: set[int] = set()
+
+    def whole(self, index: int, delta: Delta) -> Json:
+        """See ``Choices``."""
+        reasoning = _reasoning(delta)
+        calls: list[_Call] = []
+        for part in delta.parts:
+            if isinstance(part, ToolCallStart):
+                calls.append(_Call(call_id=_new_call_id(), name=part.name))
+            elif isinstance(part, ToolCallArguments):
+                calls[part.index].arguments += part.text
+        message: Json = {
+            "role": "assistant",
+            "content": None if calls and not delta.text else delta.text,
+            "refusal": None,
+        }
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls:
+            self._calling.add(index)
+            message["tool_calls"] = [call.to_json() for call in calls]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(delta.tokens),
+            "finish_reason": self._reason(index, delta.finish_reason),
+        }
+
+    def first(self, index: int) -> Json | None:
+        """See ``Choices``."""
+        return _chunk_choice(index, {"role": "assistant", "content": "", "refusal": None}, None)
+
+    def part(self, index: int, delta: Delta) -> Json:
+        """See ``Choices``."""
+        gained: Json = {}
+        if reasoning := _reasoning(delta):
+            gained["reasoning_content"] = reasoning
+        if (text := delta.text) or not delta.parts:
+            gained["content"] = text
+        calls: list[Json] = []
+        for part in delta.parts:
+            if isinstance(part, ToolCallStart):
+                self._calling.add(index)
+                call = _Call(call_id=_new_call_id(), name=part.name)
+                calls.append({"index": part.index, **call.to_json()})
+            elif isinstance(part, ToolCallArguments):
+                calls.append({"index": part.index, "function": {"arguments": part.text}})
+        if calls:
+            gained["tool_calls"] = calls
+        return _chunk_choice(index, gained, self._logprobs(delta.tokens))
+
+    def last(self, index: int, reason: FinishReason) -> Json:
+        """See ``Choices``."""
+        return {**_chunk_choice(index, {}, None), "finish_reason": self._reason(index, reason)}
+
+    def _reason(self, index: int, reason: FinishReason | None) -> str | None:
+        if reason is FinishReason.STOP and index in self._calling:
+            return "tool_calls"
+        return None if reason is None else reason.value
+
+    def _logprobs(self, tokens: Sequence[ScoredToken]) -> Json | None:
+        if not self._has_logprobs:
+            return None
+        content = [
+            {
+                **self._token(each.token, each.logprob),
+                "top_logprobs": [self._token(other.token, other.logprob) for other in each.top],
+            }
+            for each in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token: int, logprob: float | None) -> Json:
+        data = self._tokenizer.token_bytes(token)
+        return {
+            "token": data.decode(errors="replace"),
+            "logprob": logprob_number(logprob),
+            "bytes": list(data),
+        }
+
+
+def _chunk_choice(index: int, delta: Json, logprobs: Json | None) -> Json:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Call:
+    """A call as far as it is known. Mutable while an answer is put together."""
+
+    call_id: str
+    name: str
+    arguments: str = ""
+
+    def to_json(self) -> Json:
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.call_id, "type": "function", "function": function}
+
+
+def _new_call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+def _reasoning(delta: Delta) -> str:
+    return "".join(part.text for part in delta.parts if isinstance(part, ReasoningPart))

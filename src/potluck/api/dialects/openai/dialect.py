@@ -1,0 +1,108 @@
+"""OpenAI's addresses, keys and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from potluck.api.admission import Body
+from potluck.api.answer import Prepared
+from potluck.api.dialect import Endpoint, bearer_key
+from potluck.api.dialects.openai.asks import chat_asked, completion_asked
+from potluck.api.dialects.openai.bodies import (
+    ChatBody,
+    CommonBody,
+    CompletionBody,
+    parse_chat,
+    parse_completion,
+)
+from potluck.api.dialects.openai.chat import ChatChoices
+from potluck.api.dialects.openai.completions import CompletionChoices
+from potluck.api.dialects.openai.models import model_json
+from potluck.api.dialects.openai.rendering import Choices, OpenAIRenderer, error_json
+from potluck.api.errors import ApiError, invalid
+from potluck.api.jobs import Job, chat_job, text_job
+from potluck.api.service import ApiService, json_response
+from potluck.types.gateway import ServedModel
+
+
+class OpenAI:
+    """The dialect of OpenAI and of most other servers. Addresses of no dialect speak it, too."""
+
+    name = "openai"
+
+    def endpoints(self, service: ApiService) -> Sequence[Endpoint]:
+        """See ``Dialect``."""
+        api = _Endpoints(service)
+        return (
+            Endpoint(method="POST", path="/v1/chat/completions", answer=api.chat),
+            Endpoint(method="POST", path="/v1/completions", answer=api.complete),
+            Endpoint(method="GET", path="/v1/models", answer=api.models),
+            Endpoint(method="GET", path="/v1/models/{model_id:path}", answer=api.model),
+        )
+
+    def key_of(self, headers: Mapping[str, str]) -> str | None:
+        """See ``Dialect``."""
+        return bearer_key(headers)
+
+    def error(self, error: ApiError) -> bytes:
+        """See ``Dialect``."""
+        return error_json(error)
+
+
+class _Endpoints:
+    def __init__(self, service: ApiService) -> None:
+        self._service = service
+
+    async def chat(self, request: Request) -> Response:
+        """``POST /v1/chat/completions``."""
+
+        async def prepare(body: Body) -> Prepared:
+            return await self._service.prepared(
+                body, parse_chat, lambda asked: asked.model, self._prepare_chat
+            )
+
+        return await self._service.answer(request, prepare, prompt_param="messages")
+
+    async def complete(self, request: Request) -> Response:
+        """``POST /v1/completions``."""
+
+        async def prepare(body: Body) -> Prepared:
+            return await self._service.prepared(
+                body, parse_completion, lambda asked: asked.model, self._prepare_completion
+            )
+
+        return await self._service.answer(request, prepare, prompt_param="prompt")
+
+    async def models(self, request: Request) -> Response:
+        """``GET /v1/models``."""
+        data = [model_json(status) for status in self._service.gateway.models()]
+        return json_response({"object": "list", "data": data})
+
+    async def model(self, request: Request) -> Response:
+        """``GET /v1/models/{id}``."""
+        return json_response(model_json(self._service.status(request.path_params["model_id"])))
+
+    def _prepare_chat(self, body: ChatBody, model: ServedModel) -> Prepared:
+        choices = ChatChoices(model.tokenizer, logprobs=bool(body.logprobs))
+        return _prepared(body, choices, chat_job(chat_asked(body), model, self._service.limits))
+
+    def _prepare_completion(self, body: CompletionBody, model: ServedModel) -> Prepared:
+        choices = CompletionChoices(tokenizer=model.tokenizer, logprobs=body.logprobs is not None)
+        job = text_job(completion_asked(body), model, self._service.limits)
+        return _prepared(body, choices, job)
+
+
+def _prepared(body: CommonBody, choices: Choices, job: Job) -> Prepared:
+    options = body.stream_options
+    if options is not None and not body.stream:
+        raise invalid("stream_options", "stream_options is for streams: set stream")
+    include_usage = options is not None and bool(options.include_usage)
+    return Prepared(
+        job=job,
+        renderer=OpenAIRenderer(choices, job.model.model_id, include_usage=include_usage),
+        is_stream=bool(body.stream),
+        user=body.user,
+    )

@@ -1,0 +1,165 @@
+"""What every dialect answers with: bodies read, models found, answers run and sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from potluck.api.admission import Admission, Body, BodyReader, Preparation, in_thread
+from potluck.api.answer import Answer, Prepared
+from potluck.api.config import ApiConfig, ApiLimits
+from potluck.api.connection import AnswerStream, while_connected
+from potluck.api.errors import ApiError, to_api_error
+from potluck.api.metrics import ApiMetrics
+from potluck.errors import PotluckError
+from potluck.types.gateway import Gateway, ModelStatus, ServedModel
+
+_DECODED_AT_ONCE_BYTES = 8 * 1024
+"""In the event loop: to change threads would take longer than to decode, about 0.1 ms."""
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+class ApiService:
+    """For use in the event loop. Once ``ending`` is set, every answer ends with an error."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        config: ApiConfig,
+        admission: Admission,
+        metrics: ApiMetrics,
+        ending: asyncio.Event,
+    ) -> None:
+        self._gateway = gateway
+        self._limits = config.limits
+        self._admission = admission
+        self._bodies = BodyReader(config.limits)
+        self._preparation = Preparation()
+        self._metrics = metrics
+        self._ending = ending
+
+    @property
+    def gateway(self) -> Gateway:
+        """The agent."""
+        return self._gateway
+
+    @property
+    def limits(self) -> ApiLimits:
+        """What clients may take."""
+        return self._limits
+
+    async def prepared(
+        self,
+        body: Body,
+        parse: Callable[[bytearray], _T],
+        model_of: Callable[[_T], str],
+        prepare: Callable[[_T, ServedModel], _R],
+    ) -> _R:
+        """Read a body and work on it, off the event loop where that takes long.
+
+        ``parse`` reads it, ``model_of`` names the model that is asked, and ``prepare`` does the
+        rest on a thread. Raises ``PotluckError``.
+        """
+        async with self._preparation.turn(len(body.data)):
+            if len(body.data) <= _DECODED_AT_ONCE_BYTES:
+                asked = parse(body.data)
+            else:
+                asked = await in_thread(lambda: parse(body.data))
+            model = await self.model(model_of(asked))
+            return await in_thread(lambda: prepare(asked, model))
+
+    async def computed(
+        self,
+        request: Request,
+        parse: Callable[[bytearray], _T],
+        model_of: Callable[[_T], str],
+        compute: Callable[[_T, ServedModel], _R],
+        *,
+        prompt_param: str,
+    ) -> _R:
+        """Answer a request that no sequence is needed for; the arguments are of ``prepared``.
+
+        Raises ``ApiError``.
+        """
+        async with self._bodies.read(request) as body:
+
+            async def work() -> _R:
+                async with self._admission.slot():
+                    return await self.prepared(body, parse, model_of, compute)
+
+            try:
+                return await while_connected(request.receive, self._ending, work())
+            except PotluckError as error:
+                raise self._told(error, None, prompt_param) from error
+
+    async def model(self, model_id: str) -> ServedModel:
+        """The model, ready or not: where it is being loaded, the request waits at the gateway."""
+        self.status(model_id)
+        return await self._gateway.served_model(model_id)
+
+    def status(self, model_id: str) -> ModelStatus:
+        """The model of that name. Raises ``ApiError`` (404) if it is not deployed."""
+        for status in self._gateway.models():
+            if status.model_id == model_id:
+                return status
+        raise ApiError(
+            404, f"there is no model {model_id[:200]!r} here", code="model_not_found", param="model"
+        )
+
+    async def answer(
+        self,
+        request: Request,
+        prepare: Callable[[Body], Awaitable[Prepared]],
+        *,
+        prompt_param: str,
+    ) -> Response:
+        """Answer a request for text. ``prompt_param`` is what the dialect calls the prompt."""
+        async with self._bodies.read(request) as body:
+
+            async def prepare_and_release() -> Prepared:
+                prepared = await prepare(body)
+                body.release()
+                return prepared
+
+            answer = Answer(
+                self._gateway,
+                self._admission,
+                self._metrics,
+                prepare=prepare_and_release,
+                silence_seconds=self._limits.silence_seconds,
+            )
+
+            def told(error: PotluckError) -> ApiError:
+                return self._told(error, answer.model_id, prompt_param)
+
+            try:
+                prepared = await while_connected(request.receive, self._ending, answer.start())
+                if not prepared.is_stream:
+                    whole = await while_connected(request.receive, self._ending, answer.whole())
+                    return Response(whole, media_type="application/json")
+                pieces = answer.pieces()
+                first = await anext(pieces)
+                return AnswerStream(first, pieces, self._ending, prepared.renderer, told)
+            except BaseException as error:
+                await answer.aclose()
+                if isinstance(error, PotluckError):
+                    raise told(error) from error
+                raise
+
+    def _told(self, error: PotluckError, model_id: str | None, prompt_param: str) -> ApiError:
+        """What the client is told of ``error``, which the gateway raised for its request."""
+        models = self._gateway.models()
+        status = next((each for each in models if each.model_id == model_id), None)
+        return to_api_error(error, prompt_param=prompt_param, status=status)
+
+
+def json_response(value: object) -> Response:
+    """``value`` as JSON."""
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,50 @@
+"""Tools as every dialect checks them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from potluck.api.errors import invalid
+from potluck.types.output import ToolMode, ToolUse
+from potluck.types.text import Tool
+
+MAX_TOOLS = 512
+"""OpenAI takes 128; agents with many servers of tools have sent more."""
+
+_NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")
+
+
+def tool_use(
+    tools: Sequence[Tool],
+    *,
+    mode: ToolMode = ToolMode.AUTO,
+    name: str | None = None,
+    is_parallel: bool = True,
+    where: str = "tools",
+    where_chosen: str = "tool_choice",
+) -> ToolUse:
+    """Return tools with their use. Raises ``ApiError`` for what makes no sense.
+
+    ``where`` and ``where_chosen`` are what the dialect calls the tools and the choice of them.
+    """
+    if len(tools) > MAX_TOOLS:
+        raise invalid(where, f"{where} has {len(tools)} tools, and may have {MAX_TOOLS}")
+    seen: set[str] = set()
+    for index, tool in enumerate(tools):
+        if not _NAME.fullmatch(tool.name):
+            raise invalid(
+                f"{where}[{index}].name",
+                f"{where}[{index}] has the name {tool.name[:40]!r}: a name has 1 to 128 letters,"
+                " digits and any of _ . : / -",
+            )
+        if tool.name in seen:
+            raise invalid(
+                f"{where}[{index}].name", f"{where} has two tools with the name {tool.name}"
+            )
+        seen.add(tool.name)
+    if not tools and mode is ToolMode.REQUIRED:
+        raise invalid(where_chosen, f"{where_chosen} wants a tool to be called, and there is none")
+    if name is not None and name not in seen:
+        raise invalid(where_chosen, f"{where_chosen} names {name[:40]!r}, which {where} lacks")
+    return ToolUse(tools=tuple(tools), mode=mode, name=name, is_parallel=is_parallel)
