@@ -12,6 +12,7 @@ import msgspec
 
 from potluck.cluster.edges.edge import EdgeLimits
 from potluck.errors import EngineError, PotluckError
+from potluck.scheduling.blocks import blocks_for
 from potluck.scheduling.keeping import MAX_MOVED_BLOCKS
 from potluck.types.ranges import MAX_TOP_LOGPROBS
 from potluck.types.sampling import MAX_LOGIT_BIAS_TOKENS
@@ -24,7 +25,7 @@ _MAX_FAILURE_CHARACTERS = 500
 _INTEGER_BYTES = 9
 """The most that msgpack takes for one."""
 _BLOCK_BYTES = 128
-"""Of a hashed block, whose two hashes have 32 bytes each; a copy of a block takes less."""
+"""Of a hashed block, whose two hashes have 32 bytes each."""
 _TOKEN_BYTES = 96
 _TOP_BYTES = 40
 """Of a token that comes back, and of each alternative: names of fields and numbers."""
@@ -77,9 +78,13 @@ def kind_of(step: Step) -> StepKind:
     return num_tokens.bit_length(), end.bit_length()
 
 
-def result_bytes(max_step_tokens: int) -> int:
-    """The most that the header of a result takes."""
-    return max_step_tokens * (_TOKEN_BYTES + _TOP_BYTES * MAX_TOP_LOGPROBS)
+def result_bytes(max_step_tokens: int, max_step_sequences: int, hidden_size: int) -> int:
+    """The most that the header of a result takes.
+
+    Every sequence may give a vector, which has at most as many numbers as the hidden state.
+    """
+    of_tokens = max_step_tokens * (_TOKEN_BYTES + _TOP_BYTES * MAX_TOP_LOGPROBS)
+    return of_tokens + max_step_sequences * 4 * hidden_size
 
 
 def edge_limits(
@@ -93,25 +98,26 @@ def edge_limits(
     """Bounds on the frames of a deployment's edges: no step of its scheduler is larger.
 
     The names of fields and the numbers beside lists take well under a kilobyte in a slice and an
-    opening together. Blocks are no sequence's twice, so the tables of a step name each once.
-    Openings have whole prompts. A sequence closes once, and at most those that hold blocks or wait
-    do. One block is copied for a sequence that is admitted, and as many are saved as the step
-    computes, and a few more. Where all of a step's tokens are scored, each comes back with 20
-    alternatives.
+    opening together, with the copy of a block that a sequence may begin with. Sequences share
+    blocks, so the table of each may be as long as the context allows. Openings have whole prompts.
+    A sequence closes once, and at most those that hold blocks or wait do. As many blocks are saved
+    as the step computes, and a few more. Where all of a step's tokens are scored, each comes back
+    with 20 alternatives, and where sequences are pooled, each with its vector.
     """
     per_sequence = (
         1024 + _INTEGER_BYTES * context_tokens + (1 + 2 * _INTEGER_BYTES) * MAX_LOGIT_BIAS_TOKENS
     )
-    num_integers = max_step_tokens + 2 * num_blocks + MAX_WAITING_SEQUENCES
-    num_moved = max_step_tokens // KV_BLOCK_TOKENS + MAX_MOVED_BLOCKS + max_step_sequences
+    num_tables = max_step_sequences * blocks_for(context_tokens)
+    num_integers = max_step_tokens + num_tables + num_blocks + MAX_WAITING_SEQUENCES
+    num_saved = max_step_tokens // KV_BLOCK_TOKENS + MAX_MOVED_BLOCKS
     return EdgeLimits(
         max_header_bytes=8 * _MAX_FAILURE_CHARACTERS
         + 4096
         + max(
             _INTEGER_BYTES * num_integers
             + max_step_sequences * per_sequence
-            + _BLOCK_BYTES * num_moved,
-            result_bytes(max_step_tokens),
+            + _BLOCK_BYTES * num_saved,
+            result_bytes(max_step_tokens, max_step_sequences, hidden_size),
         ),
         max_payload_bytes=4 * hidden_size * max_step_tokens,
     )

@@ -20,9 +20,8 @@ import psutil
 
 from potluck.cluster.steps import edge_limits
 from potluck.cluster.trust.credentials import Credentials
-from potluck.cluster.worker.block_keeper import BlockKeeper
 from potluck.cluster.worker.control import ControlChannel
-from potluck.cluster.worker.loading import load_for
+from potluck.cluster.worker.loading import LoadedShare, load_for
 from potluck.cluster.worker.messages import (
     Connect,
     Disconnect,
@@ -41,6 +40,7 @@ from potluck.cluster.worker.watch import CallWatch
 from potluck.cluster.worker.watched_engine import open_watched
 from potluck.engines.opening import open_engine
 from potluck.errors import DefectError, PotluckError, UnitFaultError
+from potluck.grammars.step_masks import StepMasks
 from potluck.loading.load import LoadedStage
 from potluck.quantities import format_seconds
 from potluck.types.unit import Fault
@@ -106,8 +106,7 @@ def _serve(channel: ControlChannel) -> int:
         stuck=partial(_end_stuck, channel),
     )
     kept = loaded.kept_blocks
-    served = _served(load, loaded.stage, credentials, None if kept is None else kept.keeper)
-    serving = Serving(served, told)
+    serving = Serving(_served(load, loaded, credentials), told)
     try:
         host, port = serving.listen()
         channel.send(
@@ -129,15 +128,14 @@ def _serve(channel: ControlChannel) -> int:
     return 1 if failures else 0
 
 
-def _served(
-    load: Load, loaded: LoadedStage, credentials: Credentials, keeper: BlockKeeper | None
-) -> ServedStage:
+def _served(load: Load, share: LoadedShare, credentials: Credentials) -> ServedStage:
     spec = load.spec
     return ServedStage(
         deployment=spec.deployment,
-        loaded=loaded,
+        loaded=share.stage,
+        masks=StepMasks(share.open_vocabulary),
         limits=edge_limits(
-            hidden_size=loaded.program.hidden_size,
+            hidden_size=share.stage.program.hidden_size,
             context_tokens=spec.context_tokens,
             max_step_tokens=spec.max_step_tokens,
             max_step_sequences=spec.max_step_sequences,
@@ -145,7 +143,7 @@ def _served(
         ),
         credentials=credentials,
         listen_host=load.listen_host,
-        keeper=keeper,
+        keeper=None if share.kept_blocks is None else share.kept_blocks.keeper,
     )
 
 
