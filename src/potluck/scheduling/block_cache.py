@@ -43,8 +43,7 @@ class PrefixCounters:
 class BlockCache:
     """The blocks of all sequences of a scheduler. Not thread-safe.
 
-    Unless ``is_shared`` every sequence has its own blocks and nothing is kept. Without ``may_copy``
-    only full blocks are shared.
+    Unless ``is_shared`` every sequence has its own blocks and nothing is kept.
     """
 
     def __init__(
@@ -52,14 +51,12 @@ class BlockCache:
         num_blocks: int,
         *,
         is_shared: bool,
-        may_copy: bool,
         counters: PrefixCounters,
         salt: bytes = b"",
     ) -> None:
         self._pool = BlockPool(num_blocks, self._evicted)
         self._index = PrefixIndex()
         self._is_shared = is_shared
-        self._may_copy = may_copy
         self._counters = counters
         self._root = root_hash(salt)
         self._computing: dict[bytes, SequenceId] = {}  # full blocks, and whose they will be
@@ -82,7 +79,6 @@ class BlockCache:
             self._chain(sequence),
             sequence.tokens,
             most=sequence.most_cached_tokens,
-            may_copy=self._may_copy,
         )
 
     def worth_awaiting(self, sequence: SequenceState, match: PrefixMatch) -> bytes | None:
@@ -185,7 +181,7 @@ class BlockCache:
 
     def _publish_rest(self, sequence: SequenceState) -> None:
         num_rest = sequence.num_computed % KV_BLOCK_TOKENS
-        if num_rest and self._may_copy:
+        if num_rest:
             self._publish(sequence, sequence.num_computed // KV_BLOCK_TOKENS, num_rest)
 
     def _publish(self, sequence: SequenceState, index: int, num_tokens: int) -> None:
