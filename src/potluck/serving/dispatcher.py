@@ -260,7 +260,10 @@ class Dispatcher:
             committed: list[tuple[LedgerEntry, TimedToken]] = []
             with self._breaking(attachment):
                 for token in self._scheduler.complete(
-                    step_id, outcome.sampled, has_failed=outcome.error is not None
+                    step_id,
+                    outcome.sampled,
+                    has_failed=outcome.error is not None,
+                    num_restored=outcome.num_restored,
                 ):
                     entry = self._ledger.commit(token)
                     update = TimedToken(
