@@ -33,7 +33,8 @@ class ModelStatus:
 
     ``created`` is the time of the deployment in seconds since 1970, as OpenAI has it.
     ``sampling_defaults`` as in ``ServedModel``. ``ready_in_seconds`` is when it is expected to be
-    ready, where it is not and somebody can tell.
+    ready, where it is not and somebody can tell. ``weights_format`` is that of the model's files,
+    ``quantization`` what its weights were loaded as, and ``digest`` the same for the same model.
     """
 
     model_id: str
@@ -43,6 +44,10 @@ class ModelStatus:
     reason: str = ""
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
     ready_in_seconds: float | None = None
+    weights_bytes: int = 0
+    weights_format: str = ""
+    quantization: str = ""
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +57,8 @@ class ServedModel:
     ``vocab_size`` is the model's (of its logits), which may exceed the tokenizer's.
     ``sampling_defaults`` are parameters of ``SamplingParams`` that the model's makers recommend.
     ``output_format`` says how it writes tool calls and what it thinks; None: everything that
-    it writes is text.
+    it writes is text. ``architecture`` is what the model's files call its family, and ``template``
+    the source of its chat template, which may tell it of tools, and have it think.
     """
 
     model_id: str
@@ -62,6 +68,10 @@ class ServedModel:
     context_tokens: int
     sampling_defaults: Mapping[str, float | int]
     output_format: OutputFormat | None = None
+    architecture: str = ""
+    template: str | None = None
+    takes_tools: bool = False
+    can_think: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
