@@ -46,6 +46,7 @@ _SMALL_FILES = (
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/tool_use.jinja",
     INDEX_FILE,
 )
 _SPLIT_GGUF = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")
