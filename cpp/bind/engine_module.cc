@@ -77,11 +77,16 @@ void check_num_threads(int num_threads) {
 }
 
 void bind_values(nb::module_& m) {
+  nb::enum_<Pooling>(m, "Pooling")
+      .value("LAST", Pooling::Last)
+      .value("CLS", Pooling::Cls)
+      .value("MEAN", Pooling::Mean);
   nb::class_<Slice>(m, "Slice")
       .def(nb::init<int64_t, std::vector<int64_t>, int64_t, std::vector<int64_t>, bool,
-                    std::optional<int64_t>, std::optional<int64_t>>(),
+                    std::optional<int64_t>, std::optional<int64_t>, std::optional<Pooling>, bool>(),
            nb::kw_only(), "sequence_id"_a, "tokens"_a, "start_position"_a, "block_table"_a,
-           "sample"_a, "score_from"_a = nb::none(), "next_token"_a = nb::none());
+           "sample"_a, "score_from"_a = nb::none(), "next_token"_a = nb::none(),
+           "pooling"_a = nb::none(), "ends_pooling"_a = false);
   nb::class_<SamplingParams>(m, "SamplingParams")
       .def(nb::init<float, std::optional<int64_t>, float, float, float, float, float,
                     std::vector<std::pair<int64_t, float>>, uint64_t, bool, int64_t>(),
@@ -103,6 +108,13 @@ void bind_values(nb::module_& m) {
 }
 
 void bind_stage(nb::module_& m) {
+  nb::class_<PooledVector>(m, "PooledVector")
+      .def_ro("sequence_id", &PooledVector::sequence_id)
+      .def_ro("position", &PooledVector::position)
+      .def_ro("token", &PooledVector::token)
+      .def_prop_ro("values", [](const PooledVector& vector) {
+        return nb::bytes(vector.values.data(), vector.values.size() * sizeof(float));
+      });
   nb::class_<TimedOps>(m, "TimedOps")
       .def_ro("first_op", &TimedOps::first_op)
       .def_ro("end_op", &TimedOps::end_op)
@@ -158,7 +170,8 @@ void bind_stage(nb::module_& m) {
             const Step step{std::move(slices), std::move(opened), std::move(closed),
                             as_copies(copies), view(masks)};
             nb::gil_scoped_release released;
-            return stage.step(step, view(hidden), view(out));
+            StepOutput output = stage.step(step, view(hidden), view(out));
+            return std::make_pair(std::move(output.sampled), std::move(output.vectors));
           },
           nb::kw_only(), "slices"_a, "opened"_a, "closed"_a, "copies"_a, "masks"_a,
           "hidden"_a.none(), "out"_a.none())

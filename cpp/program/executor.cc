@@ -164,7 +164,7 @@ void Executor::head(const WantedRow* rows, int64_t num_rows, float* logits,
   for (int64_t i = 0; i < num_rows; ++i) {
     std::copy_n(register_data(o.x) + rows[i].row * columns, columns, input + i * columns);
   }
-  const Matrix& weight = weights_.matrix(o.weight);
+  const Matrix& weight = weights_.matrix(*o.weight);
   make_forms(forms(weight, false), input, num_rows, columns, session);
   products_ = {product(weight, nullptr, input, num_rows, logits, false)};
   multiply(products_, session);

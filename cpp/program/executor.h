@@ -50,7 +50,10 @@ class Executor {
   // All ops but the head.
   void run(const Batch& batch, ThreadPool::Session& session);
 
-  // Logits [num_rows][vocab_size] of rows that `run` has computed.
+  // The head's input [tokens][width] after `run`.
+  const float* head_input() { return register_data(program_.head_input()); }
+
+  // Logits [num_rows][vocab_size] of rows that `run` has computed; the head has a weight.
   void head(const WantedRow* rows, int64_t num_rows, float* logits, ThreadPool::Session& session);
   // As many rows at a time as the head takes.
   static constexpr int64_t kMaxHeadRows = 32;

@@ -8,6 +8,7 @@ from potluck.catalog.description import (
     load_token_list,
     load_tokenizer,
     open_headers,
+    open_vocabulary,
     open_weights,
 )
 from potluck.catalog.fetch import fetch_model
@@ -27,6 +28,7 @@ __all__ = [
     "load_tokenizer",
     "locate_on_disk",
     "open_headers",
+    "open_vocabulary",
     "open_weights",
     "read_profile",
 ]

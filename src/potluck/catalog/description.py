@@ -45,6 +45,7 @@ from potluck.types.text import Tokenizer, TokenList
 from potluck.weights.canonical import CanonicalSource
 
 if TYPE_CHECKING:
+    from potluck.grammars.vocabulary import Vocabulary
     from potluck.text.chat import ChatTemplate
 
 
@@ -144,6 +145,13 @@ def load_token_list(files: ModelFiles) -> TokenList:
         tokens = gguf.list_gguf_tokens(source.metadata, path=str(files.path))
         source.check_unchanged()
         return tokens
+
+
+def open_vocabulary(description: ModelDescription) -> Vocabulary:
+    """The model's vocabulary, for grammars. Raises as ``load_token_list`` and ``Vocabulary``."""
+    from potluck.grammars.vocabulary import Vocabulary
+
+    return Vocabulary(load_token_list(description.files), description.config.vocab_size)
 
 
 def load_chat_template(files: ModelFiles) -> ChatTemplate | None:

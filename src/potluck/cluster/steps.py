@@ -67,9 +67,13 @@ def kind_of(step: Step) -> StepKind:
     return num_tokens.bit_length(), end.bit_length()
 
 
-def result_bytes(max_step_tokens: int) -> int:
-    """The most that the header of a result takes."""
-    return max_step_tokens * (_TOKEN_BYTES + _TOP_BYTES * MAX_TOP_LOGPROBS)
+def result_bytes(max_step_tokens: int, max_step_sequences: int, hidden_size: int) -> int:
+    """The most that the header of a result takes.
+
+    Every sequence may give a vector, which has at most as many numbers as the hidden state.
+    """
+    of_tokens = max_step_tokens * (_TOKEN_BYTES + _TOP_BYTES * MAX_TOP_LOGPROBS)
+    return of_tokens + max_step_sequences * 4 * hidden_size
 
 
 def edge_limits(
@@ -86,7 +90,8 @@ def edge_limits(
     opening together, with the copy of a block that a sequence may begin with. Sequences share
     blocks, so the table of each may be as long as the context allows. Openings have whole prompts.
     A sequence closes once, and at most those that hold blocks or wait do. Where all of a step's
-    tokens are scored, each comes back with 20 alternatives.
+    tokens are scored, each comes back with 20 alternatives, and where sequences are pooled, each
+    with its vector.
     """
     per_sequence = (
         1024 + _INTEGER_BYTES * context_tokens + (1 + 2 * _INTEGER_BYTES) * MAX_LOGIT_BIAS_TOKENS
@@ -98,7 +103,7 @@ def edge_limits(
         + 4096
         + max(
             _INTEGER_BYTES * num_integers + max_step_sequences * per_sequence,
-            result_bytes(max_step_tokens),
+            result_bytes(max_step_tokens, max_step_sequences, hidden_size),
         ),
         max_payload_bytes=4 * hidden_size * max_step_tokens,
     )

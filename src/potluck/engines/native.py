@@ -21,6 +21,7 @@ from potluck.engines.native_program import (
     core_opening,
     core_program,
     core_slice,
+    pooled_token,
     sampled_token,
 )
 from potluck.engines.op_labels import label_of
@@ -284,7 +285,7 @@ class NativeEngine:
         """Run the program once (see ``Engine``).
 
         Raises ``ParameterError`` for sampling parameters that are not allowed, and ``EngineError``,
-        with the step's tokens in the cache, when the model's logits are not finite.
+        with the step's tokens in the cache, when the model's logits or vectors are not finite.
         """
         stage = self._stage
         check_masks(self._program, step, masks)
@@ -293,7 +294,7 @@ class NativeEngine:
         if not self._program.shard.has_head:
             out = np.empty((step.num_tokens, self._program.hidden_size), dtype=np.float32)
         with core_errors():
-            sampled = stage.step(
+            sampled, vectors = stage.step(
                 slices=[core_slice(part) for part in step.slices],
                 opened=[core_opening(opening) for opening in step.opened],
                 closed=step.closed,
@@ -303,7 +304,8 @@ class NativeEngine:
                 out=out,
             )
         self._sequences.difference_update(step.closed)
-        return StepResult(hidden=out, sampled=tuple(sampled_token(token) for token in sampled))
+        results = (*map(sampled_token, sampled), *map(pooled_token, vectors))
+        return StepResult(hidden=out, sampled=results)
 
     def logits(self, step: Step, hidden: Floats | None) -> Floats:
         """As ``step`` without sampling, so that sequences need not have been opened."""
@@ -373,8 +375,9 @@ class NativeEngine:
     def _open_sequences(self, step: Step) -> None:
         for opening in step.opened:
             validate_sampling(opening.sampling, self._program.vocab_size)
-        if step.opened and self._program.shard.has_head:
+        if self._program.shard.has_head:
             self._sequences.update(opening.sequence_id for opening in step.opened)
+            self._sequences.update(part.sequence_id for part in step.slices if part.pooling)
 
 
 class _NativeSink:

@@ -21,7 +21,7 @@ from potluck.types.program import (
     RmsNorm,
     Rope,
 )
-from potluck.types.step import SampledToken, SequenceId, TokenLogprob
+from potluck.types.step import Pooling, SampledToken, SequenceId, TokenLogprob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,6 +79,13 @@ def core_program(program: Program) -> runner.Program:
         )
 
 
+_POOLINGS = {
+    Pooling.LAST: runner.Pooling.LAST,
+    Pooling.CLS: runner.Pooling.CLS,
+    Pooling.MEAN: runner.Pooling.MEAN,
+}
+
+
 def core_slice(part: SequenceSlice) -> runner.Slice:
     """``part`` in the core's form."""
     return runner.Slice(
@@ -89,6 +96,8 @@ def core_slice(part: SequenceSlice) -> runner.Slice:
         sample=part.sample,
         score_from=part.score_from,
         next_token=part.next_token,
+        pooling=None if part.pooling is None else _POOLINGS[part.pooling],
+        ends_pooling=part.ends_pooling,
     )
 
 
@@ -115,6 +124,16 @@ def sampled_token(token: runner.SampledToken) -> SampledToken:
         token=token.token,
         logprob=token.logprob,
         top=tuple(TokenLogprob(token=one.token, logprob=one.logprob) for one in token.top),
+    )
+
+
+def pooled_token(vector: runner.PooledVector) -> SampledToken:
+    """``vector`` as the engines give it."""
+    return SampledToken(
+        sequence_id=SequenceId(vector.sequence_id),
+        position=vector.position,
+        token=vector.token,
+        vector=vector.values,
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, assert_never
 import numpy as np
 
 from potluck.engines import reference_ops as ops
+from potluck.engines.pooling import StepPooler
 from potluck.engines.reference_sampling import sample, score
 from potluck.engines.reference_weights import ReferenceWeights
 from potluck.engines.step_checks import check_masks, check_openings, check_sampled, check_step
@@ -57,6 +58,7 @@ class ReferenceEngine:
         self._weights = ReferenceWeights(program)
         self._caches = [_Cache(spec, num_blocks) for spec in program.caches]
         self._sequences: dict[SequenceId, _Sequence] = {}
+        self._pooler = StepPooler()
 
     def sink(self) -> TensorSink:
         """Takes every format; weights are kept as float32."""
@@ -70,8 +72,10 @@ class ReferenceEngine:
             return StepResult(hidden=self._run(step, hidden), sampled=())
         check_openings(self._program, step, self._sequences)
         check_sampled(step, self._sequences)
+        self._pooler.check(step)
         sequences = self._sequences | _open(self._program, step)
-        logits = self._run(step, hidden)
+        rows = self._run(step, hidden)
+        logits = self._logits(step, rows)
         wanted = [(part, index) for part in step.slices for index in part.wanted]
         choices = tuple(
             _choose(sequences[part.sequence_id], part, index, row, masks.get(part.sequence_id))
@@ -80,19 +84,21 @@ class ReferenceEngine:
         for (part, index), choice in zip(wanted, choices, strict=True):
             if part.known_after(index) is None:
                 sequences[choice.sequence_id].output_tokens.append(choice.token)
+        vectors = self._pooler.pool(step, rows)
         self._sequences = _without(sequences, step.closed)
-        return StepResult(hidden=None, sampled=choices)
+        self._pooler.close(step.closed)
+        return StepResult(hidden=None, sampled=choices + vectors)
 
     def logits(self, step: Step, hidden: Floats | None) -> Floats:
         """As ``step`` without sampling, so that sequences need not have been opened."""
         self._check(step, hidden)
-        if not self._program.shard.has_head:
+        if not self._program.has_logits:
             raise EngineError(
                 "this stage has no head, and so no logits", hint="ask the last stage for logits"
             )
         check_openings(self._program, step, self._sequences)
         sequences = self._sequences | _open(self._program, step)
-        logits = self._run(step, hidden)
+        logits = self._logits(step, self._run(step, hidden))
         self._sequences = _without(sequences, step.closed)
         return logits
 
@@ -125,12 +131,13 @@ class ReferenceEngine:
     def reset(self) -> None:
         """See ``Engine``."""
         self._sequences.clear()
+        self._pooler.reset()
 
     def close(self) -> None:
         """Free weights and cache."""
         self._weights.clear()
         self._caches.clear()
-        self._sequences.clear()
+        self.reset()
 
     def _check(self, step: Step, hidden: Floats | None) -> None:
         if missing := self._weights.missing():
@@ -149,7 +156,7 @@ class ReferenceEngine:
                 )
 
     def _run(self, step: Step, hidden: Floats | None) -> Floats:
-        """The residual stream, or with the head the logits that are wanted."""
+        """The residual stream, or with the head its input."""
         tokens = np.array([token for part in step.slices for token in part.tokens], dtype=np.int64)
         positions = np.concatenate([np.zeros(0, dtype=np.int64), *map(_positions, step.slices)])
         for copy in step.copies:
@@ -186,10 +193,17 @@ class ReferenceEngine:
                 case Add():
                     registers[op.x] = ops.add(registers[op.x], registers[op.y])
                 case Head():
-                    return ops.head(registers[op.x], self._weights[op.weight], _wanted_rows(step))
+                    return registers[op.x]
                 case _:
                     assert_never(op)
         return registers[HIDDEN]
+
+    def _logits(self, step: Step, rows: Floats) -> Floats:
+        """The logits that are wanted, of the head's input."""
+        head = self._program.head
+        if head is None or head.weight is None:
+            return np.empty((0, 0), dtype=np.float32)  # the step was checked: none are wanted
+        return ops.head(rows, self._weights[head.weight], _wanted_rows(step))
 
     def _rope(self, op: Rope, x: Floats, positions: Ints) -> Floats:
         table = self._program.rope

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from potluck.errors import EngineError
-from potluck.types.step import KV_BLOCK_TOKENS
+from potluck.types.step import KV_BLOCK_TOKENS, Pooling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,10 +31,13 @@ def check_step(
         _check_tokens(program, part.tokens)
         _check_positions(program, part)
         _check_scored(program, part)
+        _check_pooled(part)
         if program.caches:
             _check_blocks(num_blocks, part, written)
     if program.caches:
         _check_copies(num_blocks, step)
+    if program.head is not None and not program.has_logits and step.num_wanted:
+        raise _inconsistent("logits are wanted of a model without a head")
     _check_hidden(program, step, hidden)
 
 
@@ -95,6 +98,20 @@ def _check_scored(program: Program, part: SequenceSlice) -> None:
         )
     if part.next_token is not None:
         _check_vocabulary(program, (part.next_token,))
+
+
+def _check_pooled(part: SequenceSlice) -> None:
+    if part.pooling is None:
+        if part.ends_pooling:
+            raise _inconsistent(f"sequence {part.sequence_id} is not pooled, and ends its pooling")
+        return
+    if part.sample or part.score_from is not None:
+        raise _inconsistent(f"sequence {part.sequence_id} is pooled, and sampled or scored")
+    if part.pooling is Pooling.CLS and part.ends_pooling and part.start_position:
+        raise _inconsistent(
+            f"the first token of sequence {part.sequence_id} is not in the slice that ends its "
+            "pooling"
+        )
 
 
 def _check_tokens(program: Program, tokens: tuple[int, ...]) -> None:

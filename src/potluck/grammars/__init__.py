@@ -7,3 +7,7 @@ the last stage of a model compiles it, and follows each sequence through it (``m
 
 llguidance is imported where it is used: whoever needs no grammar does not load it.
 """
+
+from potluck.grammars.build import choice, ebnf, json_object, json_schema, lark, regex
+
+__all__ = ["choice", "ebnf", "json_object", "json_schema", "lark", "regex"]

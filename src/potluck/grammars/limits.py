@@ -20,7 +20,7 @@ MAX_STACK_BYTES = 8 * 2**20
 """Of the thread that compiles where a grammar is checked; wherever else it is compiled, the stack
 is larger (``STAGE_STACK_BYTES``)."""
 
-STAGE_STACK_BYTES = 64 * 2**20
+STAGE_STACK_BYTES = 16 * 2**20
 """Of a thread that compiles what was checked and follows it. Only what is used takes memory."""
 
 MAX_IDLE_MATCHERS = 16

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from potluck.errors import EngineError
 from potluck.grammars.matchers import Matcher, Matchers
+from potluck.types.engine import NO_MASKS
 from potluck.types.step import SampledToken, SequenceId, Step
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from potluck.grammars.vocabulary import Vocabulary
+    from potluck.types.engine import TokenMasks
 
 _log = logging.getLogger(__name__)
 
@@ -21,17 +24,18 @@ _log = logging.getLogger(__name__)
 class StepMasks:
     """Follows the sequences of a last stage that have grammars. For use by one thread.
 
-    ``masks`` is called before each step and ``took`` after it; what ``took`` computes ahead then
-    waits for the next step. ``open_vocabulary`` is called once, when the first grammar comes.
+    ``before`` is called before each step and ``after`` when its tokens are known and sent on: the
+    masks that follow are computed then, and wait for the next step. ``open_vocabulary`` is called
+    once, when the first grammar comes; without it grammars are refused.
     """
 
-    def __init__(self, open_vocabulary: Callable[[], Vocabulary]) -> None:
+    def __init__(self, open_vocabulary: Callable[[], Vocabulary] | None) -> None:
         self._open_vocabulary = open_vocabulary
         self._matchers: Matchers | None = None
         self._live: dict[SequenceId, Matcher] = {}
         self._ahead: dict[SequenceId, NDArray[np.uint32]] = {}
 
-    def masks(self, step: Step) -> Mapping[SequenceId, NDArray[np.uint32]]:
+    def before(self, step: Step) -> TokenMasks:
         """Return which tokens the sequences may choose from that sample in ``step``.
 
         Those without a grammar are not in it. Raise ``ParameterError`` for a grammar that cannot
@@ -45,14 +49,14 @@ class StepMasks:
                 if not matcher.accept_all(opening.output_tokens):
                     _log.warning("a replayed sequence does not match its grammar")
         if not self._live:
-            return {}
+            return NO_MASKS
         return {
             part.sequence_id: self._mask(part.sequence_id)
             for part in step.slices
             if part.sample and part.sequence_id in self._live
         }
 
-    def took(self, step: Step, sampled: Iterable[SampledToken]) -> None:
+    def after(self, step: Step, sampled: Iterable[SampledToken]) -> None:
         """Go on past the tokens that ``step`` has sampled, and compute the masks that follow."""
         if not self._live:
             return
@@ -82,6 +86,8 @@ class StepMasks:
 
     def _take(self, grammar: str) -> Matcher:
         if self._matchers is None:
+            if self._open_vocabulary is None:
+                raise EngineError("grammars were not prepared for here")
             self._matchers = Matchers(self._open_vocabulary())
         return self._matchers.take(grammar)
 

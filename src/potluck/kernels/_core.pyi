@@ -4,6 +4,7 @@ Wrong shapes raise ``ValueError``, wrong dtypes and layouts ``TypeError``; the r
 ``Error`` for all else that it refuses. Calls release the GIL while they compute.
 """
 
+import enum
 from collections.abc import Sequence
 
 import numpy as np
@@ -241,7 +242,7 @@ class Add:
     def __init__(self, *, x: str, y: str) -> None: ...
 
 class Head:
-    def __init__(self, *, x: str, weight: str, vocab_size: int) -> None: ...
+    def __init__(self, *, x: str, weight: str | None, vocab_size: int) -> None: ...
 
 Op = Embed | RmsNorm | Linear | Rope | Attention | GatedActivation | Moe | Add | Head
 
@@ -289,6 +290,11 @@ def pack_rows_on(
 ) -> None:
     """``pack_rows`` on all threads of ``pool``; raises ``Error`` for wrong sizes."""
 
+class Pooling(enum.Enum):
+    LAST = ...
+    CLS = ...
+    MEAN = ...
+
 class Slice:
     def __init__(
         self,
@@ -300,6 +306,8 @@ class Slice:
         sample: bool,
         score_from: int | None = None,
         next_token: int | None = None,
+        pooling: Pooling | None = None,
+        ends_pooling: bool = False,
     ) -> None: ...
 
 class SamplingParams:
@@ -347,6 +355,16 @@ class SampledToken:
     @property
     def top(self) -> list[TokenLogprob]: ...
 
+class PooledVector:
+    @property
+    def sequence_id(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def token(self) -> int: ...
+    @property
+    def values(self) -> bytes: ...
+
 class TimedOps:
     """Ops ``[first_op, end_op)`` of a program, which run together (cpp/program/op_timer.h)."""
 
@@ -390,7 +408,7 @@ class Stage:
         masks: Sequence[tuple[int, U32]],
         hidden: F32 | None,
         out: F32 | None,
-    ) -> list[SampledToken]: ...
+    ) -> tuple[list[SampledToken], list[PooledVector]]: ...
     def logits(
         self,
         *,

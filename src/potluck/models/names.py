@@ -27,6 +27,7 @@ GGUF_ROPE_FACTORS = "rope_freqs.weight"
 EMBEDDING = "embed.weight"
 FINAL_NORM = "norm.weight"
 HEAD = "head.weight"
+CLASSIFIER = "classifier.weight"
 
 
 def layer_tensor(layer: int, name: str) -> str:
@@ -39,11 +40,13 @@ _STEMS: Mapping[FileKind, Mapping[str, str]] = {
         "embed": "model.embed_tokens",
         "norm": "model.norm",
         "head": "lm_head",
+        "classifier": "score",
     },
     FileKind.GGUF: {
         "embed": "token_embd",
         "norm": "output_norm",
         "head": "output",
+        "classifier": "cls.output",
     },
 }
 

@@ -118,7 +118,7 @@ class BlockCache:
         end = start
         while end < most and chain.after(end + 1) in self._computing:
             end += 1
-        num_missing = sequence.num_known_tokens - start * KV_BLOCK_TOKENS
+        num_missing = sequence.num_to_compute - start * KV_BLOCK_TOKENS
         return chain.after(end) if 2 * (end - start) * KV_BLOCK_TOKENS >= num_missing else None
 
     def is_computing(self, full_hash: bytes) -> bool:
@@ -246,7 +246,7 @@ class BlockCache:
     def _missing(self, sequence: SequenceState) -> list[bytes]:
         chain = self._chain(sequence)
         start = sequence.num_computed // KV_BLOCK_TOKENS
-        end = sequence.num_known_tokens // KV_BLOCK_TOKENS
+        end = sequence.num_to_compute // KV_BLOCK_TOKENS
         return [chain.after(index + 1) for index in range(start, end)]
 
     def _publish_rest(self, sequence: SequenceState) -> None:

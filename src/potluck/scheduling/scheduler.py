@@ -202,7 +202,9 @@ class Scheduler:
         room = self._limits.context_tokens - num_prompt_tokens
         num_new = room if request.max_new_tokens is None else min(request.max_new_tokens, room)
         if num_new < 0 or request.asks_for_nothing:
-            raise ValueError("at least one new token or one score must be asked for")
+            raise ValueError("at least one new token, one score or a vector must be asked for")
+        if request.pooling is not None and (num_new or request.num_scores):
+            raise ValueError("a sequence that is pooled has no new tokens and no scores")
         _check_continuation(request, continuation, num_new)
         if sequence_id is None:
             sequence_id = SequenceId(self._next_sequence)
@@ -312,7 +314,9 @@ class Scheduler:
             sequence = self._sequences.get(sample.sequence_id)
             if sequence is None:
                 continue  # cancelled while the step was in flight
-            if sample.position < sequence.num_prompt_tokens:
+            if sample.vector is not None:
+                reason: FinishReason | None = FinishReason.LENGTH
+            elif sample.position < sequence.num_prompt_tokens:
                 is_last = sequence.is_only_scored and sample.position == len(sequence.tokens) - 1
                 reason = FinishReason.LENGTH if is_last else None
                 sequence.num_scored = sample.position
@@ -330,6 +334,7 @@ class Scheduler:
                     logprob=sample.logprob,
                     top=sample.top,
                     finish_reason=reason,
+                    vector=sample.vector,
                 )
             )
         return committed
@@ -441,18 +446,24 @@ class Scheduler:
         start = sequence.num_scheduled
         end = start + count
         sequence.num_scheduled = end
-        sequence.awaiting_sample = end == len(sequence.tokens)
+        pooling = sequence.request.pooling
+        is_last = end == (len(sequence.tokens) if pooling is None else sequence.num_to_compute)
+        sequence.awaiting_sample = is_last
         score_from = _score_from(sequence, start, end)
-        is_more_known = score_from is not None and not sequence.awaiting_sample
+        is_more_known = score_from is not None and not is_last
         part = SequenceSlice(
             sequence_id=sequence.sequence_id,
             tokens=tuple(sequence.tokens[start:end]),
             start_position=start,
             block_table=tuple(sequence.block_table[: blocks_for(end)]),
-            sample=sequence.awaiting_sample,
+            sample=is_last and pooling is None,
             score_from=score_from,
             next_token=sequence.tokens[end] if is_more_known else None,
+            pooling=pooling,
+            ends_pooling=is_last and pooling is not None,
         )
+        if pooling is not None:
+            sequence.is_opened = True  # the last stage has its sum until it is closed
         if part.wanted and not sequence.is_opened:
             forming.openings.append(sequence.opening())
             sequence.is_opened = True
@@ -501,8 +512,9 @@ def _check_continuation(
         raise _no_continuation("it has generated tokens and lacks scores of the prompt")
     if len(outputs) > num_new_tokens:
         raise _no_continuation(f"it has {len(outputs)} generated tokens of {num_new_tokens}")
+    is_complete = len(outputs) == num_new_tokens and num_scored == request.num_scores
     if any(token in request.stop_tokens for token in outputs) or (
-        len(outputs) == num_new_tokens and num_scored == request.num_scores
+        is_complete and request.pooling is None
     ):
         raise _no_continuation("it has ended")
 

@@ -15,10 +15,10 @@ class SequenceState:
 
     ``num_scheduled`` counts the leading tokens whose computation was put into a step under the
     present ``block_table``; ``awaiting_sample`` is true while a step that samples for this sequence
-    is in flight. ``is_opened`` says whether the last stage was told of the sequence. ``num_scored``
-    counts the scores of the prompt that were committed, and ``next_score`` is the position of the
-    first token of the prompt whose score no step was asked for yet. One that ``is_alone`` shares no
-    step with others, and no other step is in flight beside its own.
+    or gives its vector is in flight. ``is_opened`` says whether the last stage was told of the
+    sequence. ``num_scored`` counts the scores of the prompt that were committed, and ``next_score``
+    is the position of the first token of the prompt whose score no step was asked for yet. One that
+    ``is_alone`` shares no step with others, and no other step is in flight beside its own.
 
     ``num_computed`` counts the leading tokens that the blocks of ``block_table`` hold as far as
     complete steps tell, in whole blocks right after admission; ``num_admissions`` tells one block
@@ -55,14 +55,16 @@ class SequenceState:
         return self.max_tokens == self.num_prompt_tokens
 
     @property
-    def num_known_tokens(self) -> int:
-        """Known tokens that are to be computed."""
+    def num_to_compute(self) -> int:
+        """Known tokens that are put into steps: the last of a text that is scored is not."""
+        if self.request.pooling is not None:
+            return self.request.last_pooled_position + 1
         return len(self.tokens) - self.is_only_scored
 
     @property
     def num_unscheduled(self) -> int:
         """Known tokens that no step has taken yet: more than one during prefill."""
-        return self.num_known_tokens - self.num_scheduled
+        return self.num_to_compute - self.num_scheduled
 
     @property
     def most_cached_tokens(self) -> int:
@@ -70,7 +72,7 @@ class SequenceState:
 
         The last one is computed in any case, and all after which something is wanted.
         """
-        most = self.num_known_tokens - 1
+        most = self.num_to_compute - 1
         if self.request.pooling in (Pooling.CLS, Pooling.MEAN):
             return 0
         if self.request.score_prompt and self.next_score < self.num_prompt_tokens:
@@ -89,6 +91,7 @@ class SequenceState:
             sampling=self.request.sampling,
             prompt_tokens=self.request.prompt_tokens,
             output_tokens=tuple(self.tokens[self.num_prompt_tokens :]),
+            grammar=self.request.grammar,
         )
 
     def restart(self) -> None:

@@ -60,6 +60,8 @@ class LedgerEntry:
     @property
     def next_position(self) -> int:
         """The position of the token that is committed next."""
+        if self.request.pooling is not None:
+            return self.request.last_pooled_position
         if self.num_scored < self.request.num_scores:
             return self.num_scored + 1
         return len(self.request.prompt_tokens) + len(self.output_tokens)
@@ -117,7 +119,9 @@ class Ledger:
                 f"sequence {token.sequence_id} was given a token at position {token.position},"
                 f" and the next one is {entry.next_position}"
             )
-        if token.position < len(entry.request.prompt_tokens):
+        if token.vector is not None:
+            pass  # the one thing that the sequence is given
+        elif token.position < len(entry.request.prompt_tokens):
             entry.num_scored += 1
         else:
             entry.output_tokens.append(token.token)

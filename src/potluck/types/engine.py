@@ -34,7 +34,7 @@ class StepResult:
     """What a stage gives back for a step.
 
     ``hidden``: float32 ``[num_tokens, hidden_size]`` for the next stage, or None on the last.
-    ``sampled``: on the last stage, one entry for each of the logits that were wanted, in order.
+    ``sampled``: on the last stage, the entries of ``Step.results``.
     The array belongs to the caller.
     """
 

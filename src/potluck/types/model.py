@@ -55,6 +55,9 @@ class ModelConfig:
     ``qkv_bias``, ``output_bias``, ``mlp_bias``, ``qk_norm`` and ``sliding_windows`` (one entry per
     layer: the window in tokens, or None for full attention) are the ways in which families differ,
     and so is ``experts``, None for a dense model. ``intermediate_size`` is that of dense layers.
+
+    A model without ``has_logits`` has no head: it gives vectors only. With ``num_labels`` it is a
+    classifier, a matrix of so many rows after the last norm, whose outputs are the vectors.
     """
 
     family: str
@@ -75,3 +78,10 @@ class ModelConfig:
     qk_norm: bool
     sliding_windows: tuple[int | None, ...]
     experts: ExpertsConfig | None = None
+    has_logits: bool = True
+    num_labels: int = 0
+
+    @property
+    def vector_size(self) -> int:
+        """The numbers in a vector."""
+        return self.num_labels or self.hidden_size

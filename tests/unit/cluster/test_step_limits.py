@@ -84,7 +84,7 @@ def test_the_largest_step_and_its_result_fit(context: int) -> None:
         top=(TokenLogprob(token=TOKEN, logprob=-1.1),) * MAX_TOP_LOGPROBS,
     )
     assert len(encode_sampled((sample,) * num_tokens)) <= limits.max_header_bytes
-    assert len(encode_sampled((sample,) * num_tokens)) <= result_bytes(num_tokens)
+    assert len(encode_sampled((sample,) * num_tokens)) <= result_bytes(num_tokens, 0, 64)
     assert limits.max_payload_bytes == 4 * 64 * num_tokens
 
 

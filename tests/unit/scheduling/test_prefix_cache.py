@@ -244,7 +244,7 @@ def test_what_all_of_the_prompt_is_pooled_for_is_computed_whole() -> None:
         scheduler = make_scheduler()
         scheduler.add(request(PROMPT))
         run(scheduler, ToyPipeline())
-        scheduler.add(request(PROMPT, pooling=pooling))
+        scheduler.add(request(PROMPT, 0, pooling=pooling))
         assert next_step(scheduler).slices[0].start_position == start
 
 

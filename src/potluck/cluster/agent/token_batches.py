@@ -24,6 +24,8 @@ async def in_batches(
     async with aclosing(tokens):
         async for token in tokens:
             batch.append(token)
-            if token.position >= num_prompt_tokens - 1 or len(batch) == MAX_BATCH_TOKENS:
+            is_last = token.finish_reason is not None
+            is_read = token.position >= num_prompt_tokens - 1
+            if is_last or is_read or len(batch) == MAX_BATCH_TOKENS:
                 yield tuple(batch)
                 batch = []

@@ -200,13 +200,8 @@ class RemotePipeline:
             sampled = decode_sampled(frame.header)
         except ValueError as error:  # DecodeError, or text that is no UTF-8
             raise DefectError(f"edge with {peer}: it sent a malformed result ({error})") from error
-        asked = [
-            (part.sequence_id, part.start_position + index + 1)
-            for part in step.slices
-            for index in part.wanted
-        ]
-        answered = [(each.sequence_id, each.position) for each in sampled]
-        if frame.kind is not FrameKind.RESULT or answered != asked:
+        answered = tuple((each.sequence_id, each.position) for each in sampled)
+        if frame.kind is not FrameKind.RESULT or answered != step.results:
             raise DefectError(f"edge with {peer}: its result is not that of the step")
         return StepOutcome(step=step, sampled=sampled)
 

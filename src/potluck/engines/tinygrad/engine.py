@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from potluck.engines.native import make_pool
+from potluck.engines.pooling import StepPooler, is_pooled
 from potluck.engines.sampler import StepSampler
 from potluck.engines.step_checks import check_masks, check_step
 from potluck.engines.tinygrad.calls import Calls
@@ -64,6 +65,7 @@ class TinygradEngine:
             program, self._weights, self._device, num_blocks=num_blocks, max_rows=max_step_tokens
         )
         self._sampler = StepSampler(program, pool or make_pool(1))
+        self._pooler = StepPooler()
 
     @property
     def weights_bytes(self) -> int:
@@ -85,10 +87,10 @@ class TinygradEngine:
             piece = padding_piece(bucket, self._num_blocks)
             shape = (bucket, self._program.hidden_size)
             calls.run(piece, None if self._has_embedding else np.zeros(shape, np.float32))
-            if self._has_head:
+            if self._program.has_logits:
                 calls.read_logits(piece, self._new_logits(bucket))
-            else:
-                calls.read_hidden(np.empty(shape, np.float32))
+            elif not self._has_head:
+                calls.read_rows(np.empty(shape, np.float32))
 
     def step(self, step: Step, hidden: Floats | None, masks: TokenMasks = NO_MASKS) -> StepResult:
         """Run the program once (see ``Engine``).
@@ -101,19 +103,25 @@ class TinygradEngine:
             check_masks(self._program, step, masks)
             return StepResult(hidden=self._run(calls, step, hidden), sampled=())
         self._sampler.check(step, masks, samples=True)
+        self._pooler.check(step)
         self._sampler.open(step.opened)
+        rows = self._new_rows(step) if is_pooled(step) else None
         wanted = [(part, index) for part in step.slices for index in part.wanted]
         sampled: list[SampledToken] = []
-        for logits in self._logits_of_pieces(calls, step, hidden):
+        for logits in self._logits_of_pieces(calls, step, hidden, rows):
             now = wanted[len(sampled) : len(sampled) + len(logits)]
             sampled += self._sampler.sample(now, logits, masks)
+        if rows is not None:
+            _check_finite(rows)
+            sampled += self._pooler.pool(step, rows)
         self._sampler.close(step.closed)
+        self._pooler.close(step.closed)
         return StepResult(hidden=None, sampled=tuple(sampled))
 
     def logits(self, step: Step, hidden: Floats | None) -> Floats:
         """As ``step`` without sampling, so that sequences need not have been opened."""
         calls = self._check(step, hidden)
-        if not self._has_head:
+        if not self._program.has_logits:
             raise EngineError(
                 "this stage has no head, and so no logits", hint="ask the last stage for logits"
             )
@@ -137,8 +145,9 @@ class TinygradEngine:
         raise _no_block_format()
 
     def reset(self) -> None:
-        """See ``Engine``: the sampler alone knows of sequences."""
+        """See ``Engine``: the sampler and the pooler alone know of sequences."""
         self._sampler.reset()
+        self._pooler.reset()
 
     def close(self) -> None:
         """Free weights and cache."""
@@ -181,15 +190,20 @@ class TinygradEngine:
         """The residual stream, on a stage without the head."""
         out = np.empty((step.num_tokens, self._program.hidden_size), np.float32)
         for _, rows in self._computed_pieces(calls, step, hidden):
-            calls.read_hidden(out[rows])
+            calls.read_rows(out[rows])
         _check_finite(out)
         return out
 
     def _logits_of_pieces(
-        self, calls: Calls, step: Step, hidden: Floats | None
+        self, calls: Calls, step: Step, hidden: Floats | None, rows: Floats | None = None
     ) -> Iterator[Floats]:
-        """The logits that are wanted of each piece: never of more rows than a call computes."""
-        for piece, _ in self._computed_pieces(calls, step, hidden):
+        """The logits that are wanted of each piece: never of more rows than a call computes.
+
+        ``rows`` becomes the input of the head, of all tokens.
+        """
+        for piece, of_piece in self._computed_pieces(calls, step, hidden):
+            if rows is not None:
+                calls.read_rows(rows[of_piece])
             if len(piece.wanted):
                 out = self._new_logits(len(piece.wanted))
                 calls.read_logits(piece, out)
@@ -207,6 +221,11 @@ class TinygradEngine:
             rows = slice(piece.first_row, piece.first_row + piece.num_rows)
             calls.run(piece, None if hidden is None else hidden[rows])
             yield piece, rows
+
+    def _new_rows(self, step: Step) -> Floats:
+        head = self._program.head
+        width = self._program.hidden_size if head is None else self._program.width(head.x)
+        return np.empty((step.num_tokens, width), np.float32)
 
     def _new_logits(self, num_rows: int) -> Floats:
         return np.empty((num_rows, self._program.vocab_size), np.float32)
