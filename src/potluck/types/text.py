@@ -103,6 +103,14 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def closing_tokens(self) -> tuple[int, ...]:
+        """The tokens that the model's own tokenizer puts after a text, as embedding models have it.
+
+        ``encode`` does not add them: a text that is to be continued has no end.
+        """
+        ...
+
+    @property
     def special_tokens(self) -> tuple[str, ...]:
         """The texts of control tokens, which decode to nothing."""
         ...
