@@ -17,9 +17,9 @@ constexpr int64_t kSortedGrowth = 8;
 // Compilers make vectors of loops over this many independent results.
 constexpr int64_t kLanes = 16;
 
-}  // namespace
-
-void find_maxima(const float* logits, int64_t count, int64_t begin, int64_t end, float* maxima) {
+template <bool kMustBeFinite>
+void find_block_maxima(const float* logits, int64_t count, int64_t begin, int64_t end,
+                       float* maxima) {
   for (int64_t block = begin; block < end; ++block) {
     const int64_t first = block * BlockedLogits::kBlock;
     const int64_t last = std::min(first + BlockedLogits::kBlock, count);
@@ -30,12 +30,12 @@ void find_maxima(const float* logits, int64_t count, int64_t begin, int64_t end,
     for (; i + kLanes <= last; i += kLanes) {
       for (int64_t lane = 0; lane < kLanes; ++lane) {
         const float x = logits[i + lane];
-        differences[lane] += x - x;
+        if (kMustBeFinite) differences[lane] += x - x;
         largest[lane] = x > largest[lane] ? x : largest[lane];
       }
     }
     for (; i < last; ++i) {
-      differences[0] += logits[i] - logits[i];
+      if (kMustBeFinite) differences[0] += logits[i] - logits[i];
       largest[0] = std::max(largest[0], logits[i]);
     }
     for (int64_t half = kLanes / 2; half > 0; half /= 2) {
@@ -46,6 +46,17 @@ void find_maxima(const float* logits, int64_t count, int64_t begin, int64_t end,
     }
     maxima[block] = largest[0] + differences[0];
   }
+}
+
+}  // namespace
+
+void find_maxima(const float* logits, int64_t count, int64_t begin, int64_t end, float* maxima) {
+  find_block_maxima<true>(logits, count, begin, end, maxima);
+}
+
+void find_masked_maxima(const float* logits, int64_t count, int64_t begin, int64_t end,
+                        float* maxima) {
+  find_block_maxima<false>(logits, count, begin, end, maxima);
 }
 
 bool BlockedLogits::all_finite() const {

@@ -16,13 +16,17 @@ struct BlockedLogits {
   const float* maxima;  // [num_blocks(count)], from find_maxima
 
   bool all_finite() const;
-  // The lowest index of the largest logit; all are finite.
+  // The lowest index of the largest logit; it is finite.
   int64_t argmax() const;
 };
 
 // Writes the maxima of blocks [begin, end) of `logits` [count]; NaN for a block in which not all
 // numbers are finite.
 void find_maxima(const float* logits, int64_t count, int64_t begin, int64_t end, float* maxima);
+
+// The same for numbers that are finite or minus infinity.
+void find_masked_maxima(const float* logits, int64_t count, int64_t begin, int64_t end,
+                        float* maxima);
 
 // Candidates in sampling order (larger logit first, lower id first among equals), sorted only as
 // far as they are asked for.

@@ -120,6 +120,26 @@ void Executor::copy_blocks(const std::vector<BlockCopy>& copies) {
   }
 }
 
+uint64_t Executor::block_bytes() const {
+  uint64_t sum = 0;
+  for (const KvCache& cache : caches_) sum += cache.block_bytes();
+  return sum;
+}
+
+void Executor::read_block(int64_t block, uint8_t* out) const {
+  for (const KvCache& cache : caches_) {
+    cache.read_block(block, out);
+    out += cache.block_bytes();
+  }
+}
+
+void Executor::write_block(int64_t block, const uint8_t* data) {
+  for (KvCache& cache : caches_) {
+    cache.write_block(block, data);
+    data += cache.block_bytes();
+  }
+}
+
 void Executor::run(const Batch& batch, ThreadPool::Session& session) {
   divisions_.clear();
   if (batch.num_tokens() == 0) return;

@@ -42,6 +42,11 @@ class Executor {
   // In every cache, in order.
   void copy_blocks(const std::vector<BlockCopy>& copies);
 
+  // What a block holds in every cache, one after another.
+  uint64_t block_bytes() const;
+  void read_block(int64_t block, uint8_t* out) const;
+  void write_block(int64_t block, const uint8_t* data);
+
   // All ops but the head.
   void run(const Batch& batch, ThreadPool::Session& session);
 

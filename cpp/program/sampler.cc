@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <unordered_set>
@@ -110,15 +111,39 @@ void Sampler::open(const std::vector<Opening>& openings) {
   }
 }
 
+void Sampler::check_masks(const std::vector<TokenMask>& masks) const {
+  const int64_t num_words = TokenMask::num_words(vocab_size_);
+  const uint32_t last_bits = vocab_size_ % 32 == 0 ? ~0u : (1u << (vocab_size_ % 32)) - 1;
+  std::unordered_set<int64_t> ids;
+  for (const TokenMask& mask : masks) {
+    if (!ids.insert(mask.sequence_id).second) fail(mask.sequence_id, "it has two masks");
+    if (mask.count != num_words) {
+      fail(mask.sequence_id, "its mask has " + std::to_string(mask.count) + " words, and " +
+                                 std::to_string(num_words) + " are needed");
+    }
+    const bool allows_any =
+        std::any_of(mask.words, mask.words + num_words - 1, [](uint32_t x) { return x != 0; }) ||
+        (mask.words[num_words - 1] & last_bits) != 0;
+    if (!allows_any) fail(mask.sequence_id, "its mask allows no token");
+  }
+}
+
 std::vector<SampledToken> Sampler::sample(const WantedRow* first, const WantedRow* last,
-                                          const float* logits, ThreadPool::Session& session) {
+                                          const float* logits,
+                                          const std::vector<TokenMask>& masks,
+                                          ThreadPool::Session& session) {
   std::vector<const Sequence*> sequences;
+  std::vector<const uint32_t*> row_masks;
   std::vector<SampledToken> sampled;
   for (const WantedRow* wanted = first; wanted != last; ++wanted) {
     const auto found = sequences_.find(wanted->sequence_id);
     if (found == sequences_.end()) fail(wanted->sequence_id, "it is not open for sampling");
     sequences.push_back(&found->second);
     const bool is_known = wanted->known.has_value();
+    const auto mask = std::find_if(masks.begin(), masks.end(), [&](const TokenMask& each) {
+      return each.sequence_id == wanted->sequence_id;
+    });
+    row_masks.push_back(is_known || mask == masks.end() ? nullptr : mask->words);
     sampled.push_back({wanted->sequence_id, wanted->next_position, wanted->known.value_or(-1),
                        std::nullopt, {}, is_known});
     // Here and not in the parallel loop, which must not throw.
@@ -153,7 +178,7 @@ std::vector<SampledToken> Sampler::sample(const WantedRow* first, const WantedRo
   parallel_ranges(session, num_rows, 1, 5 * vocab_size_,
                   [&](int64_t begin, int64_t end, int worker) {
                     for (int64_t i = begin; i < end; ++i) {
-                      sample_one(rows[i], *sequences[i], scratch(worker), sampled[i]);
+                      sample_one(rows[i], *sequences[i], row_masks[i], scratch(worker), sampled[i]);
                     }
                   });
   return sampled;
@@ -169,17 +194,17 @@ void Sampler::record(const std::vector<SampledToken>& sampled) {
 }
 
 void Sampler::sample_one(const BlockedLogits& logits, const Sequence& sequence,
-                         const Scratch& scratch, SampledToken& out) const {
+                         const uint32_t* mask, const Scratch& scratch, SampledToken& out) const {
   const SamplingParams& params = sequence.params;
   if (out.is_known) {
     add_logprobs(logits, sequence, scratch, out);
     return;
   }
   BlockedLogits adjusted = logits;
-  if (sequence.keeps_history || !params.logit_bias.empty()) {
-    adjust(logits.logits, sequence, scratch.adjusted);
-    find_maxima(scratch.adjusted, vocab_size_, 0, BlockedLogits::num_blocks(vocab_size_),
-                scratch.maxima);
+  if (sequence.keeps_history || !params.logit_bias.empty() || mask != nullptr) {
+    adjust(logits.logits, sequence, mask, scratch.adjusted);
+    find_masked_maxima(scratch.adjusted, vocab_size_, 0, BlockedLogits::num_blocks(vocab_size_),
+                       scratch.maxima);
     adjusted = {scratch.adjusted, vocab_size_, scratch.maxima};
   }
   out.token = params.temperature == 0.0f ? adjusted.argmax()
@@ -187,7 +212,8 @@ void Sampler::sample_one(const BlockedLogits& logits, const Sequence& sequence,
   if (params.logprobs) add_logprobs(logits, sequence, scratch, out);
 }
 
-void Sampler::adjust(const float* logits, const Sequence& sequence, float* adjusted) const {
+void Sampler::adjust(const float* logits, const Sequence& sequence, const uint32_t* mask,
+                     float* adjusted) const {
   const SamplingParams& params = sequence.params;
   std::copy_n(logits, vocab_size_, adjusted);
   // Whatever the parameters, logits stay finite.
@@ -203,6 +229,12 @@ void Sampler::adjust(const float* logits, const Sequence& sequence, float* adjus
   }
   for (const auto& [token, bias] : params.logit_bias) {
     adjusted[token] = bounded(adjusted[token] + bias);
+  }
+  if (mask == nullptr) return;
+  for (int64_t token = 0; token < vocab_size_; ++token) {
+    if ((mask[token / 32] >> (token % 32) & 1) == 0) {
+      adjusted[token] = -std::numeric_limits<float>::infinity();
+    }
   }
 }
 

@@ -54,6 +54,16 @@ struct SampledToken {
   bool is_known;                  // it was scored, and not chosen
 };
 
+// The tokens that may follow a sequence in one step: bit `t % 32` of word `t / 32` is 1 where token
+// `t` may. Bits beyond the vocabulary have no meaning.
+struct TokenMask {
+  int64_t sequence_id;
+  const uint32_t* words;  // [num_words(vocab_size)], the caller's
+  int64_t count;
+
+  static int64_t num_words(int64_t vocab_size) { return (vocab_size + 31) / 32; }
+};
+
 class Sampler {
  public:
   // Throws OutOfMemoryError.
@@ -69,12 +79,16 @@ class Sampler {
   void close(int64_t sequence_id) { sequences_.erase(sequence_id); }
   bool is_open(int64_t sequence_id) const { return sequences_.count(sequence_id) > 0; }
 
+  // Throws Error for a mask that has not the vocabulary's size, that allows no token, or whose
+  // sequence has another one.
+  void check_masks(const std::vector<TokenMask>& masks) const;
   // One token per entry of [first, last); `logits` has a row of vocab_size for each, in the same
-  // order. A known token is not chosen, and has its log-probability always. Changes no sequence's
-  // history: see record. Throws Error for a sequence that is not open, and NonFiniteError for
-  // logits that are not finite.
+  // order. A known token is not chosen, and has its log-probability always; masks, which have
+  // passed check_masks, do not concern it. Changes no sequence's history: see record. Throws Error
+  // for a sequence that is not open, and NonFiniteError for logits that are not finite.
   std::vector<SampledToken> sample(const WantedRow* first, const WantedRow* last,
-                                   const float* logits, ThreadPool::Session& session);
+                                   const float* logits, const std::vector<TokenMask>& masks,
+                                   ThreadPool::Session& session);
 
   // Adds what was sampled, and not what was scored, to the histories that penalties count.
   void record(const std::vector<SampledToken>& sampled);
@@ -95,10 +109,13 @@ class Sampler {
   };
 
   Scratch scratch(int worker) const;
-  void sample_one(const BlockedLogits& logits, const Sequence& sequence, const Scratch& scratch,
-                  SampledToken& out) const;
-  // Penalties and biases; logits stay finite.
-  void adjust(const float* logits, const Sequence& sequence, float* adjusted) const;
+  // `mask` is null where every token may follow.
+  void sample_one(const BlockedLogits& logits, const Sequence& sequence, const uint32_t* mask,
+                  const Scratch& scratch, SampledToken& out) const;
+  // Penalties and biases, after which logits are still finite; then minus infinity for every token
+  // that the mask does not allow.
+  void adjust(const float* logits, const Sequence& sequence, const uint32_t* mask,
+              float* adjusted) const;
   int64_t draw(const BlockedLogits& adjusted, const Sequence& sequence, int64_t position,
                const Scratch& scratch) const;
   void add_logprobs(const BlockedLogits& blocked, const Sequence& sequence, const Scratch& scratch,

@@ -40,6 +40,19 @@ void check_shape(const char* what, int64_t rows, int64_t columns, int64_t wanted
   }
 }
 
+void check_masks_are_used(const Step& step, bool has_head) {
+  if (!has_head && !step.masks.empty()) throw Error("a stage without the head takes no masks");
+  for (const TokenMask& mask : step.masks) {
+    const auto is_sampled = [&](const Slice& slice) {
+      return slice.sequence_id == mask.sequence_id && slice.sample;
+    };
+    if (std::none_of(step.slices.begin(), step.slices.end(), is_sampled)) {
+      throw Error("sequence " + std::to_string(mask.sequence_id) +
+                  ": it has a mask and is not sampled");
+    }
+  }
+}
+
 }  // namespace
 
 // Marks the stage as busy while it lives.
@@ -112,6 +125,37 @@ void Stage::map_weight(const std::string& name, const std::vector<int64_t>& shap
   weights_.map(name, shape, format, data, num_bytes, std::move(owner));
 }
 
+void Stage::read_blocks(const std::vector<int64_t>& blocks, uint8_t* out, uint64_t num_bytes) {
+  const Call call(*this);
+  check_blocks(blocks, num_bytes);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    executor_.read_block(blocks[i], out + i * block_bytes());
+  }
+}
+
+void Stage::write_blocks(const std::vector<int64_t>& blocks, const uint8_t* data,
+                         uint64_t num_bytes) {
+  const Call call(*this);
+  check_blocks(blocks, num_bytes);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    executor_.write_block(blocks[i], data + i * block_bytes());
+  }
+}
+
+void Stage::check_blocks(const std::vector<int64_t>& blocks, uint64_t num_bytes) const {
+  for (const int64_t block : blocks) {
+    if (limits_.num_blocks && (block < 0 || block >= *limits_.num_blocks)) {
+      throw Error("there is no cache block " + std::to_string(block) + " (there are " +
+                  std::to_string(*limits_.num_blocks) + ")");
+    }
+  }
+  if (num_bytes != blocks.size() * block_bytes()) {
+    throw Error(std::to_string(num_bytes) + " bytes are not those of " +
+                std::to_string(blocks.size()) + " cache blocks of " +
+                std::to_string(block_bytes()));
+  }
+}
+
 void Stage::time_ops() {
   const Call call(*this);
   executor_.timer().turn_on();
@@ -167,7 +211,9 @@ StepOutput Stage::step(const Step& step, std::optional<MatrixView> hidden_in,
     check_shape("the output", hidden_out->rows, hidden_out->columns, batch.num_tokens(),
                 spec.hidden_size);
   }
+  check_masks_are_used(step, spec.has_head);
   if (sampler_) {
+    sampler_->check_masks(step.masks);
     for (const WantedRow& wanted : batch.wanted()) {
       const auto is_it = [&](const Opening& o) { return o.sequence_id == wanted.sequence_id; };
       if (!sampler_->is_open(wanted.sequence_id) &&
@@ -195,9 +241,8 @@ StepOutput Stage::step(const Step& step, std::optional<MatrixView> hidden_in,
     const WantedRow* rows = batch.wanted().data() + begin;
     executor_.head(rows, count, logits, session);
     sampling_timer_.start();
-    for (SampledToken& token : sampler_->sample(rows, rows + count, logits, session)) {
-      sampled.push_back(std::move(token));
-    }
+    auto chosen = sampler_->sample(rows, rows + count, logits, step.masks, session);
+    for (SampledToken& token : chosen) sampled.push_back(std::move(token));
     sampling_timer_.add_to(0);
   }
   if (sampler_) sampler_->record(sampled);

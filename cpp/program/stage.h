@@ -25,6 +25,7 @@ struct Step {
   std::vector<Opening> opened;
   std::vector<int64_t> closed;
   std::vector<BlockCopy> copies;  // made in order, before anything is computed
+  std::vector<TokenMask> masks;  // of sequences that are sampled
 };
 
 // What the last stage gives.
@@ -77,6 +78,11 @@ class Stage {
   // The same on a stage with the head, but gives the logits [rows that are wanted][vocab_size].
   void logits(const Step& step, std::optional<MatrixView> hidden_in, MutableMatrixView out);
 
+  // What the caches of the stage hold in `blocks`, block_bytes() of each; 0 without caches.
+  uint64_t block_bytes() const { return executor_.block_bytes(); }
+  void read_blocks(const std::vector<int64_t>& blocks, uint8_t* out, uint64_t num_bytes);
+  void write_blocks(const std::vector<int64_t>& blocks, const uint8_t* data, uint64_t num_bytes);
+
   // Seconds that steps took since `time_ops`: of ops of the program, and of sampling.
   struct Times {
     std::vector<TimedOps> ops;
@@ -91,6 +97,7 @@ class Stage {
  private:
   class Call;
 
+  void check_blocks(const std::vector<int64_t>& blocks, uint64_t num_bytes) const;
   Batch check(const Step& step, const std::optional<MatrixView>& hidden_in) const;
   void compute(const Step& step, const Batch& batch, const std::optional<MatrixView>& hidden_in,
                ThreadPool::Session& session);

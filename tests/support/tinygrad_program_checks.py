@@ -13,6 +13,7 @@ from support.configs import make_config
 from support.parity import native_error_limit, rms
 from support.random_weights import load_random_weights
 from support.stages import cut
+from support.token_masks import mask_of
 from tinygrad.helpers import GlobalCounters
 
 from potluck.engines.reference import ReferenceEngine
@@ -170,12 +171,14 @@ def check_sampling() -> None:
         for i, each in enumerate(params)
     )
     fed, start = [TOKENS[:9], TOKENS[:9]], 0
+    vocab_size = TINY.vocab_size
     for turn in range(4):
+        masks = {SequenceId(1): mask_of(vocab_size, range(turn, vocab_size, 2))} if turn else {}
         parts = [_slice(i, fed[i], start) for i in range(2)]
         # The same tokens in the same places, so that the same bits are in the cache after.
         logits = engine.logits(Step(step_id=StepId(0), slices=tuple(parts)), None)
         step = Step(step_id=StepId(0), slices=tuple(parts), opened=() if turn else openings)
-        result = engine.step(step, None)
+        result = engine.step(step, None, masks)
         start += len(fed[0])
         for i, (chosen, row) in enumerate(zip(result.sampled, logits, strict=True)):
             wanted = sample(
@@ -184,6 +187,7 @@ def check_sampling() -> None:
                 prompt_tokens=TOKENS[:9],
                 output_tokens=outputs[i],
                 position=start,
+                mask=masks.get(SequenceId(i)),
             )
             assert (chosen.sequence_id, chosen.position) == (i, start)
             assert chosen.token == wanted.token

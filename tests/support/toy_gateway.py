@@ -34,7 +34,7 @@ from potluck.types.gateway import (
 )
 from potluck.types.sequence import CommittedToken
 from potluck.types.step import SampledToken, SamplingParams, SequenceId, Step, TokenLogprob
-from potluck.types.text import ChatEnding, ChatMessage, Tool
+from potluck.types.text import ChatEnding, ChatMessage, ChatPrompt, Tool
 
 VOCAB_SIZE = 1000
 END_OF_TEXT = 999
@@ -84,7 +84,7 @@ def toy_chat(
     reasoning_effort: str | None = None,
     tools: Iterable[Tool] = (),
     template_variables: Mapping[str, object] | None = None,
-) -> list[int]:
+) -> ChatPrompt:
     """The toy model's chat template: ``role:content`` and a new line each, then ``assistant:``."""
     effort = "" if reasoning_effort is None else f"effort:{reasoning_effort}\n"
     text = effort + "".join(
@@ -94,7 +94,7 @@ def toy_chat(
         text = text[:-1]
     elif ending is ChatEnding.NEW_TURN:
         text += "assistant:"
-    return list(text.encode())
+    return ChatPrompt(tokens=list(text.encode()), turn="assistant:")
 
 
 def expected_tokens(prompt: Sequence[int], seed: int, count: int) -> list[int]:

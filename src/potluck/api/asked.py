@@ -36,12 +36,16 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatAsked(Asked):
-    """The next message of a chat. ``messages`` are not empty."""
+    """The next message of a chat. ``messages`` are not empty.
+
+    ``thinks`` says whether the model shall think before it answers, where it can do either.
+    """
 
     messages: Sequence[ChatMessage]
     ending: ChatEnding = ChatEnding.NEW_TURN
     tool_use: ToolUse = field(default_factory=ToolUse)
     reasoning_effort: str | None = None
+    thinks: bool | None = None
     template_variables: Mapping[str, object] = field(default_factory=dict)
 
 

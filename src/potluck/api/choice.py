@@ -70,7 +70,8 @@ class ChoiceText:
             self._held.append(scored)
         tokens = self._take_tokens(everything=reason is not None and not is_cut)
         parts = self._parts(text, is_last=reason is not None)
-        return Delta(parts=parts, tokens=tokens, finish_reason=reason)
+        stopped_by = self._detokenizer.stopped_by
+        return Delta(parts=parts, tokens=tokens, finish_reason=reason, stopped_by=stopped_by)
 
     def _parts(self, text: str, *, is_last: bool) -> tuple[OutputPart, ...]:
         if self._parser is None:

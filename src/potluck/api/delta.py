@@ -26,12 +26,13 @@ class ScoredToken:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
     """What a choice gains: parts of its output, its tokens if log-probabilities were asked for, and
-    its end.
+    its end. ``stopped_by`` is the stop string that ended it, if one did.
     """
 
     parts: tuple[OutputPart, ...] = ()
     tokens: tuple[ScoredToken, ...] = ()
     finish_reason: FinishReason | None = None
+    stopped_by: str | None = None
 
     @property
     def text(self) -> str:

@@ -6,6 +6,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from potluck.api.asked import Asked, ChatAsked, TextAsked
 from potluck.api.config import ApiLimits
@@ -17,7 +18,7 @@ from potluck.types.ranges import require_number
 from potluck.types.sampling import merged_sampling, validate_sampling
 from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams
-from potluck.types.text import ChatEnding
+from potluck.types.text import ChatEnding, ChatPrompt
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
@@ -25,9 +26,6 @@ MAX_STOP_CHARACTERS = 1024
 
 _SEEDS = 1 << 64
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
-
-_PROMPT_END_TOKENS = 64
-"""Of a prompt, from which a parser sees whether the template has opened a thought."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,25 +56,15 @@ def chat_job(asked: ChatAsked, model: ServedModel, limits: ApiLimits) -> Job:
         require_number("max_tokens", max_new_tokens)
     count = _num_choices(asked, 1, limits)
     stop = _stop(asked)
-    if not asked.messages:
-        raise invalid("messages", "messages is empty: say something")
     tool_use = asked.tool_use
-    encoded = model.encode_chat(
-        asked.messages,
-        ending=asked.ending,
-        reasoning_effort=asked.reasoning_effort,
-        tools=() if tool_use.mode is ToolMode.NONE else tool_use.tools,
-        template_variables=asked.template_variables,
-    )
-    prompt = _checked(encoded, model, limits, "messages")
+    encoded = chat_prompt(asked, model)
+    prompt = _checked(encoded.tokens, model, limits, "messages")
     output_format = model.output_format
-    grammar, new_parser = asked.grammar, None
+    grammar = asked.grammar
+    new_parser: Callable[[], OutputParser] | None = None
     if output_format is not None:
-        prompt_end = _text_with_controls(model, prompt[-_PROMPT_END_TOKENS:])
-        grammar = output_format.grammar(tool_use, prompt_end=prompt_end, response=asked.grammar)
-
-        def new_parser() -> OutputParser:
-            return output_format.parser(tool_use, prompt_end=prompt_end)
+        grammar = output_format.grammar(tool_use, prompt_end=encoded.turn, response=asked.grammar)
+        new_parser = partial(output_format.parser, tool_use, prompt_end=encoded.turn)
 
     elif tool_use.tools and tool_use.mode is not ToolMode.NONE:
         raise invalid("tools", "the model has no chat template that knows tools")
@@ -89,6 +77,20 @@ def chat_job(asked: ChatAsked, model: ServedModel, limits: ApiLimits) -> Job:
         echoes=(None,) * count,
         new_parser=new_parser,
         visible_control_texts=frozenset() if output_format is None else output_format.control_texts,
+    )
+
+
+def chat_prompt(asked: ChatAsked, model: ServedModel) -> ChatPrompt:
+    """Return the prompt of a chat. Takes a while for long ones. Raises ``PotluckError``."""
+    if not asked.messages:
+        raise invalid("messages", "messages is empty: say something")
+    tool_use = asked.tool_use
+    return model.encode_chat(
+        asked.messages,
+        ending=asked.ending,
+        reasoning_effort=asked.reasoning_effort,
+        tools=() if tool_use.mode is ToolMode.NONE else tool_use.tools,
+        template_variables=_template_variables(asked),
     )
 
 
@@ -169,6 +171,14 @@ def _requests(
     )
 
 
+def _template_variables(asked: ChatAsked) -> Mapping[str, object]:
+    """The variables for a template, under all names by which templates ask whether to think."""
+    if asked.thinks is None:
+        return asked.template_variables
+    thinks = dict.fromkeys(("enable_thinking", "thinking"), asked.thinks)
+    return {**thinks, **asked.template_variables}
+
+
 def _sampling(asked: Asked, model: ServedModel) -> SamplingParams:
     """What the client asks for, then what the model's makers recommend, then what is neutral."""
     values = merged_sampling(model.sampling_defaults, asked.sampling)
@@ -226,14 +236,6 @@ def _stop(asked: Asked) -> tuple[str, ...]:
                 f"a stop text has {len(text)} characters, and may have 1 to {MAX_STOP_CHARACTERS}",
             )
     return stop
-
-
-def _text_with_controls(model: ServedModel, tokens: Sequence[int]) -> str:
-    """The text of tokens, control tokens included."""
-    tokenizer = model.tokenizer
-    return b"".join(
-        tokenizer.token_bytes(token) or tokenizer.control_text(token).encode() for token in tokens
-    ).decode(errors="replace")
 
 
 def _checked(

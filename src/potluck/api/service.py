@@ -23,6 +23,7 @@ _DECODED_AT_ONCE_BYTES = 8 * 1024
 """In the event loop: to change threads would take longer than to decode, about 0.1 ms."""
 
 _T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 class ApiService:
@@ -59,9 +60,9 @@ class ApiService:
         body: Body,
         parse: Callable[[bytearray], _T],
         model_of: Callable[[_T], str],
-        prepare: Callable[[_T, ServedModel], Prepared],
-    ) -> Prepared:
-        """Read a body and understand it, off the event loop where that takes long.
+        prepare: Callable[[_T, ServedModel], _R],
+    ) -> _R:
+        """Read a body and work on it, off the event loop where that takes long.
 
         ``parse`` reads it, ``model_of`` names the model that is asked, and ``prepare`` does the
         rest on a thread. Raises ``PotluckError``.
@@ -73,6 +74,30 @@ class ApiService:
                 asked = await in_thread(lambda: parse(body.data))
             model = await self.model(model_of(asked))
             return await in_thread(lambda: prepare(asked, model))
+
+    async def computed(
+        self,
+        request: Request,
+        parse: Callable[[bytearray], _T],
+        model_of: Callable[[_T], str],
+        compute: Callable[[_T, ServedModel], _R],
+        *,
+        prompt_param: str,
+    ) -> _R:
+        """Answer a request that no sequence is needed for; the arguments are of ``prepared``.
+
+        Raises ``ApiError``.
+        """
+        async with self._bodies.read(request) as body:
+
+            async def work() -> _R:
+                async with self._admission.slot():
+                    return await self.prepared(body, parse, model_of, compute)
+
+            try:
+                return await while_connected(request.receive, self._ending, work())
+            except PotluckError as error:
+                raise self._told(error, None, prompt_param) from error
 
     async def model(self, model_id: str) -> ServedModel:
         """The model, ready or not: where it is being loaded, the request waits at the gateway."""

@@ -43,10 +43,11 @@ from potluck.models.registry import (
 )
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard
-from potluck.types.text import Tokenizer
+from potluck.types.text import Tokenizer, TokenList
 from potluck.weights.canonical import CanonicalSource
 
 if TYPE_CHECKING:
+    from potluck.grammars.vocabulary import Vocabulary
     from potluck.text.chat import ChatTemplate
 
 
@@ -136,6 +137,27 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
         tokenizer = gguf.build_tokenizer(source.metadata, path=str(files.path))
         source.check_unchanged()
         return tokenizer
+
+
+def load_token_list(files: ModelFiles) -> TokenList:
+    """What the model's tokens stand for: of its tokenizer, what grammars need."""
+    if files.kind is FileKind.HUGGING_FACE:
+        from potluck.text import hugging_face
+
+        return hugging_face.load_token_list(files.path)
+    from potluck.text import gguf
+
+    with closing(_open_gguf_header(files)) as source:
+        tokens = gguf.list_gguf_tokens(source.metadata, path=str(files.path))
+        source.check_unchanged()
+        return tokens
+
+
+def open_vocabulary(description: ModelDescription) -> Vocabulary:
+    """The model's vocabulary, for grammars. Raises as ``load_token_list`` and ``Vocabulary``."""
+    from potluck.grammars.vocabulary import Vocabulary
+
+    return Vocabulary(load_token_list(description.files), description.config.vocab_size)
 
 
 def load_chat_template(files: ModelFiles) -> ChatTemplate | None:

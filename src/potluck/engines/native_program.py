@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, assert_never
 
+import numpy as np
+
 from potluck.errors import EngineError
 from potluck.kernels import runner
 from potluck.types.program import (
@@ -24,6 +26,9 @@ from potluck.types.step import Pooling, SampledToken, SequenceId, TokenLogprob
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
+    from potluck.types.engine import TokenMasks
     from potluck.types.program import Op, Program
     from potluck.types.step import SamplingParams, SequenceOpening, SequenceSlice
 
@@ -104,6 +109,11 @@ def core_opening(opening: SequenceOpening) -> runner.Opening:
         prompt_tokens=opening.prompt_tokens,
         output_tokens=opening.output_tokens,
     )
+
+
+def core_masks(masks: TokenMasks) -> list[tuple[int, NDArray[np.uint32]]]:
+    """``masks`` in the core's form; they have passed ``check_masks``."""
+    return [(int(sequence), np.ascontiguousarray(mask)) for sequence, mask in masks.items()]
 
 
 def sampled_token(token: runner.SampledToken) -> SampledToken:

@@ -16,9 +16,9 @@ from potluck.engines import reference_ops as ops
 from potluck.engines.pooling import StepPooler
 from potluck.engines.reference_sampling import sample, score
 from potluck.engines.reference_weights import ReferenceWeights
-from potluck.engines.step_checks import check_openings, check_sampled, check_step
+from potluck.engines.step_checks import check_masks, check_openings, check_sampled, check_step
 from potluck.errors import EngineError
-from potluck.types.engine import StepResult
+from potluck.types.engine import NO_MASKS, BlockFormat, StepResult
 from potluck.types.program import (
     HIDDEN,
     Activation,
@@ -36,8 +36,11 @@ from potluck.types.sampling import validate_sampling
 from potluck.types.step import KV_BLOCK_TOKENS, SampledToken
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
+    from potluck.types.engine import TokenMasks
     from potluck.types.program import CacheSpec, Program
     from potluck.types.step import BlockCopy, SamplingParams, SequenceId, SequenceSlice, Step
     from potluck.types.tensor import TensorSink
@@ -61,9 +64,10 @@ class ReferenceEngine:
         """Takes every format; weights are kept as float32."""
         return self._weights
 
-    def step(self, step: Step, hidden: Floats | None) -> StepResult:
+    def step(self, step: Step, hidden: Floats | None, masks: TokenMasks = NO_MASKS) -> StepResult:
         """Run the program once (see ``Engine``)."""
         self._check(step, hidden)
+        check_masks(self._program, step, masks)
         if not self._program.shard.has_head:
             return StepResult(hidden=self._run(step, hidden), sampled=())
         check_openings(self._program, step, self._sequences)
@@ -74,7 +78,7 @@ class ReferenceEngine:
         logits = self._logits(step, rows)
         wanted = [(part, index) for part in step.slices for index in part.wanted]
         choices = tuple(
-            _choose(sequences[part.sequence_id], part, index, row)
+            _choose(sequences[part.sequence_id], part, index, row, masks.get(part.sequence_id))
             for (part, index), row in zip(wanted, logits, strict=True)
         )
         for (part, index), choice in zip(wanted, choices, strict=True):
@@ -98,6 +102,32 @@ class ReferenceEngine:
         self._sequences = _without(sequences, step.closed)
         return logits
 
+    @property
+    def block_format(self) -> BlockFormat:
+        """See ``LoadableEngine``: keys and values of one cache after another, as float32."""
+        num_bytes = sum(cache.block_bytes for cache in self._caches)
+        return BlockFormat(name="reference-1", num_bytes=num_bytes)
+
+    def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
+        """See ``LoadableEngine``."""
+        self._check_blocks(blocks)
+        empty = np.empty((len(blocks), 0), np.uint8)
+        return np.concatenate([empty, *(cache.read_blocks(blocks) for cache in self._caches)], 1)
+
+    def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """See ``LoadableEngine``."""
+        self._check_blocks(blocks)
+        wanted = (len(blocks), self.block_format.num_bytes)
+        if data.shape != wanted:
+            raise EngineError(
+                f"blocks of shape {data.shape} are not {wanted}",
+                hint="this is a defect in Potluck; please report it",
+            )
+        first = 0
+        for cache in self._caches:
+            cache.write_blocks(blocks, data[:, first : first + cache.block_bytes])
+            first += cache.block_bytes
+
     def reset(self) -> None:
         """See ``Engine``."""
         self._sequences.clear()
@@ -116,6 +146,14 @@ class ReferenceEngine:
                 hint="load the weights before the first step, and none after close",
             )
         check_step(self._program, self._num_blocks, step, hidden)
+
+    def _check_blocks(self, blocks: Sequence[int]) -> None:
+        for block in blocks if self._caches else ():
+            if not 0 <= block < self._num_blocks:
+                raise EngineError(
+                    f"block {block} is not one of {self._num_blocks}",
+                    hint="this is a defect in Potluck; please report it",
+                )
 
     def _run(self, step: Step, hidden: Floats | None) -> Floats:
         """The residual stream, or with the head its input."""
@@ -215,6 +253,22 @@ class _Cache:
         for values in (self._keys, self._values):
             values[copy.target] = values[copy.source]
 
+    @property
+    def block_bytes(self) -> int:
+        """What ``read_blocks`` gives of one."""
+        return 2 * self._keys[:1].nbytes
+
+    def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
+        """Return the keys and the values of each, ``[len(blocks), block_bytes]``."""
+        both = np.stack([self._keys[list(blocks)], self._values[list(blocks)]], 1)
+        return both.reshape(len(blocks), -1).view(np.uint8)
+
+    def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """Put back what ``read_blocks`` gave."""
+        both = np.ascontiguousarray(data).view(np.float32)
+        both = both.reshape(len(blocks), 2, *self._keys.shape[1:])
+        self._keys[list(blocks)], self._values[list(blocks)] = both[:, 0], both[:, 1]
+
     def append(self, part: SequenceSlice, k: Floats, v: Floats) -> None:
         """Store ``[num_tokens, num_kv_heads, head_dim]`` at the positions of ``part``."""
         positions = _positions(part)
@@ -252,7 +306,13 @@ def _without(
     return {key: sequence for key, sequence in sequences.items() if key not in closed}
 
 
-def _choose(sequence: _Sequence, part: SequenceSlice, index: int, logits: Floats) -> SampledToken:
+def _choose(
+    sequence: _Sequence,
+    part: SequenceSlice,
+    index: int,
+    logits: Floats,
+    mask: NDArray[np.uint32] | None,
+) -> SampledToken:
     """What follows the token at ``index`` of ``part``: sampled, or known and scored."""
     position = part.start_position + index + 1
     known = part.known_after(index)
@@ -263,6 +323,7 @@ def _choose(sequence: _Sequence, part: SequenceSlice, index: int, logits: Floats
             prompt_tokens=sequence.prompt_tokens,
             output_tokens=sequence.output_tokens,
             position=position,
+            mask=mask,
         )
     else:
         choice = score(logits, known, sequence.sampling.top_logprobs, position=position)

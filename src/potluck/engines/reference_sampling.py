@@ -47,13 +47,17 @@ def sample(
     prompt_tokens: Sequence[int],
     output_tokens: Sequence[int],
     position: int,
+    mask: NDArray[np.uint32] | None = None,
 ) -> Choice:
     """The token that stands at ``position``, given the ``logits`` ``[vocab]`` before it.
 
-    ``params`` have been validated. Raises ``EngineError`` if a logit is not a finite number.
+    ``params`` have been validated. ``mask`` is as in ``TokenMasks``, and allows some token.
+    Raises ``EngineError`` if a logit is not a finite number.
     """
     _check_finite(logits, position)
     adjusted = adjust_logits(logits, params, prompt_tokens, output_tokens)
+    if mask is not None:
+        adjusted[~allowed_tokens(mask, len(logits))] = -np.inf
     temperature = np.float32(params.temperature)
     if temperature == 0:  # also what is too small for float32
         token = int(np.argmax(adjusted))  # the lowest id among equals
@@ -105,6 +109,12 @@ def adjust_logits(
     for token, bias in params.logit_bias:
         adjusted[token] += np.float32(bias)
     return adjusted
+
+
+def allowed_tokens(mask: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]:
+    """Whether each token's bit is 1, lowest bits first."""
+    bits = np.unpackbits(mask.astype("<u4").view(np.uint8), bitorder="little", count=vocab_size)
+    return bits.astype(np.bool_)
 
 
 def sort_tokens(logits: Floats) -> NDArray[np.int64]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from potluck.types.engine import TokenMasks
     from potluck.types.program import Program
     from potluck.types.step import SequenceSlice, Step
 
@@ -57,6 +58,27 @@ def check_sampled(step: Step, open_sequences: Iterable[int]) -> None:
     for part in step.slices:
         if part.wanted and part.sequence_id not in known:
             raise _inconsistent(f"sequence {part.sequence_id} is sampled but was never opened")
+
+
+def check_masks(program: Program, step: Step, masks: TokenMasks) -> None:
+    """Raise ``EngineError`` unless every mask is of a sampled sequence and allows some token."""
+    if not masks:
+        return
+    if not program.shard.has_head:
+        raise _inconsistent("a stage without the head takes no masks")
+    sampled = {part.sequence_id for part in step.slices if part.sample}
+    num_words = -(-program.vocab_size // 32)
+    for sequence_id, mask in masks.items():
+        if sequence_id not in sampled:
+            raise _inconsistent(f"sequence {sequence_id} has a mask and is not sampled")
+        if mask.shape != (num_words,) or mask.dtype.str != "<u4":
+            raise _inconsistent(
+                f"the mask of sequence {sequence_id} is {mask.dtype} {mask.shape}, "
+                f"and must be uint32 ({num_words},)"
+            )
+        last_word = int(mask[-1]) & (1 << (program.vocab_size - 32 * (num_words - 1))) - 1
+        if not last_word and not mask[:-1].any():
+            raise _inconsistent(f"the mask of sequence {sequence_id} allows no token")
 
 
 def _check_scored(program: Program, part: SequenceSlice) -> None:

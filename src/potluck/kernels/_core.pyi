@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
+U32 = NDArray[np.uint32]
 U16 = NDArray[np.uint16]
 I8 = NDArray[np.int8]
 I32 = NDArray[np.int32]
@@ -404,6 +405,7 @@ class Stage:
         opened: Sequence[Opening],
         closed: Sequence[int],
         copies: Sequence[tuple[int, int]],
+        masks: Sequence[tuple[int, U32]],
         hidden: F32 | None,
         out: F32 | None,
     ) -> tuple[list[SampledToken], list[PooledVector]]: ...
@@ -417,6 +419,10 @@ class Stage:
         hidden: F32 | None,
         out: F32,
     ) -> None: ...
+    def read_blocks(self, blocks: Sequence[int], out: U8) -> None: ...
+    def write_blocks(self, blocks: Sequence[int], data: U8) -> None: ...
+    @property
+    def block_bytes(self) -> int: ...
     def time_ops(self) -> None: ...
     def times(self) -> tuple[list[TimedOps], float]:
         """By ops of the program, and seconds of sampling; since ``time_ops``."""
@@ -435,8 +441,12 @@ class Sampler:
         wanted: Sequence[tuple[int, int]],
         logits: F32,
         known: Sequence[int | None] = (),
+        masks: Sequence[tuple[int, U32]] = (),
     ) -> list[SampledToken]:
-        """``wanted`` are sequences and positions; ``known`` those of their tokens to be scored."""
+        """``wanted`` are sequences and positions; ``known`` those of their tokens to be scored.
+
+        ``masks`` are of sequences; see ``Engine.step``.
+        """
 
 # What the machine can do at best (cpp/bind/measure_module.cc)
 

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from queue import SimpleQueue
 from typing import TypedDict, Unpack
 
@@ -16,8 +17,10 @@ from potluck.catalog import (
     describe_model,
     load_chat_template,
     load_tokenizer,
+    open_vocabulary,
 )
 from potluck.errors import ParameterError
+from potluck.grammars.check import GrammarChecker
 from potluck.loading import PackedCache, default_packed_folder
 from potluck.loading.load import LoadedStage
 from potluck.loading.prepare import LoadPlan
@@ -98,6 +101,7 @@ class Model:
         """Use :meth:`open`."""
         self._dispatcher = dispatcher
         self._chat_template = chat_template
+        self._grammars = GrammarChecker()
         self.description = description
         self.plan = plan
         self.stages = stages
@@ -189,7 +193,12 @@ class Model:
             max_steps_in_flight=stages,
         )
         dispatcher = Dispatcher(limits)
-        dispatcher.attach(lambda on_outcome: LocalPipeline(engines, on_outcome), limits)
+        dispatcher.attach(
+            lambda on_outcome: LocalPipeline(
+                engines, on_outcome, partial(open_vocabulary, description)
+            ),
+            limits,
+        )
         return cls(
             description,
             plan,
@@ -218,6 +227,7 @@ class Model:
     def close(self) -> None:
         """End live generations with an error and free everything. Idempotent."""
         self._dispatcher.close()
+        self._grammars.close()
 
     def generate(
         self,
@@ -226,13 +236,16 @@ class Model:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
+        grammar: str | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Generation:
         """Continue ``prompt``: text, in which nothing is a control token, or token ids.
 
         ``max_tokens`` None means: up to the end of the context. A ``stop`` string ends the text
         and is not part of it. ``ignore_eos`` goes on after an end-of-text token (for benchmarks).
-        Raises ``PromptTooLongError`` and ``ParameterError``.
+        The new text matches ``grammar``, one that ``potluck.grammars`` has made, unless it ends
+        for another reason, such as ``max_tokens``. Raises ``PromptTooLongError`` and
+        ``ParameterError``.
         """
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         return self._start(
@@ -242,6 +255,7 @@ class Model:
             starts_text=False,
             stop_tokens=frozenset() if ignore_eos else frozenset(self.tokenizer.eos_token_ids),
             sampling=sampling,
+            grammar=grammar,
         )
 
     def chat(
@@ -252,6 +266,7 @@ class Model:
         continue_final_message: bool | None = None,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
+        grammar: str | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Generation:
         """Answer ``messages`` through the model's chat template.
@@ -275,6 +290,7 @@ class Model:
             starts_text=ending is ChatEnding.NEW_TURN,
             stop_tokens=frozenset(self.tokenizer.eos_token_ids),
             sampling=sampling,
+            grammar=grammar,
         )
 
     def score(self, text: str | Sequence[int], *, top: int = 0) -> Scores:
@@ -301,9 +317,12 @@ class Model:
         starts_text: bool,
         stop_tokens: frozenset[int],
         sampling: SamplingOptions,
+        grammar: str | None,
     ) -> Generation:
         started = time.perf_counter()
         self._check(tokens, max_tokens, stop)
+        if grammar is not None:
+            self._grammars.check(grammar, control_tokens=self.tokenizer.special_tokens)
         params = self._sampling_params(sampling)
         updates: SimpleQueue[Update] = SimpleQueue()
         request = SequenceRequest(
@@ -311,6 +330,7 @@ class Model:
             sampling=params,
             max_new_tokens=max_tokens,
             stop_tokens=stop_tokens,
+            grammar=grammar,
         )
         sequence_id = self._dispatcher.add(request, updates.put)
         return Generation(

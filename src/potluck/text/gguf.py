@@ -19,7 +19,9 @@ from potluck.text.chat import ChatTemplate
 from potluck.text.end_tokens import METADATA_KEYS, end_tokens
 from potluck.text.pieces import Notation
 from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS
+from potluck.text.token_list import list_tokens
 from potluck.text.tokenizer import Boundaries, PrefixSpace, TextTokenizer
+from potluck.types.text import TokenList
 
 
 class TokenType(enum.IntEnum):
@@ -49,11 +51,22 @@ def build_tokenizer(metadata: Mapping[str, object], *, path: str = "GGUF") -> Te
         return _byte_level(fields)
     if kind == "llama":
         return _sentence_piece(fields)
-    raise UnsupportedModelError(
-        f"the GGUF file has a tokenizer of the kind {kind!r}",
-        missing=(f"tokenizer.ggml.model = {kind!r}",),
-        hint="the kinds gpt2 (byte-level BPE) and llama (SentencePiece) are supported",
-    )
+    raise _unknown_kind(kind)
+
+
+def list_gguf_tokens(metadata: Mapping[str, object], *, path: str = "GGUF") -> TokenList:
+    """What the tokens that ``metadata`` describes stand for; raises as ``build_tokenizer``."""
+    fields = _Fields(metadata, path)
+    kind = fields.text("model")
+    if kind == "gpt2":
+        vocabulary, notation = _Vocabulary.read(fields), Notation.BYTE_LEVEL
+    elif kind == "llama":
+        vocabulary = _Vocabulary.read(fields, bos_default=1, eos_default=2)
+        notation = Notation.SENTENCE_PIECE
+    else:
+        raise _unknown_kind(kind)
+    tokens = vocabulary.tokens
+    return list_tokens(len(tokens), tokens.__getitem__, vocabulary.added, notation, vocabulary.eos)
 
 
 def read_chat_template(
@@ -78,6 +91,14 @@ def read_chat_template(
         if token is not None:
             special[variable] = tokens[token]
     return ChatTemplate(source=source, special_tokens=special)
+
+
+def _unknown_kind(kind: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"the GGUF file has a tokenizer of the kind {kind!r}",
+        missing=(f"tokenizer.ggml.model = {kind!r}",),
+        hint="the kinds gpt2 (byte-level BPE) and llama (SentencePiece) are supported",
+    )
 
 
 def _byte_level(fields: _Fields) -> TextTokenizer:

@@ -19,8 +19,16 @@ from potluck.text.bpe import build_byte_level
 from potluck.text.chat import ChatTemplate
 from potluck.text.pieces import Notation
 from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS
+from potluck.text.token_list import list_tokens
 from potluck.text.tokenizer import Boundaries, PrefixSpace, TextTokenizer
-from potluck.text.tokenizer_json import VocabularyParts, read_tokenizer_json
+from potluck.text.tokenizer_json import (
+    PieceList,
+    TokenParts,
+    VocabularyParts,
+    read_token_parts,
+    read_tokenizer_json,
+)
+from potluck.types.text import TokenList
 
 if TYPE_CHECKING:
     import tokenizers
@@ -65,11 +73,35 @@ def load_tokenizer(directory: Path) -> TextTokenizer:
             missing=("tokenizer.json",),
             hint="add tokenizer.json: load and save the tokenizer with a recent transformers",
         )
-    raise UnsupportedModelError(
-        f"{directory} has no tokenizer",
-        missing=("tokenizer.json",),
-        hint="copy tokenizer.json and tokenizer_config.json into it",
-    )
+    raise _no_tokenizer(directory)
+
+
+def load_token_list(directory: Path) -> TokenList:
+    """What the tokens of a model directory stand for, without the library and its memory.
+
+    Raises as ``load_tokenizer``.
+    """
+    files = _Directory.open(directory)
+    try:
+        if files.has("tokenizer.json"):
+            parts, num_pieces = read_token_parts(directory / "tokenizer.json")
+        elif files.has("vocab.json"):
+            parts, num_pieces = _read_vocabulary(files)
+        else:
+            raise _no_tokenizer(directory)
+        parts = replace(parts, added=_with_stated_tokens(parts.added, files.config))
+        boundaries = _boundaries(parts, files)
+        return list_tokens(
+            max([num_pieces, *(token + 1 for token in parts.added)]),
+            parts.model.id_to_token,
+            _added_tokens(parts, boundaries, _flagged_texts(files.config)),
+            parts.notation,
+            boundaries.eos_token_ids,
+        )
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ModelFileError(
+            str(directory), f"the tokenizer files are malformed ({type(error).__name__}: {error})"
+        ) from error
 
 
 def load_chat_template(directory: Path) -> ChatTemplate | None:
@@ -137,7 +169,15 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read_vocabulary_and_merges(files: _Directory) -> VocabularyParts:
+def _no_tokenizer(directory: Path) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{directory} has no tokenizer",
+        missing=("tokenizer.json",),
+        hint="copy tokenizer.json and tokenizer_config.json into it",
+    )
+
+
+def _byte_level_pre_tokenizer(files: _Directory) -> str:
     tokenizer_class = files.config.get("tokenizer_class")
     pre_tokenizer = _BYTE_LEVEL_CLASSES.get(str(tokenizer_class))
     if pre_tokenizer is None:
@@ -146,6 +186,25 @@ def _read_vocabulary_and_merges(files: _Directory) -> VocabularyParts:
             missing=("tokenizer.json",),
             hint="add tokenizer.json: load and save the tokenizer with a recent transformers",
         )
+    return pre_tokenizer
+
+
+def _read_vocabulary(files: _Directory) -> tuple[TokenParts, int]:
+    """What vocab.json says of single tokens, and one more than its largest id."""
+    _byte_level_pre_tokenizer(files)
+    pieces = PieceList(files.json("vocab.json"))
+    added = files.json("added_tokens.json")
+    parts = TokenParts(
+        model=pieces,
+        added={token: {"content": text} for text, token in added.items()},
+        leading=(),
+        notation=Notation.BYTE_LEVEL,
+    )
+    return parts, pieces.size
+
+
+def _read_vocabulary_and_merges(files: _Directory) -> VocabularyParts:
+    pre_tokenizer = _byte_level_pre_tokenizer(files)
     vocabulary = files.json("vocab.json")
     lines = (_read_text(files.path / "merges.txt") or "").splitlines()
     pairs = (tuple(line.split(" ")) for line in lines if not line.startswith("#version"))
@@ -196,7 +255,7 @@ def _model_size(model: tokenizers.Tokenizer) -> int:
     return max(model.get_vocab(with_added_tokens=False).values()) + 1
 
 
-def _boundaries(parts: VocabularyParts, files: _Directory) -> Boundaries:
+def _boundaries(parts: TokenParts, files: _Directory) -> Boundaries:
     """``tokenizer_config.json`` names bos and eos; the other files list more tokens that end."""
     texts = _special_texts(files)
     bos = parts.find(texts["bos_token"]) if "bos_token" in texts else None
@@ -227,7 +286,7 @@ def _boundaries(parts: VocabularyParts, files: _Directory) -> Boundaries:
 
 
 def _added_tokens(
-    parts: VocabularyParts, boundaries: Boundaries, flagged: frozenset[str]
+    parts: TokenParts, boundaries: Boundaries, flagged: frozenset[str]
 ) -> Iterator[AddedToken]:
     bounds = {*boundaries.eos_token_ids, *boundaries.bos_tokens}
     if boundaries.bos_token_id is not None:

@@ -21,10 +21,11 @@ KV_BLOCK_TOKENS = 16
 class SamplingParams:
     """How the next token is chosen. The defaults are neutral; ``temperature`` 0 is greedy.
 
-    Order of application: repetition, frequency and presence penalties; ``logit_bias``;
-    temperature; ``top_k``; ``top_p``; ``min_p``; one draw from the stream keyed by
-    ``(seed, position)``. Log-probabilities are those of the model's own distribution, before
-    penalties, bias and temperature.
+    Order of application: repetition, frequency and presence penalties; ``logit_bias``; the mask of
+    allowed tokens, if the step has one for the sequence (see ``Engine.step``); temperature;
+    ``top_k``; ``top_p``; ``min_p``; one draw from the stream keyed by ``(seed, position)``.
+    Log-probabilities are those of the model's own distribution, before penalties, bias, mask and
+    temperature.
 
     ``repetition_penalty`` (Keskar et al. 2019) divides positive and multiplies negative logits of
     tokens in the prompt or the output; ``frequency_penalty`` and ``presence_penalty`` (OpenAI)
@@ -63,6 +64,19 @@ class BlockCopy:
 
     source: int
     target: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HashedBlock:
+    """A cache block for 16 tokens, named by the hash of all tokens of its sequence up to its end.
+
+    ``parent`` is the hash of the block before it, or of no tokens. Equal hashes mean equal content,
+    on the same stages with the same weights.
+    """
+
+    block: int
+    hash: bytes
+    parent: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +140,11 @@ class SequenceOpening:
 class Step:
     """One ragged batch. ``opened`` and ``closed`` are applied before and after the computation.
 
-    ``copies`` are made in order, before anything is computed.
+    First, stages that keep blocks on disk may keep those in ``saves``, whose content earlier steps
+    have computed. Then ``copies`` are made in order, before anything is computed.
+
+    A step with ``restores`` has nothing else. Every stage puts back what it has kept of them, in
+    order, up to the first one that it does not have.
     """
 
     step_id: StepId
@@ -134,6 +152,8 @@ class Step:
     opened: tuple[SequenceOpening, ...] = ()
     closed: tuple[SequenceId, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
+    saves: tuple[HashedBlock, ...] = ()
+    restores: tuple[HashedBlock, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -189,6 +189,8 @@ def test_the_effort_reaches_the_chat_template(model: ServedModel) -> None:
     assert bytes(request.prompt_tokens) == b"effort:low\nuser:hello\nassistant:"
 
 
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
 HARMLESS_VALUES: dict[str, list[Any]] = {
     "metadata": [{}, {"run": "7", "note": "x" * 512}],
     "safety_identifier": ["hash"],
@@ -198,7 +200,6 @@ HARMLESS_VALUES: dict[str, list[Any]] = {
     "prompt_cache_key": ["key"],
     "prompt_cache_options": [{"mode": "auto"}],
     "prompt_cache_retention": ["24h", "in_memory"],
-    "parallel_tool_calls": [True, False],
     "prediction": [{"type": "content", "content": "x" * 5000}],
     "verbosity": ["low", "medium", "high"],
     "include_obfuscation": [True, False],
@@ -277,12 +278,19 @@ def test_harmless_fields_change_nothing(model: ServedModel) -> None:
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"messages": [*HELLO, {"role": "user", "content": "x", "name": 1}]}, "messages[1].name"),
         ({"messages": [{"role": "user", "content": "x", "name": "y" * 65}]}, "messages[0].name"),
         ({"messages": [{"role": "system"}]}, "messages[0].content"),
         ({"messages": [{"role": "assistant", "content": {}}]}, "messages[0].content"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "c"}]}]},
+            "messages[0].tool_calls[0].function",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x", "reasoning_content": "y"}]},
+            "messages[0].role",
+        ),
         ({"user": "x" * 513}, "user"),
         ({"metadata": {"x": 1}}, "metadata"),
         ({"metadata": {"x": "y" * 513}}, "metadata"),
@@ -293,7 +301,11 @@ def test_harmless_fields_change_nothing(model: ServedModel) -> None:
         ({"service_tier": 1}, "service_tier"),
         ({"prompt_cache_key": "x" * 513}, "prompt_cache_key"),
         ({"reasoning_effort": "enormous"}, "reasoning_effort"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [WEATHER, WEATHER]}, "tools[1].name"),
+        ({"tools": [WEATHER]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"add_generation_prompt": 1}, "add_generation_prompt"),
         (

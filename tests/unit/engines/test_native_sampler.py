@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support import cpp_checks
+from support.token_masks import mask_of
 
 from potluck.engines.native import ThreadPool, available_isas
 from potluck.engines.native_program import core_opening
@@ -399,3 +400,72 @@ def test_logits_have_the_shape_of_the_request() -> None:
         sampler.sample([(0, 0)], as_logits(1, 2, 3))
     with pytest.raises(runner.Error, match="a row of the vocabulary's size per sequence"):
         sampler.sample([(0, 0)], np.zeros((2, 4), np.float32))
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=range(len(PARAMS)))
+@pytest.mark.parametrize("spread", [0.01, 1.0, 6.0])
+@pytest.mark.parametrize("num_allowed", [1, 3, 90, 2900])
+def test_masked_as_the_reference(params: SamplingParams, spread: float, num_allowed: int) -> None:
+    vocab_size = 3001
+    rng = np.random.default_rng(num_allowed)
+    sampler = make(vocab_size)
+    prompt = (5, 8, 40)
+    output: tuple[int, ...] = (3, 8, 8)
+    open_sequence(sampler, params, prompt=prompt, output=output)
+    for position in range(20):
+        logits = np.round(rng.standard_normal(vocab_size) * spread, 2).astype(np.float32)
+        allowed = rng.choice(vocab_size, num_allowed, replace=False)
+        mask = mask_of(vocab_size, map(int, allowed))
+        expected = reference_sample(
+            logits, params, prompt_tokens=prompt, output_tokens=output, position=position, mask=mask
+        )
+        assert expected.token in allowed
+        (actual,) = sampler.sample([(0, position)], logits[None], masks=[(0, mask)])
+        assert actual.token == expected.token
+        assert [one.token for one in actual.top] == [one.token for one in expected.top]
+        if expected.logprob is None:
+            assert actual.logprob is None
+        else:
+            assert actual.logprob == pytest.approx(expected.logprob, abs=1e-5)
+        output = (*output, actual.token)
+
+
+def test_a_mask_outweighs_any_bias_and_leaves_log_probabilities() -> None:
+    params = SamplingParams(
+        temperature=0.0,
+        logit_bias=((0, 3e38), (1, -3e38), (2, -3e38)),
+        logprobs=True,
+        top_logprobs=1,
+    )
+    sampler = make(4)
+    open_sequence(sampler, params)
+    logits = as_logits(*np.log([0.5, 0.3, 0.15, 0.05]))
+    (token,) = sampler.sample([(0, 0)], logits, masks=[(0, mask_of(4, [1, 2]))])
+    assert token.token == 1, "the lower id among equals"
+    assert token.logprob == pytest.approx(np.log(0.3), abs=1e-6)
+    assert [one.token for one in token.top] == [0]
+
+
+def test_a_mask_is_of_one_sequence_and_not_of_its_known_tokens() -> None:
+    sampler = make(3)
+    for sequence in (4, 5):
+        open_sequence(sampler, greedy(), sequence=sequence)
+    logits = np.repeat(as_logits(3, 2, 1), 3, axis=0)
+    sampled = sampler.sample(
+        [(4, 1), (4, 2), (5, 1)], logits, [0, None, None], [(4, mask_of(3, [2]))]
+    )
+    assert [each.token for each in sampled] == [0, 2, 0]
+    assert sampled[0].logprob == pytest.approx(np.log(1 / (1 + np.e**-1 + np.e**-2)), abs=1e-6)
+
+
+def test_masks_make_sense() -> None:
+    sampler = make(40)
+    open_sequence(sampler, greedy())
+    logits = as_logits(*range(40))
+    for masks, message in (
+        ([(0, mask_of(40, []))], "sequence 0: its mask allows no token"),
+        ([(0, mask_of(64, [1])), (0, mask_of(64, [2]))], "two masks"),
+        ([(0, mask_of(65, [1]))], "3 words, and 2 are needed"),
+    ):
+        with pytest.raises(runner.Error, match=message):
+            sampler.sample([(0, 1)], logits, masks=masks)

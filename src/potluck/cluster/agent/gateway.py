@@ -180,7 +180,7 @@ class AgentGateway:
 
 def _load_served_model(record: DeploymentRecord, fingerprints: Fingerprints) -> ServedModel:
     """Raises ``EngineError`` where the model's tokenizer here is not the deployment's."""
-    from potluck.text.chat import encode_chat
+    from potluck.text.chat import prompt_chat
 
     fingerprints.check_text(record)
     description = describe_model(record.model)
@@ -189,7 +189,7 @@ def _load_served_model(record: DeploymentRecord, fingerprints: Fingerprints) -> 
     return ServedModel(
         model_id=record.model_id,
         tokenizer=tokenizer,
-        encode_chat=partial(encode_chat, tokenizer, template, max_tokens=record.context_tokens - 1),
+        encode_chat=partial(prompt_chat, tokenizer, template, max_tokens=record.context_tokens - 1),
         vocab_size=description.config.vocab_size,
         context_tokens=record.context_tokens,
         sampling_defaults=description.sampling_defaults,

@@ -8,11 +8,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
-from potluck.catalog import ModelDescription, describe_model, read_profile
+from potluck.catalog import ModelDescription, describe_model, open_vocabulary, read_profile
 from potluck.cluster.worker.messages import Load
 from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.opening import open_engine
+from potluck.grammars.vocabulary import Vocabulary
 from potluck.loading import PackedCache, Room, StageSize, default_packed_folder
 from potluck.loading.load import LoadedStage
 from potluck.loading.prepare import plan_stages, prepare_stages
@@ -37,6 +39,8 @@ _NO_FORMAT = TensorFormat.F32.label
 class LoadedShare:
     """A stage, the plan that it was loaded by, and what that took.
 
+    ``open_vocabulary`` reads the model's tokens, for grammars.
+
     ``model_shape`` (see ``types.speed``) says with which models' step times its own compare.
     """
 
@@ -45,6 +49,7 @@ class LoadedShare:
     read_bytes: int
     seconds: float
     model_shape: str
+    open_vocabulary: Callable[[], Vocabulary]
 
 
 def load_for(
@@ -115,6 +120,7 @@ def load_for(
             _dominant_format(description, prepared.plan.profile, shard, spec.quantization),
             spec.arithmetic,
         ),
+        open_vocabulary=partial(open_vocabulary, description),
     )
 
 

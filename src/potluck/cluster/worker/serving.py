@@ -23,6 +23,8 @@ from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.messages import Connect, Disconnected, Ready, WayInUse
 from potluck.cluster.worker.stage import Stage, StageTotals
 from potluck.errors import DefectError, EdgeClosedError, EdgeError, EngineError, PotluckError
+from potluck.grammars.limits import STAGE_STACK_BYTES
+from potluck.grammars.step_masks import StepMasks
 from potluck.loading.load import LoadedStage
 from potluck.quantities import format_seconds
 from potluck.types.cluster import DeploymentId, Epoch
@@ -44,10 +46,11 @@ _END_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedStage:
-    """What stays the same over epochs."""
+    """What stays the same over epochs. ``masks`` are those of the last stage's sequences."""
 
     deployment: DeploymentId
     loaded: LoadedStage
+    masks: StepMasks
     limits: EdgeLimits
     credentials: Credentials
     listen_host: str
@@ -172,7 +175,11 @@ class _Session:
         self._connected: SimpleQueue[OutgoingEdge | None] = SimpleQueue()
         self._not_connected: PotluckError | None = None
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
-        self._thread.start()
+        before_stack = threading.stack_size(STAGE_STACK_BYTES)
+        try:
+            self._thread.start()
+        finally:
+            threading.stack_size(before_stack)
 
     @property
     def is_over(self) -> bool:
@@ -311,6 +318,7 @@ class _Session:
             incoming,
             outgoing,
             self._totals,
+            self._stage.masks,
         )
         self._told.edges(Ready(epoch=self.epoch))
         stage.run()
@@ -318,6 +326,7 @@ class _Session:
     def _reset(self) -> PotluckError | None:
         """Drop the sequences; return why that failed, if it did."""
         try:
+            self._stage.masks.reset()
             self._stage.loaded.engine.reset()
         except PotluckError as error:
             return error

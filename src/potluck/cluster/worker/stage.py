@@ -13,7 +13,8 @@ from potluck.cluster.steps import decode_step, encode_failure, encode_sampled
 from potluck.cluster.worker.pace import Pace
 from potluck.cluster.worker.step_times import RecentSteps
 from potluck.errors import EdgeError, EngineError, PotluckError, UnitFaultError
-from potluck.types.engine import Engine
+from potluck.grammars.step_masks import StepMasks
+from potluck.types.engine import NO_MASKS, Engine
 from potluck.types.program import Shard
 from potluck.types.step import StepId
 
@@ -66,6 +67,7 @@ class Stage:
         incoming: IncomingEdge,
         outgoing: OutgoingEdge,
         totals: StageTotals,
+        masks: StepMasks,
     ) -> None:
         self._engine = engine
         self._shard = shard
@@ -73,6 +75,7 @@ class Stage:
         self._incoming = incoming
         self._outgoing = outgoing
         self._totals = totals
+        self._masks = masks
         self._next_step: StepId | None = None
 
     def run(self) -> None:
@@ -115,7 +118,8 @@ class Stage:
                 if flat.size != step.num_tokens * self._hidden_size:
                     raise EngineError(f"{step.num_tokens} tokens came with {flat.size} numbers")
                 hidden = flat.reshape(step.num_tokens, self._hidden_size)
-            result = self._engine.step(step, hidden)
+            masks = self._masks.before(step) if self._shard.has_head else NO_MASKS
+            result = self._engine.step(step, hidden, masks)
         except UnitFaultError:
             raise  # no later step would be right
         except PotluckError as error:
@@ -131,6 +135,8 @@ class Stage:
         else:
             header, payload, kind = frame.header, result.hidden.data, FrameKind.STEP
         self._outgoing.send(kind, frame.step_id, header, payload)
+        if result.hidden is None:
+            self._masks.after(step, result.sampled)  # while the tokens are on their way
         totals.sending_since = 0.0
         totals.num_steps += 1
         totals.num_tokens += step.num_tokens

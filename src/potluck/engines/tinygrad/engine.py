@@ -14,22 +14,23 @@ import numpy as np
 from potluck.engines.native import make_pool
 from potluck.engines.pooling import StepPooler, is_pooled
 from potluck.engines.sampler import StepSampler
-from potluck.engines.step_checks import check_step
+from potluck.engines.step_checks import check_masks, check_step
 from potluck.engines.tinygrad.calls import Calls
 from potluck.engines.tinygrad.device import open_device
 from potluck.engines.tinygrad.pieces import padding_piece, pieces_of
 from potluck.engines.tinygrad.weights import DeviceWeights
 from potluck.errors import EngineError, UnitFaultError
-from potluck.types.engine import StepResult
+from potluck.types.engine import NO_MASKS, StepResult
 from potluck.types.unit import Fault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from potluck.engines.tinygrad.pieces import Piece
     from potluck.kernels import runner
+    from potluck.types.engine import TokenMasks
     from potluck.types.program import Program
     from potluck.types.step import SampledToken, Step
     from potluck.types.tensor import TensorSink
@@ -91,7 +92,7 @@ class TinygradEngine:
             elif not self._has_head:
                 calls.read_rows(np.empty(shape, np.float32))
 
-    def step(self, step: Step, hidden: Floats | None) -> StepResult:
+    def step(self, step: Step, hidden: Floats | None, masks: TokenMasks = NO_MASKS) -> StepResult:
         """Run the program once (see ``Engine``).
 
         Raises ``ParameterError`` for sampling parameters that are not allowed, and
@@ -99,8 +100,9 @@ class TinygradEngine:
         """
         calls = self._check(step, hidden)
         if not self._has_head:
+            check_masks(self._program, step, masks)
             return StepResult(hidden=self._run(calls, step, hidden), sampled=())
-        self._sampler.check(step, samples=True)
+        self._sampler.check(step, masks, samples=True)
         self._pooler.check(step)
         self._sampler.open(step.opened)
         rows = self._new_rows(step) if is_pooled(step) else None
@@ -108,7 +110,7 @@ class TinygradEngine:
         sampled: list[SampledToken] = []
         for logits in self._logits_of_pieces(calls, step, hidden, rows):
             now = wanted[len(sampled) : len(sampled) + len(logits)]
-            sampled += self._sampler.sample(now, logits)
+            sampled += self._sampler.sample(now, logits, masks)
         if rows is not None:
             _check_finite(rows)
             sampled += self._pooler.pool(step, rows)
@@ -128,6 +130,19 @@ class TinygradEngine:
         pieces = list(self._logits_of_pieces(calls, step, hidden))
         self._sampler.close(step.closed)
         return np.concatenate([self._new_logits(0), *pieces])
+
+    @property
+    def block_format(self) -> None:
+        """See ``LoadableEngine``: blocks stay on the device."""
+        return
+
+    def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
+        """See ``LoadableEngine``."""
+        raise _no_block_format()
+
+    def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """See ``LoadableEngine``."""
+        raise _no_block_format()
 
     def reset(self) -> None:
         """See ``Engine``: the sampler and the pooler alone know of sequences."""
@@ -214,6 +229,13 @@ class TinygradEngine:
 
     def _new_logits(self, num_rows: int) -> Floats:
         return np.empty((num_rows, self._program.vocab_size), np.float32)
+
+
+def _no_block_format() -> EngineError:
+    return EngineError(
+        "the tinygrad engine does not read or write cache blocks",
+        hint="this is a defect in Potluck; please report it",
+    )
 
 
 def _check_finite(out: Floats) -> None:

@@ -12,7 +12,7 @@ from potluck.api.dialects.openai.bodies import (
 from potluck.api.dialects.openai.messages import chat_messages
 from potluck.api.errors import invalid
 from potluck.api.tools import tool_use
-from potluck.text.chat import chat_ending, template_variables
+from potluck.text.chat import chat_ending
 from potluck.types.output import ToolMode, ToolUse
 from potluck.types.ranges import require_number
 from potluck.types.text import Tool
@@ -45,7 +45,8 @@ def chat_asked(body: ChatBody) -> ChatAsked:
         ),
         tool_use=_tool_use(body),
         reasoning_effort=body.reasoning_effort,
-        template_variables=template_variables(body.chat_template_kwargs or {}),
+        thinks=None if body.reasoning_effort is None else body.reasoning_effort != "none",
+        template_variables=body.chat_template_kwargs or {},
     )
 
 

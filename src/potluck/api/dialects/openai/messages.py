@@ -36,7 +36,11 @@ def _message(message: Message, where: str) -> ChatMessage:
             code="missing_required_parameter",
         )
     if message.role != "assistant" and (message.tool_calls or message.reasoning_content):
-        raise invalid(f"{where}.role", f"{where} has what only an assistant's message can have")
+        raise invalid(
+            f"{where}.role",
+            f"{where} has the role {message.role}: only an assistant's message has tool calls and"
+            " reasoning",
+        )
     return ChatMessage(
         # OpenAI's newer name for the system's words, which few chat templates know.
         role="system" if message.role == "developer" else message.role,
