@@ -61,6 +61,7 @@ _DESCRIPTIVE_KEYS = frozenset(
         "vocab_size",
     }
 )
+_LISTS = frozenset({"classifier.output_labels"})
 # Any other key changes the arithmetic unless its value is one of these; those not listed are off
 # when 0, false or empty.
 _NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
@@ -183,7 +184,7 @@ def _refuse_unsupported(fields: Fields, known: frozenset[str]) -> None:
     features = [
         f"{fields.prefix}{key}={value}"
         for key, value in fields.values.items()
-        if (key not in known and isinstance(value, Iterable) and not isinstance(value, str))
+        if (isinstance(value, Iterable) and not isinstance(value, str) and key not in _LISTS)
         or (key not in known and value not in _NEUTRAL_VALUES.get(key, (None, 0, "")))
     ]
     if features:

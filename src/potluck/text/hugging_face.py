@@ -198,6 +198,7 @@ def _read_vocabulary(files: _Directory) -> tuple[TokenParts, int]:
         model=pieces,
         added={token: {"content": text} for text, token in added.items()},
         leading=(),
+        trailing=(),
         notation=Notation.BYTE_LEVEL,
     )
     return parts, pieces.size

@@ -129,6 +129,7 @@ def read_token_parts(path: Path) -> tuple[TokenParts, int]:
             for token in document.added_tokens or ()
         },
         leading=_leading_tokens(document.post_processor or {}),
+        trailing=_trailing_tokens(document.post_processor or {}),
         notation=_read_notation(document.decoder or {}, path),
     )
     return parts, pieces.size

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from potluck.types.cluster import NodeId
+from potluck.types.model import EmbeddingConfig, RerankConfig
 from potluck.types.output import OutputFormat
 from potluck.types.placement import Prediction
 from potluck.types.sequence import CommittedToken, SequenceRequest
-from potluck.types.text import ChatEncoder, Tokenizer
+from potluck.types.text import ChatEncoder, PairEncoder, Tokenizer
 
 
 class ModelState(enum.Enum):
@@ -53,6 +54,10 @@ class ServedModel:
     ``sampling_defaults`` are parameters of ``SamplingParams`` that the model's makers recommend.
     ``output_format`` says how it writes tool calls and what it thinks; None: everything that
     it writes is text.
+
+    A model without ``has_logits`` generates nothing. Its vectors, of ``vector_size`` numbers, are
+    for ``embedding`` or for ``rerank``, and ``encode_pair`` makes the prompts of the latter; None
+    for what they are not for.
     """
 
     model_id: str
@@ -62,6 +67,11 @@ class ServedModel:
     context_tokens: int
     sampling_defaults: Mapping[str, float | int]
     output_format: OutputFormat | None = None
+    has_logits: bool = True
+    vector_size: int = 0
+    embedding: EmbeddingConfig | None = None
+    rerank: RerankConfig | None = None
+    encode_pair: PairEncoder | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -185,8 +195,8 @@ class Gateway(Protocol):
         """Continue ``sequence`` after its committed tokens, to a token with a finish reason.
 
         While the model is not ready, it waits for as long as the deployment lets requests wait.
-        The scored tokens of its prompt come first, if they were asked for. A request that asks for
-        nothing is not taken.
+        The scored tokens of its prompt come first, if they were asked for. One with ``pooling``
+        gives a single token, which has the vector. A request that asks for nothing is not taken.
         Closing the generator cancels the sequence; its KV-cache blocks are free within a step.
         Raises a ``PotluckError`` while it is iterated over: ``PromptTooLongError``,
         ``OverloadedError``, or ``EngineError`` and its like when a stage or an edge is lost.

@@ -183,3 +183,14 @@ class Tokenizer(Protocol):
         leading space is taken off.
         """
         ...
+
+
+class PairEncoder(Protocol):
+    """Turns a query and a document into the prompt of a model that scores documents."""
+
+    def __call__(self, query: str, document: str, *, instruction: str | None = None) -> list[int]:
+        """Return the tokens; ``instruction`` says what makes a document relevant.
+
+        Raises ``ChatTemplateError`` if the model has no template for it.
+        """
+        ...

@@ -140,6 +140,7 @@ def changes(path: Path) -> Iterator[str]:
     for name in TEXT_FILES:
         file = path / name
         before = file.read_bytes() if file.exists() else None
+        file.parent.mkdir(exist_ok=True)
         file.write_bytes((before or b"") + b" ")
         yield name
         if before is None:
