@@ -109,6 +109,7 @@ class Recorder:
     vocab_size = 1
     bos_token_id = None
     eos_token_ids = ()
+    closing_tokens = ()
     strips_prefix_space = False
 
     def __init__(self, special_tokens: tuple[str, ...] = ()) -> None:

@@ -17,6 +17,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from potluck.catalog.locate import ModelFiles
+from potluck.catalog.vectors import VECTOR_FILES
 from potluck.errors import ModelFileError
 from potluck.formats.files import FileStamp, ReadOnlyFile
 from potluck.formats.gguf import open_gguf
@@ -46,6 +47,7 @@ TEXT_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "vocab.json",
+    *VECTOR_FILES,
 )
 """Of a directory in Hugging Face layout; that one is not there counts too."""
 

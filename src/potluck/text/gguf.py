@@ -121,7 +121,9 @@ def _byte_level(fields: _Fields) -> TextTokenizer:
         prefix_space=PrefixSpace.NEVER,
         strips_prefix_space=False,
         vocab_size=len(vocabulary.tokens),
-        boundaries=vocabulary.boundaries(adds_bos=adds_bos),
+        boundaries=vocabulary.boundaries(
+            adds_bos=adds_bos, adds_eos=fields.flag("add_eos_token", False)
+        ),
     )
 
 
@@ -149,7 +151,10 @@ def _sentence_piece(fields: _Fields) -> TextTokenizer:
         prefix_space=PrefixSpace.EACH if prefixed else PrefixSpace.NEVER,
         strips_prefix_space=prefixed,
         vocab_size=len(vocabulary.tokens),
-        boundaries=vocabulary.boundaries(adds_bos=fields.flag("add_bos_token", True)),
+        boundaries=vocabulary.boundaries(
+            adds_bos=fields.flag("add_bos_token", True),
+            adds_eos=fields.flag("add_eos_token", False),
+        ),
     )
 
 
@@ -168,6 +173,7 @@ class _Vocabulary:
     types: Sequence[int]
     bos: int | None
     eos: tuple[int, ...]
+    named_eos: int | None
     added: tuple[AddedToken, ...]
 
     @classmethod
@@ -194,19 +200,27 @@ class _Vocabulary:
             for token, (text, kind) in enumerate(zip(tokens, types, strict=True))
             if kind in _ADDED or token == bos or token in eos
         )
-        return cls(tokens=tokens, types=types, bos=bos, eos=eos, added=added)
+        return cls(
+            tokens=tokens,
+            types=types,
+            bos=bos,
+            eos=eos,
+            named_eos=named["eos_token_id"],
+            added=added,
+        )
 
     def pieces(self) -> dict[str, int]:
         """Ids of the pieces that text can become by merging."""
         added = {token.token for token in self.added}
         return {text: token for token, text in enumerate(self.tokens) if token not in added}
 
-    def boundaries(self, *, adds_bos: bool) -> Boundaries:
+    def boundaries(self, *, adds_bos: bool, adds_eos: bool) -> Boundaries:
         """How a text begins and ends."""
         return Boundaries(
             bos_token_id=self.bos,
             bos_tokens=() if self.bos is None or not adds_bos else (self.bos,),
             eos_token_ids=self.eos,
+            closing_tokens=() if self.named_eos is None or not adds_eos else (self.named_eos,),
         )
 
 

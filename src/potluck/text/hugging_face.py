@@ -208,6 +208,7 @@ def _read_vocabulary(files: _Directory) -> tuple[TokenParts, int]:
         model=pieces,
         added={token: {"content": text} for text, token in added.items()},
         leading=(),
+        trailing=(),
         notation=Notation.BYTE_LEVEL,
     )
     return parts, pieces.size
@@ -224,6 +225,7 @@ def _read_vocabulary_and_merges(files: _Directory) -> VocabularyParts:
         model=build_byte_level(vocabulary, merges, BYTE_PRE_TOKENIZERS[pre_tokenizer]),
         added={token: {"content": text} for text, token in added.items()},
         leading=(),
+        trailing=(),
         notation=Notation.BYTE_LEVEL,
         prefix_space=PrefixSpace.NEVER,
         strips_prefix_space=False,
@@ -283,8 +285,14 @@ def _boundaries(parts: TokenParts, files: _Directory) -> Boundaries:
         eos.append(named)
     if any(not isinstance(token, int) for token in eos):
         raise ModelFileError(str(files.path), f"eos_token_id {eos} is not a list of integers")
+    closing = parts.trailing
+    if not closing and files.config.get("add_eos_token") is True and named is not None:
+        closing = (named,)
     return Boundaries(
-        bos_token_id=bos, bos_tokens=bos_tokens, eos_token_ids=tuple(dict.fromkeys(eos))
+        bos_token_id=bos,
+        bos_tokens=bos_tokens,
+        eos_token_ids=tuple(dict.fromkeys(eos)),
+        closing_tokens=closing,
     )
 
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from potluck.types.cluster import NodeId
+from potluck.types.model import EmbeddingConfig, RerankConfig
 from potluck.types.output import OutputFormat
 from potluck.types.placement import Prediction
 from potluck.types.sequence import CommittedToken, SequenceRequest
-from potluck.types.text import ChatEncoder, Tokenizer
+from potluck.types.text import ChatEncoder, PairEncoder, Tokenizer
 
 
 class ModelState(enum.Enum):
@@ -59,6 +60,10 @@ class ServedModel:
     ``output_format`` says how it writes tool calls and what it thinks; None: everything that
     it writes is text. ``architecture`` is what the model's files call its family, and ``template``
     the source of its chat template, which may tell it of tools, and have it think.
+
+    A model without ``has_logits`` generates nothing. Its vectors, of ``vector_size`` numbers, are
+    for ``embedding`` or for ``rerank``, and ``encode_pair`` makes the prompts of the latter; None
+    for what they are not for.
     """
 
     model_id: str
@@ -72,6 +77,11 @@ class ServedModel:
     template: str | None = None
     takes_tools: bool = False
     can_think: bool = False
+    has_logits: bool = True
+    vector_size: int = 0
+    embedding: EmbeddingConfig | None = None
+    rerank: RerankConfig | None = None
+    encode_pair: PairEncoder | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -195,8 +205,8 @@ class Gateway(Protocol):
         """Continue ``sequence`` after its committed tokens, to a token with a finish reason.
 
         While the model is not ready, it waits for as long as the deployment lets requests wait.
-        The scored tokens of its prompt come first, if they were asked for. A request that asks for
-        nothing is not taken.
+        The scored tokens of its prompt come first, if they were asked for. One with ``pooling``
+        gives a single token, which has the vector. A request that asks for nothing is not taken.
         Closing the generator cancels the sequence; its KV-cache blocks are free within a step.
         Raises a ``PotluckError`` while it is iterated over: ``PromptTooLongError``,
         ``OverloadedError``, or ``EngineError`` and its like when a stage or an edge is lost.

@@ -186,12 +186,16 @@ def _load_served_model(record: DeploymentRecord, fingerprints: Fingerprints) -> 
     """Raises ``EngineError`` where the model's tokenizer here is not the deployment's."""
     from potluck.text.chat import prompt_chat
     from potluck.text.reasoning import reasoning_format
+    from potluck.text.rerank import check_labels, encode_pair, rerank_template
 
     fingerprints.check_text(record)
     description = describe_model(record.model)
     tokenizer = load_tokenizer(description.files)
     template = load_chat_template(description.files)
     source = None if template is None else template.source
+    rerank = description.vectors.rerank
+    if rerank is not None:
+        check_labels(rerank, description.config.label_tokens, tokenizer)
     return ServedModel(
         model_id=record.model_id,
         tokenizer=tokenizer,
@@ -203,4 +207,16 @@ def _load_served_model(record: DeploymentRecord, fingerprints: Fingerprints) -> 
         template=source,
         takes_tools=source is not None and "tools" in source,
         can_think=source is not None and reasoning_format(source) is not None,
+        has_logits=description.config.has_logits,
+        vector_size=description.config.vector_size,
+        embedding=description.vectors.embedding,
+        rerank=rerank,
+        encode_pair=None
+        if rerank is None
+        else partial(
+            encode_pair,
+            tokenizer,
+            rerank_template(rerank, template),
+            max_tokens=record.context_tokens,
+        ),
     )
