@@ -50,6 +50,7 @@ class ToyTokenizer:
     vocab_size = VOCAB_SIZE
     bos_token_id = None
     eos_token_ids = (END_OF_TEXT,)
+    closing_tokens = ()
     special_tokens = ("<end>",)
     strips_prefix_space = False
 
