@@ -31,7 +31,14 @@ from support.published_templates import published_templates
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from potluck.errors import ChatTemplateError
-from potluck.text.chat import ChatTemplate, encode_chat
+from potluck.text.chat import ChatTemplate, encode_chat, prompt_chat
+from potluck.text.reasoning import (
+    ReasoningSplitter,
+    ThoughtState,
+    reasoning_format,
+    thinking_variables,
+)
+from potluck.types.output import ReasoningPart, TextPart
 from potluck.types.text import ChatEnding
 
 TEMPLATES = published_templates()
@@ -115,6 +122,9 @@ class Recorder:
         return []
 
     def token_bytes(self, token: int) -> bytes:
+        raise NotImplementedError
+
+    def control_text(self, token: int) -> str:
         raise NotImplementedError
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -229,6 +239,46 @@ def test_no_text_becomes_a_control_token(name: str) -> None:
             assert hostile is plain
             continue
         assert hostile.controls() == plain.controls(), title
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if "think>" in TEMPLATES[name]])
+def test_thoughts_of_published_templates(name: str) -> None:
+    """What a template writes of an answer with thoughts is split into these."""
+    source = TEMPLATES[name]
+    reasoning = reasoning_format(source)
+    assert reasoning is not None
+    question, answer, _ = THOUGHTS
+    texts = [
+        rendered_by_transformers(source, chat, [], add_generation_prompt=False)
+        for chat in ([question], [question, answer])
+    ]
+    if texts[0] is None or texts[1] is None or answer["reasoning_content"] not in texts[1]:
+        return  # the template drops thoughts
+    splitter = ReasoningSplitter(reasoning)
+    _, _, turn = texts[1].rpartition(question["content"])
+    _, mark, output = turn.partition(reasoning.open_text)
+    parts = [*splitter.push(mark + output), *splitter.finish()]
+    assert parts[0] == ReasoningPart(text=answer["reasoning_content"])
+    assert isinstance(parts[1], TextPart)
+    assert parts[1].text.startswith("4")
+
+
+@pytest.mark.parametrize("name", ["trl:qwen3", "trl:glm4moe", "trl:nemotron_3_nano"])
+def test_thinking_is_switched(name: str) -> None:
+    source = TEMPLATES[name]
+    reasoning = reasoning_format(source)
+    assert reasoning is not None
+    states = {}
+    for is_on in (True, False):
+        prompt = prompt_chat(
+            Recorder(),
+            ChatTemplate(source=source, special_tokens=SPECIAL),
+            messages_of([user("What does <think> mean?")]),
+            template_variables=thinking_variables(source, is_on=is_on),
+        )
+        states[is_on] = reasoning.state_after(prompt.turn)
+    assert states[True] in (ThoughtState.UNDECIDED, ThoughtState.OPEN)
+    assert states[False] is ThoughtState.CLOSED
 
 
 def test_enough_of_them_know_tools() -> None:

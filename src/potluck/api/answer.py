@@ -18,6 +18,7 @@ from potluck.api.metrics import ApiMetrics, RequestMeter
 from potluck.api.rendering import Renderer, Usage
 from potluck.errors import EngineError
 from potluck.types.gateway import Gateway, LiveSequence
+from potluck.types.sequence import FinishReason
 
 _log = logging.getLogger(__name__)
 
@@ -158,6 +159,8 @@ class Answer:
                 _choice(self._gateway, live, job, meter, index)
                 for index, live in enumerate(self._live)
             ]
+            if not choices:
+                yield 0, Delta(finish_reason=FinishReason.STOP)
             tick_seconds = self._silence_seconds / _TICKS
             loop = asyncio.get_running_loop()
             silent_since = loop.time()

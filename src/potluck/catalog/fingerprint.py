@@ -37,6 +37,7 @@ are sampled as there are blocks."""
 
 TEXT_FILES = (
     "added_tokens.json",
+    "additional_chat_templates/tool_use.jinja",
     "chat_template.jinja",
     "chat_template.json",
     "config.json",

@@ -47,6 +47,7 @@ _SMALL_FILES = (
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/tool_use.jinja",
     *VECTOR_FILES,
     INDEX_FILE,
 )

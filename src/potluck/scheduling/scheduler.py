@@ -81,8 +81,7 @@ class SchedulerLimits:
     """What the stages can hold and what one step may bring.
 
     ``context_tokens`` is the longest sequence; ``num_blocks`` must hold at least one such.
-    Sequences share the blocks of equal prefixes if ``has_prefix_cache``, and where the stages
-    ``may_copy_blocks`` also the beginnings of blocks.
+    Sequences share the blocks of equal prefixes if ``has_prefix_cache``.
     """
 
     num_blocks: int
@@ -91,7 +90,6 @@ class SchedulerLimits:
     max_step_sequences: int
     max_steps_in_flight: int
     has_prefix_cache: bool = True
-    may_copy_blocks: bool = False
 
     def __post_init__(self) -> None:
         smallest = min(self.max_step_tokens, self.max_step_sequences, self.max_steps_in_flight)
@@ -356,7 +354,6 @@ class Scheduler:
         return BlockCache(
             limits.num_blocks,
             is_shared=limits.has_prefix_cache,
-            may_copy=limits.may_copy_blocks,
             counters=self._counters,
         )
 

@@ -105,10 +105,10 @@ def chat_ending(
 ) -> ChatEnding:
     """What a chat ends with, by the last message's role or by what is asked for.
 
-    With neither of the two arguments, a last message of the assistant is continued, and every
-    other chat gets a new turn. Where one of them is given they mean what they mean in vLLM: the
-    one left out is false, but ``add_generation_prompt`` is true unless ``continue_final_message``
-    is. Raises ``ParameterError`` if both are true.
+    With neither of the two arguments, a last message of the assistant is continued unless it calls
+    tools, and every other chat gets a new turn. Where one of them is given they mean what they mean
+    in vLLM: the one left out is false, but ``add_generation_prompt`` is true unless
+    ``continue_final_message`` is. Raises ``ParameterError`` if both are true.
     """
     if add_generation_prompt and continue_final_message:
         raise ParameterError(
@@ -119,7 +119,8 @@ def chat_ending(
     if continue_final_message:
         return ChatEnding.CONTINUED
     if add_generation_prompt is None and continue_final_message is None:
-        is_begun = bool(messages) and messages[-1].role == "assistant"
+        last = messages[-1] if messages else None
+        is_begun = last is not None and last.role == "assistant" and not last.tool_calls
         return ChatEnding.CONTINUED if is_begun else ChatEnding.NEW_TURN
     return ChatEnding.CLOSED if add_generation_prompt is False else ChatEnding.NEW_TURN
 

@@ -72,11 +72,12 @@ def list_gguf_tokens(metadata: Mapping[str, object], *, path: str = "GGUF") -> T
 def read_chat_template(
     metadata: Mapping[str, object], *, path: str = "GGUF"
 ) -> ChatTemplate | None:
-    """The default chat template, or None if there is none."""
+    """The chat template, or None if there is no default one."""
     source = metadata.get("tokenizer.chat_template")
+    tool_source = metadata.get("tokenizer.chat_template.tool_use")
     if source is None:
         return None
-    if not isinstance(source, str):
+    if not isinstance(source, str) or not isinstance(tool_source, str | None):
         raise ModelFileError(path, "tokenizer.chat_template is not text")
     fields = _Fields(metadata, path)
     tokens = fields.tokens()
@@ -90,7 +91,7 @@ def read_chat_template(
         token = fields.token_id(key, len(tokens))
         if token is not None:
             special[variable] = tokens[token]
-    return ChatTemplate(source=source, special_tokens=special)
+    return ChatTemplate(source=source, special_tokens=special, tool_source=tool_source)
 
 
 def _unknown_kind(kind: str) -> UnsupportedModelError:

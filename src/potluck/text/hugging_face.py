@@ -33,6 +33,9 @@ from potluck.types.text import TokenList
 if TYPE_CHECKING:
     import tokenizers
 
+TOOL_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"
+"""Where ``transformers`` keeps the template for chats with tools, if it is another one."""
+
 _SPECIAL_VARIABLES = (
     "bos_token",
     "eos_token",
@@ -105,10 +108,11 @@ def load_token_list(directory: Path) -> TokenList:
 
 
 def load_chat_template(directory: Path) -> ChatTemplate | None:
-    """The default chat template of a model directory, or None if there is none.
+    """The chat template of a model directory, or None if there is no default one.
 
     As in ``transformers``, a template in a file of its own comes before the one in
-    ``tokenizer_config.json``. Raises ``ModelFileError`` when a file is damaged.
+    ``tokenizer_config.json``, and one that is called ``tool_use`` renders chats with tools. Raises
+    ``ModelFileError`` when a file is damaged.
     """
     files = _Directory.open(directory)
     source: object = _read_text(directory / "chat_template.jinja")
@@ -118,12 +122,18 @@ def load_chat_template(directory: Path) -> ChatTemplate | None:
         source = files.config.get("chat_template")
     if isinstance(source, list):
         entries = [entry for entry in source if isinstance(entry, dict)]
-        source = next((e.get("template") for e in entries if e.get("name") == "default"), None)
+        source = {entry.get("name"): entry.get("template") for entry in entries}
+    tool_source: object = _read_text(directory / TOOL_TEMPLATE_FILE)
+    if isinstance(source, dict):
+        tool_source = tool_source or source.get("tool_use")
+        source = source.get("default")
     if source is None:
         return None
-    if not isinstance(source, str):
+    if not isinstance(source, str) or not isinstance(tool_source, str | None):
         raise ModelFileError(str(directory), "the chat template is not text")
-    return ChatTemplate(source=source, special_tokens=_special_texts(files))
+    return ChatTemplate(
+        source=source, special_tokens=_special_texts(files), tool_source=tool_source
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

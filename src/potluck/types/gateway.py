@@ -34,7 +34,8 @@ class ModelStatus:
 
     ``created`` is the time of the deployment in seconds since 1970, as OpenAI has it.
     ``sampling_defaults`` as in ``ServedModel``. ``ready_in_seconds`` is when it is expected to be
-    ready, where it is not and somebody can tell.
+    ready, where it is not and somebody can tell. ``weights_format`` is that of the model's files,
+    ``quantization`` what its weights were loaded as, and ``digest`` the same for the same model.
     """
 
     model_id: str
@@ -44,6 +45,10 @@ class ModelStatus:
     reason: str = ""
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
     ready_in_seconds: float | None = None
+    weights_bytes: int = 0
+    weights_format: str = ""
+    quantization: str = ""
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +58,8 @@ class ServedModel:
     ``vocab_size`` is the model's (of its logits), which may exceed the tokenizer's.
     ``sampling_defaults`` are parameters of ``SamplingParams`` that the model's makers recommend.
     ``output_format`` says how it writes tool calls and what it thinks; None: everything that
-    it writes is text.
+    it writes is text. ``architecture`` is what the model's files call its family, and ``template``
+    the source of its chat template, which may tell it of tools, and have it think.
 
     A model without ``has_logits`` generates nothing. Its vectors, of ``vector_size`` numbers, are
     for ``embedding`` or for ``rerank``, and ``encode_pair`` makes the prompts of the latter; None
@@ -67,6 +73,10 @@ class ServedModel:
     context_tokens: int
     sampling_defaults: Mapping[str, float | int]
     output_format: OutputFormat | None = None
+    architecture: str = ""
+    template: str | None = None
+    takes_tools: bool = False
+    can_think: bool = False
     has_logits: bool = True
     vector_size: int = 0
     embedding: EmbeddingConfig | None = None

@@ -70,6 +70,10 @@ class AgentGateway:
                 reason=record.reason,
                 sampling_defaults=record.sampling_defaults,
                 ready_in_seconds=self._ready_in_seconds(record),
+                weights_bytes=record.total_bytes,
+                weights_format="gguf" if record.model.endswith(".gguf") else "safetensors",
+                quantization=record.quantization.value,
+                digest="" if record.fingerprint is None else record.fingerprint.digest,
             )
             for record in live
         ]
@@ -181,12 +185,14 @@ class AgentGateway:
 def _load_served_model(record: DeploymentRecord, fingerprints: Fingerprints) -> ServedModel:
     """Raises ``EngineError`` where the model's tokenizer here is not the deployment's."""
     from potluck.text.chat import prompt_chat
+    from potluck.text.reasoning import reasoning_format
     from potluck.text.rerank import check_labels, encode_pair, rerank_template
 
     fingerprints.check_text(record)
     description = describe_model(record.model)
     tokenizer = load_tokenizer(description.files)
     template = load_chat_template(description.files)
+    source = None if template is None else template.source
     rerank = description.vectors.rerank
     if rerank is not None:
         check_labels(rerank, description.config.label_tokens, tokenizer)
@@ -197,6 +203,10 @@ def _load_served_model(record: DeploymentRecord, fingerprints: Fingerprints) -> 
         vocab_size=description.config.vocab_size,
         context_tokens=record.context_tokens,
         sampling_defaults=description.sampling_defaults,
+        architecture=description.config.family,
+        template=source,
+        takes_tools=source is not None and "tools" in source,
+        can_think=source is not None and reasoning_format(source) is not None,
         has_logits=description.config.has_logits,
         vector_size=description.config.vector_size,
         embedding=description.vectors.embedding,
