@@ -10,6 +10,7 @@ import msgspec
 
 from potluck.cluster.edges.edge import EdgeLimits
 from potluck.errors import EngineError, PotluckError
+from potluck.grammars.limits import MAX_GRAMMAR_BYTES
 from potluck.types.ranges import MAX_TOP_LOGPROBS
 from potluck.types.sampling import MAX_LOGIT_BIAS_TOKENS
 from potluck.types.step import SampledToken, Step
@@ -87,12 +88,15 @@ def edge_limits(
 
     The names of fields and the numbers beside lists take well under a kilobyte in a slice and an
     opening together. Blocks are no sequence's twice, so the tables of a step name each once.
-    Openings have whole prompts. A sequence closes once, and at most those that hold blocks or wait
-    do. Where all of a step's tokens are scored, each comes back with 20 alternatives,
-    and where sequences are pooled, each with its vector.
+    Openings have whole prompts and grammars. A sequence closes once, and at most those that hold
+    blocks or wait do. Where all of a step's tokens are scored, each comes back with 20
+    alternatives, and where sequences are pooled, each with its vector.
     """
     per_sequence = (
-        1024 + _INTEGER_BYTES * context_tokens + (1 + 2 * _INTEGER_BYTES) * MAX_LOGIT_BIAS_TOKENS
+        1024
+        + MAX_GRAMMAR_BYTES
+        + _INTEGER_BYTES * context_tokens
+        + (1 + 2 * _INTEGER_BYTES) * MAX_LOGIT_BIAS_TOKENS
     )
     num_integers = max_step_tokens + 2 * num_blocks + MAX_WAITING_SEQUENCES
     return EdgeLimits(
