@@ -1,8 +1,8 @@
 """A pipeline that computes nothing but checks everything the scheduler promises.
 
 Its cache remembers which token was written at which position of which block; the next token is a
-hash of all that the block table shows. A wrong table, a position skipped or a block shared by two
-sequences gives other tokens than ``expected_tokens``.
+hash of all that the block table shows. A wrong table, a position skipped or a block that two
+sequences write to gives other tokens than ``expected_tokens``.
 """
 
 from __future__ import annotations
@@ -39,19 +39,33 @@ class ToyPipeline:
         self._cache: dict[tuple[int, int], tuple[int, int]] = {}
         self._steps: deque[Step] = deque()
         self.opened: set[int] = set()
+        self.num_computed = 0
+        """Tokens of all steps that were run."""
 
     def __len__(self) -> int:
         return len(self._steps)
 
     def submit(self, step: Step) -> None:
         """Queue a step."""
-        blocks = [block for part in step.slices for block in part.block_table]
-        assert len(set(blocks)) == len(blocks), "a block serves two sequences of one step"
+        read: list[int] = []
+        written: list[int] = [copy.target for copy in step.copies]
+        for part in step.slices:
+            first = part.start_position // KV_BLOCK_TOKENS
+            read += part.block_table[:first]
+            written += set(part.block_table[first:]).difference(copy.target for copy in step.copies)
+        assert len(set(written)) == len(written), "a block is written for two sequences of one step"
+        assert not set(read) & set(written), "a block is written that another sequence reads"
         self._steps.append(step)
 
     def run_oldest(self) -> tuple[StepId, tuple[SampledToken, ...]]:
         """Run the oldest step."""
         step = self._steps.popleft()
+        for copy in step.copies:
+            for offset in range(KV_BLOCK_TOKENS):
+                row = self._cache.get((copy.source, offset))
+                if row is not None:
+                    self._cache[copy.target, offset] = row
+        self.num_computed += step.num_tokens
         for opening in step.opened:
             assert opening.sequence_id not in self.opened, "opened twice"
             self.opened.add(opening.sequence_id)

@@ -11,6 +11,7 @@ import msgspec
 from potluck.cluster.edges.edge import EdgeLimits
 from potluck.errors import EngineError, PotluckError
 from potluck.grammars.limits import MAX_GRAMMAR_BYTES
+from potluck.scheduling.blocks import blocks_for
 from potluck.types.ranges import MAX_TOP_LOGPROBS
 from potluck.types.sampling import MAX_LOGIT_BIAS_TOKENS
 from potluck.types.step import SampledToken, Step
@@ -87,10 +88,11 @@ def edge_limits(
     """Bounds on the frames of a deployment's edges: no step of its scheduler is larger.
 
     The names of fields and the numbers beside lists take well under a kilobyte in a slice and an
-    opening together. Blocks are no sequence's twice, so the tables of a step name each once.
-    Openings have whole prompts and grammars. A sequence closes once, and at most those that hold
-    blocks or wait do. Where all of a step's tokens are scored, each comes back with 20
-    alternatives, and where sequences are pooled, each with its vector.
+    opening together, with the copy of a block that a sequence may begin with. Sequences share
+    blocks, so the table of each may be as long as the context allows. Openings have whole prompts
+    and grammars. A sequence closes once, and at most those that hold blocks or wait do. Where all
+    of a step's tokens are scored, each comes back with 20 alternatives, and where sequences are
+    pooled, each with its vector.
     """
     per_sequence = (
         1024
@@ -98,7 +100,8 @@ def edge_limits(
         + _INTEGER_BYTES * context_tokens
         + (1 + 2 * _INTEGER_BYTES) * MAX_LOGIT_BIAS_TOKENS
     )
-    num_integers = max_step_tokens + 2 * num_blocks + MAX_WAITING_SEQUENCES
+    num_tables = max_step_sequences * blocks_for(context_tokens)
+    num_integers = max_step_tokens + num_tables + num_blocks + MAX_WAITING_SEQUENCES
     return EdgeLimits(
         max_header_bytes=8 * _MAX_FAILURE_CHARACTERS
         + 4096

@@ -21,6 +21,7 @@ from potluck.errors import DefectError, EngineError, PotluckError
 from potluck.scheduling import Scheduler, SchedulerLimits
 from potluck.serving.ledger import Ledger, LedgerEntry, Subscriber, TimedToken, Update
 from potluck.serving.pipeline import OnOutcome, Pipeline, StepOutcome
+from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.sequence import NOTHING_COMMITTED, Continuation, SequenceRequest
 from potluck.types.step import SequenceId, StepId
 
@@ -35,11 +36,17 @@ OnBroken = Callable[[PotluckError], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Sequences that hold cache blocks (running) and that do not yet, and blocks nobody holds."""
+    """Sequences that hold cache blocks (running) and that do not yet, and blocks nobody holds.
+
+    Of the free blocks ``num_kept_blocks`` are kept for later sequences that begin alike; ``prefix``
+    says what that has saved.
+    """
 
     num_waiting: int
     num_running: int
     num_free_blocks: int
+    num_kept_blocks: int = 0
+    prefix: PrefixTotals = field(default_factory=PrefixTotals)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,6 +97,8 @@ class Dispatcher:
                 num_waiting=num_waiting,
                 num_running=self._scheduler.num_sequences - num_waiting,
                 num_free_blocks=self._scheduler.num_free_blocks,
+                num_kept_blocks=self._scheduler.num_kept_blocks,
+                prefix=self._scheduler.prefix_totals,
             )
 
     @property
@@ -250,9 +259,16 @@ class Dispatcher:
                 return
             committed: list[tuple[LedgerEntry, TimedToken]] = []
             with self._breaking(attachment):
-                for token in self._scheduler.complete(step_id, outcome.sampled):
+                for token in self._scheduler.complete(
+                    step_id, outcome.sampled, has_failed=outcome.error is not None
+                ):
                     entry = self._ledger.commit(token)
-                    committed.append((entry, TimedToken(token=token, at_seconds=now)))
+                    update = TimedToken(
+                        token=token,
+                        at_seconds=now,
+                        num_cached_tokens=entry.num_cached_tokens or 0,
+                    )
+                    committed.append((entry, update))
                 if outcome.error is not None:
                     for part in outcome.step.slices:
                         self._fail(part.sequence_id, outcome.error)
@@ -301,11 +317,16 @@ class Dispatcher:
         with self._breaking(attachment):
             while (step := self._scheduler.next_step()) is not None:
                 attachment.num_steps = step.step_id + 1
-                attachment.in_flight[step.step_id] = tuple(
-                    entry.request
+                entries = [
+                    entry
                     for part in step.slices
                     if (entry := self._ledger.get(part.sequence_id)) is not None
-                )
+                ]
+                for entry in entries:
+                    if entry.num_cached_tokens is None:
+                        cached = self._scheduler.num_cached_tokens(entry.sequence_id)
+                        entry.num_cached_tokens = cached
+                attachment.in_flight[step.step_id] = tuple(entry.request for entry in entries)
                 attachment.pipeline.submit(step)
 
     @contextmanager

@@ -23,13 +23,17 @@ from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from potluck.errors import ChatTemplateError
 
-_MAX_STEPS = 200_000
-"""Loop rounds and calls of one rendering; a long chat needs about ten per message."""
+_MIN_STEPS = 200_000
+_MAX_STEPS = 3_000_000
+"""Loop rounds and calls of one rendering, which take up to 2 s. A long chat needs about ten per
+message in most templates. Some look through all other messages for each (Gemma 4, Command A),
+which is 0.9 per pair; so a chat may take ``_STEPS_PER_PAIR``, but within these bounds."""
+_STEPS_PER_PAIR = 2
 _MAX_CHARACTERS = 16 * 1024 * 1024
 """Of the output, and of any text that an operator makes: far beyond any context."""
 _MAX_INTEGER_BITS = 4096
@@ -37,6 +41,8 @@ _MAX_INTEGER_BITS = 4096
 
 _TO_ESCAPE = re.compile("[^\x00-\x7f\ue000-\uf8ff\U000f0000-\U000ffffd]")
 """What is not ASCII, but for private-use characters, which stand for others (see ``shield``)."""
+
+_DICT_NAMES = frozenset(dir(dict))
 
 _REPEAT_HINT = "the template is part of the model's files; look for a corrected one"
 
@@ -51,8 +57,10 @@ class _RaisedError(TemplateError):
 
 def run_template(source: str, variables: Mapping[str, object], *, now: datetime) -> str:
     """Render ``source``. Raises ``ChatTemplateError`` for whatever goes wrong in it."""
+    messages = variables.get("messages")
+    num_messages = len(messages) if isinstance(messages, list) else 0
     try:
-        return _Environment(now).render_limited(_compiled(source), variables)
+        return _Environment(now, num_messages).render_limited(_compiled(source), variables)
     except TemplateSyntaxError as error:
         raise ChatTemplateError(
             f"the chat template is broken at line {error.lineno}: {_one_line(error.message)}",
@@ -117,13 +125,13 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(("*", "**", "+"))
 
-    def __init__(self, now: datetime) -> None:
+    def __init__(self, now: datetime, num_messages: int = 0) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[LoopControlExtension, _GenerationBlocks],
         )
-        self._steps_left = _MAX_STEPS
+        self._steps_left = min(max(_MIN_STEPS, _STEPS_PER_PAIR * num_messages**2), _MAX_STEPS)
         self.filters["tojson"] = _to_json
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = now.strftime
@@ -158,6 +166,20 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call(self, context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:
         self._spend(1)
         return super().call(context, function, *args, **kwargs)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As Jinja's, and quickly where nothing is unsafe: templates do little else."""
+        kind = type(obj)
+        if kind is dict:
+            if attribute in obj and attribute not in _DICT_NAMES:
+                return obj[attribute]
+        elif kind is _Namespace or kind is LoopContext:
+            try:
+                if not attribute.startswith("_"):
+                    return getattr(obj, attribute)
+            except AttributeError:
+                pass
+        return super().getattr(obj, attribute)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator in ("*", "**"):
