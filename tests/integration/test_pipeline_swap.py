@@ -54,7 +54,15 @@ GREEDY_PENALTIES = SamplingParams(
     temperature=0.0, frequency_penalty=1.5, presence_penalty=0.8, logprobs=True, top_logprobs=2
 )
 
-PIECES = [*'{}":,.-0123456789 abcdefghijklmnopqrstuvwxyz[]', '{"', '":', '",', "true", "false", "ab"]
+PIECES = [
+    *'{}":,.-0123456789 abcdefghijklmnopqrstuvwxyz[]',
+    '{"',
+    '":',
+    '",',
+    "true",
+    "false",
+    "ab",
+]
 END = VOCAB_SIZE - 1
 TOKENS = TokenList(
     data=[piece.encode() for piece in PIECES] + [b""] * (VOCAB_SIZE - len(PIECES)),
@@ -139,9 +147,7 @@ class LosingPipeline:
     inner: LocalPipeline = field(init=False)
 
     def __post_init__(self) -> None:
-        self.inner = LocalPipeline(
-            self.engines, self.take, partial(Vocabulary, TOKENS, VOCAB_SIZE)
-        )
+        self.inner = LocalPipeline(self.engines, self.take, partial(Vocabulary, TOKENS, VOCAB_SIZE))
 
     def take(self, outcome: StepOutcome) -> None:
         self.num_untold = len(outcome.sampled)
