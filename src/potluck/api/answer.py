@@ -63,6 +63,7 @@ class Answer:
         self._came = time.perf_counter()
         self._prepared: Prepared | None = None
         self._live: list[LiveSequence] = []
+        self._texts: list[ChoiceText] = []
         self._num_prompt_tokens = 0
         self._stream = self._deltas()
 
@@ -121,6 +122,7 @@ class Answer:
             num_prompt_tokens=self._num_prompt_tokens,
             num_new_tokens=sum(len(live.committed) for live in self._live),
             num_cached_tokens=self._num_cached_tokens(),
+            num_reasoning_tokens=sum(text.num_reasoning_tokens for text in self._texts),
         )
 
     def _num_cached_tokens(self) -> int:
@@ -155,8 +157,9 @@ class Answer:
                 )
                 for each in job.requests
             ]
+            self._texts = [_text_of(job, index) for index in range(len(self._live))]
             choices = [
-                _choice(self._gateway, live, job, meter, index)
+                _choice(self._gateway, live, self._texts[index], meter, index)
                 for index, live in enumerate(self._live)
             ]
             if not choices:
@@ -268,17 +271,20 @@ class _Arrived(Generic[T]):
         self._timer = self._loop.call_later(self._tick_seconds, self._tick)
 
 
-async def _choice(
-    gateway: Gateway, live: LiveSequence, job: Job, meter: RequestMeter, index: int
-) -> AsyncGenerator[Delta, None]:
-    text = ChoiceText(
-        live.request,
+def _text_of(job: Job, index: int) -> ChoiceText:
+    return ChoiceText(
+        job.requests[index],
         job.model.tokenizer,
         stop=job.stop,
         starts_text=job.starts_text,
         echo=job.echoes[index],
         parser=None if job.new_parser is None else job.new_parser(),
     )
+
+
+async def _choice(
+    gateway: Gateway, live: LiveSequence, text: ChoiceText, meter: RequestMeter, index: int
+) -> AsyncGenerator[Delta, None]:
     start = text.start()
     if start.finish_reason is not None:
         yield start
