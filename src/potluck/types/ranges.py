@@ -37,6 +37,9 @@ MAX_THREADS = 8192
 MAX_RECOVERY_WAIT_SECONDS = 86_400.0
 """A day: nobody holds a connection for longer."""
 
+MAX_CACHE_DISK_BYTES = 2**50
+"""A pebibyte; no disk of a node is larger."""
+
 MAX_SPARES = 64
 """More than the nodes of any cluster that this was made for; each costs a copy of the weights."""
 
@@ -131,6 +134,12 @@ RANGES: Mapping[str, NumberRange] = MappingProxyType(
         ),
         "spares": NumberRange(
             least=0, most=MAX_SPARES, words=f"a whole number from 0 to {MAX_SPARES}", is_whole=True
+        ),
+        "cache_disk": NumberRange(
+            least=0,
+            most=MAX_CACHE_DISK_BYTES,
+            words="a number of bytes, at most 1 PiB",
+            is_whole=True,
         ),
         "rebalance_threshold": NumberRange(
             least=MIN_REBALANCE_THRESHOLD,
