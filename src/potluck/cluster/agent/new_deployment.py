@@ -43,6 +43,7 @@ def new_record(
         ("spares", request.num_spares),
         ("rebalance_threshold", request.rebalance_threshold),
         ("streams", request.num_streams),
+        ("target_step_ms", request.target_step_ms),
         ("cache_disk", request.cache_disk_bytes),
     ):
         if number is not None:
@@ -93,4 +94,6 @@ def new_record(
         layout=request.layout,
         rebalance=request.rebalance,
         rebalance_threshold=request.rebalance_threshold,
+        prefix_cache=request.prefix_cache,
+        target_step_ms=request.target_step_ms,
     )

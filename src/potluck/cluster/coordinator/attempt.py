@@ -95,6 +95,8 @@ class Attempt:
             max_step_tokens=self.size.max_step_tokens,
             max_step_sequences=self.size.max_step_sequences,
             max_steps_in_flight=self._steps_in_flight,
+            has_prefix_cache=self.record.prefix_cache,
+            target_step_seconds=self.record.target_step_ms / 1000,
             disk_salt=self._disk_salt,
         )
 
@@ -105,7 +107,7 @@ class Attempt:
         Also on what the stages before a stage compute: its node knows nothing of that.
         """
         record = self.record
-        if not record.cache_disk_bytes or not record.stages:
+        if not record.cache_disk_bytes or not record.prefix_cache or not record.stages:
             return None
         kept = [self._kept_blocks.get(index, "") for index in range(len(record.stages))]
         if not all(kept):
