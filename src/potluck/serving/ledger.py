@@ -17,10 +17,14 @@ from potluck.types.step import SequenceId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedToken:
-    """A committed token and the ``time.perf_counter()`` at which it was."""
+    """A committed token and the ``time.perf_counter()`` at which it was.
+
+    ``num_cached_tokens`` is as in ``SequenceUpdate``.
+    """
 
     token: CommittedToken
     at_seconds: float
+    num_cached_tokens: int = 0
 
 
 Update = TimedToken | PotluckError
