@@ -48,9 +48,12 @@ class Shield:
         self._longest = max(map(len, texts), default=0)
         self._beginnings = {text[:length] for text in texts for length in range(1, len(text))}
         self._endings = {text[-length:] for text in texts for length in range(1, len(text))}
+        self._first_characters = {text[0] for text in texts}
+        self._last_characters = {text[-1] for text in texts}
         self._all_texts = _SEPARATOR.join(texts)
         self._free = _unused_characters(used)
         self._stand_in: dict[str, str] = {}
+        self._words: dict[str, str] = {}  # schemas have the same ones again and again
         self._is_strict = is_strict
         self.has_left_words = False
 
@@ -126,6 +129,11 @@ class Shield:
         )
 
     def _cover_word(self, text: str) -> str:
+        if text not in self._words:
+            self._words[text] = self._covered_word(text)
+        return self._words[text]
+
+    def _covered_word(self, text: str) -> str:
         if self._is_strict or not _WORD.fullmatch(text):
             return self.cover(text)
         if next(self._at_borders(text), None) is not None:
@@ -168,10 +176,12 @@ class Shield:
             position = match.start() + 1
 
     def _at_borders(self, content: str) -> Iterator[int]:
-        for length in range(1, min(self._longest, len(content) + 1)):
-            if content[-length:] in self._beginnings:
-                yield len(content) - length
-            if content[:length] in self._endings:
+        num_searched = min(self._longest - 1, len(content))
+        for index in range(len(content) - num_searched, len(content)):
+            if content[index] in self._first_characters and content[index:] in self._beginnings:
+                yield index
+        for length in range(1, num_searched + 1):
+            if content[length - 1] in self._last_characters and content[:length] in self._endings:
                 yield 0
         if content and len(content) <= self._longest and content in self._all_texts:
             yield 0
