@@ -7,7 +7,7 @@ what follows the transformer. GGUF files say it in their metadata (``pooling_typ
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -146,7 +146,7 @@ def gguf_vector_use(metadata: Mapping[str, object], config: ModelConfig, *, path
 def _positive_label(labels: object, num_labels: int) -> int:
     if num_labels == 1:
         return 0
-    if isinstance(labels, Sequence) and not isinstance(labels, str):
+    if isinstance(labels, Iterable) and not isinstance(labels, str):
         names = [str(label).lower() for label in labels]
         if len(names) == num_labels == 2 and "yes" in names:
             return names.index("yes")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import llguidance
 
-from potluck.grammars.build import control_token
+from potluck.grammars.build import CONTROL, END, control_token
 from potluck.grammars.limits import (
     MAX_CHECK_SECONDS,
     MAX_COMPILE_BYTES,
@@ -37,8 +37,8 @@ class _Bytes:
     special_token_ids: tuple[int, ...] = ()
 
     def __init__(self, control_tokens: tuple[str, ...]) -> None:
-        names = [b"\xff" + control_token(text).encode() for text in control_tokens]
-        self.tokens = [*(bytes([byte]) for byte in range(255)), *names, b""]
+        names = [CONTROL + control_token(text).encode() for text in control_tokens]
+        self.tokens = [*(bytes([byte]) for byte in range(256)), *names, END]
         self.eos_token_id = len(self.tokens) - 1
 
     def __call__(self, text: str) -> list[int]:

@@ -38,10 +38,12 @@ class ChatTemplate:
     """A template's source, and the texts of ``bos_token``, ``eos_token`` … that it may name.
 
     ``tool_source`` is the template for chats with tools, where the model has one of its own.
+    ``roles`` are those that messages may have.
     """
 
     source: str = field(repr=False)
     special_tokens: Mapping[str, str] = field(default_factory=dict)
+    roles: Sequence[str] = ROLES
     tool_source: str | None = field(default=None, repr=False)
 
     def source_for(self, tools: Sequence[Tool]) -> str:
@@ -69,11 +71,11 @@ class ChatTemplate:
         from potluck.text.template_environment import run_template
 
         for message in messages:
-            if message.role not in ROLES:
+            if message.role not in self.roles:
                 raise ParameterError(
                     "messages",
                     f"a message has the role {message.role!r}",
-                    hint=f"roles are {', '.join(ROLES)}",
+                    hint=f"roles are {', '.join(self.roles)}",
                 )
         for name in _RESERVED:
             if template_variables and name in template_variables:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 from potluck.errors import ChatTemplateError, ModelFileError
 from potluck.text.chat import ChatTemplate, encode_chat
@@ -12,6 +13,8 @@ from potluck.types.text import ChatMessage, Tokenizer
 
 _DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 """Of the model card of Qwen3-Reranker."""
+
+_ROLES = ("system", "query", "document")
 
 _PLACEHOLDER = re.compile(r"\{(query|document|instruction)\}")
 
@@ -22,9 +25,9 @@ def rerank_template(rerank: RerankConfig, own: ChatTemplate | None) -> ChatTempl
     None if there is none that knows the roles ``query`` and ``document``.
     """
     if rerank.template is not None:
-        return ChatTemplate(source=_as_jinja(rerank.template))
+        return ChatTemplate(source=_as_jinja(rerank.template), roles=_ROLES)
     if own is not None and "query" in own.source and "document" in own.source:
-        return own
+        return replace(own, roles=_ROLES)
     return None
 
 
