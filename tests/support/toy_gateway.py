@@ -33,6 +33,7 @@ from potluck.types.gateway import (
     StageTimes,
     TokenSpeed,
 )
+from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.sequence import Cancel, CommittedToken, OnUpdate
 from potluck.types.step import SampledToken, SamplingParams, SequenceId, Step, TokenLogprob
 from potluck.types.text import ChatEnding, ChatMessage, ChatPrompt, Tool
@@ -220,6 +221,10 @@ class ToyGateway:
                 num_running=3,
                 num_blocks=NUM_BLOCKS,
                 num_free_blocks=NUM_BLOCKS - 12,
+                num_kept_blocks=9,
+                prefix=PrefixTotals(
+                    num_admissions=21, num_hits=14, num_saved_tokens=1234, num_evictions=6
+                ),
                 epoch=5,
                 num_recoveries=4,
                 recovery_seconds=2.5,

@@ -48,6 +48,7 @@ from potluck.types.placement import (
     Rebalance,
 )
 from potluck.types.quantization import Quantization
+from potluck.types.ranges import DEFAULT_TARGET_STEP_MS
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
     CommittedToken,
@@ -324,7 +325,9 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     ``objective``, with ``num_streams``, or are the ``layout`` if there is one; ``prediction`` is of
     the plan in force, None if it was made without one. ``rebalance`` says whether it moves to a
     better plan, which has to gain ``rebalance_threshold``, and ``rebalance_note`` in a line what
-    such a plan would gain, or why the last one was left.
+    such a plan would gain, or why the last one was left. With ``prefix_cache`` what equal prefixes
+    of prompts leave in the cache is computed once. Prompts are cut so that the time between the
+    tokens of others is about ``target_step_ms`` milliseconds.
     """
 
     deployment: DeploymentId
@@ -365,6 +368,8 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     rebalance_threshold: float = DEFAULT_THRESHOLD
     prediction: Prediction | None = None
     rebalance_note: str = ""
+    prefix_cache: bool = True
+    target_step_ms: float = DEFAULT_TARGET_STEP_MS
 
     def supersedes(self, other: DeploymentRecord) -> bool:
         """Whether this is the later word on the same deployment."""
@@ -395,6 +400,8 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     rebalance: Rebalance = Rebalance.AUTO
     rebalance_threshold: float = DEFAULT_THRESHOLD
     layout: tuple[LayoutStage, ...] = ()
+    prefix_cache: bool = True
+    target_step_ms: float = DEFAULT_TARGET_STEP_MS
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):

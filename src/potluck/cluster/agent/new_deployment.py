@@ -43,6 +43,7 @@ def new_record(
         ("spares", request.num_spares),
         ("rebalance_threshold", request.rebalance_threshold),
         ("streams", request.num_streams),
+        ("target_step_ms", request.target_step_ms),
     ):
         if number is not None:
             require_number(name, number)
@@ -91,4 +92,6 @@ def new_record(
         layout=request.layout,
         rebalance=request.rebalance,
         rebalance_threshold=request.rebalance_threshold,
+        prefix_cache=request.prefix_cache,
+        target_step_ms=request.target_step_ms,
     )

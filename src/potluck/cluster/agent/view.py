@@ -193,6 +193,8 @@ def deployment_view(record: DeploymentRecord) -> dict[str, object]:
         "num_spares": record.num_spares,
         "rebalance": record.rebalance.value,
         "rebalance_note": record.rebalance_note,
+        "prefix_cache": record.prefix_cache,
+        "target_step_ms": record.target_step_ms,
         "remarks": list(record.remarks),
         "prediction": prediction_view(record.prediction),
         "stages": _stage_views(record),

@@ -91,6 +91,8 @@ class Attempt:
             max_step_tokens=self.size.max_step_tokens,
             max_step_sequences=self.size.max_step_sequences,
             max_steps_in_flight=self._steps_in_flight,
+            has_prefix_cache=self.record.prefix_cache,
+            target_step_seconds=self.record.target_step_ms / 1000,
         )
 
     @property
