@@ -309,8 +309,9 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     ``model`` is MODEL, ``model_id`` what clients call it, ``created`` seconds since 1970.
     ``quantization`` is in force; with ``may_quantize`` every plan takes the most precise that fits.
-    Weights that ``is_mapped`` speaks of stay in a file on every node. ``arithmetic`` is that of
-    every stage on a CPU; None until the first plan has fixed a fast one, which later plans keep.
+    Weights that ``is_mapped`` speaks of stay in a file on every node. Every stage keeps at most
+    ``cache_disk_bytes`` of cache blocks on disk. ``arithmetic`` is that of every stage on a CPU;
+    None until the first plan has fixed a fast one, which later plans keep.
     ``arithmetic_note`` says in a line what it gains or costs; it may be empty. ``fingerprint`` is
     that of the model at the node that it was deployed from; None if nobody looked. ``done_bytes``
     and ``total_bytes`` are the weights loaded so far. ``remarks`` say which weights get another
@@ -343,6 +344,7 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     may_quantize: bool
     is_mapped: bool
     state: DeploymentState
+    cache_disk_bytes: int = 0
     arithmetic: Arithmetic | None = Arithmetic.EXACT
     arithmetic_note: str = ""
     reason: str = ""
@@ -392,6 +394,7 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     cache_tokens: int | None = None
     quantization: Quantization | None = Quantization.NONE
     is_mapped: bool = False
+    cache_disk_bytes: int = 0
     arithmetic: ArithmeticChoice = ArithmeticChoice.EXACT
     recovery_wait_seconds: float = DEFAULT_RECOVERY_WAIT_SECONDS
     num_spares: int = 0

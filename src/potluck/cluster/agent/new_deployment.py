@@ -44,6 +44,7 @@ def new_record(
         ("rebalance_threshold", request.rebalance_threshold),
         ("streams", request.num_streams),
         ("target_step_ms", request.target_step_ms),
+        ("cache_disk", request.cache_disk_bytes),
     ):
         if number is not None:
             require_number(name, number)
@@ -81,6 +82,7 @@ def new_record(
         quantization=request.quantization or Quantization.NONE,
         may_quantize=request.quantization is None,
         is_mapped=request.is_mapped,
+        cache_disk_bytes=request.cache_disk_bytes,
         arithmetic=(Arithmetic.EXACT if request.arithmetic is ArithmeticChoice.EXACT else None),
         state=DeploymentState.LOADING,
         fingerprint=fingerprint,

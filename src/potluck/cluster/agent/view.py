@@ -183,6 +183,7 @@ def deployment_view(record: DeploymentRecord) -> dict[str, object]:
         "num_layers": record.num_layers,
         "quantization": record.quantization.value,
         "is_mapped": record.is_mapped,
+        "cache_disk_bytes": record.cache_disk_bytes,
         "arithmetic": None if record.arithmetic is None else record.arithmetic.value,
         "arithmetic_note": record.arithmetic_note,
         "done_bytes": record.done_bytes,
