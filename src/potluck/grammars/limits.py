@@ -33,6 +33,17 @@ FREE_SECONDS_PER_TOKEN = 0.002
 take 5 to 50 microseconds; those of grammars that are ambiguous without end take seconds."""
 
 
+_LIBRARY_BYTES = 2 * 2**20
+_TOKEN_BYTES = 700
+"""Measured with vocabularies of 49,152 and 131,072 tokens: 350 to 430 bytes for each stay, and 640
+are held while the vocabulary is prepared."""
+
+
+def grammar_bytes(vocab_size: int) -> int:
+    """Return what a process takes that follows grammars, once it follows the first."""
+    return _LIBRARY_BYTES + _TOKEN_BYTES * vocab_size
+
+
 def parser_limits() -> llguidance.LLParserLimits:
     """Return the library's limits: a grammar that exceeds one is refused, or ends its text."""
     import llguidance
