@@ -35,7 +35,6 @@ limits = st.builds(
     max_step_sequences=st.integers(1, 6),
     max_steps_in_flight=st.integers(1, 4),
     has_prefix_cache=st.sampled_from([True, True, False]),
-    may_copy_blocks=st.booleans(),
 )
 # Some begin alike, up to any token.
 prompts = st.one_of(

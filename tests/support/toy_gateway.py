@@ -14,6 +14,7 @@ from queue import SimpleQueue
 
 from support.predictions import prediction
 from support.toy_pipeline import ToyPipeline, next_token
+from support.updates import start_of
 
 from potluck.errors import ModelNotFoundError, PotluckError
 from potluck.scheduling import SchedulerLimits
@@ -32,7 +33,7 @@ from potluck.types.gateway import (
     StageTimes,
     TokenSpeed,
 )
-from potluck.types.sequence import CommittedToken
+from potluck.types.sequence import Cancel, CommittedToken, OnUpdate
 from potluck.types.step import SampledToken, SamplingParams, SequenceId, Step, TokenLogprob
 from potluck.types.text import ChatEnding, ChatMessage, ChatPrompt, Tool
 
@@ -50,6 +51,7 @@ class ToyTokenizer:
     vocab_size = VOCAB_SIZE
     bos_token_id = None
     eos_token_ids = (END_OF_TEXT,)
+    closing_tokens = ()
     special_tokens = ("<end>",)
     strips_prefix_space = False
 
@@ -167,6 +169,9 @@ class ToyGateway:
             context_tokens=CONTEXT_TOKENS,
             sampling_defaults=self.sampling_defaults,
         )
+
+    def start(self, sequence: LiveSequence, on_update: OnUpdate) -> Cancel:
+        return start_of(self.generate(sequence), on_update)
 
     async def generate(self, sequence: LiveSequence) -> AsyncGenerator[CommittedToken, None]:
         self.live.append(sequence)

@@ -50,6 +50,11 @@ class Job:
     grammar_param: str = ""
 
 
+def empty_job(model: ServedModel) -> Job:
+    """What answers a request that asks for nothing but that the model is there."""
+    return Job(model=model, requests=(), stop=(), num_prompt_tokens=0, starts_text=False, echoes=())
+
+
 def chat_job(asked: ChatAsked, model: ServedModel, limits: ApiLimits) -> Job:
     """What answers a chat. Takes a while for long ones. Raises ``PotluckError``."""
     sampling = _sampling(asked, model)

@@ -40,11 +40,31 @@ class PrefixCounters:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullBlock:
+    """A block with 16 tokens: its index, the hash of all tokens to its end and of those before."""
+
+    block: int
+    full_hash: bytes
+    parent: bytes
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restoration:
+    """Blocks that are to be filled with what was stored of them, the first ones first.
+
+    They follow ``held``, which are kept from being evicted meanwhile.
+    """
+
+    blocks: tuple[FullBlock, ...]
+    held: tuple[int, ...]
+
+
 class BlockCache:
     """The blocks of all sequences of a scheduler. Not thread-safe.
 
-    Unless ``is_shared`` every sequence has its own blocks and nothing is kept. Without ``may_copy``
-    only full blocks are shared.
+    Unless ``is_shared`` every sequence has its own blocks and nothing is kept.
     """
 
     def __init__(
@@ -52,17 +72,17 @@ class BlockCache:
         num_blocks: int,
         *,
         is_shared: bool,
-        may_copy: bool,
         counters: PrefixCounters,
         salt: bytes = b"",
     ) -> None:
         self._pool = BlockPool(num_blocks, self._evicted)
         self._index = PrefixIndex()
         self._is_shared = is_shared
-        self._may_copy = may_copy
         self._counters = counters
         self._root = root_hash(salt)
-        self._computing: dict[bytes, SequenceId] = {}  # full blocks, and whose they will be
+        # Full blocks, and whose they will be; None while they are restored.
+        self._computing: dict[bytes, SequenceId | None] = {}
+        self._filled: dict[int, FullBlock] = {}
 
     @property
     def num_free(self) -> int:
@@ -82,7 +102,6 @@ class BlockCache:
             self._chain(sequence),
             sequence.tokens,
             most=sequence.most_cached_tokens,
-            may_copy=self._may_copy,
         )
 
     def worth_awaiting(self, sequence: SequenceState, match: PrefixMatch) -> bytes | None:
@@ -131,6 +150,53 @@ class BlockCache:
         if match.partial is None or match.partial == new[0]:
             return ()
         return (BlockCopy(source=match.partial, target=new[0]),)
+
+    def stored_candidates(self, sequence: SequenceState, match: PrefixMatch) -> tuple[bytes, ...]:
+        """The hashes of the full blocks after ``match`` that could be used if they were there."""
+        if not self._is_shared:
+            return ()
+        chain = self._chain(sequence)
+        end = sequence.most_cached_tokens // KV_BLOCK_TOKENS
+        return tuple(chain.after(index + 1) for index in range(len(match.blocks), end))
+
+    def reserve(
+        self, sequence: SequenceState, match: PrefixMatch, num_blocks: int
+    ) -> Restoration | None:
+        """Take blocks for the first ``num_blocks`` candidates; None where there is no room.
+
+        Sequences that need them wait as for others that compute them (``worth_awaiting``), until
+        ``insert_restored``.
+        """
+        start = len(match.blocks)
+        num_idle = sum(not self._pool.is_held(block) for block in match.blocks)
+        if num_blocks < 1 or num_blocks > self._pool.num_free - num_idle:
+            return None
+        chain = self._chain(sequence)
+        self._pool.hold(match.blocks)
+        blocks = tuple(
+            _full_block(sequence, chain, index, block)
+            for index, block in enumerate(self._pool.take(num_blocks), start)
+        )
+        for each in blocks:
+            self._computing.setdefault(each.full_hash, None)
+        return Restoration(blocks=blocks, held=match.blocks)
+
+    def insert_restored(self, restoration: Restoration, num_restored: int) -> None:
+        """The first ``num_restored`` blocks hold what they should: keep them, free the others."""
+        for each in restoration.blocks[:num_restored]:
+            if self._index.publish(each.block, each.parent, each.tokens, each.full_hash):
+                self._pool.keep(each.block)
+        for each in restoration.blocks:
+            if self._computing.get(each.full_hash, 0) is None:
+                del self._computing[each.full_hash]
+        self._pool.give_back(each.block for each in reversed(restoration.blocks))
+        self._pool.give_back(reversed(restoration.held))
+
+    def take_filled(self) -> tuple[FullBlock, ...]:
+        """The full blocks that were computed since the last call and still hold it."""
+        filled = tuple(self._filled.values())
+        self._filled.clear()
+        return filled
 
     def grow(self, sequence: SequenceState) -> bool:
         """Give the sequence one more block; False if none is free."""
@@ -185,7 +251,7 @@ class BlockCache:
 
     def _publish_rest(self, sequence: SequenceState) -> None:
         num_rest = sequence.num_computed % KV_BLOCK_TOKENS
-        if num_rest and self._may_copy:
+        if num_rest:
             self._publish(sequence, sequence.num_computed // KV_BLOCK_TOKENS, num_rest)
 
     def _publish(self, sequence: SequenceState, index: int, num_tokens: int) -> None:
@@ -201,6 +267,8 @@ class BlockCache:
             self._pool.discard(block)
             return
         self._pool.keep(block)
+        if num_tokens == KV_BLOCK_TOKENS:
+            self._filled[block] = _full_block(sequence, chain, index, block)
         for other in self._index.superseded(block):
             if not self._pool.is_held(other):
                 self._index.forget(other)
@@ -208,4 +276,16 @@ class BlockCache:
 
     def _evicted(self, block: int) -> None:
         self._index.forget(block)
+        self._filled.pop(block, None)
         self._counters.num_evictions += 1
+
+
+def _full_block(sequence: SequenceState, chain: HashChain, index: int, block: int) -> FullBlock:
+    """Return the sequence's block ``index``, whose place in the cache is ``block``."""
+    start = index * KV_BLOCK_TOKENS
+    return FullBlock(
+        block=block,
+        full_hash=chain.after(index + 1),
+        parent=chain.after(index),
+        tokens=tuple(sequence.tokens[start : start + KV_BLOCK_TOKENS]),
+    )

@@ -97,13 +97,8 @@ class PrefixIndex:
         """The full block whose chain has that hash, or None if none is known."""
         return self._full.get(full_hash)
 
-    def match(
-        self, chain: HashChain, tokens: Sequence[int], *, most: int, may_copy: bool
-    ) -> PrefixMatch:
-        """The longest known prefix of ``tokens`` that has at most ``most`` tokens.
-
-        Without ``may_copy`` it consists of full blocks.
-        """
+    def match(self, chain: HashChain, tokens: Sequence[int], *, most: int) -> PrefixMatch:
+        """The longest known prefix of ``tokens`` that has at most ``most`` tokens."""
         blocks: list[int] = []
         while (len(blocks) + 1) * KV_BLOCK_TOKENS <= most:
             block = self._full.get(chain.after(len(blocks) + 1))
@@ -113,7 +108,7 @@ class PrefixIndex:
         start = len(blocks) * KV_BLOCK_TOKENS
         wanted = tuple(tokens[start : min(most, start + KV_BLOCK_TOKENS)])
         partial, num_common = None, 0
-        if may_copy and wanted:
+        if wanted:
             for block in self._siblings(chain.after(len(blocks))):
                 count = _num_common(self._entries[block].tokens, wanted)
                 if count > num_common:

@@ -7,7 +7,8 @@ The policy, in the order in which a step is filled:
    so that every stage of a pipeline has something to do.
 2. Prefill: chunks of admitted prompts, oldest first, up to the step's token budget. Where several
    steps may be in flight, the budget of a step is a share of what is left to prefill, so that the
-   stages compute chunks of one prompt, or of several, at the same time.
+   stages compute chunks of one prompt, or of several, at the same time. While somebody decodes, it
+   is what a step can compute within the target (``chunks``).
 3. Admission: waiting sequences, first come first served, when the blocks of all their known tokens
    are free. What the prefix cache has of these is not computed (``block_cache``). A sequence whose
    prompt others are computing for the most part waits for them and lets others pass.
@@ -36,6 +37,7 @@ from itertools import chain
 from potluck.errors import ParameterError, PromptTooLongError
 from potluck.scheduling.block_cache import BlockCache, PrefixCounters
 from potluck.scheduling.blocks import blocks_for
+from potluck.scheduling.chunks import DEFAULT_TARGET_STEP_SECONDS, ChunkController
 from potluck.scheduling.prefix_index import PrefixMatch
 from potluck.scheduling.sequence import SequenceState
 from potluck.types.prefix_cache import PrefixTotals
@@ -81,8 +83,8 @@ class SchedulerLimits:
     """What the stages can hold and what one step may bring.
 
     ``context_tokens`` is the longest sequence; ``num_blocks`` must hold at least one such.
-    Sequences share the blocks of equal prefixes if ``has_prefix_cache``, and where the stages
-    ``may_copy_blocks`` also the beginnings of blocks.
+    Sequences share the blocks of equal prefixes if ``has_prefix_cache``. While somebody decodes,
+    prompts are cut so that the time between tokens is about ``target_step_seconds``.
     """
 
     num_blocks: int
@@ -91,11 +93,11 @@ class SchedulerLimits:
     max_step_sequences: int
     max_steps_in_flight: int
     has_prefix_cache: bool = True
-    may_copy_blocks: bool = False
+    target_step_seconds: float = DEFAULT_TARGET_STEP_SECONDS
 
     def __post_init__(self) -> None:
         smallest = min(self.max_step_tokens, self.max_step_sequences, self.max_steps_in_flight)
-        if smallest < 1 or self.context_tokens < 2:
+        if smallest < 1 or self.context_tokens < 2 or self.target_step_seconds <= 0:
             raise ValueError(f"limits must be positive: {self}")
         if self.num_blocks < blocks_for(self.context_tokens):
             raise ValueError("the cache holds less than one full context")
@@ -103,11 +105,15 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Scheduled:
-    """A sequence's part of a step: its tokens up to ``end``, under one of its block tables."""
+    """A sequence's part of a step: its tokens up to ``end``, under one of its block tables.
+
+    ``num_chunk_tokens`` of them are of a prompt, or of what is computed again.
+    """
 
     sequence: SequenceState
     num_admissions: int
     end: int
+    num_chunk_tokens: int
 
     @property
     def is_current(self) -> bool:
@@ -133,6 +139,7 @@ class Scheduler:
         self._limits = limits
         self._counters = PrefixCounters()
         self._cache = self._empty_cache()
+        self._chunks = self._new_controller()
         self._waiting: deque[SequenceState] = deque()
         self._running: list[SequenceState] = []  # in order of admission
         self._sequences: dict[SequenceId, SequenceState] = {}
@@ -250,6 +257,7 @@ class Scheduler:
             )
         self._limits = limits
         self._cache = self._empty_cache()
+        self._chunks = self._new_controller()
         self._waiting = deque([*self._running, *self._waiting])
         self._running = []
         self._steps_in_flight.clear()
@@ -298,14 +306,25 @@ class Scheduler:
         return step
 
     def complete(
-        self, step_id: StepId, sampled: tuple[SampledToken, ...], *, has_failed: bool = False
+        self,
+        step_id: StepId,
+        sampled: tuple[SampledToken, ...],
+        *,
+        has_failed: bool = False,
+        seconds: float | None = None,
     ) -> list[CommittedToken]:
         """Take a step's result; returns the tokens that its sequences were given.
 
         Scored tokens of prompts are among them, each once and in order. The sequences of a step
-        that ``has_failed`` are to be cancelled: what the cache holds of it is not known.
+        that ``has_failed`` are to be cancelled: what the cache holds of it is not known. It took
+        ``seconds`` from when it was formed, or from the end of the step before if that was later;
+        None if that is not known.
         """
         scheduled = self._steps_in_flight.pop(step_id)
+        if seconds is not None and not has_failed:
+            self._chunks.took(
+                seconds, num_chunk_tokens=sum(part.num_chunk_tokens for part in scheduled)
+            )
         self._is_alone_in_flight = False  # nothing is in flight beside such a step
         if not has_failed:
             for part in scheduled:
@@ -356,9 +375,12 @@ class Scheduler:
         return BlockCache(
             limits.num_blocks,
             is_shared=limits.has_prefix_cache,
-            may_copy=limits.may_copy_blocks,
             counters=self._counters,
         )
+
+    def _new_controller(self) -> ChunkController:
+        limits = self._limits
+        return ChunkController(limits.target_step_seconds, limits.max_steps_in_flight)
 
     def _fill(self, forming: _Forming, *, is_alone: bool) -> None:
         """Put what is due into a step: of one sequence that is computed alone, or of the others."""
@@ -367,6 +389,8 @@ class Scheduler:
             running = [each for each in running if each.num_unscheduled][:1]
         self._add_decodes(running, forming)
         budget = min(self._limits.max_step_tokens - len(forming.slices), self._prefill_share)
+        if any(each.wants_decode or each.awaiting_sample for each in self._running):
+            budget = min(budget, self._chunks.most_tokens)
         for sequence in running:
             if sequence.block_table:  # not preempted just now
                 budget = self._add_prefill(sequence, budget, forming)
@@ -426,7 +450,7 @@ class Scheduler:
             # A preemption below may have taken this very sequence's blocks away.
             if not sequence.block_table or not self._grow(sequence):
                 continue
-            self._take(sequence, 1, forming)
+            self._take(sequence, 1, forming, is_decode=True)
 
     def _has_room(self, forming: _Forming) -> bool:
         return len(forming.slices) < self._limits.max_step_sequences
@@ -445,7 +469,9 @@ class Scheduler:
         self._take(sequence, count, forming)
         return budget - count
 
-    def _take(self, sequence: SequenceState, count: int, forming: _Forming) -> None:
+    def _take(
+        self, sequence: SequenceState, count: int, forming: _Forming, *, is_decode: bool = False
+    ) -> None:
         start = sequence.num_scheduled
         end = start + count
         sequence.num_scheduled = end
@@ -471,7 +497,10 @@ class Scheduler:
             forming.openings.append(sequence.opening())
             sequence.is_opened = True
         forming.slices.append(part)
-        forming.scheduled.append(_Scheduled(sequence, sequence.num_admissions, end))
+        num_chunk_tokens = 0 if is_decode else count
+        forming.scheduled.append(
+            _Scheduled(sequence, sequence.num_admissions, end, num_chunk_tokens)
+        )
 
     def _grow(self, sequence: SequenceState) -> bool:
         """Make room for the sequence's next position; False if it was preempted itself."""

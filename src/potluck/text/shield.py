@@ -127,7 +127,7 @@ class Shield:
     def _cover_word(self, text: str) -> str:
         if self._is_strict or not _WORD.fullmatch(text):
             return self.cover(text)
-        if any(self._at_borders(text)):
+        if next(self._at_borders(text), None) is not None:
             self.has_left_words = True
         return replace_at(text, ((i, self._stand_in_for(text[i])) for i in self._whole(text)))
 

@@ -1,6 +1,5 @@
 """The scheduler with a prefix cache: what is not computed again, and when."""
 
-import pytest
 from support.toy_pipeline import ToyPipeline, expected_tokens
 
 from potluck.scheduling import Scheduler, SchedulerLimits, SequenceRequest
@@ -15,7 +14,6 @@ def make_scheduler(
     context_tokens: int = 256,
     max_step_tokens: int = 32,
     max_steps_in_flight: int = 1,
-    may_copy_blocks: bool = True,
     has_prefix_cache: bool = True,
 ) -> Scheduler:
     return Scheduler(
@@ -26,7 +24,6 @@ def make_scheduler(
             max_step_sequences=8,
             max_steps_in_flight=max_steps_in_flight,
             has_prefix_cache=has_prefix_cache,
-            may_copy_blocks=may_copy_blocks,
         )
     )
 
@@ -88,17 +85,16 @@ def test_without_the_cache_everything_is_computed() -> None:
     assert scheduler.prefix_totals.num_hits == 0
 
 
-@pytest.mark.parametrize(("may_copy", "num_cached"), [(True, 47), (False, 32)])
-def test_the_last_token_of_a_prompt_is_always_computed(may_copy: bool, num_cached: int) -> None:
-    scheduler, pipeline = make_scheduler(may_copy_blocks=may_copy), ToyPipeline()
+def test_the_last_token_of_a_prompt_is_always_computed() -> None:
+    scheduler, pipeline = make_scheduler(), ToyPipeline()
     scheduler.add(request(list(range(48))))
     run(scheduler, pipeline)
     scheduler.add(request(list(range(48))))
     step = next_step(scheduler)
-    assert step.slices[0].start_position == num_cached
+    assert step.slices[0].start_position == 47
     assert step.slices[0].block_table[:2] == (0, 1)
     assert step.slices[0].block_table[2] == 3, "the block that is written is its own"
-    assert step.copies == ((BlockCopy(source=2, target=3),) if may_copy else ())
+    assert step.copies == (BlockCopy(source=2, target=3),)
 
 
 def test_forks_that_arrive_together_wait_for_the_first() -> None:

@@ -56,7 +56,7 @@ def test_layout() -> None:
         (6, b"d\x00m", "malformed deployment"),
         (6, b"\xff", "malformed deployment"),
         (62, b"\x00\x00", "unknown kind 0"),
-        (62, b"\x07\x00", "unknown kind 7"),
+        (62, b"\x08\x00", "unknown kind 8"),
     ],
 )
 def test_what_is_wrong_is_said(offset: int, value: bytes, reason: str) -> None:
