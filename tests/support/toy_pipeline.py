@@ -7,6 +7,7 @@ sequences write to gives other tokens than ``expected_tokens``.
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -30,6 +31,11 @@ def expected_tokens(prompt: Sequence[int], count: int) -> list[int]:
 def toy_score(history: Sequence[int], token: int) -> float:
     """What the toy model says of ``token`` after ``history``."""
     return -next_token([*history, token]) / 1000
+
+
+def toy_vector(history: Sequence[int]) -> bytes:
+    """The toy model's vector of ``history``: four numbers, the first of which is its length."""
+    return struct.pack("<4f", len(history), next_token(history), history[0], history[-1])
 
 
 class ToyPipeline:
@@ -78,7 +84,9 @@ class ToyPipeline:
         for position, token in enumerate(part.tokens, part.start_position):
             block = part.block_table[position // KV_BLOCK_TOKENS]
             self._cache[block, position % KV_BLOCK_TOKENS] = (position, token)
-        if not part.wanted:
+        if part.pooling is not None:
+            self.opened.add(part.sequence_id)
+        if not part.wanted and not part.ends_pooling:
             return []
         assert part.sequence_id in self.opened
         history = []
@@ -87,6 +95,15 @@ class ToyPipeline:
             written, token = self._cache[block, position % KV_BLOCK_TOKENS]
             assert written == position
             history.append(token)
+        if part.ends_pooling:
+            return [
+                SampledToken(
+                    sequence_id=part.sequence_id,
+                    position=position,
+                    token=history[-1],
+                    vector=toy_vector(history),
+                )
+            ]
         return [self._follows(part, index, history) for index in part.wanted]
 
     def _follows(self, part: SequenceSlice, index: int, history: list[int]) -> SampledToken:

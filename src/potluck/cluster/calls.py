@@ -13,8 +13,9 @@ StageScope → StageStats. ``stage.check`` StageScope → StageChecks. ``stage.a
 ``deployment.relay`` as ``deployment.generate``, of a node that passes it on to the coordinator. To
 the coordinator:
 ``stage.lost`` StageLost → (), ``deployment.remove`` Named → (), ``deployment.vacate`` Vacate → (),
-``deployment.generate`` Generate → Tokens …, or GenerateFailure. To everybody: ``deployment.put``
-DeploymentRecord → ().
+``deployment.generate`` Generate → Tokens …, or GenerateFailure. ``deployment.feed`` OpenFeed → Feed
+…. ``deployment.start`` StartSequence → Started or GenerateFailure. ``deployment.stop`` StopSequence
+→ (). To everybody: ``deployment.put`` DeploymentRecord → ().
 """
 
 from __future__ import annotations
@@ -52,8 +53,11 @@ from potluck.types.sequence import (
     NOTHING_COMMITTED,
     CommittedToken,
     Continuation,
+    FinishReason,
     SequenceRequest,
+    SequenceUpdate,
 )
+from potluck.types.step import SequenceId, TokenLogprob
 
 _T = TypeVar("_T")
 
@@ -527,10 +531,60 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     continuation: Continuation = NOTHING_COMMITTED
 
 
-class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Tokens of a sequence, committed; at least one."""
+class SentToken(msgspec.Struct, frozen=True, array_like=True):
+    """A ``CommittedToken`` on its way, without the names of its fields."""
 
-    tokens: tuple[CommittedToken, ...]
+    sequence_id: SequenceId
+    token: int
+    position: int
+    finish_reason: FinishReason | None = None
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+    @classmethod
+    def of(cls, token: CommittedToken) -> SentToken:
+        """Return ``token`` as it is sent."""
+        return cls(
+            token.sequence_id,
+            token.token,
+            token.position,
+            token.finish_reason,
+            token.logprob,
+            tuple((each.token, each.logprob) for each in token.top) if token.top else (),
+        )
+
+    def committed(self) -> CommittedToken:
+        """Return the token that was sent."""
+        return CommittedToken(
+            sequence_id=self.sequence_id,
+            token=self.token,
+            position=self.position,
+            logprob=self.logprob,
+            top=tuple(TokenLogprob(token=token, logprob=logprob) for token, logprob in self.top),
+            finish_reason=self.finish_reason,
+        )
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A part of a ``SequenceUpdate``; at least one token."""
+
+    tokens: tuple[SentToken, ...]
+    num_cached_tokens: int = 0
+
+    @classmethod
+    def of(cls, update: SequenceUpdate) -> Tokens:
+        """Return ``update`` as it is sent."""
+        return cls(
+            tokens=tuple(map(SentToken.of, update.tokens)),
+            num_cached_tokens=update.num_cached_tokens,
+        )
+
+    def update(self) -> SequenceUpdate:
+        """Return the update that was sent."""
+        return SequenceUpdate(
+            tokens=tuple(each.committed() for each in self.tokens),
+            num_cached_tokens=self.num_cached_tokens,
+        )
 
 
 class GenerateFailure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -569,7 +623,50 @@ class GenerateFailure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return EngineError(self.message, hint=self.hint)
 
 
+class OpenFeed(msgspec.Struct, frozen=True, kw_only=True):
+    """Send what the sequences of a gateway are given here; the answer is ``Feed`` …, at once an
+    empty one. ``feed_id`` is the gateway's choice, and unique.
+    """
+
+    feed_id: str
+
+
+class StartSequence(msgspec.Struct, frozen=True, kw_only=True):
+    """Compute a sequence, whose updates go to an open feed under ``number``; the answer is
+    ``Started`` or a ``GenerateFailure``.
+    """
+
+    feed_id: str
+    number: int
+    asked: Generate
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A sequence is being computed, or waits for that."""
+
+
+class StopSequence(msgspec.Struct, frozen=True, kw_only=True):
+    """Compute a sequence no longer; one that is not live is accepted."""
+
+    feed_id: str
+    number: int
+
+
+class Fed(msgspec.Struct, frozen=True, array_like=True):
+    """What one sequence of a feed was given."""
+
+    number: int
+    given: Tokens | GenerateFailure
+
+
+class Feed(msgspec.Struct, frozen=True, array_like=True):
+    """What the sequences of a gateway were given together, as a rule by one step."""
+
+    fed: tuple[Fed, ...] = ()
+
+
 LinkAnswer = LinkListening | LinkBusy
 StartEvent = Progress | Loaded | Stalled
 RebalanceAnswer = Moving | RebalanceReport
 GenerateAnswer = Tokens | GenerateFailure
+StartAnswer = Started | GenerateFailure

@@ -107,6 +107,7 @@ RANGES: Mapping[str, NumberRange] = MappingProxyType(
             words=f"a number from 0 (greedy) to {MAX_TEMPERATURE:g}",
         ),
         "top_k": _count(),
+        "top_n": _count(),
         "top_p": NumberRange(least=0, most=1, is_open=True, words="a number above 0, at most 1"),
         "min_p": NumberRange(least=0, most=1, words="a number from 0 to 1"),
         "repetition_penalty": NumberRange(
