@@ -95,6 +95,16 @@ CacheDiskOption = Annotated[
         show_default=False,
     ),
 ]
+ToolFormatOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tool-format",
+        metavar="NAME",
+        help="The format in which the model writes calls of tools. Default: as its chat template"
+        " shows.",
+        show_default=False,
+    ),
+]
 TargetStepOption = Annotated[
     float | None,
     typer.Option(
@@ -119,6 +129,7 @@ def deploy(
     prefix_cache: PrefixCacheOption = None,
     target_step_ms: TargetStepOption = None,
     cache_disk: CacheDiskOption = None,
+    tool_format: ToolFormatOption = None,
     quant: QuantOption = Quant.NONE,
     mmap: MmapOption = False,
     arithmetic: ArithmeticOption = None,
@@ -152,6 +163,8 @@ def deploy(
             request |= _serving(
                 prefix_cache=prefix_cache, target_step_ms=target_step_ms, cache_disk=cache_disk
             )
+            if tool_format is not None:
+                request["tool_format"] = tool_format
             request |= layout_params(directory, layout)
             for document in ask(directory.control_socket, "deploy", request):
                 result = document.get("result") or document["event"]
