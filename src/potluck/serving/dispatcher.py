@@ -272,13 +272,11 @@ class Dispatcher:
                     outcome.sampled,
                     has_failed=outcome.error is not None,
                     seconds=attachment.seconds_of(step_id, now),
+                    num_restored=outcome.num_restored,
                 ):
                     entry = self._ledger.commit(token)
-                    update = TimedToken(
-                        token=token,
-                        at_seconds=now,
-                        num_cached_tokens=entry.num_cached_tokens or 0,
-                    )
+                    num_cached, entry.num_cached_tokens = entry.num_cached_tokens or 0, 0
+                    update = TimedToken(token=token, at_seconds=now, num_cached_tokens=num_cached)
                     committed.append((entry, update))
                 if outcome.error is not None:
                     for part in outcome.step.slices:

@@ -21,8 +21,9 @@ from support.text_models import (
 from tokenizers import Tokenizer
 
 from potluck.errors import ModelFileError, ParameterError, UnsupportedModelError
-from potluck.text.hugging_face import load_chat_template, load_tokenizer
+from potluck.text.hugging_face import TOOL_TEMPLATE_FILE, load_chat_template, load_tokenizer
 from potluck.text.tokenizer import TextTokenizer
+from potluck.types.text import Tool
 
 STYLES: dict[str, Callable[[], str]] = {
     "llama3": llama3_json,
@@ -285,6 +286,33 @@ def test_where_chat_templates_are(
         assert template is not None
         assert template.source == expected
         assert template.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+@pytest.mark.parametrize(
+    ("files", "template", "expected"),
+    [
+        ({}, "C", None),
+        ({}, {"default": "D", "tool_use": "T"}, "T"),
+        ({}, [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}], "T"),
+        ({TOOL_TEMPLATE_FILE: "A"}, {"default": "D", "tool_use": "T"}, "A"),
+        ({TOOL_TEMPLATE_FILE: "A", "chat_template.jinja": "F"}, None, "A"),
+    ],
+)
+def test_a_template_for_tools(
+    files: dict[str, object], template: object, expected: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / TOOL_TEMPLATE_FILE).parent.mkdir()
+    found = load_chat_template(
+        write_model_directory(
+            tmp_path, llama3_json(), config={"chat_template": template}, files=files
+        )
+    )
+    assert found is not None
+    assert found.tool_source == expected
+    tool = Tool(name="clock")
+    assert found.source_for(()) == found.source
+    assert found.source_for((tool,)) == (expected or found.source)
+    assert found.render([], tools=[tool]) == (expected or found.source)
 
 
 def test_a_template_that_is_no_text_is_refused(tmp_path: Path) -> None:

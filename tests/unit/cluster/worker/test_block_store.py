@@ -25,8 +25,8 @@ def name(number: int) -> bytes:
     return number.to_bytes(32, "little")
 
 
-def content(number: int) -> memoryview:
-    return memoryview(random.Random(number).randbytes(BLOCK_BYTES))
+def content(number: int) -> bytes:
+    return random.Random(number).randbytes(BLOCK_BYTES)
 
 
 def open_store(folder: Path, *, num_blocks: int = 100, key: str = "stage") -> BlockStore:
@@ -42,7 +42,7 @@ def read(store: BlockStore, number: int) -> bytes | None:
 def write_chain(store: BlockStore, numbers: list[int], after: int | None = None) -> None:
     parent = ROOT if after is None else name(after)
     for number in numbers:
-        assert store.write(name(number), parent, content(number))
+        assert store.write(name(number), parent, memoryview(content(number)))
         parent = name(number)
 
 
@@ -161,7 +161,7 @@ def test_a_chain_is_found_whatever_the_order_of_use(tmp_path: Path) -> None:
 
 def test_a_limit_below_one_block_keeps_nothing(tmp_path: Path) -> None:
     with closing(open_store(tmp_path, num_blocks=0)) as store:
-        assert not store.write(name(1), ROOT, content(1))
+        assert not store.write(name(1), ROOT, memoryview(content(1)))
         assert folder_bytes(tmp_path) == 0
 
 
@@ -227,11 +227,11 @@ def test_a_full_disk_is_tried_again_later(tmp_path: Path, monkeypatch: pytest.Mo
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
             patched.setattr(os, "write", is_full)
-            assert not store.write(name(1), ROOT, content(1))
-        assert not store.write(name(1), ROOT, content(1))
+            assert not store.write(name(1), ROOT, memoryview(content(1)))
+        assert not store.write(name(1), ROOT, memoryview(content(1)))
         assert [path.name for path in (tmp_path / "stage").iterdir()] == ["lock"]
         monkeypatch.setattr(time, "monotonic", lambda: now + 100)
-        assert store.write(name(1), ROOT, content(1))
+        assert store.write(name(1), ROOT, memoryview(content(1)))
 
 
 def test_random_use_stays_within_the_limit(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_random_use_stays_within_the_limit(tmp_path: Path) -> None:
                 parent = parents[number]
                 if rng.random() < 0.5:
                     above = ROOT if parent is None else name(parent)
-                    assert store.write(name(number), above, content(number))
+                    assert store.write(name(number), above, memoryview(content(number)))
                 is_kept = name(number) in store
                 assert read(store, number) == (content(number) if is_kept else None)
             assert store.num_bytes == folder_bytes(tmp_path) <= 20 * FILE_BYTES
