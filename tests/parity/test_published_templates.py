@@ -6,7 +6,7 @@ import copy
 import json
 import os
 import re
-from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -28,6 +28,7 @@ from support.chats import (
     with_texts,
 )
 from support.published_templates import published_templates
+from support.recording_tokenizer import RecordingTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from potluck.errors import ChatTemplateError
@@ -104,40 +105,12 @@ def with_json(messages: list[Message]) -> list[Message]:
     return changed
 
 
-class Recorder:
-    """A tokenizer that keeps what it is asked to encode."""
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt's text, and the control tokens that are read in it, in order."""
 
-    vocab_size = 1
-    bos_token_id = None
-    eos_token_ids = ()
-    closing_tokens = ()
-    strips_prefix_space = False
-
-    def __init__(self, special_tokens: tuple[str, ...] = ()) -> None:
-        self.special_tokens = special_tokens
-        self.text = ""
-        self.literal: Sequence[int] = ()
-
-    def encode(self, text: str, *, literal: Sequence[int] = (), **_: object) -> list[int]:
-        self.text, self.literal = text, literal
-        return []
-
-    def token_bytes(self, token: int) -> bytes:
-        raise NotImplementedError
-
-    def control_text(self, token: int) -> str:
-        raise NotImplementedError
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        raise NotImplementedError
-
-    def controls(self) -> list[str]:
-        """The control tokens that are read, in order."""
-        masked = list(self.text)
-        for index in self.literal:
-            masked[index] = "\0"
-        texts = sorted(self.special_tokens, key=len, reverse=True)
-        return re.findall("|".join(map(re.escape, texts)) or "(?!)", "".join(masked))
+    text: str
+    controls: list[int]
 
 
 def prompted(
@@ -146,13 +119,13 @@ def prompted(
     *,
     control: tuple[str, ...] = (),
     ending: ChatEnding = ChatEnding.NEW_TURN,
-) -> Recorder | None:
+) -> Prompt | None:
     """What is given to the tokenizer; None where the template refuses."""
     messages, tools, variables = case
-    recorder = Recorder(control)
+    tokenizer = RecordingTokenizer(special_tokens=control)
     try:
-        encode_chat(
-            recorder,
+        tokens = encode_chat(
+            tokenizer,
             ChatTemplate(source=source, special_tokens=SPECIAL),
             messages_of(messages),
             tools=tools_of(tools),
@@ -162,7 +135,7 @@ def prompted(
         )
     except ChatTemplateError:
         return None
-    return recorder
+    return Prompt(tokenizer.texts[-1], tokens)
 
 
 def control_texts(source: str) -> tuple[str, ...]:
@@ -250,7 +223,6 @@ def test_no_text_becomes_a_control_token(name: str) -> None:
         'A "quoted"\nname', "Tell the time.", "In degrees", "Where exactly", "imperial",
     }  # fmt: skip
     harmless = re.sub(r"[^x]", "y", attack)
-    assert len(control) > len(SPECIAL) or "chatml" in name or "alpaca" in name or control
     for title in ("one turn", "tools", "two calls", "calls without tools"):
         messages, tools, _ = CASES[title]
         hostile, plain = (
@@ -264,7 +236,7 @@ def test_no_text_becomes_a_control_token(name: str) -> None:
         if hostile is None or plain is None:
             assert hostile is plain
             continue
-        assert hostile.controls() == plain.controls(), title
+        assert hostile.controls == plain.controls, title
 
 
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if "think>" in TEMPLATES[name]])
@@ -297,7 +269,7 @@ def test_thinking_is_switched(name: str) -> None:
     states = {}
     for is_on in (True, False):
         prompt = prompt_chat(
-            Recorder(),
+            RecordingTokenizer(),
             ChatTemplate(source=source, special_tokens=SPECIAL),
             messages_of([user("What does <think> mean?")]),
             template_variables=thinking_variables(source, is_on=is_on),
