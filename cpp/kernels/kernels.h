@@ -215,8 +215,8 @@ struct Kernels {
   void (*kept_sums)(const float* logits, const float* weights, int64_t count, float least_logit,
                     float least_weight, double* sums);
   // For each block the sum of the weights of logits above `high`, their number, and, from
-  // within[kSamplingBlock * block] on, the indices of those in [low, high], in ascending order, and
-  // their number.
+  // within[kSamplingBlock * block] on, the places in the block of those in [low, high], in ascending
+  // order, and their number. `within` has room for whole blocks.
   void (*split_logits)(const float* logits, const float* weights, int64_t count, float low,
                        float high, double* above, int32_t* num_above, int32_t* within,
                        int32_t* num_within);

@@ -9,8 +9,8 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// A population this small is sorted (some 15 us); a larger one is narrowed down first.
-constexpr int64_t kMaxSorted = 384;
+// A population this small is sorted; a larger one is narrowed down first.
+constexpr int64_t kMaxSorted = 64;
 // So many of a population, evenly spread, say where to look. With three standard deviations to both
 // sides, some 3 to 5 % of the population remain.
 constexpr int64_t kSample = 2048;
@@ -19,6 +19,11 @@ constexpr int kBins = 512;
 constexpr int64_t kGenerosity = 2;
 
 }  // namespace
+
+int CutSearch::Bins::bin_of(float logit) const {
+  const double down = (static_cast<double>(top) - logit) * per_unit;
+  return static_cast<int>(std::max(0.0, std::min(down, kBins - 1.0)));
+}
 
 Cut Cut::nothing() { return {-kInfinity, std::numeric_limits<int64_t>::max()}; }
 
@@ -31,24 +36,23 @@ CutSearch::CutSearch(const Kernels& kernels, const BlockedLogits& blocked, const
       session_(session) {}
 
 Cut CutSearch::find(Measure measure, double limit, double total) {
+  const double part = std::min(1.0, limit / total);
   int64_t generosity = kGenerosity;
-  Range range = guess(measure, {nullptr, blocked_.count, limit, total}, generosity);
+  Range range = guess(measure, part, generosity);
   bool is_above = false;
   for (;;) {
-    int64_t num_within = 0;
-    const double above = split(measure, range, num_within);
-    const double within = measured(measure, scratch_.order, num_within);
-    if (above >= limit) {
+    const Split found = split(measure, range);
+    if (found.above >= limit) {
       range = {std::nextafter(range.high, kInfinity), kInfinity};
       is_above = true;
-    } else if (is_above || above + within >= limit) {
-      return find_among(measure, num_within, limit - above, within);
+    } else if (is_above || found.above + measured(measure, found.num_within) >= limit) {
+      return find_among(measure, found.num_within, limit - found.above);
     } else if (range.low == -kInfinity) {
       return Cut::nothing();
     } else {
       generosity *= 16;
       const float high = std::nextafter(range.low, -kInfinity);
-      range = guess(measure, {nullptr, blocked_.count, limit, total}, generosity);
+      range = guess(measure, part, generosity);
       range.high = high;
       if (!(range.low < high)) range.low = -kInfinity;
     }
@@ -56,51 +60,28 @@ Cut CutSearch::find(Measure measure, double limit, double total) {
 }
 
 // The cut that keeps `limit` of the tokens in `order`, which are in ascending order.
-Cut CutSearch::find_among(Measure measure, int64_t count, double limit, double total) {
+Cut CutSearch::find_among(Measure measure, int64_t count, double limit) {
   int32_t* order = scratch_.order;
   const float* logits = blocked_.logits;
-  limit = std::min(limit, total);
+  // By a histogram of all of them, of which one bin is left.
   while (count > kMaxSorted) {
-    const Range range = guess(measure, {order, count, limit, total}, kGenerosity);
-    // Without branches on where a logit lies, which nothing could predict.
-    double above = 0.0;
-    double within = 0.0;
-    int64_t num_below = 0;
+    const Bins bins = bins_of(measure, order, count);
+    if (!(bins.width > 0.0)) break;
+    double amounts[kBins] = {};
     for (int64_t i = 0; i < count; ++i) {
-      const float x = logits[order[i]];
-      const double some = amount(measure, order[i]);
-      const double some_above = x > range.high ? some : 0.0;
-      const double some_below = x < range.low ? some : 0.0;
-      above += some_above;
-      within += some - some_above - some_below;
-      num_below += x < range.low ? 1 : 0;
+      amounts[bins.bin_of(logits[order[i]])] += amount(measure, order[i]);
     }
-    const auto keep = [&](const auto& belongs) {
-      int64_t kept = 0;
-      for (int64_t i = 0; i < count; ++i) {
-        const int32_t token = order[i];
-        order[kept] = token;
-        kept += belongs(logits[token]) ? 1 : 0;
-      }
-      return kept;
-    };
-    int64_t kept;
-    if (above >= limit) {
-      kept = keep([&](float x) { return x > range.high; });
-      total = above;
-    } else if (above + within >= limit || num_below == 0) {
-      kept = keep([&](float x) { return !(x < range.low) & !(x > range.high); });
-      limit -= above;
-      total = within;
-    } else {
-      kept = keep([&](float x) { return x < range.low; });
-      limit -= above + within;
-      total -= above + within;
+    int bin = 0;
+    while (bin < kBins - 1 && amounts[bin] < limit) limit -= amounts[bin++];
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const int32_t token = order[i];
+      order[kept] = token;
+      kept += bins.bin_of(logits[token]) == bin ? 1 : 0;
     }
     const bool has_shrunk = kept <= count - count / 4;
     count = kept;
-    const auto is_tied = [&](int32_t token) { return logits[token] == logits[order[0]]; };
-    if (!has_shrunk || std::all_of(order, order + count, is_tied)) break;
+    if (!has_shrunk) break;
   }
   const auto before = [logits](int32_t a, int32_t b) {
     return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
@@ -113,14 +94,14 @@ Cut CutSearch::find_among(Measure measure, int64_t count, double limit, double t
   return {logits[order[rank]], order[rank]};
 }
 
-double CutSearch::measured(Measure measure, const int32_t* tokens, int64_t count) const {
+double CutSearch::measured(Measure measure, int64_t count) const {
   if (measure == Measure::Tokens) return static_cast<double>(count);
   double total = 0.0;
-  for (int64_t i = 0; i < count; ++i) total += static_cast<double>(weights_[tokens[i]]);
+  for (int64_t i = 0; i < count; ++i) total += static_cast<double>(weights_[scratch_.order[i]]);
   return total;
 }
 
-double CutSearch::split(Measure measure, const Range& range, int64_t& num_within) {
+CutSearch::Split CutSearch::split(Measure measure, const Range& range) {
   const int64_t blocks = BlockedLogits::num_blocks(blocked_.count);
   for_blocks(session_, blocks, [&](int64_t begin, int64_t end) {
     const int64_t first = begin * kSamplingBlock;
@@ -128,62 +109,60 @@ double CutSearch::split(Measure measure, const Range& range, int64_t& num_within
     kernels_.split_logits(blocked_.logits + first, weights_ + first, last - first, range.low,
                           range.high, scratch_.above + begin, scratch_.num_above + begin,
                           scratch_.order + first, scratch_.num_within + begin);
-    // Indices are counted from the first logit of the call.
-    for (int64_t block = begin; block < end; ++block) {
-      int32_t* within = scratch_.order + block * kSamplingBlock;
-      for (int32_t i = 0; i < scratch_.num_within[block]; ++i) {
-        within[i] += static_cast<int32_t>(first);
-      }
-    }
   });
-  double above = 0.0;
-  num_within = 0;
+  Split found{0.0, 0};
   for (int64_t block = 0; block < blocks; ++block) {
-    above += measure == Measure::Tokens ? static_cast<double>(scratch_.num_above[block])
-                                        : scratch_.above[block];
+    found.above += measure == Measure::Tokens ? static_cast<double>(scratch_.num_above[block])
+                                              : scratch_.above[block];
     const int32_t* within = scratch_.order + block * kSamplingBlock;
-    std::copy(within, within + scratch_.num_within[block], scratch_.order + num_within);
-    num_within += scratch_.num_within[block];
+    int32_t* out = scratch_.order + found.num_within;
+    const auto first = static_cast<int32_t>(block * kSamplingBlock);
+    const int32_t count = scratch_.num_within[block];
+    for (int32_t i = 0; i < count; ++i) out[i] = first + within[i];
+    found.num_within += count;
   }
-  return above;
+  return found;
+}
+
+CutSearch::Bins CutSearch::bins_of(Measure measure, const int32_t* tokens, int64_t count) const {
+  float top = -kInfinity;
+  float bottom = kInfinity;
+  for (int64_t i = 0; i < count; ++i) {
+    const float x = blocked_.logits[tokens[i]];
+    // Far down nothing has any weight.
+    const bool counts =
+        x != -kInfinity && !(measure == Measure::Weight && weights_[tokens[i]] == 0.0f);
+    top = std::max(top, counts ? x : -kInfinity);
+    bottom = std::min(bottom, counts ? x : kInfinity);
+  }
+  const double width = bottom < top ? (static_cast<double>(top) - bottom) / kBins : 0.0;
+  return {top, width, 1.0 / width};
 }
 
 // A range of logits in which the cut probably is, from a histogram of a sample. Only how long the
 // search takes depends on it.
-CutSearch::Range CutSearch::guess(Measure measure, const Population& population,
-                                  int64_t generosity) const {
-  const int64_t size = std::min(population.count, kSample);
-  const auto member = [&](int64_t i) {
-    const int64_t at = i * population.count / size;
-    return population.tokens == nullptr ? at : static_cast<int64_t>(population.tokens[at]);
-  };
-  float top = -kInfinity;
-  float bottom = kInfinity;
+CutSearch::Range CutSearch::guess(Measure measure, double part, int64_t generosity) const {
+  int32_t sample[kSample];
+  const int64_t size = std::min(blocked_.count, kSample);
   for (int64_t i = 0; i < size; ++i) {
-    const float x = blocked_.logits[member(i)];
-    if (x == -kInfinity) continue;
-    // Far down nothing has any weight.
-    if (measure == Measure::Weight && weights_[member(i)] == 0.0f) continue;
-    top = std::max(top, x);
-    bottom = std::min(bottom, x);
+    sample[i] = static_cast<int32_t>(i * blocked_.count / size);
   }
-  if (!(bottom < top)) return {top, top == -kInfinity ? kInfinity : top};
-  const double width = (static_cast<double>(top) - bottom) / kBins;
+  const Bins bins = bins_of(measure, sample, size);
+  if (!(bins.width > 0.0)) {
+    return {bins.top, bins.top == -kInfinity ? kInfinity : bins.top};
+  }
   double amounts[kBins] = {};
   double squares[kBins] = {};
   int64_t counts[kBins] = {};
   double sampled = 0.0;
   for (int64_t i = 0; i < size; ++i) {
-    const int64_t token = member(i);
-    const double down = (static_cast<double>(top) - blocked_.logits[token]) / width;
-    const int bin = static_cast<int>(std::min(down, kBins - 1.0));
-    const double share = amount(measure, token);
+    const int bin = bins.bin_of(blocked_.logits[sample[i]]);
+    const double share = amount(measure, sample[i]);
     amounts[bin] += share;
     squares[bin] += share * share;
     ++counts[bin];
     sampled += share;
   }
-  const double part = std::min(1.0, population.limit / population.total);
   const double target = part * sampled;
   int at = 0;
   double cumulative = amounts[0];
@@ -197,21 +176,23 @@ CutSearch::Range CutSearch::guess(Measure measure, const Population& population,
   }
   for (int bin = at + 1; bin < kBins; ++bin) variance += part * part * squares[bin];
   // A sample that is everything has no error.
-  const double margin = size == population.count ? 0.0 : 3.0 * std::sqrt(variance);
+  const double margin = size == blocked_.count ? 0.0 : 3.0 * std::sqrt(variance);
   int first = 0;
   cumulative = amounts[0];
-  while (first < at && cumulative < target - margin) cumulative += amounts[++first];
+  int64_t num_through = counts[0];
+  while (first < at && cumulative < target - margin) {
+    cumulative += amounts[++first];
+    num_through += counts[first];
+  }
   int last = first;
-  int64_t num_through = 0;
-  for (int bin = 0; bin <= last; ++bin) num_through += counts[bin];
   while (last < kBins - 1 &&
          (last < at ||
           (cumulative < target + margin && num_through < generosity * (num_before + 8)))) {
     cumulative += amounts[++last];
     num_through += counts[last];
   }
-  return {last == kBins - 1 ? -kInfinity : static_cast<float>(top - (last + 1) * width),
-          first == 0 ? kInfinity : static_cast<float>(top - first * width)};
+  return {last == kBins - 1 ? -kInfinity : bins.edge(last + 1),
+          first == 0 ? kInfinity : bins.edge(first)};
 }
 
 }  // namespace potluck

@@ -58,19 +58,26 @@ class CutSearch {
     float low;
     float high;
   };
-  // What is known of a population: its members, and of how much of it the prefix is.
-  struct Population {
-    const int32_t* tokens;  // null: the whole vocabulary
-    int64_t count;
-    double limit;
-    double total;
+  // The measure of what is above a range, and how many tokens are within, which `order` has.
+  struct Split {
+    double above;
+    int64_t num_within;
+  };
+  // Equal parts of a range of logits, from the top down; the last one has all that is below, too.
+  struct Bins {
+    float top;
+    double width;    // 0 where all are equal
+    double per_unit;  // 1 / width
+
+    int bin_of(float logit) const;
+    float edge(int bin) const { return static_cast<float>(top - bin * width); }
   };
 
-  Range guess(Measure measure, const Population& population, int64_t generosity) const;
-  // Fills `order` with the tokens within the range, and gives the measure of those above.
-  double split(Measure measure, const Range& range, int64_t& num_within);
-  double measured(Measure measure, const int32_t* tokens, int64_t count) const;
-  Cut find_among(Measure measure, int64_t count, double limit, double total);
+  Range guess(Measure measure, double part, int64_t generosity) const;
+  Split split(Measure measure, const Range& range);
+  Bins bins_of(Measure measure, const int32_t* tokens, int64_t count) const;
+  double measured(Measure measure, int64_t count) const;
+  Cut find_among(Measure measure, int64_t count, double limit);
   double amount(Measure measure, int64_t token) const {
     return measure == Measure::Tokens ? 1.0 : static_cast<double>(weights_[token]);
   }

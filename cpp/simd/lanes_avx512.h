@@ -106,11 +106,9 @@ POTLUCK_LANES uint32_t lanes_within(F32x16 a, F32x16 low, F32x16 high) {
 // Not compressed to memory directly, which takes microcode on Zen 4.
 POTLUCK_LANES int store_indices(int32_t* p, int32_t first, uint32_t lanes) {
   const __m512i index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const int count = __builtin_popcount(lanes);
   const __m512i all = _mm512_add_epi32(index, _mm512_set1_epi32(first));
-  _mm512_mask_storeu_epi32(p, lanes_below(count),
-                           _mm512_maskz_compress_epi32((__mmask16)lanes, all));
-  return count;
+  _mm512_storeu_si512(p, _mm512_maskz_compress_epi32((__mmask16)lanes, all));
+  return __builtin_popcount(lanes);
 }
 
 POTLUCK_LANES F32x16 keep_lanes(F32x16 a, uint32_t lanes, float other) {

@@ -156,7 +156,8 @@ POTLUCK_LANES uint32_t lanes_within(F32x16 v, F32x16 low, F32x16 high) {
     lanes |= (uint32_t)(low.lane[i] <= v.lane[i] && v.lane[i] <= high.lane[i]) << i;
   return lanes;
 }
-// Writes first + i for every bit i < 16 that is 1, in ascending order, and returns how many.
+// Writes first + i for every bit i < 16 that is 1, in ascending order, and returns how many. What
+// is behind them, up to 16 entries in all, may be overwritten.
 POTLUCK_LANES int store_indices(int32_t* p, int32_t first, uint32_t lanes) {
   int count = 0;
   for (; lanes != 0; lanes &= lanes - 1) p[count++] = first + __builtin_ctz(lanes);

@@ -25,7 +25,7 @@ POTLUCK_LANES void write_weights(const float* logits, int64_t count, float large
       if (divides) below = div(below, splat(temperature));
       // Without a branch, and without subnormal numbers, which take microcode on many CPUs.
       const F32x16 least = splat(kLeastExponent);
-      const F32x16 e = exp(where_less(below, least, zero, below));
+      const F32x16 e = exp_of_small(where_less(below, least, zero, below));
       const F32x16 weight = keep_range(where_less(below, least, zero, e), 0, n, 0.0f);
       store_partial(weights + i, weight, n);
       total = add_wide(total, weight);
@@ -87,7 +87,7 @@ void split_logits(const float* logits, const float* weights, int64_t count, floa
       number = add(number, is_above);
       total = add_wide(total, where_less(zero, is_above, load_partial(weights + i, n), zero));
       const uint32_t lanes = lanes_within(x, splat(low), splat(high)) & ((1u << n) - 1);
-      out += store_indices(out, (int32_t)i, lanes);
+      out += store_indices(out, (int32_t)(i - first), lanes);
     }
     *above++ = sum(total);
     *num_above++ = (int32_t)sum(number);

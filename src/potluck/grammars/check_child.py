@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import resource
 import select
@@ -27,6 +28,11 @@ from potluck.grammars.limits import (
 from potluck.grammars.problems import NO_TEXT, problem_of
 
 _IDLE_SECONDS = 60.0
+
+_NUM_WALKS = 3
+_WALK_TOKENS = 24
+_WALK_SEED = 17
+"""Some grammars compile and are too complex from their first tokens on: random texts find them."""
 
 
 class _Bytes:
@@ -70,11 +76,20 @@ def _problem(
     matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
     if matcher.is_error():
         return problem_of(matcher.get_error())
-    matcher.compute_bitmask()
-    if matcher.is_error():
-        return problem_of(matcher.get_error())
-    if matcher.is_stopped() and not matcher.is_accepting():
-        return NO_TEXT
+    walk = random.Random(_WALK_SEED)
+    for _ in range(_NUM_WALKS):
+        for number in range(_WALK_TOKENS):
+            mask = int.from_bytes(matcher.compute_bitmask(), "little")
+            if matcher.is_error():
+                return problem_of(matcher.get_error())
+            if number == 0 and matcher.is_stopped() and not matcher.is_accepting():
+                return NO_TEXT
+            allowed = [token for token in range(mask.bit_length()) if mask >> token & 1]
+            if matcher.is_stopped() or not matcher.consume_token(walk.choice(allowed)):
+                break
+        if matcher.is_error():
+            return problem_of(matcher.get_error())
+        matcher.reset()
     return None
 
 

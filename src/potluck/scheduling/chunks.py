@@ -11,10 +11,10 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
+from potluck.types.ranges import DEFAULT_TARGET_STEP_MS
 from potluck.types.step import KV_BLOCK_TOKENS
 
-DEFAULT_TARGET_STEP_SECONDS = 0.2
-"""Five tokens per second while another prompt is read: as fast as most people read."""
+DEFAULT_TARGET_STEP_SECONDS = DEFAULT_TARGET_STEP_MS / 1000
 
 LEAST_CHUNK_TOKENS = KV_BLOCK_TOKENS
 

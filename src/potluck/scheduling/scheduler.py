@@ -31,6 +31,7 @@ stages compute them again. The last stage is then told of the tokens generated b
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -38,6 +39,7 @@ from potluck.errors import ParameterError, PromptTooLongError
 from potluck.scheduling.block_cache import BlockCache, PrefixCounters
 from potluck.scheduling.blocks import blocks_for
 from potluck.scheduling.chunks import DEFAULT_TARGET_STEP_SECONDS, ChunkController
+from potluck.scheduling.keeping import MAX_MOVED_BLOCKS, Restorer, hashed
 from potluck.scheduling.prefix_index import PrefixMatch
 from potluck.scheduling.sequence import SequenceState
 from potluck.types.prefix_cache import PrefixTotals
@@ -83,8 +85,10 @@ class SchedulerLimits:
     """What the stages can hold and what one step may bring.
 
     ``context_tokens`` is the longest sequence; ``num_blocks`` must hold at least one such.
-    Sequences share the blocks of equal prefixes if ``has_prefix_cache``. While somebody decodes,
-    prompts are cut so that the time between tokens is about ``target_step_seconds``.
+    Sequences share the blocks of equal prefixes if ``has_prefix_cache``; then those that the stages
+    have on disk can be restored. They are known there by hashes with the ``disk_salt``, which is
+    None where the stages do not keep blocks on disk. While somebody decodes, prompts are cut so
+    that the time between tokens is about ``target_step_seconds``.
     """
 
     num_blocks: int
@@ -93,6 +97,7 @@ class SchedulerLimits:
     max_step_sequences: int
     max_steps_in_flight: int
     has_prefix_cache: bool = True
+    disk_salt: bytes | None = None
     target_step_seconds: float = DEFAULT_TARGET_STEP_SECONDS
 
     def __post_init__(self) -> None:
@@ -139,6 +144,7 @@ class Scheduler:
         self._limits = limits
         self._counters = PrefixCounters()
         self._cache = self._empty_cache()
+        self._restorer = Restorer(self._cache)
         self._chunks = self._new_controller()
         self._waiting: deque[SequenceState] = deque()
         self._running: list[SequenceState] = []  # in order of admission
@@ -257,6 +263,7 @@ class Scheduler:
             )
         self._limits = limits
         self._cache = self._empty_cache()
+        self._restorer = Restorer(self._cache)
         self._chunks = self._new_controller()
         self._waiting = deque([*self._running, *self._waiting])
         self._running = []
@@ -282,6 +289,8 @@ class Scheduler:
             return None
         if self._is_alone_in_flight:
             return None
+        if self._restorer.is_due:
+            return self._restoring_step()
         forming = _Forming()
         for is_alone in (self._is_turn_of_alone, not self._is_turn_of_alone):
             if is_alone and self._steps_in_flight and self._has_alone:
@@ -291,18 +300,25 @@ class Scheduler:
                 self._is_alone_in_flight = is_alone
                 self._is_turn_of_alone = not is_alone
                 break
-        if not forming.slices:
+        if not forming.slices and self._restorer.is_due:
+            return self._restoring_step()
+        num_tokens = sum(len(part.tokens) for part in forming.slices)
+        saves = self._cache.take_filled(
+            max(MAX_MOVED_BLOCKS // 2, num_tokens // KV_BLOCK_TOKENS)
+            if forming.slices
+            else MAX_MOVED_BLOCKS * (not self._steps_in_flight)
+        )
+        if not forming.slices and not saves:
             return None
         step = Step(
-            step_id=StepId(self._next_step),
+            step_id=self._take_step_id(forming.scheduled),
             slices=tuple(forming.slices),
             opened=tuple(forming.openings),
             closed=tuple(self._closing),
             copies=tuple(forming.copies),
+            saves=tuple(hashed(each) for each in saves),
         )
         self._closing.clear()
-        self._next_step += 1
-        self._steps_in_flight[step.step_id] = tuple(forming.scheduled)
         return step
 
     def complete(
@@ -311,21 +327,24 @@ class Scheduler:
         sampled: tuple[SampledToken, ...],
         *,
         has_failed: bool = False,
+        num_restored: int = 0,
         seconds: float | None = None,
     ) -> list[CommittedToken]:
         """Take a step's result; returns the tokens that its sequences were given.
 
         Scored tokens of prompts are among them, each once and in order. The sequences of a step
-        that ``has_failed`` are to be cancelled: what the cache holds of it is not known. It took
+        that ``has_failed`` are to be cancelled: what the cache holds of it is not known.
+        ``num_restored`` blocks were there of those that the step was to restore. It took
         ``seconds`` from when it was formed, or from the end of the step before if that was later;
         None if that is not known.
         """
         scheduled = self._steps_in_flight.pop(step_id)
-        if seconds is not None and not has_failed:
+        if scheduled and seconds is not None and not has_failed:
             self._chunks.took(
                 seconds, num_chunk_tokens=sum(part.num_chunk_tokens for part in scheduled)
             )
         self._is_alone_in_flight = False  # nothing is in flight beside such a step
+        self._restorer.complete(step_id, num_restored)
         if not has_failed:
             for part in scheduled:
                 if part.is_current:
@@ -376,7 +395,19 @@ class Scheduler:
             limits.num_blocks,
             is_shared=limits.has_prefix_cache,
             counters=self._counters,
+            salt=limits.disk_salt or b"",
+            is_stored=limits.disk_salt is not None,
         )
+
+    def _take_step_id(self, scheduled: Sequence[_Scheduled]) -> StepId:
+        step_id = StepId(self._next_step)
+        self._next_step += 1
+        self._steps_in_flight[step_id] = tuple(scheduled)
+        return step_id
+
+    def _restoring_step(self) -> Step:
+        step_id = self._take_step_id(())
+        return Step(step_id=step_id, slices=(), restores=self._restorer.take_due(step_id))
 
     def _new_controller(self) -> ChunkController:
         limits = self._limits
@@ -405,10 +436,16 @@ class Scheduler:
             if not self._may_admit(sequence, match):
                 return
             sequence.awaited = None if is_alone else self._cache.worth_awaiting(sequence, match)
-            if sequence.awaited is None:
+            if sequence.awaited is not None:
+                continue
+            if is_alone or not self._seeks(sequence, match):
                 self._admit(sequence, match, forming)
                 # One token may be all that is not in the cache: it looks like a decode.
                 budget = self._add_chunk(sequence, budget, forming)
+
+    def _seeks(self, sequence: SequenceState, match: PrefixMatch) -> bool:
+        """Whether the sequence is to wait for blocks from the disks of the stages."""
+        return self._limits.disk_salt is not None and self._restorer.seeks(sequence, match)
 
     def _admit(self, sequence: SequenceState, match: PrefixMatch, forming: _Forming) -> None:
         self._waiting.remove(sequence)
@@ -517,6 +554,7 @@ class Scheduler:
         self._running.remove(sequence)
         self._cache.release(sequence)
         sequence.num_scheduled = 0
+        sequence.seek_again()
         self._waiting.appendleft(sequence)
 
     def _remove(self, sequence: SequenceState) -> None:

@@ -272,6 +272,7 @@ class Dispatcher:
                     outcome.sampled,
                     has_failed=outcome.error is not None,
                     seconds=attachment.seconds_of(step_id, now),
+                    num_restored=outcome.num_restored,
                 ):
                     entry = self._ledger.commit(token)
                     num_cached, entry.num_cached_tokens = entry.num_cached_tokens or 0, 0

@@ -40,8 +40,8 @@ class LedgerEntry:
     """A live sequence. Mutable, and changed by its ledger only.
 
     ``output_tokens`` and ``num_scored`` are as in ``Continuation``. It is computed in steps of its
-    own if ``is_alone``. ``num_cached_tokens`` is what is still to be told of it (see ``TimedToken``), and None
-    before it was in a step.
+    own if ``is_alone``. ``num_cached_tokens`` are still to be told (see ``TimedToken``); it is None
+    before the first step.
     """
 
     sequence_id: SequenceId

@@ -16,6 +16,7 @@ from potluck.types.cluster import NodeId
 from potluck.types.model import EmbeddingConfig, RerankConfig
 from potluck.types.output import OutputFormat
 from potluck.types.placement import Prediction
+from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.sequence import Cancel, CommittedToken, OnUpdate, SequenceRequest
 from potluck.types.text import ChatEncoder, PairEncoder, Tokenizer
 
@@ -166,7 +167,8 @@ class ModelMetrics:
     stages are held that are not in use. It has moved to a better plan ``num_moves`` times, the last
     time to one that was predicted to be faster by ``last_gain``, as a part; None if it never did.
     ``speed`` was measured lately, ``prediction`` is of the plan in force; None if it was made
-    without one.
+    without one. Of the free blocks ``num_kept_blocks`` are kept for prompts that begin alike;
+    ``prefix`` says what that has saved.
     """
 
     model_id: str
@@ -182,6 +184,8 @@ class ModelMetrics:
     last_gain: float | None = None
     speed: TokenSpeed = TokenSpeed()
     prediction: Prediction | None = None
+    num_kept_blocks: int = 0
+    prefix: PrefixTotals = field(default_factory=PrefixTotals)
     stages: tuple[StageMetrics, ...] = ()
     edges: tuple[EdgeMetrics, ...] = ()
 

@@ -180,3 +180,21 @@ def test_several_threads_may_check(checker: GrammarChecker) -> None:
 
 def test_a_request_is_one_line() -> None:
     assert "\n" not in json.dumps({"grammar": build.lark('start: "a"\n')})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(1500)}},
+        {
+            "anyOf": [
+                {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(20)}}
+                for _ in range(200)
+            ]
+        },
+    ],
+)
+def test_what_fails_after_the_first_tokens_is_refused(
+    checker: GrammarChecker, schema: dict[str, object]
+) -> None:
+    assert "too complex" in refused(checker, build.json_schema(schema))

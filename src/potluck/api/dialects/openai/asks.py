@@ -72,7 +72,7 @@ def completion_asked(body: CompletionBody) -> TextAsked:
         max_new_tokens=DEFAULT_COMPLETION_TOKENS if asked is None else asked,
         top_logprobs=body.logprobs,
         user=body.user,
-        prompts=_prompts(body.prompt),
+        prompts=texts_or_tokens(body.prompt, "prompt"),
         echo=bool(body.echo),
     )
 
@@ -127,8 +127,11 @@ def _stop(body: CommonBody) -> tuple[str, ...]:
     return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
 
 
-def _prompts(asked: object) -> list[str | list[int]]:
-    """The prompts of all four forms: text, texts, tokens, lists of tokens."""
+def texts_or_tokens(asked: object, param: str) -> list[str | list[int]]:
+    """Return the values of all four forms: text, texts, tokens, lists of tokens.
+
+    Raises ``ApiError`` naming ``param`` for anything else.
+    """
     if isinstance(asked, str):
         return [asked]
     if isinstance(asked, list) and asked:
@@ -139,7 +142,7 @@ def _prompts(asked: object) -> list[str | list[int]]:
         if all(isinstance(each, list) and _are_tokens(each) for each in asked):
             return list(asked)
     raise invalid(
-        "prompt", "prompt must be text, a list of texts, a list of tokens, or a list of those"
+        param, f"{param} must be text, a list of texts, a list of tokens, or a list of those"
     )
 
 

@@ -23,6 +23,7 @@ from potluck.api.dialects.openai.completions import CompletionChoices
 from potluck.api.dialects.openai.models import model_json, models_json
 from potluck.api.dialects.openai.rendering import Choices, OpenAIRenderer, error_json
 from potluck.api.dialects.openai.responses import ResponsesEndpoints
+from potluck.api.dialects.openai.vectors import VectorEndpoints
 from potluck.api.errors import ApiError, invalid
 from potluck.api.jobs import Job, chat_job, text_job
 from potluck.api.service import ApiService, json_response
@@ -43,6 +44,7 @@ class OpenAI:
             Endpoint(method="GET", path="/v1/models", answer=api.models),
             Endpoint(method="GET", path="/v1/models/{model_id:path}", answer=api.model),
             *ResponsesEndpoints(service).endpoints(),
+            *VectorEndpoints(service).endpoints(),
         )
 
     def key_of(self, headers: Mapping[str, str]) -> str | None:
