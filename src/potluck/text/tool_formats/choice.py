@@ -17,11 +17,11 @@ from potluck.text.tool_formats.deepseek import (
 from potluck.text.tool_formats.functionary import FUNCTIONARY
 from potluck.text.tool_formats.gemma import FUNCTION_GEMMA, GEMMA
 from potluck.text.tool_formats.generic import GENERIC
-from potluck.text.tool_formats.glm import GLM, GLM_COMPACT
+from potluck.text.tool_formats.glm import GLM
 from potluck.text.tool_formats.granite import GRANITE
 from potluck.text.tool_formats.harmony import HarmonyFormat
 from potluck.text.tool_formats.hermes import HERMES
-from potluck.text.tool_formats.json_lists import COMMAND, NEMOTRON, TOOL_CALLS_LIST
+from potluck.text.tool_formats.json_lists import COMMAND, GIGACHAT, NEMOTRON, TOOL_CALLS_LIST
 from potluck.text.tool_formats.kimi import KIMI_K2, SOLAR
 from potluck.text.tool_formats.llama import LLAMA
 from potluck.text.tool_formats.minimax import MINIMAX_M1, MINIMAX_M2
@@ -49,22 +49,19 @@ _SIGNS: tuple[tuple[tuple[str, ...], ToolSyntax | None], ...] = (
     (("<minimax:tool_call>",), MINIMAX_M2),
     (("<seed:tool_call>",), SEED),
     (("<TOOLCALL>",), NEMOTRON),
-    (("<arg_key>", "</arg_key>\\n"), GLM),
-    (("<arg_key>", "</arg_key>\n"), GLM),
-    (("<arg_key>",), GLM_COMPACT),
+    (("<|function_call|>",), GIGACHAT),
+    (("<arg_key>",), GLM),
     (("<tool_call>", "<function="), QWEN_CODER),
     (("<|tool_call|>", "<|/tool_call|>"), PHI),
     (("<|tool_call|>",), GRANITE),
-    (("<tool_calls>[",), TOOL_CALLS_LIST),
-    (("<tool_calls>", "</tool_calls>", "sep=',\\n"), TOOL_CALLS_LIST),
-    (("<tool_calls>", "MiniMax"), MINIMAX_M1),
+    (("<tool_calls>", "<end_of_sentence>"), MINIMAX_M1),
     (("<tool_calls>",), TOOL_CALLS_LIST),
     (("<tool_call>",), HERMES),
     (("<function=",), FUNCTIONARY),
     (("functools",), FUNCTOOLS),
     (("<|python_tag|>",), LLAMA),
     (('"parameters": ', "<|eot_id|>"), LLAMA),
-    (('"parameters": ', "<|eot|>"), LLAMA),
+    (('"parameters": ', "<|python_start|>"), LLAMA),
 )
 """Texts that the templates of a format contain, all of them; the first that fits is taken."""
 

@@ -1,6 +1,6 @@
 """DeepSeek: V3 and R1, V3.1, and the tags of V3.2 and V4.
 
-V3 and R1 write ``<｜tool▁call▁begin｜>function<｜tool▁sep｜>f`` and the arguments in a fenced block;
+V3 and R1 write ``<｜tool▁call▁begin｜>function<｜tool▁sep｜>f`` and a fenced block of arguments;
 V3.1 writes ``<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>``.
 """
 

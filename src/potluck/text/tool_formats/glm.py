@@ -1,12 +1,10 @@
-"""GLM 4.5 and later, and Ling: keys and values in tags of their own.
+"""GLM 4.5 and later, Ling and Laguna: keys and values in tags of their own.
 
 ``<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>``; GLM 4.5 and 4.6 put line
 ends between the tags, later ones do not.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from potluck.text.tool_formats.tagged_calls import TaggedCalls
 
@@ -29,11 +27,4 @@ GLM = TaggedCalls(
         "<arg_value>",
         "</arg_value>",
     ),
-)
-
-GLM_COMPACT = replace(
-    GLM,
-    name="glm-compact",
-    key_ends=("</arg_key><arg_value>", "</arg_key>\n<arg_value>"),
-    before_parameter="",
 )

@@ -76,8 +76,14 @@ class HarmonyFormat:
         tools = callable_tools(tool_use)
         calls = []
         for tool in tools:
-            head = f"{_CHANNEL}commentary to=functions.{tool.name} {_CONSTRAIN}json{_MESSAGE}"
-            calls.append(f"{lark.text(head)} {tool.arguments(lark)} {lark.text('<|call|>')}")
+            recipient = f" to=functions.{tool.name}"
+            kind = either((lark.text(f" {_CONSTRAIN}json"), lark.text(" json")))
+            channel = lark.text(f"{_CHANNEL}commentary")
+            head = either(
+                (f"{channel} {lark.text(recipient)}", f"{lark.text(recipient)} {channel}")
+            )
+            body = f"{lark.text(_MESSAGE)} {tool.arguments(lark)} {lark.text('<|call|>')}"
+            calls.append(f"{head} {kind} {body}")
         call = lark.rule(either(calls))
         if tool_use.mode is ToolMode.REQUIRED:
             return call

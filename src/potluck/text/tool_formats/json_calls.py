@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from potluck.text.tool_formats.lark import LarkSource, either, repeated
+from potluck.text.tool_formats.lark import SPACE, LarkSource, either, repeated, spaced
 from potluck.text.tool_formats.stream import CallStream, Steps
 from potluck.text.tool_formats.syntax import CallableTool
 from potluck.types.text import Tool
@@ -24,9 +24,10 @@ class JsonCalls:
     not in a list.
 
     The grammar begins a section with the first of ``openings``, or with ``writes_bare`` with
-    nothing. It writes ``before`` and ``after`` around calls, ``separator`` between calls that are
-    not in a list, and the first of ``closes`` if ``writes_close``. With ``id_key`` a call has a
-    number before its name.
+    nothing. It allows white space where ``before`` and ``after`` have some. It demands
+    ``separator`` between calls that are not in a list, and the first of ``closes`` if
+    ``writes_close``. With ``id_key`` a call has a number before its name; ``last`` is the Lark
+    expression of what may follow the arguments.
     """
 
     name: str
@@ -42,6 +43,7 @@ class JsonCalls:
     separators: tuple[str, ...] = ()
     separator: str = ""
     id_key: str = ""
+    last: str = ""
     writes_bare: bool = False
     writes_close: bool = True
     repeats: bool = True
@@ -94,16 +96,15 @@ class JsonCalls:
         calls = [self._call(lark, tool) for tool in tools]
         call = lark.rule(either(calls))
         if self.is_list:
-            many = repeated(call, separator='"," /[ \\n]?/', is_parallel=is_parallel)
-            call = f'"[" {many} "]"'
+            many = repeated(call, separator=f'"," {SPACE}', is_parallel=is_parallel)
+            call = f'"[" {SPACE} {many} {SPACE} "]"'
         elif self.separator:
             separator = lark.text(self.separator)
             call = repeated(call, separator=separator, is_parallel=is_parallel)
         return " ".join(
             (
-                lark.text(self.before) if self.before else "",
-                call,
-                lark.text(self.after) if self.after else "",
+                spaced(self.before, call),
+                SPACE if self.after else "",
                 lark.text(self.closes[0])
                 if self.closes and self.writes_close and not self.writes_bare
                 else "",
@@ -116,7 +117,7 @@ class JsonCalls:
         name = json.dumps(tool.name, ensure_ascii=False)
         brace = "" if number else "{"
         head = f'{brace}"{self.name_key}": {name}, "{self.arguments_key}": '
-        return f"{start} {lark.text(head)} {tool.arguments(lark)} {lark.text('}')}"
+        return f'{start} {lark.text(head)} {tool.arguments(lark)} {self.last} "}}"'
 
 
 class _ObjectReader:

@@ -1,4 +1,6 @@
-"""Lists of JSON objects within marks: Apriel and Jamba, Nemotron Nano 2, Command R7B and A."""
+"""Lists of JSON objects within marks: Apriel and Jamba, Nemotron Nano 2, Command R7B and A;
+and GigaChat 3.1, which writes one object.
+"""
 
 from __future__ import annotations
 
@@ -31,5 +33,12 @@ COMMAND = JsonCalls(
     arguments_key="parameters",
     closes=("<|END_ACTION|>",),
     control_texts=("<|START_ACTION|>", "<|END_ACTION|>"),
+    repeats=False,
+)
+
+GIGACHAT = JsonCalls(
+    name="gigachat",
+    openings=("<|function_call|>",),
+    control_texts=("<|function_call|>",),
     repeats=False,
 )

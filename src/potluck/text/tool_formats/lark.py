@@ -13,7 +13,7 @@ TEXT = "TEXT"
 SPACE = "SPACE"
 """The terminal that matches the white space that models write between parts."""
 
-_TERMINALS = f"{TEXT}: /(?s:.*)/\n{SPACE}: /[ \\n]{{0,3}}/\n"
+_TERMINALS = f"{TEXT}: /(?s:.*)/\n{SPACE}: /[ \\n]{{0,6}}/\n"
 
 
 class LarkSource:
@@ -93,6 +93,11 @@ class LarkSource:
 def either(expressions: Iterable[str]) -> str:
     """Return the expression of any of ``expressions``."""
     return "(" + " | ".join(f"({each})" for each in expressions) + ")"
+
+
+def spaced(space: str, expression: str) -> str:
+    """Return ``expression``, after white space if the format writes ``space`` before it."""
+    return f"{SPACE} {expression}" if space else expression
 
 
 def repeated(expression: str, *, separator: str = "", is_parallel: bool) -> str:

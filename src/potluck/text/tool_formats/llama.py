@@ -14,9 +14,10 @@ LLAMA = JsonCalls(
     bare_openings=("{",),
     arguments_key="parameters",
     closes=("<|python_end|>",),
-    separators=(";", ","),
+    separators=(";", ",", ""),
     separator="; ",
     control_texts=("<|python_tag|>", "<|python_start|>", "<|python_end|>"),
     writes_bare=True,
+    writes_close=False,
     repeats=False,
 )

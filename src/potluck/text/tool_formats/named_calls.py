@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from potluck.text.tool_formats.lark import LarkSource, either, repeated
+from potluck.text.tool_formats.lark import SPACE, LarkSource, either, repeated
 from potluck.text.tool_formats.stream import MAX_NAME_CHARACTERS, CallStream, Steps
 from potluck.text.tool_formats.syntax import CallableTool
 from potluck.types.text import Tool
@@ -16,10 +16,11 @@ from potluck.types.text import Tool
 class NamedCalls:
     """``head`` with the name, the arguments, and ``after``; then the next call, or ``closes``.
 
-    ``head`` begins each call, with ``{name}`` for the name. It is read up to ``arguments_mark``,
-    and ``name_pattern``, which has one group, finds the name in it. In a format without a mark of
-    its own for sections (``is_section`` false) ``openings`` begin each call. ``ends`` are what may
-    follow the arguments, one after another.
+    ``head`` begins each call, with ``{name}`` for the name. Where it has ``{id}`` the grammar
+    allows what ``id_pattern`` matches, or with ``id_mark`` nothing, or the mark and that. A head is
+    read up to ``arguments_mark``, and ``name_pattern``, which has one group, finds the name in it.
+    In a format without ``call_opening`` each call begins with one of ``openings``. ``ends`` are
+    what may follow the arguments, one after another.
     """
 
     name: str
@@ -27,6 +28,8 @@ class NamedCalls:
     head: str
     name_pattern: re.Pattern[str]
     arguments_mark: str
+    id_pattern: str = "[0-9]{1,3}"
+    id_mark: str = ""
     call_opening: str = ""
     ends: tuple[str, ...] = ()
     after: str = ""
@@ -87,11 +90,15 @@ class NamedCalls:
         """Return the expression of a section."""
         call = lark.rule(either(self._call(lark, tool) for tool in tools))
         if self.call_opening:
-            separator = lark.text(self.separator) if self.separator else ""
+            separator = SPACE if self.separator else ""
             call = repeated(call, separator=separator, is_parallel=is_parallel)
         return f"{call} {lark.text(self.closes[0])}" if self.closes else call
 
     def _call(self, lark: LarkSource, tool: CallableTool) -> str:
-        head = lark.text(self.call_opening + self.head.replace("{name}", tool.name))
+        head = f"{self.call_opening}{self.head}".replace("{name}", tool.name)
+        call_id = f"/{self.id_pattern}/"
+        if self.id_mark:
+            call_id = f"({lark.text(self.id_mark)} {call_id})?"
+        head = f" {call_id} ".join(lark.text(piece) for piece in head.split("{id}"))
         after = lark.text(self.after) if self.after else ""
         return f"{head} {tool.arguments(lark)} {after}"

@@ -98,14 +98,14 @@ class PythonicCalls:
 
     def _arguments(self, lark: LarkSource, tool: CallableTool) -> str:
         if tool.is_free:
-            value = lark.part(json_schema({}))
-            member = f'/[A-Za-z_][A-Za-z0-9_]{{0,99}}/ "=" {value}'
+            anything = lark.part(json_schema({}))
+            member = f'/[A-Za-z_][A-Za-z0-9_]{{0,99}}/ "=" {anything}'
             return f'({member} (", " {member})*)?'
         schema = tool.schema
-        require_only(schema, (*_OBJECT_KEYWORDS, "$defs"), f"the arguments of {tool.name}")
+        require_only(schema, _OBJECT_KEYWORDS, f"the arguments of {tool.name}")
         required = schema.get("required")
-        definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        members = []
+        definitions = {each: schema[each] for each in ("$defs", "definitions") if each in schema}
+        members: list[tuple[str, bool]] = []
         for key, value in properties_of(tool.tool).items():
             part = lark.part(json_schema({**as_schema(value), **definitions}))
             is_required = isinstance(required, Sequence) and key in required

@@ -16,8 +16,10 @@ _KINDS = {
     '"': "string", "{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null",
 }  # fmt: skip
 _ANNOTATIONS = frozenset(
-    ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly")
-    + ("$comment", "format", "$defs", "definitions", "$schema", "$id", "nullable")
+    (
+        *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
+        *("nullable", "format", "$comment", "$defs", "definitions", "$schema", "$id"),
+    )
 )
 """What says nothing of which values are allowed. So it is with ``format`` since draft 2019-09."""
 

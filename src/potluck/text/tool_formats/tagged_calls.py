@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from potluck.text.marks import Marks
 from potluck.text.tool_formats.hermes import HERMES
-from potluck.text.tool_formats.lark import LarkSource, either, repeated
+from potluck.text.tool_formats.lark import LarkSource, either, repeated, spaced
 from potluck.text.tool_formats.schemas import (
     Schema,
     argument_json,
@@ -36,7 +36,8 @@ class TaggedCalls:
     ``text_key_end`` and ``json_key_end`` the end of the key tells how the value is written;
     otherwise the tool's schema does. Without ``name_end`` the name ends at white space or a tag.
     A section is ``openings``, calls, and ``closes``; without ``closes`` each call is a section.
-    The grammar writes ``before_...`` before the parts.
+    Where ``before_...`` has white space the grammar allows some before
+    the parts.
     """
 
     name: str
@@ -53,7 +54,6 @@ class TaggedCalls:
     value_space: str = ""
     before_call: str = ""
     before_parameter: str = ""
-    before_call_close: str | None = None
     before_close: str = ""
     is_section: bool = True
     control_texts: tuple[str, ...] = ()
@@ -159,11 +159,10 @@ class TaggedCalls:
             return True
         closes = (self.value_space + self.parameter_close, self.parameter_close)
         stream.argue('"')
-        if not (
-            yield from stream.text_pieces(
-                Marks(closes), lambda text: stream.argue(_in_quotes(text))
-            )
-        ):
+        mark = yield from stream.text_pieces(
+            Marks(closes), lambda text: stream.argue(json.dumps(text, ensure_ascii=False)[1:-1])
+        )
+        if not mark:
             return False
         stream.argue('"')
         return True
@@ -178,20 +177,19 @@ class TaggedCalls:
             call = repeated(call, is_parallel=is_parallel)
         if not self.closes:
             return call
-        return f"{call} {lark.text(self.before_close + self.closes[0])}"
+        return f"{call} {spaced(self.before_close, lark.text(self.closes[0]))}"
 
     def _call(self, lark: LarkSource, tool: CallableTool) -> str:
-        head = lark.text(f"{self.before_call}{self.call_opening}{tool.name}{self.name_end}")
-        before = self.before_call_close
-        close = lark.text((self.before_parameter if before is None else before) + self.call_close)
-        return f"{head} {self._parameters(lark, tool)} {close}"
+        head = f"{self.call_opening}{tool.name}{self.name_end}"
+        close = spaced(self.before_parameter, lark.text(self.call_close))
+        return f"{spaced(self.before_call, lark.text(head))} {self._parameters(lark, tool)} {close}"
 
     def _parameters(self, lark: LarkSource, tool: CallableTool) -> str:
         if tool.is_free:
             any_text = lark.until(self.parameter_close)
             key = lark.terminal(r"/[^<>\"=\s]{1,100}/")
-            key_end = either(lark.text(self._key_end(is_text=each)) for each in (True, False))
-            opening = lark.text(self.before_parameter + self.parameter_opening)
+            key_end = either(lark.text(each) for each in self.key_ends)
+            opening = spaced(self.before_parameter, lark.text(self.parameter_opening))
             return f"({opening} {key} {key_end} {any_text})*"
         schema = tool.schema
         require_only(schema, _OBJECT_KEYWORDS, f"the arguments of {tool.name}")
@@ -210,8 +208,10 @@ class TaggedCalls:
         close = self.value_space + self.parameter_close
 
         def opening(*, is_text: bool) -> str:
-            head = f"{self.before_parameter}{self.parameter_opening}{key}"
-            return lark.text(head + self._key_end(is_text=is_text) + self.value_space)
+            head = spaced(self.before_parameter, lark.text(f"{self.parameter_opening}{key}"))
+            own = self.text_key_end if is_text else self.json_key_end
+            ends = either(lark.text(each) for each in ((own,) if own else self.key_ends))
+            return f"{head} {ends} {lark.text(self.value_space) if self.value_space else ''}"
 
         return text_or_json(
             lark,
@@ -223,10 +223,3 @@ class TaggedCalls:
             ),
             value=lambda json: f"{opening(is_text=False)} {json} {lark.text(close)}",
         )
-
-    def _key_end(self, *, is_text: bool) -> str:
-        return (self.text_key_end if is_text else self.json_key_end) or self.key_ends[0]
-
-
-def _in_quotes(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
