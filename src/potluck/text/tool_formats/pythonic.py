@@ -104,7 +104,9 @@ class PythonicCalls:
         schema = tool.schema
         require_only(schema, _OBJECT_KEYWORDS, f"the arguments of {tool.name}")
         required = schema.get("required")
-        definitions = {each: schema[each] for each in ("$defs", "definitions") if each in schema}
+        definitions: dict[str, object] = {
+            each: schema[each] for each in ("$defs", "definitions") if each in schema
+        }
         members: list[tuple[str, bool]] = []
         for key, value in properties_of(tool.tool).items():
             part = lark.part(json_schema({**as_schema(value), **definitions}))
