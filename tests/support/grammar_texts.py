@@ -60,7 +60,9 @@ class GrammarTexts:
         tokens: list[int] = []
         while len(tokens) < _MAX_DRAWN:
             allowed = self._allowed(matcher)
-            if _END in allowed and (len(tokens) > _MANY or source.random() < 0.2):
+            if allowed == [_END] or (
+                _END in allowed and (len(tokens) > _MANY or source.random() < 0.2)
+            ):
                 break
             if len(tokens) > _MANY or source.random() < 0.3:
                 mark = self._mark(matcher, source, marks)

@@ -140,7 +140,9 @@ class _HarmonyParser:
         header = yield from stream.until(_MESSAGE, _MAX_HEADER_CHARACTERS)
         if header is None:
             return ""
-        stream.drop_held()
+        recipient = _RECIPIENT.search(header)
+        if recipient is None or stream.is_known(recipient[1]):
+            stream.drop_held()  # otherwise the text tells to whom it is
         return header
 
     def _is_header(self) -> Steps[bool]:

@@ -49,7 +49,7 @@ def test_template_tells_the_format(name: str) -> None:
 
 
 def test_unknown_format_is_refused() -> None:
-    with pytest.raises(ParameterError, match="formats are command, deepseek-v3"):
+    with pytest.raises(ParameterError, match="no format of tool calls named 'xml'"):
         choose_output_format("", (), tool_format="xml")
 
 
@@ -144,12 +144,18 @@ class TestGrammar:
         grammar = output_format.grammar(REQUIRED, prompt_end="")
         assert grammar is not None
         source = random.Random(case.name)
-        marks = [*re.findall(r"\n?</?[^<>\s]+>|\[[A-Z_]+\]", case.calls), '"', "}", "]", ")"]
+        if name == "harmony" and not is_control:
+            pytest.skip("its thoughts may have the texts of all marks")
+        marks = ["<|end|>", "<|start|>assistant", "<|call|>", *'"}])' * 4]
+        if name != "harmony":
+            marks += re.findall(r"\n?</?[^<>\s]+>|\[[A-Z_]+\]", case.calls)
+
         for _ in range(15):
             text = texts.draw(grammar, source, marks)
             parts = parse(output_format, text)
             assert parts
-            assert all(isinstance(part, tuple) for part in parts), text
+            assert all(isinstance(part, tuple) or part.startswith("~") for part in parts), text
+            assert calls_of(parts)
             for called, arguments in calls_of(parts):
                 jsonschema.validate(arguments, SCHEMAS[called])
 
