@@ -7,6 +7,7 @@ before and after.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,8 +20,10 @@ import pytest
 from support.byte_tokenizer import ByteTokenizer
 from support.native_pipeline import CONTEXT_TOKENS, VOCAB_SIZE, Pipeline, small_config
 
+from potluck import grammars
 from potluck.engines.native import NativeEngine
 from potluck.errors import PotluckError
+from potluck.grammars.vocabulary import Vocabulary
 from potluck.local.generation import Generation, Piece
 from potluck.local.pipeline import LocalPipeline
 from potluck.scheduling import SchedulerLimits
@@ -31,6 +34,7 @@ from potluck.types.engine import Engine
 from potluck.types.sequence import CommittedToken, Continuation, SequenceRequest
 from potluck.types.step import Pooling, SamplingParams, Step
 from potluck.types.tensor import TensorFormat
+from potluck.types.text import TokenList
 
 NUM_LAYERS = 3
 TEXT = tuple(int(token) for token in np.random.default_rng(11).integers(0, VOCAB_SIZE, 120))
@@ -51,6 +55,34 @@ GREEDY_PENALTIES = SamplingParams(
     temperature=0.0, frequency_penalty=1.5, presence_penalty=0.8, logprobs=True, top_logprobs=2
 )
 
+PIECES = [
+    *'{}":,.-0123456789 abcdefghijklmnopqrstuvwxyz[]',
+    '{"',
+    '":',
+    '",',
+    "true",
+    "false",
+    "ab",
+]
+END = VOCAB_SIZE - 1
+TOKENS = TokenList(
+    data=[piece.encode() for piece in PIECES] + [b""] * (VOCAB_SIZE - len(PIECES)),
+    control={END: "<end>"},
+    end_tokens=(END,),
+)
+DOCUMENT = grammars.json_schema(
+    {
+        "type": "object",
+        "properties": {
+            "s": {"type": "string", "maxLength": 9},
+            "n": {"type": "integer", "minimum": -99, "maximum": 999},
+            "b": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+        },
+        "required": ["s", "n", "b"],
+        "additionalProperties": False,
+    }
+)
+
 REQUESTS = (
     SequenceRequest(prompt_tokens=TEXT[:33], sampling=PENALTIES, max_new_tokens=40),
     SequenceRequest(prompt_tokens=TEXT[40:45], sampling=GREEDY_PENALTIES, max_new_tokens=50),
@@ -59,6 +91,20 @@ REQUESTS = (
     ),
     SequenceRequest(
         prompt_tokens=TEXT, sampling=GREEDY_PENALTIES, max_new_tokens=0, score_prompt=True
+    ),
+    SequenceRequest(
+        prompt_tokens=TEXT[20:41],
+        sampling=PENALTIES,
+        max_new_tokens=60,
+        stop_tokens=frozenset({END}),
+        grammar=DOCUMENT,
+    ),
+    SequenceRequest(
+        prompt_tokens=TEXT[5:14],
+        sampling=GREEDY_PENALTIES,
+        max_new_tokens=40,
+        stop_tokens=frozenset({END}),
+        grammar=DOCUMENT,
     ),
     *(
         SequenceRequest(
@@ -111,7 +157,7 @@ class LosingPipeline:
     inner: LocalPipeline = field(init=False)
 
     def __post_init__(self) -> None:
-        self.inner = LocalPipeline(self.engines, self.take)
+        self.inner = LocalPipeline(self.engines, self.take, partial(Vocabulary, TOKENS, VOCAB_SIZE))
 
     def take(self, outcome: StepOutcome) -> None:
         self.num_untold = len(outcome.sampled)
@@ -233,6 +279,16 @@ def undisturbed() -> list[list[Plain]]:
         return received.plain
 
 
+@pytest.mark.parametrize("number", [4, 5])
+def test_a_grammar_is_matched_as_far_as_the_text_goes(number: int) -> None:
+    tokens = [token for _, token, *_ in undisturbed()[number]]
+    assert tokens[-1] == END
+    document = json.loads("".join(PIECES[token] for token in tokens[:-1]))
+    assert list(document) == ["s", "n", "b"]
+    assert len(document["s"]) <= 9
+    assert -99 <= document["n"] <= 999
+
+
 @pytest.mark.parametrize("first", range(len(SHAPES)))
 @pytest.mark.parametrize("cuts", [(1, 60, 100), (20, 130, 200), (160, 170, 180, 190, 215)])
 def test_sequences_go_on_over_other_stages_with_equal_results(
@@ -283,7 +339,7 @@ def test_stages_that_are_kept_compute_as_new_ones_do() -> None:
     assert dispatcher.num_attachments == 8
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("number", [0, 1, 2, 4, 5])
 def test_an_answer_continues_from_each_of_its_tokens(number: int) -> None:
     request, expected = REQUESTS[number], undisturbed()[number]
     with opened(Shape(2, 2, 48, 40)) as dispatcher:

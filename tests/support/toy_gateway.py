@@ -14,6 +14,7 @@ from queue import SimpleQueue
 
 from support.predictions import prediction
 from support.toy_pipeline import ToyPipeline, next_token
+from support.updates import start_of
 
 from potluck.errors import ModelNotFoundError, PotluckError
 from potluck.scheduling import SchedulerLimits
@@ -33,7 +34,8 @@ from potluck.types.gateway import (
     TokenSpeed,
 )
 from potluck.types.model import EmbeddingConfig
-from potluck.types.sequence import CommittedToken
+from potluck.types.prefix_cache import PrefixTotals
+from potluck.types.sequence import Cancel, CommittedToken, OnUpdate
 from potluck.types.step import Pooling, SampledToken, SamplingParams, SequenceId, Step, TokenLogprob
 from potluck.types.text import ChatEnding, ChatMessage, ChatPrompt, Tool
 
@@ -172,6 +174,9 @@ class ToyGateway:
             embedding=EmbeddingConfig(pooling=Pooling.LAST, is_normalized=True),
         )
 
+    def start(self, sequence: LiveSequence, on_update: OnUpdate) -> Cancel:
+        return start_of(self.generate(sequence), on_update)
+
     async def generate(self, sequence: LiveSequence) -> AsyncGenerator[CommittedToken, None]:
         self.live.append(sequence)
         loop = asyncio.get_running_loop()
@@ -219,6 +224,10 @@ class ToyGateway:
                 num_running=3,
                 num_blocks=NUM_BLOCKS,
                 num_free_blocks=NUM_BLOCKS - 12,
+                num_kept_blocks=9,
+                prefix=PrefixTotals(
+                    num_admissions=21, num_hits=14, num_saved_tokens=1234, num_evictions=6
+                ),
                 epoch=5,
                 num_recoveries=4,
                 recovery_seconds=2.5,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from potluck.types.step import KV_BLOCK_TOKENS, SampledToken, SequenceSlice, Step, StepId
 
@@ -115,3 +115,43 @@ class ToyPipeline:
             token=next_token(history[:position]) if known is None else known,
             logprob=None if known is None else toy_score(history[:position], known),
         )
+
+
+class DiskPipeline(ToyPipeline):
+    """A toy pipeline of stages that keep blocks on ``disks``, one each, which may lose any.
+
+    ``num_restored`` is what the last step restored. A disk keeps a block only if ``keeps`` says so,
+    which is asked with its index.
+    """
+
+    def __init__(
+        self, disks: Sequence[dict[bytes, list[tuple[int, int]]]], keeps: Callable[[int], bool]
+    ) -> None:
+        super().__init__()
+        self._disks = disks
+        self._keeps = keeps
+        self.num_restored = 0
+
+    def run_oldest(self) -> tuple[StepId, tuple[SampledToken, ...]]:
+        """Run the oldest step."""
+        step = self._steps[0]
+        assert not step.restores or step == Step(
+            step_id=step.step_id, slices=(), restores=step.restores
+        )
+        for block in step.saves:
+            rows = [self._cache[block.block, offset] for offset in range(KV_BLOCK_TOKENS)]
+            for index, disk in enumerate(self._disks):
+                assert disk.get(block.hash, rows) == rows, "two contents have one name"
+                if self._keeps(index):
+                    disk[block.hash] = rows
+        restored = step.restores
+        for disk in self._disks:
+            there = (i for i, block in enumerate(restored) if block.hash not in disk)
+            restored = restored[: next(there, len(restored))]
+        for block in step.restores:
+            kept = block in restored
+            for offset in range(KV_BLOCK_TOKENS):
+                row = self._disks[0][block.hash][offset] if kept else (-1, -1)
+                self._cache[block.block, offset] = row
+        self.num_restored = len(restored)
+        return super().run_oldest()

@@ -35,7 +35,8 @@ class Job:
     ``num_prompt_tokens`` counts every prompt once, however many sequences continue it.
     ``starts_text`` is as in ``StreamingDetokenizer``. ``echoes`` are the prompts as texts, where
     they are given back. ``new_parser`` makes what takes one output apart, which sees the
-    ``visible_control_texts``; None: all of it is text.
+    ``visible_control_texts``; None: all of it is text. The requests' grammar follows from the field
+    ``grammar_param``.
     """
 
     model: ServedModel
@@ -46,6 +47,7 @@ class Job:
     echoes: tuple[str | None, ...]
     new_parser: Callable[[], OutputParser] | None = None
     visible_control_texts: frozenset[str] = frozenset()
+    grammar_param: str = ""
 
 
 def empty_job(model: ServedModel) -> Job:
@@ -83,6 +85,7 @@ def chat_job(asked: ChatAsked, model: ServedModel, limits: ApiLimits) -> Job:
         echoes=(None,) * count,
         new_parser=new_parser,
         visible_control_texts=frozenset() if output_format is None else output_format.control_texts,
+        grammar_param="tools" if asked.grammar is None else asked.grammar_param,
     )
 
 
@@ -148,6 +151,7 @@ def text_job(asked: TextAsked, model: ServedModel, limits: ApiLimits) -> Job:
         num_prompt_tokens=sum(map(len, encoded)),
         starts_text=False,
         echoes=tuple(echoes),
+        grammar_param=asked.grammar_param,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -16,9 +17,11 @@ from potluck.api.answer import Answer, Prepared
 from potluck.api.config import ApiConfig, ApiLimits
 from potluck.api.connection import AnswerStream, while_connected
 from potluck.api.errors import ApiError, to_api_error
+from potluck.api.jobs import Job
 from potluck.api.metrics import ApiMetrics
 from potluck.api.vectors import PreparedVectors, compute
 from potluck.errors import PotluckError
+from potluck.grammars.check import GrammarChecker
 from potluck.types.gateway import Gateway, ModelStatus, ServedModel
 
 _DECODED_AT_ONCE_BYTES = 8 * 1024
@@ -48,6 +51,7 @@ class ApiService:
         self._preparation = Preparation()
         self._metrics = metrics
         self._ending = ending
+        self._grammars = GrammarChecker()
 
     @property
     def gateway(self) -> Gateway:
@@ -130,6 +134,7 @@ class ApiService:
             async def prepare_and_release() -> Prepared:
                 prepared = await prepare(body)
                 body.release()
+                await self._check_grammar(prepared.job)
                 return prepared
 
             answer = Answer(
@@ -156,6 +161,19 @@ class ApiService:
                 if isinstance(error, PotluckError):
                     raise told(error) from error
                 raise
+
+    async def _check_grammar(self, job: Job) -> None:
+        """Raise ``ParameterError`` for a grammar that the last stage could not follow."""
+        grammar = job.requests[0].grammar if job.requests else None
+        if grammar is not None:
+            await in_thread(
+                partial(
+                    self._grammars.check,
+                    grammar,
+                    control_tokens=job.model.tokenizer.special_tokens,
+                    parameter=job.grammar_param,
+                )
+            )
 
     async def vectors(
         self,

@@ -37,7 +37,7 @@ from potluck.cli.tables import deployment_lines, node_lines, stage_lines
 from potluck.cluster.agent.control import ask
 from potluck.cluster.calls import DEFAULT_RECOVERY_WAIT_SECONDS
 from potluck.types.placement import Rebalance
-from potluck.types.ranges import require_number
+from potluck.types.ranges import DEFAULT_TARGET_STEP_MS, require_number
 
 NameOption = Annotated[
     str | None,
@@ -75,6 +75,24 @@ RebalanceOption = Annotated[
         show_default=False,
     ),
 ]
+PrefixCacheOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--prefix-cache/--no-prefix-cache",
+        help="Whether prompts that begin alike share what the cache has of it. Default: they do.",
+        show_default=False,
+    ),
+]
+TargetStepOption = Annotated[
+    float | None,
+    typer.Option(
+        "--target-step-ms",
+        metavar="MS",
+        help="Time between tokens while other prompts are read, which are cut for that. "
+        f"Default: {DEFAULT_TARGET_STEP_MS:g}.",
+        show_default=False,
+    ),
+]
 
 
 def deploy(
@@ -86,6 +104,8 @@ def deploy(
     rebalance: RebalanceOption = None,
     context: ContextOption = None,
     cache: CacheOption = None,
+    prefix_cache: PrefixCacheOption = None,
+    target_step_ms: TargetStepOption = None,
     quant: QuantOption = Quant.NONE,
     mmap: MmapOption = False,
     arithmetic: ArithmeticOption = None,
@@ -116,6 +136,7 @@ def deploy(
                 streams=streams,
             )
             request |= _upkeep(recovery_wait, spares, rebalance)
+            request |= _serving(prefix_cache=prefix_cache, target_step_ms=target_step_ms)
             request |= layout_params(directory, layout)
             for document in ask(directory.control_socket, "deploy", request):
                 result = document.get("result") or document["event"]
@@ -184,6 +205,17 @@ def _upkeep(
     if wait_seconds is not None:
         require_number("recovery_wait", wait_seconds)
         asked["recovery_wait_seconds"] = wait_seconds
+    return asked
+
+
+def _serving(*, prefix_cache: bool | None, target_step_ms: float | None) -> dict[str, object]:
+    """How requests are served. Raises ``ParameterError``."""
+    chosen = settings()
+    asked: dict[str, object] = {
+        "prefix_cache": chosen.prefix_cache if prefix_cache is None else prefix_cache,
+        "target_step_ms": chosen.target_step_ms if target_step_ms is None else target_step_ms,
+    }
+    require_number("target_step_ms", asked["target_step_ms"])
     return asked
 
 

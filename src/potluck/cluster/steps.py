@@ -12,6 +12,7 @@ import msgspec
 
 from potluck.cluster.edges.edge import EdgeLimits
 from potluck.errors import EngineError, PotluckError
+from potluck.grammars.limits import MAX_GRAMMAR_BYTES
 from potluck.scheduling.blocks import blocks_for
 from potluck.scheduling.keeping import MAX_MOVED_BLOCKS
 from potluck.types.ranges import MAX_TOP_LOGPROBS
@@ -99,13 +100,16 @@ def edge_limits(
 
     The names of fields and the numbers beside lists take well under a kilobyte in a slice and an
     opening together, with the copy of a block that a sequence may begin with. Sequences share
-    blocks, so the table of each may be as long as the context allows. Openings have whole prompts.
-    A sequence closes once, and at most those that hold blocks or wait do. As many blocks are saved
-    as the step computes, and a few more. Where all of a step's tokens are scored, each comes back
-    with 20 alternatives, and where sequences are pooled, each with its vector.
+    blocks, so the table of each may be as long as the context allows. Openings have whole prompts
+    and grammars. A sequence closes once, and at most those that hold blocks or wait do. As many
+    blocks are saved as the step computes, and a few more. Where all of a step's tokens are scored,
+    each comes back with 20 alternatives, and where sequences are pooled, each with its vector.
     """
     per_sequence = (
-        1024 + _INTEGER_BYTES * context_tokens + (1 + 2 * _INTEGER_BYTES) * MAX_LOGIT_BIAS_TOKENS
+        1024
+        + MAX_GRAMMAR_BYTES
+        + _INTEGER_BYTES * context_tokens
+        + (1 + 2 * _INTEGER_BYTES) * MAX_LOGIT_BIAS_TOKENS
     )
     num_tables = max_step_sequences * blocks_for(context_tokens)
     num_integers = max_step_tokens + num_tables + num_blocks + MAX_WAITING_SEQUENCES

@@ -28,6 +28,14 @@ _JSON_OPTIONS = {
 }
 """White space is bounded: small models are prone to go on with it for ever where they may."""
 
+CONTROL = b"\xff"
+"""Before the name of a control token: no text has this byte, so no text matches one
+(llguidance's ``TokTrie::SPECIAL_TOKEN_MARKER``)."""
+
+END = CONTROL + b"<end of text>"
+"""A control token that no grammar can name, because of its spaces. The library fails in an obscure
+way where there are none at all."""
+
 _START = "start"
 _BODY = "body"
 _NAMED = re.compile(r"<[^<>\s\[][^<>\s]*>")
@@ -121,14 +129,14 @@ def control_token(text: str) -> str:
     return text if _NAMED.fullmatch(text) else f"<|{text}|>"
 
 
-def require_own_form(grammar: str) -> None:
+def require_own_form(grammar: str, parameter: str = "grammar") -> None:
     """Raise ``ParameterError`` unless ``grammar`` is as this module returns grammars."""
     try:
         source = json.loads(grammar)["grammars"][0]["lark_grammar"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ParameterError("grammar", "the grammar is not in the form that is sent") from error
+        raise ParameterError(parameter, "the grammar is not in the form that is sent") from error
     if not (isinstance(source, str) and source.startswith(OPTIONS)):
-        raise ParameterError("grammar", "the grammar does not begin with its options")
+        raise ParameterError(parameter, "the grammar is not in the form that is sent")
 
 
 def _renamed(grammar: Mapping[str, object], names: Mapping[str, str]) -> dict[str, object]:

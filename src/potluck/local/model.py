@@ -126,6 +126,7 @@ class Model:
         mmap: bool = False,
         arithmetic: ArithmeticChoice = ArithmeticChoice.EXACT,
         packed_cache_bytes: int | None = None,
+        prefix_cache: bool = True,
         on_progress: Callable[[LoadProgress], None] | None = None,
     ) -> Model:
         """Find MODEL, load it, and make it ready.
@@ -147,6 +148,7 @@ class Model:
         way (``docs/models.md``).
         ``packed_cache_bytes``: the most that all such files may take; by default 20 GiB, or a
         quarter of the free disk.
+        ``prefix_cache``: whether prompts that begin alike share what the cache has of it.
 
         Raises a ``PotluckError`` that says what is wrong, before a weight is read where possible.
         """
@@ -194,6 +196,7 @@ class Model:
             max_step_tokens=plan.size.max_step_tokens,
             max_step_sequences=min(MAX_STEP_SEQUENCES, plan.size.max_step_tokens),
             max_steps_in_flight=stages,
+            has_prefix_cache=prefix_cache,
         )
         dispatcher = Dispatcher(limits)
         dispatcher.attach(

@@ -12,12 +12,15 @@ prompt is for the most part being computed waits for that.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 from potluck.scheduling.blocks import BlockPool, blocks_for
 from potluck.scheduling.prefix_index import HashChain, PrefixIndex, PrefixMatch, root_hash
 from potluck.scheduling.sequence import SequenceState
 from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.step import KV_BLOCK_TOKENS, BlockCopy, SequenceId
+
+_NOBODY = SequenceId(-1)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,6 +31,7 @@ class PrefixCounters:
     num_hits: int = 0
     num_saved_tokens: int = 0
     num_evictions: int = 0
+    num_restored_tokens: int = 0
 
     @property
     def totals(self) -> PrefixTotals:
@@ -37,6 +41,7 @@ class PrefixCounters:
             num_hits=self.num_hits,
             num_saved_tokens=self.num_saved_tokens,
             num_evictions=self.num_evictions,
+            num_restored_tokens=self.num_restored_tokens,
         )
 
 
@@ -64,7 +69,8 @@ class Restoration:
 class BlockCache:
     """The blocks of all sequences of a scheduler. Not thread-safe.
 
-    Unless ``is_shared`` every sequence has its own blocks and nothing is kept.
+    Unless ``is_shared`` every sequence has its own blocks and nothing is kept. ``is_stored``: what
+    is computed is to be stored elsewhere (``take_filled``), under hashes with the ``salt``.
     """
 
     def __init__(
@@ -74,10 +80,12 @@ class BlockCache:
         is_shared: bool,
         counters: PrefixCounters,
         salt: bytes = b"",
+        is_stored: bool = False,
     ) -> None:
         self._pool = BlockPool(num_blocks, self._evicted)
         self._index = PrefixIndex()
         self._is_shared = is_shared
+        self._is_stored = is_stored
         self._counters = counters
         self._root = root_hash(salt)
         # Full blocks, and whose they will be; None while they are restored.
@@ -122,8 +130,12 @@ class BlockCache:
         return chain.after(end) if 2 * (end - start) * KV_BLOCK_TOKENS >= num_missing else None
 
     def is_computing(self, full_hash: bytes) -> bool:
-        """Whether a sequence that has blocks is computing the one with that hash."""
+        """Whether the block with that hash is being computed or restored."""
         return full_hash in self._computing
+
+    def is_restoring(self, full_hash: bytes) -> bool:
+        """Whether the block with that hash is being restored, and not computed."""
+        return self._computing.get(full_hash, _NOBODY) is None
 
     def has_room(self, sequence: SequenceState, match: PrefixMatch) -> bool:
         """Whether there are blocks for all known tokens of the sequence."""
@@ -183,20 +195,20 @@ class BlockCache:
 
     def insert_restored(self, restoration: Restoration, num_restored: int) -> None:
         """The first ``num_restored`` blocks hold what they should: keep them, free the others."""
+        self._counters.num_restored_tokens += num_restored * KV_BLOCK_TOKENS
         for each in restoration.blocks[:num_restored]:
             if self._index.publish(each.block, each.parent, each.tokens, each.full_hash):
                 self._pool.keep(each.block)
         for each in restoration.blocks:
-            if self._computing.get(each.full_hash, 0) is None:
+            if self.is_restoring(each.full_hash):
                 del self._computing[each.full_hash]
         self._pool.give_back(each.block for each in reversed(restoration.blocks))
         self._pool.give_back(reversed(restoration.held))
 
-    def take_filled(self) -> tuple[FullBlock, ...]:
-        """The full blocks that were computed since the last call and still hold it."""
-        filled = tuple(self._filled.values())
-        self._filled.clear()
-        return filled
+    def take_filled(self, most: int) -> tuple[FullBlock, ...]:
+        """At most as many full blocks that were computed and still hold it; each is given once."""
+        blocks = tuple(islice(self._filled, most))
+        return tuple(self._filled.pop(block) for block in blocks)
 
     def grow(self, sequence: SequenceState) -> bool:
         """Give the sequence one more block; False if none is free."""
@@ -267,7 +279,7 @@ class BlockCache:
             self._pool.discard(block)
             return
         self._pool.keep(block)
-        if num_tokens == KV_BLOCK_TOKENS:
+        if self._is_stored and num_tokens == KV_BLOCK_TOKENS:
             self._filled[block] = _full_block(sequence, chain, index, block)
         for other in self._index.superseded(block):
             if not self._pool.is_held(other):

@@ -7,7 +7,8 @@ The policy, in the order in which a step is filled:
    so that every stage of a pipeline has something to do.
 2. Prefill: chunks of admitted prompts, oldest first, up to the step's token budget. Where several
    steps may be in flight, the budget of a step is a share of what is left to prefill, so that the
-   stages compute chunks of one prompt, or of several, at the same time.
+   stages compute chunks of one prompt, or of several, at the same time. While somebody decodes, it
+   is what a step can compute within the target (``chunks``).
 3. Admission: waiting sequences, first come first served, when the blocks of all their known tokens
    are free. What the prefix cache has of these is not computed (``block_cache``). A sequence whose
    prompt others are computing for the most part waits for them and lets others pass.
@@ -30,12 +31,15 @@ stages compute them again. The last stage is then told of the tokens generated b
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
 from potluck.errors import ParameterError, PromptTooLongError
 from potluck.scheduling.block_cache import BlockCache, PrefixCounters
 from potluck.scheduling.blocks import blocks_for
+from potluck.scheduling.chunks import DEFAULT_TARGET_STEP_SECONDS, ChunkController
+from potluck.scheduling.keeping import MAX_MOVED_BLOCKS, Restorer, hashed
 from potluck.scheduling.prefix_index import PrefixMatch
 from potluck.scheduling.sequence import SequenceState
 from potluck.types.prefix_cache import PrefixTotals
@@ -81,7 +85,10 @@ class SchedulerLimits:
     """What the stages can hold and what one step may bring.
 
     ``context_tokens`` is the longest sequence; ``num_blocks`` must hold at least one such.
-    Sequences share the blocks of equal prefixes if ``has_prefix_cache``.
+    Sequences share the blocks of equal prefixes if ``has_prefix_cache``; then those that the stages
+    have on disk can be restored. They are known there by hashes with the ``disk_salt``, which is
+    None where the stages do not keep blocks on disk. While somebody decodes, prompts are cut so
+    that the time between tokens is about ``target_step_seconds``.
     """
 
     num_blocks: int
@@ -90,10 +97,12 @@ class SchedulerLimits:
     max_step_sequences: int
     max_steps_in_flight: int
     has_prefix_cache: bool = True
+    disk_salt: bytes | None = None
+    target_step_seconds: float = DEFAULT_TARGET_STEP_SECONDS
 
     def __post_init__(self) -> None:
         smallest = min(self.max_step_tokens, self.max_step_sequences, self.max_steps_in_flight)
-        if smallest < 1 or self.context_tokens < 2:
+        if smallest < 1 or self.context_tokens < 2 or self.target_step_seconds <= 0:
             raise ValueError(f"limits must be positive: {self}")
         if self.num_blocks < blocks_for(self.context_tokens):
             raise ValueError("the cache holds less than one full context")
@@ -101,11 +110,15 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Scheduled:
-    """A sequence's part of a step: its tokens up to ``end``, under one of its block tables."""
+    """A sequence's part of a step: its tokens up to ``end``, under one of its block tables.
+
+    ``num_chunk_tokens`` of them are of a prompt, or of what is computed again.
+    """
 
     sequence: SequenceState
     num_admissions: int
     end: int
+    num_chunk_tokens: int
 
     @property
     def is_current(self) -> bool:
@@ -131,6 +144,8 @@ class Scheduler:
         self._limits = limits
         self._counters = PrefixCounters()
         self._cache = self._empty_cache()
+        self._restorer = Restorer(self._cache)
+        self._chunks = self._new_controller()
         self._waiting: deque[SequenceState] = deque()
         self._running: list[SequenceState] = []  # in order of admission
         self._sequences: dict[SequenceId, SequenceState] = {}
@@ -248,6 +263,8 @@ class Scheduler:
             )
         self._limits = limits
         self._cache = self._empty_cache()
+        self._restorer = Restorer(self._cache)
+        self._chunks = self._new_controller()
         self._waiting = deque([*self._running, *self._waiting])
         self._running = []
         self._steps_in_flight.clear()
@@ -272,6 +289,8 @@ class Scheduler:
             return None
         if self._is_alone_in_flight:
             return None
+        if self._restorer.is_due:
+            return self._restoring_step()
         forming = _Forming()
         for is_alone in (self._is_turn_of_alone, not self._is_turn_of_alone):
             if is_alone and self._steps_in_flight and self._has_alone:
@@ -281,30 +300,51 @@ class Scheduler:
                 self._is_alone_in_flight = is_alone
                 self._is_turn_of_alone = not is_alone
                 break
-        if not forming.slices:
+        if not forming.slices and self._restorer.is_due:
+            return self._restoring_step()
+        num_tokens = sum(len(part.tokens) for part in forming.slices)
+        saves = self._cache.take_filled(
+            max(MAX_MOVED_BLOCKS // 2, num_tokens // KV_BLOCK_TOKENS)
+            if forming.slices
+            else MAX_MOVED_BLOCKS * (not self._steps_in_flight)
+        )
+        if not forming.slices and not saves:
             return None
         step = Step(
-            step_id=StepId(self._next_step),
+            step_id=self._take_step_id(forming.scheduled),
             slices=tuple(forming.slices),
             opened=tuple(forming.openings),
             closed=tuple(self._closing),
             copies=tuple(forming.copies),
+            saves=tuple(hashed(each) for each in saves),
         )
         self._closing.clear()
-        self._next_step += 1
-        self._steps_in_flight[step.step_id] = tuple(forming.scheduled)
         return step
 
     def complete(
-        self, step_id: StepId, sampled: tuple[SampledToken, ...], *, has_failed: bool = False
+        self,
+        step_id: StepId,
+        sampled: tuple[SampledToken, ...],
+        *,
+        has_failed: bool = False,
+        num_restored: int = 0,
+        seconds: float | None = None,
     ) -> list[CommittedToken]:
         """Take a step's result; returns the tokens that its sequences were given.
 
         Scored tokens of prompts are among them, each once and in order. The sequences of a step
         that ``has_failed`` are to be cancelled: what the cache holds of it is not known.
+        ``num_restored`` blocks were there of those that the step was to restore. It took
+        ``seconds`` from when it was formed, or from the end of the step before if that was later;
+        None if that is not known.
         """
         scheduled = self._steps_in_flight.pop(step_id)
+        if scheduled and seconds is not None and not has_failed:
+            self._chunks.took(
+                seconds, num_chunk_tokens=sum(part.num_chunk_tokens for part in scheduled)
+            )
         self._is_alone_in_flight = False  # nothing is in flight beside such a step
+        self._restorer.complete(step_id, num_restored)
         if not has_failed:
             for part in scheduled:
                 if part.is_current:
@@ -355,7 +395,23 @@ class Scheduler:
             limits.num_blocks,
             is_shared=limits.has_prefix_cache,
             counters=self._counters,
+            salt=limits.disk_salt or b"",
+            is_stored=limits.disk_salt is not None,
         )
+
+    def _take_step_id(self, scheduled: Sequence[_Scheduled]) -> StepId:
+        step_id = StepId(self._next_step)
+        self._next_step += 1
+        self._steps_in_flight[step_id] = tuple(scheduled)
+        return step_id
+
+    def _restoring_step(self) -> Step:
+        step_id = self._take_step_id(())
+        return Step(step_id=step_id, slices=(), restores=self._restorer.take_due(step_id))
+
+    def _new_controller(self) -> ChunkController:
+        limits = self._limits
+        return ChunkController(limits.target_step_seconds, limits.max_steps_in_flight)
 
     def _fill(self, forming: _Forming, *, is_alone: bool) -> None:
         """Put what is due into a step: of one sequence that is computed alone, or of the others."""
@@ -364,6 +420,8 @@ class Scheduler:
             running = [each for each in running if each.num_unscheduled][:1]
         self._add_decodes(running, forming)
         budget = min(self._limits.max_step_tokens - len(forming.slices), self._prefill_share)
+        if any(each.wants_decode or each.awaiting_sample for each in self._running):
+            budget = min(budget, self._chunks.most_tokens)
         for sequence in running:
             if sequence.block_table:  # not preempted just now
                 budget = self._add_prefill(sequence, budget, forming)
@@ -378,10 +436,16 @@ class Scheduler:
             if not self._may_admit(sequence, match):
                 return
             sequence.awaited = None if is_alone else self._cache.worth_awaiting(sequence, match)
-            if sequence.awaited is None:
+            if sequence.awaited is not None:
+                continue
+            if is_alone or not self._seeks(sequence, match):
                 self._admit(sequence, match, forming)
                 # One token may be all that is not in the cache: it looks like a decode.
                 budget = self._add_chunk(sequence, budget, forming)
+
+    def _seeks(self, sequence: SequenceState, match: PrefixMatch) -> bool:
+        """Whether the sequence is to wait for blocks from the disks of the stages."""
+        return self._limits.disk_salt is not None and self._restorer.seeks(sequence, match)
 
     def _admit(self, sequence: SequenceState, match: PrefixMatch, forming: _Forming) -> None:
         self._waiting.remove(sequence)
@@ -423,7 +487,7 @@ class Scheduler:
             # A preemption below may have taken this very sequence's blocks away.
             if not sequence.block_table or not self._grow(sequence):
                 continue
-            self._take(sequence, 1, forming)
+            self._take(sequence, 1, forming, is_decode=True)
 
     def _has_room(self, forming: _Forming) -> bool:
         return len(forming.slices) < self._limits.max_step_sequences
@@ -442,7 +506,9 @@ class Scheduler:
         self._take(sequence, count, forming)
         return budget - count
 
-    def _take(self, sequence: SequenceState, count: int, forming: _Forming) -> None:
+    def _take(
+        self, sequence: SequenceState, count: int, forming: _Forming, *, is_decode: bool = False
+    ) -> None:
         start = sequence.num_scheduled
         end = start + count
         sequence.num_scheduled = end
@@ -468,7 +534,10 @@ class Scheduler:
             forming.openings.append(sequence.opening())
             sequence.is_opened = True
         forming.slices.append(part)
-        forming.scheduled.append(_Scheduled(sequence, sequence.num_admissions, end))
+        num_chunk_tokens = 0 if is_decode else count
+        forming.scheduled.append(
+            _Scheduled(sequence, sequence.num_admissions, end, num_chunk_tokens)
+        )
 
     def _grow(self, sequence: SequenceState) -> bool:
         """Make room for the sequence's next position; False if it was preempted itself."""
@@ -485,6 +554,7 @@ class Scheduler:
         self._running.remove(sequence)
         self._cache.release(sequence)
         sequence.num_scheduled = 0
+        sequence.seek_again()
         self._waiting.appendleft(sequence)
 
     def _remove(self, sequence: SequenceState) -> None:

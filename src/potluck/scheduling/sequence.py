@@ -24,7 +24,8 @@ class SequenceState:
     complete steps tell, in whole blocks right after admission; ``num_admissions`` tells one block
     table from the next. ``num_cached_tokens`` of the prompt were in the cache when the sequence was
     admitted first; None before. ``chain`` is of ``tokens``. ``awaited`` is the hash of
-    the last block that others compute and it waits for, if it does.
+    the last block that it waits for, if it does. Its leading ``num_sought_blocks`` were looked for
+    on the disks of the stages; none is any more if it ``is_sought``.
     """
 
     sequence_id: SequenceId
@@ -43,6 +44,8 @@ class SequenceState:
     num_cached_tokens: int | None = None
     chain: HashChain | None = None
     awaited: bytes | None = None
+    num_sought_blocks: int = 0
+    is_sought: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -94,12 +97,18 @@ class SequenceState:
             grammar=self.request.grammar,
         )
 
+    def seek_again(self) -> None:
+        """Its blocks may be put back from the disks of the stages."""
+        self.num_sought_blocks = 0
+        self.is_sought = False
+
     def restart(self) -> None:
         """Forget what was computed; the committed tokens and scores stay."""
         self.block_table = []
         self.num_scheduled = 0
         self.num_computed = 0
         self.awaited = None
+        self.seek_again()
         self.awaiting_sample = False
         self.is_opened = False
         self.next_score = self.num_scored + 1

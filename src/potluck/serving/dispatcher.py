@@ -56,8 +56,16 @@ class _Attachment:
     number: int
     pipeline: Pipeline | None = None
     in_flight: dict[StepId, tuple[SequenceRequest, ...]] = field(default_factory=dict)
+    submitted_at: dict[StepId, float] = field(default_factory=dict)
+    last_outcome_at: float = 0.0
     num_steps: int = 0
     is_stopped: bool = False
+
+    def seconds_of(self, step_id: StepId, now: float) -> float:
+        """Return how long a step took that ends now, from the end of the one before it."""
+        started = max(self.submitted_at.pop(step_id, now), self.last_outcome_at)
+        self.last_outcome_at = now
+        return now - started
 
     @property
     def requests_in_flight(self) -> tuple[SequenceRequest, ...]:
@@ -260,14 +268,15 @@ class Dispatcher:
             committed: list[tuple[LedgerEntry, TimedToken]] = []
             with self._breaking(attachment):
                 for token in self._scheduler.complete(
-                    step_id, outcome.sampled, has_failed=outcome.error is not None
+                    step_id,
+                    outcome.sampled,
+                    has_failed=outcome.error is not None,
+                    seconds=attachment.seconds_of(step_id, now),
+                    num_restored=outcome.num_restored,
                 ):
                     entry = self._ledger.commit(token)
-                    update = TimedToken(
-                        token=token,
-                        at_seconds=now,
-                        num_cached_tokens=entry.num_cached_tokens or 0,
-                    )
+                    num_cached, entry.num_cached_tokens = entry.num_cached_tokens or 0, 0
+                    update = TimedToken(token=token, at_seconds=now, num_cached_tokens=num_cached)
                     committed.append((entry, update))
                 if outcome.error is not None:
                     for part in outcome.step.slices:
@@ -327,6 +336,7 @@ class Dispatcher:
                         cached = self._scheduler.num_cached_tokens(entry.sequence_id)
                         entry.num_cached_tokens = cached
                 attachment.in_flight[step.step_id] = tuple(entry.request for entry in entries)
+                attachment.submitted_at[step.step_id] = time.perf_counter()
                 attachment.pipeline.submit(step)
 
     @contextmanager

@@ -20,7 +20,7 @@ class TimedToken:
     """A committed token and the ``time.perf_counter()`` at which it was.
 
     ``num_cached_tokens`` of the sequence's prompt were in the cache when it was first computed
-    here.
+    here; that comes with its first token, and is 0 with all others.
     """
 
     token: CommittedToken
@@ -40,8 +40,8 @@ class LedgerEntry:
     """A live sequence. Mutable, and changed by its ledger only.
 
     ``output_tokens`` and ``num_scored`` are as in ``Continuation``. It is computed in steps of its
-    own if ``is_alone``. ``num_cached_tokens`` is as in ``TimedToken``, and None before it was in a
-    step.
+    own if ``is_alone``. ``num_cached_tokens`` are still to be told (see ``TimedToken``); it is None
+    before the first step.
     """
 
     sequence_id: SequenceId

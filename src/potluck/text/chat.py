@@ -21,6 +21,7 @@ from potluck.text.continuation import render_continued
 from potluck.text.reasoning import reasoning_format
 from potluck.text.shield import Shield, texts_of, texts_of_message
 from potluck.text.template_data import EFFORT_VARIABLES, messages_data, tool_data
+from potluck.text.template_gaps import fill_gaps
 from potluck.types.text import ChatEnding, ChatMessage, ChatPrompt, Tokenizer, Tool
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -169,6 +170,9 @@ def prompt_chat(
 ) -> ChatPrompt:
     """The prompt of a chat, ready for the model to go on as ``ending`` says.
 
+    What the template has no place for (tools, system messages) is written into the messages that it
+    knows; see ``potluck.text.template_gaps``.
+
     Raises ``ChatTemplateError`` also when there is no template, or when it drops a part of a
     message that is to be continued, and whatever ``render`` raises and ``Tokenizer.encode`` does,
     which ``max_tokens`` is given to.
@@ -186,7 +190,12 @@ def prompt_chat(
         )
     chat = _Chat(
         template=template,
-        messages=tuple(messages),
+        messages=fill_gaps(
+            messages,
+            tools,
+            source=template.source_for(tools),
+            special_tokens=template.special_tokens,
+        ),
         tools=tuple(tools),
         variables=template_variables or {},
         ending=ending,
@@ -205,7 +214,7 @@ class _Chat:
     """All that a prompt is made of."""
 
     template: ChatTemplate
-    messages: tuple[ChatMessage, ...]
+    messages: Sequence[ChatMessage]
     tools: tuple[Tool, ...]
     variables: Mapping[str, object]
     ending: ChatEnding

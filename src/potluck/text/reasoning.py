@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from potluck.text.marks import Marks
 from potluck.types.output import OutputPart, ReasoningPart, TextPart
 
 _TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
@@ -101,7 +102,7 @@ class ReasoningSplitter:
         self, reasoning: ReasoningFormat, *, state: ThoughtState = ThoughtState.UNDECIDED
     ) -> None:
         self._format = reasoning
-        self._marks = {each: _Marks(_marks_in(reasoning, each)) for each in ThoughtState}
+        self._marks = {each: Marks(_marks_in(reasoning, each)) for each in ThoughtState}
         self._held = ""
         self._state = state
         self._skips_space = state in (ThoughtState.OPEN, ThoughtState.CLOSED)
@@ -163,32 +164,6 @@ class ReasoningSplitter:
         is_opened = mark in self._format.open_texts
         self._state = ThoughtState.OPEN if is_opened else ThoughtState.CLOSED
         self._skips_space = True
-
-
-class _Marks:
-    """Finds the first of several marks in a text that is still growing."""
-
-    def __init__(self, marks: Sequence[str]) -> None:
-        longest_first = sorted(marks, key=len, reverse=True)
-        self._marks = tuple(longest_first)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        self._longest = max(map(len, marks), default=0)
-
-    def find(self, text: str, *, is_end: bool) -> tuple[int, str]:
-        """Return where the first mark is, and the mark.
-
-        The mark is empty where there is none up to that index, and what follows may become one.
-        """
-        match = self._pattern.search(text)
-        start = match.start() if match else len(text)
-        if not is_end:
-            for index in range(max(0, len(text) - self._longest + 1), start):
-                if self._may_begin(text[index:]):
-                    return index, ""
-        return start, match[0] if match else ""
-
-    def _may_begin(self, text: str) -> bool:
-        return any(mark.startswith(text) for mark in self._marks)
 
 
 def _marks_in(reasoning: ReasoningFormat, state: ThoughtState) -> tuple[str, ...]:

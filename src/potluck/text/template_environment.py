@@ -39,8 +39,8 @@ _MAX_CHARACTERS = 16 * 1024 * 1024
 _MAX_INTEGER_BITS = 4096
 """Of the operands of ``**`` and ``*`` on numbers."""
 
-_TO_ESCAPE = re.compile("[^\x00-\x7f\ue000-\uf8ff\U000f0000-\U000ffffd]")
-"""What is not ASCII, but for private-use characters, which stand for others (see ``shield``)."""
+_TO_ESCAPE = re.compile("[^\x00-\x7f\U00020000-\U0002a6d6]")
+"""What is not ASCII, but for rare ideographs, which stand for other characters (``shield``)."""
 
 _DICT_NAMES = frozenset(dir(dict))
 

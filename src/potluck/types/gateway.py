@@ -8,7 +8,7 @@ workers or transports. Everything here is used from one event loop and never blo
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,7 +16,8 @@ from potluck.types.cluster import NodeId
 from potluck.types.model import EmbeddingConfig, RerankConfig
 from potluck.types.output import OutputFormat
 from potluck.types.placement import Prediction
-from potluck.types.sequence import CommittedToken, SequenceRequest
+from potluck.types.prefix_cache import PrefixTotals
+from potluck.types.sequence import Cancel, CommittedToken, OnUpdate, SequenceRequest
 from potluck.types.text import ChatEncoder, PairEncoder, Tokenizer
 
 
@@ -88,10 +89,10 @@ class ServedModel:
 class LiveSequence:
     """A sequence of a request in progress, with all that is needed to go on from any point.
 
-    Mutable, of the event loop. Whoever iterates over ``Gateway.generate`` appends each new token to
-    ``committed`` before it asks for the next: what was lost on the way is computed again from there
-    and is the same, because draws are keyed by (seed, position). ``num_cached_tokens`` of the
-    prompt were not computed for it, because a cache had them; known with the first token.
+    Mutable, of the event loop. Whoever calls ``Gateway.start`` appends each new token to
+    ``committed``: a sequence is started again from there, and its tokens are the same, because
+    draws are keyed by (seed, position). ``num_cached_tokens`` of the prompt were not computed for
+    it, because a cache had them; known with the first token.
     """
 
     model_id: str
@@ -166,7 +167,8 @@ class ModelMetrics:
     stages are held that are not in use. It has moved to a better plan ``num_moves`` times, the last
     time to one that was predicted to be faster by ``last_gain``, as a part; None if it never did.
     ``speed`` was measured lately, ``prediction`` is of the plan in force; None if it was made
-    without one.
+    without one. Of the free blocks ``num_kept_blocks`` are kept for prompts that begin alike;
+    ``prefix`` says what that has saved.
     """
 
     model_id: str
@@ -182,6 +184,8 @@ class ModelMetrics:
     last_gain: float | None = None
     speed: TokenSpeed = TokenSpeed()
     prediction: Prediction | None = None
+    num_kept_blocks: int = 0
+    prefix: PrefixTotals = field(default_factory=PrefixTotals)
     stages: tuple[StageMetrics, ...] = ()
     edges: tuple[EdgeMetrics, ...] = ()
 
@@ -201,15 +205,17 @@ class Gateway(Protocol):
         """
         ...
 
-    def generate(self, sequence: LiveSequence) -> AsyncGenerator[CommittedToken, None]:
+    def start(self, sequence: LiveSequence, on_update: OnUpdate) -> Cancel:
         """Continue ``sequence`` after its committed tokens, to a token with a finish reason.
 
-        While the model is not ready, it waits for as long as the deployment lets requests wait.
+        ``on_update`` is told the tokens of a step together, and never before this returns. While
+        the model is not ready, the sequence waits for as long as the deployment lets requests wait.
         The scored tokens of its prompt come first, if they were asked for. One with ``pooling``
         gives a single token, which has the vector. A request that asks for nothing is not taken.
-        Closing the generator cancels the sequence; its KV-cache blocks are free within a step.
-        Raises a ``PotluckError`` while it is iterated over: ``PromptTooLongError``,
-        ``OverloadedError``, or ``EngineError`` and its like when a stage or an edge is lost.
+        Once the sequence is cancelled, its KV-cache blocks are free within a
+        step. Errors are told as updates: ``PromptTooLongError``, ``OverloadedError``, or
+        ``EngineError`` and its like when a stage or an edge is lost. Raises ``ModelNotFoundError``
+        when nothing of that name is deployed.
         """
         ...
 

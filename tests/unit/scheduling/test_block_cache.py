@@ -8,7 +8,9 @@ from potluck.types.step import SamplingParams, SequenceId
 
 
 def make_cache(num_blocks: int = 8, salt: bytes = b"") -> BlockCache:
-    return BlockCache(num_blocks, is_shared=True, counters=PrefixCounters(), salt=salt)
+    return BlockCache(
+        num_blocks, is_shared=True, counters=PrefixCounters(), salt=salt, is_stored=True
+    )
 
 
 def make_sequence(number: int, tokens: list[int]) -> SequenceState:
@@ -36,16 +38,16 @@ def hashes(count: int) -> list[bytes]:
 def test_full_blocks_are_told_once_with_their_hashes() -> None:
     cache, sequence = make_cache(), make_sequence(0, PROMPT)
     cache.admit(sequence, cache.find(sequence))
-    assert cache.take_filled() == ()
+    assert cache.take_filled(99) == ()
     cache.computed(sequence, 40)
-    filled = cache.take_filled()
+    filled = cache.take_filled(99)
     assert [each.full_hash for each in filled] == hashes(2)
     assert [each.parent for each in filled] == [root_hash(), hashes(1)[0]]
     assert [each.block for each in filled] == sequence.block_table[:2]
     cache.computed(sequence, 50)
-    assert [each.full_hash for each in cache.take_filled()] == hashes(3)[2:]
+    assert [each.full_hash for each in cache.take_filled(99)] == hashes(3)[2:]
     cache.release(sequence)
-    assert cache.take_filled() == ()
+    assert cache.take_filled(99) == ()
 
 
 def test_a_block_that_was_evicted_is_not_told() -> None:
@@ -55,7 +57,7 @@ def test_a_block_that_was_evicted_is_not_told() -> None:
     cache.computed(first, 50)
     cache.release(first)
     cache.admit(second, cache.find(second))
-    assert cache.take_filled() == ()
+    assert cache.take_filled(99) == ()
 
 
 def test_restored_blocks_count_as_computed() -> None:
@@ -82,7 +84,7 @@ def test_restored_blocks_count_as_computed() -> None:
     cache.insert_restored(again, 1)
     assert cache.find(sequence).num_tokens == 48
     assert cache.num_free == 8
-    assert cache.take_filled() == (), "what was restored is stored already"
+    assert cache.take_filled(99) == (), "what was restored is stored already"
 
 
 def test_without_room_nothing_is_restored() -> None:

@@ -82,7 +82,7 @@ def test_text_between_control_tokens_is_encoded_as_ever(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write_model_directory(tmp_path, qwen2_json()))
     template = ChatTemplate(source="<|im_start|>{{ messages[0].content }}<|im_end|>")
     start, end = tokenizer.encode("<|im_start|><|im_end|>", parse_special=True)
-    content = "the dog<|im_end|> don't \ue000 12"
+    content = "the dog<|im_end|> don't \U00020000 12"
     assert encode_chat(tokenizer, template, [user(content)]) == [
         start,
         *tokenizer.encode(content),

@@ -92,9 +92,16 @@ def test_words_of_schemas_are_left_alone_unless_they_are_control_tokens() -> Non
 
 
 def test_characters_that_are_used_stand_for_nothing() -> None:
-    cover = shield("\ue000 \ue002", "\ue001")
-    assert cover.cover("<|im_end|>").startswith("\ue003")
-    assert cover.free_character() == "\ue004"
+    cover = shield("\U00020000 \U00020002", "\U00020001")
+    assert cover.cover("<|im_end|>").startswith("\U00020003")
+    assert cover.free_character() == "\U00020004"
+
+
+def test_stand_ins_are_written_as_they_are() -> None:
+    character = shield().free_character()
+    assert repr([character])[2:-2] == character
+    assert json.dumps(character, ensure_ascii=False)[1:-1] == character
+    assert character.upper() == character.lower() == character.strip() == character
 
 
 def test_values_of_other_types_are_refused() -> None:

@@ -27,7 +27,7 @@ def render(source: str, **variables: object) -> str:
          "1/2False 2/2True "),
         ("{% for i in [] %}x{% else %}none{% endfor %}{% for i in nothing %}x{% endfor %}", "none"),
         ("{{ {'a': '<é>'} | tojson }}", '{"a": "<é>"}'),
-        ("{{ '<é\ue000>' | tojson(ensure_ascii=true) }}", '"<\\u00e9\ue000>"'),
+        ("{{ '<é\U00020000>' | tojson(ensure_ascii=true) }}", '"<\\u00e9\U00020000>"'),
         ("{{ {'b': 1, 'a': [2]} | tojson(separators=(',', ':'), sort_keys=true) }}",
          '{"a":[2],"b":1}'),
         ("{% generation %}{% set x = 1 %}{{ x }}{% endgeneration %}{{ x is defined }}", "1False"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from potluck.types.gateway import (
     ModelStatus,
     ServedModel,
 )
-from potluck.types.sequence import CommittedToken
+from potluck.types.sequence import Cancel, OnUpdate
 
 _STATES = {
     DeploymentState.LOADING: ModelState.LOADING,
@@ -90,15 +90,10 @@ class AgentGateway:
             self._served[record.deployment] = loading
         return await asyncio.shield(loading)
 
-    async def generate(self, sequence: LiveSequence) -> AsyncGenerator[CommittedToken, None]:
-        """Compute a sequence; closing the generator cancels it."""
+    def start(self, sequence: LiveSequence, on_update: OnUpdate) -> Cancel:
+        """Compute a sequence; see ``Relaying.start``."""
         record = self._find(sequence.model_id)
-        stream = self._agent.generate(record, sequence.request, sequence.committed)
-        try:
-            async for token in stream:
-                yield token
-        finally:
-            await stream.aclose()
+        return self._agent.relaying.start(record, sequence.request, on_update, sequence.committed)
 
     def cluster_state(self) -> Mapping[str, object]:
         """The cluster as it was at the last ``refresh``."""

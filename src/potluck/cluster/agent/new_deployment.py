@@ -43,6 +43,8 @@ def new_record(
         ("spares", request.num_spares),
         ("rebalance_threshold", request.rebalance_threshold),
         ("streams", request.num_streams),
+        ("target_step_ms", request.target_step_ms),
+        ("cache_disk", request.cache_disk_bytes),
     ):
         if number is not None:
             require_number(name, number)
@@ -80,6 +82,7 @@ def new_record(
         quantization=request.quantization or Quantization.NONE,
         may_quantize=request.quantization is None,
         is_mapped=request.is_mapped,
+        cache_disk_bytes=request.cache_disk_bytes,
         arithmetic=(Arithmetic.EXACT if request.arithmetic is ArithmeticChoice.EXACT else None),
         state=DeploymentState.LOADING,
         fingerprint=fingerprint,
@@ -91,4 +94,6 @@ def new_record(
         layout=request.layout,
         rebalance=request.rebalance,
         rebalance_threshold=request.rebalance_threshold,
+        prefix_cache=request.prefix_cache,
+        target_step_ms=request.target_step_ms,
     )

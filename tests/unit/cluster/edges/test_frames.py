@@ -51,7 +51,7 @@ def test_layout() -> None:
     ("offset", "value", "reason"),
     [
         (0, b"HTTP", "does not speak Potluck's protocol"),
-        (4, b"\x03\x00", "wire version 3, and this node 2"),
+        (4, b"\x09\x00", "wire version 9, and this node 3"),
         (6, b"\x00" * 40, "malformed deployment"),
         (6, b"d\x00m", "malformed deployment"),
         (6, b"\xff", "malformed deployment"),

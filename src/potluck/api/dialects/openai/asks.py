@@ -10,6 +10,7 @@ from potluck.api.dialects.openai.bodies import (
     NamedTool,
 )
 from potluck.api.dialects.openai.messages import chat_messages
+from potluck.api.dialects.openai.structured import grammar_asked
 from potluck.api.errors import invalid
 from potluck.api.tools import tool_use
 from potluck.text.chat import chat_ending
@@ -27,8 +28,11 @@ def chat_asked(body: ChatBody) -> ChatAsked:
     top_logprobs = body.top_logprobs or 0
     if not body.logprobs and top_logprobs:
         raise invalid("top_logprobs", "top_logprobs is for answers with logprobs: set logprobs")
+    grammar = grammar_asked(body)
     return ChatAsked(
         model_id=body.model,
+        grammar=None if grammar is None else grammar[1],
+        grammar_param="response_format" if grammar is None else grammar[0],
         sampling=_sampling(body),
         logit_bias=body.logit_bias or {},
         seed=body.seed,
@@ -55,8 +59,11 @@ def completion_asked(body: CompletionBody) -> TextAsked:
     if body.logprobs is not None:
         require_number("logprobs", body.logprobs)
     asked = _max_new_tokens(body, None)
+    grammar = grammar_asked(body)
     return TextAsked(
         model_id=body.model,
+        grammar=None if grammar is None else grammar[1],
+        grammar_param="response_format" if grammar is None else grammar[0],
         sampling=_sampling(body),
         logit_bias=body.logit_bias or {},
         seed=body.seed,
