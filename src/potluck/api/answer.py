@@ -259,6 +259,7 @@ class _Choice:
             starts_text=job.starts_text,
             echo=job.echoes[index],
             parser=None if job.new_parser is None else job.new_parser(),
+            visible=job.visible_control_texts,
         )
         self.begun = self._text.start()
         self.is_over = self.begun.finish_reason is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from potluck.api.delta import Delta, ScoredToken
 from potluck.api.echo import PromptEcho
@@ -30,6 +30,7 @@ class ChoiceText:
         starts_text: bool,
         echo: str | None = None,
         parser: OutputParser | None = None,
+        visible: Collection[str] = (),
     ) -> None:
         self._num_prompt_tokens = len(request.prompt_tokens)
         self._echo = None if echo is None else PromptEcho(request, tokenizer, echo)
@@ -39,7 +40,7 @@ class ChoiceText:
         self._is_thinking = False
         self._num_reasoning_tokens = 0
         self._detokenizer = StreamingDetokenizer(
-            tokenizer, stop_strings=stop, starts_text=starts_text
+            tokenizer, stop_strings=stop, starts_text=starts_text, visible=visible
         )
         self._num_given = 0
         self._held: list[ScoredToken] = []

@@ -7,14 +7,15 @@ A dialect makes an ``EmbedAsked`` or a ``RankAsked`` of a body, and writes what 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.api.answer import merge
+from potluck.api.answer import Arrivals
 from potluck.api.config import ApiLimits
 from potluck.api.errors import invalid
 from potluck.api.jobs import checked_prompt
@@ -22,7 +23,7 @@ from potluck.api.metrics import ApiMetrics
 from potluck.errors import EngineError
 from potluck.serving.vectors import check_dimensions, embedding_of, pooled_request, score_of
 from potluck.types.gateway import Gateway, LiveSequence, ServedModel
-from potluck.types.sequence import SequenceRequest
+from potluck.types.sequence import Cancel, SequenceRequest, SequenceUpdate
 
 MAX_INPUTS = 2048
 """Of a request, as in OpenAI's API."""
@@ -168,30 +169,36 @@ async def compute(prepared: PreparedVectors, gateway: Gateway, metrics: ApiMetri
         )
         for each in job.requests
     ]
-    # One after another from each of these, so that the longest holds up nothing but its own.
+    arrivals = Arrivals(tick_seconds=_TICK_SECONDS)
     waiting = iter(enumerate(live))
-    sources = [_some(waiting, gateway) for _ in live[:_MAX_AT_ONCE]]
+    cancels: dict[int, Cancel] = {}
     vectors: dict[int, bytes] = {}
-    async with aclosing(merge(sources, tick_seconds=_TICK_SECONDS)) as merged:
-        async for each in merged:
-            if each is not None:
-                index, vector = each[1]
-                vectors[index] = vector
+
+    def start_some() -> None:
+        for index, sequence in islice(waiting, _MAX_AT_ONCE - len(cancels)):
+            cancels[index] = gateway.start(sequence, partial(arrivals.put, index))
+
+    try:
+        start_some()
+        while cancels:
+            for index, update in await arrivals.take():
+                vectors[index] = _vector_of(update)
+                cancels.pop(index)()
+            start_some()
+    finally:
+        arrivals.close()
+        for cancel in cancels.values():
+            cancel()
     return [vectors[index] for index in range(len(live))]
 
 
-async def _some(
-    waiting: Iterator[tuple[int, LiveSequence]], gateway: Gateway
-) -> AsyncGenerator[tuple[int, bytes], None]:
-    for index, sequence in waiting:
-        async with aclosing(gateway.generate(sequence)) as updates:
-            async for token in updates:
-                if token.vector is None:
-                    raise EngineError("the model gave a token in the place of a vector")
-                yield index, token.vector
-                break
-            else:
-                raise EngineError("the model stopped without a vector", hint="ask again")
+def _vector_of(update: SequenceUpdate | Exception) -> bytes:
+    if isinstance(update, Exception):
+        raise update
+    vector = update.tokens[0].vector
+    if vector is None:
+        raise EngineError("the model gave a token in the place of a vector")
+    return vector
 
 
 def _checked_count(count: int, param: str) -> int:

@@ -83,6 +83,16 @@ PrefixCacheOption = Annotated[
         show_default=False,
     ),
 ]
+ToolFormatOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tool-format",
+        metavar="NAME",
+        help="The format in which the model writes calls of tools. Default: as its chat template"
+        " shows.",
+        show_default=False,
+    ),
+]
 TargetStepOption = Annotated[
     float | None,
     typer.Option(
@@ -106,6 +116,7 @@ def deploy(
     cache: CacheOption = None,
     prefix_cache: PrefixCacheOption = None,
     target_step_ms: TargetStepOption = None,
+    tool_format: ToolFormatOption = None,
     quant: QuantOption = Quant.NONE,
     mmap: MmapOption = False,
     arithmetic: ArithmeticOption = None,
@@ -137,6 +148,8 @@ def deploy(
             )
             request |= _upkeep(recovery_wait, spares, rebalance)
             request |= _serving(prefix_cache=prefix_cache, target_step_ms=target_step_ms)
+            if tool_format is not None:
+                request["tool_format"] = tool_format
             request |= layout_params(directory, layout)
             for document in ask(directory.control_socket, "deploy", request):
                 result = document.get("result") or document["event"]

@@ -328,7 +328,8 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     better plan, which has to gain ``rebalance_threshold``, and ``rebalance_note`` in a line what
     such a plan would gain, or why the last one was left. With ``prefix_cache`` what equal prefixes
     of prompts leave in the cache is computed once. Prompts are cut so that the time between the
-    tokens of others is about ``target_step_ms`` milliseconds.
+    tokens of others is about ``target_step_ms`` milliseconds. Calls of tools are read in the format
+    ``tool_format``; None: in that of the chat template.
     """
 
     deployment: DeploymentId
@@ -371,6 +372,7 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     prediction: Prediction | None = None
     rebalance_note: str = ""
     prefix_cache: bool = True
+    tool_format: str | None = None
     target_step_ms: float = DEFAULT_TARGET_STEP_MS
 
     def supersedes(self, other: DeploymentRecord) -> bool:
@@ -404,6 +406,7 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     rebalance_threshold: float = DEFAULT_THRESHOLD
     layout: tuple[LayoutStage, ...] = ()
     prefix_cache: bool = True
+    tool_format: str | None = None
     target_step_ms: float = DEFAULT_TARGET_STEP_MS
 
 

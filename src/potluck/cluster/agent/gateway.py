@@ -182,12 +182,18 @@ def _load_served_model(record: DeploymentRecord, fingerprints: Fingerprints) -> 
     from potluck.text.chat import prompt_chat
     from potluck.text.reasoning import reasoning_format
     from potluck.text.rerank import check_labels, encode_pair, rerank_template
+    from potluck.text.tool_formats import choose_output_format
 
     fingerprints.check_text(record)
     description = describe_model(record.model)
     tokenizer = load_tokenizer(description.files)
     template = load_chat_template(description.files)
-    source = None if template is None else template.source
+    source = None if template is None else template.tool_source or template.source
+    output_format = None
+    if source is not None:
+        output_format = choose_output_format(
+            source, tokenizer.special_tokens, tool_format=record.tool_format
+        )
     rerank = description.vectors.rerank
     if rerank is not None:
         check_labels(rerank, description.config.label_tokens, tokenizer)
@@ -198,6 +204,7 @@ def _load_served_model(record: DeploymentRecord, fingerprints: Fingerprints) -> 
         vocab_size=description.config.vocab_size,
         context_tokens=record.context_tokens,
         sampling_defaults=description.sampling_defaults,
+        output_format=output_format,
         architecture=description.config.family,
         template=source,
         takes_tools=source is not None and "tools" in source,

@@ -15,6 +15,7 @@ from potluck.cluster.calls import (
 from potluck.errors import ParameterError
 from potluck.placement.layout import check_layout
 from potluck.scheduling import DEFAULT_CONTEXT_TOKENS
+from potluck.text.tool_formats.choice import syntax_named
 from potluck.types.arithmetic import Arithmetic, ArithmeticChoice
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.quantization import Quantization
@@ -48,6 +49,8 @@ def new_record(
     ):
         if number is not None:
             require_number(name, number)
+    if request.tool_format is not None:
+        syntax_named(request.tool_format)
     context = request.context_tokens
     if context is None:
         context = min(most, DEFAULT_CONTEXT_TOKENS)
@@ -96,4 +99,5 @@ def new_record(
         rebalance_threshold=request.rebalance_threshold,
         prefix_cache=request.prefix_cache,
         target_step_ms=request.target_step_ms,
+        tool_format=request.tool_format,
     )

@@ -196,6 +196,7 @@ def deployment_view(record: DeploymentRecord) -> dict[str, object]:
         "rebalance_note": record.rebalance_note,
         "prefix_cache": record.prefix_cache,
         "target_step_ms": record.target_step_ms,
+        "tool_format": record.tool_format,
         "remarks": list(record.remarks),
         "prediction": prediction_view(record.prediction),
         "stages": _stage_views(record),

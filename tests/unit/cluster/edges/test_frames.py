@@ -20,7 +20,7 @@ SCOPE = Scope(
 # By hand from the table in the module's docstring.
 BYTES = bytes.fromhex(
     "504c434b"  # PLCK
-    "0200"  # wire version 2
+    "0300"  # wire version 3
     + "64656d6f"
     + "00" * 36  # demo
     + "0201000000000000"  # 258
