@@ -9,7 +9,7 @@ import numpy as np
 
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import Frame, FrameKind
-from potluck.cluster.steps import decode_step, encode_failure, encode_sampled
+from potluck.cluster.steps import StepDecoder, encode_sampled
 from potluck.cluster.worker.pace import Pace
 from potluck.cluster.worker.step_times import RecentSteps
 from potluck.errors import EdgeError, EngineError, PotluckError, UnitFaultError
@@ -73,6 +73,7 @@ class Stage:
         self._incoming = incoming
         self._outgoing = outgoing
         self._totals = totals
+        self._steps = StepDecoder(is_first=shard.has_embedding, is_last=shard.has_head)
         self._next_step: StepId | None = None
 
     def run(self) -> None:
@@ -89,6 +90,7 @@ class Stage:
             if not self._is_next(frame.step_id):
                 self._totals.num_dropped_frames += 1
             elif frame.kind is FrameKind.FAILURE:
+                self._steps.skip(frame.header)
                 self._outgoing.send(FrameKind.FAILURE, frame.step_id, frame.header)
             else:
                 self._step(frame)
@@ -105,7 +107,7 @@ class Stage:
         return True
 
     def _step(self, frame: Frame) -> None:
-        step = decode_step(frame.header)
+        step = self._steps.decode(frame.step_id, frame.header)
         totals = self._totals
         totals.computing_since = started = time.perf_counter()
         try:
@@ -120,16 +122,18 @@ class Stage:
             raise  # no later step would be right
         except PotluckError as error:
             totals.computing_since = 0.0
-            self._outgoing.send(FrameKind.FAILURE, frame.step_id, encode_failure(error))
+            failure = self._steps.failed(frame.header, error)
+            self._outgoing.send(FrameKind.FAILURE, frame.step_id, failure)
             return
         totals.sending_since = computed = time.perf_counter()
         totals.computing_since = 0.0
         if result.hidden is None:
-            header: bytes | memoryview = encode_sampled(result.sampled)
+            header = encode_sampled(result.sampled)
             payload = memoryview(b"")
             kind = FrameKind.RESULT
         else:
-            header, payload, kind = frame.header, result.hidden.data, FrameKind.STEP
+            header = self._steps.forwarded(frame.header)
+            payload, kind = result.hidden.data, FrameKind.STEP
         self._outgoing.send(kind, frame.step_id, header, payload)
         totals.sending_since = 0.0
         totals.num_steps += 1
