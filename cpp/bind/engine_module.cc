@@ -32,6 +32,17 @@ using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::
 using Pairs = std::vector<std::pair<int64_t, int64_t>>;
 using OutBytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+using Mask = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Masks = std::vector<std::pair<int64_t, Mask>>;
+
+// Valid while `masks` is.
+std::vector<TokenMask> view(const Masks& masks) {
+  std::vector<TokenMask> views;
+  for (const auto& [sequence_id, mask] : masks) {
+    views.push_back({sequence_id, mask.data(), static_cast<int64_t>(mask.shape(0))});
+  }
+  return views;
+}
 MatrixView view(const InMatrix& m) {
   return {m.data(), static_cast<int64_t>(m.shape(0)), static_cast<int64_t>(m.shape(1))};
 }
@@ -66,11 +77,16 @@ void check_num_threads(int num_threads) {
 }
 
 void bind_values(nb::module_& m) {
+  nb::enum_<Pooling>(m, "Pooling")
+      .value("LAST", Pooling::Last)
+      .value("CLS", Pooling::Cls)
+      .value("MEAN", Pooling::Mean);
   nb::class_<Slice>(m, "Slice")
       .def(nb::init<int64_t, std::vector<int64_t>, int64_t, std::vector<int64_t>, bool,
-                    std::optional<int64_t>, std::optional<int64_t>>(),
+                    std::optional<int64_t>, std::optional<int64_t>, std::optional<Pooling>, bool>(),
            nb::kw_only(), "sequence_id"_a, "tokens"_a, "start_position"_a, "block_table"_a,
-           "sample"_a, "score_from"_a = nb::none(), "next_token"_a = nb::none());
+           "sample"_a, "score_from"_a = nb::none(), "next_token"_a = nb::none(),
+           "pooling"_a = nb::none(), "ends_pooling"_a = false);
   nb::class_<SamplingParams>(m, "SamplingParams")
       .def(nb::init<float, std::optional<int64_t>, float, float, float, float, float,
                     std::vector<std::pair<int64_t, float>>, uint64_t, bool, int64_t>(),
@@ -92,6 +108,13 @@ void bind_values(nb::module_& m) {
 }
 
 void bind_stage(nb::module_& m) {
+  nb::class_<PooledVector>(m, "PooledVector")
+      .def_ro("sequence_id", &PooledVector::sequence_id)
+      .def_ro("position", &PooledVector::position)
+      .def_ro("token", &PooledVector::token)
+      .def_prop_ro("values", [](const PooledVector& vector) {
+        return nb::bytes(vector.values.data(), vector.values.size() * sizeof(float));
+      });
   nb::class_<TimedOps>(m, "TimedOps")
       .def_ro("first_op", &TimedOps::first_op)
       .def_ro("end_op", &TimedOps::end_op)
@@ -142,27 +165,43 @@ void bind_stage(nb::module_& m) {
       .def(
           "step",
           [](Stage& stage, std::vector<Slice> slices, std::vector<Opening> opened,
-             std::vector<int64_t> closed, const Pairs& copies, std::optional<InMatrix> hidden,
-             std::optional<OutMatrix> out) {
+             std::vector<int64_t> closed, const Pairs& copies, const Masks& masks,
+             std::optional<InMatrix> hidden, std::optional<OutMatrix> out) {
             const Step step{std::move(slices), std::move(opened), std::move(closed),
-                            as_copies(copies)};
+                            as_copies(copies), view(masks)};
             nb::gil_scoped_release released;
-            return stage.step(step, view(hidden), view(out));
+            StepOutput output = stage.step(step, view(hidden), view(out));
+            return std::make_pair(std::move(output.sampled), std::move(output.vectors));
           },
-          nb::kw_only(), "slices"_a, "opened"_a, "closed"_a, "copies"_a, "hidden"_a.none(),
-          "out"_a.none())
+          nb::kw_only(), "slices"_a, "opened"_a, "closed"_a, "copies"_a, "masks"_a,
+          "hidden"_a.none(), "out"_a.none())
       .def(
           "logits",
           [](Stage& stage, std::vector<Slice> slices, std::vector<Opening> opened,
              std::vector<int64_t> closed, const Pairs& copies, std::optional<InMatrix> hidden,
              OutMatrix out) {
             const Step step{std::move(slices), std::move(opened), std::move(closed),
-                            as_copies(copies)};
+                            as_copies(copies), {}};
             nb::gil_scoped_release released;
             stage.logits(step, view(hidden), view(out));
           },
           nb::kw_only(), "slices"_a, "opened"_a, "closed"_a, "copies"_a, "hidden"_a.none(),
           "out"_a)
+      .def(
+          "read_blocks",
+          [](Stage& stage, const std::vector<int64_t>& blocks, const OutBytes& out) {
+            nb::gil_scoped_release released;
+            stage.read_blocks(blocks, out.data(), out.size());
+          },
+          "blocks"_a, "out"_a)
+      .def(
+          "write_blocks",
+          [](Stage& stage, const std::vector<int64_t>& blocks, const Bytes& data) {
+            nb::gil_scoped_release released;
+            stage.write_blocks(blocks, data.data(), data.size());
+          },
+          "blocks"_a, "data"_a)
+      .def_prop_ro("block_bytes", &Stage::block_bytes)
       .def("time_ops", &Stage::time_ops)
       .def("times",
            [](Stage& stage) {
@@ -194,7 +233,8 @@ class StandaloneSampler {
 
   std::vector<SampledToken> sample(const std::vector<std::pair<int64_t, int64_t>>& wanted,
                                    MatrixView logits,
-                                   const std::vector<std::optional<int64_t>>& known) {
+                                   const std::vector<std::optional<int64_t>>& known,
+                                   const std::vector<TokenMask>& masks) {
     if (!known.empty() && known.size() != wanted.size()) {
       throw Error("known must have an entry per sequence, or none");
     }
@@ -210,8 +250,10 @@ class StandaloneSampler {
       }
     }
     const std::lock_guard<std::mutex> lock(mutex_);
+    sampler_.check_masks(masks);
     ThreadPool::Session session(*pool_);
-    auto sampled = sampler_.sample(rows.data(), rows.data() + rows.size(), logits.data, session);
+    auto sampled =
+        sampler_.sample(rows.data(), rows.data() + rows.size(), logits.data, masks, session);
     sampler_.record(sampled);
     return sampled;
   }
@@ -234,11 +276,14 @@ void bind_sampler(nb::module_& m) {
       .def(
           "sample",
           [](StandaloneSampler& sampler, const std::vector<std::pair<int64_t, int64_t>>& wanted,
-             const InMatrix& logits, const std::vector<std::optional<int64_t>>& known) {
+             const InMatrix& logits, const std::vector<std::optional<int64_t>>& known,
+             const Masks& masks) {
+            const std::vector<TokenMask> views = view(masks);
             nb::gil_scoped_release released;
-            return sampler.sample(wanted, view(logits), known);
+            return sampler.sample(wanted, view(logits), known, views);
           },
-          "wanted"_a, "logits"_a, "known"_a = std::vector<std::optional<int64_t>>());
+          "wanted"_a, "logits"_a, "known"_a = std::vector<std::optional<int64_t>>(),
+          "masks"_a = Masks());
 }
 
 void bind_packing(nb::module_& m) {

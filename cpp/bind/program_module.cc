@@ -48,7 +48,8 @@ void bind_ops(nb::module_& m) {
   nb::class_<op::Add<Name>>(m, "Add")
       .def(nb::init<Name, Name>(), nb::kw_only(), "x"_a, "y"_a);
   nb::class_<op::Head<Name>>(m, "Head")
-      .def(nb::init<Name, Name, int64_t>(), nb::kw_only(), "x"_a, "weight"_a, "vocab_size"_a);
+      .def(nb::init<Name, std::optional<Name>, int64_t>(), nb::kw_only(), "x"_a,
+           "weight"_a.none(), "vocab_size"_a);
 }
 
 RopeTable rope_table(const Table& cos, const Table& sin) {

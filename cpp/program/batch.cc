@@ -38,6 +38,17 @@ void check_scored(const Slice& slice, const BatchLimits& limits) {
   }
 }
 
+void check_pooled(const Slice& slice) {
+  if (!slice.pooling) {
+    if (slice.ends_pooling) fail(slice, "the end of its pooling is given, and it is not pooled");
+    return;
+  }
+  if (slice.sample || slice.score_from) fail(slice, "it is pooled and sampled or scored");
+  if (slice.ends_pooling && *slice.pooling == Pooling::Cls && slice.start_position != 0) {
+    fail(slice, "the state of its first token is wanted, and the slice does not have it");
+  }
+}
+
 void check_slice(const Slice& slice, const BatchLimits& limits) {
   if (slice.tokens.empty()) fail(slice, "the slice has no tokens");
   if (slice.start_position < 0 || slice.start_position >= limits.context_tokens ||
@@ -53,6 +64,7 @@ void check_slice(const Slice& slice, const BatchLimits& limits) {
     }
   }
   check_scored(slice, limits);
+  check_pooled(slice);
   if (!limits.num_blocks) return;
   const int64_t num_needed = blocks_for(end_position(slice));
   if (static_cast<int64_t>(slice.block_table.size()) < num_needed) {
@@ -129,6 +141,9 @@ Batch::Batch(const std::vector<Slice>& slices, const BatchLimits& limits) {
     }
     slices_.push_back({static_cast<int64_t>(rows_.size()),
                        static_cast<int64_t>(slice.tokens.size()), slice.start_position});
+    if (slice.pooling) {
+      pooled_.push_back({slices_.back(), slice.sequence_id, *slice.pooling, slice.ends_pooling});
+    }
     int64_t position = slice.start_position;
     const bool is_prefill = slice.tokens.size() > 1;
     const auto begin = static_cast<int64_t>(rows_.size());

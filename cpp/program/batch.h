@@ -9,6 +9,9 @@
 
 namespace potluck {
 
+// As potluck.types.step.Pooling.
+enum class Pooling { Last, Cls, Mean };
+
 // As potluck.types.step.SequenceSlice.
 struct Slice {
   int64_t sequence_id;
@@ -18,6 +21,8 @@ struct Slice {
   bool sample;
   std::optional<int64_t> score_from = std::nullopt;
   std::optional<int64_t> next_token = std::nullopt;
+  std::optional<Pooling> pooling = std::nullopt;
+  bool ends_pooling = false;
 };
 
 // As potluck.types.step.BlockCopy.
@@ -67,11 +72,19 @@ struct WantedRow {
 // Throws Error for a block that does not exist, and for a copy of a block to itself.
 void check_copies(const std::vector<BlockCopy>& copies, const BatchLimits& limits);
 
+// A slice whose rows go into a vector.
+struct PooledSlice {
+  BatchSlice rows;
+  int64_t sequence_id;
+  Pooling pooling;
+  bool is_last;
+};
+
 class Batch {
  public:
   // Throws Error, naming the sequence, for a slice without tokens, a token outside the vocabulary,
   // a position outside the context, scores from no token of the slice on or of a last token that is
-  // sampled, a block table that is too short or names a block that does not
+  // sampled, tokens that are to be pooled and sampled or scored, a block table that is too short or names a block that does not
   // exist, a sequence that appears twice, and a block that one slice writes and another one has.
   Batch(const std::vector<Slice>& slices, const BatchLimits& limits);
 
@@ -80,6 +93,7 @@ class Batch {
   const std::vector<RowRange>& ranges() const { return ranges_; }
   const std::vector<BatchSlice>& slices() const { return slices_; }
   const std::vector<WantedRow>& wanted() const { return wanted_; }
+  const std::vector<PooledSlice>& pooled() const { return pooled_; }
   int64_t num_tokens() const { return static_cast<int64_t>(rows_.size()); }
 
  private:
@@ -87,6 +101,7 @@ class Batch {
   std::vector<RowRange> ranges_;
   std::vector<BatchSlice> slices_;
   std::vector<WantedRow> wanted_;
+  std::vector<PooledSlice> pooled_;
   std::vector<int32_t> blocks_;
 };
 

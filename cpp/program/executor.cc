@@ -120,6 +120,26 @@ void Executor::copy_blocks(const std::vector<BlockCopy>& copies) {
   }
 }
 
+uint64_t Executor::block_bytes() const {
+  uint64_t sum = 0;
+  for (const KvCache& cache : caches_) sum += cache.block_bytes();
+  return sum;
+}
+
+void Executor::read_block(int64_t block, uint8_t* out) const {
+  for (const KvCache& cache : caches_) {
+    cache.read_block(block, out);
+    out += cache.block_bytes();
+  }
+}
+
+void Executor::write_block(int64_t block, const uint8_t* data) {
+  for (KvCache& cache : caches_) {
+    cache.write_block(block, data);
+    data += cache.block_bytes();
+  }
+}
+
 void Executor::run(const Batch& batch, ThreadPool::Session& session) {
   divisions_.clear();
   if (batch.num_tokens() == 0) return;
@@ -144,7 +164,7 @@ void Executor::head(const WantedRow* rows, int64_t num_rows, float* logits,
   for (int64_t i = 0; i < num_rows; ++i) {
     std::copy_n(register_data(o.x) + rows[i].row * columns, columns, input + i * columns);
   }
-  const Matrix& weight = weights_.matrix(o.weight);
+  const Matrix& weight = weights_.matrix(*o.weight);
   make_forms(forms(weight, false), input, num_rows, columns, session);
   products_ = {product(weight, nullptr, input, num_rows, logits, false)};
   multiply(products_, session);

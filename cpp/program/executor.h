@@ -42,10 +42,18 @@ class Executor {
   // In every cache, in order.
   void copy_blocks(const std::vector<BlockCopy>& copies);
 
+  // What a block holds in every cache, one after another.
+  uint64_t block_bytes() const;
+  void read_block(int64_t block, uint8_t* out) const;
+  void write_block(int64_t block, const uint8_t* data);
+
   // All ops but the head.
   void run(const Batch& batch, ThreadPool::Session& session);
 
-  // Logits [num_rows][vocab_size] of rows that `run` has computed.
+  // The head's input [tokens][width] after `run`.
+  const float* head_input() { return register_data(program_.head_input()); }
+
+  // Logits [num_rows][vocab_size] of rows that `run` has computed; the head has a weight.
   void head(const WantedRow* rows, int64_t num_rows, float* logits, ThreadPool::Session& session);
   // As many rows at a time as the head takes.
   static constexpr int64_t kMaxHeadRows = 32;

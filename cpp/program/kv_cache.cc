@@ -30,4 +30,16 @@ void KvCache::copy_block(int64_t source, int64_t target) {
                values_.data() + source * value_block_bytes_, value_block_bytes_);
 }
 
+void KvCache::read_block(int64_t block, uint8_t* out) const {
+  std::memcpy(out, keys_.data() + block * key_block_bytes_, key_block_bytes_);
+  std::memcpy(out + key_block_bytes_, values_.data() + block * value_block_bytes_,
+              value_block_bytes_);
+}
+
+void KvCache::write_block(int64_t block, const uint8_t* data) {
+  std::memcpy(keys_.data() + block * key_block_bytes_, data, key_block_bytes_);
+  std::memcpy(values_.data() + block * value_block_bytes_, data + key_block_bytes_,
+              value_block_bytes_);
+}
+
 }  // namespace potluck

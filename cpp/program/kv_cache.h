@@ -21,6 +21,11 @@ class KvCache {
   // The block `target` becomes a copy of `source`; both exist.
   void copy_block(int64_t source, int64_t target);
 
+  // What a block holds, as bytes: its keys, then its values.
+  uint64_t block_bytes() const { return key_block_bytes_ + value_block_bytes_; }
+  void read_block(int64_t block, uint8_t* out) const;
+  void write_block(int64_t block, const uint8_t* data);
+
   static uint64_t keys_bytes(const CacheSpec& spec, int64_t num_blocks);
   static uint64_t values_bytes(const CacheSpec& spec, int64_t num_blocks);
 

@@ -85,10 +85,11 @@ struct Add {
   Ref y;
 };
 
+// Without a weight there are no logits; vectors are pooled from `x`.
 template <typename Ref>
 struct Head {
   Ref x;
-  Ref weight;
+  std::optional<Ref> weight;
   int64_t vocab_size;
 };
 

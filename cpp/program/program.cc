@@ -239,7 +239,8 @@ class Resolver {
 
   op::Head<int> resolve(const op::Head<Name>& o) {
     if (o.vocab_size != spec_.vocab_size) fail("vocab_size is not the program's");
-    const int matrix = weight(o.weight, {spec_.vocab_size, width(o.x)});
+    std::optional<int> matrix;
+    if (o.weight) matrix = weight(*o.weight, {spec_.vocab_size, width(o.x)});
     return {read(o.x), matrix, o.vocab_size};
   }
 
@@ -298,7 +299,10 @@ Program::Program(ProgramSpec spec) : spec_(std::move(spec)) {
   Resolver resolver(spec_);
   ops_ = resolver.resolve_all();
   hidden_ = resolver.hidden();
-  if (spec_.has_head) head_input_ = std::get<op::Head<int>>(ops_.back()).x;
+  if (!spec_.has_head) return;
+  const auto& head = std::get<op::Head<int>>(ops_.back());
+  head_input_ = head.x;
+  has_logits_ = head.weight.has_value();
 }
 
 int64_t Program::max_width() const {

@@ -63,6 +63,8 @@ class Program {
   int hidden() const { return hidden_; }
   // The input of the head, or -1 without one.
   int head_input() const { return head_input_; }
+  // Whether it has a head that has a weight.
+  bool has_logits() const { return has_logits_; }
 
   int64_t max_width() const;
 
@@ -71,6 +73,7 @@ class Program {
   std::vector<op::Resolved> ops_;
   int hidden_ = -1;
   int head_input_ = -1;
+  bool has_logits_ = false;
 };
 
 }  // namespace potluck

@@ -15,7 +15,9 @@ constexpr int64_t kMaxWaits = 4;
 
 void add_weights(const op::Resolved& any, std::vector<int>& weights) {
   if (const auto* norm = std::get_if<op::RmsNorm<int>>(&any)) weights.push_back(norm->weight);
-  if (const auto* head = std::get_if<op::Head<int>>(&any)) weights.push_back(head->weight);
+  if (const auto* head = std::get_if<op::Head<int>>(&any)) {
+    if (head->weight) weights.push_back(*head->weight);
+  }
   if (const auto* linear = std::get_if<op::Linear<int>>(&any)) {
     weights.push_back(linear->weight);
     if (linear->bias) weights.push_back(*linear->bias);

@@ -13,6 +13,7 @@
 #include "kernels/kernels.h"
 #include "program/batch.h"
 #include "program/candidates.h"
+#include "program/cut.h"
 #include "program/memory.h"
 #include "program/thread_pool.h"
 
@@ -54,6 +55,16 @@ struct SampledToken {
   bool is_known;                  // it was scored, and not chosen
 };
 
+// The tokens that may follow a sequence in one step: bit `t % 32` of word `t / 32` is 1 where token
+// `t` may. Bits beyond the vocabulary have no meaning.
+struct TokenMask {
+  int64_t sequence_id;
+  const uint32_t* words;  // [num_words(vocab_size)], the caller's
+  int64_t count;
+
+  static int64_t num_words(int64_t vocab_size) { return (vocab_size + 31) / 32; }
+};
+
 class Sampler {
  public:
   // Throws OutOfMemoryError.
@@ -69,12 +80,16 @@ class Sampler {
   void close(int64_t sequence_id) { sequences_.erase(sequence_id); }
   bool is_open(int64_t sequence_id) const { return sequences_.count(sequence_id) > 0; }
 
+  // Throws Error for a mask that has not the vocabulary's size, that allows no token, or whose
+  // sequence has another one.
+  void check_masks(const std::vector<TokenMask>& masks) const;
   // One token per entry of [first, last); `logits` has a row of vocab_size for each, in the same
-  // order. A known token is not chosen, and has its log-probability always. Changes no sequence's
-  // history: see record. Throws Error for a sequence that is not open, and NonFiniteError for
-  // logits that are not finite.
+  // order. A known token is not chosen, and has its log-probability always; masks, which have
+  // passed check_masks, do not concern it. Changes no sequence's history: see record. Throws Error
+  // for a sequence that is not open, and NonFiniteError for logits that are not finite.
   std::vector<SampledToken> sample(const WantedRow* first, const WantedRow* last,
-                                   const float* logits, ThreadPool::Session& session);
+                                   const float* logits, const std::vector<TokenMask>& masks,
+                                   ThreadPool::Session& session);
 
   // Adds what was sampled, and not what was scored, to the histories that penalties count.
   void record(const std::vector<SampledToken>& sampled);
@@ -86,23 +101,39 @@ class Sampler {
     // How often each token of prompt and output stands in the output. Empty without penalties.
     std::unordered_map<int64_t, int64_t> output_counts;
   };
+  // What one row is computed in at a time.
   struct Scratch {
     float* adjusted;
-    float* scaled;
     float* weights;
     float* maxima;  // of `adjusted`
+    double* sums;   // of blocks of `weights`
     Candidates::Scratch candidates;
+    CutSearch::Scratch cut;
+  };
+
+  // How a row is drawn from; `session` is null where other rows are computed at the same time.
+  struct Row {
+    const Sequence& sequence;
+    const uint32_t* mask;  // null where every token may follow
+    const Scratch& scratch;
+    ThreadPool::Session* session;
   };
 
   Scratch scratch(int worker) const;
-  void sample_one(const BlockedLogits& logits, const Sequence& sequence, const Scratch& scratch,
-                  SampledToken& out) const;
-  // Penalties and biases; logits stay finite.
-  void adjust(const float* logits, const Sequence& sequence, float* adjusted) const;
-  int64_t draw(const BlockedLogits& adjusted, const Sequence& sequence, int64_t position,
-               const Scratch& scratch) const;
-  void add_logprobs(const BlockedLogits& blocked, const Sequence& sequence, const Scratch& scratch,
-                    SampledToken& out) const;
+  void sample_one(const BlockedLogits& logits, const Row& row, SampledToken& out) const;
+  // Penalties and biases, after which logits are still finite, and minus infinity for every token
+  // that the mask does not allow.
+  BlockedLogits adjust(const BlockedLogits& logits, const Row& row) const;
+  int64_t draw(const BlockedLogits& adjusted, const Row& row, int64_t position) const;
+  // Where top_k and top_p leave few tokens; none where they do not, or it is not known soon.
+  std::optional<int64_t> draw_from_few(const BlockedLogits& adjusted, const Row& row, double total,
+                                       double number) const;
+  int64_t draw_from_all(const BlockedLogits& adjusted, const Row& row, double total,
+                        double number) const;
+  // Of the weights that are kept, by blocks; returns the sum of all.
+  double sum_kept(const BlockedLogits& adjusted, const Row& row, const Cut& cut,
+                  float least_weight) const;
+  void add_logprobs(const BlockedLogits& blocked, const Row& row, SampledToken& out) const;
 
   const int64_t vocab_size_;
   const Kernels& kernels_;

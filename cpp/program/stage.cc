@@ -9,7 +9,7 @@ namespace potluck {
 namespace {
 
 uint64_t logits_bytes(const Program& program, int64_t max_step_tokens) {
-  if (!program.spec().has_head) return 0;
+  if (!program.has_logits()) return 0;
   const int64_t rows = std::min(max_step_tokens, Executor::kMaxHeadRows);
   return static_cast<uint64_t>(rows * program.spec().vocab_size) * sizeof(float);
 }
@@ -37,6 +37,19 @@ void check_shape(const char* what, int64_t rows, int64_t columns, int64_t wanted
     throw Error(std::string(what) + " has shape [" + std::to_string(rows) + ", " +
                 std::to_string(columns) + "], and [" + std::to_string(wanted_rows) + ", " +
                 std::to_string(wanted_columns) + "] is needed");
+  }
+}
+
+void check_masks_are_used(const Step& step, bool has_head) {
+  if (!has_head && !step.masks.empty()) throw Error("a stage without the head takes no masks");
+  for (const TokenMask& mask : step.masks) {
+    const auto is_sampled = [&](const Slice& slice) {
+      return slice.sequence_id == mask.sequence_id && slice.sample;
+    };
+    if (std::none_of(step.slices.begin(), step.slices.end(), is_sampled)) {
+      throw Error("sequence " + std::to_string(mask.sequence_id) +
+                  ": it has a mask and is not sampled");
+    }
   }
 }
 
@@ -69,7 +82,7 @@ Stage::Stage(std::shared_ptr<const Program> program, const Kernels& kernels,
                 arithmetic),
       logits_(logits_bytes(*program_, max_step_tokens), Pages::Normal, "logits") {
   sampling_timer_.add_part(program_->ops().size(), program_->ops().size());
-  if (program_->spec().has_head) {
+  if (program_->has_logits()) {
     sampler_.emplace(program_->spec().vocab_size, kernels, pool_->num_threads());
   }
 }
@@ -85,7 +98,7 @@ uint64_t Stage::scratch_bytes(const Program& program, int64_t max_step_tokens, i
   const ProgramSpec& spec = program.spec();
   return Executor::scratch_bytes(program, max_step_tokens, num_threads, arithmetic) +
          logits_bytes(program, max_step_tokens) +
-         (spec.has_head ? Sampler::scratch_bytes(spec.vocab_size, num_threads) : 0);
+         (program.has_logits() ? Sampler::scratch_bytes(spec.vocab_size, num_threads) : 0);
 }
 
 void Stage::begin_weight(const std::string& name, const std::vector<int64_t>& shape,
@@ -112,6 +125,37 @@ void Stage::map_weight(const std::string& name, const std::vector<int64_t>& shap
   weights_.map(name, shape, format, data, num_bytes, std::move(owner));
 }
 
+void Stage::read_blocks(const std::vector<int64_t>& blocks, uint8_t* out, uint64_t num_bytes) {
+  const Call call(*this);
+  check_blocks(blocks, num_bytes);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    executor_.read_block(blocks[i], out + i * block_bytes());
+  }
+}
+
+void Stage::write_blocks(const std::vector<int64_t>& blocks, const uint8_t* data,
+                         uint64_t num_bytes) {
+  const Call call(*this);
+  check_blocks(blocks, num_bytes);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    executor_.write_block(blocks[i], data + i * block_bytes());
+  }
+}
+
+void Stage::check_blocks(const std::vector<int64_t>& blocks, uint64_t num_bytes) const {
+  for (const int64_t block : blocks) {
+    if (limits_.num_blocks && (block < 0 || block >= *limits_.num_blocks)) {
+      throw Error("there is no cache block " + std::to_string(block) + " (there are " +
+                  std::to_string(*limits_.num_blocks) + ")");
+    }
+  }
+  if (num_bytes != blocks.size() * block_bytes()) {
+    throw Error(std::to_string(num_bytes) + " bytes are not those of " +
+                std::to_string(blocks.size()) + " cache blocks of " +
+                std::to_string(block_bytes()));
+  }
+}
+
 void Stage::time_ops() {
   const Call call(*this);
   executor_.timer().turn_on();
@@ -136,7 +180,11 @@ Batch Stage::check(const Step& step, const std::optional<MatrixView>& hidden_in)
     check_shape("hidden", hidden_in->rows, hidden_in->columns, batch.num_tokens(),
                 spec.hidden_size);
   }
+  if (spec.has_head && !sampler_ && !batch.wanted().empty()) {
+    throw Error("the model has no head, and so no logits");
+  }
   if (sampler_) sampler_->check_openings(step.opened);
+  if (spec.has_head) pooler_.check(batch);
   return batch;
 }
 
@@ -150,8 +198,8 @@ void Stage::compute(const Step& step, const Batch& batch,
   executor_.run(batch, session);
 }
 
-std::vector<SampledToken> Stage::step(const Step& step, std::optional<MatrixView> hidden_in,
-                                      std::optional<MutableMatrixView> hidden_out) {
+StepOutput Stage::step(const Step& step, std::optional<MatrixView> hidden_in,
+                       std::optional<MutableMatrixView> hidden_out) {
   const Call call(*this);
   const Batch batch = check(step, hidden_in);
   const ProgramSpec& spec = program_->spec();
@@ -163,7 +211,9 @@ std::vector<SampledToken> Stage::step(const Step& step, std::optional<MatrixView
     check_shape("the output", hidden_out->rows, hidden_out->columns, batch.num_tokens(),
                 spec.hidden_size);
   }
+  check_masks_are_used(step, spec.has_head);
   if (sampler_) {
+    sampler_->check_masks(step.masks);
     for (const WantedRow& wanted : batch.wanted()) {
       const auto is_it = [&](const Opening& o) { return o.sequence_id == wanted.sequence_id; };
       if (!sampler_->is_open(wanted.sequence_id) &&
@@ -180,7 +230,10 @@ std::vector<SampledToken> Stage::step(const Step& step, std::optional<MatrixView
     std::copy_n(executor_.hidden(), hidden_out->rows * hidden_out->columns, hidden_out->data);
     return {};
   }
-  std::vector<SampledToken> sampled;
+  StepOutput output;
+  output.vectors =
+      pooler_.pool(batch, executor_.head_input(), program_->width(program_->head_input()));
+  std::vector<SampledToken>& sampled = output.sampled;
   auto* logits = reinterpret_cast<float*>(logits_.data());
   const auto num_wanted = static_cast<int64_t>(batch.wanted().size());
   for (int64_t begin = 0; begin < num_wanted; begin += Executor::kMaxHeadRows) {
@@ -188,20 +241,22 @@ std::vector<SampledToken> Stage::step(const Step& step, std::optional<MatrixView
     const WantedRow* rows = batch.wanted().data() + begin;
     executor_.head(rows, count, logits, session);
     sampling_timer_.start();
-    for (SampledToken& token : sampler_->sample(rows, rows + count, logits, session)) {
-      sampled.push_back(std::move(token));
-    }
+    auto chosen = sampler_->sample(rows, rows + count, logits, step.masks, session);
+    for (SampledToken& token : chosen) sampled.push_back(std::move(token));
     sampling_timer_.add_to(0);
   }
-  sampler_->record(sampled);
-  for (const int64_t id : step.closed) sampler_->close(id);
-  return sampled;
+  if (sampler_) sampler_->record(sampled);
+  for (const int64_t id : step.closed) {
+    if (sampler_) sampler_->close(id);
+    pooler_.close(id);
+  }
+  return output;
 }
 
 void Stage::logits(const Step& step, std::optional<MatrixView> hidden_in, MutableMatrixView out) {
   const Call call(*this);
   const Batch batch = check(step, hidden_in);
-  if (!sampler_) throw Error("a stage without the head has no logits");
+  if (!sampler_) throw Error("this stage has no logits");
   const auto num_wanted = static_cast<int64_t>(batch.wanted().size());
   check_shape("the output", out.rows, out.columns, num_wanted, program_->spec().vocab_size);
 

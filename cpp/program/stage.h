@@ -11,6 +11,7 @@
 #include "kernels/kernels.h"
 #include "program/batch.h"
 #include "program/executor.h"
+#include "program/pooler.h"
 #include "program/program.h"
 #include "program/sampler.h"
 #include "program/thread_pool.h"
@@ -24,6 +25,13 @@ struct Step {
   std::vector<Opening> opened;
   std::vector<int64_t> closed;
   std::vector<BlockCopy> copies;  // made in order, before anything is computed
+  std::vector<TokenMask> masks;  // of sequences that are sampled
+};
+
+// What the last stage gives.
+struct StepOutput {
+  std::vector<SampledToken> sampled;
+  std::vector<PooledVector> vectors;
 };
 
 // A float32 matrix that the caller owns.
@@ -62,12 +70,18 @@ class Stage {
 
   // Runs the program once. `hidden_in` [tokens][hidden_size] is given unless the stage has the
   // embedding, `hidden_out` likewise unless it has the head; with the head it returns one token per
-  // row that is wanted. When logits are not finite it throws after the caches were written.
-  std::vector<SampledToken> step(const Step& step, std::optional<MatrixView> hidden_in,
-                                 std::optional<MutableMatrixView> hidden_out);
+  // row that is wanted, and the vectors of sequences whose pooling ends. When logits or vectors are
+  // not finite it throws after the caches were written.
+  StepOutput step(const Step& step, std::optional<MatrixView> hidden_in,
+                  std::optional<MutableMatrixView> hidden_out);
 
   // The same on a stage with the head, but gives the logits [rows that are wanted][vocab_size].
   void logits(const Step& step, std::optional<MatrixView> hidden_in, MutableMatrixView out);
+
+  // What the caches of the stage hold in `blocks`, block_bytes() of each; 0 without caches.
+  uint64_t block_bytes() const { return executor_.block_bytes(); }
+  void read_blocks(const std::vector<int64_t>& blocks, uint8_t* out, uint64_t num_bytes);
+  void write_blocks(const std::vector<int64_t>& blocks, const uint8_t* data, uint64_t num_bytes);
 
   // Seconds that steps took since `time_ops`: of ops of the program, and of sampling.
   struct Times {
@@ -83,6 +97,7 @@ class Stage {
  private:
   class Call;
 
+  void check_blocks(const std::vector<int64_t>& blocks, uint64_t num_bytes) const;
   Batch check(const Step& step, const std::optional<MatrixView>& hidden_in) const;
   void compute(const Step& step, const Batch& batch, const std::optional<MatrixView>& hidden_in,
                ThreadPool::Session& session);
@@ -93,8 +108,9 @@ class Stage {
   WeightStore weights_;
   Executor executor_;
   OpTimer sampling_timer_;
-  std::optional<Sampler> sampler_;  // with the head
+  std::optional<Sampler> sampler_;  // with logits
   Buffer logits_;                   // likewise, Executor::kMaxHeadRows rows at most
+  Pooler pooler_;
   std::atomic<bool> busy_{false};
 };
 

@@ -24,7 +24,7 @@ from potluck.api import ApiConfig, serve
 from potluck.catalog import load_chat_template, load_tokenizer
 from potluck.catalog.locate import DEMO_DIRECTORY, ModelFiles
 from potluck.models.names import FileKind
-from potluck.text.chat import encode_chat
+from potluck.text.chat import prompt_chat
 from potluck.types.gateway import ServedModel
 
 MAX_STALL_SECONDS = 0.05
@@ -41,7 +41,7 @@ def served() -> ServedModel:
     return ServedModel(
         model_id=MODEL,
         tokenizer=tokenizer,
-        encode_chat=partial(encode_chat, tokenizer, template, max_tokens=CONTEXT_TOKENS - 1),
+        encode_chat=partial(prompt_chat, tokenizer, template, max_tokens=CONTEXT_TOKENS - 1),
         vocab_size=VOCAB_SIZE,
         context_tokens=CONTEXT_TOKENS,
         sampling_defaults={},

@@ -174,7 +174,7 @@ def test_names_reach_the_template(tmp_path: Path) -> None:
         load_tokenizer(directory),
         load_chat_template(directory),
         [
-            ChatMessage(role=each["role"], content=each["content"], name=each["name"])
+            ChatMessage(role=each["role"], content=each["content"], name=each.get("name"))
             for each in chat
         ],
     )

@@ -9,10 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from potluck.cluster import steps as module
-from potluck.cluster.steps import StepDecoder, StepEncoder, decode_failure
+from potluck.cluster.steps import StepDecoder, StepEncoder, decode_failure, encode_failure
 from potluck.errors import EngineError
 from potluck.types.step import (
     BlockCopy,
+    HashedBlock,
+    Pooling,
+    SampledToken,
     SamplingParams,
     SequenceId,
     SequenceOpening,
@@ -70,8 +73,10 @@ def tables(draw: st.DrawFn, before: tuple[int, ...]) -> tuple[int, ...]:
 @st.composite
 def slices(draw: st.DrawFn, sequence_id: int, before: tuple[int, ...]) -> SequenceSlice:
     tokens = tuple(draw(st.lists(TOKENS, min_size=1, max_size=6)))
-    sample = draw(st.booleans())
-    score_from = draw(st.none() | st.integers(0, len(tokens) - 1))
+    pooling = draw(st.none() | st.sampled_from(Pooling))
+    sample = pooling is None and draw(st.booleans())
+    scores = st.integers(0, len(tokens) - 1)
+    score_from = draw(st.none() | scores) if pooling is None else None
     return SequenceSlice(
         sequence_id=SequenceId(sequence_id),
         tokens=tokens,
@@ -80,6 +85,8 @@ def slices(draw: st.DrawFn, sequence_id: int, before: tuple[int, ...]) -> Sequen
         sample=sample,
         score_from=score_from,
         next_token=None if sample or score_from is None else draw(TOKENS),
+        pooling=pooling,
+        ends_pooling=pooling is not None and draw(st.booleans()),
     )
 
 
@@ -118,6 +125,8 @@ def test_every_stage_sees_what_it_needs(data: st.DataObject, num_stages: int, mo
                     for each in data.draw(st.lists(st.integers(0, NUM_IDS), max_size=2))
                 ),
                 copies=(BlockCopy(source=1, target=2),) * data.draw(st.integers(0, 2)),
+                saves=(HashedBlock(block=7, hash=b"h" * 32, parent=b"p" * 32),)
+                * data.draw(st.integers(0, 2)),
             )
             fails_at = data.draw(st.none() | st.integers(0, num_stages - 1))
             seen = pipeline.send(step, fails_at)
@@ -131,7 +140,8 @@ def test_every_stage_sees_what_it_needs(data: st.DataObject, num_stages: int, mo
 
 
 def assert_is_needed_part(step: Step, got: Step, *, is_first: bool, is_last: bool) -> None:
-    assert (got.step_id, got.closed, got.copies) == (step.step_id, step.closed, step.copies)
+    parts = ("step_id", "closed", "copies", "saves", "results")
+    assert [getattr(got, name) for name in parts] == [getattr(step, name) for name in parts]
     assert len(got.slices) == len(step.slices)
     for mine, its in zip(got.slices, step.slices, strict=True):
         if is_first:
@@ -139,6 +149,8 @@ def assert_is_needed_part(step: Step, got: Step, *, is_first: bool, is_last: boo
             continue
         assert len(mine.tokens) == len(its.tokens)
         assert replace(mine, tokens=its.tokens) == its
+        if its.ends_pooling:
+            assert mine.tokens[-1] == its.tokens[-1]
         if its.score_from is not None:
             wanted = its.wanted
             assert [mine.known_after(each) for each in wanted] == [
@@ -168,6 +180,14 @@ def a_slice(num_blocks: int, *, position: int = 0, sequence_id: int = 0) -> Sequ
     )
 
 
+def test_the_failure_of_a_step_without_a_header_of_its_own_changes_no_table() -> None:
+    pipeline = Pipeline(2)
+    pipeline.send(Step(step_id=StepId(0), slices=(a_slice(5),)))
+    pipeline.decoders[1].skip(encode_failure(EngineError("not restored")))
+    later = Step(step_id=StepId(2), slices=(a_slice(6, position=80),))
+    assert pipeline.send(later)[1].slices[0].block_table == tuple(range(6))
+
+
 def test_a_long_table_is_sent_once() -> None:
     pipeline = Pipeline(2)
     first = Step(step_id=StepId(0), slices=(a_slice(1900, position=30_384),))
@@ -192,7 +212,7 @@ def test_neither_tokens_nor_their_count_of_bytes_reach_the_second_stage() -> Non
         (
             StepEncoder()
             .encode(Step(step_id=StepId(0), slices=(a_slice(1),)))
-            .replace(b"\x97\x00\x00\x01\x00", b"\x97\x00\x00\x01\x05"),
+            .replace(b"\x99\x00\x00\x01\x00", b"\x99\x00\x00\x01\x05"),
             "the table of sequence 0 is not known",
         ),
         (
@@ -215,6 +235,8 @@ def test_every_field_of_a_step_has_a_place_in_its_header() -> None:
         "opened",
         "closed",
         "copies",
+        "saves",
+        "restores",  # which have frames of their own
     }
     assert {each.name for each in fields(SequenceSlice)} == {
         "sequence_id",
@@ -224,4 +246,14 @@ def test_every_field_of_a_step_has_a_place_in_its_header() -> None:
         "sample",
         "score_from",
         "next_token",
+        "pooling",
+        "ends_pooling",
+    }
+    assert {each.name for each in fields(SampledToken)} == {
+        "sequence_id",
+        "position",
+        "token",
+        "logprob",
+        "top",
+        "vector",
     }

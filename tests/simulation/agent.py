@@ -92,7 +92,11 @@ _PROFILE = cast(
     ModelProfile,
     SimpleNamespace(
         config=SimpleNamespace(
-            vocab_size=VOCAB_SIZE, hidden_size=8, num_layers=NUM_LAYERS, max_context_tokens=256
+            vocab_size=VOCAB_SIZE,
+            hidden_size=8,
+            num_layers=NUM_LAYERS,
+            max_context_tokens=256,
+            has_logits=True,
         )
     ),
 )

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByteTokenizer:
-    """Token ``i`` stands for ``pieces[i]``; it can decode only."""
+    """Token ``i`` stands for ``pieces[i]`` or for the text ``control[i]``; it can decode only."""
 
     pieces: tuple[bytes, ...]
     strips_prefix_space: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    closing_tokens: tuple[int, ...] = ()
     special_tokens: tuple[str, ...] = ()
+    control: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def vocab_size(self) -> int:
@@ -35,7 +37,7 @@ class ByteTokenizer:
         return self.pieces[token]
 
     def control_text(self, token: int) -> str:
-        return ""
+        return self.control.get(token, "")
 
     def decode(self, tokens: Sequence[int]) -> str:
         data = b"".join(self.pieces[token] for token in tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from potluck.models.names import FileKind
 from potluck.models.program import build_program
 from potluck.models.registry import stored_tensors
 from potluck.models.rope import rope_table
-from potluck.types.engine import Engine, StepResult
+from potluck.types.engine import NO_MASKS, Engine, StepResult
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard
 from potluck.types.step import (
@@ -25,6 +26,9 @@ from potluck.types.step import (
     StepId,
 )
 from potluck.types.tensor import StoredTensor, TensorInfo, TensorSource
+
+if TYPE_CHECKING:
+    from potluck.types.engine import TokenMasks
 
 EngineFactory = Callable[[Program, int], Engine]
 """Makes an engine for a program and a number of cache blocks."""
@@ -130,10 +134,15 @@ class Stages:
         step, hidden = self._before_last(slices, ())
         return self._engines[-1].logits(step, hidden)
 
-    def step(self, *slices: SequenceSlice, opened: Sequence[SequenceOpening] = ()) -> StepResult:
+    def step(
+        self,
+        *slices: SequenceSlice,
+        opened: Sequence[SequenceOpening] = (),
+        masks: TokenMasks = NO_MASKS,
+    ) -> StepResult:
         """One step through all stages."""
         step, hidden = self._before_last(slices, opened)
-        return self._engines[-1].step(step, hidden)
+        return self._engines[-1].step(step, hidden, masks)
 
     def logits_at_all_positions(
         self, tokens: Sequence[int], *, sequence: int = 0

@@ -33,9 +33,11 @@ from potluck.types.gateway import (
     StageTimes,
     TokenSpeed,
 )
+from potluck.types.model import EmbeddingConfig
+from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.sequence import Cancel, CommittedToken, OnUpdate
-from potluck.types.step import SampledToken, SamplingParams, SequenceId, Step, TokenLogprob
-from potluck.types.text import ChatEnding, ChatMessage, Tool
+from potluck.types.step import Pooling, SampledToken, SamplingParams, SequenceId, Step, TokenLogprob
+from potluck.types.text import ChatEnding, ChatMessage, ChatPrompt, Tool
 
 VOCAB_SIZE = 1000
 END_OF_TEXT = 999
@@ -51,6 +53,7 @@ class ToyTokenizer:
     vocab_size = VOCAB_SIZE
     bos_token_id = None
     eos_token_ids = (END_OF_TEXT,)
+    closing_tokens: tuple[int, ...] = ()
     special_tokens = ("<end>",)
     strips_prefix_space = False
 
@@ -84,7 +87,7 @@ def toy_chat(
     reasoning_effort: str | None = None,
     tools: Iterable[Tool] = (),
     template_variables: Mapping[str, object] | None = None,
-) -> list[int]:
+) -> ChatPrompt:
     """The toy model's chat template: ``role:content`` and a new line each, then ``assistant:``."""
     effort = "" if reasoning_effort is None else f"effort:{reasoning_effort}\n"
     text = effort + "".join(
@@ -94,7 +97,7 @@ def toy_chat(
         text = text[:-1]
     elif ending is ChatEnding.NEW_TURN:
         text += "assistant:"
-    return list(text.encode())
+    return ChatPrompt(tokens=list(text.encode()), turn="assistant:")
 
 
 def expected_tokens(prompt: Sequence[int], seed: int, count: int) -> list[int]:
@@ -167,6 +170,8 @@ class ToyGateway:
             vocab_size=VOCAB_SIZE,
             context_tokens=CONTEXT_TOKENS,
             sampling_defaults=self.sampling_defaults,
+            vector_size=4,
+            embedding=EmbeddingConfig(pooling=Pooling.LAST, is_normalized=True),
         )
 
     def start(self, sequence: LiveSequence, on_update: OnUpdate) -> Cancel:
@@ -219,6 +224,10 @@ class ToyGateway:
                 num_running=3,
                 num_blocks=NUM_BLOCKS,
                 num_free_blocks=NUM_BLOCKS - 12,
+                num_kept_blocks=9,
+                prefix=PrefixTotals(
+                    num_admissions=21, num_hits=14, num_saved_tokens=1234, num_evictions=6
+                ),
                 epoch=5,
                 num_recoveries=4,
                 recovery_seconds=2.5,
@@ -286,6 +295,8 @@ class _ToyThread:
             self._on_outcome(StepOutcome(step=step, sampled=sampled))
 
     def _finish(self, sample: SampledToken) -> SampledToken:
+        if sample.vector is not None:
+            return sample
         sampling = self._sampling[sample.sequence_id]
         is_scored = sample.logprob is not None
         token = sample.token if is_scored else _seeded(sample.token, sampling.seed)

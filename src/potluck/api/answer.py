@@ -17,7 +17,7 @@ from potluck.api.jobs import Job
 from potluck.api.metrics import ApiMetrics, RequestMeter
 from potluck.api.rendering import Renderer, Usage
 from potluck.types.gateway import Gateway, LiveSequence
-from potluck.types.sequence import Cancel, SequenceUpdate
+from potluck.types.sequence import Cancel, FinishReason, SequenceUpdate
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +63,7 @@ class Answer:
         self._came = time.perf_counter()
         self._prepared: Prepared | None = None
         self._live: list[LiveSequence] = []
+        self._choices: list[_Choice] = []
         self._num_prompt_tokens = 0
         self._stream = self._deltas()
 
@@ -122,6 +123,7 @@ class Answer:
             num_prompt_tokens=self._num_prompt_tokens,
             num_new_tokens=sum(len(live.committed) for live in self._live),
             num_cached_tokens=self._num_cached_tokens(),
+            num_reasoning_tokens=sum(each.num_reasoning_tokens for each in self._choices),
         )
 
     def _num_cached_tokens(self) -> int:
@@ -158,10 +160,13 @@ class Answer:
             ]
             arrivals = Arrivals(tick_seconds=self._silence_seconds / _TICKS)
             choices = [_Choice(live, job, meter, index) for index, live in enumerate(self._live)]
+            self._choices = choices
             loop = asyncio.get_running_loop()
             silent_since = loop.time()
             try:
                 ended = [choice for choice in choices if not choice.start(self._gateway, arrivals)]
+                if not choices:
+                    yield [(0, Delta(finish_reason=FinishReason.STOP))]
                 if ended:
                     yield [(choice.index, choice.begun) for choice in ended]
                 while not all(choice.is_over for choice in choices):
@@ -254,10 +259,16 @@ class _Choice:
             starts_text=job.starts_text,
             echo=job.echoes[index],
             parser=None if job.new_parser is None else job.new_parser(),
+            visible=job.visible_control_texts,
         )
         self.begun = self._text.start()
         self.is_over = self.begun.finish_reason is not None
         self._cancel: Cancel | None = None
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """How many of its tokens were what the model thought."""
+        return self._text.num_reasoning_tokens
 
     def start(self, gateway: Gateway, arrivals: Arrivals) -> bool:
         """Have its tokens computed; return False if it needs none."""

@@ -6,6 +6,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from potluck.api.asked import Asked, ChatAsked, TextAsked
 from potluck.api.config import ApiLimits
@@ -17,7 +18,7 @@ from potluck.types.ranges import require_number
 from potluck.types.sampling import merged_sampling, validate_sampling
 from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams
-from potluck.types.text import ChatEnding
+from potluck.types.text import ChatEnding, ChatPrompt
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
@@ -25,9 +26,6 @@ MAX_STOP_CHARACTERS = 1024
 
 _SEEDS = 1 << 64
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
-
-_PROMPT_END_TOKENS = 64
-"""Of a prompt, from which a parser sees whether the template has opened a thought."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +35,8 @@ class Job:
     ``num_prompt_tokens`` counts every prompt once, however many sequences continue it.
     ``starts_text`` is as in ``StreamingDetokenizer``. ``echoes`` are the prompts as texts, where
     they are given back. ``new_parser`` makes what takes one output apart, which sees the
-    ``visible_control_texts``; None: all of it is text.
+    ``visible_control_texts``; None: all of it is text. The requests' grammar follows from the field
+    ``grammar_param``.
     """
 
     model: ServedModel
@@ -48,35 +47,32 @@ class Job:
     echoes: tuple[str | None, ...]
     new_parser: Callable[[], OutputParser] | None = None
     visible_control_texts: frozenset[str] = frozenset()
+    grammar_param: str = ""
+
+
+def empty_job(model: ServedModel) -> Job:
+    """What answers a request that asks for nothing but that the model is there."""
+    return Job(model=model, requests=(), stop=(), num_prompt_tokens=0, starts_text=False, echoes=())
 
 
 def chat_job(asked: ChatAsked, model: ServedModel, limits: ApiLimits) -> Job:
     """What answers a chat. Takes a while for long ones. Raises ``PotluckError``."""
+    _require_logits(model)
     sampling = _sampling(asked, model)
     max_new_tokens = asked.max_new_tokens
     if max_new_tokens is not None:
         require_number("max_tokens", max_new_tokens)
     count = _num_choices(asked, 1, limits)
     stop = _stop(asked)
-    if not asked.messages:
-        raise invalid("messages", "messages is empty: say something")
     tool_use = asked.tool_use
-    encoded = model.encode_chat(
-        asked.messages,
-        ending=asked.ending,
-        reasoning_effort=asked.reasoning_effort,
-        tools=() if tool_use.mode is ToolMode.NONE else tool_use.tools,
-        template_variables=_template_variables(asked),
-    )
-    prompt = _checked(encoded, model, limits, "messages")
+    encoded = chat_prompt(asked, model)
+    prompt = checked_prompt(encoded.tokens, model, limits, "messages")
     output_format = model.output_format
-    grammar, new_parser = asked.grammar, None
+    grammar = asked.grammar
+    new_parser: Callable[[], OutputParser] | None = None
     if output_format is not None:
-        prompt_end = _text_with_controls(model, prompt[-_PROMPT_END_TOKENS:])
-        grammar = output_format.grammar(tool_use, prompt_end=prompt_end, response=asked.grammar)
-
-        def new_parser() -> OutputParser:
-            return output_format.parser(tool_use, prompt_end=prompt_end)
+        grammar = output_format.grammar(tool_use, prompt_end=encoded.turn, response=asked.grammar)
+        new_parser = partial(output_format.parser, tool_use, prompt_end=encoded.turn)
 
     elif tool_use.tools and tool_use.mode is not ToolMode.NONE:
         raise invalid("tools", "the model has no chat template that knows tools")
@@ -89,11 +85,27 @@ def chat_job(asked: ChatAsked, model: ServedModel, limits: ApiLimits) -> Job:
         echoes=(None,) * count,
         new_parser=new_parser,
         visible_control_texts=frozenset() if output_format is None else output_format.control_texts,
+        grammar_param="tools" if asked.grammar is None else asked.grammar_param,
+    )
+
+
+def chat_prompt(asked: ChatAsked, model: ServedModel) -> ChatPrompt:
+    """Return the prompt of a chat. Takes a while for long ones. Raises ``PotluckError``."""
+    if not asked.messages:
+        raise invalid("messages", "messages is empty: say something")
+    tool_use = asked.tool_use
+    return model.encode_chat(
+        asked.messages,
+        ending=asked.ending,
+        reasoning_effort=asked.reasoning_effort,
+        tools=() if tool_use.mode is ToolMode.NONE else tool_use.tools,
+        template_variables=_template_variables(asked),
     )
 
 
 def text_job(asked: TextAsked, model: ServedModel, limits: ApiLimits) -> Job:
     """What continues a prompt, or several. Takes a while for long ones. Raises ``PotluckError``."""
+    _require_logits(model)
     sampling = _sampling(asked, model)
     max_new_tokens = asked.max_new_tokens
     if max_new_tokens is not None and not (max_new_tokens == 0 and asked.echo):
@@ -102,7 +114,7 @@ def text_job(asked: TextAsked, model: ServedModel, limits: ApiLimits) -> Job:
     stop = _stop(asked)
     count = _num_choices(asked, len(asked.prompts), limits)
     encoded = [
-        _checked(
+        checked_prompt(
             model.tokenizer.encode(
                 prompt,
                 parse_special=asked.parses_control_tokens,
@@ -139,7 +151,13 @@ def text_job(asked: TextAsked, model: ServedModel, limits: ApiLimits) -> Job:
         num_prompt_tokens=sum(map(len, encoded)),
         starts_text=False,
         echoes=tuple(echoes),
+        grammar_param=asked.grammar_param,
     )
+
+
+def _require_logits(model: ServedModel) -> None:
+    if not model.has_logits:
+        raise invalid("model", f"{model.model_id} has no head: it makes vectors, and no text")
 
 
 def _requests(
@@ -236,15 +254,7 @@ def _stop(asked: Asked) -> tuple[str, ...]:
     return stop
 
 
-def _text_with_controls(model: ServedModel, tokens: Sequence[int]) -> str:
-    """The text of tokens, control tokens included."""
-    tokenizer = model.tokenizer
-    return b"".join(
-        tokenizer.token_bytes(token) or tokenizer.control_text(token).encode() for token in tokens
-    ).decode(errors="replace")
-
-
-def _checked(
+def checked_prompt(
     tokens: Sequence[int],
     model: ServedModel,
     limits: ApiLimits,
@@ -252,6 +262,7 @@ def _checked(
     *,
     num_new_tokens: int = 1,
 ) -> tuple[int, ...]:
+    """Return the tokens of a prompt, if the model can take them. Raises ``PotluckError``."""
     if not tokens:
         raise invalid(name, "the prompt is empty: give at least one token")
     if len(tokens) + num_new_tokens > model.context_tokens:

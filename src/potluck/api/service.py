@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -15,14 +17,20 @@ from potluck.api.answer import Answer, Prepared
 from potluck.api.config import ApiConfig, ApiLimits
 from potluck.api.connection import AnswerStream, while_connected
 from potluck.api.errors import ApiError, to_api_error
+from potluck.api.jobs import Job
 from potluck.api.metrics import ApiMetrics
+from potluck.api.vectors import PreparedVectors, compute
 from potluck.errors import PotluckError
+from potluck.grammars.check import GrammarChecker
 from potluck.types.gateway import Gateway, ModelStatus, ServedModel
 
 _DECODED_AT_ONCE_BYTES = 8 * 1024
 """In the event loop: to change threads would take longer than to decode, about 0.1 ms."""
 
+_log = logging.getLogger(__name__)
+
 _T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 class ApiService:
@@ -43,6 +51,7 @@ class ApiService:
         self._preparation = Preparation()
         self._metrics = metrics
         self._ending = ending
+        self._grammars = GrammarChecker()
 
     @property
     def gateway(self) -> Gateway:
@@ -59,9 +68,9 @@ class ApiService:
         body: Body,
         parse: Callable[[bytearray], _T],
         model_of: Callable[[_T], str],
-        prepare: Callable[[_T, ServedModel], Prepared],
-    ) -> Prepared:
-        """Read a body and understand it, off the event loop where that takes long.
+        prepare: Callable[[_T, ServedModel], _R],
+    ) -> _R:
+        """Read a body and work on it, off the event loop where that takes long.
 
         ``parse`` reads it, ``model_of`` names the model that is asked, and ``prepare`` does the
         rest on a thread. Raises ``PotluckError``.
@@ -73,6 +82,30 @@ class ApiService:
                 asked = await in_thread(lambda: parse(body.data))
             model = await self.model(model_of(asked))
             return await in_thread(lambda: prepare(asked, model))
+
+    async def computed(
+        self,
+        request: Request,
+        parse: Callable[[bytearray], _T],
+        model_of: Callable[[_T], str],
+        compute: Callable[[_T, ServedModel], _R],
+        *,
+        prompt_param: str,
+    ) -> _R:
+        """Answer a request that no sequence is needed for; the arguments are of ``prepared``.
+
+        Raises ``ApiError``.
+        """
+        async with self._bodies.read(request) as body:
+
+            async def work() -> _R:
+                async with self._admission.slot():
+                    return await self.prepared(body, parse, model_of, compute)
+
+            try:
+                return await while_connected(request.receive, self._ending, work())
+            except PotluckError as error:
+                raise self._told(error, None, prompt_param) from error
 
     async def model(self, model_id: str) -> ServedModel:
         """The model, ready or not: where it is being loaded, the request waits at the gateway."""
@@ -101,6 +134,7 @@ class ApiService:
             async def prepare_and_release() -> Prepared:
                 prepared = await prepare(body)
                 body.release()
+                await self._check_grammar(prepared.job)
                 return prepared
 
             answer = Answer(
@@ -127,6 +161,48 @@ class ApiService:
                 if isinstance(error, PotluckError):
                     raise told(error) from error
                 raise
+
+    async def _check_grammar(self, job: Job) -> None:
+        """Raise ``ParameterError`` for a grammar that the last stage could not follow."""
+        grammar = job.requests[0].grammar if job.requests else None
+        if grammar is not None:
+            await in_thread(
+                partial(
+                    self._grammars.check,
+                    grammar,
+                    control_tokens=job.model.tokenizer.special_tokens,
+                    parameter=job.grammar_param,
+                )
+            )
+
+    async def vectors(
+        self,
+        request: Request,
+        prepare: Callable[[Body], Awaitable[PreparedVectors]],
+        *,
+        prompt_param: str,
+    ) -> Response:
+        """Answer a request for vectors. ``prompt_param`` is what the dialect calls the inputs."""
+        async with self._bodies.read(request) as body:
+            model_id: str | None = None
+
+            async def work() -> bytes:
+                nonlocal model_id
+                async with self._admission.slot():
+                    prepared = await prepare(body)
+                    body.release()
+                    model_id = prepared.job.model.model_id
+                    _log.debug(
+                        "%s: model %s, user %r", prepared.request_id, model_id, prepared.user
+                    )
+                    vectors = await compute(prepared, self._gateway, self._metrics)
+                    return await in_thread(lambda: prepared.write(vectors))
+
+            try:
+                whole = await while_connected(request.receive, self._ending, work())
+            except PotluckError as error:
+                raise self._told(error, model_id, prompt_param) from error
+            return Response(whole, media_type="application/json")
 
     def _told(self, error: PotluckError, model_id: str | None, prompt_param: str) -> ApiError:
         """What the client is told of ``error``, which the gateway raised for its request."""

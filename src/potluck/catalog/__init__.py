@@ -5,8 +5,10 @@ from potluck.catalog.description import (
     canonical_source,
     describe_model,
     load_chat_template,
+    load_token_list,
     load_tokenizer,
     open_headers,
+    open_vocabulary,
     open_weights,
 )
 from potluck.catalog.fetch import fetch_model
@@ -22,9 +24,11 @@ __all__ = [
     "describe_model",
     "fetch_model",
     "load_chat_template",
+    "load_token_list",
     "load_tokenizer",
     "locate_on_disk",
     "open_headers",
+    "open_vocabulary",
     "open_weights",
     "read_profile",
 ]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from json import loads
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from potluck import grammars
 from potluck.cli.chat import chat_loop
 from potluck.cli.options import (
     AllowSoftwareOption,
@@ -120,6 +123,24 @@ def run(
             show_default=False,
         ),
     ] = None,
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(
+            "--json-schema",
+            metavar="<file>",
+            help="The text is a JSON document that the schema in this file allows.",
+            show_default=False,
+        ),
+    ] = None,
+    grammar: Annotated[
+        Path | None,
+        typer.Option(
+            "--grammar",
+            metavar="<file>",
+            help="The text matches the grammar in this file, Lark or GBNF.",
+            show_default=False,
+        ),
+    ] = None,
     top_logprobs: Annotated[
         int, typer.Option("--top-logprobs", help="Alternatives per token in --json, 0 to 20.")
     ] = 0,
@@ -143,7 +164,10 @@ def run(
         raise UsageError("--top-logprobs needs --json", hint="add --json")
     if system is not None and not (chat or is_conversation):
         raise UsageError("--system needs a chat", hint="add --chat, or leave -p out")
+    if is_conversation and (json_schema or grammar):
+        raise UsageError("a grammar needs a prompt", hint='add -p "…", or pipe the prompt in')
     chosen = settings()
+    asked_grammar = _grammar(json_schema, grammar)
     sampling: SamplingOptions = {"logprobs": json, "top_logprobs": top_logprobs}
     for name, value in (
         ("temperature", temperature),
@@ -183,7 +207,7 @@ def run(
             chat_loop(opened, system=system, max_tokens=max_tokens, stop=stop, sampling=sampling)
             return
         text = sys.stdin.read() if prompt is None else prompt
-        generation = _start(opened, text, chat, system, max_tokens, stop, sampling)
+        generation = _start(opened, text, chat, system, max_tokens, stop, asked_grammar, sampling)
         if json:
             emit_json(run_document(opened, generation, load_seconds=load_seconds))
             return
@@ -201,10 +225,40 @@ def _start(
     system: str | None,
     max_tokens: int | None,
     stop: list[str] | None,
+    grammar: str | None,
     sampling: SamplingOptions,
 ) -> Generation:
     if not chat:
-        return model.generate(text, max_tokens=max_tokens, stop=stop or (), **sampling)
+        return model.generate(
+            text, max_tokens=max_tokens, stop=stop or (), grammar=grammar, **sampling
+        )
     messages = [] if system is None else [ChatMessage(role="system", content=system)]
     messages.append(ChatMessage(role="user", content=text))
-    return model.chat(messages, max_tokens=max_tokens, stop=stop or (), **sampling)
+    return model.chat(messages, max_tokens=max_tokens, stop=stop or (), grammar=grammar, **sampling)
+
+
+def _grammar(json_schema: Path | None, grammar: Path | None) -> str | None:
+    if json_schema is not None and grammar is not None:
+        raise UsageError("--json-schema and --grammar exclude each other", hint="leave one out")
+    if grammar is not None:
+        return grammars.ebnf(_text(grammar, "--grammar"))
+    if json_schema is None:
+        return None
+    try:
+        schema = loads(_text(json_schema, "--json-schema"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{json_schema} is not JSON: {error}", hint="give a JSON schema"
+        ) from error
+    if not isinstance(schema, dict):
+        raise UsageError(f"{json_schema} is no JSON schema", hint="a schema is a JSON object")
+    return grammars.json_schema(schema)
+
+
+def _text(path: Path, option: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{path} cannot be read: {error}", hint=f"give {option} a text file"
+        ) from error

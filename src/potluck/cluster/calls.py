@@ -48,6 +48,7 @@ from potluck.types.placement import (
     Rebalance,
 )
 from potluck.types.quantization import Quantization
+from potluck.types.ranges import DEFAULT_TARGET_STEP_MS
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
     CommittedToken,
@@ -308,8 +309,9 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     ``model`` is MODEL, ``model_id`` what clients call it, ``created`` seconds since 1970.
     ``quantization`` is in force; with ``may_quantize`` every plan takes the most precise that fits.
-    Weights that ``is_mapped`` speaks of stay in a file on every node. ``arithmetic`` is that of
-    every stage on a CPU; None until the first plan has fixed a fast one, which later plans keep.
+    Weights that ``is_mapped`` speaks of stay in a file on every node. Every stage keeps at most
+    ``cache_disk_bytes`` of cache blocks on disk. ``arithmetic`` is that of every stage on a CPU;
+    None until the first plan has fixed a fast one, which later plans keep.
     ``arithmetic_note`` says in a line what it gains or costs; it may be empty. ``fingerprint`` is
     that of the model at the node that it was deployed from; None if nobody looked. ``done_bytes``
     and ``total_bytes`` are the weights loaded so far. ``remarks`` say which weights get another
@@ -324,7 +326,10 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     ``objective``, with ``num_streams``, or are the ``layout`` if there is one; ``prediction`` is of
     the plan in force, None if it was made without one. ``rebalance`` says whether it moves to a
     better plan, which has to gain ``rebalance_threshold``, and ``rebalance_note`` in a line what
-    such a plan would gain, or why the last one was left.
+    such a plan would gain, or why the last one was left. With ``prefix_cache`` what equal prefixes
+    of prompts leave in the cache is computed once. Prompts are cut so that the time between the
+    tokens of others is about ``target_step_ms`` milliseconds. Calls of tools are read in the format
+    ``tool_format``; None: in that of the chat template.
     """
 
     deployment: DeploymentId
@@ -340,6 +345,7 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     may_quantize: bool
     is_mapped: bool
     state: DeploymentState
+    cache_disk_bytes: int = 0
     arithmetic: Arithmetic | None = Arithmetic.EXACT
     arithmetic_note: str = ""
     reason: str = ""
@@ -365,6 +371,9 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     rebalance_threshold: float = DEFAULT_THRESHOLD
     prediction: Prediction | None = None
     rebalance_note: str = ""
+    prefix_cache: bool = True
+    tool_format: str | None = None
+    target_step_ms: float = DEFAULT_TARGET_STEP_MS
 
     def supersedes(self, other: DeploymentRecord) -> bool:
         """Whether this is the later word on the same deployment."""
@@ -387,6 +396,7 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     cache_tokens: int | None = None
     quantization: Quantization | None = Quantization.NONE
     is_mapped: bool = False
+    cache_disk_bytes: int = 0
     arithmetic: ArithmeticChoice = ArithmeticChoice.EXACT
     recovery_wait_seconds: float = DEFAULT_RECOVERY_WAIT_SECONDS
     num_spares: int = 0
@@ -395,6 +405,9 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     rebalance: Rebalance = Rebalance.AUTO
     rebalance_threshold: float = DEFAULT_THRESHOLD
     layout: tuple[LayoutStage, ...] = ()
+    prefix_cache: bool = True
+    tool_format: str | None = None
+    target_step_ms: float = DEFAULT_TARGET_STEP_MS
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -530,6 +543,7 @@ class SentToken(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    vector: bytes | None = None
 
     @classmethod
     def of(cls, token: CommittedToken) -> SentToken:
@@ -541,6 +555,7 @@ class SentToken(msgspec.Struct, frozen=True, array_like=True):
             token.finish_reason,
             token.logprob,
             tuple((each.token, each.logprob) for each in token.top) if token.top else (),
+            token.vector,
         )
 
     def committed(self) -> CommittedToken:
@@ -552,6 +567,7 @@ class SentToken(msgspec.Struct, frozen=True, array_like=True):
             logprob=self.logprob,
             top=tuple(TokenLogprob(token=token, logprob=logprob) for token, logprob in self.top),
             finish_reason=self.finish_reason,
+            vector=self.vector,
         )
 
 

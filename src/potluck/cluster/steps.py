@@ -14,16 +14,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import replace
+from typing import Annotated
 
 import msgspec
 
 from potluck.cluster.edges.edge import EdgeLimits
 from potluck.errors import EngineError, PotluckError
+from potluck.grammars.limits import MAX_GRAMMAR_BYTES
 from potluck.scheduling.blocks import blocks_for
+from potluck.scheduling.keeping import MAX_MOVED_BLOCKS
 from potluck.types.ranges import MAX_TOP_LOGPROBS
 from potluck.types.sampling import MAX_LOGIT_BIAS_TOKENS
 from potluck.types.step import (
+    KV_BLOCK_TOKENS,
     BlockCopy,
+    HashedBlock,
+    Pooling,
     SampledToken,
     SequenceId,
     SequenceOpening,
@@ -36,9 +42,6 @@ from potluck.types.step import (
 MAX_WAITING_SEQUENCES = 256
 """Of a deployment. Beyond that a request is told to come again: it would wait for minutes."""
 
-MAX_GRAMMAR_BYTES = 128 * 1024
-"""Of a sequence, in UTF-8."""
-
 MAX_TABLES = 512
 """Block tables that an edge's ends remember: more sequences than a step has, several times over.
 The one that was not used for longest is forgotten."""
@@ -46,6 +49,8 @@ The one that was not used for longest is forgotten."""
 _MAX_FAILURE_CHARACTERS = 500
 _INTEGER_BYTES = 9
 """The most that msgpack takes for one."""
+_BLOCK_BYTES = 128
+"""Of a hashed block, whose two hashes have 32 bytes each."""
 _TOKEN_BYTES = 48
 _TOP_BYTES = 20
 """Of a token that comes back, and of each alternative."""
@@ -66,6 +71,8 @@ class _Part(msgspec.Struct, frozen=True, array_like=True):
     blocks: tuple[int, ...]
     sample: bool
     score_from: int | None = None
+    pooling: Pooling | None = None
+    ends_pooling: bool = False
 
 
 class _Common(msgspec.Struct, frozen=True, array_like=True):
@@ -75,12 +82,14 @@ class _Common(msgspec.Struct, frozen=True, array_like=True):
     closed: tuple[SequenceId, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
     forgotten: tuple[SequenceId, ...] = ()
+    saves: tuple[tuple[int, bytes, bytes], ...] = ()
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True):
     """``tokens`` and ``known`` have an item for each part, or none at all.
 
-    ``known`` are the tokens that follow the scored ones of a part.
+    ``known`` are the tokens that follow the scored ones of a part, or the last one of a part that
+    gives a vector.
     """
 
     common: msgspec.Raw
@@ -98,7 +107,15 @@ class _FailedStep(msgspec.Struct, frozen=True, array_like=True):
     """In the place of a result, with what the stages after the one that failed have to know."""
 
     failure: _Failure
-    common: msgspec.Raw = msgspec.Raw(b"\xc0")  # nil
+    common: msgspec.Raw = msgspec.Raw(b"\xc0")  # nil: nothing
+
+
+encode_restores = msgspec.msgpack.Encoder().encode
+"""Of a step's ``restores``, from the first on: a stage sends on those that it has put back."""
+decode_restores = msgspec.msgpack.Decoder(tuple[HashedBlock, ...]).decode
+encode_restored = msgspec.msgpack.Encoder().encode
+"""How many of them all stages have put back: the header of such a step's result."""
+decode_restored = msgspec.msgpack.Decoder(Annotated[int, msgspec.Meta(ge=0)]).decode
 
 
 class _Sampled(msgspec.Struct, frozen=True, array_like=True):
@@ -107,6 +124,7 @@ class _Sampled(msgspec.Struct, frozen=True, array_like=True):
     token: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    vector: bytes | None = None
 
 
 class _Result(msgspec.Struct, frozen=True, array_like=True):
@@ -118,6 +136,7 @@ _Tokens = tuple[tuple[int, ...], ...]
 _encode = msgspec.msgpack.Encoder().encode
 _decode_header = msgspec.msgpack.Decoder(_Header).decode
 _decode_common = msgspec.msgpack.Decoder(_Common).decode
+_decode_failed_common = msgspec.msgpack.Decoder(_Common | None).decode
 _decode_tokens = msgspec.msgpack.Decoder(_Tokens).decode
 _decode_opened = msgspec.msgpack.Decoder(tuple[SequenceOpening, ...]).decode
 _decode_result = msgspec.msgpack.Decoder(_Result).decode
@@ -143,9 +162,10 @@ class StepEncoder:
             step.closed,
             tuple((copy.source, copy.target) for copy in step.copies),
             self._forget_oldest(),
+            tuple((each.block, each.hash, each.parent) for each in step.saves),
         )
         known: _Tokens = ()
-        if any(part.score_from is not None for part in slices):
+        if any(part.score_from is not None or part.ends_pooling for part in slices):
             known = tuple(map(_known, slices))
         header = _Header(
             msgspec.Raw(_encode(common)),
@@ -171,6 +191,8 @@ class StepEncoder:
             table[num_kept:],
             part.sample,
             part.score_from,
+            part.pooling,
+            part.ends_pooling,
         )
 
     def _forget_oldest(self) -> tuple[SequenceId, ...]:
@@ -216,6 +238,10 @@ class StepDecoder:
             opened=_decode_opened(read.opened) if self._is_last else (),
             closed=common.closed,
             copies=tuple(BlockCopy(source=each[0], target=each[1]) for each in common.copies),
+            saves=tuple(
+                HashedBlock(block=block, hash=digest, parent=parent)
+                for block, digest, parent in common.saves
+            ),
         )
 
     def forwarded(self, header: bytes | memoryview) -> bytes:
@@ -229,7 +255,9 @@ class StepDecoder:
 
     def skip(self, header: bytes | memoryview) -> None:
         """Take note of a step that has failed before; ``header`` is that of its failure."""
-        self._take(_decode_common(_decode_failed(header).common))
+        common = _decode_failed_common(_decode_failed(header).common)
+        if common is not None:
+            self._take(common)
 
     def _take(self, common: _Common) -> list[tuple[int, ...]]:
         """Return the parts' tables, as they are now."""
@@ -261,6 +289,7 @@ def encode_sampled(sampled: tuple[SampledToken, ...]) -> bytes:
                     each.token,
                     each.logprob,
                     tuple((one.token, one.logprob) for one in each.top) if each.top else (),
+                    each.vector,
                 )
                 for each in sampled
             )
@@ -279,6 +308,7 @@ def decode_sampled(header: bytes | memoryview) -> tuple[SampledToken, ...]:
             top=tuple(TokenLogprob(token=token, logprob=logprob) for token, logprob in each.top)
             if each.top
             else (),
+            vector=each.vector,
         )
         for each in _decode_result(header).sampled
     )
@@ -307,6 +337,10 @@ def _slice(
             raise ValueError(f"sequence {part.sequence_id} lacks tokens that are scored")
         tokens = tokens[: part.score_from + 1] + known[:end]
         next_token = None if part.sample else known[-1]
+    elif part.ends_pooling:
+        if len(known) != 1:
+            raise ValueError(f"sequence {part.sequence_id} lacks the token that is pooled last")
+        tokens = tokens[:-1] + known
     return SequenceSlice(
         sequence_id=part.sequence_id,
         tokens=tokens,
@@ -315,13 +349,15 @@ def _slice(
         sample=part.sample,
         score_from=part.score_from,
         next_token=next_token,
+        pooling=part.pooling,
+        ends_pooling=part.ends_pooling,
     )
 
 
 def _known(part: SequenceSlice) -> tuple[int, ...]:
-    """The tokens that follow those of ``part`` that are scored."""
+    """What later stages know of the tokens of ``part``."""
     if part.score_from is None:
-        return ()
+        return part.tokens[-1:] if part.ends_pooling else ()
     following = part.tokens[part.score_from + 1 :]
     return following if part.next_token is None else (*following, part.next_token)
 
@@ -361,9 +397,13 @@ def kind_of(step: Step) -> StepKind:
     return num_tokens.bit_length(), end.bit_length()
 
 
-def result_bytes(max_step_tokens: int) -> int:
-    """The most that the header of a result takes."""
-    return max_step_tokens * (_TOKEN_BYTES + _TOP_BYTES * MAX_TOP_LOGPROBS)
+def result_bytes(max_step_tokens: int, max_step_sequences: int, hidden_size: int) -> int:
+    """The most that the header of a result takes.
+
+    Every sequence may give a vector, which has at most as many numbers as the hidden state.
+    """
+    of_tokens = max_step_tokens * (_TOKEN_BYTES + _TOP_BYTES * MAX_TOP_LOGPROBS)
+    return of_tokens + max_step_sequences * 4 * hidden_size
 
 
 def edge_limits(
@@ -377,24 +417,32 @@ def edge_limits(
     """Bounds on the frames of a deployment's edges: no step of its scheduler is larger.
 
     The names of fields and the numbers beside lists take well under a kilobyte in a slice and an
-    opening together. A table has a block for each 16 positions; sequences may share blocks, and one
-    copies at most one. Openings have whole prompts. A sequence closes once, and at most those that
-    hold blocks or wait do. Where all of a step's tokens are scored, they are sent twice, and each
-    comes back with 20 alternatives.
+    opening together, with the copy of a block that a sequence may begin with. Sequences share
+    blocks, so the table of each may be as long as the context allows. Openings have whole prompts
+    and grammars. A sequence closes once, and at most those that hold blocks or wait do. As many
+    blocks are saved as the step computes, and a few more. Where all of a step's tokens are scored,
+    they are sent twice, and each comes back with 20 alternatives, and where sequences are pooled,
+    each with its vector.
     """
     per_sequence = (
         1024
-        + _INTEGER_BYTES * (context_tokens + blocks_for(context_tokens))
-        + (1 + 2 * _INTEGER_BYTES) * MAX_LOGIT_BIAS_TOKENS
         + MAX_GRAMMAR_BYTES
+        + _INTEGER_BYTES * context_tokens
+        + (1 + 2 * _INTEGER_BYTES) * MAX_LOGIT_BIAS_TOKENS
     )
-    num_integers = 3 * max_step_tokens + num_blocks + MAX_WAITING_SEQUENCES + MAX_TABLES
+    num_tables = max_step_sequences * blocks_for(context_tokens)
+    num_integers = (
+        3 * max_step_tokens + num_tables + num_blocks + MAX_WAITING_SEQUENCES + MAX_TABLES
+    )
+    num_saved = max_step_tokens // KV_BLOCK_TOKENS + MAX_MOVED_BLOCKS
     return EdgeLimits(
         max_header_bytes=8 * _MAX_FAILURE_CHARACTERS
         + 4096
         + max(
-            _INTEGER_BYTES * num_integers + max_step_sequences * per_sequence,
-            result_bytes(max_step_tokens),
+            _INTEGER_BYTES * num_integers
+            + max_step_sequences * per_sequence
+            + _BLOCK_BYTES * num_saved,
+            result_bytes(max_step_tokens, max_step_sequences, hidden_size),
         ),
         max_payload_bytes=4 * hidden_size * max_step_tokens,
     )

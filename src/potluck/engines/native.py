@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -17,23 +17,27 @@ import numpy as np
 from potluck import kernels
 from potluck.engines.native_program import (
     core_errors,
+    core_masks,
     core_opening,
     core_program,
     core_slice,
+    pooled_token,
     sampled_token,
 )
 from potluck.engines.op_labels import label_of
 from potluck.engines.products import Operands, operands_of
+from potluck.engines.step_checks import check_masks
 from potluck.errors import EngineError, ParameterError
 from potluck.kernels import runner
 from potluck.probe.cores import default_num_threads
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.engine import StepResult
+from potluck.types.engine import NO_MASKS, BlockFormat, StepResult
 from potluck.types.sampling import validate_sampling
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from potluck.types.engine import TokenMasks
     from potluck.types.program import Program
     from potluck.types.step import SequenceId, Step
     from potluck.types.tensor import TensorFormat, TensorInfo, TensorSink
@@ -45,6 +49,9 @@ _log = logging.getLogger(__name__)
 
 PANEL_ROWS = 16
 """``kPanelRows`` of ``cpp/kernels/kernels.h``."""
+
+BLOCK_LAYOUT = 1
+"""The layout of keys and values within a block (``AttentionArgs``): counted up when it changes."""
 
 ThreadPool = runner.ThreadPool
 """May be shared by the stages of a process, which take turns. Made by ``make_pool``."""
@@ -274,28 +281,31 @@ class NativeEngine:
                 labels[index] = label_of([ops[each] for each in together])
         return tuple(labels)
 
-    def step(self, step: Step, hidden: Floats | None) -> StepResult:
+    def step(self, step: Step, hidden: Floats | None, masks: TokenMasks = NO_MASKS) -> StepResult:
         """Run the program once (see ``Engine``).
 
         Raises ``ParameterError`` for sampling parameters that are not allowed, and ``EngineError``,
-        with the step's tokens in the cache, when the model's logits are not finite.
+        with the step's tokens in the cache, when the model's logits or vectors are not finite.
         """
         stage = self._stage
+        check_masks(self._program, step, masks)
         self._open_sequences(step)
         out = None
         if not self._program.shard.has_head:
             out = np.empty((step.num_tokens, self._program.hidden_size), dtype=np.float32)
         with core_errors():
-            sampled = stage.step(
+            sampled, vectors = stage.step(
                 slices=[core_slice(part) for part in step.slices],
                 opened=[core_opening(opening) for opening in step.opened],
                 closed=step.closed,
                 copies=[(copy.source, copy.target) for copy in step.copies],
+                masks=core_masks(masks),
                 hidden=_as_core_takes_it(hidden),
                 out=out,
             )
         self._sequences.difference_update(step.closed)
-        return StepResult(hidden=out, sampled=tuple(sampled_token(token) for token in sampled))
+        results = (*map(sampled_token, sampled), *map(pooled_token, vectors))
+        return StepResult(hidden=out, sampled=results)
 
     def logits(self, step: Step, hidden: Floats | None) -> Floats:
         """As ``step`` without sampling, so that sequences need not have been opened."""
@@ -314,6 +324,27 @@ class NativeEngine:
         self._sequences.difference_update(step.closed)
         return out
 
+    @property
+    def block_format(self) -> BlockFormat:
+        """See ``LoadableEngine``. In float arithmetic the bits depend on the instruction set."""
+        return BlockFormat(
+            name=f"native-{BLOCK_LAYOUT}/{self.isa}/{self.arithmetic.value}",
+            num_bytes=self._stage.block_bytes,
+        )
+
+    def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
+        """See ``LoadableEngine``."""
+        stage = self._stage
+        data = np.empty((len(blocks), stage.block_bytes), dtype=np.uint8)
+        with core_errors():
+            stage.read_blocks(blocks, data.reshape(-1))
+        return data
+
+    def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """See ``LoadableEngine``."""
+        with core_errors():
+            self._stage.write_blocks(blocks, np.ascontiguousarray(data).reshape(-1))
+
     def reset(self) -> None:
         """See ``Engine``: only the stage with the head knows of sequences."""
         stage = self._stage
@@ -325,6 +356,7 @@ class NativeEngine:
                     opened=[],
                     closed=sorted(self._sequences),
                     copies=[],
+                    masks=(),
                     hidden=None if self._program.shard.has_embedding else no_rows,
                     out=None,
                 )
@@ -343,8 +375,9 @@ class NativeEngine:
     def _open_sequences(self, step: Step) -> None:
         for opening in step.opened:
             validate_sampling(opening.sampling, self._program.vocab_size)
-        if step.opened and self._program.shard.has_head:
+        if self._program.shard.has_head:
             self._sequences.update(opening.sequence_id for opening in step.opened)
+            self._sequences.update(part.sequence_id for part in step.slices if part.pooling)
 
 
 class _NativeSink:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, assert_never
 
+import numpy as np
+
 from potluck.errors import EngineError
 from potluck.kernels import runner
 from potluck.types.program import (
@@ -19,11 +21,14 @@ from potluck.types.program import (
     RmsNorm,
     Rope,
 )
-from potluck.types.step import SampledToken, SequenceId, TokenLogprob
+from potluck.types.step import Pooling, SampledToken, SequenceId, TokenLogprob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
+    from potluck.types.engine import TokenMasks
     from potluck.types.program import Op, Program
     from potluck.types.step import SamplingParams, SequenceOpening, SequenceSlice
 
@@ -74,6 +79,13 @@ def core_program(program: Program) -> runner.Program:
         )
 
 
+_POOLINGS = {
+    Pooling.LAST: runner.Pooling.LAST,
+    Pooling.CLS: runner.Pooling.CLS,
+    Pooling.MEAN: runner.Pooling.MEAN,
+}
+
+
 def core_slice(part: SequenceSlice) -> runner.Slice:
     """``part`` in the core's form."""
     return runner.Slice(
@@ -84,6 +96,8 @@ def core_slice(part: SequenceSlice) -> runner.Slice:
         sample=part.sample,
         score_from=part.score_from,
         next_token=part.next_token,
+        pooling=None if part.pooling is None else _POOLINGS[part.pooling],
+        ends_pooling=part.ends_pooling,
     )
 
 
@@ -97,6 +111,11 @@ def core_opening(opening: SequenceOpening) -> runner.Opening:
     )
 
 
+def core_masks(masks: TokenMasks) -> list[tuple[int, NDArray[np.uint32]]]:
+    """``masks`` in the core's form; they have passed ``check_masks``."""
+    return [(int(sequence), np.ascontiguousarray(mask)) for sequence, mask in masks.items()]
+
+
 def sampled_token(token: runner.SampledToken) -> SampledToken:
     """``token`` as the engines give it."""
     return SampledToken(
@@ -105,6 +124,16 @@ def sampled_token(token: runner.SampledToken) -> SampledToken:
         token=token.token,
         logprob=token.logprob,
         top=tuple(TokenLogprob(token=one.token, logprob=one.logprob) for one in token.top),
+    )
+
+
+def pooled_token(vector: runner.PooledVector) -> SampledToken:
+    """``vector`` as the engines give it."""
+    return SampledToken(
+        sequence_id=SequenceId(vector.sequence_id),
+        position=vector.position,
+        token=vector.token,
+        vector=vector.values,
     )
 
 

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, assert_never
 import numpy as np
 
 from potluck.engines import reference_ops as ops
+from potluck.engines.pooling import StepPooler
 from potluck.engines.reference_sampling import sample, score
 from potluck.engines.reference_weights import ReferenceWeights
-from potluck.engines.step_checks import check_openings, check_sampled, check_step
+from potluck.engines.step_checks import check_masks, check_openings, check_sampled, check_step
 from potluck.errors import EngineError
-from potluck.types.engine import StepResult
+from potluck.types.engine import NO_MASKS, BlockFormat, StepResult
 from potluck.types.program import (
     HIDDEN,
     Activation,
@@ -35,8 +36,11 @@ from potluck.types.sampling import validate_sampling
 from potluck.types.step import KV_BLOCK_TOKENS, SampledToken
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
+    from potluck.types.engine import TokenMasks
     from potluck.types.program import CacheSpec, Program
     from potluck.types.step import BlockCopy, SamplingParams, SequenceId, SequenceSlice, Step
     from potluck.types.tensor import TensorSink
@@ -54,53 +58,86 @@ class ReferenceEngine:
         self._weights = ReferenceWeights(program)
         self._caches = [_Cache(spec, num_blocks) for spec in program.caches]
         self._sequences: dict[SequenceId, _Sequence] = {}
+        self._pooler = StepPooler()
 
     def sink(self) -> TensorSink:
         """Takes every format; weights are kept as float32."""
         return self._weights
 
-    def step(self, step: Step, hidden: Floats | None) -> StepResult:
+    def step(self, step: Step, hidden: Floats | None, masks: TokenMasks = NO_MASKS) -> StepResult:
         """Run the program once (see ``Engine``)."""
         self._check(step, hidden)
+        check_masks(self._program, step, masks)
         if not self._program.shard.has_head:
             return StepResult(hidden=self._run(step, hidden), sampled=())
         check_openings(self._program, step, self._sequences)
         check_sampled(step, self._sequences)
+        self._pooler.check(step)
         sequences = self._sequences | _open(self._program, step)
-        logits = self._run(step, hidden)
+        rows = self._run(step, hidden)
+        logits = self._logits(step, rows)
         wanted = [(part, index) for part in step.slices for index in part.wanted]
         choices = tuple(
-            _choose(sequences[part.sequence_id], part, index, row)
+            _choose(sequences[part.sequence_id], part, index, row, masks.get(part.sequence_id))
             for (part, index), row in zip(wanted, logits, strict=True)
         )
         for (part, index), choice in zip(wanted, choices, strict=True):
             if part.known_after(index) is None:
                 sequences[choice.sequence_id].output_tokens.append(choice.token)
+        vectors = self._pooler.pool(step, rows)
         self._sequences = _without(sequences, step.closed)
-        return StepResult(hidden=None, sampled=choices)
+        self._pooler.close(step.closed)
+        return StepResult(hidden=None, sampled=choices + vectors)
 
     def logits(self, step: Step, hidden: Floats | None) -> Floats:
         """As ``step`` without sampling, so that sequences need not have been opened."""
         self._check(step, hidden)
-        if not self._program.shard.has_head:
+        if not self._program.has_logits:
             raise EngineError(
                 "this stage has no head, and so no logits", hint="ask the last stage for logits"
             )
         check_openings(self._program, step, self._sequences)
         sequences = self._sequences | _open(self._program, step)
-        logits = self._run(step, hidden)
+        logits = self._logits(step, self._run(step, hidden))
         self._sequences = _without(sequences, step.closed)
         return logits
+
+    @property
+    def block_format(self) -> BlockFormat:
+        """See ``LoadableEngine``: keys and values of one cache after another, as float32."""
+        num_bytes = sum(cache.block_bytes for cache in self._caches)
+        return BlockFormat(name="reference-1", num_bytes=num_bytes)
+
+    def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
+        """See ``LoadableEngine``."""
+        self._check_blocks(blocks)
+        empty = np.empty((len(blocks), 0), np.uint8)
+        return np.concatenate([empty, *(cache.read_blocks(blocks) for cache in self._caches)], 1)
+
+    def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """See ``LoadableEngine``."""
+        self._check_blocks(blocks)
+        wanted = (len(blocks), self.block_format.num_bytes)
+        if data.shape != wanted:
+            raise EngineError(
+                f"blocks of shape {data.shape} are not {wanted}",
+                hint="this is a defect in Potluck; please report it",
+            )
+        first = 0
+        for cache in self._caches:
+            cache.write_blocks(blocks, data[:, first : first + cache.block_bytes])
+            first += cache.block_bytes
 
     def reset(self) -> None:
         """See ``Engine``."""
         self._sequences.clear()
+        self._pooler.reset()
 
     def close(self) -> None:
         """Free weights and cache."""
         self._weights.clear()
         self._caches.clear()
-        self._sequences.clear()
+        self.reset()
 
     def _check(self, step: Step, hidden: Floats | None) -> None:
         if missing := self._weights.missing():
@@ -110,8 +147,16 @@ class ReferenceEngine:
             )
         check_step(self._program, self._num_blocks, step, hidden)
 
+    def _check_blocks(self, blocks: Sequence[int]) -> None:
+        for block in blocks if self._caches else ():
+            if not 0 <= block < self._num_blocks:
+                raise EngineError(
+                    f"block {block} is not one of {self._num_blocks}",
+                    hint="this is a defect in Potluck; please report it",
+                )
+
     def _run(self, step: Step, hidden: Floats | None) -> Floats:
-        """The residual stream, or with the head the logits that are wanted."""
+        """The residual stream, or with the head its input."""
         tokens = np.array([token for part in step.slices for token in part.tokens], dtype=np.int64)
         positions = np.concatenate([np.zeros(0, dtype=np.int64), *map(_positions, step.slices)])
         for copy in step.copies:
@@ -148,10 +193,17 @@ class ReferenceEngine:
                 case Add():
                     registers[op.x] = ops.add(registers[op.x], registers[op.y])
                 case Head():
-                    return ops.head(registers[op.x], self._weights[op.weight], _wanted_rows(step))
+                    return registers[op.x]
                 case _:
                     assert_never(op)
         return registers[HIDDEN]
+
+    def _logits(self, step: Step, rows: Floats) -> Floats:
+        """The logits that are wanted, of the head's input."""
+        head = self._program.head
+        if head is None or head.weight is None:
+            return np.empty((0, 0), dtype=np.float32)  # the step was checked: none are wanted
+        return ops.head(rows, self._weights[head.weight], _wanted_rows(step))
 
     def _rope(self, op: Rope, x: Floats, positions: Ints) -> Floats:
         table = self._program.rope
@@ -201,6 +253,22 @@ class _Cache:
         for values in (self._keys, self._values):
             values[copy.target] = values[copy.source]
 
+    @property
+    def block_bytes(self) -> int:
+        """What ``read_blocks`` gives of one."""
+        return 2 * self._keys[:1].nbytes
+
+    def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
+        """Return the keys and the values of each, ``[len(blocks), block_bytes]``."""
+        both = np.stack([self._keys[list(blocks)], self._values[list(blocks)]], 1)
+        return both.reshape(len(blocks), -1).view(np.uint8)
+
+    def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """Put back what ``read_blocks`` gave."""
+        both = np.ascontiguousarray(data).view(np.float32)
+        both = both.reshape(len(blocks), 2, *self._keys.shape[1:])
+        self._keys[list(blocks)], self._values[list(blocks)] = both[:, 0], both[:, 1]
+
     def append(self, part: SequenceSlice, k: Floats, v: Floats) -> None:
         """Store ``[num_tokens, num_kv_heads, head_dim]`` at the positions of ``part``."""
         positions = _positions(part)
@@ -238,7 +306,13 @@ def _without(
     return {key: sequence for key, sequence in sequences.items() if key not in closed}
 
 
-def _choose(sequence: _Sequence, part: SequenceSlice, index: int, logits: Floats) -> SampledToken:
+def _choose(
+    sequence: _Sequence,
+    part: SequenceSlice,
+    index: int,
+    logits: Floats,
+    mask: NDArray[np.uint32] | None,
+) -> SampledToken:
     """What follows the token at ``index`` of ``part``: sampled, or known and scored."""
     position = part.start_position + index + 1
     known = part.known_after(index)
@@ -249,6 +323,7 @@ def _choose(sequence: _Sequence, part: SequenceSlice, index: int, logits: Floats
             prompt_tokens=sequence.prompt_tokens,
             output_tokens=sequence.output_tokens,
             position=position,
+            mask=mask,
         )
     else:
         choice = score(logits, known, sequence.sampling.top_logprobs, position=position)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from potluck.engines.native import choose_isa
-from potluck.engines.native_program import core_errors, core_opening, sampled_token
-from potluck.engines.step_checks import check_openings, check_sampled
+from potluck.engines.native_program import core_errors, core_masks, core_opening, sampled_token
+from potluck.engines.step_checks import check_masks, check_openings, check_sampled
 from potluck.kernels import runner
+from potluck.types.engine import NO_MASKS
 from potluck.types.sampling import validate_sampling
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from potluck.types.engine import TokenMasks
     from potluck.types.program import Program
     from potluck.types.step import SampledToken, SequenceId, SequenceOpening, SequenceSlice, Step
 
@@ -35,7 +37,7 @@ class StepSampler:
                 vocab_size=program.vocab_size, isa=choose_isa(None), pool=pool
             )
 
-    def check(self, step: Step, *, samples: bool) -> None:
+    def check(self, step: Step, masks: TokenMasks = NO_MASKS, *, samples: bool) -> None:
         """Raise what ``open`` or ``sample`` would raise for the step, before it is computed.
 
         ``ParameterError`` for sampling parameters that are not allowed, else ``EngineError``.
@@ -46,6 +48,7 @@ class StepSampler:
         check_openings(self._program, step, self._open)
         if samples:
             check_sampled(step, self._open)
+            check_masks(self._program, step, masks)
 
     def open(self, openings: Sequence[SequenceOpening]) -> None:
         """Begin to sample for sequences."""
@@ -54,9 +57,15 @@ class StepSampler:
         self._open.update(opening.sequence_id for opening in openings)
 
     def sample(
-        self, wanted: Sequence[tuple[SequenceSlice, int]], logits: NDArray[np.float32]
+        self,
+        wanted: Sequence[tuple[SequenceSlice, int]],
+        logits: NDArray[np.float32],
+        masks: TokenMasks = NO_MASKS,
     ) -> tuple[SampledToken, ...]:
-        """What follows tokens of slices, by their indices; ``logits`` has finite rows in order."""
+        """What follows tokens of slices, by their indices; ``logits`` has finite rows in order.
+
+        ``masks`` may have more sequences than ``wanted``.
+        """
         if not wanted:
             return ()
         positions = [
@@ -64,7 +73,7 @@ class StepSampler:
         ]
         known = [part.known_after(index) for part, index in wanted]
         with core_errors():
-            sampled = self._sampler.sample(positions, logits, known)
+            sampled = self._sampler.sample(positions, logits, known, core_masks(masks))
         return tuple(map(sampled_token, sampled))
 
     def close(self, closed: Sequence[SequenceId]) -> None:

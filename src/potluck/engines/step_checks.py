@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from potluck.errors import EngineError
-from potluck.types.step import KV_BLOCK_TOKENS
+from potluck.types.step import KV_BLOCK_TOKENS, Pooling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from potluck.types.engine import TokenMasks
     from potluck.types.program import Program
     from potluck.types.step import SequenceSlice, Step
 
@@ -30,10 +31,13 @@ def check_step(
         _check_tokens(program, part.tokens)
         _check_positions(program, part)
         _check_scored(program, part)
+        _check_pooled(part)
         if program.caches:
             _check_blocks(num_blocks, part, written)
     if program.caches:
         _check_copies(num_blocks, step)
+    if program.head is not None and not program.has_logits and step.num_wanted:
+        raise _inconsistent("logits are wanted of a model without a head")
     _check_hidden(program, step, hidden)
 
 
@@ -56,6 +60,27 @@ def check_sampled(step: Step, open_sequences: Iterable[int]) -> None:
             raise _inconsistent(f"sequence {part.sequence_id} is sampled but was never opened")
 
 
+def check_masks(program: Program, step: Step, masks: TokenMasks) -> None:
+    """Raise ``EngineError`` unless every mask is of a sampled sequence and allows some token."""
+    if not masks:
+        return
+    if not program.shard.has_head:
+        raise _inconsistent("a stage without the head takes no masks")
+    sampled = {part.sequence_id for part in step.slices if part.sample}
+    num_words = -(-program.vocab_size // 32)
+    for sequence_id, mask in masks.items():
+        if sequence_id not in sampled:
+            raise _inconsistent(f"sequence {sequence_id} has a mask and is not sampled")
+        if mask.shape != (num_words,) or mask.dtype.str != "<u4":
+            raise _inconsistent(
+                f"the mask of sequence {sequence_id} is {mask.dtype} {mask.shape}, "
+                f"and must be uint32 ({num_words},)"
+            )
+        last_word = int(mask[-1]) & (1 << (program.vocab_size - 32 * (num_words - 1))) - 1
+        if not last_word and not mask[:-1].any():
+            raise _inconsistent(f"the mask of sequence {sequence_id} allows no token")
+
+
 def _check_scored(program: Program, part: SequenceSlice) -> None:
     if part.score_from is None:
         if part.next_token is not None:
@@ -73,6 +98,20 @@ def _check_scored(program: Program, part: SequenceSlice) -> None:
         )
     if part.next_token is not None:
         _check_vocabulary(program, (part.next_token,))
+
+
+def _check_pooled(part: SequenceSlice) -> None:
+    if part.pooling is None:
+        if part.ends_pooling:
+            raise _inconsistent(f"sequence {part.sequence_id} is not pooled, and ends its pooling")
+        return
+    if part.sample or part.score_from is not None:
+        raise _inconsistent(f"sequence {part.sequence_id} is pooled, and sampled or scored")
+    if part.pooling is Pooling.CLS and part.ends_pooling and part.start_position:
+        raise _inconsistent(
+            f"the first token of sequence {part.sequence_id} is not in the slice that ends its "
+            "pooling"
+        )
 
 
 def _check_tokens(program: Program, tokens: tuple[int, ...]) -> None:

@@ -51,7 +51,7 @@ def work_of(
             match op:
                 case Linear() | Head():
                     num_tokens = step.num_wanted if isinstance(op, Head) else step.num_tokens
-                    if num_tokens == 0:
+                    if num_tokens == 0 or op.weight is None:
                         continue
                     info = weights[op.weight]
                     work.read_bytes[label] += loaded_bytes(info)

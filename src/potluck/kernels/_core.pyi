@@ -4,13 +4,16 @@ Wrong shapes raise ``ValueError``, wrong dtypes and layouts ``TypeError``; the r
 ``Error`` for all else that it refuses. Calls release the GIL while they compute.
 """
 
+import enum
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
 U8 = NDArray[np.uint8]
+U32 = NDArray[np.uint32]
 U16 = NDArray[np.uint16]
 I8 = NDArray[np.int8]
 I32 = NDArray[np.int32]
@@ -153,6 +156,26 @@ class Kernels:
     def exp_sum(self, x: F32, max: float, out: F32) -> float:
         """``out = exp(x - max)``; returns its sum."""
 
+    # Over the logits of a vocabulary, in blocks of 128 (cpp/kernels/kernels.h).
+    def copy_allowed(self, logits: F32, mask: U32, out: F32) -> None: ...
+    def draw_weights(
+        self, logits: F32, largest: float, temperature: float, weights: F32, sums: F64
+    ) -> None: ...
+    def kept_sums(
+        self, logits: F32, weights: F32, least_logit: float, least_weight: float, sums: F64
+    ) -> None: ...
+    def split_logits(
+        self,
+        logits: F32,
+        weights: F32,
+        low: float,
+        high: float,
+        above: F64,
+        num_above: I32,
+        within: I32,
+        num_within: I32,
+    ) -> None: ...
+
 # Conversion of weights (cpp/bind/convert_module.cc)
 
 def convert_rows(
@@ -240,7 +263,7 @@ class Add:
     def __init__(self, *, x: str, y: str) -> None: ...
 
 class Head:
-    def __init__(self, *, x: str, weight: str, vocab_size: int) -> None: ...
+    def __init__(self, *, x: str, weight: str | None, vocab_size: int) -> None: ...
 
 Op = Embed | RmsNorm | Linear | Rope | Attention | GatedActivation | Moe | Add | Head
 
@@ -288,6 +311,11 @@ def pack_rows_on(
 ) -> None:
     """``pack_rows`` on all threads of ``pool``; raises ``Error`` for wrong sizes."""
 
+class Pooling(enum.Enum):
+    LAST = ...
+    CLS = ...
+    MEAN = ...
+
 class Slice:
     def __init__(
         self,
@@ -299,6 +327,8 @@ class Slice:
         sample: bool,
         score_from: int | None = None,
         next_token: int | None = None,
+        pooling: Pooling | None = None,
+        ends_pooling: bool = False,
     ) -> None: ...
 
 class SamplingParams:
@@ -346,6 +376,16 @@ class SampledToken:
     @property
     def top(self) -> list[TokenLogprob]: ...
 
+class PooledVector:
+    @property
+    def sequence_id(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def token(self) -> int: ...
+    @property
+    def values(self) -> bytes: ...
+
 class TimedOps:
     """Ops ``[first_op, end_op)`` of a program, which run together (cpp/program/op_timer.h)."""
 
@@ -386,9 +426,10 @@ class Stage:
         opened: Sequence[Opening],
         closed: Sequence[int],
         copies: Sequence[tuple[int, int]],
+        masks: Sequence[tuple[int, U32]],
         hidden: F32 | None,
         out: F32 | None,
-    ) -> list[SampledToken]: ...
+    ) -> tuple[list[SampledToken], list[PooledVector]]: ...
     def logits(
         self,
         *,
@@ -399,6 +440,10 @@ class Stage:
         hidden: F32 | None,
         out: F32,
     ) -> None: ...
+    def read_blocks(self, blocks: Sequence[int], out: U8) -> None: ...
+    def write_blocks(self, blocks: Sequence[int], data: U8) -> None: ...
+    @property
+    def block_bytes(self) -> int: ...
     def time_ops(self) -> None: ...
     def times(self) -> tuple[list[TimedOps], float]:
         """By ops of the program, and seconds of sampling; since ``time_ops``."""
@@ -417,8 +462,12 @@ class Sampler:
         wanted: Sequence[tuple[int, int]],
         logits: F32,
         known: Sequence[int | None] = (),
+        masks: Sequence[tuple[int, U32]] = (),
     ) -> list[SampledToken]:
-        """``wanted`` are sequences and positions; ``known`` those of their tokens to be scored."""
+        """``wanted`` are sequences and positions; ``known`` those of their tokens to be scored.
+
+        ``masks`` are of sequences; see ``Engine.step``.
+        """
 
 # What the machine can do at best (cpp/bind/measure_module.cc)
 

@@ -90,7 +90,8 @@ def _multiplied(program: Program) -> frozenset[str]:
     names: set[str] = set()
     for op in program.ops:
         if isinstance(op, Linear | Head):
-            names.add(op.weight)
+            if op.weight is not None:
+                names.add(op.weight)
         elif isinstance(op, Moe):
             names.update((op.gate, op.up, op.down))
     return frozenset(names)

@@ -27,6 +27,9 @@ GGUF_ROPE_FACTORS = "rope_freqs.weight"
 EMBEDDING = "embed.weight"
 FINAL_NORM = "norm.weight"
 HEAD = "head.weight"
+HUGGING_FACE_PREFIX = "model."
+"""Of every tensor but the head's and the classifier's."""
+CLASSIFIER = "classifier.weight"
 
 
 def layer_tensor(layer: int, name: str) -> str:
@@ -39,11 +42,13 @@ _STEMS: Mapping[FileKind, Mapping[str, str]] = {
         "embed": "model.embed_tokens",
         "norm": "model.norm",
         "head": "lm_head",
+        "classifier": "score",
     },
     FileKind.GGUF: {
         "embed": "token_embd",
         "norm": "output_norm",
         "head": "output",
+        "classifier": "cls.output",
     },
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from potluck.errors import ParameterError
-from potluck.models.names import EMBEDDING, FINAL_NORM, HEAD, layer_tensor
+from potluck.models.names import CLASSIFIER, EMBEDDING, FINAL_NORM, HEAD, layer_tensor
 from potluck.types.model import ExpertsConfig, ModelConfig
 from potluck.types.program import (
     HIDDEN,
@@ -31,6 +31,7 @@ _BRANCH = "branch"
 _Q, _K, _V, _ATTENDED = "q", "k", "v", "attended"
 _GATE, _UP = "gate", "up"
 _ROUTER_LOGITS = "router_logits"
+_LABELS = "labels"
 
 
 def build_program(
@@ -130,7 +131,7 @@ def _build(config: ModelConfig, shard: Shard) -> _Builder:
     _check_shard(config, shard)
     builder = _Builder()
     if shard.has_embedding:
-        role = WeightRole.HEAD if config.tied_head else WeightRole.EMBEDDING
+        role = WeightRole.HEAD if config.tied_head and config.has_logits else WeightRole.EMBEDDING
         name = builder.weight(EMBEDDING, config.vocab_size, config.hidden_size, role=role)
         builder.add(Embed(weight=name, out=HIDDEN))
     for layer in range(shard.start_layer, shard.end_layer):
@@ -141,10 +142,24 @@ def _build(config: ModelConfig, shard: Shard) -> _Builder:
             _add_mlp(builder, config, layer)
     if shard.has_head:
         _add_norm(builder, config, FINAL_NORM)
+        _add_head(builder, config)
+    return builder
+
+
+def _add_head(builder: _Builder, config: ModelConfig) -> None:
+    if config.has_logits:
         name = EMBEDDING if config.tied_head else HEAD
         builder.weight(name, config.vocab_size, config.hidden_size, role=WeightRole.HEAD)
         builder.add(Head(x=_BRANCH, weight=name, vocab_size=config.vocab_size))
-    return builder
+        return
+    x = _BRANCH
+    if config.num_labels:
+        x = _LABELS
+        name = builder.weight(
+            CLASSIFIER, config.num_labels, config.hidden_size, role=WeightRole.ROUTER
+        )
+        builder.add(Linear(x=_BRANCH, weight=name, out=x))
+    builder.add(Head(x=x, weight=None, vocab_size=config.vocab_size))
 
 
 def _registers(config: ModelConfig, shard: Shard) -> tuple[Register, ...]:
@@ -158,6 +173,8 @@ def _registers(config: ModelConfig, shard: Shard) -> tuple[Register, ...]:
     widths = {HIDDEN: config.hidden_size}
     if num_layers or shard.has_head:
         widths[_BRANCH] = config.hidden_size
+    if shard.has_head and config.num_labels:
+        widths[_LABELS] = config.num_labels
     if num_layers:
         widths |= {_Q: q_width, _K: kv_width, _V: kv_width, _ATTENDED: q_width}
     if num_layers > num_mixed:

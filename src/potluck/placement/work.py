@@ -126,10 +126,10 @@ def model_work(
     for op in program.ops:
         if isinstance(op, Embed):
             row_bytes = loaded(op.weight).row_bytes
-        elif isinstance(op, Head):
-            head.add(op)
         elif (layer := _layer_of(op, specs)) is not None:
             parts[layer].add(op)
+        else:
+            head.add(op)
     seen: dict[PartWork, PartWork] = {}
     works = [part.work() for part in parts]
     all_products = [product for part in (*works, head.work()) for product in part.products]
@@ -156,7 +156,8 @@ class _Part:
     def add(self, op: Op) -> None:
         match op:
             case Linear() | Head():
-                self._multiply(op.weight)
+                if op.weight is not None:
+                    self._multiply(op.weight)
             case Moe():
                 for name in (op.gate, op.up, op.down):
                     self._multiply(name, op.num_experts, op.num_experts_per_token)

@@ -19,7 +19,8 @@ from potluck.types.step import SequenceId
 class TimedToken:
     """A committed token and the ``time.perf_counter()`` at which it was.
 
-    ``num_cached_tokens`` is as in ``SequenceUpdate``.
+    ``num_cached_tokens`` of the sequence's prompt were in the cache when it was first computed
+    here; that comes with its first token, and is 0 with all others.
     """
 
     token: CommittedToken
@@ -39,7 +40,8 @@ class LedgerEntry:
     """A live sequence. Mutable, and changed by its ledger only.
 
     ``output_tokens`` and ``num_scored`` are as in ``Continuation``. It is computed in steps of its
-    own if ``is_alone``.
+    own if ``is_alone``. ``num_cached_tokens`` are still to be told (see ``TimedToken``); it is None
+    before the first step.
     """
 
     sequence_id: SequenceId
@@ -48,6 +50,7 @@ class LedgerEntry:
     output_tokens: list[int] = field(default_factory=list)
     num_scored: int = 0
     is_alone: bool = False
+    num_cached_tokens: int | None = None
 
     @property
     def continuation(self) -> Continuation:
@@ -57,6 +60,8 @@ class LedgerEntry:
     @property
     def next_position(self) -> int:
         """The position of the token that is committed next."""
+        if self.request.pooling is not None:
+            return self.request.last_pooled_position
         if self.num_scored < self.request.num_scores:
             return self.num_scored + 1
         return len(self.request.prompt_tokens) + len(self.output_tokens)
@@ -114,7 +119,9 @@ class Ledger:
                 f"sequence {token.sequence_id} was given a token at position {token.position},"
                 f" and the next one is {entry.next_position}"
             )
-        if token.position < len(entry.request.prompt_tokens):
+        if token.vector is not None:
+            pass  # the one thing that the sequence is given
+        elif token.position < len(entry.request.prompt_tokens):
             entry.num_scored += 1
         else:
             entry.output_tokens.append(token.token)

@@ -98,6 +98,7 @@ def _key(request: SequenceRequest) -> _Key:
         request.max_new_tokens,
         sorted(request.stop_tokens),
         request.score_prompt,
+        request.grammar,
     )
     # Not encoded as for the wire: what cannot be is what this may have to remember.
     return hashlib.blake2b(repr(content).encode(), digest_size=16).digest()

@@ -3,7 +3,8 @@
 A chat template writes every message whole, with the end of its turn. Where that text is the last
 message's own and where the template's, only the template knows. So the message is rendered with a
 mark after its last character, and all from the mark on is cut off: whatever the template writes
-around a message, what is left is what it writes when the model has come that far.
+around a message, what is left is what it writes when the model has come that far. A message that
+has thoughts but no content yet is continued within the thoughts.
 
 ``transformers`` does the same (``continue_final_message``), with two differences: a message of
 white space alone keeps the white space that the template itself writes before it, and a message in
@@ -22,7 +23,7 @@ from potluck.types.text import ChatMessage
 def render_continued(
     render: Callable[[Sequence[ChatMessage]], str], messages: Sequence[ChatMessage], mark: str
 ) -> str:
-    """The text of a chat up to the end of the last message's content.
+    """The text of a chat up to the end of the last message's content, or of its thoughts.
 
     ``render`` renders messages without a generation prompt. ``mark`` is a character that neither
     the messages nor the template have. White space at the end of the message is kept where the
@@ -34,9 +35,13 @@ def render_continued(
     if not messages:
         raise ParameterError("messages", "there is no message to continue", hint="give one")
     *earlier, last = messages
-    content = last.content
+    is_thought = bool(last.reasoning) and not last.content
+    content = (last.reasoning if is_thought else None) or last.content
     # A template that trims contents takes the space away, and only what is at the end.
-    rendered = render([*earlier, replace(last, content=f"{content}{mark} ")])
+    marked = f"{content}{mark} "
+    rendered = render(
+        [*earlier, replace(last, reasoning=marked) if is_thought else replace(last, content=marked)]
+    )
     text, found, after = rendered.rpartition(mark)
     text = text.replace(f"{mark} ", "").replace(mark, "")  # the template writes it twice
     if not found or not _has_end(text, content):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from potluck.errors import ParameterError
 from potluck.types.text import Tokenizer
@@ -99,16 +99,25 @@ class StreamingDetokenizer:
     the tokens are a whole text (the prompt was empty but for the token that begins it), and the
     one space that the tokenizer puts before a text is taken off as ``Tokenizer.decode`` does.
 
+    Control tokens vanish, but for those whose texts are in ``visible``: parsers of a model's
+    output need these.
+
     All pieces together are the text up to the first stop string, or all of it. Invalid UTF-8
     becomes U+FFFD. Raises ``ParameterError`` for an empty stop string.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, stop_strings: Sequence[str] = (), starts_text: bool = False
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop_strings: Sequence[str] = (),
+        starts_text: bool = False,
+        visible: Collection[str] = (),
     ) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._matcher = StopMatcher(stop_strings)
+        self._visible = frozenset(visible)
         self._strip_space = starts_text and tokenizer.strips_prefix_space
         self._stopped_by: str | None = None
         self._num_characters = 0
@@ -129,6 +138,10 @@ class StreamingDetokenizer:
         if self._strip_space and data:
             data = data.removeprefix(b" ")
             self._strip_space = False
+        elif not data and self._visible:
+            text = self._tokenizer.control_text(token)
+            if text in self._visible:
+                data = text.encode()
         return self._emit(self._decoder.decode(data))
 
     def flush(self) -> str:

@@ -19,7 +19,9 @@ from potluck.text.chat import ChatTemplate
 from potluck.text.end_tokens import METADATA_KEYS, end_tokens
 from potluck.text.pieces import Notation
 from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS
+from potluck.text.token_list import list_tokens
 from potluck.text.tokenizer import Boundaries, PrefixSpace, TextTokenizer
+from potluck.types.text import TokenList
 
 
 class TokenType(enum.IntEnum):
@@ -49,21 +51,33 @@ def build_tokenizer(metadata: Mapping[str, object], *, path: str = "GGUF") -> Te
         return _byte_level(fields)
     if kind == "llama":
         return _sentence_piece(fields)
-    raise UnsupportedModelError(
-        f"the GGUF file has a tokenizer of the kind {kind!r}",
-        missing=(f"tokenizer.ggml.model = {kind!r}",),
-        hint="the kinds gpt2 (byte-level BPE) and llama (SentencePiece) are supported",
-    )
+    raise _unknown_kind(kind)
+
+
+def list_gguf_tokens(metadata: Mapping[str, object], *, path: str = "GGUF") -> TokenList:
+    """What the tokens that ``metadata`` describes stand for; raises as ``build_tokenizer``."""
+    fields = _Fields(metadata, path)
+    kind = fields.text("model")
+    if kind == "gpt2":
+        vocabulary, notation = _Vocabulary.read(fields), Notation.BYTE_LEVEL
+    elif kind == "llama":
+        vocabulary = _Vocabulary.read(fields, bos_default=1, eos_default=2)
+        notation = Notation.SENTENCE_PIECE
+    else:
+        raise _unknown_kind(kind)
+    tokens = vocabulary.tokens
+    return list_tokens(len(tokens), tokens.__getitem__, vocabulary.added, notation, vocabulary.eos)
 
 
 def read_chat_template(
     metadata: Mapping[str, object], *, path: str = "GGUF"
 ) -> ChatTemplate | None:
-    """The default chat template, or None if there is none."""
+    """The chat template, or None if there is no default one."""
     source = metadata.get("tokenizer.chat_template")
+    tool_source = metadata.get("tokenizer.chat_template.tool_use")
     if source is None:
         return None
-    if not isinstance(source, str):
+    if not isinstance(source, str) or not isinstance(tool_source, str | None):
         raise ModelFileError(path, "tokenizer.chat_template is not text")
     fields = _Fields(metadata, path)
     tokens = fields.tokens()
@@ -77,7 +91,15 @@ def read_chat_template(
         token = fields.token_id(key, len(tokens))
         if token is not None:
             special[variable] = tokens[token]
-    return ChatTemplate(source=source, special_tokens=special)
+    return ChatTemplate(source=source, special_tokens=special, tool_source=tool_source)
+
+
+def _unknown_kind(kind: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"the GGUF file has a tokenizer of the kind {kind!r}",
+        missing=(f"tokenizer.ggml.model = {kind!r}",),
+        hint="the kinds gpt2 (byte-level BPE) and llama (SentencePiece) are supported",
+    )
 
 
 def _byte_level(fields: _Fields) -> TextTokenizer:
@@ -99,7 +121,9 @@ def _byte_level(fields: _Fields) -> TextTokenizer:
         prefix_space=PrefixSpace.NEVER,
         strips_prefix_space=False,
         vocab_size=len(vocabulary.tokens),
-        boundaries=vocabulary.boundaries(adds_bos=adds_bos),
+        boundaries=vocabulary.boundaries(
+            adds_bos=adds_bos, adds_eos=fields.flag("add_eos_token", False)
+        ),
     )
 
 
@@ -127,7 +151,10 @@ def _sentence_piece(fields: _Fields) -> TextTokenizer:
         prefix_space=PrefixSpace.EACH if prefixed else PrefixSpace.NEVER,
         strips_prefix_space=prefixed,
         vocab_size=len(vocabulary.tokens),
-        boundaries=vocabulary.boundaries(adds_bos=fields.flag("add_bos_token", True)),
+        boundaries=vocabulary.boundaries(
+            adds_bos=fields.flag("add_bos_token", True),
+            adds_eos=fields.flag("add_eos_token", False),
+        ),
     )
 
 
@@ -146,6 +173,7 @@ class _Vocabulary:
     types: Sequence[int]
     bos: int | None
     eos: tuple[int, ...]
+    named_eos: int | None
     added: tuple[AddedToken, ...]
 
     @classmethod
@@ -172,19 +200,27 @@ class _Vocabulary:
             for token, (text, kind) in enumerate(zip(tokens, types, strict=True))
             if kind in _ADDED or token == bos or token in eos
         )
-        return cls(tokens=tokens, types=types, bos=bos, eos=eos, added=added)
+        return cls(
+            tokens=tokens,
+            types=types,
+            bos=bos,
+            eos=eos,
+            named_eos=named["eos_token_id"],
+            added=added,
+        )
 
     def pieces(self) -> dict[str, int]:
         """Ids of the pieces that text can become by merging."""
         added = {token.token for token in self.added}
         return {text: token for token, text in enumerate(self.tokens) if token not in added}
 
-    def boundaries(self, *, adds_bos: bool) -> Boundaries:
+    def boundaries(self, *, adds_bos: bool, adds_eos: bool) -> Boundaries:
         """How a text begins and ends."""
         return Boundaries(
             bos_token_id=self.bos,
             bos_tokens=() if self.bos is None or not adds_bos else (self.bos,),
             eos_token_ids=self.eos,
+            closing_tokens=() if self.named_eos is None or not adds_eos else (self.named_eos,),
         )
 
 

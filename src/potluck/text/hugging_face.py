@@ -19,11 +19,22 @@ from potluck.text.bpe import build_byte_level
 from potluck.text.chat import ChatTemplate
 from potluck.text.pieces import Notation
 from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS
+from potluck.text.token_list import list_tokens
 from potluck.text.tokenizer import Boundaries, PrefixSpace, TextTokenizer
-from potluck.text.tokenizer_json import VocabularyParts, read_tokenizer_json
+from potluck.text.tokenizer_json import (
+    PieceList,
+    TokenParts,
+    VocabularyParts,
+    read_token_parts,
+    read_tokenizer_json,
+)
+from potluck.types.text import TokenList
 
 if TYPE_CHECKING:
     import tokenizers
+
+TOOL_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"
+"""Where ``transformers`` keeps the template for chats with tools, if it is another one."""
 
 _SPECIAL_VARIABLES = (
     "bos_token",
@@ -65,18 +76,43 @@ def load_tokenizer(directory: Path) -> TextTokenizer:
             missing=("tokenizer.json",),
             hint="add tokenizer.json: load and save the tokenizer with a recent transformers",
         )
-    raise UnsupportedModelError(
-        f"{directory} has no tokenizer",
-        missing=("tokenizer.json",),
-        hint="copy tokenizer.json and tokenizer_config.json into it",
-    )
+    raise _no_tokenizer(directory)
+
+
+def load_token_list(directory: Path) -> TokenList:
+    """What the tokens of a model directory stand for, without the library and its memory.
+
+    Raises as ``load_tokenizer``.
+    """
+    files = _Directory.open(directory)
+    try:
+        if files.has("tokenizer.json"):
+            parts, num_pieces = read_token_parts(directory / "tokenizer.json")
+        elif files.has("vocab.json"):
+            parts, num_pieces = _read_vocabulary(files)
+        else:
+            raise _no_tokenizer(directory)
+        parts = replace(parts, added=_with_stated_tokens(parts.added, files.config))
+        boundaries = _boundaries(parts, files)
+        return list_tokens(
+            max([num_pieces, *(token + 1 for token in parts.added)]),
+            parts.model.id_to_token,
+            _added_tokens(parts, boundaries, _flagged_texts(files.config)),
+            parts.notation,
+            boundaries.eos_token_ids,
+        )
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ModelFileError(
+            str(directory), f"the tokenizer files are malformed ({type(error).__name__}: {error})"
+        ) from error
 
 
 def load_chat_template(directory: Path) -> ChatTemplate | None:
-    """The default chat template of a model directory, or None if there is none.
+    """The chat template of a model directory, or None if there is no default one.
 
     As in ``transformers``, a template in a file of its own comes before the one in
-    ``tokenizer_config.json``. Raises ``ModelFileError`` when a file is damaged.
+    ``tokenizer_config.json``, and one that is called ``tool_use`` renders chats with tools. Raises
+    ``ModelFileError`` when a file is damaged.
     """
     files = _Directory.open(directory)
     source: object = _read_text(directory / "chat_template.jinja")
@@ -86,12 +122,18 @@ def load_chat_template(directory: Path) -> ChatTemplate | None:
         source = files.config.get("chat_template")
     if isinstance(source, list):
         entries = [entry for entry in source if isinstance(entry, dict)]
-        source = next((e.get("template") for e in entries if e.get("name") == "default"), None)
+        source = {entry.get("name"): entry.get("template") for entry in entries}
+    tool_source: object = _read_text(directory / TOOL_TEMPLATE_FILE)
+    if isinstance(source, dict):
+        tool_source = tool_source or source.get("tool_use")
+        source = source.get("default")
     if source is None:
         return None
-    if not isinstance(source, str):
+    if not isinstance(source, str) or not isinstance(tool_source, str | None):
         raise ModelFileError(str(directory), "the chat template is not text")
-    return ChatTemplate(source=source, special_tokens=_special_texts(files))
+    return ChatTemplate(
+        source=source, special_tokens=_special_texts(files), tool_source=tool_source
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +179,15 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read_vocabulary_and_merges(files: _Directory) -> VocabularyParts:
+def _no_tokenizer(directory: Path) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{directory} has no tokenizer",
+        missing=("tokenizer.json",),
+        hint="copy tokenizer.json and tokenizer_config.json into it",
+    )
+
+
+def _byte_level_pre_tokenizer(files: _Directory) -> str:
     tokenizer_class = files.config.get("tokenizer_class")
     pre_tokenizer = _BYTE_LEVEL_CLASSES.get(str(tokenizer_class))
     if pre_tokenizer is None:
@@ -146,6 +196,26 @@ def _read_vocabulary_and_merges(files: _Directory) -> VocabularyParts:
             missing=("tokenizer.json",),
             hint="add tokenizer.json: load and save the tokenizer with a recent transformers",
         )
+    return pre_tokenizer
+
+
+def _read_vocabulary(files: _Directory) -> tuple[TokenParts, int]:
+    """What vocab.json says of single tokens, and one more than its largest id."""
+    _byte_level_pre_tokenizer(files)
+    pieces = PieceList(files.json("vocab.json"))
+    added = files.json("added_tokens.json")
+    parts = TokenParts(
+        model=pieces,
+        added={token: {"content": text} for text, token in added.items()},
+        leading=(),
+        trailing=(),
+        notation=Notation.BYTE_LEVEL,
+    )
+    return parts, pieces.size
+
+
+def _read_vocabulary_and_merges(files: _Directory) -> VocabularyParts:
+    pre_tokenizer = _byte_level_pre_tokenizer(files)
     vocabulary = files.json("vocab.json")
     lines = (_read_text(files.path / "merges.txt") or "").splitlines()
     pairs = (tuple(line.split(" ")) for line in lines if not line.startswith("#version"))
@@ -155,6 +225,7 @@ def _read_vocabulary_and_merges(files: _Directory) -> VocabularyParts:
         model=build_byte_level(vocabulary, merges, BYTE_PRE_TOKENIZERS[pre_tokenizer]),
         added={token: {"content": text} for text, token in added.items()},
         leading=(),
+        trailing=(),
         notation=Notation.BYTE_LEVEL,
         prefix_space=PrefixSpace.NEVER,
         strips_prefix_space=False,
@@ -195,7 +266,7 @@ def _model_size(model: tokenizers.Tokenizer) -> int:
     return max(model.get_vocab(with_added_tokens=False).values()) + 1
 
 
-def _boundaries(parts: VocabularyParts, files: _Directory) -> Boundaries:
+def _boundaries(parts: TokenParts, files: _Directory) -> Boundaries:
     """``tokenizer_config.json`` names bos and eos; the other files list more tokens that end."""
     texts = _special_texts(files)
     bos = parts.find(texts["bos_token"]) if "bos_token" in texts else None
@@ -214,13 +285,19 @@ def _boundaries(parts: VocabularyParts, files: _Directory) -> Boundaries:
         eos.append(named)
     if any(not isinstance(token, int) for token in eos):
         raise ModelFileError(str(files.path), f"eos_token_id {eos} is not a list of integers")
+    closing = parts.trailing
+    if not closing and files.config.get("add_eos_token") is True and named is not None:
+        closing = (named,)
     return Boundaries(
-        bos_token_id=bos, bos_tokens=bos_tokens, eos_token_ids=tuple(dict.fromkeys(eos))
+        bos_token_id=bos,
+        bos_tokens=bos_tokens,
+        eos_token_ids=tuple(dict.fromkeys(eos)),
+        closing_tokens=closing,
     )
 
 
 def _added_tokens(
-    parts: VocabularyParts, boundaries: Boundaries, flagged: frozenset[str]
+    parts: TokenParts, boundaries: Boundaries, flagged: frozenset[str]
 ) -> Iterator[AddedToken]:
     bounds = {*boundaries.eos_token_ids, *boundaries.bos_tokens}
     if boundaries.bos_token_id is not None:

@@ -8,9 +8,12 @@ read out of the file and done by ``TextTokenizer``.
 from __future__ import annotations
 
 import json
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.text.pieces import SPACE_MARK, Notation
@@ -20,20 +23,32 @@ if TYPE_CHECKING:
     import tokenizers
 
 
+class Pieces(Protocol):
+    """The pieces of a vocabulary, by id and by text."""
+
+    def token_to_id(self, token: str) -> int | None:
+        """Return the id of a piece."""
+        ...
+
+    def id_to_token(self, id: int) -> str | None:
+        """Return the piece with an id."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VocabularyParts:
-    """What vocabulary files say.
+class TokenParts:
+    """What vocabulary files say of single tokens.
 
     ``model`` has no added tokens. ``added`` are their entries by id, with the keys that
-    tokenizer.json uses. ``leading`` are the tokens that are put before a text.
+    tokenizer.json uses. ``leading`` are the tokens that are put before a text, ``trailing`` those
+    after it.
     """
 
-    model: tokenizers.Tokenizer
+    model: Pieces
     added: dict[int, dict[str, Any]]
     leading: tuple[int, ...]
+    trailing: tuple[int, ...]
     notation: Notation
-    prefix_space: PrefixSpace
-    strips_prefix_space: bool
 
     def find(self, text: str) -> int | None:
         """The id of the token whose text is ``text``."""
@@ -42,6 +57,82 @@ class VocabularyParts:
                 return token
         found: int | None = self.model.token_to_id(text)
         return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VocabularyParts(TokenParts):
+    """What vocabulary files say, and the library's object that finds the tokens of a text."""
+
+    model: tokenizers.Tokenizer
+    prefix_space: PrefixSpace
+    strips_prefix_space: bool
+
+
+class PieceList:
+    """``Pieces`` from a file, without the library."""
+
+    def __init__(self, ids: dict[str, int]) -> None:
+        self._ids = ids
+        self._pieces = {token: piece for piece, token in ids.items()}
+
+    def token_to_id(self, token: str) -> int | None:
+        """Return the id of a piece."""
+        return self._ids.get(token)
+
+    def id_to_token(self, id: int) -> str | None:
+        """Return the piece with an id."""
+        return self._pieces.get(id)
+
+    @property
+    def size(self) -> int:
+        """One more than the largest id."""
+        return max(self._pieces, default=-1) + 1
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[str, int] | list[tuple[str, float]]
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+    special: bool = False
+
+
+class _Document(msgspec.Struct):
+    """What tokens stand for; the rest of the file, such as merges, is passed over."""
+
+    model: _Model
+    added_tokens: list[_AddedToken] | None = None
+    decoder: dict[str, Any] | None = None
+    post_processor: dict[str, Any] | None = None
+
+
+def read_token_parts(path: Path) -> tuple[TokenParts, int]:
+    """What a tokenizer.json says of single tokens, and one more than its pieces' largest id.
+
+    The library is not used. Raises as ``read_tokenizer_json``.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            document = msgspec.json.decode(text, type=_Document)
+    except (OSError, ValueError, msgspec.DecodeError) as error:
+        raise ModelFileError(str(path), f"is no tokenizer: {error}") from error
+    vocab = document.model.vocab
+    if isinstance(vocab, list):
+        vocab = {piece: token for token, (piece, _) in enumerate(vocab)}
+    pieces = PieceList(vocab)
+    parts = TokenParts(
+        model=pieces,
+        added={
+            token.id: {"content": token.content, "special": token.special}
+            for token in document.added_tokens or ()
+        },
+        leading=_leading_tokens(document.post_processor or {}),
+        trailing=_trailing_tokens(document.post_processor or {}),
+        notation=_read_notation(document.decoder or {}, path),
+    )
+    return parts, pieces.size
 
 
 def read_tokenizer_json(path: Path) -> VocabularyParts:
@@ -74,6 +165,7 @@ def read_tokenizer_json(path: Path) -> VocabularyParts:
             for token, entry in loaded.get_added_tokens_decoder().items()
         },
         leading=_leading_tokens(_state(loaded.post_processor)),
+        trailing=_trailing_tokens(_state(loaded.post_processor)),
         notation=notation,
         prefix_space=prefix_space,
         strips_prefix_space=strips,
@@ -119,21 +211,47 @@ def _leading_tokens(processor: dict[str, Any]) -> tuple[int, ...]:
     return tuple(tokens)
 
 
+def _trailing_tokens(processor: dict[str, Any]) -> tuple[int, ...]:
+    """The tokens that a post-processor puts after a text."""
+    kind = processor.get("type")
+    if kind == "Sequence":
+        return next(filter(None, map(_trailing_tokens, processor["processors"])), ())
+    if kind in ("BertProcessing", "RobertaProcessing"):
+        return (processor["sep"][1],)
+    tokens: list[int] = []
+    for item in reversed(processor.get("single", ())):
+        if "SpecialToken" not in item:
+            break
+        ids = processor["special_tokens"][item["SpecialToken"]["id"]]["ids"]
+        tokens = [*ids, *tokens]
+    return tuple(tokens)
+
+
 def _read_decoder(decoder: dict[str, Any], path: Path) -> tuple[Notation, bool]:
     """The notation of the pieces, and whether decoding takes off a leading space."""
-    steps = [decoder]
-    if steps[0].get("type") == "Sequence":
-        steps = steps[0]["decoders"]
-    kinds = {step.get("type") for step in steps}
+    notation = _read_notation(decoder, path)
+    if notation is Notation.BYTE_LEVEL:
+        return notation, False
+    strips = any(
+        (step["type"] == "Strip" and step["content"] == " " and step["start"] > 0)
+        or (step["type"] == "Metaspace" and _metaspace_scheme(step) != "never")
+        for step in _decoder_steps(decoder)
+    )
+    return notation, strips
+
+
+def _decoder_steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
+    if decoder.get("type") == "Sequence":
+        return list(decoder["decoders"])
+    return [decoder]
+
+
+def _read_notation(decoder: dict[str, Any], path: Path) -> Notation:
+    kinds = {step.get("type") for step in _decoder_steps(decoder)}
     if "ByteLevel" in kinds:
-        return Notation.BYTE_LEVEL, False
+        return Notation.BYTE_LEVEL
     if kinds & {"Metaspace", "ByteFallback"}:
-        strips = any(
-            (step["type"] == "Strip" and step["content"] == " " and step["start"] > 0)
-            or (step["type"] == "Metaspace" and _metaspace_scheme(step) != "never")
-            for step in steps
-        )
-        return Notation.SENTENCE_PIECE, strips
+        return Notation.SENTENCE_PIECE
     names = ", ".join(sorted(str(kind) for kind in kinds))
     raise UnsupportedModelError(
         f"{path} has a decoder of the kind {names}",

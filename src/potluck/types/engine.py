@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
     from potluck.types.arithmetic import Arithmetic
     from potluck.types.program import Program
-    from potluck.types.step import SampledToken, Step
+    from potluck.types.step import SampledToken, SequenceId, Step
     from potluck.types.tensor import TensorInfo, TensorSink
+
+    TokenMasks = Mapping[SequenceId, NDArray[np.uint32]]
+    """The tokens that may be sampled for a sequence, ``uint32[ceil(vocab_size / 32)]``.
+
+    Bit ``t % 32`` of word ``t // 32`` is 1 where token ``t`` is allowed; bits beyond the vocabulary
+    have no meaning. A sequence without a mask may have any token.
+    """
+
+NO_MASKS: TokenMasks = MappingProxyType({})
+"""Every token is allowed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +34,7 @@ class StepResult:
     """What a stage gives back for a step.
 
     ``hidden``: float32 ``[num_tokens, hidden_size]`` for the next stage, or None on the last.
-    ``sampled``: on the last stage, one entry for each of the logits that were wanted, in order.
+    ``sampled``: on the last stage, the entries of ``Step.results``.
     The array belongs to the caller.
     """
 
@@ -35,11 +49,18 @@ class Engine(Protocol):
         """Where the weights go, before the first step."""
         ...
 
-    def step(self, step: Step, hidden: NDArray[np.float32] | None) -> StepResult:
+    def step(
+        self, step: Step, hidden: NDArray[np.float32] | None, masks: TokenMasks = NO_MASKS
+    ) -> StepResult:
         """Run the program once.
 
         ``hidden`` is float32 ``[num_tokens, hidden_size]`` and None on the stage with the
-        embedding. Raises ``EngineError`` on inconsistent input; the cache is then unchanged.
+        embedding. ``masks``, on the stage with the head, are of sequences that the step samples:
+        a token that a mask does not allow is not chosen, as if its logit were minus infinity after
+        penalties and bias. Log-probabilities and scored tokens do not depend on masks.
+
+        Raises ``EngineError`` on inconsistent input, including a mask that allows no token; the
+        cache is then unchanged.
         """
         ...
 
@@ -59,8 +80,42 @@ class Engine(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockFormat:
+    """What the bytes of a cache block are, over all caches of a stage.
+
+    Engines of one program whose formats have the same ``name`` read one another's blocks, and
+    would have computed the same bits from the same input.
+    """
+
+    name: str
+    num_bytes: int
+
+
 class LoadableEngine(Engine, Protocol):
     """An engine that a stage is loaded into."""
+
+    @property
+    def block_format(self) -> BlockFormat | None:
+        """How ``read_blocks`` and ``write_blocks`` have blocks; None if the engine has neither.
+
+        ``num_bytes`` is 0 for a stage without caches.
+        """
+        ...
+
+    def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
+        """Return what the caches hold in ``blocks``: ``[len(blocks), num_bytes]``, the caller's.
+
+        Raises ``EngineError`` for a block that does not exist, or without ``block_format``.
+        """
+        ...
+
+    def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """Put back what ``read_blocks`` gave, here or in another engine of the same program.
+
+        Raises as that does, and for data of another shape; the cache is then unchanged.
+        """
+        ...
 
     @property
     def weights_bytes(self) -> int:

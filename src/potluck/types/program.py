@@ -154,10 +154,14 @@ class Add:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """Logits ``[num_wanted, vocab] = weight @ x[t]`` for the tokens whose logits are wanted."""
+    """The end of a model: what is wanted of ``x``.
+
+    Logits ``[num_wanted, vocab] = weight @ x[t]`` for the tokens whose logits are wanted, and
+    vectors of the rows of ``x`` (see ``Pooling``). Where ``weight`` is None there are no logits.
+    """
 
     x: str
-    weight: str
+    weight: str | None
     vocab_size: int
 
 
@@ -251,3 +255,18 @@ class Program:
     hidden_size: int
     vocab_size: int
     context_tokens: int
+
+    @property
+    def head(self) -> Head | None:
+        """The last op of the stage with the head."""
+        last = self.ops[-1] if self.ops else None
+        return last if isinstance(last, Head) else None
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether there is a head that has a weight."""
+        return self.head is not None and self.head.weight is not None
+
+    def width(self, register: str) -> int:
+        """Return the width of a register, by its name."""
+        return next(each.width for each in self.registers if each.name == register)

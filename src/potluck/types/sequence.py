@@ -26,8 +26,8 @@ class SequenceRequest:
     committed too, with its log-probability; then ``max_new_tokens`` may be 0.
     ``request_id`` is what the client's request is called in logs; it changes nothing.
     ``grammar`` is what the new tokens must match, in the form of ``potluck.grammars``; None: they
-    are free. With ``pooling`` the sequence has no new tokens but one vector, made of the hidden
-    states of its prompt.
+    are free. With ``pooling`` the sequence gives one vector, made of the hidden states of its
+    prompt, and no tokens: ``max_new_tokens`` is 0 and no scores are asked for.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -46,8 +46,13 @@ class SequenceRequest:
 
     @property
     def asks_for_nothing(self) -> bool:
-        """No new token, and no score: a scheduler does not take it."""
-        return self.max_new_tokens == 0 and self.num_scores == 0
+        """No new token, no score and no vector: a scheduler does not take it."""
+        return self.max_new_tokens == 0 and self.num_scores == 0 and self.pooling is None
+
+    @property
+    def last_pooled_position(self) -> int:
+        """The position of the last token that the vector depends on."""
+        return 0 if self.pooling is Pooling.CLS else len(self.prompt_tokens) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +74,8 @@ NOTHING_COMMITTED = Continuation()
 class CommittedToken:
     """A token that a sequence was given; it will never change. The last one has a reason.
 
-    One whose ``position`` is within the prompt was not generated: it is there for its score.
+    One whose ``position`` is within the prompt was not generated: it is there for its score, or for
+    the ``vector`` of the whole sequence, little-endian float32.
     """
 
     sequence_id: SequenceId
@@ -78,6 +84,7 @@ class CommittedToken:
     logprob: float | None
     top: tuple[TokenLogprob, ...]
     finish_reason: FinishReason | None
+    vector: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,10 +21,11 @@ KV_BLOCK_TOKENS = 16
 class SamplingParams:
     """How the next token is chosen. The defaults are neutral; ``temperature`` 0 is greedy.
 
-    Order of application: repetition, frequency and presence penalties; ``logit_bias``;
-    temperature; ``top_k``; ``top_p``; ``min_p``; one draw from the stream keyed by
-    ``(seed, position)``. Log-probabilities are those of the model's own distribution, before
-    penalties, bias and temperature.
+    Order of application: repetition, frequency and presence penalties; ``logit_bias``; the mask of
+    allowed tokens, if the step has one for the sequence (see ``Engine.step``); temperature;
+    ``top_k``; ``top_p``; ``min_p``; one draw from the stream keyed by ``(seed, position)``.
+    Log-probabilities are those of the model's own distribution, before penalties, bias, mask and
+    temperature.
 
     ``repetition_penalty`` (Keskar et al. 2019) divides positive and multiplies negative logits of
     tokens in the prompt or the output; ``frequency_penalty`` and ``presence_penalty`` (OpenAI)
@@ -45,7 +46,12 @@ class SamplingParams:
 
 
 class Pooling(enum.Enum):
-    """Which hidden states, after the last norm, become a prompt's one vector."""
+    """Which outputs of the last norm become a sequence's one vector.
+
+    ``LAST`` is that of the last token, ``CLS`` that of the first, and ``MEAN`` the sum of all,
+    added in the order of positions in float32, divided by their number. Where the model has a
+    classifier (``ModelConfig.num_labels``), its outputs take the place of the norm's.
+    """
 
     LAST = "last"
     CLS = "cls"
@@ -61,6 +67,19 @@ class BlockCopy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HashedBlock:
+    """A cache block for 16 tokens, named by the hash of all tokens of its sequence up to its end.
+
+    ``parent`` is the hash of the block before it, or of no tokens. Equal hashes mean equal content,
+    on the same stages with the same weights.
+    """
+
+    block: int
+    hash: bytes
+    parent: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceSlice:
     """The part that one sequence has in a step.
 
@@ -72,6 +91,10 @@ class SequenceSlice:
     one after the last is sampled. From the index ``score_from`` on, the tokens that follow are
     known and *scored*: their log-probabilities are wanted. They are the slice's own next ones and,
     after the last (without ``sample``), ``next_token``.
+
+    A slice with ``pooling`` is part of a sequence that is to give a vector, and of which nothing is
+    sampled or scored. All of its slices have it, from position 0 on for ``MEAN``, and the last one
+    ``ends_pooling``. For ``CLS`` that is the slice that begins at position 0.
     """
 
     sequence_id: SequenceId
@@ -81,6 +104,8 @@ class SequenceSlice:
     sample: bool
     score_from: int | None = None
     next_token: int | None = None
+    pooling: Pooling | None = None
+    ends_pooling: bool = False
 
     @property
     def wanted(self) -> range:
@@ -115,7 +140,11 @@ class SequenceOpening:
 class Step:
     """One ragged batch. ``opened`` and ``closed`` are applied before and after the computation.
 
-    ``copies`` are made in order, before anything is computed.
+    First, stages that keep blocks on disk may keep those in ``saves``, whose content earlier steps
+    have computed. Then ``copies`` are made in order, before anything is computed.
+
+    A step with ``restores`` has nothing else. Every stage puts back what it has kept of them, in
+    order, up to the first one that it does not have.
     """
 
     step_id: StepId
@@ -123,6 +152,8 @@ class Step:
     opened: tuple[SequenceOpening, ...] = ()
     closed: tuple[SequenceId, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
+    saves: tuple[HashedBlock, ...] = ()
+    restores: tuple[HashedBlock, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -133,6 +164,23 @@ class Step:
     def num_wanted(self) -> int:
         """Logits that are wanted of all sequences together."""
         return sum(len(part.wanted) for part in self.slices)
+
+    @property
+    def results(self) -> tuple[tuple[SequenceId, int], ...]:
+        """Sequence and position of each entry that the last stage gives, in order.
+
+        Those of the logits that are wanted come first, then those of vectors.
+        """
+        wanted = tuple(
+            (part.sequence_id, part.start_position + index + 1)
+            for part in self.slices
+            for index in part.wanted
+        )
+        return wanted + tuple(
+            (part.sequence_id, part.start_position + len(part.tokens) - 1)
+            for part in self.slices
+            if part.ends_pooling
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +197,8 @@ class SampledToken:
 
     For a token that is scored, the token that is known to stand there. ``logprob`` is None and
     ``top`` empty unless the sampling parameters asked for them; scored tokens have a ``logprob``
-    always.
+    always. For a sequence that is pooled, the last token of its last slice, with its ``vector``:
+    little-endian float32.
     """
 
     sequence_id: SequenceId
@@ -157,3 +206,4 @@ class SampledToken:
     token: int
     logprob: float | None = None
     top: tuple[TokenLogprob, ...] = ()
+    vector: bytes | None = None

@@ -61,8 +61,34 @@ class ChatEnding(enum.Enum):
     CLOSED = "closed"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """A chat's tokens, and the text of the model's turn as far as it is in them.
+
+    The turn's text tells whether an output begins within a thought (``prompt_end`` of
+    ``potluck.types.output.OutputFormat``). Where the template gives the model's turn no beginning
+    that can be told, it has some of the text before.
+    """
+
+    tokens: Sequence[int]
+    turn: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenList:
+    """What each token of a vocabulary stands for, without the way from text to tokens.
+
+    ``data[t]`` are the bytes of the token ``t``, none for control tokens, whose texts are in
+    ``control``. ``end_tokens`` end a text.
+    """
+
+    data: Sequence[bytes]
+    control: Mapping[int, str]
+    end_tokens: tuple[int, ...]
+
+
 class ChatEncoder(Protocol):
-    """Gives the tokens of a chat (see ``potluck.text.chat.encode_chat``).
+    """Gives the prompt of a chat (see ``potluck.text.chat.prompt_chat``).
 
     It may be called on another thread, and raises ``ChatTemplateError`` and ``ParameterError``.
     """
@@ -75,8 +101,8 @@ class ChatEncoder(Protocol):
         reasoning_effort: str | None = None,
         tools: Sequence[Tool] = (),
         template_variables: Mapping[str, object] | None = None,
-    ) -> list[int]:
-        """Return the tokens of ``messages``, which end as ``ending`` says.
+    ) -> ChatPrompt:
+        """Return the prompt of ``messages``, which ends as ``ending`` says.
 
         ``tools`` are told to the model as its template does it. ``template_variables`` are further
         variables of the template, of JSON's types (``enable_thinking`` …).
@@ -100,6 +126,14 @@ class Tokenizer(Protocol):
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a text (several for chat models)."""
+        ...
+
+    @property
+    def closing_tokens(self) -> tuple[int, ...]:
+        """The tokens that the model's own tokenizer puts after a text, as embedding models have it.
+
+        ``encode`` does not add them: a text that is to be continued has no end.
+        """
         ...
 
     @property
@@ -147,5 +181,16 @@ class Tokenizer(Protocol):
 
         Control tokens vanish, invalid UTF-8 becomes U+FFFD, and where ``strips_prefix_space`` one
         leading space is taken off.
+        """
+        ...
+
+
+class PairEncoder(Protocol):
+    """Turns a query and a document into the prompt of a model that scores documents."""
+
+    def __call__(self, query: str, document: str, *, instruction: str | None = None) -> list[int]:
+        """Return the tokens; ``instruction`` says what makes a document relevant.
+
+        Raises ``ChatTemplateError`` if the model has no template for it.
         """
         ...

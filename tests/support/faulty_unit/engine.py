@@ -7,7 +7,7 @@ import dataclasses
 import os
 import signal
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +16,14 @@ from support.faulty_unit import Misbehaviour, misbehaviour
 from potluck.engines import native_backend
 from potluck.engines.native import NativeEngine
 from potluck.errors import UnitFaultError
-from potluck.types.engine import StepResult
+from potluck.types.engine import NO_MASKS, StepResult
 from potluck.types.program import Program
 from potluck.types.step import Step
 from potluck.types.tensor import TensorInfo, TensorSink
 from potluck.types.unit import Fault, UnitAddress
+
+if TYPE_CHECKING:
+    from potluck.types.engine import TokenMasks
 
 COST = native_backend.COST
 
@@ -49,7 +52,9 @@ class FaultyEngine:
     def warm_up(self) -> None:
         self._engine.warm_up()
 
-    def step(self, step: Step, hidden: NDArray[np.float32] | None) -> StepResult:
+    def step(
+        self, step: Step, hidden: NDArray[np.float32] | None, masks: TokenMasks = NO_MASKS
+    ) -> StepResult:
         match misbehaviour():
             case Misbehaviour.HANG:
                 time.sleep(_FOR_EVER_SECONDS)
@@ -67,7 +72,7 @@ class FaultyEngine:
                     raise UnitFaultError(Fault.NOT_FINITE.value, "its logits are not finite")
                 result.hidden[-1, -1] = np.nan
                 return result
-        return self._engine.step(step, hidden)
+        return self._engine.step(step, hidden, masks)
 
     def logits(self, step: Step, hidden: NDArray[np.float32] | None) -> NDArray[np.float32]:
         return self._engine.logits(step, hidden)

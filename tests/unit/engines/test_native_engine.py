@@ -21,6 +21,7 @@ from support.native_pipeline import (
     small_config,
 )
 from support.random_weights import load_random_weights
+from support.token_masks import mask_of
 
 from potluck.engines.native import (
     NativeEngine,
@@ -206,7 +207,7 @@ def test_blocks_are_copied_by_a_step_without_slices() -> None:
     one.engines[0].step(Step(step_id=StepId(9), slices=(), copies=copies), None)
     one.tables[1] = [copy.target for copy in copies]
     logits = [one.logits([Part(sequence=i, tokens=[70], start=20)]) for i in range(2)]
-    np.testing.assert_array_equal(*logits)
+    np.testing.assert_array_equal(logits[0], logits[1])
 
 
 # Hidden states
@@ -258,6 +259,46 @@ def test_greedy_steps_take_the_largest_logit() -> None:
         (0, 3, int(np.argmax(logits[0]))),
         (2, 5, int(np.argmax(logits[1]))),
     ]
+
+
+def test_masks_are_of_the_sequences_that_are_sampled() -> None:
+    many, raw = pipeline(num_threads=2), pipeline()
+    parts = [Part(sequence=i, tokens=[i], start=0) for i in range(40)]
+    step = replace(many.step_of(parts), opened=tuple(opening(i) for i in range(40)))
+    allowed = {i: [i, 63 + i] for i in range(1, 40, 2)}
+    masks = {SequenceId(i): mask_of(VOCAB_SIZE, tokens) for i, tokens in allowed.items()}
+    sampled = many.engines[0].step(step, None, masks).sampled
+    assert [one.sequence_id for one in sampled] == list(range(40))
+    for i, one in enumerate(sampled):
+        logits = raw.logits([parts[i]])[0]
+        candidates = allowed.get(i, range(VOCAB_SIZE))
+        assert one.token == max(candidates, key=lambda token: (logits[token], -token))
+
+
+def test_masks_that_make_no_sense_change_nothing() -> None:
+    one = pipeline()
+    engine = one.engines[0]
+    parts = [Part(sequence=0, tokens=[1], start=0), Part(sequence=1, tokens=[1], start=0)]
+    parts[1].sample = False
+    step = replace(one.step_of(parts), opened=(opening(0),))
+    good = mask_of(VOCAB_SIZE, [1])
+    for sequence, mask, message in (
+        (0, good[:-1], "the mask of sequence 0 is uint32"),
+        (0, good.astype(np.int32), "the mask of sequence 0 is int32"),
+        (0, mask_of(VOCAB_SIZE, []), "the mask of sequence 0 allows no token"),
+        (1, good, "sequence 1 has a mask and is not sampled"),
+        (2, good, "sequence 2 has a mask and is not sampled"),
+    ):
+        masks: Any = {SequenceId(sequence): mask}
+        with pytest.raises(EngineError, match=message):
+            engine.step(step, None, masks)
+    strided = np.repeat(good, 2)[::2]
+    (token,) = engine.step(step, None, {SequenceId(0): strided}).sampled
+    assert token.token == 1
+    first = engine_for(make_program(CONFIG, cut(2, 2)[0]))
+    load_random_weights(first, make_program(CONFIG, cut(2, 2)[0]), TensorFormat.Q8_0)
+    with pytest.raises(EngineError, match="a stage without the head takes no masks"):
+        first.step(step, None, {SequenceId(0): good})
 
 
 def test_more_sequences_than_the_head_takes_at_a_time() -> None:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support import cpp_checks
+from support.token_masks import mask_of
 
 from potluck.engines.native import ThreadPool, available_isas
 from potluck.engines.native_program import core_opening
-from potluck.engines.reference_sampling import philox_4x32_10
+from potluck.engines.reference_sampling import philox_4x32_10, uniform
 from potluck.engines.reference_sampling import sample as reference_sample
 from potluck.kernels import runner
 from potluck.types.step import SamplingParams, SequenceId, SequenceOpening
@@ -282,6 +283,100 @@ def test_draws_have_the_right_frequencies(params: SamplingParams) -> None:
     assert chi_square < limits[len(kept) - 1]
 
 
+WIDE_PARAMS = [
+    SamplingParams(seed=5),
+    SamplingParams(seed=5, temperature=0.05),
+    SamplingParams(seed=5, temperature=0.8, top_p=0.95),
+    SamplingParams(seed=5, temperature=2.0, top_p=0.999),
+    SamplingParams(seed=5, top_p=0.3, min_p=0.01),
+    SamplingParams(seed=5, top_p=0.0),
+    SamplingParams(seed=5, top_k=600),
+    SamplingParams(seed=5, top_k=512, top_p=0.9),
+    SamplingParams(seed=5, top_k=20_000, top_p=0.9, min_p=0.02),
+    SamplingParams(seed=5, top_k=10**6, top_p=0.9),
+    SamplingParams(seed=5, min_p=0.3),
+    SamplingParams(seed=5, top_k=3000, logit_bias=((7, 3e38), (9, -3e38), (11, 20.0))),
+    SamplingParams(seed=5, top_p=0.9, logit_bias=((7, -3e38), (9, 12.0))),
+]
+
+
+@pytest.mark.parametrize("params", WIDE_PARAMS, ids=range(len(WIDE_PARAMS)))
+@pytest.mark.parametrize("kind", ["flat", "normal", "peaked", "skewed", "tied", "equal"])
+def test_a_wide_vocabulary_as_the_reference(params: SamplingParams, kind: str) -> None:
+    """Of distributions for which the cut is found in different ways."""
+    vocab_size = 50_011
+    rng = np.random.default_rng(8)
+    sampler = make(vocab_size)
+    open_sequence(sampler, params)
+    for position in range(6):
+        normal = rng.standard_normal(vocab_size)
+        logits = {
+            "flat": normal * 0.1,
+            "normal": normal,
+            "peaked": normal * 2 + 30 * (rng.random(vocab_size) < 1e-4),
+            "skewed": -np.log(rng.permutation(vocab_size) + 1.0) * 1.1,
+            "tied": np.round(normal, 1),
+            "equal": np.zeros(vocab_size),
+        }[kind].astype(np.float32)
+        expected = reference_sample(
+            logits, params, prompt_tokens=(), output_tokens=(), position=position
+        )
+        (actual,) = sampler.sample([(0, position)], logits[None])
+        assert actual.token == expected.token
+
+
+def test_what_masks_forbid_is_not_cut_into() -> None:
+    """Fewer tokens are allowed than top_k would keep; the others are all equal."""
+    vocab_size = 5000
+    allowed = range(17, vocab_size, 50)
+    mask = mask_of(vocab_size, allowed)
+    logits = np.random.default_rng(3).standard_normal((1, vocab_size)).astype(np.float32)
+    sampler = make(vocab_size)
+    open_sequence(sampler, SamplingParams(top_k=4000, top_p=0.99))
+    tokens = {sampler.sample([(0, i)], logits, masks=[(0, mask)])[0].token for i in range(2000)}
+    assert tokens <= set(allowed)
+    assert len(tokens) > 80
+
+
+def test_a_number_of_zero_does_not_choose_what_has_no_weight() -> None:
+    """Positions with the smallest numbers of many, and a first token of tiny weight."""
+    numbers = [float(uniform(0, position)) for position in range(200_000)]
+    sampler = make(2)
+    open_sequence(sampler, SamplingParams())
+    logits = as_logits(0, np.log(2.0**22))  # the first token has a share of 2^-22
+    for position in np.argsort(numbers)[:20]:
+        expected = 0 if numbers[position] + 2**-25 < 1 / (1 + 2**22) else 1
+        assert sampler.sample([(0, int(position))], logits)[0].token == expected
+    rare = as_logits(0, 60)
+    assert {sampler.sample([(0, int(i))], rare)[0].token for i in np.argsort(numbers)[:20]} == {1}
+
+
+@pytest.mark.parametrize("params", WIDE_PARAMS, ids=range(len(WIDE_PARAMS)))
+@pytest.mark.parametrize("isa", available_isas())
+def test_the_same_tokens_on_every_instruction_set_and_number_of_threads(
+    isa: str, params: SamplingParams
+) -> None:
+    """A row's blocks divided among threads, or rows; against one thread and the scalar kernels."""
+    vocab_size = 20_000
+    rng = np.random.default_rng(6)
+    logits = rng.standard_normal((4, vocab_size)).astype(np.float32)
+    logits[1] *= 0.01
+    logits[2] *= 8
+    mask = mask_of(vocab_size, map(int, rng.choice(vocab_size, 7000, replace=False)))
+    found = []
+    for name, num_threads in (("scalar", 1), (isa, 1), (isa, 3), (isa, 8)):
+        sampler = make(vocab_size, num_threads=num_threads, isa=name)
+        for sequence in range(4):
+            open_sequence(sampler, params, sequence=sequence)
+        tokens = [
+            each.token
+            for position in range(5)
+            for each in sampler.sample([(i, position) for i in range(4)], logits, masks=[(3, mask)])
+        ]
+        found.append(tokens)
+    assert found[1:] == found[:1] * 3
+
+
 @pytest.mark.parametrize("isa", available_isas())
 def test_the_same_on_every_instruction_set_and_in_any_company(isa: str) -> None:
     """A batch on three threads, against one by one on one."""
@@ -399,3 +494,72 @@ def test_logits_have_the_shape_of_the_request() -> None:
         sampler.sample([(0, 0)], as_logits(1, 2, 3))
     with pytest.raises(runner.Error, match="a row of the vocabulary's size per sequence"):
         sampler.sample([(0, 0)], np.zeros((2, 4), np.float32))
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=range(len(PARAMS)))
+@pytest.mark.parametrize("spread", [0.01, 1.0, 6.0])
+@pytest.mark.parametrize("num_allowed", [1, 3, 90, 2900])
+def test_masked_as_the_reference(params: SamplingParams, spread: float, num_allowed: int) -> None:
+    vocab_size = 3001
+    rng = np.random.default_rng(num_allowed)
+    sampler = make(vocab_size)
+    prompt = (5, 8, 40)
+    output: tuple[int, ...] = (3, 8, 8)
+    open_sequence(sampler, params, prompt=prompt, output=output)
+    for position in range(20):
+        logits = np.round(rng.standard_normal(vocab_size) * spread, 2).astype(np.float32)
+        allowed = rng.choice(vocab_size, num_allowed, replace=False)
+        mask = mask_of(vocab_size, map(int, allowed))
+        expected = reference_sample(
+            logits, params, prompt_tokens=prompt, output_tokens=output, position=position, mask=mask
+        )
+        assert expected.token in allowed
+        (actual,) = sampler.sample([(0, position)], logits[None], masks=[(0, mask)])
+        assert actual.token == expected.token
+        assert [one.token for one in actual.top] == [one.token for one in expected.top]
+        if expected.logprob is None:
+            assert actual.logprob is None
+        else:
+            assert actual.logprob == pytest.approx(expected.logprob, abs=1e-5)
+        output = (*output, actual.token)
+
+
+def test_a_mask_outweighs_any_bias_and_leaves_log_probabilities() -> None:
+    params = SamplingParams(
+        temperature=0.0,
+        logit_bias=((0, 3e38), (1, -3e38), (2, -3e38)),
+        logprobs=True,
+        top_logprobs=1,
+    )
+    sampler = make(4)
+    open_sequence(sampler, params)
+    logits = as_logits(*np.log([0.5, 0.3, 0.15, 0.05]))
+    (token,) = sampler.sample([(0, 0)], logits, masks=[(0, mask_of(4, [1, 2]))])
+    assert token.token == 1, "the lower id among equals"
+    assert token.logprob == pytest.approx(np.log(0.3), abs=1e-6)
+    assert [one.token for one in token.top] == [0]
+
+
+def test_a_mask_is_of_one_sequence_and_not_of_its_known_tokens() -> None:
+    sampler = make(3)
+    for sequence in (4, 5):
+        open_sequence(sampler, greedy(), sequence=sequence)
+    logits = np.repeat(as_logits(3, 2, 1), 3, axis=0)
+    sampled = sampler.sample(
+        [(4, 1), (4, 2), (5, 1)], logits, [0, None, None], [(4, mask_of(3, [2]))]
+    )
+    assert [each.token for each in sampled] == [0, 2, 0]
+    assert sampled[0].logprob == pytest.approx(np.log(1 / (1 + np.e**-1 + np.e**-2)), abs=1e-6)
+
+
+def test_masks_make_sense() -> None:
+    sampler = make(40)
+    open_sequence(sampler, greedy())
+    logits = as_logits(*range(40))
+    for masks, message in (
+        ([(0, mask_of(40, []))], "sequence 0: its mask allows no token"),
+        ([(0, mask_of(64, [1])), (0, mask_of(64, [2]))], "two masks"),
+        ([(0, mask_of(65, [1]))], "3 words, and 2 are needed"),
+    ):
+        with pytest.raises(runner.Error, match=message):
+            sampler.sample([(0, 1)], logits, masks=masks)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from support.configs import make_config
 from support.stages import Stages, cut, load_weights
 from support.state_dict_source import StateDictSource
+from support.token_masks import mask_of
 
 from potluck.engines.reference import ReferenceEngine
 from potluck.errors import EngineError, ParameterError
@@ -153,6 +154,22 @@ def test_a_step_samples_in_slice_order(stages: Stages) -> None:
     assert second.logprob == second.top[0].logprob
 
 
+def test_masks_are_of_the_sequences_that_are_sampled(stages: Stages) -> None:
+    logits = stages.logits(stages.slice(0, TOKENS[:9]), stages.slice(1, TOKENS[:12]))
+    masks = {SequenceId(3): mask_of(len(logits[0]), [7, 40])}
+    result = stages.step(
+        stages.slice(2, TOKENS[:9]),
+        stages.slice(3, TOKENS[:12]),
+        opened=[opening(2), opening(3)],
+        masks=masks,
+    )
+    first, second = result.sampled
+    assert first.token == logits[0].argmax()
+    assert second.token == (7 if logits[1][7] >= logits[1][40] else 40)
+    with pytest.raises(EngineError, match="sequence 3 has a mask and is not sampled"):
+        stages.step(stages.slice(3, TOKENS[:12], sample=False), masks=masks)
+
+
 def test_sampled_tokens_count_for_penalties_and_replay_restores_them(stages: Stages) -> None:
     """With a strong presence penalty a greedy text hardly repeats; a replayed one goes on alike."""
     sampling = SamplingParams(temperature=0.0, presence_penalty=2.0, frequency_penalty=2.0)
@@ -279,6 +296,20 @@ def test_a_stage_without_layers_copies_nothing() -> None:
     copies = (BlockCopy(source=7, target=9),)
     hidden = embedding.engine.step(step_of(GOOD, copies=copies), None).hidden
     assert hidden is not None
+
+
+def test_blocks_that_were_read_are_continued_from_elsewhere() -> None:
+    first, other = OneStage().load(), OneStage().load()
+    expected = first.engine.logits(step_of(part(tokens=TOKENS[:21])), None)
+    data = first.engine.read_blocks((4, 2))
+    assert data.shape == (2, first.engine.block_format.num_bytes)
+    other.engine.write_blocks((1, 5), data)
+    last = part(tokens=TOKENS[20:21], start_position=20, block_table=(1, 5))
+    assert other.engine.logits(step_of(last), None) == close_to(expected)
+    with pytest.raises(EngineError, match="block 6 is not one of 6"):
+        other.engine.write_blocks((1, 6), data)
+    with pytest.raises(EngineError, match=r"of shape \(1, "):
+        other.engine.write_blocks((1, 5), data[:1])
 
 
 def test_hidden_states_must_fit() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.token_masks import mask_of
 
 from potluck.engines.reference_sampling import (
     Choice,
@@ -110,10 +111,11 @@ def test_a_draw_is_repeatable() -> None:
 
 def test_draw_takes_the_first_whose_sum_exceeds_the_number() -> None:
     candidates, weights = np.array([7, 3, 5]), logits_of(1.0, 0.5, 0.5)
-    assert draw(candidates, weights, np.float32(0.0)) == 7
-    assert draw(candidates, weights, np.float32(0.5 - 2**-24)) == 7
-    assert draw(candidates, weights, np.float32(0.5)) == 3
-    assert draw(candidates, weights, np.float32(1 - 2**-24)) == 5
+    assert draw(candidates, weights, np.float32(0.0)) == 3
+    assert draw(candidates, weights, np.float32(0.25 - 2**-24)) == 3
+    assert draw(candidates, weights, np.float32(0.25)) == 5
+    assert draw(candidates, weights, np.float32(0.5)) == 7
+    assert draw(candidates, weights, np.float32(1 - 2**-24)) == 7
 
 
 def test_greedy_takes_the_lowest_id_among_equals() -> None:
@@ -228,3 +230,28 @@ def test_logits_that_are_not_finite_are_refused(
 def test_log_softmax() -> None:
     logprobs = log_softmax(logits_of(1000, 1000 + math.log(3)))
     np.testing.assert_allclose(logprobs, [math.log(0.25), math.log(0.75)], rtol=1e-3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-30, 1.0])
+def test_a_mask_leaves_the_allowed_tokens(temperature: float) -> None:
+    """After penalties and bias, before the draw; log-probabilities stay the model's own."""
+    params = replace(
+        NEUTRAL,
+        temperature=temperature,
+        logit_bias=((0, 100.0), (2, -100.0), (33, -100.0)),
+        logprobs=True,
+        top_logprobs=1,
+    )
+    logits = logits_of(*([2.0] + [1.0] * 39))
+    for allowed in ({33}, {2, 33}, set(range(40))):
+        mask = mask_of(40, allowed)
+        for position in range(20):
+            choice = sample(
+                logits, params, prompt_tokens=(), output_tokens=(), position=position, mask=mask
+            )
+            assert choice.token in allowed
+            assert choice.top[0].token == 0
+            wanted = (2.0 if choice.token == 0 else 1.0) - math.log(39 * math.e + math.e**2)
+            assert choice.logprob == pytest.approx(wanted, abs=1e-5)
+        if temperature == 0 and 0 not in allowed:
+            assert choice.token == min(allowed), "the lowest id among equals"

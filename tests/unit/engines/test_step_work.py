@@ -78,7 +78,7 @@ WEIGHTS = {
     for info in (
         TensorInfo(name="norm.weight", shape=(64,), format=TensorFormat.F32),
         TensorInfo(name=Q.weight, shape=(80, 64), format=TensorFormat.Q8_0),
-        TensorInfo(name=HEAD.weight, shape=(96, 64), format=TensorFormat.F16),
+        TensorInfo(name="head.weight", shape=(96, 64), format=TensorFormat.F16),
     )
 }
 ARITHMETIC = {TensorFormat.Q8_0: Operands.INT8, TensorFormat.F16: Operands.F32}

@@ -15,13 +15,14 @@ from potluck.local.pipeline import LocalPipeline
 from potluck.scheduling import SchedulerLimits, SequenceRequest
 from potluck.serving.dispatcher import Dispatcher
 from potluck.serving.ledger import Update
-from potluck.types.engine import StepResult
+from potluck.types.engine import NO_MASKS, StepResult
 from potluck.types.step import SamplingParams, SequenceId, Step
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from potluck.types.engine import TokenMasks
     from potluck.types.tensor import TensorSink
 
 
@@ -38,7 +39,9 @@ class ToyEngine:
     def sink(self) -> TensorSink:
         raise AssertionError("not used")
 
-    def step(self, step: Step, hidden: NDArray[np.float32] | None) -> StepResult:
+    def step(
+        self, step: Step, hidden: NDArray[np.float32] | None, masks: TokenMasks = NO_MASKS
+    ) -> StepResult:
         self.gate.wait(10)
         if self._failure is not None:
             raise self._failure

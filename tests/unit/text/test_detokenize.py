@@ -90,3 +90,18 @@ def test_time_is_linear_in_the_text() -> None:
     matcher = StopMatcher(["a" * 50_000 + "b"])
     given = sum(len(matcher.push("a" * 20)[0]) for _ in range(10_000))
     assert given + len(matcher.flush()) == 200_000
+
+
+def test_control_tokens_vanish_unless_they_are_visible() -> None:
+    tokenizer = ByteTokenizer(pieces=(b"a", b"", b"", b""), control={1: "<call>", 2: "<end>"})
+    tokens = [0, 1, 2, 3, 0]
+    plain = StreamingDetokenizer(tokenizer)
+    assert "".join(map(plain.push, tokens)) == "aa"
+    visible = StreamingDetokenizer(tokenizer, visible={"<call>", ""})
+    assert "".join(map(visible.push, tokens)) == "a<call>a"
+
+
+def test_a_visible_control_token_ends_a_broken_character() -> None:
+    tokenizer = ByteTokenizer(pieces=(b"\xe4\xbd", b""), control={1: "<call>"})
+    detokenizer = StreamingDetokenizer(tokenizer, visible={"<call>"})
+    assert detokenizer.push(0) + detokenizer.push(1) == "\ufffd<call>"

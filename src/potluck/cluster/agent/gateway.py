@@ -70,6 +70,10 @@ class AgentGateway:
                 reason=record.reason,
                 sampling_defaults=record.sampling_defaults,
                 ready_in_seconds=self._ready_in_seconds(record),
+                weights_bytes=record.total_bytes,
+                weights_format="gguf" if record.model.endswith(".gguf") else "safetensors",
+                quantization=record.quantization.value,
+                digest="" if record.fingerprint is None else record.fingerprint.digest,
             )
             for record in live
         ]
@@ -175,17 +179,46 @@ class AgentGateway:
 
 def _load_served_model(record: DeploymentRecord, fingerprints: Fingerprints) -> ServedModel:
     """Raises ``EngineError`` where the model's tokenizer here is not the deployment's."""
-    from potluck.text.chat import encode_chat
+    from potluck.text.chat import prompt_chat
+    from potluck.text.reasoning import reasoning_format
+    from potluck.text.rerank import check_labels, encode_pair, rerank_template
+    from potluck.text.tool_formats import choose_output_format
 
     fingerprints.check_text(record)
     description = describe_model(record.model)
     tokenizer = load_tokenizer(description.files)
     template = load_chat_template(description.files)
+    source = None if template is None else template.tool_source or template.source
+    output_format = None
+    if source is not None:
+        output_format = choose_output_format(
+            source, tokenizer.special_tokens, tool_format=record.tool_format
+        )
+    rerank = description.vectors.rerank
+    if rerank is not None:
+        check_labels(rerank, description.config.label_tokens, tokenizer)
     return ServedModel(
         model_id=record.model_id,
         tokenizer=tokenizer,
-        encode_chat=partial(encode_chat, tokenizer, template, max_tokens=record.context_tokens - 1),
+        encode_chat=partial(prompt_chat, tokenizer, template, max_tokens=record.context_tokens - 1),
         vocab_size=description.config.vocab_size,
         context_tokens=record.context_tokens,
         sampling_defaults=description.sampling_defaults,
+        output_format=output_format,
+        architecture=description.config.family,
+        template=source,
+        takes_tools=source is not None and "tools" in source,
+        can_think=source is not None and reasoning_format(source) is not None,
+        has_logits=description.config.has_logits,
+        vector_size=description.config.vector_size,
+        embedding=description.vectors.embedding,
+        rerank=rerank,
+        encode_pair=None
+        if rerank is None
+        else partial(
+            encode_pair,
+            tokenizer,
+            rerank_template(rerank, template),
+            max_tokens=record.context_tokens,
+        ),
     )

@@ -19,6 +19,7 @@ class SequenceProgress:
     def __init__(self, request: SequenceRequest, committed: Iterable[CommittedToken] = ()) -> None:
         self._num_prompt_tokens = len(request.prompt_tokens)
         self._num_scores = request.num_scores
+        self._pooled_position = None if request.pooling is None else request.last_pooled_position
         self._num_scored = 0
         self._output: list[int] = []
         self._is_finished = False
@@ -42,6 +43,8 @@ class SequenceProgress:
     @property
     def next_position(self) -> int:
         """The position of the token that is to come next."""
+        if self._pooled_position is not None:
+            return self._pooled_position
         if self._num_scored < self._num_scores:
             return 1 + self._num_scored  # nothing comes before the first, so it has no score
         return self._num_prompt_tokens + len(self._output)
@@ -56,7 +59,9 @@ class SequenceProgress:
             return False
         if token.position > self.next_position or self._is_finished:
             raise GapError(expected=self.next_position, found=token.position)
-        if token.position < self._num_prompt_tokens:
+        if token.vector is not None:
+            pass  # the one thing that the sequence is given
+        elif token.position < self._num_prompt_tokens:
             self._num_scored += 1
         else:
             self._output.append(token.token)

@@ -21,7 +21,7 @@ from functools import partial
 from potluck.cluster.coordinator.pipeline import RemotePipeline, SentTotals
 from potluck.cluster.coordinator.token_rates import TokenRates
 from potluck.cluster.edges.path_figures import PathFigures
-from potluck.cluster.steps import MAX_GRAMMAR_BYTES, MAX_WAITING_SEQUENCES
+from potluck.cluster.steps import MAX_WAITING_SEQUENCES
 from potluck.errors import (
     MovedError,
     OverloadedError,
@@ -29,6 +29,7 @@ from potluck.errors import (
     PotluckError,
     RefusedRequestError,
 )
+from potluck.grammars.limits import MAX_GRAMMAR_BYTES
 from potluck.scheduling import SchedulerLimits
 from potluck.serving.dispatcher import Dispatcher, Load
 from potluck.serving.ledger import Update
@@ -90,7 +91,8 @@ class Answering:
 
     A sequence that has waited ``recovery_wait_seconds`` since the later of its arrival and the loss
     of the stages fails with what ``why_not`` returns then. ``retry_after`` estimates in how many
-    seconds there is room again. ``clock`` is in seconds and as fast as the loop's.
+    seconds there is room again. Without ``has_logits`` the model gives vectors only. ``clock`` is
+    in seconds and as fast as the loop's.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Answering:
         vocab_size: int,
         limits: SchedulerLimits,
         *,
+        has_logits: bool = True,
         recovery_wait_seconds: float,
         why_not: Callable[[], PotluckError],
         retry_after: Callable[[], int] = _soon,
@@ -106,6 +109,7 @@ class Answering:
     ) -> None:
         self._model_id = model_id
         self._vocab_size = vocab_size
+        self._has_logits = has_logits
         self._recovery_wait_seconds = recovery_wait_seconds
         self._why_not = why_not
         self._retry_after = retry_after
@@ -396,6 +400,14 @@ class Answering:
             raise ParameterError("prompt", f"a prompt has tokens from 0 to {vocab_size - 1}")
         if (request.max_new_tokens or 0) < 0 or request.asks_for_nothing:
             raise ParameterError("max_tokens", "at least one token must be asked for")
+        if request.pooling is not None and (request.max_new_tokens != 0 or request.num_scores):
+            raise ParameterError("pooling", "a sequence that is pooled has no tokens and no scores")
+        if request.pooling is None and not self._has_logits:
+            raise ParameterError(
+                "model",
+                f"{self._model_id} has no head: it makes vectors, and no text",
+                hint="use /v1/embeddings or /v1/rerank with it",
+            )
         if not all(0 <= token < vocab_size for token in continuation.output_tokens):
             raise ParameterError("continuation", f"it has tokens from 0 to {vocab_size - 1}")
         if request.grammar is not None and len(request.grammar.encode()) > MAX_GRAMMAR_BYTES:

@@ -108,6 +108,7 @@ class Deployment:
             record.model_id,
             profile.config.vocab_size,
             self._attempt.limits,
+            has_logits=profile.config.has_logits,
             recovery_wait_seconds=record.recovery_wait_seconds,
             why_not=self._published.why_not,
             retry_after=self._published.retry_after,

@@ -14,7 +14,13 @@ from potluck.cluster.coordinator.token_rates import TokenRates
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import Frame, FrameKind
 from potluck.cluster.edges.path_figures import PathFigures
-from potluck.cluster.steps import StepEncoder, decode_failure, decode_sampled
+from potluck.cluster.steps import (
+    StepEncoder,
+    decode_failure,
+    decode_restored,
+    decode_sampled,
+    encode_restores,
+)
 from potluck.errors import DefectError, EdgeError, EngineError, PotluckError
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.cluster import NodeId
@@ -154,16 +160,17 @@ class RemotePipeline:
 
     def _encoded(self, step: Step) -> bytes:
         try:
-            return self._encoder.encode(step)
+            return encode_restores(step.restores) if step.restores else self._encoder.encode(step)
         except Exception as error:  # noqa: BLE001 - whatever it is, this step will have no result
             self._give_up_sending(error)
             return b""
 
     def _send(self, step: Step, header: bytes) -> None:
         started = time.perf_counter()
+        kind = FrameKind.RESTORE if step.restores else FrameKind.STEP
         self._being_sent = step
         try:
-            self._outgoing.send(FrameKind.STEP, step.step_id, header)
+            self._outgoing.send(kind, step.step_id, header)
         except Exception as error:  # noqa: BLE001 - whatever it is, this step will have no result
             self._give_up_sending(error)
             return
@@ -219,16 +226,16 @@ class RemotePipeline:
         try:
             if frame.kind is FrameKind.FAILURE:
                 return StepOutcome(step=step, error=decode_failure(frame.header))
+            if step.restores:
+                count = decode_restored(frame.header)
+                if frame.kind is not FrameKind.RESULT or count > len(step.restores):
+                    raise DefectError(f"edge with {peer}: its result is not that of the step")
+                return StepOutcome(step=step, num_restored=count)
             sampled = decode_sampled(frame.header)
         except ValueError as error:  # DecodeError, or text that is no UTF-8
             raise DefectError(f"edge with {peer}: it sent a malformed result ({error})") from error
-        asked = [
-            (part.sequence_id, part.start_position + index + 1)
-            for part in step.slices
-            for index in part.wanted
-        ]
-        answered = [(each.sequence_id, each.position) for each in sampled]
-        if frame.kind is not FrameKind.RESULT or answered != asked:
+        answered = tuple((each.sequence_id, each.position) for each in sampled)
+        if frame.kind is not FrameKind.RESULT or answered != step.results:
             raise DefectError(f"edge with {peer}: its result is not that of the step")
         return StepOutcome(step=step, sampled=sampled)
 

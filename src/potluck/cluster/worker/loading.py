@@ -8,11 +8,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
-from potluck.catalog import ModelDescription, describe_model, read_profile
+from potluck.catalog import ModelDescription, describe_model, open_vocabulary, read_profile
+from potluck.cluster.worker.keeping import KeptBlocks, open_keeper
 from potluck.cluster.worker.messages import Load
 from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.opening import open_engine
+from potluck.grammars.vocabulary import Vocabulary
 from potluck.loading import PackedCache, Room, StageSize, default_packed_folder
 from potluck.loading.load import LoadedStage
 from potluck.loading.prepare import plan_stages, prepare_stages
@@ -37,7 +40,10 @@ _NO_FORMAT = TensorFormat.F32.label
 class LoadedShare:
     """A stage, the plan that it was loaded by, and what that took.
 
+    ``open_vocabulary`` reads the model's tokens, for grammars.
+
     ``model_shape`` (see ``types.speed``) says with which models' step times its own compare.
+    ``kept_blocks`` is None where no cache blocks are kept on disk.
     """
 
     stage: LoadedStage
@@ -45,6 +51,8 @@ class LoadedShare:
     read_bytes: int
     seconds: float
     model_shape: str
+    open_vocabulary: Callable[[], Vocabulary]
+    kept_blocks: KeptBlocks | None
 
 
 def load_for(
@@ -99,12 +107,16 @@ def load_for(
         on_fetch=on_fetch,
         on_progress=on_progress,
         on_warm_up=lambda _done, _total: on_warm_up(),
+        with_key=spec.cache_disk_bytes > 0,
     )
     (stage,) = prepared.stages
     report = stage.report
     _log.info("read %s in %s", format_bytes(report.read_bytes), format_seconds(report.seconds))
     for line in remark_lines(report.remarks):
         _log.info("%s", line)
+    kept_blocks = None
+    if spec.cache_disk_bytes:
+        kept_blocks = open_keeper(description, stage, spec.cache_disk_bytes, os.environ)
     return LoadedShare(
         stage=stage,
         memory=prepared.plan.memory,
@@ -115,6 +127,8 @@ def load_for(
             _dominant_format(description, prepared.plan.profile, shard, spec.quantization),
             spec.arithmetic,
         ),
+        open_vocabulary=partial(open_vocabulary, description),
+        kept_blocks=kept_blocks,
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from potluck.cluster.steps import result_bytes
+from potluck.grammars.limits import grammar_bytes
 from potluck.loading import plan_stage
+from potluck.scheduling import MAX_STEP_SEQUENCES
 from potluck.types.engine import EngineCost
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
@@ -43,7 +45,11 @@ def plan_worker(
         num_payloads += _FRAMES_SENT
     own_bytes = PROCESS_BYTES + num_payloads * payload_bytes
     if shard.has_head:
-        own_bytes += _RESULT_TIMES * result_bytes(size.max_step_tokens)
+        num_sequences = min(MAX_STEP_SEQUENCES, size.max_step_tokens)
+        own_bytes += _RESULT_TIMES * result_bytes(
+            size.max_step_tokens, num_sequences, profile.config.hidden_size
+        )
+        own_bytes += grammar_bytes(profile.config.vocab_size)
     return plan_stage(
         profile,
         shard,

@@ -21,7 +21,7 @@ import psutil
 from potluck.cluster.steps import edge_limits
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.control import ControlChannel
-from potluck.cluster.worker.loading import load_for
+from potluck.cluster.worker.loading import LoadedShare, load_for
 from potluck.cluster.worker.messages import (
     Connect,
     Disconnect,
@@ -40,6 +40,7 @@ from potluck.cluster.worker.watch import CallWatch
 from potluck.cluster.worker.watched_engine import open_watched
 from potluck.engines.opening import open_engine
 from potluck.errors import DefectError, PotluckError, UnitFaultError
+from potluck.grammars.step_masks import StepMasks
 from potluck.loading.load import LoadedStage
 from potluck.quantities import format_seconds
 from potluck.types.unit import Fault
@@ -104,7 +105,8 @@ def _serve(channel: ControlChannel) -> int:
         ended=channel.stop_receiving,
         stuck=partial(_end_stuck, channel),
     )
-    serving = Serving(_served(load, loaded.stage, credentials), told)
+    kept = loaded.kept_blocks
+    serving = Serving(_served(load, loaded, credentials), told)
     try:
         host, port = serving.listen()
         channel.send(
@@ -116,6 +118,7 @@ def _serve(channel: ControlChannel) -> int:
                 seconds=loaded.seconds,
                 mapped_file=_mapped_file(loaded.stage),
                 model_shape=loaded.model_shape,
+                kept_blocks="" if kept is None else kept.name,
             )
         )
         _answer(channel, serving, watch)
@@ -125,13 +128,14 @@ def _serve(channel: ControlChannel) -> int:
     return 1 if failures else 0
 
 
-def _served(load: Load, loaded: LoadedStage, credentials: Credentials) -> ServedStage:
+def _served(load: Load, share: LoadedShare, credentials: Credentials) -> ServedStage:
     spec = load.spec
     return ServedStage(
         deployment=spec.deployment,
-        loaded=loaded,
+        loaded=share.stage,
+        masks=StepMasks(share.open_vocabulary),
         limits=edge_limits(
-            hidden_size=loaded.program.hidden_size,
+            hidden_size=share.stage.program.hidden_size,
             context_tokens=spec.context_tokens,
             max_step_tokens=spec.max_step_tokens,
             max_step_sequences=spec.max_step_sequences,
@@ -139,6 +143,7 @@ def _served(load: Load, loaded: LoadedStage, credentials: Credentials) -> Served
         ),
         credentials=credentials,
         listen_host=load.listen_host,
+        keeper=None if share.kept_blocks is None else share.kept_blocks.keeper,
     )
 
 

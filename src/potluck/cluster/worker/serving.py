@@ -20,9 +20,12 @@ from potluck.cluster.edges.frames import Scope
 from potluck.cluster.edges.hello import Hello
 from potluck.cluster.edges.listener import EdgeListener
 from potluck.cluster.trust.credentials import Credentials
+from potluck.cluster.worker.block_keeper import BlockKeeper
 from potluck.cluster.worker.messages import Connect, Disconnected, Ready, WayInUse
 from potluck.cluster.worker.stage import Stage, StageTotals
 from potluck.errors import DefectError, EdgeClosedError, EdgeError, EngineError, PotluckError
+from potluck.grammars.limits import STAGE_STACK_BYTES
+from potluck.grammars.step_masks import StepMasks
 from potluck.loading.load import LoadedStage
 from potluck.quantities import format_seconds
 from potluck.types.cluster import DeploymentId, Epoch
@@ -44,13 +47,19 @@ _END_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedStage:
-    """What stays the same over epochs."""
+    """What stays the same over epochs.
+
+    ``masks`` are those of the last stage's sequences. ``keeper`` is closed at the end, by
+    ``Serving``.
+    """
 
     deployment: DeploymentId
     loaded: LoadedStage
+    masks: StepMasks
     limits: EdgeLimits
     credentials: Credentials
     listen_host: str
+    keeper: BlockKeeper | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,10 +139,13 @@ class Serving:
     def close(self) -> bool:
         """Close what is open; return whether nothing is computed any more, after a little while."""
         self._stop_listening()
-        if self._session is None:
-            return True
-        self._session.cut("the worker ends")
-        return self._session.join(_END_SECONDS)
+        is_over = True
+        if self._session is not None:
+            self._session.cut("the worker ends")
+            is_over = self._session.join(_END_SECONDS)
+        if self._stage.keeper is not None:
+            self._stage.keeper.close()
+        return is_over
 
     def _refusal(self, epoch: Epoch) -> str | None:
         if self._seen is None or self._seen < epoch:
@@ -172,7 +184,11 @@ class _Session:
         self._connected: SimpleQueue[OutgoingEdge | None] = SimpleQueue()
         self._not_connected: PotluckError | None = None
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
-        self._thread.start()
+        before_stack = threading.stack_size(STAGE_STACK_BYTES)
+        try:
+            self._thread.start()
+        finally:
+            threading.stack_size(before_stack)
 
     @property
     def is_over(self) -> bool:
@@ -311,6 +327,8 @@ class _Session:
             incoming,
             outgoing,
             self._totals,
+            self._stage.masks,
+            self._stage.keeper,
         )
         self._told.edges(Ready(epoch=self.epoch))
         stage.run()
@@ -318,6 +336,7 @@ class _Session:
     def _reset(self) -> PotluckError | None:
         """Drop the sequences; return why that failed, if it did."""
         try:
+            self._stage.masks.reset()
             self._stage.loaded.engine.reset()
         except PotluckError as error:
             return error

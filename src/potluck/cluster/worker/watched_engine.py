@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,14 @@ from potluck.cluster.worker.watch import (
 )
 from potluck.engines.opening import open_engine
 from potluck.errors import EngineError, UnitFaultError
-from potluck.types.engine import LoadableEngine, StepResult
+from potluck.types.engine import NO_MASKS, BlockFormat, LoadableEngine, StepResult
 from potluck.types.tensor import TensorInfo, TensorSink
 from potluck.types.unit import Fault
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from potluck.types.engine import TokenMasks
     from potluck.types.program import Program
     from potluck.types.step import Step
     from potluck.types.unit import UnitAddress
@@ -69,10 +70,12 @@ class WatchedEngine:
         with self._watch.call(what, times=COMPILING_TIMES), _refusals_are_faults():
             self._engine.warm_up()
 
-    def step(self, step: Step, hidden: NDArray[np.float32] | None) -> StepResult:
+    def step(
+        self, step: Step, hidden: NDArray[np.float32] | None, masks: TokenMasks = NO_MASKS
+    ) -> StepResult:
         """As the engine's. Raises ``UnitFaultError`` for numbers that are not finite."""
         with self._watch.call("a step", times=_times(step)):
-            result = self._engine.step(step, hidden)
+            result = self._engine.step(step, hidden, masks)
         if _is_finite(result.hidden) or not _is_finite(hidden):
             return result  # what came in wrong is another stage's fault
         raise UnitFaultError(Fault.NOT_FINITE.value, "a step gave NaN or infinite numbers")
@@ -81,6 +84,21 @@ class WatchedEngine:
         """As the engine's."""
         with self._watch.call("a step", times=_times(step)):
             return self._engine.logits(step, hidden)
+
+    @property
+    def block_format(self) -> BlockFormat | None:
+        """As the engine's."""
+        return self._engine.block_format
+
+    def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
+        """As the engine's."""
+        with self._watch.call("reading cache blocks"):
+            return self._engine.read_blocks(blocks)
+
+    def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """As the engine's."""
+        with self._watch.call("writing cache blocks"):
+            self._engine.write_blocks(blocks, data)
 
     def reset(self) -> None:
         """As the engine's."""

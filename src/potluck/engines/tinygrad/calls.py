@@ -17,7 +17,6 @@ from potluck.engines.tinygrad.device import new_tensor, read, write
 from potluck.engines.tinygrad.graph import CallInputs, keep, pick, run_ops
 from potluck.engines.tinygrad.pieces import bucket_for
 from potluck.engines.tinygrad.sizes import BUCKETS, num_table_blocks
-from potluck.types.program import Head
 from potluck.types.step import KV_BLOCK_TOKENS
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class Calls:
         self._program = program
         self._device = device
         self._weights = weights
-        self._head = next((op for op in program.ops if isinstance(op, Head)), None)
+        self._head = program.head
         self.buckets = tuple(size for size in BUCKETS if size == 1 or max_rows > 1)
         cache_dtype = dtypes.half if device.has_f16 else dtypes.float
         num_slots = (num_blocks + 1) * KV_BLOCK_TOKENS
@@ -62,10 +61,9 @@ class Calls:
             for spec in program.caches
         )
         most = self.buckets[-1]
-        widths = {register.name: register.width for register in program.registers}
-        width = program.hidden_size if self._head is None else widths[self._head.x]
+        width = program.hidden_size if self._head is None else program.width(self._head.x)
         self._rows = new_tensor(device, dtypes.float, most, width)
-        if self._head is not None:
+        if self._head is not None and self._head.weight is not None:
             self._logits = new_tensor(device, dtypes.float, most, self._head.vocab_size)
         self._inputs = {bucket: self._new_inputs(bucket) for bucket in self.buckets}
         self._wanted = {bucket: new_tensor(device, dtypes.int, bucket) for bucket in self.buckets}
@@ -101,8 +99,11 @@ class Calls:
                 bound_num_blocks(piece.num_blocks, num_table_blocks(self._program))
             )
 
-    def read_hidden(self, out: Floats) -> None:
-        """Copy the last piece's rows of the residual stream to ``out`` ``[num_rows, hidden]``."""
+    def read_rows(self, out: Floats) -> None:
+        """Copy the last piece's rows to ``out`` ``[num_rows, width]``.
+
+        They are those of the residual stream or, with the head, of its input.
+        """
         with tinygrad_errors():
             read(self._rows, out)
 
@@ -155,6 +156,7 @@ class Calls:
     def _compiled_head(self, bucket: int) -> Compiled:
         def head() -> None:
             assert self._head is not None
+            assert self._head.weight is not None
             picked = pick(self._rows, self._wanted[bucket])
             logits = self._weights.matrix(self._head.weight).linear(picked)
             keep(self._logits, logits).realize()

@@ -12,23 +12,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from potluck.engines.native import make_pool
+from potluck.engines.pooling import StepPooler, is_pooled
 from potluck.engines.sampler import StepSampler
-from potluck.engines.step_checks import check_step
+from potluck.engines.step_checks import check_masks, check_step
 from potluck.engines.tinygrad.calls import Calls
 from potluck.engines.tinygrad.device import open_device
 from potluck.engines.tinygrad.pieces import padding_piece, pieces_of
 from potluck.engines.tinygrad.weights import DeviceWeights
 from potluck.errors import EngineError, UnitFaultError
-from potluck.types.engine import StepResult
+from potluck.types.engine import NO_MASKS, StepResult
 from potluck.types.unit import Fault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from potluck.engines.tinygrad.pieces import Piece
     from potluck.kernels import runner
+    from potluck.types.engine import TokenMasks
     from potluck.types.program import Program
     from potluck.types.step import SampledToken, Step
     from potluck.types.tensor import TensorSink
@@ -63,6 +65,7 @@ class TinygradEngine:
             program, self._weights, self._device, num_blocks=num_blocks, max_rows=max_step_tokens
         )
         self._sampler = StepSampler(program, pool or make_pool(1))
+        self._pooler = StepPooler()
 
     @property
     def weights_bytes(self) -> int:
@@ -84,12 +87,12 @@ class TinygradEngine:
             piece = padding_piece(bucket, self._num_blocks)
             shape = (bucket, self._program.hidden_size)
             calls.run(piece, None if self._has_embedding else np.zeros(shape, np.float32))
-            if self._has_head:
+            if self._program.has_logits:
                 calls.read_logits(piece, self._new_logits(bucket))
-            else:
-                calls.read_hidden(np.empty(shape, np.float32))
+            elif not self._has_head:
+                calls.read_rows(np.empty(shape, np.float32))
 
-    def step(self, step: Step, hidden: Floats | None) -> StepResult:
+    def step(self, step: Step, hidden: Floats | None, masks: TokenMasks = NO_MASKS) -> StepResult:
         """Run the program once (see ``Engine``).
 
         Raises ``ParameterError`` for sampling parameters that are not allowed, and
@@ -97,21 +100,28 @@ class TinygradEngine:
         """
         calls = self._check(step, hidden)
         if not self._has_head:
+            check_masks(self._program, step, masks)
             return StepResult(hidden=self._run(calls, step, hidden), sampled=())
-        self._sampler.check(step, samples=True)
+        self._sampler.check(step, masks, samples=True)
+        self._pooler.check(step)
         self._sampler.open(step.opened)
+        rows = self._new_rows(step) if is_pooled(step) else None
         wanted = [(part, index) for part in step.slices for index in part.wanted]
         sampled: list[SampledToken] = []
-        for logits in self._logits_of_pieces(calls, step, hidden):
+        for logits in self._logits_of_pieces(calls, step, hidden, rows):
             now = wanted[len(sampled) : len(sampled) + len(logits)]
-            sampled += self._sampler.sample(now, logits)
+            sampled += self._sampler.sample(now, logits, masks)
+        if rows is not None:
+            _check_finite(rows)
+            sampled += self._pooler.pool(step, rows)
         self._sampler.close(step.closed)
+        self._pooler.close(step.closed)
         return StepResult(hidden=None, sampled=tuple(sampled))
 
     def logits(self, step: Step, hidden: Floats | None) -> Floats:
         """As ``step`` without sampling, so that sequences need not have been opened."""
         calls = self._check(step, hidden)
-        if not self._has_head:
+        if not self._program.has_logits:
             raise EngineError(
                 "this stage has no head, and so no logits", hint="ask the last stage for logits"
             )
@@ -121,9 +131,23 @@ class TinygradEngine:
         self._sampler.close(step.closed)
         return np.concatenate([self._new_logits(0), *pieces])
 
+    @property
+    def block_format(self) -> None:
+        """See ``LoadableEngine``: blocks stay on the device."""
+        return
+
+    def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
+        """See ``LoadableEngine``."""
+        raise _no_block_format()
+
+    def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """See ``LoadableEngine``."""
+        raise _no_block_format()
+
     def reset(self) -> None:
-        """See ``Engine``: the sampler alone knows of sequences."""
+        """See ``Engine``: the sampler and the pooler alone know of sequences."""
         self._sampler.reset()
+        self._pooler.reset()
 
     def close(self) -> None:
         """Free weights and cache."""
@@ -166,15 +190,20 @@ class TinygradEngine:
         """The residual stream, on a stage without the head."""
         out = np.empty((step.num_tokens, self._program.hidden_size), np.float32)
         for _, rows in self._computed_pieces(calls, step, hidden):
-            calls.read_hidden(out[rows])
+            calls.read_rows(out[rows])
         _check_finite(out)
         return out
 
     def _logits_of_pieces(
-        self, calls: Calls, step: Step, hidden: Floats | None
+        self, calls: Calls, step: Step, hidden: Floats | None, rows: Floats | None = None
     ) -> Iterator[Floats]:
-        """The logits that are wanted of each piece: never of more rows than a call computes."""
-        for piece, _ in self._computed_pieces(calls, step, hidden):
+        """The logits that are wanted of each piece: never of more rows than a call computes.
+
+        ``rows`` becomes the input of the head, of all tokens.
+        """
+        for piece, of_piece in self._computed_pieces(calls, step, hidden):
+            if rows is not None:
+                calls.read_rows(rows[of_piece])
             if len(piece.wanted):
                 out = self._new_logits(len(piece.wanted))
                 calls.read_logits(piece, out)
@@ -193,8 +222,20 @@ class TinygradEngine:
             calls.run(piece, None if hidden is None else hidden[rows])
             yield piece, rows
 
+    def _new_rows(self, step: Step) -> Floats:
+        head = self._program.head
+        width = self._program.hidden_size if head is None else self._program.width(head.x)
+        return np.empty((step.num_tokens, width), np.float32)
+
     def _new_logits(self, num_rows: int) -> Floats:
         return np.empty((num_rows, self._program.vocab_size), np.float32)
+
+
+def _no_block_format() -> EngineError:
+    return EngineError(
+        "the tinygrad engine does not read or write cache blocks",
+        hint="this is a defect in Potluck; please report it",
+    )
 
 
 def _check_finite(out: Floats) -> None:

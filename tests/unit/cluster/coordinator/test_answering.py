@@ -13,7 +13,6 @@ from support.updates import tokens_of
 
 from potluck.cluster.coordinator import answering as module
 from potluck.cluster.coordinator.answering import Answering, OnOver
-from potluck.cluster.steps import MAX_GRAMMAR_BYTES
 from potluck.errors import (
     DefectError,
     EngineError,
@@ -24,6 +23,7 @@ from potluck.errors import (
     PotluckError,
     RefusedRequestError,
 )
+from potluck.grammars.limits import MAX_GRAMMAR_BYTES
 from potluck.scheduling import SchedulerLimits
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.sequence import (

@@ -103,7 +103,7 @@ class Cluster:
         monkeypatch.setattr(attempt, "placement_fields", lambda _: {"stages": (stage_on(B),)})
         monkeypatch.setattr(attempt, "RemotePipeline", SilentPipeline)
         profile = SimpleNamespace(
-            config=SimpleNamespace(hidden_size=8, vocab_size=100, num_layers=4)
+            config=SimpleNamespace(hidden_size=8, vocab_size=100, num_layers=4, has_logits=True)
         )
         self.deployment = Deployment(
             msgspec.structs.replace(

@@ -14,6 +14,7 @@ from potluck.cluster.worker.watch import CallWatch
 from potluck.cluster.worker.watched_engine import WatchedEngine
 from potluck.errors import EngineError, UnitFaultError
 from potluck.types.engine import StepResult
+from potluck.types.step import SequenceId
 
 
 def a_step(num_tokens: int) -> Any:
@@ -31,7 +32,8 @@ class Engine:
         self.may_end = threading.Event()
         self.may_end.set()
 
-    def step(self, *_: object) -> StepResult:
+    def step(self, *arguments: object) -> StepResult:
+        self.arguments = arguments
         self.may_end.wait(5)
         return StepResult(hidden=self.hidden, sampled=())
 
@@ -65,6 +67,13 @@ def test_what_came_in_wrong_is_not_this_unit_s_fault() -> None:
     result = matrix(1, np.nan)
     engine = WatchedEngine(cast(Any, Engine(result)), a_watch([]))
     assert engine.step(STEP, matrix(np.nan, 1)).hidden is result
+
+
+def test_masks_reach_the_engine() -> None:
+    inner = Engine(None)
+    masks = {SequenceId(0): np.ones(1, np.uint32)}
+    WatchedEngine(cast(Any, inner), a_watch([])).step(STEP, None, masks)
+    assert inner.arguments == (STEP, None, masks)
 
 
 def test_large_numbers_are_finite_though_their_sum_is_not() -> None:

@@ -1,0 +1,208 @@
+"""The bodies of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from potluck.api.bodies import FIRST_ERROR, STRICT, parse_object, validated
+from potluck.api.dialects.anthropic.other_fields import BLOCK, BODY, TOOL
+from potluck.api.errors import invalid
+from potluck.api.other_fields import Others, without_others
+
+
+class TextBlock(BaseModel):
+    """A part of a text."""
+
+    model_config = STRICT
+
+    type: Literal["text"]
+    text: str
+
+
+class ToolUseBlock(BaseModel):
+    """A tool call of the assistant."""
+
+    model_config = STRICT
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(BaseModel):
+    """What came of a tool call."""
+
+    model_config = STRICT
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | Annotated[list[TextBlock], FIRST_ERROR] | None = None
+    is_error: bool | None = None
+
+
+class ThinkingBlock(BaseModel):
+    """What the assistant thought. ``signature`` is whatever an earlier answer had there."""
+
+    model_config = STRICT
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+Block = Annotated[
+    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")
+]
+
+
+class Message(BaseModel):
+    """A message of a chat."""
+
+    model_config = STRICT
+
+    role: Literal["user", "assistant", "system"]
+    content: str | Annotated[list[Block], FIRST_ERROR]
+
+
+class ToolBody(BaseModel):
+    """A tool that the client runs. ``input_schema`` is a JSON schema."""
+
+    model_config = STRICT
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+
+class ToolChoice(BaseModel):
+    """How tools are to be used."""
+
+    model_config = STRICT
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(BaseModel):
+    """Whether to think before the answer."""
+
+    model_config = STRICT
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class JsonFormat(BaseModel):
+    """An answer that is JSON."""
+
+    model_config = STRICT
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(BaseModel):
+    """``output_config``."""
+
+    model_config = STRICT
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonFormat | None = None
+
+
+class Metadata(BaseModel):
+    """``metadata``: a label for the log."""
+
+    model_config = STRICT
+
+    user_id: str | None = None
+
+
+class PromptBody(BaseModel):
+    """What makes up a prompt: the body of ``/v1/messages/count_tokens``."""
+
+    model_config = STRICT
+
+    model: str
+    messages: Annotated[list[Message], FIRST_ERROR]
+    system: str | Annotated[list[TextBlock], FIRST_ERROR] | None = None
+    tools: Annotated[list[ToolBody], FIRST_ERROR] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = None
+
+
+class MessagesBody(PromptBody):
+    """The body of ``/v1/messages``. The last message, if it is the assistant's, is continued."""
+
+    max_tokens: int
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: Annotated[list[str], FIRST_ERROR] | None = None
+    stream: bool | None = None
+    metadata: Metadata | None = None
+
+
+def parse_messages(body: bytes | bytearray) -> MessagesBody:
+    """Read a request for a message. Raises ``ApiError`` that names what is wrong."""
+    return validated(MessagesBody, _document(body))
+
+
+def parse_prompt(body: bytes | bytearray) -> PromptBody:
+    """Read a request to count tokens. Raises ``ApiError`` that names what is wrong."""
+    return validated(PromptBody, _document(body))
+
+
+def _document(body: bytes | bytearray) -> dict[str, Any]:
+    document = without_others(parse_object(body), BODY, "")
+    _strip(document, "system", BLOCK, "")
+    _strip(document, "tools", TOOL, "")
+    messages = document.get("messages")
+    for index, message in enumerate(messages if isinstance(messages, list) else ()):
+        if isinstance(message, dict):
+            where = f"messages[{index}]."
+            _strip(message, "content", BLOCK, where)
+            _check_types(message.get("content"), where)
+            for number, block in enumerate(_objects(message.get("content"))):
+                _strip(block, "content", BLOCK, f"{where}content[{number}].")
+    return document
+
+
+def _strip(owner: dict[str, Any], name: str, others: Others, where: str) -> None:
+    """Take the fields that do nothing out of the objects of a list."""
+    items = owner.get(name)
+    if isinstance(items, list):
+        owner[name] = [
+            without_others(item, others, f"{where}{name}[{index}].")
+            if isinstance(item, dict)
+            else item
+            for index, item in enumerate(items)
+        ]
+
+
+def _check_types(content: object, where: str) -> None:
+    for number, block in enumerate(_objects(content)):
+        kind = block.get("type")
+        if isinstance(kind, str) and kind not in _BLOCK_TYPES:
+            raise invalid(
+                f"{where}content[{number}].type",
+                f"{where}content[{number}] is of the type {kind[:40]!r}, and may be of"
+                f" {', '.join(_BLOCK_TYPES)}",
+                code="unsupported_value",
+            )
+
+
+def _objects(value: object) -> Sequence[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else ()
+
+
+_BLOCK_TYPES = ("text", "tool_use", "tool_result", "thinking")

@@ -1,0 +1,81 @@
+"""Anthropic's addresses, keys and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from potluck.api.admission import Body
+from potluck.api.answer import Prepared
+from potluck.api.dialect import Endpoint, bearer_key
+from potluck.api.dialects.anthropic.asks import messages_asked, prompt_asked
+from potluck.api.dialects.anthropic.bodies import (
+    MessagesBody,
+    PromptBody,
+    parse_messages,
+    parse_prompt,
+)
+from potluck.api.dialects.anthropic.rendering import MessageRenderer, error_json
+from potluck.api.errors import ApiError
+from potluck.api.jobs import chat_job, chat_prompt
+from potluck.api.service import ApiService, json_response
+from potluck.types.gateway import ServedModel
+
+
+class Anthropic:
+    """The dialect of the Messages API."""
+
+    name = "anthropic"
+
+    def endpoints(self, service: ApiService) -> Sequence[Endpoint]:
+        """See ``Dialect``."""
+        api = _Endpoints(service)
+        return (
+            Endpoint(method="POST", path="/v1/messages", answer=api.messages),
+            Endpoint(method="POST", path="/v1/messages/count_tokens", answer=api.count_tokens),
+        )
+
+    def key_of(self, headers: Mapping[str, str]) -> str | None:
+        """See ``Dialect``."""
+        return headers.get("x-api-key") or bearer_key(headers)
+
+    def error(self, error: ApiError) -> bytes:
+        """See ``Dialect``."""
+        return error_json(error)
+
+
+class _Endpoints:
+    def __init__(self, service: ApiService) -> None:
+        self._service = service
+
+    async def messages(self, request: Request) -> Response:
+        """``POST /v1/messages``."""
+
+        async def prepare(body: Body) -> Prepared:
+            return await self._service.prepared(
+                body, parse_messages, lambda asked: asked.model, self._prepare
+            )
+
+        return await self._service.answer(request, prepare, prompt_param="messages")
+
+    async def count_tokens(self, request: Request) -> Response:
+        """``POST /v1/messages/count_tokens``."""
+
+        def count(body: PromptBody, model: ServedModel) -> int:
+            return len(chat_prompt(prompt_asked(body), model).tokens)
+
+        num_tokens = await self._service.computed(
+            request, parse_prompt, lambda asked: asked.model, count, prompt_param="messages"
+        )
+        return json_response({"input_tokens": num_tokens})
+
+    def _prepare(self, body: MessagesBody, model: ServedModel) -> Prepared:
+        asked = messages_asked(body)
+        return Prepared(
+            job=chat_job(asked, model, self._service.limits),
+            renderer=MessageRenderer(model.model_id),
+            is_stream=bool(body.stream),
+            user=asked.user,
+        )

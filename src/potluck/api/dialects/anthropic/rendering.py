@@ -1,0 +1,186 @@
+"""Answers as Anthropic writes them: a message of blocks, whole or as events."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from potluck.api.delta import Delta
+from potluck.api.errors import ApiError
+from potluck.api.rendering import EVENT_STREAM, Json, Usage, event
+from potluck.types.output import (
+    OutputPart,
+    ReasoningPart,
+    TextPart,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from potluck.types.sequence import FinishReason
+
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class MessageRenderer:
+    """Writes one message. Its stream is a sequence of blocks, one open at a time."""
+
+    stream_type = EVENT_STREAM
+
+    def __init__(self, model_id: str) -> None:
+        self._request_id = f"msg_{secrets.token_hex(12)}"
+        self._model_id = model_id
+        self._num_blocks = 0
+        self._open: str | None = None
+        self._has_called = False
+        self._stop: Json = {"stop_reason": None, "stop_sequence": None}
+
+    @property
+    def request_id(self) -> str:
+        """See ``Renderer``."""
+        return self._request_id
+
+    @property
+    def waiting(self) -> bytes:
+        """See ``Renderer``."""
+        return _event({"type": "ping"})
+
+    def begin(self, usage: Usage) -> bytes:
+        """See ``Renderer``."""
+        return _event({"type": "message_start", "message": self._message([], usage)})
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """See ``Renderer``."""
+        out = b"".join(_event(each) for part in delta.parts for each in self._part(part))
+        if delta.finish_reason is not None:
+            self._note_end(delta)
+        return out
+
+    def end(self, usage: Usage) -> bytes:
+        """See ``Renderer``."""
+        out = b"".join(map(_event, self._close()))
+        last: Json = {"type": "message_delta", "delta": self._stop, "usage": usage_json(usage)}
+        return out + _event(last) + _event({"type": "message_stop"})
+
+    def failed(self, error: ApiError) -> bytes:
+        """See ``Renderer``."""
+        return event(error_json(error), "error")
+
+    def whole(self, choices: Mapping[int, Sequence[Delta]], usage: Usage) -> bytes:
+        """See ``Renderer``."""
+        blocks: list[Json] = []
+        arguments: list[str] = []
+        for delta in choices[0]:
+            for each in (each for part in delta.parts for each in self._part(part)):
+                match each:
+                    case {"type": "content_block_start", "content_block": dict(block)}:
+                        blocks.append(block)
+                        arguments = []
+                    case {"delta": {"type": "input_json_delta", "partial_json": str(text)}}:
+                        arguments.append(text)
+                    case {"delta": {"type": "text_delta" | "thinking_delta" as kind, **texts}}:
+                        name = kind.removesuffix("_delta")
+                        blocks[-1][name] = f"{blocks[-1][name]}{texts[name]}"
+                    case {"type": "content_block_stop"}:
+                        _set_input(blocks[-1], arguments)
+            if delta.finish_reason is not None:
+                self._note_end(delta)
+        if self._open is not None:
+            _set_input(blocks[-1], arguments)
+        return msgspec.json.encode(self._message(blocks, usage))
+
+    def _message(self, content: Sequence[Json], usage: Usage) -> Json:
+        return {
+            "id": self._request_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model_id,
+            "content": content,
+            **self._stop,
+            "usage": usage_json(usage),
+        }
+
+    def _note_end(self, delta: Delta) -> None:
+        if delta.finish_reason is FinishReason.LENGTH:
+            reason = "max_tokens"
+        elif delta.stopped_by is not None:
+            reason = "stop_sequence"
+        else:
+            reason = "tool_use" if self._has_called else "end_turn"
+        self._stop = {"stop_reason": reason, "stop_sequence": delta.stopped_by}
+
+    def _part(self, part: OutputPart) -> Iterator[Json]:
+        match part:
+            case TextPart(text=text):
+                yield from self._need("text", {"text": ""})
+                yield self._gain({"type": "text_delta", "text": text})
+            case ReasoningPart(text=text):
+                yield from self._need("thinking", {"thinking": "", "signature": ""})
+                yield self._gain({"type": "thinking_delta", "thinking": text})
+            case ToolCallStart(name=name):
+                self._has_called = True
+                yield from self._close()
+                call_id = f"toolu_{secrets.token_hex(12)}"
+                yield from self._need("tool_use", {"id": call_id, "name": name, "input": {}})
+            case ToolCallArguments(text=text):
+                yield self._gain({"type": "input_json_delta", "partial_json": text})
+
+    def _need(self, kind: str, fields: Json) -> Iterator[Json]:
+        """Open a block, unless one of the kind is open."""
+        if self._open == kind:
+            return
+        yield from self._close()
+        self._open = kind
+        block = {"type": kind, **fields}
+        yield {"type": "content_block_start", "index": self._num_blocks, "content_block": block}
+
+    def _close(self) -> Iterator[Json]:
+        if self._open is None:
+            return
+        yield {"type": "content_block_stop", "index": self._num_blocks}
+        self._open = None
+        self._num_blocks += 1
+
+    def _gain(self, delta: Json) -> Json:
+        return {"type": "content_block_delta", "index": self._num_blocks, "delta": delta}
+
+
+def error_json(error: ApiError) -> bytes:
+    """``error`` as Anthropic writes it."""
+    default = "api_error" if error.status >= 500 else "invalid_request_error"
+    kind = _ERROR_TYPES.get(error.status, default)
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": error.message}})
+
+
+def usage_json(usage: Usage) -> Json:
+    """The ``usage`` object: tokens of the prompt that a cache had are counted apart."""
+    return {
+        "input_tokens": usage.num_prompt_tokens - usage.num_cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.num_cached_tokens,
+        "output_tokens": usage.num_new_tokens,
+    }
+
+
+def _set_input(block: Json, arguments: Sequence[str]) -> None:
+    if block["type"] == "tool_use" and arguments:
+        block["input"] = _decoded("".join(arguments))
+
+
+def _decoded(arguments: str) -> object:
+    """The arguments as an object. Where the answer was cut off, they are no JSON."""
+    try:
+        return msgspec.json.decode(arguments, type=dict[str, object])
+    except msgspec.DecodeError:
+        return {"arguments": arguments}
+
+
+def _event(data: Json) -> bytes:
+    return event(msgspec.json.encode(data), str(data["type"]))

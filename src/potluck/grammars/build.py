@@ -1,0 +1,201 @@
+"""Grammars in the form that travels with a request, from what clients write.
+
+That form is a JSON text ``{"grammars": [{"name": ..., "lark_grammar": ...}, ...]}``; the first
+grammar is the start, and others are referred to as ``@name``. Lark here is llguidance's
+(https://github.com/guidance-ai/llguidance/blob/v1.6.0/docs/syntax.md).
+
+Nothing is compiled here: ``check.GrammarChecker`` says whether a grammar can be used.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from potluck.errors import ParameterError
+
+OPTIONS = '%llguidance {"no_forcing": true}\n'
+"""How every start begins: the model chooses how forced text is divided into tokens.
+
+llguidance would otherwise choose, with a tokenizer that the last stage does not have.
+"""
+
+_JSON_OPTIONS = {
+    "whitespace_flexible": False,
+    "key_separator": ":[ ]?",
+    "item_separator": ",([ ]|\\n[ ]{0,20})?",
+}
+"""White space is bounded: small models are prone to go on with it for ever where they may."""
+
+CONTROL = b"\xff"
+"""Before the name of a control token: no text has this byte, so no text matches one
+(llguidance's ``TokTrie::SPECIAL_TOKEN_MARKER``)."""
+
+END = CONTROL + b"<end of text>"
+"""A control token that no grammar can name, because of its spaces. The library fails in an obscure
+way where there are none at all."""
+
+_MAX_INTEGER = 10**15 - 1
+"""Of integers that a schema does not bound: small models write digits for ever where they may, and
+JSON has no exact integers beyond 2^53 for most who read it."""
+
+_SCHEMA_KEYS = ("items", "additionalItems", "additionalProperties", "not", "if", "then", "else")
+_SCHEMA_LIST_KEYS = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
+_SCHEMA_MAP_KEYS = ("properties", "patternProperties", "$defs", "definitions")
+"""Where a schema has schemas: as a value, in a list, in an object."""
+
+_START = "start"
+_BODY = "body"
+_NAMED = re.compile(r"<[^<>\s\[][^<>\s]*>")
+_GBNF_RULE = re.compile(r"(?m)^\s*[\w-]+\s*::=")
+
+
+def json_schema(schema: Mapping[str, object] | bool) -> str:
+    """Return the grammar of the JSON documents that ``schema`` allows.
+
+    Properties come in the order in which the schema lists them. White space is bounded, and
+    integers that the schema does not bound have up to 15 digits. Raise ``ParameterError`` for a
+    schema that is nested too deeply.
+    """
+    if isinstance(schema, bool):
+        schema = {} if schema else {"allOf": [False]}
+    try:
+        document = {**_with_bounds(schema), "x-guidance": _JSON_OPTIONS}
+    except RecursionError as error:
+        raise ParameterError("schema", "the JSON schema is nested too deeply") from error
+    return _dump({"name": _START, "lark_grammar": f"{OPTIONS}start: @{_BODY}\n"}, (_BODY, document))
+
+
+def json_object() -> str:
+    """Return the grammar of all JSON objects."""
+    return json_schema({"type": "object"})
+
+
+def regex(pattern: str) -> str:
+    """Return the grammar of the texts that ``pattern`` matches as a whole.
+
+    The syntax is that of Rust's ``regex``, which has no look-around and no back-references.
+    """
+    escaped = re.sub(r"\\.|/", _escaped_slash, pattern, flags=re.DOTALL).replace("\n", "\\n")
+    return lark(f"start: /{escaped}/\n")
+
+
+def choice(texts: Sequence[str]) -> str:
+    """Return the grammar of exactly these texts. Raise ``ParameterError`` if there are none."""
+    if not texts:
+        raise ParameterError("choice", "there are no choices", hint="give at least one text")
+    return lark("start: " + " | ".join(literal(text) for text in dict.fromkeys(texts)) + "\n")
+
+
+def lark(source: str) -> str:
+    """Return the grammar with the Lark source ``source``, whose first rule is ``start``."""
+    return combined(source, {})
+
+
+def ebnf(source: str) -> str:
+    """Return the grammar that a client wrote as Lark or as GBNF, llama.cpp's EBNF.
+
+    Raise ``ParameterError`` for GBNF that is malformed.
+    """
+    if not _GBNF_RULE.search(source):
+        return lark(source)
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return lark(gbnf_to_lark(source))
+    except RecursionError as error:
+        raise ParameterError("grammar", "the grammar is nested too deeply") from error
+    except Exception as error:  # the converter raises nothing more precise
+        raise ParameterError(
+            "grammar",
+            f"the grammar cannot be read as GBNF: {error}",
+            hint="GBNF begins with a rule root ::= ..., Lark with start: ...",
+        ) from error
+
+
+def combined(source: str, parts: Mapping[str, str]) -> str:
+    """Return the grammar with the Lark source ``source``, in which ``@name`` is ``parts[name]``.
+
+    The parts are grammars as this module returns them.
+    """
+    grammars: list[dict[str, object]] = [{"name": _START, "lark_grammar": OPTIONS + source}]
+    for name, part in parts.items():
+        inner = json.loads(part)["grammars"]
+        prefix = f"{name}_"
+        names = {each["name"]: prefix + each["name"] for each in inner[1:]}
+        names[inner[0]["name"]] = name
+        grammars += [_renamed(each, names) for each in inner]
+    return json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))
+
+
+def literal(text: str) -> str:
+    """Return ``text`` as a Lark source writes it."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def control_token(text: str) -> str:
+    """Return how a Lark source refers to the control token with this text.
+
+    It may stand in rules, and in no terminal. The text of a control token that is written as a
+    literal matches other tokens, never the control token.
+    """
+    return text if _NAMED.fullmatch(text) else f"<|{text}|>"
+
+
+def _with_bounds(schema: Mapping[str, object]) -> dict[str, object]:
+    bounded: dict[str, object] = {}
+    for key, value in schema.items():
+        if key in _SCHEMA_MAP_KEYS and isinstance(value, Mapping):
+            bounded[key] = {name: _bounded(each) for name, each in value.items()}
+        elif key in _SCHEMA_LIST_KEYS and isinstance(value, list):
+            bounded[key] = [_bounded(each) for each in value]
+        elif key in _SCHEMA_KEYS:
+            bounded[key] = _bounded(value)
+        else:
+            bounded[key] = value
+    types = schema.get("type")
+    types = types if isinstance(types, list) else [types]
+    if "integer" in types and "number" not in types:
+        if "minimum" not in schema and "exclusiveMinimum" not in schema:
+            bounded["minimum"] = -_MAX_INTEGER
+        if "maximum" not in schema and "exclusiveMaximum" not in schema:
+            bounded["maximum"] = _MAX_INTEGER
+    return bounded
+
+
+def _bounded(schema: object) -> object:
+    return _with_bounds(schema) if isinstance(schema, Mapping) else schema
+
+
+def require_own_form(grammar: str, parameter: str = "grammar") -> None:
+    """Raise ``ParameterError`` unless ``grammar`` is as this module returns grammars."""
+    try:
+        source = json.loads(grammar)["grammars"][0]["lark_grammar"]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ParameterError(parameter, "the grammar is not in the form that is sent") from error
+    if not (isinstance(source, str) and source.startswith(OPTIONS)):
+        raise ParameterError(parameter, "the grammar is not in the form that is sent")
+
+
+def _renamed(grammar: Mapping[str, object], names: Mapping[str, str]) -> dict[str, object]:
+    renamed = {**grammar, "name": names[str(grammar["name"])]}
+    source = grammar.get("lark_grammar")
+    if isinstance(source, str):
+        source = source.removeprefix(OPTIONS)
+        renamed["lark_grammar"] = re.sub(
+            r"\"(?:\\.|[^\"\\])*\"|/(?:\\.|[^/\\\n])+/|@([\w-]+)",
+            lambda match: f"@{names.get(match[1], match[1])}" if match[1] else match[0],
+            source,
+        )
+    return renamed
+
+
+def _escaped_slash(match: re.Match[str]) -> str:
+    return "\\/" if match[0] == "/" else match[0]
+
+
+def _dump(start: Mapping[str, object], *schemas: tuple[str, Mapping[str, object]]) -> str:
+    others = [{"name": name, "json_schema": schema} for name, schema in schemas]
+    document = {"grammars": [start, *others]}
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))

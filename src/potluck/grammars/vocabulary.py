@@ -1,0 +1,110 @@
+"""The tokens of a model as llguidance sees them: the bytes that each stands for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from potluck.allocator import return_free_memory
+from potluck.errors import ParameterError
+from potluck.grammars.build import CONTROL, END, control_token
+from potluck.types.text import Tokenizer, TokenList
+
+if TYPE_CHECKING:
+    import llguidance
+    from numpy.typing import NDArray
+
+_MAX_TOKEN_BYTES = 1000
+"""llguidance's trie has room for paths of 1,024 bytes. Longer tokens are never allowed."""
+
+
+def list_tokens(tokenizer: Tokenizer) -> TokenList:
+    """Return the list of the tokens of ``tokenizer``."""
+    control = {}
+    for text in tokenizer.special_tokens:
+        tokens = tokenizer.encode(text, add_bos=False, parse_special=True)
+        if len(tokens) == 1:
+            control[tokens[0]] = text
+    return TokenList(
+        data=[tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)],
+        control=control,
+        end_tokens=tokenizer.eos_token_ids,
+    )
+
+
+class Vocabulary:
+    """A model's vocabulary, prepared for grammars. Immutable; safe for use by several threads.
+
+    ``vocab_size`` is that of the model's logits. Raise ``ParameterError`` if no token ends a text:
+    a text that matches a grammar could not end.
+    """
+
+    def __init__(self, tokens: TokenList, vocab_size: int) -> None:
+        import llguidance
+
+        ends = [token for token in tokens.end_tokens if 0 <= token < vocab_size]
+        if not ends:
+            raise ParameterError(
+                "grammar",
+                "the model's tokenizer has no token that ends a text, which grammars need",
+            )
+        self.vocab_size = vocab_size
+        self.end_tokens = frozenset(ends)
+        # One more token, which ends a text for the matcher: a grammar may name the model's own.
+        self.end = vocab_size
+        wrapper = _Wrapper([*_library_tokens(tokens, vocab_size), END], self.end)
+        self.library: llguidance.LLTokenizer = llguidance.LLTokenizer(wrapper)  # type: ignore[arg-type]
+        wrapper.tokens = []  # the library has its own copy
+        return_free_memory()  # several times as much as it keeps
+        self._end_words = np.zeros(num_words(vocab_size), dtype=np.uint32)
+        for token in ends:
+            self._end_words[token // 32] |= np.uint32(1 << token % 32)
+        self._num_raw_words = num_words(vocab_size + 1)
+
+    @property
+    def end_mask(self) -> NDArray[np.uint32]:
+        """Return a new mask that allows the tokens that end a text, and nothing else."""
+        return self._end_words.copy()
+
+    def mask_of(self, matcher: llguidance.LLMatcher) -> NDArray[np.uint32]:
+        """Return the mask of what ``matcher`` allows next; after an error that is the end."""
+        raw = np.empty(self._num_raw_words, dtype=np.uint32)
+        matcher.unsafe_compute_mask_ptr(raw.ctypes.data, raw.nbytes)
+        mask = raw[: len(self._end_words)]
+        if raw[self.end // 32] >> np.uint32(self.end % 32) & np.uint32(1):
+            raw[self.end // 32] &= ~np.uint32(1 << self.end % 32)
+            mask |= self._end_words
+        return mask
+
+
+def _library_tokens(tokens: TokenList, vocab_size: int) -> list[bytes]:
+    """Return the bytes of each token below ``vocab_size``, as the library takes them."""
+    data = [each if len(each) <= _MAX_TOKEN_BYTES else b"" for each in tokens.data[:vocab_size]]
+    data += [b""] * (vocab_size - len(data))
+    for token, text in tokens.control.items():
+        name = control_token(text).encode("utf-8", "replace")
+        if token < vocab_size and len(name) <= _MAX_TOKEN_BYTES:
+            data[token] = CONTROL + name
+    return data
+
+
+def num_words(vocab_size: int) -> int:
+    """Return how many 32-bit words a mask has."""
+    return -(-vocab_size // 32)
+
+
+class _Wrapper:
+    """What ``LLTokenizer`` asks of a tokenizer (``llguidance.TokenizerWrapper``)."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+    special_token_ids: tuple[int, ...] = ()
+
+    def __init__(self, tokens: list[bytes], end: int) -> None:
+        self.tokens = tokens
+        self.eos_token_id = end
+
+    def __call__(self, text: str) -> list[int]:
+        """Never needed: grammars that force no tokens are tokenized by the model."""
+        raise NotImplementedError(f"grammars force no tokens, and {text!r} was to be tokenized")

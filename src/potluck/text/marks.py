@@ -1,0 +1,33 @@
+"""Finding marks of a format in a text that is still growing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+
+class Marks:
+    """Finds the first of several marks in a text. Immutable."""
+
+    def __init__(self, marks: Sequence[str]) -> None:
+        longest_first = sorted(marks, key=len, reverse=True)
+        self._marks = tuple(longest_first)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._longest = max(map(len, marks), default=0)
+
+    def find(self, text: str, start: int = 0, *, is_end: bool) -> tuple[int, str]:
+        """Return where the first mark is from ``start`` on, and the mark.
+
+        The mark is empty where there is none up to that index, and what follows may become one.
+        With ``is_end`` no more text follows. A mark that may become a longer one is found as it is.
+        """
+        match = self._pattern.search(text, start)
+        found = match.start() if match else len(text)
+        if not is_end:
+            for index in range(max(start, len(text) - self._longest + 1), found):
+                if self._may_begin(text[index:]):
+                    return index, ""
+        return found, match[0] if match else ""
+
+    def _may_begin(self, text: str) -> bool:
+        return any(mark.startswith(text) for mark in self._marks)

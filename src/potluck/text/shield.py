@@ -1,0 +1,241 @@
+"""Keeping the words of users, tools and models apart from the template's control tokens.
+
+In the rendered text, control tokens that the *template* wrote must become control tokens, while
+the same strings inside a message, a tool's description or a tool's result stay text. To tell them
+apart, every control token's text that touches such a string gets one of its characters replaced,
+before rendering, by a rare ideograph that occurs nowhere else. Afterwards the characters are put
+back and the tokenizer is told where they are. One character stands for one, so templates which
+trim or cut strings work as they do without; and ideographs have no case, and are written as they
+are in JSON and where a template writes a list as Python does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from potluck.errors import ChatTemplateError, ParameterError
+from potluck.text.added_tokens import SEARCHED_CHARACTERS, replace_at, search_in_parts
+from potluck.types.text import ChatMessage, Tool, ToolCall
+
+_STAND_IN_CODES = range(0x20000, 0x2A6D7)
+"""CJK Unified Ideographs Extension B, as Unicode 3.1 has it."""
+_STAND_INS = re.compile("[\U00020000-\U0002a6d6]")
+_WORD = re.compile(r"[\w$.\-]{1,64}")
+_SEPARATOR = "\uffff"
+"""A Unicode non-character."""
+_MAX_DEPTH = 64
+"""Of nested schemas and values; JSON schemas in use have about ten levels."""
+
+
+class Shield:
+    """Replaces characters so that no control token's text is left, and puts them back.
+
+    Templates compare the words of schemas (``type``, ``object``) with their own, and many a
+    control token has such a word in it (``<|object_ref_start|>``). So words in tools, and in
+    arguments and variables, are left alone unless ``is_strict`` or unless they are a whole control
+    token's text; ``has_left_words`` says whether there were such.
+    """
+
+    def __init__(
+        self, *, control_texts: Iterable[str], used: Iterable[str], is_strict: bool = False
+    ) -> None:
+        """``used`` are the texts whose characters cannot stand for others, read when needed."""
+        texts = [text for text in control_texts if text]
+        self._pattern = re.compile("|".join(map(re.escape, texts)) or "(?!)")
+        self._longest = max(map(len, texts), default=0)
+        self._beginnings = {text[:length] for text in texts for length in range(1, len(text))}
+        self._endings = {text[-length:] for text in texts for length in range(1, len(text))}
+        self._first_characters = {text[0] for text in texts}
+        self._last_characters = {text[-1] for text in texts}
+        self._all_texts = _SEPARATOR.join(texts)
+        self._free = _unused_characters(used)
+        self._stand_in: dict[str, str] = {}
+        self._words: dict[str, str] = {}  # schemas have the same ones again and again
+        self._is_strict = is_strict
+        self.has_left_words = False
+
+    def cover(self, content: str) -> str:
+        """Return ``content`` with one character replaced wherever a control token could be read.
+
+        That is where its whole text stands, and where the content ends with its beginning, begins
+        with its end or is a part of it, so that the template's own text next to it could complete
+        it.
+        """
+        touched = sorted({*self._whole(content), *self._at_borders(content)})
+        return replace_at(content, ((i, self._stand_in_for(content[i])) for i in touched))
+
+    def cover_message(self, message: ChatMessage) -> ChatMessage:
+        """Return ``message`` with all that it says covered, calls and thoughts included."""
+        return replace(
+            message,
+            content=self.cover(message.content),
+            name=message.name and self.cover(message.name),
+            tool_calls=tuple(map(self._cover_call, message.tool_calls)),
+            tool_call_id=message.tool_call_id and self._cover_word(message.tool_call_id),
+            reasoning=message.reasoning and self.cover(message.reasoning),
+        )
+
+    def cover_tool(self, tool: Tool) -> Tool:
+        """Return ``tool`` with its name, its description and its schema covered."""
+        return replace(
+            tool,
+            name=self._cover_word(tool.name),
+            description=self.cover(tool.description),
+            parameters=self.cover_object(tool.parameters, parameter="tools"),
+        )
+
+    def cover_object(self, value: Mapping[str, object], *, parameter: str) -> dict[str, object]:
+        """Return an object of JSON's types with all texts in it covered, keys included.
+
+        Raises ``ParameterError``, which names ``parameter``, for other types and for values that
+        are nested too deeply.
+        """
+        return self._cover_object(value, parameter, _MAX_DEPTH)
+
+    def uncover(self, rendered: str) -> tuple[str, tuple[int, ...]]:
+        """Return the text without replacements, and the indices where they were."""
+        original = {stand_in: character for character, stand_in in self._stand_in.items()}
+        if not original:
+            return rendered, ()
+        stand_ins = re.compile(f"[{''.join(original)}]")
+        literal: list[int] = []
+        position = 0
+        while match := search_in_parts(stand_ins, rendered, position, 1):
+            position = match.end()
+            literal.append(match.start())
+        text = replace_at(rendered, ((index, original[rendered[index]]) for index in literal))
+        return text, tuple(literal)
+
+    def free_character(self) -> str:
+        """Return a character that nothing else has."""
+        return next(self._free)
+
+    def _cover_call(self, call: ToolCall) -> ToolCall:
+        arguments = parse_arguments(call.arguments)
+        if arguments is None:
+            covered = self.cover(call.arguments)
+        else:
+            value = self.cover_object(arguments, parameter="messages")
+            # As the model wrote it, if nothing is to be covered.
+            is_same = value == arguments
+            covered = call.arguments if is_same else json.dumps(value, ensure_ascii=False)
+        return ToolCall(
+            call_id=self._cover_word(call.call_id),
+            name=self._cover_word(call.name),
+            arguments=covered,
+        )
+
+    def _cover_word(self, text: str) -> str:
+        if text not in self._words:
+            self._words[text] = self._covered_word(text)
+        return self._words[text]
+
+    def _covered_word(self, text: str) -> str:
+        if self._is_strict or not _WORD.fullmatch(text):
+            return self.cover(text)
+        if next(self._at_borders(text), None) is not None:
+            self.has_left_words = True
+        return replace_at(text, ((i, self._stand_in_for(text[i])) for i in self._whole(text)))
+
+    def _cover_nested(self, value: object, parameter: str, levels_left: int) -> object:
+        if isinstance(value, str):
+            return self._cover_word(value)
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        if not levels_left:
+            raise ParameterError(
+                parameter,
+                f"values are nested more than {_MAX_DEPTH} levels deep",
+                hint="describe it with fewer levels",
+            )
+        if isinstance(value, Mapping):
+            return self._cover_object(value, parameter, levels_left)
+        if isinstance(value, list | tuple):
+            return [self._cover_nested(each, parameter, levels_left - 1) for each in value]
+        raise ParameterError(
+            parameter,
+            f"a value is of the type {type(value).__name__}",
+            hint="give texts, numbers, booleans, None, lists and dictionaries",
+        )
+
+    def _cover_object(
+        self, value: Mapping[str, object], parameter: str, levels_left: int
+    ) -> dict[str, object]:
+        return {
+            self._cover_word(str(key)): self._cover_nested(each, parameter, levels_left - 1)
+            for key, each in value.items()
+        }
+
+    def _whole(self, content: str) -> Iterator[int]:
+        position = 0
+        while match := search_in_parts(self._pattern, content, position, self._longest):
+            yield match.start()
+            position = match.start() + 1
+
+    def _at_borders(self, content: str) -> Iterator[int]:
+        num_searched = min(self._longest - 1, len(content))
+        for index in range(len(content) - num_searched, len(content)):
+            if content[index] in self._first_characters and content[index:] in self._beginnings:
+                yield index
+        for length in range(1, num_searched + 1):
+            if content[length - 1] in self._last_characters and content[:length] in self._endings:
+                yield 0
+        if content and len(content) <= self._longest and content in self._all_texts:
+            yield 0
+
+    def _stand_in_for(self, character: str) -> str:
+        if character not in self._stand_in:
+            self._stand_in[character] = next(self._free)
+        return self._stand_in[character]
+
+
+def parse_arguments(text: str) -> dict[str, object] | None:
+    """Return the object that a call's arguments are, or None if they are something else."""
+    if not text.strip():
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def texts_of(value: object) -> Iterator[str]:
+    """Yield all texts in a value of JSON's types."""
+    pending = [value]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, Mapping):
+            pending += each.keys()
+            pending += each.values()
+        elif isinstance(each, list | tuple):
+            pending += each
+
+
+def texts_of_message(message: ChatMessage) -> Iterator[str]:
+    """Yield all texts of a message that a template may write."""
+    yield message.content
+    yield from (text for text in (message.name, message.tool_call_id, message.reasoning) if text)
+    for call in message.tool_calls:
+        yield from (call.call_id, call.name, call.arguments)
+        yield from texts_of(parse_arguments(call.arguments))
+
+
+def _unused_characters(texts: Iterable[str]) -> Iterator[str]:
+    """Rare ideographs that are in none of ``texts``, which are only read if one is taken."""
+    used = set()
+    for text in texts:
+        for start in range(0, len(text), SEARCHED_CHARACTERS):
+            used.update(_STAND_INS.findall(text, start, start + SEARCHED_CHARACTERS))
+    for code in _STAND_IN_CODES:
+        if chr(code) not in used:
+            yield chr(code)
+    raise ChatTemplateError(
+        "the messages use every character that could mark control tokens in them",
+        hint="shorten the messages",
+    )

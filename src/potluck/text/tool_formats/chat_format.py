@@ -1,0 +1,234 @@
+"""The output format of a model: how it thinks, and how it calls tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from potluck.text.marks import Marks
+from potluck.text.reasoning import ReasoningFormat, ReasoningSplitter, ThoughtState
+from potluck.text.tool_formats.lark import SPACE, TEXT, LarkSource, either
+from potluck.text.tool_formats.stream import CallStream, Steps
+from potluck.text.tool_formats.syntax import ToolSyntax, callable_tools
+from potluck.types.output import (
+    OutputParser,
+    OutputPart,
+    ReasoningPart,
+    TextPart,
+    ToolCallArguments,
+    ToolMode,
+    ToolUse,
+)
+from potluck.types.text import Tool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFormat:
+    """Thoughts first, then text and calls (``potluck.types.output.OutputFormat``).
+
+    ``control_tokens`` are the texts of all control tokens of the model.
+    """
+
+    syntax: ToolSyntax
+    reasoning: ReasoningFormat | None
+    control_tokens: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        """What ``--tool-format`` calls it."""
+        return self.syntax.name
+
+    @property
+    def control_texts(self) -> frozenset[str]:
+        """Control tokens that the parser must see."""
+        thoughts = self.reasoning.control_texts if self.reasoning is not None else frozenset()
+        return (thoughts | set(self.syntax.control_texts)) & self.control_tokens
+
+    def parser(self, tool_use: ToolUse, *, prompt_end: str) -> OutputParser:
+        """Return a parser for one output."""
+        calls: OutputParser
+        if tool_use.tools and tool_use.mode is not ToolMode.NONE:
+            calls = CallParser(self.syntax, tool_use)
+        else:
+            calls = _WithoutMarks(sorted(set(self.syntax.control_texts) & self.control_tokens))
+        if self.reasoning is None:
+            return calls
+        splitter = ReasoningSplitter(self.reasoning, state=self.reasoning.state_after(prompt_end))
+        return _ThinkingParser(splitter, calls)
+
+    def grammar(
+        self, tool_use: ToolUse, *, prompt_end: str, response: str | None = None
+    ) -> str | None:
+        """Return the grammar of the outputs that are allowed, or None if all are."""
+        lark = LarkSource(self.control_tokens)
+        answer = self._answer(lark, tool_use, response)
+        if answer is None:
+            return None
+        return lark.grammar(f"{self._thought(lark, prompt_end)} {answer}")
+
+    def _answer(self, lark: LarkSource, tool_use: ToolUse, response: str | None) -> str | None:
+        """The expression of what follows the thought; None if it may be anything."""
+        said = None if response is None else self._marked(lark, lark.part(response))
+        if not tool_use.tools or tool_use.mode is ToolMode.NONE:
+            return said
+        tools = callable_tools(tool_use)
+        if tool_use.mode is ToolMode.REQUIRED:
+            return self._sections(lark, tool_use)
+        if said is not None:
+            return either((said, self._sections(lark, tool_use)))
+        if tool_use.is_parallel and all(tool.is_free for tool in tools):
+            return None
+        if self.syntax.writes_bare:
+            return either((self._not_bare(), self._sections(lark, tool_use)))
+        until = lark.until(self.syntax.openings[0])
+        section = self.syntax.section(lark, tools, is_parallel=tool_use.is_parallel)
+        call = lark.rule(f"{until} {section}")
+        if tool_use.is_parallel:
+            return f"{call}* {TEXT}"
+        return either((call, TEXT))
+
+    def _sections(self, lark: LarkSource, tool_use: ToolUse) -> str:
+        """The expression of an answer that is calls only."""
+        tools = callable_tools(tool_use)
+        is_parallel = tool_use.is_parallel
+        section = self.syntax.section(lark, tools, is_parallel=is_parallel)
+        if not self.syntax.writes_bare:
+            section = f"{lark.text(self.syntax.openings[0])} {section}"
+        section = lark.rule(section)
+        if is_parallel and self.syntax.repeats:
+            return f"{section} ({SPACE} {section})*"
+        return section
+
+    def _not_bare(self) -> str:
+        """Text that does not begin as calls do."""
+        first = "".join(f"\\{text[0]}" for text in self.syntax.bare_openings)
+        return f"/([^{first}\\s](?s:.*))?/"
+
+    def _marked(self, lark: LarkSource, answer: str) -> str:
+        """The expression of an answer, with the marks around it that the model may write."""
+        if self.reasoning is None or not self.reasoning.answer_open_texts:
+            return answer
+        opened = lark.text(self.reasoning.answer_open_texts[0])
+        closed = lark.text(self.reasoning.answer_close_texts[0])
+        return either((answer, f"{opened} {SPACE} {answer} {SPACE} {closed}"))
+
+    def _thought(self, lark: LarkSource, prompt_end: str) -> str:
+        """The expression of the thought that comes first."""
+        if self.reasoning is None:
+            return ""
+        state = self.reasoning.state_after(prompt_end)
+        if state in (ThoughtState.CLOSED, ThoughtState.ANSWER):
+            return SPACE if state is ThoughtState.CLOSED else ""
+        thought = f"{lark.until(self.reasoning.close_text)} {SPACE}"
+        if state is ThoughtState.OPEN:
+            return thought
+        return f"({SPACE} {lark.text(self.reasoning.open_text)} {thought})?"
+
+
+class CallParser:
+    """Takes text and calls apart. It is for answers, without thoughts."""
+
+    def __init__(self, syntax: ToolSyntax, tool_use: ToolUse) -> None:
+        self._syntax = syntax
+        self._tools: Sequence[Tool] = tool_use.tools
+        self._stream = CallStream([tool.name for tool in tool_use.tools])
+        self._steps = self._read()
+        self._is_done = False
+        self._advance()
+
+    def push(self, text: str) -> Sequence[OutputPart]:
+        """Take more text; return what has become certain."""
+        self._stream.add(text)
+        self._advance()
+        return joined(self._stream.take_parts())
+
+    def finish(self) -> Sequence[OutputPart]:
+        """Return what was held back, at the end of the output."""
+        self._stream.end()
+        self._advance()
+        return joined(self._stream.take_parts())
+
+    def _advance(self) -> None:
+        if not self._is_done:
+            self._is_done = next(self._steps, True) is True
+
+    def _read(self) -> Steps[None]:
+        stream, syntax = self._stream, self._syntax
+        if syntax.bare_openings:
+            yield from stream.skip_space()
+            opening = yield from stream.at_one_of(syntax.bare_openings)
+            if opening and not (yield from syntax.read(stream, opening, self._tools)):
+                stream.give_up()
+        marks = Marks(syntax.openings)
+        while mark := (yield from stream.read_text(marks)):
+            if not (yield from syntax.read(stream, mark, self._tools)):
+                stream.give_up()
+        stream.finish()
+
+
+def joined(parts: Sequence[OutputPart]) -> Sequence[OutputPart]:
+    """Return ``parts`` with one part for those in a row that continue each other."""
+    result: list[OutputPart] = []
+    for part in parts:
+        last = result[-1] if result else None
+        if isinstance(part, TextPart) and isinstance(last, TextPart):
+            result[-1] = TextPart(text=last.text + part.text)
+        elif isinstance(part, ReasoningPart) and isinstance(last, ReasoningPart):
+            result[-1] = ReasoningPart(text=last.text + part.text)
+        elif (
+            isinstance(part, ToolCallArguments)
+            and isinstance(last, ToolCallArguments)
+            and part.index == last.index
+        ):
+            result[-1] = ToolCallArguments(index=part.index, text=last.text + part.text)
+        else:
+            result.append(part)
+    return result
+
+
+class _ThinkingParser:
+    """Thoughts by a splitter; what is left goes to another parser."""
+
+    def __init__(self, splitter: ReasoningSplitter, calls: OutputParser) -> None:
+        self._splitter = splitter
+        self._calls = calls
+
+    def push(self, text: str) -> Sequence[OutputPart]:
+        return self._pass_on(self._splitter.push(text))
+
+    def finish(self) -> Sequence[OutputPart]:
+        return [*self._pass_on(self._splitter.finish()), *self._calls.finish()]
+
+    def _pass_on(self, parts: Sequence[OutputPart]) -> Sequence[OutputPart]:
+        passed: list[OutputPart] = []
+        for part in parts:
+            passed += self._calls.push(part.text) if isinstance(part, TextPart) else (part,)
+        return passed
+
+
+class _WithoutMarks:
+    """Text without the control tokens that only calls have, for those who make no calls."""
+
+    def __init__(self, marks: Sequence[str]) -> None:
+        self._marks = Marks(marks)
+        self._held = ""
+
+    def push(self, text: str) -> Sequence[OutputPart]:
+        self._held += text
+        return self._take(is_end=False)
+
+    def finish(self) -> Sequence[OutputPart]:
+        return self._take(is_end=True)
+
+    def _take(self, *, is_end: bool) -> Sequence[OutputPart]:
+        pieces = []
+        position = 0
+        while True:
+            index, mark = self._marks.find(self._held, position, is_end=is_end)
+            pieces.append(self._held[position:index])
+            position = index + len(mark)
+            if not mark:
+                break
+        self._held = self._held[position:]
+        text = "".join(pieces)
+        return (TextPart(text=text),) if text else ()

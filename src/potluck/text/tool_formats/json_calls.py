@@ -1,0 +1,226 @@
+"""Calls that are JSON objects with the name and the arguments as values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from potluck.text.tool_formats.lark import SPACE, LarkSource, either, repeated, spaced
+from potluck.text.tool_formats.stream import CallStream, Steps
+from potluck.text.tool_formats.syntax import CallableTool
+from potluck.types.text import Tool
+
+_NAME_KEYS = ("name", "tool_name", "function", "function_name")
+_ARGUMENT_KEYS = ("arguments", "parameters", "args", "tool_input")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonCalls:
+    """``{"name": ..., "arguments": {...}}`` after one of ``openings``, alone or in a list.
+
+    Where an answer begins with one of ``bare_openings`` it is read as well, if it has arguments.
+    ``closes`` are marks that may follow a section, and ``separators`` may be between calls that are
+    not in a list.
+
+    The grammar begins a section with the first of ``openings``, or with ``writes_bare`` with
+    nothing. It allows white space where ``before`` and ``after`` have some. It demands
+    ``separator`` between calls that are not in a list, and the first of ``closes`` if
+    ``writes_close``. With ``id_key`` a call has a number before its name; ``last`` is the Lark
+    expression of what may follow the arguments.
+    """
+
+    name: str
+    openings: tuple[str, ...] = ()
+    bare_openings: tuple[str, ...] = ()
+    closes: tuple[str, ...] = ()
+    control_texts: tuple[str, ...] = ()
+    name_key: str = "name"
+    arguments_key: str = "arguments"
+    before: str = ""
+    after: str = ""
+    is_list: bool = False
+    separators: tuple[str, ...] = ()
+    separator: str = ""
+    id_key: str = ""
+    last: str = ""
+    writes_bare: bool = False
+    writes_close: bool = True
+    repeats: bool = True
+
+    def read(self, stream: CallStream, opening: str, tools: Sequence[Tool]) -> Steps[bool]:
+        """Read a section."""
+        is_bare = opening not in self.openings
+        if is_bare:
+            stream.return_to(stream.position - len(opening))
+        is_in_list = yield from stream.after_space("[")
+        while True:
+            yield from stream.skip_space()
+            if not (
+                yield from self._read_call(stream, needs_arguments=opening not in self.openings)
+            ):
+                return False
+            if is_in_list:
+                if (yield from stream.after_space(",")):
+                    continue
+                if not (yield from stream.after_space("]")):
+                    return False
+                stream.drop_held()
+                break
+            if not (yield from self._passes_separator(stream)):
+                break
+        for close in self.closes:
+            if (yield from stream.after_space(close)):
+                stream.drop_held()
+                break
+        return True
+
+    def _passes_separator(self, stream: CallStream) -> Steps[bool]:
+        """Whether another call follows directly; passes what is between."""
+        before = stream.position
+        for separator in self.separators:
+            if (yield from stream.after_space(separator)):
+                yield from stream.skip_space()
+                if (yield from stream.peek()) == "{":
+                    return True
+                stream.return_to(before)
+        return False
+
+    def _read_call(self, stream: CallStream, *, needs_arguments: bool) -> Steps[bool]:
+        reader = _ObjectReader(stream)
+        is_whole = yield from reader.read_object()
+        return is_whole and reader.finish(needs_arguments=needs_arguments)
+
+    def section(self, lark: LarkSource, tools: Sequence[CallableTool], *, is_parallel: bool) -> str:
+        """Return the expression of a section."""
+        calls = [self._call(lark, tool) for tool in tools]
+        call = lark.rule(either(calls))
+        if self.is_list:
+            many = repeated(call, separator=f'"," {SPACE}', is_parallel=is_parallel)
+            call = f'"[" {SPACE} {many} {SPACE} "]"'
+        elif self.separator:
+            separator = lark.text(self.separator)
+            call = repeated(call, separator=separator, is_parallel=is_parallel)
+        return " ".join(
+            (
+                spaced(self.before, call),
+                SPACE if self.after else "",
+                lark.text(self.closes[0])
+                if self.closes and self.writes_close and not self.writes_bare
+                else "",
+            )
+        )
+
+    def _call(self, lark: LarkSource, tool: CallableTool) -> str:
+        number = f'{{"{self.id_key}": "' if self.id_key else ""
+        start = f"{lark.text(number)} /[0-9]{{1,3}}/ {lark.text(chr(34) + ', ')}" if number else ""
+        name = json.dumps(tool.name, ensure_ascii=False)
+        brace = "" if number else "{"
+        head = f'{brace}"{self.name_key}": {name}, "{self.arguments_key}": '
+        return f'{start} {lark.text(head)} {tool.arguments(lark)} {self.last} "}}"'
+
+
+class _ObjectReader:
+    """One call's name and arguments, in whichever order they come."""
+
+    def __init__(self, stream: CallStream) -> None:
+        self._stream = stream
+        self.name = ""
+        self.has_arguments = False
+        self._early: str | None = None  # arguments that came before the name
+        self._has_begun = False
+
+    def read_object(self, *, is_nested: bool = False) -> Steps[bool]:
+        """Read an object with the name and the arguments, or with an object of these."""
+        stream = self._stream
+        if not (yield from stream.at("{")):
+            return False
+        while True:
+            yield from stream.skip_space()
+            key_json = yield from stream.string()
+            if key_json is None or not (yield from stream.after_space(":")):
+                return False
+            yield from stream.skip_space()
+            key = json.loads(key_json)
+            is_object = (yield from stream.peek()) == "{"
+            if key == "function" and is_object and not is_nested:
+                is_read = yield from self.read_object(is_nested=True)
+            elif key in _NAME_KEYS and not self.name:
+                is_read = yield from self._read_name()
+            elif key in _ARGUMENT_KEYS and not self.has_arguments:
+                is_read = yield from self._read_arguments()
+            else:
+                is_read = yield from stream.value(_ignore)
+            if not is_read:
+                return False
+            if not (yield from stream.after_space(",")):
+                return (yield from stream.after_space("}"))
+
+    def finish(self, *, needs_arguments: bool) -> bool:
+        """End the call; return whether there is one."""
+        if not self.name or (needs_arguments and not self.has_arguments):
+            return False
+        if not self._has_begun:
+            self._begin("{}")
+        self._stream.drop_held()
+        return True
+
+    def _read_name(self) -> Steps[bool]:
+        text = yield from self._stream.string()
+        if text is None:
+            return False
+        self.name = str(json.loads(text))
+        if not self._stream.is_known(self.name):
+            return False
+        if self._early is not None:
+            self._begin(self._early)
+        return True
+
+    def _read_arguments(self) -> Steps[bool]:
+        self.has_arguments = True
+        character = yield from self._stream.peek()
+        if character == "{" and self.name:
+            self._stream.begin_call(self.name)
+            self._has_begun = True
+            is_whole = yield from self._stream.value(self._stream.argue)
+            if is_whole:
+                self._stream.end_call()
+            return is_whole
+        text = yield from self._read_whole(character)
+        if text is None:
+            return False
+        if self.name:
+            self._begin(text)
+        else:
+            self._early = text
+        return True
+
+    def _begin(self, arguments: str) -> None:
+        self._stream.begin_call(self.name)
+        self._stream.argue(arguments)
+        self._stream.end_call()
+        self._has_begun = True
+
+    def _read_whole(self, character: str) -> Steps[str | None]:
+        pieces: list[str] = []
+        if not (yield from self._stream.value(pieces.append)):
+            return None
+        text = "".join(pieces)
+        if character == '"':
+            text = str(json.loads(text)).strip() or "{}"
+            return text if is_object(text) else None
+        if text == "null":
+            return "{}"
+        return text if character == "{" else None
+
+
+def is_object(text: str) -> bool:
+    """Whether ``text`` is a JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _ignore(_: str) -> None:
+    pass

@@ -1,0 +1,107 @@
+"""Building the grammar of one model's outputs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+
+from potluck.grammars.build import combined, control_token, literal
+
+TEXT = "TEXT"
+"""The terminal that matches any text. It does not match control tokens."""
+
+SPACE = "SPACE"
+"""The terminal that matches the white space that models write between parts."""
+
+_TERMINALS = f"{TEXT}: /(?s:.*)/\n{SPACE}: /[ \\n]{{0,6}}/\n"
+
+
+class LarkSource:
+    """Collects rules, and the grammars that they refer to.
+
+    ``control_tokens`` are the texts of the model's control tokens: where one stands in a text of
+    the format, the grammar demands the token, since its text as ordinary tokens is another thing.
+    """
+
+    def __init__(self, control_tokens: Collection[str]) -> None:
+        longest_first = sorted(filter(None, control_tokens), key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._rules: list[str] = []
+        self._parts: dict[str, str] = {}
+        self._names: dict[str, str] = {}
+
+    def text(self, text: str) -> str:
+        """Return the expression of exactly ``text``, which is not empty."""
+        pieces = []
+        position = 0
+        for match in self._control.finditer(text):
+            if match.start() > position:
+                pieces.append(literal(text[position : match.start()]))
+            pieces.append(control_token(match[0]))
+            position = match.end()
+        if position < len(text):
+            pieces.append(literal(text[position:]))
+        return " ".join(pieces)
+
+    def until(self, mark: str, *, text: str = TEXT) -> str:
+        """Return the expression of any text up to ``mark``, and it.
+
+        ``text`` is the terminal of the texts. A control token within the mark ends the text.
+        """
+        match = self._control.search(mark)
+        if match is not None:
+            return f"{text} {self.text(mark[match.start() :])}"
+        return self.rule(f"{text} {literal(mark)}", options="[lazy]")
+
+    def terminal(self, expression: str) -> str:
+        """Add a terminal and return its name."""
+        key = f"terminal {expression}"
+        if key not in self._names:
+            self._names[key] = f"TERMINAL_{len(self._rules)}"
+            self._rules.append(f"{self._names[key]}: {expression}\n")
+        return self._names[key]
+
+    def rule(self, expression: str, *, options: str = "") -> str:
+        """Add a rule and return its name."""
+        key = f"{options}: {expression}"
+        if key not in self._names:
+            self._names[key] = f"rule_{len(self._rules)}"
+            self._rules.append(f"{self._names[key]}{options}: {expression}\n")
+        return self._names[key]
+
+    def named_rule(self, name: str, expression: str) -> None:
+        """Add the rule ``name``, unless there is one; for rules that refer to themselves."""
+        if name not in self._names:
+            self._names[name] = name
+            self._rules.append(f"{name}: {expression}\n")
+
+    def part(self, grammar: str) -> str:
+        """Add a grammar as ``potluck.grammars.build`` makes them, and return the reference."""
+        key = f"@{grammar}"
+        if key not in self._names:
+            name = f"part_{len(self._parts)}"
+            self._names[key] = f"@{name}"
+            self._parts[name] = grammar
+        return self._names[key]
+
+    def grammar(self, start: str) -> str:
+        """Return the grammar whose start is the expression ``start``."""
+        source = f"start: {start}\n{''.join(self._rules)}{_TERMINALS}"
+        return combined(source, self._parts)
+
+
+def either(expressions: Iterable[str]) -> str:
+    """Return the expression of any of ``expressions``."""
+    return "(" + " | ".join(f"({each})" for each in expressions) + ")"
+
+
+def spaced(space: str, expression: str) -> str:
+    """Return ``expression``, after white space if the format writes ``space`` before it."""
+    return f"{SPACE} {expression}" if space else expression
+
+
+def repeated(expression: str, *, separator: str = "", is_parallel: bool) -> str:
+    """Return the expression of one ``expression``, or of several if ``is_parallel``."""
+    if not is_parallel:
+        return expression
+    return f"{expression} ({separator} {expression})*"

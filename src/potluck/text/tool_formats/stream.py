@@ -1,0 +1,392 @@
+"""Reading an output that is still being written.
+
+Parsers are generators: where one needs more text than there is, it yields, and goes on when more
+has come. So each reads as if the text was there as a whole, and its result does not depend on how
+the text was divided.
+
+What a parser has read but not passed on is *held*. It becomes a part of a call, or is given up and
+becomes text: nothing is lost but marks, and white space next to calls.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Generator, Sequence
+from typing import TypeVar
+
+from potluck.text.marks import Marks
+from potluck.types.output import (
+    OutputPart,
+    ReasoningPart,
+    TextPart,
+    ToolCallArguments,
+    ToolCallStart,
+)
+
+_T = TypeVar("_T")
+Steps = Generator[None, None, _T]
+"""Reads; yields whenever more text is needed."""
+
+MAX_NAME_CHARACTERS = 256
+
+_SPACE = re.compile(r"\s*")
+_PLAIN = {'"': re.compile(r'[^"\\\x00-\x1f]+'), "'": re.compile(r"[^'\"\\\x00-\x1f]+")}
+_SCALAR = re.compile(r"[-+.\w]*")
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?", re.ASCII)
+_WORDS = {
+    "true": "true", "false": "false", "null": "null",
+    "True": "true", "False": "false", "None": "null",
+}  # fmt: skip
+_CONTROLS = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
+_HEX = re.compile("[0-9a-fA-F]{4}")
+
+
+class CallStream:
+    """The text of one output as parsers read it, and the parts that come of it.
+
+    ``tool_names`` are those that may be called. For use by one thread.
+    """
+
+    def __init__(self, tool_names: Collection[str]) -> None:
+        self._tool_names = frozenset(tool_names)
+        self._text = ""
+        self._base = 0  # the position of the first character of _text
+        self._held_from = 0
+        self._position = 0
+        self._is_end = False
+        self._parts: list[OutputPart] = []
+        self._space = ""  # at the end of the text so far
+        self._num_calls = 0
+        self._is_after_call = False
+        self._is_call_open = False
+
+    # Filled by the one who has the text.
+
+    def add(self, text: str) -> None:
+        """Take more text."""
+        self._text = self._text[self._held_from - self._base :] + text
+        self._base = self._held_from
+
+    def end(self) -> None:
+        """Note that no more text comes."""
+        self._is_end = True
+
+    def take_parts(self) -> Sequence[OutputPart]:
+        """Return the parts since the last time."""
+        parts, self._parts = self._parts, []
+        return parts
+
+    # Reading. The position moves past what was read.
+
+    @property
+    def position(self) -> int:
+        """How far the text was read."""
+        return self._position
+
+    def return_to(self, position: int) -> None:
+        """Read again from ``position``, which is not before what is held."""
+        self._position = position
+
+    def peek(self) -> Steps[str]:
+        """Return the next character without passing it; empty at the end."""
+        while not self._rest(1):
+            if self._is_end:
+                return ""
+            yield
+        return self._rest(1)
+
+    def at(self, text: str) -> Steps[bool]:
+        """Pass ``text`` if it comes next, and return whether it did."""
+        while True:
+            rest = self._rest(len(text))
+            if rest == text:
+                self._position += len(text)
+                return True
+            if self._is_end or not text.startswith(rest):
+                return False
+            yield
+
+    def at_one_of(self, texts: Sequence[str]) -> Steps[str]:
+        """Pass the first of ``texts`` that comes next, and return it; empty if none does."""
+        for text in texts:
+            if (yield from self.at(text)):
+                return text
+        return ""
+
+    def skip_space(self) -> Steps[None]:
+        """Pass white space."""
+        while (yield from self.peek()).isspace():
+            self._position = self._base + self._match(_SPACE).end()
+
+    def after_space(self, text: str) -> Steps[bool]:
+        """Pass white space and ``text`` if they come next; pass nothing otherwise."""
+        before = self._position
+        yield from self.skip_space()
+        if (yield from self.at(text)):
+            return True
+        self._position = before
+        return False
+
+    def run(self, pattern: re.Pattern[str], max_characters: int | None = None) -> Steps[str]:
+        """Pass all that ``pattern`` matches, up to ``max_characters``, and return it."""
+        while True:
+            match = self._match(pattern)
+            is_whole = match.end() < len(self._text) or self._is_end
+            if is_whole or (max_characters is not None and len(match[0]) >= max_characters):
+                text = match[0][:max_characters]
+                self._position += len(text)
+                return text
+            yield
+
+    def until(self, mark: str, max_characters: int | None = None) -> Steps[str | None]:
+        """Pass text up to ``mark`` and the mark; return the text.
+
+        None if there is no mark, or not within ``max_characters``: then nothing is passed.
+        """
+        searched = self._position
+        while True:
+            index = self._text.find(mark, searched - self._base)
+            start = self._position - self._base
+            length = len(self._text) - len(mark) if index < 0 else index
+            if max_characters is not None and length - start > max_characters:
+                return None
+            if index >= 0:
+                self._position = self._base + index + len(mark)
+                return self._text[start:index]
+            if self._is_end:
+                return None
+            searched = max(self._position, self._base + len(self._text) - len(mark) + 1)
+            yield
+
+    def text_pieces(self, marks: Marks, take: Callable[[str], None]) -> Steps[str]:
+        """Pass text up to a mark and the mark, and give the text to ``take`` as it comes.
+
+        Returns the mark, empty if the text ended before.
+        """
+        while True:
+            start = self._position - self._base
+            index, found = marks.find(self._text, start, is_end=self._is_end)
+            piece = self._text[start:index]
+            self._position = self._base + index + len(found)
+            if piece:
+                take(piece)
+            if found or self._is_end:
+                return found
+            yield
+
+    def string(self) -> Steps[str | None]:
+        """Pass a JSON string and return its text as JSON, or None if it is none."""
+        pieces: list[str] = []
+        if (yield from self.peek()) != '"':
+            return None
+        return "".join(pieces) if (yield from self._string(pieces.append)) else None
+
+    def value(self, take: Callable[[str], None]) -> Steps[bool]:
+        """Pass a JSON value, and give its text to ``take`` as it comes.
+
+        What models get wrong is corrected: control characters and unknown escapes within strings,
+        single quotes, and the literals of Python. Returns whether it is well-formed; if not, what
+        was read so far has been taken.
+        """
+        closers: list[str] = []
+        expects = "value"
+        while True:
+            before = self._position
+            yield from self.skip_space()
+            space = self._text[before - self._base : self._position - self._base]
+            character = yield from self.peek()
+            if closers and expects != "value" and character == closers[-1]:
+                if expects == "key":  # after a comma
+                    return False
+                closers.pop()
+                self._position += 1
+                take(space + character)
+                expects = "next"
+            elif expects in ("value", "value or end"):
+                if space:
+                    take(space)
+                if character and character in "{[":
+                    self._position += 1
+                    take(character)
+                    closers.append("}" if character == "{" else "]")
+                    expects = "key or end" if character == "{" else "value or end"
+                    continue
+                if not (yield from self._scalar(take)):
+                    return False
+                expects = "next"
+            elif expects in ("key", "key or end"):
+                if space:
+                    take(space)
+                if not (character and character in "\"'" and (yield from self._string(take))):
+                    return False
+                if not (yield from self.after_space(":")):
+                    return False
+                take(":")
+                expects = "value"
+            elif character == ",":
+                self._position += 1
+                take(space + ",")
+                expects = "key" if closers[-1] == "}" else "value"
+            else:
+                self._position = before
+                return False
+            if not closers:
+                return True
+
+    # Passing on what was read.
+
+    def read_text(self, marks: Marks) -> Steps[str]:
+        """Pass on text up to the first of ``marks``; return the mark, empty at the end.
+
+        The mark is held.
+        """
+        while True:
+            start = self._position - self._base
+            index, mark = marks.find(self._text, start, is_end=self._is_end)
+            self._position = self._base + index
+            self._pass_on_held()
+            self._position += len(mark)
+            if mark or self._is_end:
+                return mark
+            yield
+
+    def give_up(self) -> None:
+        """Pass on what is held as text: it is malformed.
+
+        At the end it is more of the arguments of a call that has begun, which has been cut off.
+        """
+        self._is_call_open = self._is_call_open and self._is_end
+        self._pass_on_held()
+
+    def is_known(self, name: str) -> bool:
+        """Whether there is a tool with this name."""
+        return name in self._tool_names
+
+    def begin_call(self, name: str) -> None:
+        """Begin a call with what is held."""
+        self._held_from = self._position
+        self._space = ""
+        self._parts.append(ToolCallStart(index=self._num_calls, name=name))
+        self._num_calls += 1
+        self._is_call_open = True
+        self._is_after_call = True
+
+    def argue(self, text: str) -> None:
+        """Pass on more of the arguments, as what is held says."""
+        self._held_from = self._position
+        self._argue(text)
+
+    def end_call(self) -> None:
+        """End the call, with what is held."""
+        self._held_from = self._position
+        self._is_call_open = False
+
+    def think(self, text: str) -> None:
+        """Pass on more of a thought, as what is held says."""
+        self._held_from = self._position
+        self._parts.append(ReasoningPart(text=text))
+
+    def drop_held(self) -> None:
+        """Leave out what is held: it is neither text nor a part of a call."""
+        self._held_from = self._position
+
+    def finish(self) -> None:
+        """Pass on white space at the end, unless it only follows a call."""
+        if self._space and not self._is_after_call:
+            self._parts.append(TextPart(text=self._space))
+        self._space = ""
+
+    def _pass_on_held(self) -> None:
+        held = self._text[self._held_from - self._base : self._position - self._base]
+        self._held_from = self._position
+        if self._is_call_open:
+            self._argue(held)
+        else:
+            self._say(held)
+
+    def _say(self, text: str) -> None:
+        said = text.rstrip()
+        if said:
+            self._parts.append(TextPart(text=self._space + said))
+            self._space = ""
+            self._is_after_call = False
+        self._space += text[len(said) :]
+
+    def _argue(self, text: str) -> None:
+        if text:
+            self._parts.append(ToolCallArguments(index=self._num_calls - 1, text=text))
+
+    def _rest(self, max_characters: int) -> str:
+        start = self._position - self._base
+        return self._text[start : start + max_characters]
+
+    def _match(self, pattern: re.Pattern[str]) -> re.Match[str]:
+        match = pattern.match(self._text, self._position - self._base)
+        assert match is not None, f"{pattern.pattern} does not match the empty text"
+        return match
+
+    def _scalar(self, take: Callable[[str], None]) -> Steps[bool]:
+        character = yield from self.peek()
+        if character and character in "\"'":
+            return (yield from self._string(take))
+        before = self._position
+        text = yield from self.run(_SCALAR, MAX_NAME_CHARACTERS)
+        word = _WORDS.get(text, text if _NUMBER.fullmatch(text) else "")
+        if not word or (self._is_end and not self._rest(1)):
+            self._position = before
+            return False
+        take(word)
+        return True
+
+    def _string(self, take: Callable[[str], None]) -> Steps[bool]:
+        quote = self._rest(1)
+        self._position += 1
+        take('"')
+        while True:
+            character = yield from self.peek()
+            if not character:
+                return False
+            plain = _PLAIN[quote].match(self._text, self._position - self._base)
+            if plain is not None:
+                self._position = self._base + plain.end()
+                take(plain[0])
+                continue
+            if character == "\\":
+                escaped = yield from self._escape()
+                if escaped is None:
+                    return False
+                take(escaped)
+                continue
+            self._position += 1
+            if character == quote:
+                take('"')
+                return True
+            if character == '"':
+                take('\\"')
+            else:
+                take(_CONTROLS.get(character, f"\\u{ord(character):04x}"))
+
+    def _escape(self) -> Steps[str | None]:
+        """Pass an escape; None if it is not whole at the end."""
+        while len(self._rest(2)) < 2:
+            if self._is_end:
+                return None
+            yield
+        letter = self._rest(2)[1]
+        if letter == "u":
+            while len(self._rest(6)) < 6:
+                if self._is_end:
+                    return None
+                yield
+            if _HEX.fullmatch(self._rest(6)[2:]):
+                escape = self._rest(6)
+                self._position += 6
+                return escape
+        elif letter in '"\\/bfnrt':
+            self._position += 2
+            return "\\" + letter
+        elif letter == "'":
+            self._position += 2
+            return "'"
+        self._position += 1
+        return "\\\\"  # a backslash that means itself

@@ -1,0 +1,91 @@
+"""What a wire format of tool calls consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from potluck.grammars.build import json_object, json_schema
+from potluck.text.tool_formats.lark import LarkSource
+from potluck.text.tool_formats.stream import CallStream, Steps
+from potluck.types.output import ToolMode, ToolUse
+from potluck.types.text import Tool
+
+
+class ToolSyntax(Protocol):
+    """How calls are written: how they are read from an output, and the grammar of them.
+
+    A *section* is one or more calls with the marks around them. Immutable.
+    """
+
+    @property
+    def name(self) -> str:
+        """What ``--tool-format`` calls it."""
+        ...
+
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """Marks that a section begins with, anywhere in an answer."""
+        ...
+
+    @property
+    def bare_openings(self) -> tuple[str, ...]:
+        """Texts that a section begins with at the beginning of an answer, and only there."""
+        ...
+
+    @property
+    def control_texts(self) -> tuple[str, ...]:
+        """Texts of the format that are control tokens in some models."""
+        ...
+
+    def read(self, stream: CallStream, opening: str, tools: Sequence[Tool]) -> Steps[bool]:
+        """Read a section whose opening is held; return whether it is well-formed.
+
+        If it is not, what is held becomes text.
+        """
+        ...
+
+    def section(self, lark: LarkSource, tools: Sequence[CallableTool], *, is_parallel: bool) -> str:
+        """Return the expression of a section, without the first of ``openings`` before it.
+
+        It has one call, or several if ``is_parallel`` and the format writes several in a section.
+        """
+        ...
+
+    @property
+    def repeats(self) -> bool:
+        """Whether several calls are several sections."""
+        ...
+
+    @property
+    def writes_bare(self) -> bool:
+        """Whether the grammar writes calls without an opening, as the whole answer."""
+        ...
+
+
+class CallableTool:
+    """A tool that a grammar allows. ``is_free`` is one whose arguments may be any object."""
+
+    def __init__(self, tool: Tool, *, is_free: bool) -> None:
+        self.name = tool.name
+        self.tool = tool
+        self.is_free = is_free
+
+    def arguments(self, lark: LarkSource) -> str:
+        """Return the expression of the arguments as JSON."""
+        return lark.part(json_object() if self.is_free else json_schema(self.schema))
+
+    @property
+    def schema(self) -> dict[str, object]:
+        """The schema of the arguments, an object."""
+        return {"type": "object", **self.tool.parameters}
+
+
+def callable_tools(tool_use: ToolUse) -> tuple[CallableTool, ...]:
+    """Return the tools that may be called; strictly those whose arguments are guaranteed."""
+    is_required = tool_use.mode is ToolMode.REQUIRED
+    return tuple(
+        CallableTool(tool, is_free=not (is_required or tool.is_strict))
+        for tool in tool_use.tools
+        if tool_use.name in (None, tool.name)
+    )
