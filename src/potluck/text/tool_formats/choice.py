@@ -98,17 +98,20 @@ def choose_output_format(
     )
 
 
-def _syntax_named(name: str) -> ToolSyntax | None:
-    """The format ``name``; None for harmony, whose messages are more than calls."""
-    if name == harmony.NAME:
-        return None
-    if name not in FORMATS:
+def require_format(name: str) -> None:
+    """Raise ``ParameterError`` if there is no format of tool calls with this name."""
+    if name not in FORMAT_NAMES:
         raise ParameterError(
             "tool_format",
-            f"there is no format of tool calls named {name!r}",
+            f"there is no format of tool calls named {name[:40]!r}",
             hint=f"formats are {', '.join(FORMAT_NAMES)}",
         )
-    return FORMATS[name]
+
+
+def _syntax_named(name: str) -> ToolSyntax | None:
+    """The format ``name``; None for harmony, whose messages are more than calls."""
+    require_format(name)
+    return FORMATS.get(name)
 
 
 def _syntax_of(template_source: str) -> ToolSyntax | None:
