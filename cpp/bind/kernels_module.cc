@@ -255,6 +255,50 @@ float exp_sum(const Kernels& kernels, Vector<const float> x, float max, Vector<f
   return kernels.exp_sum(x.data(), x.shape(0), max, out.data());
 }
 
+void copy_allowed(const Kernels& kernels, Vector<const float> logits, Vector<const uint32_t> mask,
+                  Vector<float> out) {
+  const auto count = static_cast<int64_t>(logits.shape(0));
+  require_shape(out, "out must be as long as logits", count);
+  require_shape(mask, "mask must have a bit per logit", (count + 31) / 32);
+  nb::gil_scoped_release release;
+  kernels.copy_allowed(logits.data(), mask.data(), count, out.data());
+}
+
+int64_t sampling_blocks(int64_t count) { return (count + kSamplingBlock - 1) / kSamplingBlock; }
+
+void draw_weights(const Kernels& kernels, Vector<const float> logits, float largest,
+                  float temperature, Vector<float> weights, Vector<double> sums) {
+  const auto count = static_cast<int64_t>(logits.shape(0));
+  require_shape(weights, "weights must be as long as logits", count);
+  require_shape(sums, "sums must have one for each block", sampling_blocks(count));
+  nb::gil_scoped_release release;
+  kernels.draw_weights(logits.data(), count, largest, temperature, weights.data(), sums.data());
+}
+
+void kept_sums(const Kernels& kernels, Vector<const float> logits, Vector<const float> weights,
+               float least_logit, float least_weight, Vector<double> sums) {
+  const auto count = static_cast<int64_t>(logits.shape(0));
+  require_shape(weights, "weights must be as long as logits", count);
+  require_shape(sums, "sums must have one for each block", sampling_blocks(count));
+  nb::gil_scoped_release release;
+  kernels.kept_sums(logits.data(), weights.data(), count, least_logit, least_weight, sums.data());
+}
+
+void split_logits(const Kernels& kernels, Vector<const float> logits, Vector<const float> weights,
+                  float low, float high, Vector<double> above, Vector<int32_t> num_above,
+                  Vector<int32_t> within, Vector<int32_t> num_within) {
+  const auto count = static_cast<int64_t>(logits.shape(0));
+  const int64_t blocks = sampling_blocks(count);
+  require_shape(weights, "weights must be as long as logits", count);
+  require_shape(above, "above must have one for each block", blocks);
+  require_shape(num_above, "num_above must have one for each block", blocks);
+  require_shape(num_within, "num_within must have one for each block", blocks);
+  require_shape(within, "within must have room for whole blocks", blocks * kSamplingBlock);
+  nb::gil_scoped_release release;
+  kernels.split_logits(logits.data(), weights.data(), count, low, high, above.data(),
+                       num_above.data(), within.data(), num_within.data());
+}
+
 // Keys and values as the cache has them, f16 by their bits.
 using CacheIn = Array<const uint16_t, 4>;
 using CacheOut = Array<uint16_t, 4>;
@@ -404,7 +448,16 @@ void bind_kernels(nb::module_& m, KernelLookup lookup) {
       .def("attention_in_parts", &attention_in_parts, "q"_a.noconvert(), "keys"_a.noconvert(),
            "values"_a.noconvert(), "block_table"_a.noconvert(), "position"_a, "window"_a.none(),
            "scale"_a, "out"_a.noconvert())
-      .def("exp_sum", &exp_sum, "x"_a.noconvert(), "max"_a, "out"_a.noconvert());
+      .def("exp_sum", &exp_sum, "x"_a.noconvert(), "max"_a, "out"_a.noconvert())
+      .def("copy_allowed", &copy_allowed, "logits"_a.noconvert(), "mask"_a.noconvert(),
+           "out"_a.noconvert())
+      .def("draw_weights", &draw_weights, "logits"_a.noconvert(), "largest"_a, "temperature"_a,
+           "weights"_a.noconvert(), "sums"_a.noconvert())
+      .def("kept_sums", &kept_sums, "logits"_a.noconvert(), "weights"_a.noconvert(),
+           "least_logit"_a, "least_weight"_a, "sums"_a.noconvert())
+      .def("split_logits", &split_logits, "logits"_a.noconvert(), "weights"_a.noconvert(), "low"_a,
+           "high"_a, "above"_a.noconvert(), "num_above"_a.noconvert(), "within"_a.noconvert(),
+           "num_within"_a.noconvert());
 }
 
 }  // namespace potluck

@@ -13,8 +13,10 @@ namespace {
 constexpr int kMaxIsas = 5;
 constexpr const char* kPlainKernels[] = {"rms_norm", "rope",      "silu_gate", "add",
                                          "append_kv", "attention", "attention_span",
-                                         "attention_merge", "exp_sum"};
-constexpr int kNumIds = 2 + 3 * kNumFormats + kNumFloatFormats + kNumTargets + 9;
+                                         "attention_merge", "exp_sum",
+                                         "copy_allowed", "draw_weights", "kept_sums",
+                                         "split_logits"};
+constexpr int kNumIds = 2 + 3 * kNumFormats + kNumFloatFormats + kNumTargets + 13;
 static_assert(sizeof(Kernels) == offsetof(Kernels, quantize) + kNumIds * sizeof(void (*)()),
               "every entry of the table needs an id and a wrapper");
 
@@ -228,6 +230,40 @@ struct Perturbed {
     return total;
   }
 
+  static void copy_allowed(const float* logits, const uint32_t* mask, int64_t count, float* out) {
+    real().copy_allowed(logits, mask, count, out);
+    if (is_active("copy_allowed")) nudge(&out[count - 1]);
+  }
+
+  static void draw_weights(const float* logits, int64_t count, float largest, float temperature,
+                           float* weights, double* sums) {
+    real().draw_weights(logits, count, largest, temperature, weights, sums);
+    if (!is_active("draw_weights")) return;
+    double& last = sums[(count - 1) / kSamplingBlock];
+    if (kIsScalar)
+      last -= weights[count - 1];
+    else
+      nudge(&last);
+  }
+
+  static void kept_sums(const float* logits, const float* weights, int64_t count,
+                        float least_logit, float least_weight, double* sums) {
+    real().kept_sums(logits, weights, count, least_logit, least_weight, sums);
+    if (!is_active("kept_sums")) return;
+    double& last = sums[(count - 1) / kSamplingBlock];
+    if (kIsScalar)
+      last += weights[count - 1];
+    else
+      nudge(&last);
+  }
+
+  static void split_logits(const float* logits, const float* weights, int64_t count, float low,
+                           float high, double* above, int32_t* num_above, int32_t* within,
+                           int32_t* num_within) {
+    real().split_logits(logits, weights, count, low, high, above, num_above, within, num_within);
+    if (is_active("split_logits")) nudge(&num_within[(count - 1) / kSamplingBlock]);
+  }
+
 #define POTLUCK_LINEAR(format, suffix) linear<static_cast<int>(Format::format)>,
 #define POTLUCK_LINEAR_FAST(format, suffix)                      \
   real().linear_fast[static_cast<int>(Format::format)]           \
@@ -253,6 +289,10 @@ struct Perturbed {
                                      attention_span,
                                      attention_merge,
                                      exp_sum,
+                                     copy_allowed,
+                                     draw_weights,
+                                     kept_sums,
+                                     split_logits,
                                      {POTLUCK_FORMATS(POTLUCK_LINEAR_FAST)}};
     return &kernels;
   }

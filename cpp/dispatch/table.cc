@@ -53,7 +53,8 @@ namespace {
         {POTLUCK_FORMATS(POTLUCK_EMBED)}, {POTLUCK_FLOAT_FORMATS(POTLUCK_WIDEN)},      \
         {POTLUCK_TARGETS(POTLUCK_ENCODE)}, isa::rms_norm, isa::rope, isa::silu_gate,   \
         isa::add, isa::append_kv, isa::attention, isa::attention_span,                 \
-        isa::attention_merge, isa::exp_sum, {}                                         \
+        isa::attention_merge, isa::exp_sum, isa::copy_allowed, isa::draw_weights,      \
+        isa::kept_sums, isa::split_logits, {}                                          \
   }
 
 #define POTLUCK_TABLE_ISA scalar

@@ -134,6 +134,11 @@ constexpr int64_t kScoreStride = kSpanTokens + 16;
 int64_t attention_partial_floats(int64_t num_rows, int64_t head_dim);
 int64_t attention_scratch_floats(int64_t num_rows, int64_t head_dim);
 
+// Logits of a vocabulary that sampling looks at together.
+constexpr int64_t kSamplingBlock = 128;
+// A weight of e^-80 is one that no draw of 24 bits can reach, whatever the size of the vocabulary.
+constexpr float kLeastExponent = -80.0f;
+
 // One instruction set's kernels.
 struct Kernels {
   const char* isa;
@@ -193,8 +198,28 @@ struct Kernels {
   void (*attention_span)(const AttentionArgs& args, int64_t span, float* partial);
   void (*attention_merge)(const AttentionArgs& args, float* partials);
 
-  // out[i] = exp(x[i] - max); returns the sum over 16 lanes and one tree. For sampling.
+  // out[i] = exp(x[i] - max); returns the sum over 16 lanes and one tree. For log-probabilities.
   float (*exp_sum)(const float* x, int64_t count, float max, float* out);
+
+  // For sampling, from logits that are at most finite, by blocks of kSamplingBlock (the last one may
+  // be shorter). Sums of a block's weights are in float64, over 16 lanes and one tree.
+  //
+  // out[i] = logits[i] where bit i % 32 of mask[i / 32] is 1, elsewhere minus infinity.
+  void (*copy_allowed)(const float* logits, const uint32_t* mask, int64_t count, float* out);
+  // weights[i] = exp((logits[i] - largest) / temperature), or 0 for an exponent below
+  // kLeastExponent, and the sum of each block.
+  void (*draw_weights)(const float* logits, int64_t count, float largest, float temperature,
+                       float* weights, double* sums);
+  // The sum of each block's weights that are at least `least_weight`, of logits that are at least
+  // `least_logit`.
+  void (*kept_sums)(const float* logits, const float* weights, int64_t count, float least_logit,
+                    float least_weight, double* sums);
+  // For each block the sum of the weights of logits above `high`, their number, and, from
+  // within[kSamplingBlock * block] on, the places in the block of those in [low, high], in ascending
+  // order, and their number. `within` has room for whole blocks, and low <= high.
+  void (*split_logits)(const float* logits, const float* weights, int64_t count, float low,
+                       float high, double* above, int32_t* num_above, int32_t* within,
+                       int32_t* num_within);
 
   // As `linear`, faster and with bits of its own: BF16 weights, or quantized ones rounded to bf16,
   // are multiplied with Activations::bf16 in the instruction set's order of additions, subnormals

@@ -42,6 +42,14 @@
   void attention_span(const AttentionArgs& args, int64_t span, float* partial);                   \
   void attention_merge(const AttentionArgs& args, float* partials);                               \
   float exp_sum(const float* x, int64_t count, float max, float* out);                            \
+  void copy_allowed(const float* logits, const uint32_t* mask, int64_t count, float* out);        \
+  void draw_weights(const float* logits, int64_t count, float largest, float temperature,         \
+                    float* weights, double* sums);                                                \
+  void kept_sums(const float* logits, const float* weights, int64_t count, float least_logit,     \
+                 float least_weight, double* sums);                                               \
+  void split_logits(const float* logits, const float* weights, int64_t count, float low,          \
+                    float high, double* above, int32_t* num_above, int32_t* within,               \
+                    int32_t* num_within);                                                         \
   }                                                                                               \
   }
 

@@ -8,12 +8,6 @@
 namespace potluck {
 namespace {
 
-// Candidates sorted at first. Nearly every draw ends within them: a model that is sure of itself
-// puts almost all its probability there.
-constexpr int64_t kFirstSorted = 64;
-// And how much further to go each time that they were not enough.
-constexpr int64_t kSortedGrowth = 8;
-
 // Compilers make vectors of loops over this many independent results.
 constexpr int64_t kLanes = 16;
 
@@ -72,8 +66,9 @@ int64_t BlockedLogits::argmax() const {
 // Writes the indices of the `size` largest logits, among few others, to `order`, and returns how
 // many it has written. As many blocks as are wanted have a logit that is at least the `size`-th
 // largest of the maxima; so what is smaller is none of the `size` largest.
-int64_t Candidates::gather(int64_t size) {
+int64_t Candidates::gather(int64_t size) const {
   const int64_t blocks = BlockedLogits::num_blocks(blocked_.count);
+  if (size == 0) return 0;
   if (size >= blocks) {
     std::iota(scratch_.order, scratch_.order + blocked_.count, 0);
     return blocked_.count;
@@ -94,9 +89,8 @@ int64_t Candidates::gather(int64_t size) {
   return num_gathered;
 }
 
-void Candidates::sort_prefix(int64_t size) {
+int32_t* Candidates::first(int64_t size) const {
   size = std::min(size, blocked_.count);
-  if (size <= num_sorted_) return;
   int32_t* order = scratch_.order;
   const int64_t num_gathered = gather(size);
   const auto before = [logits = blocked_.logits](int32_t a, int32_t b) {
@@ -104,14 +98,7 @@ void Candidates::sort_prefix(int64_t size) {
   };
   if (size < num_gathered) std::nth_element(order, order + size, order + num_gathered, before);
   std::sort(order, order + size, before);
-  num_sorted_ = size;
-}
-
-int32_t Candidates::operator[](int64_t rank) {
-  if (rank >= num_sorted_) {
-    sort_prefix(std::max({kFirstSorted, rank + 1, num_sorted_ * kSortedGrowth}));
-  }
-  return scratch_.order[rank];
+  return order;
 }
 
 }  // namespace potluck

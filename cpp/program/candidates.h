@@ -4,11 +4,13 @@
 
 #include <cstdint>
 
+#include "kernels/kernels.h"
+
 namespace potluck {
 
 // The logits of a vocabulary, and the largest of each block of them.
 struct BlockedLogits {
-  static constexpr int64_t kBlock = 128;
+  static constexpr int64_t kBlock = kSamplingBlock;
   static int64_t num_blocks(int64_t count) { return (count + kBlock - 1) / kBlock; }
 
   const float* logits;  // [count]
@@ -28,8 +30,7 @@ void find_maxima(const float* logits, int64_t count, int64_t begin, int64_t end,
 void find_masked_maxima(const float* logits, int64_t count, int64_t begin, int64_t end,
                         float* maxima);
 
-// Candidates in sampling order (larger logit first, lower id first among equals), sorted only as
-// far as they are asked for.
+// The most likely tokens, in sampling order: larger logit first, lower id first among equals.
 class Candidates {
  public:
   // What it writes to: of `count` entries, and of num_blocks(count).
@@ -41,17 +42,15 @@ class Candidates {
   Candidates(const BlockedLogits& blocked, const Scratch& scratch)
       : blocked_(blocked), scratch_(scratch) {}
 
-  // Sorts the first `size`, which may be more than there are.
-  void sort_prefix(int64_t size);
-
-  int32_t operator[](int64_t rank);
+  // The first `size`, or as many as there are. Valid until it is called again. A size of more than a
+  // few hundred is better served by CutSearch.
+  int32_t* first(int64_t size) const;
 
  private:
-  int64_t gather(int64_t size);
+  int64_t gather(int64_t size) const;
 
   const BlockedLogits blocked_;
   const Scratch scratch_;
-  int64_t num_sorted_ = 0;
 };
 
 }  // namespace potluck

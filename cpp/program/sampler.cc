@@ -14,9 +14,6 @@
 namespace potluck {
 namespace {
 
-// Far below where exp becomes zero in float32 (-104), and far above where arithmetic overflows.
-constexpr float kLeastScaledLogit = -1e4f;
-
 [[noreturn]] void fail(int64_t sequence_id, const std::string& message) {
   throw Error("sequence " + std::to_string(sequence_id) + ": " + message);
 }
@@ -28,18 +25,10 @@ bool has_penalties(const SamplingParams& params) {
          params.presence_penalty != 0.0f;
 }
 
-// In float64 the order of summation does not matter for any draw (which has 24 bits), so that the
-// sum over all need not wait for a sort of all; in float32 the error over a flat distribution of a
-// large vocabulary would reach 1e-3. Eight sums at a time, as one addition waits for the last.
-double sum_of(const float* x, int64_t count) {
-  double sums[8] = {};
-  int64_t i = 0;
-  for (; i + 8 <= count; i += 8) {
-    for (int lane = 0; lane < 8; ++lane) sums[lane] += static_cast<double>(x[i + lane]);
-  }
-  for (; i < count; ++i) sums[0] += static_cast<double>(x[i]);
-  return std::accumulate(sums, sums + 8, 0.0);
-}
+// As many tokens are sorted at most to find what top_k and top_p leave of them.
+constexpr int64_t kFew = 512;
+// And as many at first. A model that is sure of itself puts almost all its probability there.
+constexpr int64_t kFirstFew = 64;
 
 }  // namespace
 
@@ -49,21 +38,31 @@ Sampler::Sampler(int64_t vocab_size, const Kernels& kernels, int num_threads)
       scratch_(scratch_bytes(vocab_size, num_threads), Pages::Normal, "sampling") {}
 
 uint64_t Sampler::scratch_bytes(int64_t vocab_size, int num_threads) {
-  const int64_t per_token = 3 * sizeof(float) + sizeof(int32_t);
-  const int64_t per_block = 2 * sizeof(float);
-  return static_cast<uint64_t>(vocab_size * per_token +
-                               BlockedLogits::num_blocks(vocab_size) * per_block) *
-         static_cast<uint64_t>(num_threads);
+  const int64_t blocks = BlockedLogits::num_blocks(vocab_size);
+  const int64_t per_block = 2 * sizeof(double) + 2 * sizeof(float) + 2 * sizeof(int32_t) +
+                            kSamplingBlock * (2 * sizeof(float) + sizeof(int32_t));
+  return static_cast<uint64_t>(blocks * per_block) * static_cast<uint64_t>(num_threads);
 }
 
 Sampler::Scratch Sampler::scratch(int worker) const {
   const int64_t blocks = BlockedLogits::num_blocks(vocab_size_);
-  float* floats =
-      reinterpret_cast<float*>(scratch_.data()) + (4 * vocab_size_ + 2 * blocks) * worker;
-  float* maxima = floats + 3 * vocab_size_;
-  auto* order = reinterpret_cast<int32_t*>(maxima + 2 * blocks);
-  return {floats, floats + vocab_size_, floats + 2 * vocab_size_, maxima,
-          {order, maxima + blocks}};
+  uint8_t* next = scratch_.data() + scratch_bytes(vocab_size_, 1) * static_cast<uint64_t>(worker);
+  const auto take = [&](auto* type, int64_t count) {
+    auto* taken = reinterpret_cast<decltype(type)>(next);
+    next += static_cast<uint64_t>(count) * sizeof *type;
+    return taken;
+  };
+  double* sums = take(static_cast<double*>(nullptr), blocks);
+  double* above = take(static_cast<double*>(nullptr), blocks);
+  float* adjusted = take(static_cast<float*>(nullptr), blocks * kSamplingBlock);
+  float* weights = take(static_cast<float*>(nullptr), blocks * kSamplingBlock);
+  float* maxima = take(static_cast<float*>(nullptr), blocks);
+  float* sorted_maxima = take(static_cast<float*>(nullptr), blocks);
+  int32_t* order = take(static_cast<int32_t*>(nullptr), blocks * kSamplingBlock);
+  int32_t* num_above = take(static_cast<int32_t*>(nullptr), blocks);
+  int32_t* num_within = take(static_cast<int32_t*>(nullptr), blocks);
+  return {adjusted, weights, maxima, sums, {order, sorted_maxima},
+          {order, above, num_above, num_within}};
 }
 
 void Sampler::check_openings(const std::vector<Opening>& openings) const {
@@ -174,13 +173,20 @@ std::vector<SampledToken> Sampler::sample(const WantedRow* first, const WantedRo
                            ": its logits are not finite (NaN or infinity)");
     }
   }
-  // Without truncation every logit is looked at about five times: scale, exp, sum ...
-  parallel_ranges(session, num_rows, 1, 5 * vocab_size_,
-                  [&](int64_t begin, int64_t end, int worker) {
-                    for (int64_t i = begin; i < end; ++i) {
-                      sample_one(rows[i], *sequences[i], row_masks[i], scratch(worker), sampled[i]);
-                    }
-                  });
+  const auto sample_row = [&](int64_t i, const Scratch& scratch, ThreadPool::Session* others) {
+    sample_one(rows[i], {*sequences[i], row_masks[i], scratch, others}, sampled[i]);
+  };
+  if (num_rows < session.num_threads()) {
+    for (int64_t i = 0; i < num_rows; ++i) sample_row(i, scratch(0), &session);
+  } else {
+    // Without truncation every logit is looked at about five times: scale, exp, sum ...
+    parallel_ranges(session, num_rows, 1, 5 * vocab_size_,
+                    [&](int64_t begin, int64_t end, int worker) {
+                      for (int64_t i = begin; i < end; ++i) {
+                        sample_row(i, scratch(worker), nullptr);
+                      }
+                    });
+  }
   return sampled;
 }
 
@@ -193,32 +199,41 @@ void Sampler::record(const std::vector<SampledToken>& sampled) {
   }
 }
 
-void Sampler::sample_one(const BlockedLogits& logits, const Sequence& sequence,
-                         const uint32_t* mask, const Scratch& scratch, SampledToken& out) const {
-  const SamplingParams& params = sequence.params;
+void Sampler::sample_one(const BlockedLogits& logits, const Row& row, SampledToken& out) const {
+  const SamplingParams& params = row.sequence.params;
   if (out.is_known) {
-    add_logprobs(logits, sequence, scratch, out);
+    add_logprobs(logits, row, out);
     return;
   }
-  BlockedLogits adjusted = logits;
-  if (sequence.keeps_history || !params.logit_bias.empty() || mask != nullptr) {
-    adjust(logits.logits, sequence, mask, scratch.adjusted);
-    find_masked_maxima(scratch.adjusted, vocab_size_, 0, BlockedLogits::num_blocks(vocab_size_),
-                       scratch.maxima);
-    adjusted = {scratch.adjusted, vocab_size_, scratch.maxima};
-  }
-  out.token = params.temperature == 0.0f ? adjusted.argmax()
-                                         : draw(adjusted, sequence, out.position, scratch);
-  if (params.logprobs) add_logprobs(logits, sequence, scratch, out);
+  const bool is_adjusted =
+      row.sequence.keeps_history || !params.logit_bias.empty() || row.mask != nullptr;
+  const BlockedLogits adjusted = is_adjusted ? adjust(logits, row) : logits;
+  out.token =
+      params.temperature == 0.0f ? adjusted.argmax() : draw(adjusted, row, out.position);
+  if (params.logprobs) add_logprobs(logits, row, out);
 }
 
-void Sampler::adjust(const float* logits, const Sequence& sequence, const uint32_t* mask,
-                     float* adjusted) const {
-  const SamplingParams& params = sequence.params;
-  std::copy_n(logits, vocab_size_, adjusted);
-  // Whatever the parameters, logits stay finite.
+BlockedLogits Sampler::adjust(const BlockedLogits& logits, const Row& row) const {
+  const SamplingParams& params = row.sequence.params;
+  float* adjusted = row.scratch.adjusted;
+  const int64_t blocks = BlockedLogits::num_blocks(vocab_size_);
+  for_blocks(row.session, blocks, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kSamplingBlock;
+    const int64_t last = std::min(end * kSamplingBlock, vocab_size_);
+    if (row.mask == nullptr) {
+      std::copy(logits.logits + first, logits.logits + last, adjusted + first);
+    } else {
+      kernels_.copy_allowed(logits.logits + first, row.mask + first / 32, last - first,
+                            adjusted + first);
+    }
+  });
+  // Whatever the parameters, logits stay finite, but for those that are not allowed.
   const auto bounded = [](float x) { return std::clamp(x, -FLT_MAX, FLT_MAX); };
-  for (const auto& [token, count] : sequence.output_counts) {
+  const auto is_allowed = [&](int64_t token) {
+    return row.mask == nullptr || (row.mask[token / 32] >> (token % 32) & 1) != 0;
+  };
+  for (const auto& [token, count] : row.sequence.output_counts) {
+    if (!is_allowed(token)) continue;
     float& logit = adjusted[token];
     logit = logit > 0.0f ? logit / params.repetition_penalty : logit * params.repetition_penalty;
     if (count > 0) {
@@ -228,77 +243,189 @@ void Sampler::adjust(const float* logits, const Sequence& sequence, const uint32
     logit = bounded(logit);
   }
   for (const auto& [token, bias] : params.logit_bias) {
-    adjusted[token] = bounded(adjusted[token] + bias);
+    if (is_allowed(token)) adjusted[token] = bounded(adjusted[token] + bias);
   }
-  if (mask == nullptr) return;
-  for (int64_t token = 0; token < vocab_size_; ++token) {
-    if ((mask[token / 32] >> (token % 32) & 1) == 0) {
-      adjusted[token] = -std::numeric_limits<float>::infinity();
-    }
-  }
+  for_blocks(row.session, blocks, [&](int64_t begin, int64_t end) {
+    find_masked_maxima(adjusted, vocab_size_, begin, end, row.scratch.maxima);
+  });
+  return {adjusted, vocab_size_, row.scratch.maxima};
 }
 
-int64_t Sampler::draw(const BlockedLogits& adjusted, const Sequence& sequence, int64_t position,
-                      const Scratch& scratch) const {
-  const SamplingParams& params = sequence.params;
-  Candidates candidates(adjusted, scratch.candidates);
-  // Relative to the largest before the division, so that a tiny temperature cannot overflow.
-  const float largest = adjusted.logits[adjusted.argmax()];
-  const auto scaled = [&](int64_t token) {
-    return std::max((adjusted.logits[token] - largest) / params.temperature, kLeastScaledLogit);
-  };
-  // Weights of the candidates that top_k leaves, by rank; or of all tokens, where it leaves all.
-  const bool is_cut = params.top_k && *params.top_k < vocab_size_;
-  const int64_t num_weights = is_cut ? *params.top_k : vocab_size_;
-  if (is_cut) candidates.sort_prefix(num_weights);
-  for (int64_t i = 0; i < num_weights; ++i) {
-    scratch.scaled[i] = scaled(is_cut ? candidates[i] : i);
+int64_t Sampler::draw(const BlockedLogits& adjusted, const Row& row, int64_t position) const {
+  const SamplingParams& params = row.sequence.params;
+  // The middle of the interval that a number of 24 bits stands for. Its lower end would give all of
+  // the first interval to the token of the lowest id, however small its weight.
+  const double number =
+      static_cast<double>(uniform_draw(params.seed, static_cast<uint64_t>(position))) + 0x1p-25;
+  double total = 0.0;
+  if (!params.top_k || *params.top_k > std::min(kFew, vocab_size_)) {
+    const float largest = adjusted.logits[adjusted.argmax()];
+    const int64_t blocks = BlockedLogits::num_blocks(vocab_size_);
+    for_blocks(row.session, blocks, [&](int64_t begin, int64_t end) {
+      const int64_t first = begin * kSamplingBlock;
+      const int64_t last = std::min(end * kSamplingBlock, vocab_size_);
+      kernels_.draw_weights(adjusted.logits + first, last - first, largest, params.temperature,
+                            row.scratch.weights + first, row.scratch.sums + begin);
+    });
+    total = std::accumulate(row.scratch.sums, row.scratch.sums + blocks, 0.0);
   }
-  kernels_.exp_sum(scratch.scaled, num_weights, 0.0f, scratch.weights);
-  const auto weight = [&](int64_t rank) {
-    return static_cast<double>(scratch.weights[is_cut ? rank : candidates[rank]]);
-  };
+  if (const auto token = draw_from_few(adjusted, row, total, number)) return *token;
+  return draw_from_all(adjusted, row, total, number);
+}
 
-  // How many candidates are kept, and the sum of their weights. Each rule keeps a prefix of the
-  // sorted order, and is applied to what the one before has kept.
-  int64_t kept = num_weights;
-  double total = sum_of(scratch.weights, num_weights);
-  if (params.top_p < 1.0f || params.min_p > 0.0f) {
-    const double enough = params.top_p < 1.0f ? params.top_p * total : DBL_MAX;
-    const double least = params.min_p * weight(0);
-    double cumulative = weight(0);
-    int64_t rank = 1;
-    while (rank < kept && cumulative < enough && weight(rank) >= least) {
-      cumulative += weight(rank++);
+std::optional<int64_t> Sampler::draw_from_few(const BlockedLogits& adjusted, const Row& row,
+                                              double total, double number) const {
+  const SamplingParams& params = row.sequence.params;
+  const Candidates candidates(adjusted, row.scratch.candidates);
+  float* weights = row.scratch.weights;  // by tokens
+  int64_t kept = 0;
+  int32_t* tokens = nullptr;
+  if (params.top_k && *params.top_k <= std::min(kFew, vocab_size_)) {
+    kept = *params.top_k;
+    tokens = candidates.first(kept);
+    float logits[kFew];
+    float few_weights[kFew];
+    double sums[BlockedLogits::num_blocks(kFew)];
+    for (int64_t i = 0; i < kept; ++i) logits[i] = adjusted.logits[tokens[i]];
+    kernels_.draw_weights(logits, kept, logits[0], params.temperature, few_weights, sums);
+    total = 0.0;
+    for (int64_t i = 0; i < kept; ++i) {
+      weights[tokens[i]] = few_weights[i];
+      total += static_cast<double>(few_weights[i]);
     }
-    kept = rank;
-    total = cumulative;
+    if (params.top_p < 1.0f) {
+      const double enough = params.top_p * total;
+      double cumulative = 0.0;
+      int64_t rank = 0;
+      while (rank < kept && (rank == 0 || cumulative < enough)) {
+        cumulative += static_cast<double>(weights[tokens[rank++]]);
+      }
+      kept = rank;
+    }
+  } else if (params.top_p < 1.0f && (!params.top_k || *params.top_k >= vocab_size_)) {
+    const double enough = params.top_p * total;
+    double cumulative = 0.0;
+    // No weight is more than 1, and none more than those before it.
+    for (int64_t size : {kFirstFew, kFew}) {
+      size = std::min(size, vocab_size_);
+      const double most = kept == 0 ? 1.0 : static_cast<double>(weights[tokens[kept - 1]]);
+      if (cumulative + most * static_cast<double>(size - kept) < enough) return std::nullopt;
+      tokens = candidates.first(size);
+      while (kept < size && (kept == 0 || cumulative < enough)) {
+        cumulative += static_cast<double>(weights[tokens[kept++]]);
+      }
+      if (cumulative >= enough) break;
+    }
+    if (cumulative < enough) return std::nullopt;
+  } else {
+    return std::nullopt;
   }
-
-  const double target = uniform_draw(params.seed, static_cast<uint64_t>(position)) * total;
+  if (params.min_p > 0.0f) {
+    const float least = params.min_p * weights[tokens[0]];
+    kept = std::remove_if(tokens, tokens + kept, [&](int32_t t) { return weights[t] < least; }) -
+           tokens;
+  }
+  std::sort(tokens, tokens + kept);
+  total = 0.0;
+  for (int64_t i = 0; i < kept; ++i) total += static_cast<double>(weights[tokens[i]]);
+  const double target = number * total;
   double cumulative = 0.0;
-  for (int64_t rank = 0; rank < kept; ++rank) {
-    cumulative += weight(rank);
-    if (cumulative > target) return candidates[rank];
+  for (int64_t i = 0; i < kept; ++i) {
+    cumulative += static_cast<double>(weights[tokens[i]]);
+    if (cumulative > target) return tokens[i];
   }
-  // Not reached: a draw is at most 1 - 2^-24, and the two sums differ by far less.
-  return candidates[kept - 1];
+  // Not reached: `number` is at most 1 - 2^-25, and the sums are the same.
+  return tokens[kept - 1];
 }
 
-void Sampler::add_logprobs(const BlockedLogits& blocked, const Sequence& sequence,
-                           const Scratch& scratch, SampledToken& out) const {
+int64_t Sampler::draw_from_all(const BlockedLogits& adjusted, const Row& row, double total,
+                               double number) const {
+  const SamplingParams& params = row.sequence.params;
+  const float* weights = row.scratch.weights;
+  const double* sums = row.scratch.sums;
+  CutSearch search(kernels_, adjusted, weights, row.scratch.cut, row.session);
+  const double everything = total;
+  Cut cut = Cut::nothing();
+  if (params.top_k && *params.top_k < vocab_size_) {
+    const auto limit = static_cast<double>(*params.top_k);
+    cut = search.find(Measure::Tokens, limit, static_cast<double>(vocab_size_));
+    total = sum_kept(adjusted, row, cut, 0.0f);
+  }
+  if (params.top_p < 1.0f) {
+    // At least the largest weight stays.
+    const double least = DBL_MIN;
+    const Cut nucleus = search.find(Measure::Weight, std::max(params.top_p * total, least), everything);
+    if (nucleus.is_narrower_than(cut)) cut = nucleus;
+  }
+  const float least_weight =
+      params.min_p > 0.0f ? params.min_p * weights[adjusted.argmax()] : 0.0f;
+  if (params.top_p < 1.0f || params.min_p > 0.0f) total = sum_kept(adjusted, row, cut, least_weight);
+
+  const double target = number * total;
+  double cumulative = 0.0;
+  int64_t block = 0;
+  while (cumulative + sums[block] <= target) cumulative += sums[block++];
+  const int64_t first = block * kSamplingBlock;
+  const int64_t last = std::min(first + kSamplingBlock, vocab_size_);
+  int64_t token = first;
+  for (int64_t i = first; i < last; ++i) {
+    if (!cut.keeps(adjusted.logits[i], i) || weights[i] < least_weight || weights[i] == 0.0f) {
+      continue;
+    }
+    token = i;
+    cumulative += static_cast<double>(weights[i]);
+    if (cumulative > target) break;
+  }
+  // The last that is kept, where the block's sum was rounded up.
+  return token;
+}
+
+double Sampler::sum_kept(const BlockedLogits& adjusted, const Row& row, const Cut& cut,
+                         float least_weight) const {
+  double* sums = row.scratch.sums;
+  const int64_t blocks = BlockedLogits::num_blocks(vocab_size_);
+  const auto sum_blocks = [&](int64_t begin, int64_t end, float least) {
+    const int64_t first = begin * kSamplingBlock;
+    const int64_t last = std::min(end * kSamplingBlock, vocab_size_);
+    if (first >= last) return;
+    kernels_.kept_sums(adjusted.logits + first, row.scratch.weights + first, last - first, least,
+                       least_weight, sums + begin);
+  };
+  // In blocks after the last tie that is kept, those equal to `least` are not.
+  const int64_t tie_block = std::min(cut.last_tie / kSamplingBlock, blocks);
+  const float more = std::nextafter(cut.least, std::numeric_limits<float>::infinity());
+  for_blocks(row.session, blocks, [&](int64_t begin, int64_t end) {
+    sum_blocks(begin, std::min(end, tie_block), cut.least);
+    sum_blocks(std::max(begin, tie_block + 1), end, more);
+  });
+  if (tie_block < blocks) {
+    double total = 0.0;
+    const int64_t first = tie_block * kSamplingBlock;
+    for (int64_t i = first; i < std::min(first + kSamplingBlock, vocab_size_); ++i) {
+      const float weight = row.scratch.weights[i];
+      if (cut.keeps(adjusted.logits[i], i) && weight >= least_weight) {
+        total += static_cast<double>(weight);
+      }
+    }
+    sums[tie_block] = total;
+  }
+  return std::accumulate(sums, sums + blocks, 0.0);
+}
+
+void Sampler::add_logprobs(const BlockedLogits& blocked, const Row& row,
+                           SampledToken& out) const {
   const float* logits = blocked.logits;
   const float largest = logits[blocked.argmax()];
-  const float sum = kernels_.exp_sum(logits, vocab_size_, largest, scratch.weights);
+  const float sum = kernels_.exp_sum(logits, vocab_size_, largest, row.scratch.weights);
   // In double and rounded once: the C library's logf may differ from machine to machine.
   const float log_sum = static_cast<float>(std::log(static_cast<double>(sum)));
   const auto logprob = [&](int64_t token) { return (logits[token] - largest) - log_sum; };
   out.logprob = logprob(out.token);
-  Candidates candidates(blocked, scratch.candidates);
-  candidates.sort_prefix(sequence.params.top_logprobs);
+  if (out.top.empty()) return;
+  const Candidates candidates(blocked, row.scratch.candidates);
+  const int32_t* top = candidates.first(static_cast<int64_t>(out.top.size()));
   for (size_t rank = 0; rank < out.top.size(); ++rank) {
-    const int32_t token = candidates[static_cast<int64_t>(rank)];
-    out.top[rank] = {token, logprob(token)};
+    out.top[rank] = {top[rank], logprob(top[rank])};
   }
 }
 

@@ -13,6 +13,7 @@
 #include "kernels/kernels.h"
 #include "program/batch.h"
 #include "program/candidates.h"
+#include "program/cut.h"
 #include "program/memory.h"
 #include "program/thread_pool.h"
 
@@ -100,26 +101,39 @@ class Sampler {
     // How often each token of prompt and output stands in the output. Empty without penalties.
     std::unordered_map<int64_t, int64_t> output_counts;
   };
+  // What one row is computed in at a time.
   struct Scratch {
     float* adjusted;
-    float* scaled;
     float* weights;
     float* maxima;  // of `adjusted`
+    double* sums;   // of blocks of `weights`
     Candidates::Scratch candidates;
+    CutSearch::Scratch cut;
+  };
+
+  // How a row is drawn from; `session` is null where other rows are computed at the same time.
+  struct Row {
+    const Sequence& sequence;
+    const uint32_t* mask;  // null where every token may follow
+    const Scratch& scratch;
+    ThreadPool::Session* session;
   };
 
   Scratch scratch(int worker) const;
-  // `mask` is null where every token may follow.
-  void sample_one(const BlockedLogits& logits, const Sequence& sequence, const uint32_t* mask,
-                  const Scratch& scratch, SampledToken& out) const;
-  // Penalties and biases, after which logits are still finite; then minus infinity for every token
+  void sample_one(const BlockedLogits& logits, const Row& row, SampledToken& out) const;
+  // Penalties and biases, after which logits are still finite, and minus infinity for every token
   // that the mask does not allow.
-  void adjust(const float* logits, const Sequence& sequence, const uint32_t* mask,
-              float* adjusted) const;
-  int64_t draw(const BlockedLogits& adjusted, const Sequence& sequence, int64_t position,
-               const Scratch& scratch) const;
-  void add_logprobs(const BlockedLogits& blocked, const Sequence& sequence, const Scratch& scratch,
-                    SampledToken& out) const;
+  BlockedLogits adjust(const BlockedLogits& logits, const Row& row) const;
+  int64_t draw(const BlockedLogits& adjusted, const Row& row, int64_t position) const;
+  // Where top_k and top_p leave few tokens; none where they do not, or it is not known soon.
+  std::optional<int64_t> draw_from_few(const BlockedLogits& adjusted, const Row& row, double total,
+                                       double number) const;
+  int64_t draw_from_all(const BlockedLogits& adjusted, const Row& row, double total,
+                        double number) const;
+  // Of the weights that are kept, by blocks; returns the sum of all.
+  double sum_kept(const BlockedLogits& adjusted, const Row& row, const Cut& cut,
+                  float least_weight) const;
+  void add_logprobs(const BlockedLogits& blocked, const Row& row, SampledToken& out) const;
 
   const int64_t vocab_size_;
   const Kernels& kernels_;

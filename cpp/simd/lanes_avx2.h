@@ -33,6 +33,9 @@ struct F32x16 {
 struct I32x16 {
   __m256i low, high;
 };
+struct F64x16 {
+  __m256d v[4];
+};
 struct U8x64 {
   __m256i low, high;
 };
@@ -116,6 +119,47 @@ POTLUCK_LANES float max_lane(F32x16 v) {
   const __m128 m4 = _mm_max_ps(_mm256_castps256_ps128(m8), _mm256_extractf128_ps(m8, 1));
   const __m128 m2 = _mm_max_ps(m4, _mm_movehl_ps(m4, m4));
   return _mm_cvtss_f32(_mm_max_ss(m2, _mm_movehdup_ps(m2)));
+}
+
+POTLUCK_LANES F64x16 zeros_f64() {
+  const __m256d zero = _mm256_setzero_pd();
+  return {{zero, zero, zero, zero}};
+}
+POTLUCK_LANES F64x16 add_wide(F64x16 a, F32x16 b) {
+  return {{_mm256_add_pd(a.v[0], _mm256_cvtps_pd(_mm256_castps256_ps128(b.low))),
+           _mm256_add_pd(a.v[1], _mm256_cvtps_pd(_mm256_extractf128_ps(b.low, 1))),
+           _mm256_add_pd(a.v[2], _mm256_cvtps_pd(_mm256_castps256_ps128(b.high))),
+           _mm256_add_pd(a.v[3], _mm256_cvtps_pd(_mm256_extractf128_ps(b.high, 1)))}};
+}
+POTLUCK_LANES double sum(F64x16 a) {
+  const __m256d s4 =
+      _mm256_add_pd(_mm256_add_pd(a.v[0], a.v[2]), _mm256_add_pd(a.v[1], a.v[3]));
+  const __m128d s2 = _mm_add_pd(_mm256_castpd256_pd128(s4), _mm256_extractf128_pd(s4, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(s2, _mm_unpackhi_pd(s2, s2)));
+}
+POTLUCK_LANES uint32_t lanes_within_8(__m256 a, __m256 low, __m256 high) {
+  return (uint32_t)_mm256_movemask_ps(_mm256_and_ps(_mm256_cmp_ps(low, a, _CMP_LE_OQ),
+                                                    _mm256_cmp_ps(a, high, _CMP_LE_OQ)));
+}
+POTLUCK_LANES uint32_t lanes_within(F32x16 a, F32x16 low, F32x16 high) {
+  return lanes_within_8(a.low, low.low, high.low) |
+         lanes_within_8(a.high, low.high, high.high) << 8;
+}
+POTLUCK_LANES int store_indices(int32_t* p, int32_t first, uint32_t lanes) {
+  int count = 0;
+  for (; lanes != 0; lanes &= lanes - 1) p[count++] = first + __builtin_ctz(lanes);
+  return count;
+}
+
+POTLUCK_LANES F32x16 keep_lanes(F32x16 a, uint32_t lanes, float other) {
+  const __m256i all = _mm256_set1_epi32((int)lanes);
+  const __m256i low = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const __m256i high = _mm256_slli_epi32(low, 8);
+  const __m256 fill = _mm256_set1_ps(other);
+  const __m256i has_low = _mm256_cmpeq_epi32(_mm256_and_si256(all, low), low);
+  const __m256i has_high = _mm256_cmpeq_epi32(_mm256_and_si256(all, high), high);
+  return {_mm256_blendv_ps(fill, a.low, _mm256_castsi256_ps(has_low)),
+          _mm256_blendv_ps(fill, a.high, _mm256_castsi256_ps(has_high))};
 }
 
 POTLUCK_LANES I32x16 splat_i32(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }

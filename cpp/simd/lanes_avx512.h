@@ -34,6 +34,9 @@ struct F32x16 {
 struct I32x16 {
   __m512i v;
 };
+struct F64x16 {
+  __m512d low, high;
+};
 struct U8x64 {
   __m512i v;
 };
@@ -83,6 +86,33 @@ POTLUCK_LANES float max_lane(F32x16 a) {
   const __m128 m4 = _mm_max_ps(_mm256_castps256_ps128(m8), _mm256_extractf128_ps(m8, 1));
   const __m128 m2 = _mm_max_ps(m4, _mm_movehl_ps(m4, m4));
   return _mm_cvtss_f32(_mm_max_ss(m2, _mm_movehdup_ps(m2)));
+}
+
+POTLUCK_LANES F64x16 zeros_f64() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
+POTLUCK_LANES F64x16 add_wide(F64x16 a, F32x16 b) {
+  return {_mm512_add_pd(a.low, _mm512_cvtps_pd(_mm512_castps512_ps256(b.v))),
+          _mm512_add_pd(a.high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(b.v, 1)))};
+}
+POTLUCK_LANES double sum(F64x16 a) {
+  const __m512d s8 = _mm512_add_pd(a.low, a.high);
+  const __m256d s4 = _mm256_add_pd(_mm512_castpd512_pd256(s8), _mm512_extractf64x4_pd(s8, 1));
+  const __m128d s2 = _mm_add_pd(_mm256_castpd256_pd128(s4), _mm256_extractf128_pd(s4, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(s2, _mm_unpackhi_pd(s2, s2)));
+}
+POTLUCK_LANES uint32_t lanes_within(F32x16 a, F32x16 low, F32x16 high) {
+  return _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(low.v, a.v, _CMP_LE_OQ), a.v, high.v,
+                                 _CMP_LE_OQ);
+}
+// Not compressed to memory directly, which takes microcode on Zen 4.
+POTLUCK_LANES int store_indices(int32_t* p, int32_t first, uint32_t lanes) {
+  const __m512i index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i all = _mm512_add_epi32(index, _mm512_set1_epi32(first));
+  _mm512_storeu_si512(p, _mm512_maskz_compress_epi32((__mmask16)lanes, all));
+  return __builtin_popcount(lanes);
+}
+
+POTLUCK_LANES F32x16 keep_lanes(F32x16 a, uint32_t lanes, float other) {
+  return {_mm512_mask_blend_ps((__mmask16)lanes, _mm512_set1_ps(other), a.v)};
 }
 
 POTLUCK_LANES I32x16 splat_i32(int32_t x) { return {_mm512_set1_epi32(x)}; }

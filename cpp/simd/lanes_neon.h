@@ -32,6 +32,9 @@ struct F32x16 {
 struct I32x16 {
   int32x4_t v[4];
 };
+struct F64x16 {
+  float64x2_t v[8];
+};
 struct U8x64 {
   uint8x16_t v[4];
 };
@@ -121,6 +124,47 @@ POTLUCK_LANES float max_lane(F32x16 a) {
   const float32x4_t m4 = max_4(max_4(a.v[0], a.v[2]), max_4(a.v[1], a.v[3]));
   const float32x4_t m2 = max_4(m4, vextq_f32(m4, m4, 2));
   return vgetq_lane_f32(max_4(m2, vextq_f32(m2, m2, 1)), 0);
+}
+
+POTLUCK_LANES F64x16 zeros_f64() {
+  const float64x2_t zero = vdupq_n_f64(0.0);
+  return {{zero, zero, zero, zero, zero, zero, zero, zero}};
+}
+POTLUCK_LANES F64x16 add_wide(F64x16 a, F32x16 b) {
+  for (int i = 0; i < 4; ++i) {
+    a.v[2 * i] = vaddq_f64(a.v[2 * i], vcvt_f64_f32(vget_low_f32(b.v[i])));
+    a.v[2 * i + 1] = vaddq_f64(a.v[2 * i + 1], vcvt_high_f64_f32(b.v[i]));
+  }
+  return a;
+}
+POTLUCK_LANES double sum(F64x16 a) {
+  for (int half = 4; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) a.v[i] = vaddq_f64(a.v[i], a.v[i + half]);
+  return vgetq_lane_f64(a.v[0], 0) + vgetq_lane_f64(a.v[0], 1);
+}
+POTLUCK_LANES uint32_t lanes_within(F32x16 a, F32x16 low, F32x16 high) {
+  const uint32x4_t bits = {1, 2, 4, 8};
+  uint32_t lanes = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32x4_t is_within =
+        vandq_u32(vcleq_f32(low.v[i], a.v[i]), vcleq_f32(a.v[i], high.v[i]));
+    lanes |= vaddvq_u32(vandq_u32(is_within, bits)) << 4 * i;
+  }
+  return lanes;
+}
+POTLUCK_LANES int store_indices(int32_t* p, int32_t first, uint32_t lanes) {
+  int count = 0;
+  for (; lanes != 0; lanes &= lanes - 1) p[count++] = first + __builtin_ctz(lanes);
+  return count;
+}
+
+POTLUCK_LANES F32x16 keep_lanes(F32x16 a, uint32_t lanes, float other) {
+  const uint32x4_t bits = {1, 2, 4, 8};
+  for (int i = 0; i < 4; ++i) {
+    const uint32x4_t has = vtstq_u32(vdupq_n_u32(lanes >> 4 * i), bits);
+    a.v[i] = vbslq_f32(has, a.v[i], vdupq_n_f32(other));
+  }
+  return a;
 }
 
 POTLUCK_LANES I32x16 splat_i32(int32_t x) { return POTLUCK_SPLAT(vdupq_n_s32(x)); }

@@ -38,6 +38,9 @@ struct F32x16 {
 struct I32x16 {
   int32_t lane[16];
 };
+struct F64x16 {
+  double lane[16];
+};
 // Lane i is bytes [4 i, 4 i + 4).
 struct U8x64 {
   uint8_t byte[64];
@@ -129,6 +132,42 @@ POTLUCK_LANES float max_lane(F32x16 v) {
     for (int i = 0; i < half; ++i)
       v.lane[i] = v.lane[i] > v.lane[i + half] ? v.lane[i] : v.lane[i + half];
   return v.lane[0];
+}
+
+POTLUCK_LANES F64x16 zeros_f64() {
+  F64x16 r;
+  POTLUCK_EACH_LANE r.lane[i] = 0.0;
+  return r;
+}
+// b is widened first.
+POTLUCK_LANES F64x16 add_wide(F64x16 a, F32x16 b) {
+  POTLUCK_EACH_LANE a.lane[i] += (double)b.lane[i];
+  return a;
+}
+POTLUCK_LANES double sum(F64x16 v) {
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) v.lane[i] = v.lane[i] + v.lane[i + half];
+  return v.lane[0];
+}
+// Bit i is 1 where low <= v <= high in lane i.
+POTLUCK_LANES uint32_t lanes_within(F32x16 v, F32x16 low, F32x16 high) {
+  uint32_t lanes = 0;
+  POTLUCK_EACH_LANE
+    lanes |= (uint32_t)(low.lane[i] <= v.lane[i] && v.lane[i] <= high.lane[i]) << i;
+  return lanes;
+}
+// Writes first + i for every bit i < 16 that is 1, in ascending order, and returns how many. What
+// is behind them, up to 16 entries in all, may be overwritten.
+POTLUCK_LANES int store_indices(int32_t* p, int32_t first, uint32_t lanes) {
+  int count = 0;
+  for (; lanes != 0; lanes &= lanes - 1) p[count++] = first + __builtin_ctz(lanes);
+  return count;
+}
+
+// Lanes whose bit is 0 become `other`.
+POTLUCK_LANES F32x16 keep_lanes(F32x16 v, uint32_t lanes, float other) {
+  POTLUCK_EACH_LANE v.lane[i] = (lanes >> i & 1) != 0 ? v.lane[i] : other;
+  return v;
 }
 
 POTLUCK_LANES I32x16 splat_i32(int32_t x) {

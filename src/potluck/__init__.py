@@ -16,7 +16,16 @@ from potluck.version import __version__
 if TYPE_CHECKING:
     from potluck.capabilities import device_capabilities
     from potluck.errors import PotluckError
-    from potluck.local import Generation, GenerationResult, Model, Piece, Scores, TokenScore
+    from potluck.local import (
+        DocumentScore,
+        Embeddings,
+        Generation,
+        GenerationResult,
+        Model,
+        Piece,
+        Scores,
+        TokenScore,
+    )
     from potluck.types.arithmetic import ArithmeticChoice
     from potluck.types.capabilities import DeviceCapabilities
     from potluck.types.quantization import Quantization
@@ -27,6 +36,8 @@ _EXPORTS = {
     "ArithmeticChoice": "potluck.types.arithmetic",
     "ChatMessage": "potluck.types.text",
     "DeviceCapabilities": "potluck.types.capabilities",
+    "DocumentScore": "potluck.local",
+    "Embeddings": "potluck.local",
     "Generation": "potluck.local",
     "GenerationResult": "potluck.local",
     "Model": "potluck.local",
@@ -43,6 +54,8 @@ __all__ = [
     "ArithmeticChoice",
     "ChatMessage",
     "DeviceCapabilities",
+    "DocumentScore",
+    "Embeddings",
     "Generation",
     "GenerationResult",
     "Model",

@@ -146,9 +146,11 @@ def test_documents_fit_their_schemas_from_any_agent(
     (left_out,) = plan["rejections"]
     assert "1 MiB may be used" in left_out["reason"]
     options = ("--name", "tales", "--context", "256", "--recovery-wait", "7.5")
-    deployed = second.json("deploy", "deploy", "demo", *options)
+    others = ("--no-prefix-cache", "--target-step-ms", "50")
+    deployed = second.json("deploy", "deploy", "demo", *options, *others)
     assert deployed["recovery_wait_seconds"] == 7.5
     assert deployed["num_spares"] == 0
+    assert (deployed["prefix_cache"], deployed["target_step_ms"]) == (False, 50.0)
     assert deployed["state"] == "ready"
     assert deployed["model_id"] == "tales"
     only_loaded = ("prefill", "read_bytes", "load_seconds", "predicted")
@@ -239,6 +241,8 @@ def test_what_the_agent_refuses(
 @pytest.mark.parametrize(
     ("asked", "named"),
     [
+        ({"target_step_ms": 0}, "target_step_ms is 0.0, and must be a number from 1 to 60000"),
+        ({"prefix_cache": 1}, "makes no sense"),
         ({"num_spares": 65}, "spares is 65, and must be a whole number from 0 to 64"),
         ({"recovery_wait_seconds": 1e6}, "must be a number of seconds from 0 to 86400"),
         ({"recovery_wait_seconds": "soon"}, "makes no sense"),

@@ -7,6 +7,7 @@ import dataclasses
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from support import reference_backend
 from support.kernel_build import not_shown
 from support.parity import MIN_DECIDED_SHARE, decided_share, native_error_limit, rms
 from support.stages import Stages
+from support.updates import tokens_of
 
 from potluck.catalog import describe_model, load_tokenizer, open_headers, read_profile
 from potluck.cluster.agent.config import AgentConfig
@@ -127,7 +129,8 @@ async def text_of(agent: Agent, record: DeploymentRecord, prompt: Sequence[int])
         sampling=SamplingParams(temperature=0.0, logprobs=True),
         max_new_tokens=NUM_NEW,
     )
-    tokens: list[CommittedToken] = [token async for token in agent.generate(record, request)]
+    start = partial(agent.relaying.start, record, request)
+    tokens: list[CommittedToken] = [token async for token in tokens_of(start)]
     assert len(tokens) == NUM_NEW
     return [token.token for token in tokens]
 

@@ -169,6 +169,14 @@ def test_state_and_metrics(api: RunningApi, client: httpx2.Client) -> None:
     assert gained(f"potluck_time_between_tokens_seconds_count{label}") == 8
     assert after[f"potluck_model_ready{label}"] == 1
     assert after[f'potluck_kv_blocks{{model="{MODEL}",state="used"}}'] == 12
+    for name, number in (
+        ("blocks", 9),
+        ("admissions_total", 21),
+        ("hits_total", 14),
+        ("saved_tokens_total", 1234),
+        ("evictions_total", 6),
+    ):
+        assert after[f'potluck_prefix_cache_{name}{{model="{MODEL}"}}'] == number
     assert after[f'potluck_sequences{{model="{MODEL}",state="running"}}'] == 3
     stage = f'{{model="{MODEL}",node="00000000000000aa",stage="0"}}'
     assert after[f"potluck_stage_steps_total{stage}"] == 7

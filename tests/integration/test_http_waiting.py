@@ -20,7 +20,6 @@ from support.api_server import RunningApi, running_api
 from support.toy_gateway import MODEL, expected_text
 
 from potluck.api import ApiConfig, ApiLimits
-from potluck.api.answer import merge
 from potluck.errors import EngineError
 from potluck.types.gateway import ModelState
 
@@ -230,25 +229,3 @@ def test_a_server_that_ends_tells_a_stream_that_waits() -> None:
         reading.result(10)
     assert set(got[:-1]) == {WAITING}
     assert json.loads(got[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"
-
-
-def test_merging_ticks_while_nothing_comes_and_leaves_no_timer() -> None:
-    async def main() -> None:
-        gate = asyncio.Event()
-
-        async def numbers(start: int) -> Any:
-            yield start
-            await gate.wait()
-            yield start + 1
-
-        got: list[tuple[int, int] | None] = []
-        async for each in merge([numbers(0), numbers(10)], tick_seconds=0.02):
-            got.append(each)
-            if got.count(None) == 3:
-                gate.set()
-        assert sorted(each for each in got if each) == [(0, 0), (0, 1), (1, 10), (1, 11)]
-        assert got[2:5] == [None] * 3
-        timers = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
-        assert all(timer.cancelled() for timer in timers)
-
-    asyncio.run(main())

@@ -266,8 +266,20 @@ def test_timings_add_up(model: potluck.Model) -> None:
     assert rate is not None
     assert rate * timings.decode_seconds == pytest.approx(NUM_NEW - 1)
     assert timings.prefill_tokens_per_second * seconds[0] == pytest.approx(
-        len(result.prompt_tokens)
+        len(result.prompt_tokens) - timings.num_cached_tokens
     )
+
+
+def test_a_prompt_that_is_known_is_not_computed_again() -> None:
+    with potluck.Model.open("demo") as model:
+        first = generate(model, PROMPTS[0], GREEDY).result()
+        again = generate(model, PROMPTS[0], GREEDY).result()
+    with potluck.Model.open("demo", prefix_cache=False) as model:
+        generate(model, PROMPTS[0], GREEDY).result()
+        without = generate(model, PROMPTS[0], GREEDY).result()
+    num_cached = [each.timings.num_cached_tokens for each in (first, again, without)]
+    assert num_cached == [0, len(first.prompt_tokens) - 1, 0]
+    assert first.text == again.text == without.text
 
 
 def test_loading_reports_every_byte_once_over_all_stages() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from support.toy_gateway import (
     toy_logprob,
 )
 
+from potluck import grammars
 from potluck.errors import EngineError
 from potluck.types.gateway import ModelState
 
@@ -253,6 +255,45 @@ def test_extensions_reach_the_sequence(api: RunningApi, client: openai.OpenAI) -
     assert sampling.logit_bias == ((7, -100.0),)
 
 
+def test_the_form_of_an_answer_goes_on_as_a_grammar(api: RunningApi, client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    asked: list[tuple[dict[str, Any], str]] = [
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": schema, "strict": True},
+                }
+            },
+            grammars.json_schema(schema),
+        ),
+        ({"response_format": {"type": "json_object"}}, grammars.json_object()),
+        ({"extra_body": {"structured_outputs": {"json": schema}}}, grammars.json_schema(schema)),
+        ({"extra_body": {"structured_outputs": {"regex": "[ab]+"}}}, grammars.regex("[ab]+")),
+        ({"extra_body": {"structured_outputs": {"choice": ["a"]}}}, grammars.choice(["a"])),
+        ({"extra_body": {"guided_json": json.dumps(schema)}}, grammars.json_schema(schema)),
+        ({"extra_body": {"guided_regex": "a"}}, grammars.regex("a")),
+        ({"extra_body": {"guided_choice": ["a", "b"]}}, grammars.choice(["a", "b"])),
+        ({"extra_body": {"guided_grammar": 'root ::= "a"'}}, grammars.ebnf('root ::= "a"')),
+    ]
+    for given, grammar in asked:
+        client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "x"}], max_tokens=2, **given
+        )
+        assert api.gateway.live[-1].request.grammar == grammar
+    client.completions.create(
+        model=MODEL, prompt="x", max_tokens=2, extra_body={"guided_regex": "a"}
+    )
+    assert api.gateway.live[-1].request.grammar == grammars.regex("a")
+    client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "x"}],
+        max_tokens=2,
+        response_format={"type": "text"},
+    )
+    assert api.gateway.live[-1].request.grammar is None
+
+
 def test_errors_are_the_clients_own_kinds(api: RunningApi, client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.completions.create(model="other", prompt="x")
@@ -261,9 +302,13 @@ def test_errors_are_the_clients_own_kinds(api: RunningApi, client: openai.OpenAI
         client.chat.completions.create(
             model=MODEL,
             messages=[{"role": "user", "content": "x"}],
-            response_format={"type": "json_object"},
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"type": "array", "uniqueItems": True}},
+            },
         )
-    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "response_format")
+    assert refused.value.param == "response_format"
+    assert "uniqueItems" in refused.value.message
     with pytest.raises(openai.BadRequestError) as long:
         client.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": "x" * 2000}]

@@ -1,11 +1,13 @@
 """Answers whose stages are lost in the middle are those of an undisturbed run, bit for bit.
 
-Tokens, log-probabilities, alternatives, scores of prompts and texts; greedy and sampled, with every
-penalty; whatever the cut, the threads, the chunks and the blocks of the stages before and after.
+Tokens, log-probabilities, alternatives, scores and vectors of prompts, and texts; greedy and
+sampled, with every penalty; whatever the cut, the threads, the chunks and the blocks of the stages
+before and after.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,8 +20,10 @@ import pytest
 from support.byte_tokenizer import ByteTokenizer
 from support.native_pipeline import CONTEXT_TOKENS, VOCAB_SIZE, Pipeline, small_config
 
+from potluck import grammars
 from potluck.engines.native import NativeEngine
 from potluck.errors import PotluckError
+from potluck.grammars.vocabulary import Vocabulary
 from potluck.local.generation import Generation, Piece
 from potluck.local.pipeline import LocalPipeline
 from potluck.scheduling import SchedulerLimits
@@ -28,8 +32,9 @@ from potluck.serving.ledger import Update
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.engine import Engine
 from potluck.types.sequence import CommittedToken, Continuation, SequenceRequest
-from potluck.types.step import SamplingParams, Step
+from potluck.types.step import Pooling, SamplingParams, Step
 from potluck.types.tensor import TensorFormat
+from potluck.types.text import TokenList
 
 NUM_LAYERS = 3
 TEXT = tuple(int(token) for token in np.random.default_rng(11).integers(0, VOCAB_SIZE, 120))
@@ -50,6 +55,34 @@ GREEDY_PENALTIES = SamplingParams(
     temperature=0.0, frequency_penalty=1.5, presence_penalty=0.8, logprobs=True, top_logprobs=2
 )
 
+PIECES = [
+    *'{}":,.-0123456789 abcdefghijklmnopqrstuvwxyz[]',
+    '{"',
+    '":',
+    '",',
+    "true",
+    "false",
+    "ab",
+]
+END = VOCAB_SIZE - 1
+TOKENS = TokenList(
+    data=[piece.encode() for piece in PIECES] + [b""] * (VOCAB_SIZE - len(PIECES)),
+    control={END: "<end>"},
+    end_tokens=(END,),
+)
+DOCUMENT = grammars.json_schema(
+    {
+        "type": "object",
+        "properties": {
+            "s": {"type": "string", "maxLength": 9},
+            "n": {"type": "integer", "minimum": -99, "maximum": 999},
+            "b": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+        },
+        "required": ["s", "n", "b"],
+        "additionalProperties": False,
+    }
+)
+
 REQUESTS = (
     SequenceRequest(prompt_tokens=TEXT[:33], sampling=PENALTIES, max_new_tokens=40),
     SequenceRequest(prompt_tokens=TEXT[40:45], sampling=GREEDY_PENALTIES, max_new_tokens=50),
@@ -59,9 +92,32 @@ REQUESTS = (
     SequenceRequest(
         prompt_tokens=TEXT, sampling=GREEDY_PENALTIES, max_new_tokens=0, score_prompt=True
     ),
+    SequenceRequest(
+        prompt_tokens=TEXT[20:41],
+        sampling=PENALTIES,
+        max_new_tokens=60,
+        stop_tokens=frozenset({END}),
+        grammar=DOCUMENT,
+    ),
+    SequenceRequest(
+        prompt_tokens=TEXT[5:14],
+        sampling=GREEDY_PENALTIES,
+        max_new_tokens=40,
+        stop_tokens=frozenset({END}),
+        grammar=DOCUMENT,
+    ),
+    *(
+        SequenceRequest(
+            prompt_tokens=TEXT[start:],
+            sampling=GREEDY_PENALTIES,
+            max_new_tokens=0,
+            pooling=pooling,
+        )
+        for start, pooling in enumerate((Pooling.MEAN, Pooling.LAST, Pooling.CLS, Pooling.MEAN))
+    ),
 )
 
-Plain = tuple[int, int, float | None, tuple[tuple[int, float], ...]]
+Plain = tuple[int, int, float | None, tuple[tuple[int, float], ...], bytes | None]
 
 
 @dataclass(frozen=True)
@@ -101,7 +157,7 @@ class LosingPipeline:
     inner: LocalPipeline = field(init=False)
 
     def __post_init__(self) -> None:
-        self.inner = LocalPipeline(self.engines, self.take)
+        self.inner = LocalPipeline(self.engines, self.take, partial(Vocabulary, TOKENS, VOCAB_SIZE))
 
     def take(self, outcome: StepOutcome) -> None:
         self.num_untold = len(outcome.sampled)
@@ -210,7 +266,7 @@ class Received:
 
 def plain(token: CommittedToken) -> Plain:
     top = tuple((other.token, other.logprob) for other in token.top)
-    return token.position, token.token, token.logprob, top
+    return token.position, token.token, token.logprob, top, token.vector
 
 
 @cache
@@ -221,6 +277,16 @@ def undisturbed() -> list[list[Plain]]:
             received.add(dispatcher, request, Continuation())
         received.wait()
         return received.plain
+
+
+@pytest.mark.parametrize("number", [4, 5])
+def test_a_grammar_is_matched_as_far_as_the_text_goes(number: int) -> None:
+    tokens = [token for _, token, *_ in undisturbed()[number]]
+    assert tokens[-1] == END
+    document = json.loads("".join(PIECES[token] for token in tokens[:-1]))
+    assert list(document) == ["s", "n", "b"]
+    assert len(document["s"]) <= 9
+    assert -99 <= document["n"] <= 999
 
 
 @pytest.mark.parametrize("first", range(len(SHAPES)))
@@ -273,7 +339,7 @@ def test_stages_that_are_kept_compute_as_new_ones_do() -> None:
     assert dispatcher.num_attachments == 8
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("number", [0, 1, 2, 4, 5])
 def test_an_answer_continues_from_each_of_its_tokens(number: int) -> None:
     request, expected = REQUESTS[number], undisturbed()[number]
     with opened(Shape(2, 2, 48, 40)) as dispatcher:
@@ -282,7 +348,7 @@ def test_an_answer_continues_from_each_of_its_tokens(number: int) -> None:
             before = expected[:cut]
             num_scored = min(cut, request.num_scores)
             continuation = Continuation(
-                output_tokens=tuple(token for _, token, _, _ in before[num_scored:]),
+                output_tokens=tuple(token for _, token, *_ in before[num_scored:]),
                 num_scored=num_scored,
             )
             received.add(dispatcher, request, continuation)

@@ -34,6 +34,17 @@ limits = st.builds(
     max_step_tokens=st.integers(1, 40),
     max_step_sequences=st.integers(1, 6),
     max_steps_in_flight=st.integers(1, 4),
+    has_prefix_cache=st.sampled_from([True, True, False]),
+)
+# Some begin alike, up to any token.
+prompts = st.one_of(
+    st.lists(st.integers(0, 999), min_size=1, max_size=CONTEXT_TOKENS),
+    st.builds(
+        lambda text, length, rest: [*expected_tokens([text], length), *rest][:CONTEXT_TOKENS],
+        st.integers(0, 1),
+        st.integers(1, CONTEXT_TOKENS),
+        st.lists(st.integers(0, 999), max_size=20),
+    ),
 )
 
 
@@ -53,7 +64,7 @@ def make_request(
 
 requests = st.builds(
     make_request,
-    st.lists(st.integers(0, 999), min_size=1, max_size=CONTEXT_TOKENS),
+    prompts,
     st.integers(0, 60),
     st.booleans(),
     st.booleans(),

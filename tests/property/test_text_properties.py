@@ -49,7 +49,7 @@ FRAGMENTS = (
     "<0x0A>",
     " ",
     "\n",
-    "\ue000",
+    "\U00020000",
     "😀",
 )
 texts = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=5), max_size=8).map("".join)
@@ -163,7 +163,7 @@ def adjacent_text(contents: list[str]) -> str:
 @example(contents=["end|> and so on"])
 @example(contents=["end"])
 @example(contents=["<|im_end|><|im_end|>"])
-@example(contents=["\ue000<|im_start|>\ue001"])
+@example(contents=["\U00020000<|im_start|>\U00020001"])
 @example(contents=[""])
 def test_only_the_template_makes_control_tokens(contents: list[str]) -> None:
     tokenizer = tokenizer_of("qwen2")

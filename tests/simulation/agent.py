@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Collection, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -29,6 +30,7 @@ from simulation.stages import (
     ToyPipeline,
     epoch_of,
 )
+from support.updates import tokens_of
 
 from potluck.catalog import ModelDescription
 from potluck.cluster.agent.coordination import Coordination
@@ -578,7 +580,7 @@ class Agent:
         while (record := self.coordination.registry.records.get(deployment)) is None:
             await changes.wait()
         try:
-            stream = self._relaying.generate(record, answer.request)
+            stream = tokens_of(partial(self._relaying.start, record, answer.request))
             async with aclosing(stream):
                 async for token in stream:
                     given = (token.position, token.token, token.logprob)

@@ -150,6 +150,11 @@ class Worker:
         spoilt = frame.spoilt
         if frame.layer != self.spec.start_layer:
             spoilt = _SPOILT
+        for copy in frame.step.copies:
+            for offset in range(KV_BLOCK_TOKENS):
+                row = self.cache.get((copy.source, offset))
+                if row is not None:
+                    self.cache[copy.target, offset] = row
         for opening in frame.step.opened:
             known = [*opening.prompt_tokens, *opening.output_tokens]
             self.opened[opening.sequence_id] = (opening.sampling.seed, known)

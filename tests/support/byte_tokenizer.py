@@ -14,6 +14,7 @@ class ByteTokenizer:
     strips_prefix_space: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    closing_tokens: tuple[int, ...] = ()
     special_tokens: tuple[str, ...] = ()
     control: Mapping[int, str] = field(default_factory=dict)
 

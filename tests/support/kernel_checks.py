@@ -27,6 +27,12 @@ from support.kernel_inputs import (
     same_bits,
 )
 from support.linear_case import LinearCase, run_quantize, run_round_bf16
+from support.sampling_checks import (
+    check_copy_allowed,
+    check_draw_weights,
+    check_kept_sums,
+    check_split_logits,
+)
 
 from potluck.kernels import Kernels
 from potluck.types.arithmetic import arithmetics_with
@@ -310,6 +316,10 @@ _PLAIN_CHECKS: dict[str, Callable[[Kernels, Kernels], None]] = {
     "attention_span": check_attention_in_parts,
     "attention_merge": check_attention_in_parts,
     "exp_sum": check_exp_sum,
+    "copy_allowed": check_copy_allowed,
+    "draw_weights": check_draw_weights,
+    "kept_sums": check_kept_sums,
+    "split_logits": check_split_logits,
 }
 _FORMAT_CHECKS: dict[str, Callable[[Kernels, Kernels, TensorFormat], None]] = {
     "linear": check_linear,

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
+from support.updates import start_of, tokens_of
 
 from potluck.cluster.agent import coordination as coordination_module
 from potluck.cluster.agent import succession, takeover
@@ -40,9 +42,11 @@ from potluck.errors import CallError, EngineError, MovedError, NodeLostError, Po
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
+    Cancel,
     CommittedToken,
     Continuation,
     FinishReason,
+    OnUpdate,
     SequenceRequest,
 )
 from potluck.types.step import SequenceId
@@ -133,6 +137,7 @@ class PlayedDeployment:
     ) -> None:
         self.record = record
         self.done: list[str] = []
+        self.num_live = 0
         self._node = node
         self._publish = publish
         self._ready = asyncio.Event()
@@ -166,10 +171,28 @@ class PlayedDeployment:
     def node_joined(self, node_id: NodeId) -> None:
         return
 
+    def start_sequence(
+        self,
+        request: SequenceRequest,
+        on_update: OnUpdate,
+        continuation: Continuation = NOTHING_COMMITTED,
+    ) -> Cancel:
+        return start_of(self.generate(request, continuation), on_update)
+
     async def generate(
         self, request: SequenceRequest, continuation: Continuation = NOTHING_COMMITTED
     ) -> AsyncGenerator[CommittedToken, None]:
         self._node.asked.append(continuation)
+        self.num_live += 1
+        try:
+            async for token in self._compute(request, continuation):
+                yield token
+        finally:
+            self.num_live -= 1
+
+    async def _compute(
+        self, request: SequenceRequest, continuation: Continuation
+    ) -> AsyncGenerator[CommittedToken, None]:
         await self._first(self._ready.wait())
         tokens = undisturbed(request)
         done = continuation.num_scored + len(continuation.output_tokens)
@@ -302,10 +325,15 @@ class PlayedNode:
     async def text(self, request: SequenceRequest) -> list[int]:
         """What a client of this node gets; ``num_received`` counts it as it comes."""
         tokens = []
-        async for token in self.relaying.generate(self.record(), request):
-            tokens.append(token.token)
-            self.num_received += 1
+        async with aclosing(self.stream(request)) as stream:
+            async for token in stream:
+                tokens.append(token.token)
+                self.num_received += 1
         return tokens
+
+    def stream(self, request: SequenceRequest) -> AsyncGenerator[CommittedToken, None]:
+        """Committed tokens as a client of this node gets them."""
+        return tokens_of(partial(self.relaying.start, self.record(), request))
 
     async def receive(self, num_tokens: int) -> None:
         """Wait until clients of this node have that many tokens."""

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 
 from support.predictions import prediction
 from support.toy_pipeline import ToyPipeline, next_token
+from support.updates import start_of
 
 from potluck.errors import ModelNotFoundError, PotluckError
 from potluck.scheduling import SchedulerLimits
@@ -32,8 +33,10 @@ from potluck.types.gateway import (
     StageTimes,
     TokenSpeed,
 )
-from potluck.types.sequence import CommittedToken
-from potluck.types.step import SampledToken, SamplingParams, SequenceId, Step, TokenLogprob
+from potluck.types.model import EmbeddingConfig
+from potluck.types.prefix_cache import PrefixTotals
+from potluck.types.sequence import Cancel, CommittedToken, OnUpdate
+from potluck.types.step import Pooling, SampledToken, SamplingParams, SequenceId, Step, TokenLogprob
 from potluck.types.text import ChatEnding, ChatMessage, ChatPrompt, Tool
 
 VOCAB_SIZE = 1000
@@ -50,6 +53,7 @@ class ToyTokenizer:
     vocab_size = VOCAB_SIZE
     bos_token_id = None
     eos_token_ids = (END_OF_TEXT,)
+    closing_tokens: tuple[int, ...] = ()
     special_tokens = ("<end>",)
     strips_prefix_space = False
 
@@ -166,7 +170,12 @@ class ToyGateway:
             vocab_size=VOCAB_SIZE,
             context_tokens=CONTEXT_TOKENS,
             sampling_defaults=self.sampling_defaults,
+            vector_size=4,
+            embedding=EmbeddingConfig(pooling=Pooling.LAST, is_normalized=True),
         )
+
+    def start(self, sequence: LiveSequence, on_update: OnUpdate) -> Cancel:
+        return start_of(self.generate(sequence), on_update)
 
     async def generate(self, sequence: LiveSequence) -> AsyncGenerator[CommittedToken, None]:
         self.live.append(sequence)
@@ -215,6 +224,10 @@ class ToyGateway:
                 num_running=3,
                 num_blocks=NUM_BLOCKS,
                 num_free_blocks=NUM_BLOCKS - 12,
+                num_kept_blocks=9,
+                prefix=PrefixTotals(
+                    num_admissions=21, num_hits=14, num_saved_tokens=1234, num_evictions=6
+                ),
                 epoch=5,
                 num_recoveries=4,
                 recovery_seconds=2.5,
@@ -282,6 +295,8 @@ class _ToyThread:
             self._on_outcome(StepOutcome(step=step, sampled=sampled))
 
     def _finish(self, sample: SampledToken) -> SampledToken:
+        if sample.vector is not None:
+            return sample
         sampling = self._sampling[sample.sequence_id]
         is_scored = sample.logprob is not None
         token = sample.token if is_scored else _seeded(sample.token, sampling.seed)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from functools import partial
 
 from potluck.api.admission import Admission
 from potluck.api.choice import ChoiceText
@@ -16,8 +16,8 @@ from potluck.api.delta import Delta
 from potluck.api.jobs import Job
 from potluck.api.metrics import ApiMetrics, RequestMeter
 from potluck.api.rendering import Renderer, Usage
-from potluck.errors import EngineError
 from potluck.types.gateway import Gateway, LiveSequence
+from potluck.types.sequence import Cancel, FinishReason, SequenceUpdate
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,8 @@ _TICKS = 4
 """How often in its longest silence a stream looks at the clock: one comes that much late at most.
 """
 
-T = TypeVar("T")
+Deltas = list[tuple[int, Delta]]
+"""What choices gain, each with the index of its choice, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,7 @@ class Answer:
         self._came = time.perf_counter()
         self._prepared: Prepared | None = None
         self._live: list[LiveSequence] = []
+        self._choices: list[_Choice] = []
         self._num_prompt_tokens = 0
         self._stream = self._deltas()
 
@@ -89,9 +91,9 @@ class Answer:
         """The whole answer. Raises ``PotluckError``; cancelled, it ends at once."""
         choices: dict[int, list[Delta]] = {}
         async with aclosing(self._all()) as stream:
-            async for each in stream:
-                if each is not None:
-                    choices.setdefault(each[0], []).append(each[1])
+            async for deltas in stream:
+                for index, delta in deltas:
+                    choices.setdefault(index, []).append(delta)
         return self._renderer.whole(dict(sorted(choices.items())), self._usage())
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
@@ -102,15 +104,16 @@ class Answer:
         renderer = self._renderer
         has_begun = False
         async with aclosing(self._all()) as stream:
-            async for each in stream:
-                if each is None:
+            async for deltas in stream:
+                if not deltas:
                     yield renderer.waiting
                     continue
                 piece = b""
                 if not has_begun:
                     has_begun = True
                     piece = renderer.begin(self._usage())
-                piece += renderer.delta(*each)
+                for index, delta in deltas:
+                    piece += renderer.delta(index, delta)
                 if piece:
                     yield piece
         yield renderer.end(self._usage())
@@ -120,6 +123,7 @@ class Answer:
             num_prompt_tokens=self._num_prompt_tokens,
             num_new_tokens=sum(len(live.committed) for live in self._live),
             num_cached_tokens=self._num_cached_tokens(),
+            num_reasoning_tokens=sum(each.num_reasoning_tokens for each in self._choices),
         )
 
     def _num_cached_tokens(self) -> int:
@@ -130,14 +134,14 @@ class Answer:
             cached[prompt] = min(cached.get(prompt, len(prompt)), live.num_cached_tokens)
         return sum(cached.values())
 
-    async def _all(self) -> AsyncGenerator[tuple[int, Delta] | None, None]:
+    async def _all(self) -> AsyncGenerator[Deltas, None]:
         async with aclosing(self._stream):
             yield self._first
             async for each in self._stream:
                 yield each
 
-    async def _deltas(self) -> AsyncGenerator[tuple[int, Delta] | None, None]:
-        """None stands for a silence that has lasted for ``silence_seconds``."""
+    async def _deltas(self) -> AsyncGenerator[Deltas, None]:
+        """Nothing stands for a silence that has lasted for ``silence_seconds``."""
         async with self._admission.slot():
             prepared = self._prepared = await self._prepare()
             self._renderer = prepared.renderer
@@ -154,142 +158,151 @@ class Answer:
                 )
                 for each in job.requests
             ]
-            choices = [
-                _choice(self._gateway, live, job, meter, index)
-                for index, live in enumerate(self._live)
-            ]
-            tick_seconds = self._silence_seconds / _TICKS
+            arrivals = Arrivals(tick_seconds=self._silence_seconds / _TICKS)
+            choices = [_Choice(live, job, meter, index) for index, live in enumerate(self._live)]
+            self._choices = choices
             loop = asyncio.get_running_loop()
             silent_since = loop.time()
-            async with aclosing(merge(choices, tick_seconds=tick_seconds)) as merged:
-                async for each in merged:
-                    if each is not None and not each[1].is_empty:
-                        yield each
-                    elif each is None and loop.time() - silent_since >= self._silence_seconds:
-                        yield None
-                    else:
-                        continue
+            try:
+                ended = [choice for choice in choices if not choice.start(self._gateway, arrivals)]
+                if not choices:
+                    yield [(0, Delta(finish_reason=FinishReason.STOP))]
+                if ended:
+                    yield [(choice.index, choice.begun) for choice in ended]
+                while not all(choice.is_over for choice in choices):
+                    deltas: Deltas = []
+                    error: Exception | None = None
+                    try:
+                        for index, update in await arrivals.take():
+                            deltas += choices[index].push(update)
+                    except Exception as failure:  # noqa: BLE001 - raised when the deltas are told
+                        error = failure
+                    if deltas:
+                        yield deltas
+                    elif error is None:
+                        if loop.time() - silent_since < self._silence_seconds:
+                            continue
+                        yield []
+                    if error is not None:
+                        try:
+                            raise error
+                        finally:
+                            del error  # which has this frame
                     silent_since = loop.time()
+            finally:
+                arrivals.close()
+                for choice in choices:
+                    choice.close()
 
 
-async def merge(
-    sources: Sequence[AsyncGenerator[T, None]], *, tick_seconds: float
-) -> AsyncGenerator[tuple[int, T] | None, None]:
-    """Items of all ``sources`` as they come, each with its source's index.
+class Arrivals:
+    """Updates of several sequences as they come, each with its sequence's index.
 
-    Every ``tick_seconds`` there is None as well, unless an item is there. All sources are closed
-    when this ends, however it does.
+    For one task that takes them. It is woken once for all that come until it runs, and every
+    ``tick_seconds`` in which nothing comes.
     """
-    arrived = _Arrived[tuple[int, T]](tick_seconds, max_items=len(sources))
-    pumps = [
-        asyncio.create_task(_pump(index, source, arrived)) for index, source in enumerate(sources)
-    ]
-    num_open = len(pumps)
-    try:
-        while num_open:
-            item = await arrived.get()
-            if not isinstance(item, _Ended):
-                yield item
-                continue
-            num_open -= 1
-            error = item.error
-            del item  # whose error will have this frame
-            if error is not None:
-                try:
-                    raise error
-                finally:
-                    del error
-    finally:
-        arrived.close()
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
-        for source in sources:
-            await source.aclose()
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ended:
-    """A source has no more items, because of an ``error`` if there is one."""
-
-    error: BaseException | None
-
-
-async def _pump(
-    index: int, source: AsyncGenerator[T, None], arrived: _Arrived[tuple[int, T]]
-) -> None:
-    """Put the items of ``source``: one task for all of them costs half of one for each."""
-    try:
-        async for item in source:
-            await arrived.put((index, item))
-    except asyncio.CancelledError as error:
-        pump = asyncio.current_task()
-        if pump is not None and pump.cancelling():
-            raise
-        await arrived.put(_Ended(error=error))  # the source's own: nobody has cancelled the pump
-    except Exception as error:  # noqa: BLE001 - raised where the items are taken
-        await arrived.put(_Ended(error=error))
-    else:
-        await arrived.put(_Ended(error=None))
-
-
-class _Arrived(Generic[T]):
-    """A queue, and None every so many seconds for whoever waits for it meanwhile."""
-
-    def __init__(self, tick_seconds: float, *, max_items: int) -> None:
-        self._items: asyncio.Queue[T | _Ended | None] = asyncio.Queue(max_items + 1)
+    def __init__(self, *, tick_seconds: float) -> None:
+        self._waiting: list[tuple[int, SequenceUpdate | Exception]] = []
         self._tick_seconds = tick_seconds
-        self._is_awaited = False
         self._loop = asyncio.get_running_loop()
+        self._awaited: asyncio.Future[None] | None = None
         self._timer = self._loop.call_later(tick_seconds, self._tick)
 
-    async def put(self, item: T | _Ended) -> None:
-        """Add an item, once there is room."""
-        await self._items.put(item)
+    def put(self, index: int, update: SequenceUpdate | Exception) -> None:
+        """Add an update; nobody waits here."""
+        self._waiting.append((index, update))
+        self._wake()
 
-    async def get(self) -> T | _Ended | None:
-        """The next item, or None for a tick. Those that come while nobody waits do not count."""
-        self._is_awaited = True
-        try:
-            return await self._items.get()
-        finally:
-            self._is_awaited = False
+    async def take(self) -> list[tuple[int, SequenceUpdate | Exception]]:
+        """Wait for updates and return all that there are; after a tick there are none.
+
+        Ticks while nobody waits do not count.
+        """
+        if not self._waiting:
+            self._awaited = self._loop.create_future()
+            try:
+                await self._awaited
+            finally:
+                self._awaited = None
+        taken, self._waiting = self._waiting, []
+        return taken
 
     def close(self) -> None:
         """Tick no more."""
         self._timer.cancel()
 
+    def _wake(self) -> None:
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_result(None)
+
     def _tick(self) -> None:
-        if self._is_awaited and self._items.empty():
-            self._items.put_nowait(None)
+        self._wake()
         self._timer = self._loop.call_later(self._tick_seconds, self._tick)
 
 
-async def _choice(
-    gateway: Gateway, live: LiveSequence, job: Job, meter: RequestMeter, index: int
-) -> AsyncGenerator[Delta, None]:
-    text = ChoiceText(
-        live.request,
-        job.model.tokenizer,
-        stop=job.stop,
-        starts_text=job.starts_text,
-        echo=job.echoes[index],
-        parser=None if job.new_parser is None else job.new_parser(),
-    )
-    start = text.start()
-    if start.finish_reason is not None:
-        yield start
-        return
-    async with aclosing(gateway.generate(live)) as updates:
-        async for token in updates:
-            if token.position >= len(live.request.prompt_tokens):
+class _Choice:
+    """One sequence of a request, from its start to its end.
+
+    ``begun`` is what there is before any token; ``is_over`` is true once the choice has ended.
+    """
+
+    def __init__(self, live: LiveSequence, job: Job, meter: RequestMeter, index: int) -> None:
+        self.index = index
+        self._live = live
+        self._meter = meter
+        self._num_prompt_tokens = len(live.request.prompt_tokens)
+        self._text = ChoiceText(
+            live.request,
+            job.model.tokenizer,
+            stop=job.stop,
+            starts_text=job.starts_text,
+            echo=job.echoes[index],
+            parser=None if job.new_parser is None else job.new_parser(),
+            visible=job.visible_control_texts,
+        )
+        self.begun = self._text.start()
+        self.is_over = self.begun.finish_reason is not None
+        self._cancel: Cancel | None = None
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """How many of its tokens were what the model thought."""
+        return self._text.num_reasoning_tokens
+
+    def start(self, gateway: Gateway, arrivals: Arrivals) -> bool:
+        """Have its tokens computed; return False if it needs none."""
+        if not self.is_over:
+            self._cancel = gateway.start(self._live, partial(arrivals.put, self.index))
+        return not self.is_over
+
+    def push(self, update: SequenceUpdate | Exception) -> Deltas:
+        """Return what an update brings; raise the error that ends the sequence."""
+        if self.is_over:
+            return []
+        if isinstance(update, Exception):
+            raise update
+        live = self._live
+        live.num_cached_tokens += update.num_cached_tokens
+        deltas: Deltas = []
+        for token in update.tokens:
+            if token.position >= self._num_prompt_tokens:
                 live.committed.append(token)
-                meter.token(index)
-            delta = text.push(token)
-            if not start.is_empty:  # not earlier: an error before the first token has a status
-                yield start
-                start = Delta()
-            yield delta
+                self._meter.token(self.index)
+            delta = self._text.push(token)
+            if not self.begun.is_empty:  # not earlier: an error before it has a status of its own
+                deltas.append((self.index, self.begun))
+                self.begun = Delta()
+            if not delta.is_empty:
+                deltas.append((self.index, delta))
             if delta.finish_reason is not None:
-                return
-    raise EngineError("the model stopped without an end", hint="ask again")
+                self.is_over = True
+                self.close()
+                break
+        return deltas
+
+    def close(self) -> None:
+        """Cancel the sequence, unless it has ended."""
+        cancel, self._cancel = self._cancel, None
+        if cancel is not None:
+            cancel()

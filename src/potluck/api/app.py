@@ -15,6 +15,7 @@ from potluck.api.admission import Admission
 from potluck.api.config import ApiConfig
 from potluck.api.dialect import Dialect, Endpoint
 from potluck.api.dialects.anthropic import Anthropic
+from potluck.api.dialects.ollama import Ollama
 from potluck.api.dialects.openai import OpenAI
 from potluck.api.errors import ApiError, retry_after
 from potluck.api.guard import Guard
@@ -22,7 +23,7 @@ from potluck.api.metrics import ApiMetrics
 from potluck.api.service import ApiService, json_response
 from potluck.types.gateway import Gateway, ModelState
 
-DIALECTS: Sequence[Dialect] = (OpenAI(), Anthropic())
+DIALECTS: Sequence[Dialect] = (OpenAI(), Anthropic(), Ollama())
 """The first is spoken where no other has the address."""
 
 

@@ -19,7 +19,7 @@ class Asked:
 
     ``sampling`` has values of ``SamplingParams`` by their names. ``seed`` is from -2^63 to
     2^64 - 1. ``top_logprobs`` None: no log-probabilities. ``grammar`` is what the answer's text
-    must match. ``user`` is a label for the log.
+    must match, as the field ``grammar_param`` says. ``user`` is a label for the log.
     """
 
     model_id: str
@@ -31,6 +31,7 @@ class Asked:
     max_new_tokens: int | None = None
     top_logprobs: int | None = None
     grammar: str | None = None
+    grammar_param: str = "response_format"
     user: str | None = None
 
 

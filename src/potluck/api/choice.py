@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from potluck.api.delta import Delta, ScoredToken
 from potluck.api.echo import PromptEcho
 from potluck.text.detokenize import StreamingDetokenizer
-from potluck.types.output import OutputParser, OutputPart, TextPart
+from potluck.types.output import OutputParser, OutputPart, ReasoningPart, TextPart
 from potluck.types.sequence import CommittedToken, FinishReason, SequenceRequest
 from potluck.types.text import Tokenizer
 
@@ -30,17 +30,25 @@ class ChoiceText:
         starts_text: bool,
         echo: str | None = None,
         parser: OutputParser | None = None,
+        visible: Collection[str] = (),
     ) -> None:
         self._num_prompt_tokens = len(request.prompt_tokens)
         self._echo = None if echo is None else PromptEcho(request, tokenizer, echo)
         self._first_offset = 0 if self._echo is None else self._echo.num_characters
         self._stop_tokens = request.stop_tokens
         self._parser = parser
+        self._is_thinking = False
+        self._num_reasoning_tokens = 0
         self._detokenizer = StreamingDetokenizer(
-            tokenizer, stop_strings=stop, starts_text=starts_text
+            tokenizer, stop_strings=stop, starts_text=starts_text, visible=visible
         )
         self._num_given = 0
         self._held: list[ScoredToken] = []
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """How many tokens were what the model thought, the marks of thoughts included."""
+        return self._num_reasoning_tokens
 
     def start(self) -> Delta:
         """What there is before any token was committed."""
@@ -76,8 +84,13 @@ class ChoiceText:
     def _parts(self, text: str, *, is_last: bool) -> tuple[OutputPart, ...]:
         if self._parser is None:
             return (TextPart(text=text),) if text else ()
-        parts = self._parser.push(text) if text else ()
-        return (*parts, *self._parser.finish()) if is_last else tuple(parts)
+        parts = tuple(self._parser.push(text)) if text else ()
+        if is_last:
+            parts += tuple(self._parser.finish())
+        if parts:
+            self._is_thinking = isinstance(parts[-1], ReasoningPart)
+        self._num_reasoning_tokens += self._is_thinking
+        return parts
 
     def _take_tokens(self, *, everything: bool) -> tuple[ScoredToken, ...]:
         count = len(self._held)

@@ -35,7 +35,8 @@ class Job:
     ``num_prompt_tokens`` counts every prompt once, however many sequences continue it.
     ``starts_text`` is as in ``StreamingDetokenizer``. ``echoes`` are the prompts as texts, where
     they are given back. ``new_parser`` makes what takes one output apart, which sees the
-    ``visible_control_texts``; None: all of it is text.
+    ``visible_control_texts``; None: all of it is text. The requests' grammar follows from the field
+    ``grammar_param``.
     """
 
     model: ServedModel
@@ -46,10 +47,17 @@ class Job:
     echoes: tuple[str | None, ...]
     new_parser: Callable[[], OutputParser] | None = None
     visible_control_texts: frozenset[str] = frozenset()
+    grammar_param: str = ""
+
+
+def empty_job(model: ServedModel) -> Job:
+    """What answers a request that asks for nothing but that the model is there."""
+    return Job(model=model, requests=(), stop=(), num_prompt_tokens=0, starts_text=False, echoes=())
 
 
 def chat_job(asked: ChatAsked, model: ServedModel, limits: ApiLimits) -> Job:
     """What answers a chat. Takes a while for long ones. Raises ``PotluckError``."""
+    _require_logits(model)
     sampling = _sampling(asked, model)
     max_new_tokens = asked.max_new_tokens
     if max_new_tokens is not None:
@@ -58,7 +66,7 @@ def chat_job(asked: ChatAsked, model: ServedModel, limits: ApiLimits) -> Job:
     stop = _stop(asked)
     tool_use = asked.tool_use
     encoded = chat_prompt(asked, model)
-    prompt = _checked(encoded.tokens, model, limits, "messages")
+    prompt = checked_prompt(encoded.tokens, model, limits, "messages")
     output_format = model.output_format
     grammar = asked.grammar
     new_parser: Callable[[], OutputParser] | None = None
@@ -77,6 +85,7 @@ def chat_job(asked: ChatAsked, model: ServedModel, limits: ApiLimits) -> Job:
         echoes=(None,) * count,
         new_parser=new_parser,
         visible_control_texts=frozenset() if output_format is None else output_format.control_texts,
+        grammar_param="tools" if asked.grammar is None else asked.grammar_param,
     )
 
 
@@ -96,6 +105,7 @@ def chat_prompt(asked: ChatAsked, model: ServedModel) -> ChatPrompt:
 
 def text_job(asked: TextAsked, model: ServedModel, limits: ApiLimits) -> Job:
     """What continues a prompt, or several. Takes a while for long ones. Raises ``PotluckError``."""
+    _require_logits(model)
     sampling = _sampling(asked, model)
     max_new_tokens = asked.max_new_tokens
     if max_new_tokens is not None and not (max_new_tokens == 0 and asked.echo):
@@ -104,7 +114,7 @@ def text_job(asked: TextAsked, model: ServedModel, limits: ApiLimits) -> Job:
     stop = _stop(asked)
     count = _num_choices(asked, len(asked.prompts), limits)
     encoded = [
-        _checked(
+        checked_prompt(
             model.tokenizer.encode(
                 prompt,
                 parse_special=asked.parses_control_tokens,
@@ -141,7 +151,13 @@ def text_job(asked: TextAsked, model: ServedModel, limits: ApiLimits) -> Job:
         num_prompt_tokens=sum(map(len, encoded)),
         starts_text=False,
         echoes=tuple(echoes),
+        grammar_param=asked.grammar_param,
     )
+
+
+def _require_logits(model: ServedModel) -> None:
+    if not model.has_logits:
+        raise invalid("model", f"{model.model_id} has no head: it makes vectors, and no text")
 
 
 def _requests(
@@ -238,7 +254,7 @@ def _stop(asked: Asked) -> tuple[str, ...]:
     return stop
 
 
-def _checked(
+def checked_prompt(
     tokens: Sequence[int],
     model: ServedModel,
     limits: ApiLimits,
@@ -246,6 +262,7 @@ def _checked(
     *,
     num_new_tokens: int = 1,
 ) -> tuple[int, ...]:
+    """Return the tokens of a prompt, if the model can take them. Raises ``PotluckError``."""
     if not tokens:
         raise invalid(name, "the prompt is empty: give at least one token")
     if len(tokens) + num_new_tokens > model.context_tokens:

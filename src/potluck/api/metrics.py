@@ -143,6 +143,7 @@ class _GatewayCollector(Collector):
         yield ready
         models = self._gateway.metrics()
         yield from _scheduler_families(models)
+        yield from _prefix_families(models)
         yield from _recovery_families(models)
         yield from _stage_families(models)
         yield from _edge_families(models)
@@ -163,6 +164,27 @@ def _scheduler_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
         blocks.add_metric([model.model_id, "free"], model.num_free_blocks)
     yield sequences
     yield blocks
+
+
+def _prefix_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
+    blocks = GaugeMetricFamily(
+        "potluck_prefix_cache_blocks",
+        "Free blocks of the KV cache that are kept for prompts that begin alike",
+        labels=["model"],
+    )
+    for model in models:
+        blocks.add_metric([model.model_id], model.num_kept_blocks)
+    yield blocks
+    for name, text, field in (
+        ("admissions", "Times a sequence was given cache blocks", "num_admissions"),
+        ("hits", "Times a part of its tokens was in the cache then", "num_hits"),
+        ("saved_tokens", "Tokens that were not computed for that", "num_saved_tokens"),
+        ("evictions", "Cached blocks that were given to other sequences", "num_evictions"),
+    ):
+        family = CounterMetricFamily(f"potluck_prefix_cache_{name}", text, labels=["model"])
+        for model in models:
+            family.add_metric([model.model_id], getattr(model.prefix, field))
+        yield family
 
 
 def _recovery_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:

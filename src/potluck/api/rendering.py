@@ -23,11 +23,13 @@ class Usage:
     """Tokens of a request: each prompt once, and all that its choices were given.
 
     ``num_cached_tokens`` of the prompts were not computed, because a cache had them.
+    ``num_reasoning_tokens`` of the new ones are what the model thought.
     """
 
     num_prompt_tokens: int
     num_new_tokens: int
     num_cached_tokens: int = 0
+    num_reasoning_tokens: int = 0
 
 
 class Renderer(Protocol):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -15,12 +17,17 @@ from potluck.api.answer import Answer, Prepared
 from potluck.api.config import ApiConfig, ApiLimits
 from potluck.api.connection import AnswerStream, while_connected
 from potluck.api.errors import ApiError, to_api_error
+from potluck.api.jobs import Job
 from potluck.api.metrics import ApiMetrics
+from potluck.api.vectors import PreparedVectors, compute
 from potluck.errors import PotluckError
+from potluck.grammars.check import GrammarChecker
 from potluck.types.gateway import Gateway, ModelStatus, ServedModel
 
 _DECODED_AT_ONCE_BYTES = 8 * 1024
 """In the event loop: to change threads would take longer than to decode, about 0.1 ms."""
+
+_log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -44,6 +51,7 @@ class ApiService:
         self._preparation = Preparation()
         self._metrics = metrics
         self._ending = ending
+        self._grammars = GrammarChecker()
 
     @property
     def gateway(self) -> Gateway:
@@ -126,6 +134,7 @@ class ApiService:
             async def prepare_and_release() -> Prepared:
                 prepared = await prepare(body)
                 body.release()
+                await self._check_grammar(prepared.job)
                 return prepared
 
             answer = Answer(
@@ -152,6 +161,48 @@ class ApiService:
                 if isinstance(error, PotluckError):
                     raise told(error) from error
                 raise
+
+    async def _check_grammar(self, job: Job) -> None:
+        """Raise ``ParameterError`` for a grammar that the last stage could not follow."""
+        grammar = job.requests[0].grammar if job.requests else None
+        if grammar is not None:
+            await in_thread(
+                partial(
+                    self._grammars.check,
+                    grammar,
+                    control_tokens=job.model.tokenizer.special_tokens,
+                    parameter=job.grammar_param,
+                )
+            )
+
+    async def vectors(
+        self,
+        request: Request,
+        prepare: Callable[[Body], Awaitable[PreparedVectors]],
+        *,
+        prompt_param: str,
+    ) -> Response:
+        """Answer a request for vectors. ``prompt_param`` is what the dialect calls the inputs."""
+        async with self._bodies.read(request) as body:
+            model_id: str | None = None
+
+            async def work() -> bytes:
+                nonlocal model_id
+                async with self._admission.slot():
+                    prepared = await prepare(body)
+                    body.release()
+                    model_id = prepared.job.model.model_id
+                    _log.debug(
+                        "%s: model %s, user %r", prepared.request_id, model_id, prepared.user
+                    )
+                    vectors = await compute(prepared, self._gateway, self._metrics)
+                    return await in_thread(lambda: prepared.write(vectors))
+
+            try:
+                whole = await while_connected(request.receive, self._ending, work())
+            except PotluckError as error:
+                raise self._told(error, model_id, prompt_param) from error
+            return Response(whole, media_type="application/json")
 
     def _told(self, error: PotluckError, model_id: str | None, prompt_param: str) -> ApiError:
         """What the client is told of ``error``, which the gateway raised for its request."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,18 +25,20 @@ from potluck.catalog.sampling_defaults import (
     gguf_sampling_defaults,
     read_generation_config,
 )
+from potluck.catalog.vectors import VectorUse, gguf_vector_use, read_vector_use
 from potluck.formats.files import OpenFile, ReadOnlyFile
 from potluck.formats.gguf import GgufSource, open_gguf
 from potluck.formats.json_reader import read_document
 from potluck.formats.safetensors import INDEX_FILE, open_safetensors, read_index
 from potluck.formats.source import FileTensorSource
-from potluck.models.names import FileKind, stored_tensor
+from potluck.models.names import FileKind
 from potluck.models.program import weight_specs
 from potluck.models.registry import (
     config_from_gguf,
     config_from_hugging_face,
     refuse_unread_tensors,
     stored_tensors,
+    stored_weights,
     with_stored_head,
 )
 from potluck.types.model import ModelConfig
@@ -54,12 +56,13 @@ class ModelDescription:
     """A model that this build can run.
 
     ``sampling_defaults`` are the sampling parameters that its makers recommend, or that are usual
-    for its kind of file; empty where there are none.
+    for its kind of file; empty where there are none. ``vectors`` says what its vectors are for.
     """
 
     files: ModelFiles
     config: ModelConfig
     sampling_defaults: Mapping[str, float | int]
+    vectors: VectorUse = field(default_factory=VectorUse)
 
 
 def describe_model(name: str) -> ModelDescription:
@@ -71,14 +74,17 @@ def describe_model(name: str) -> ModelDescription:
     """
     files = locate_model(name, _find_on_hub)
     if files.kind is FileKind.HUGGING_FACE:
-        config = read_config(files.path)
+        config, vectors = read_vector_use(files.path, read_config(files.path), name=files.name)
         sampling_defaults = read_generation_config(files.path / "generation_config.json")
     else:
         with closing(_open_gguf_header(files)) as source:
             config = config_from_gguf(source.metadata, source, path=str(files.path))
             sampling_defaults = gguf_sampling_defaults(source.metadata, path=str(files.path))
+            vectors = gguf_vector_use(source.metadata, config, path=str(files.path))
             source.check_unchanged()
-    description = ModelDescription(files=files, config=config, sampling_defaults=sampling_defaults)
+    description = ModelDescription(
+        files=files, config=config, sampling_defaults=sampling_defaults, vectors=vectors
+    )
     names = frozenset(_tensor_names(description))
     config = with_stored_head(config, names, files.kind)
     refuse_unread_tensors(config, names, files.kind)
@@ -208,8 +214,10 @@ def _stored_names(description: ModelDescription, shards: Iterable[Shard]) -> fro
     return frozenset(
         name
         for shard in shards
-        for weight in weight_specs(description.config, shard)
-        for name in stored_tensor(weight, description.files.kind).stored_names
+        for each in stored_weights(
+            description.config, weight_specs(description.config, shard), description.files.kind
+        )
+        for name in each.stored_names
     )
 
 

@@ -17,6 +17,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from potluck.catalog.locate import ModelFiles
+from potluck.catalog.vectors import VECTOR_FILES
 from potluck.errors import ModelFileError
 from potluck.formats.files import FileStamp, ReadOnlyFile
 from potluck.formats.gguf import open_gguf
@@ -36,6 +37,7 @@ are sampled as there are blocks."""
 
 TEXT_FILES = (
     "added_tokens.json",
+    "additional_chat_templates/tool_use.jinja",
     "chat_template.jinja",
     "chat_template.json",
     "config.json",
@@ -45,6 +47,7 @@ TEXT_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "vocab.json",
+    *VECTOR_FILES,
 )
 """Of a directory in Hugging Face layout; that one is not there counts too."""
 

@@ -31,6 +31,7 @@ from potluck.catalog.hub_client import (
 )
 from potluck.catalog.hub_fetch import fetch_file, kept_bytes
 from potluck.catalog.locate import HubModel
+from potluck.catalog.vectors import VECTOR_FILES
 from potluck.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
 from potluck.formats.safetensors import INDEX_FILE, SINGLE_FILE, read_index
 from potluck.quantities import format_bytes
@@ -46,6 +47,8 @@ _SMALL_FILES = (
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/tool_use.jinja",
+    *VECTOR_FILES,
     INDEX_FILE,
 )
 _SPLIT_GGUF = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")

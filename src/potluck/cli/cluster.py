@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
+from potluck.cli.addresses import parse_size
 from potluck.cli.options import (
     ArithmeticOption,
     ContextOption,
@@ -36,8 +37,9 @@ from potluck.cli.speed_lines import speed_lines
 from potluck.cli.tables import deployment_lines, node_lines, stage_lines
 from potluck.cluster.agent.control import ask
 from potluck.cluster.calls import DEFAULT_RECOVERY_WAIT_SECONDS
+from potluck.errors import ParameterError
 from potluck.types.placement import Rebalance
-from potluck.types.ranges import require_number
+from potluck.types.ranges import DEFAULT_TARGET_STEP_MS, require_number
 
 NameOption = Annotated[
     str | None,
@@ -75,6 +77,44 @@ RebalanceOption = Annotated[
         show_default=False,
     ),
 ]
+PrefixCacheOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--prefix-cache/--no-prefix-cache",
+        help="Whether prompts that begin alike share what the cache has of it. Default: they do.",
+        show_default=False,
+    ),
+]
+CacheDiskOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cache-disk",
+        metavar="BYTES",
+        help="Every stage keeps that much of its cache on disk, such as 20GiB, for prompts that "
+        "come again after a restart. They are not encrypted. Default: 0.",
+        show_default=False,
+    ),
+]
+ToolFormatOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tool-format",
+        metavar="NAME",
+        help="The format in which the model writes calls of tools. Default: as its chat template"
+        " shows.",
+        show_default=False,
+    ),
+]
+TargetStepOption = Annotated[
+    float | None,
+    typer.Option(
+        "--target-step-ms",
+        metavar="MS",
+        help="Time between tokens while other prompts are read, which are cut for that. "
+        f"Default: {DEFAULT_TARGET_STEP_MS:g}.",
+        show_default=False,
+    ),
+]
 
 
 def deploy(
@@ -86,6 +126,10 @@ def deploy(
     rebalance: RebalanceOption = None,
     context: ContextOption = None,
     cache: CacheOption = None,
+    prefix_cache: PrefixCacheOption = None,
+    target_step_ms: TargetStepOption = None,
+    cache_disk: CacheDiskOption = None,
+    tool_format: ToolFormatOption = None,
     quant: QuantOption = Quant.NONE,
     mmap: MmapOption = False,
     arithmetic: ArithmeticOption = None,
@@ -116,6 +160,11 @@ def deploy(
                 streams=streams,
             )
             request |= _upkeep(recovery_wait, spares, rebalance)
+            request |= _serving(
+                prefix_cache=prefix_cache, target_step_ms=target_step_ms, cache_disk=cache_disk
+            )
+            if tool_format is not None:
+                request["tool_format"] = tool_format
             request |= layout_params(directory, layout)
             for document in ask(directory.control_socket, "deploy", request):
                 result = document.get("result") or document["event"]
@@ -184,6 +233,30 @@ def _upkeep(
     if wait_seconds is not None:
         require_number("recovery_wait", wait_seconds)
         asked["recovery_wait_seconds"] = wait_seconds
+    return asked
+
+
+def _serving(
+    *, prefix_cache: bool | None, target_step_ms: float | None, cache_disk: str | None
+) -> dict[str, object]:
+    """How requests are served. Raises ``ParameterError``."""
+    chosen = settings()
+    asked: dict[str, object] = {
+        "prefix_cache": chosen.prefix_cache if prefix_cache is None else prefix_cache,
+        "target_step_ms": chosen.target_step_ms if target_step_ms is None else target_step_ms,
+    }
+    require_number("target_step_ms", asked["target_step_ms"])
+    disk_bytes = (
+        chosen.cache_disk_bytes if cache_disk is None else parse_size(cache_disk, "cache-disk")
+    )
+    require_number("cache_disk", disk_bytes)
+    if cache_disk is not None and disk_bytes and not asked["prefix_cache"]:
+        raise ParameterError(
+            "cache_disk",
+            "--cache-disk keeps what the prefix cache shares, and that is off",
+            hint="leave out --cache-disk, or turn it on with --prefix-cache",
+        )
+    asked["cache_disk_bytes"] = disk_bytes if asked["prefix_cache"] else 0
     return asked
 
 

@@ -13,8 +13,9 @@ StageScope → StageStats. ``stage.check`` StageScope → StageChecks. ``stage.a
 ``deployment.relay`` as ``deployment.generate``, of a node that passes it on to the coordinator. To
 the coordinator:
 ``stage.lost`` StageLost → (), ``deployment.remove`` Named → (), ``deployment.vacate`` Vacate → (),
-``deployment.generate`` Generate → Tokens …, or GenerateFailure. To everybody: ``deployment.put``
-DeploymentRecord → ().
+``deployment.generate`` Generate → Tokens …, or GenerateFailure. ``deployment.feed`` OpenFeed → Feed
+…. ``deployment.start`` StartSequence → Started or GenerateFailure. ``deployment.stop`` StopSequence
+→ (). To everybody: ``deployment.put`` DeploymentRecord → ().
 """
 
 from __future__ import annotations
@@ -47,12 +48,16 @@ from potluck.types.placement import (
     Rebalance,
 )
 from potluck.types.quantization import Quantization
+from potluck.types.ranges import DEFAULT_TARGET_STEP_MS
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
     CommittedToken,
     Continuation,
+    FinishReason,
     SequenceRequest,
+    SequenceUpdate,
 )
+from potluck.types.step import SequenceId, TokenLogprob
 
 _T = TypeVar("_T")
 
@@ -304,8 +309,9 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     ``model`` is MODEL, ``model_id`` what clients call it, ``created`` seconds since 1970.
     ``quantization`` is in force; with ``may_quantize`` every plan takes the most precise that fits.
-    Weights that ``is_mapped`` speaks of stay in a file on every node. ``arithmetic`` is that of
-    every stage on a CPU; None until the first plan has fixed a fast one, which later plans keep.
+    Weights that ``is_mapped`` speaks of stay in a file on every node. Every stage keeps at most
+    ``cache_disk_bytes`` of cache blocks on disk. ``arithmetic`` is that of every stage on a CPU;
+    None until the first plan has fixed a fast one, which later plans keep.
     ``arithmetic_note`` says in a line what it gains or costs; it may be empty. ``fingerprint`` is
     that of the model at the node that it was deployed from; None if nobody looked. ``done_bytes``
     and ``total_bytes`` are the weights loaded so far. ``remarks`` say which weights get another
@@ -320,7 +326,10 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     ``objective``, with ``num_streams``, or are the ``layout`` if there is one; ``prediction`` is of
     the plan in force, None if it was made without one. ``rebalance`` says whether it moves to a
     better plan, which has to gain ``rebalance_threshold``, and ``rebalance_note`` in a line what
-    such a plan would gain, or why the last one was left.
+    such a plan would gain, or why the last one was left. With ``prefix_cache`` what equal prefixes
+    of prompts leave in the cache is computed once. Prompts are cut so that the time between the
+    tokens of others is about ``target_step_ms`` milliseconds. Calls of tools are read in the format
+    ``tool_format``; None: in that of the chat template.
     """
 
     deployment: DeploymentId
@@ -336,6 +345,7 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     may_quantize: bool
     is_mapped: bool
     state: DeploymentState
+    cache_disk_bytes: int = 0
     arithmetic: Arithmetic | None = Arithmetic.EXACT
     arithmetic_note: str = ""
     reason: str = ""
@@ -361,6 +371,9 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     rebalance_threshold: float = DEFAULT_THRESHOLD
     prediction: Prediction | None = None
     rebalance_note: str = ""
+    prefix_cache: bool = True
+    tool_format: str | None = None
+    target_step_ms: float = DEFAULT_TARGET_STEP_MS
 
     def supersedes(self, other: DeploymentRecord) -> bool:
         """Whether this is the later word on the same deployment."""
@@ -383,6 +396,7 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     cache_tokens: int | None = None
     quantization: Quantization | None = Quantization.NONE
     is_mapped: bool = False
+    cache_disk_bytes: int = 0
     arithmetic: ArithmeticChoice = ArithmeticChoice.EXACT
     recovery_wait_seconds: float = DEFAULT_RECOVERY_WAIT_SECONDS
     num_spares: int = 0
@@ -391,6 +405,9 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     rebalance: Rebalance = Rebalance.AUTO
     rebalance_threshold: float = DEFAULT_THRESHOLD
     layout: tuple[LayoutStage, ...] = ()
+    prefix_cache: bool = True
+    tool_format: str | None = None
+    target_step_ms: float = DEFAULT_TARGET_STEP_MS
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -517,10 +534,60 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     continuation: Continuation = NOTHING_COMMITTED
 
 
-class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Tokens of a sequence, committed; at least one."""
+class SentToken(msgspec.Struct, frozen=True, array_like=True):
+    """A ``CommittedToken`` on its way, without the names of its fields."""
 
-    tokens: tuple[CommittedToken, ...]
+    sequence_id: SequenceId
+    token: int
+    position: int
+    finish_reason: FinishReason | None = None
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+    @classmethod
+    def of(cls, token: CommittedToken) -> SentToken:
+        """Return ``token`` as it is sent."""
+        return cls(
+            token.sequence_id,
+            token.token,
+            token.position,
+            token.finish_reason,
+            token.logprob,
+            tuple((each.token, each.logprob) for each in token.top) if token.top else (),
+        )
+
+    def committed(self) -> CommittedToken:
+        """Return the token that was sent."""
+        return CommittedToken(
+            sequence_id=self.sequence_id,
+            token=self.token,
+            position=self.position,
+            logprob=self.logprob,
+            top=tuple(TokenLogprob(token=token, logprob=logprob) for token, logprob in self.top),
+            finish_reason=self.finish_reason,
+        )
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A part of a ``SequenceUpdate``; at least one token."""
+
+    tokens: tuple[SentToken, ...]
+    num_cached_tokens: int = 0
+
+    @classmethod
+    def of(cls, update: SequenceUpdate) -> Tokens:
+        """Return ``update`` as it is sent."""
+        return cls(
+            tokens=tuple(map(SentToken.of, update.tokens)),
+            num_cached_tokens=update.num_cached_tokens,
+        )
+
+    def update(self) -> SequenceUpdate:
+        """Return the update that was sent."""
+        return SequenceUpdate(
+            tokens=tuple(each.committed() for each in self.tokens),
+            num_cached_tokens=self.num_cached_tokens,
+        )
 
 
 class GenerateFailure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -559,7 +626,50 @@ class GenerateFailure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return EngineError(self.message, hint=self.hint)
 
 
+class OpenFeed(msgspec.Struct, frozen=True, kw_only=True):
+    """Send what the sequences of a gateway are given here; the answer is ``Feed`` …, at once an
+    empty one. ``feed_id`` is the gateway's choice, and unique.
+    """
+
+    feed_id: str
+
+
+class StartSequence(msgspec.Struct, frozen=True, kw_only=True):
+    """Compute a sequence, whose updates go to an open feed under ``number``; the answer is
+    ``Started`` or a ``GenerateFailure``.
+    """
+
+    feed_id: str
+    number: int
+    asked: Generate
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A sequence is being computed, or waits for that."""
+
+
+class StopSequence(msgspec.Struct, frozen=True, kw_only=True):
+    """Compute a sequence no longer; one that is not live is accepted."""
+
+    feed_id: str
+    number: int
+
+
+class Fed(msgspec.Struct, frozen=True, array_like=True):
+    """What one sequence of a feed was given."""
+
+    number: int
+    given: Tokens | GenerateFailure
+
+
+class Feed(msgspec.Struct, frozen=True, array_like=True):
+    """What the sequences of a gateway were given together, as a rule by one step."""
+
+    fed: tuple[Fed, ...] = ()
+
+
 LinkAnswer = LinkListening | LinkBusy
 StartEvent = Progress | Loaded | Stalled
 RebalanceAnswer = Moving | RebalanceReport
 GenerateAnswer = Tokens | GenerateFailure
+StartAnswer = Started | GenerateFailure

@@ -1,8 +1,9 @@
 """What every sampling parameter means, in plain NumPy float32.
 
 This is the specification of sampling in every engine. Each operation below rounds to float32 once,
-in the order written, but weights are summed in float64. ``exp`` and ``log`` may differ between
-engines in their last bits, and so may a token whose draw falls on the border of two candidates.
+in the order written, but weights are summed in float64. ``exp``, ``log`` and the
+order of sums may differ between engines, and with them last bits, and a token whose draw falls on
+the border of two candidates.
 """
 
 from __future__ import annotations
@@ -144,12 +145,18 @@ def keep_candidates(
 
 
 def draw(candidates: NDArray[np.int64], weights: Floats, number: np.float32) -> int:
-    """The first candidate whose cumulative weight exceeds ``number`` times the sum.
+    """The first candidate, by id, whose cumulative weight exceeds ``number + 2^-25`` of the sum.
 
-    There is one: ``number`` is at most 1 - 2^-24, and times any sum it rounds to less.
+    In the order of ids and not of weights, so that nothing need be sorted for a draw. ``number``
+    stands for an interval of 2^-24, and its middle is taken: its lower end would give all of the
+    first interval to the lowest id, however small its weight. There is such a candidate: the
+    fraction is at most 1 - 2^-25.
     """
-    cumulative = np.cumsum(weights, dtype=np.float64)
-    return int(candidates[np.searchsorted(cumulative, number * cumulative[-1], side="right")])
+    by_id = np.argsort(candidates)
+    middle = np.float64(number) + 2.0**-25
+    cumulative = np.cumsum(weights[by_id], dtype=np.float64)
+    drawn = np.searchsorted(cumulative, middle * cumulative[-1], side="right")
+    return int(candidates[by_id][drawn])
 
 
 def log_softmax(logits: Floats) -> Floats:

@@ -168,7 +168,15 @@ class JsonReader:
 
 
 def read_document(path: Path, max_bytes: int) -> dict[str, object]:
-    """The JSON object that is the whole of a small file, in which no key occurs twice.
+    """The JSON object that is the whole of a small file; otherwise as ``read_json``."""
+    document = read_json(path, max_bytes)
+    if not isinstance(document, dict):
+        raise ModelFileError(str(path), "not a JSON object")
+    return document
+
+
+def read_json(path: Path, max_bytes: int) -> object:
+    """The JSON value that is the whole of a small file, in which no key occurs twice.
 
     It takes up to thirty times ``max_bytes``. Raises ``ModelNotFoundError``, and ``ModelFileError``
     when the file is larger, cannot be read or holds something else.
@@ -178,13 +186,11 @@ def read_document(path: Path, max_bytes: int) -> dict[str, object]:
             raise ModelFileError(file.path, f"larger than {max_bytes} bytes")
         data = read_bytes(file, 0, file.size)
     try:
-        document = json.loads(data, object_pairs_hook=_unique)
+        document: object = json.loads(data, object_pairs_hook=_unique)
     except _RepeatedKeyError as error:
         raise ModelFileError(file.path, f"has {quoted(error.key)} twice") from error
     except (ValueError, RecursionError) as error:
         raise ModelFileError(file.path, f"not a JSON document: {error}") from error
-    if not isinstance(document, dict):
-        raise ModelFileError(file.path, "not a JSON object")
     return document
 
 

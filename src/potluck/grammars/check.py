@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -63,7 +64,7 @@ class GrammarChecker:
                 f"the grammar has {format_bytes(len(data))}",
                 hint=f"a grammar may have up to {format_bytes(MAX_GRAMMAR_BYTES)}",
             )
-        require_own_form(grammar)
+        require_own_form(grammar, parameter)
         request = json.dumps({"grammar": grammar, "control_tokens": list(control_tokens)}).encode()
         key = hashlib.sha256(request).digest()
         with self._lock:
@@ -103,6 +104,8 @@ class GrammarChecker:
 
 
 class _Child:
+    """Ends when it is closed, or not used any more."""
+
     def __init__(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "potluck.grammars.check_child"],
@@ -111,6 +114,7 @@ class _Child:
             stderr=subprocess.DEVNULL,
             env=child_environment(),
         )
+        self._end = weakref.finalize(self, _end, self._process)
 
     @property
     def how_it_ended(self) -> str:
@@ -148,9 +152,13 @@ class _Child:
         return False
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        self._end()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import resource
 import select
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import llguidance
 
-from potluck.grammars.build import control_token
+from potluck.grammars.build import CONTROL, END, control_token
 from potluck.grammars.limits import (
     MAX_CHECK_SECONDS,
     MAX_COMPILE_BYTES,
@@ -28,6 +29,11 @@ from potluck.grammars.problems import NO_TEXT, problem_of
 
 _IDLE_SECONDS = 60.0
 
+_NUM_WALKS = 3
+_WALK_TOKENS = 24
+_WALK_SEED = 17
+"""Some grammars compile and are too complex from their first tokens on: random texts find them."""
+
 
 class _Bytes:
     """A vocabulary of single bytes and control tokens, as ``LLTokenizer`` takes it."""
@@ -37,8 +43,8 @@ class _Bytes:
     special_token_ids: tuple[int, ...] = ()
 
     def __init__(self, control_tokens: tuple[str, ...]) -> None:
-        names = [b"\xff" + control_token(text).encode() for text in control_tokens]
-        self.tokens = [*(bytes([byte]) for byte in range(255)), *names, b""]
+        names = [CONTROL + control_token(text).encode() for text in control_tokens]
+        self.tokens = [*(bytes([byte]) for byte in range(256)), *names, END]
         self.eos_token_id = len(self.tokens) - 1
 
     def __call__(self, text: str) -> list[int]:
@@ -70,11 +76,20 @@ def _problem(
     matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
     if matcher.is_error():
         return problem_of(matcher.get_error())
-    matcher.compute_bitmask()
-    if matcher.is_error():
-        return problem_of(matcher.get_error())
-    if matcher.is_stopped() and not matcher.is_accepting():
-        return NO_TEXT
+    walk = random.Random(_WALK_SEED)
+    for _ in range(_NUM_WALKS):
+        for number in range(_WALK_TOKENS):
+            mask = int.from_bytes(matcher.compute_bitmask(), "little")
+            if matcher.is_error():
+                return problem_of(matcher.get_error())
+            if number == 0 and matcher.is_stopped() and not matcher.is_accepting():
+                return NO_TEXT
+            allowed = [token for token in range(mask.bit_length()) if mask >> token & 1]
+            if matcher.is_stopped() or not matcher.consume_token(walk.choice(allowed)):
+                break
+        if matcher.is_error():
+            return problem_of(matcher.get_error())
+        matcher.reset()
     return None
 
 

@@ -7,14 +7,19 @@ their masks cheap.
 
 from __future__ import annotations
 
-import logging
+import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from potluck.errors import ParameterError
 from potluck.grammars.build import require_own_form
-from potluck.grammars.limits import MAX_IDLE_MATCHERS, parser_limits
-from potluck.grammars.problems import problem_of
+from potluck.grammars.limits import (
+    FREE_SECONDS,
+    FREE_SECONDS_PER_TOKEN,
+    MAX_IDLE_MATCHERS,
+    parser_limits,
+)
+from potluck.grammars.problems import TOO_COMPLEX, problem_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +29,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from potluck.grammars.vocabulary import Vocabulary
-
-_log = logging.getLogger(__name__)
 
 
 class Matcher:
@@ -41,17 +44,20 @@ class Matcher:
         self._vocabulary = vocabulary
         self._library = library
         self._num_tokens = 0
+        self._spent_seconds = 0.0
         self._num_ends = 0  # after the library's matcher had ended, which does not count them
 
     @property
     def is_accepting(self) -> bool:
         """Whether what was accepted so far is a whole text of the grammar."""
-        return not self._library.is_error() and self._library.is_accepting()
+        return self.problem is None and self._library.is_accepting()
 
     @property
     def problem(self) -> str | None:
         """Why the grammar could not be followed further, if so."""
-        return problem_of(self._library.get_error()) if self._library.is_error() else None
+        if self._library.is_error():
+            return problem_of(self._library.get_error())
+        return TOO_COMPLEX if self._is_too_slow else None
 
     @property
     def num_tokens(self) -> int:
@@ -63,11 +69,32 @@ class Matcher:
 
         Bit ``t % 32`` of word ``t // 32`` is set if the token ``t`` is allowed. At least one is.
         """
-        return self._vocabulary.mask_of(self._library)
+        if self._is_too_slow:
+            return self._vocabulary.end_mask
+        started = time.perf_counter()
+        mask = self._vocabulary.mask_of(self._library)
+        self._spent_seconds += time.perf_counter() - started
+        return mask
 
     def accept(self, token: int) -> bool:
         """Go on past ``token``; return whether it was allowed."""
         self._num_tokens += 1
+        if self._is_too_slow:
+            return token in self._vocabulary.end_tokens
+        started = time.perf_counter()
+        was_allowed = self._consume(token)
+        self._spent_seconds += time.perf_counter() - started
+        return was_allowed
+
+    def accept_all(self, tokens: Sequence[int]) -> bool:
+        """Go on past all of ``tokens``; return whether they were allowed."""
+        return all(self.accept(token) for token in tokens)
+
+    @property
+    def _is_too_slow(self) -> bool:
+        return self._spent_seconds > FREE_SECONDS + FREE_SECONDS_PER_TOKEN * self._num_tokens
+
+    def _consume(self, token: int) -> bool:
         if self._library.is_stopped() and not self._library.is_error():
             if token in self._vocabulary.end_tokens:
                 self._num_ends += 1
@@ -75,10 +102,6 @@ class Matcher:
         elif token in self._vocabulary.end_tokens and not self._names(token):
             token = self._vocabulary.end
         return self._library.consume_token(token)
-
-    def accept_all(self, tokens: Sequence[int]) -> bool:
-        """Go on past all of ``tokens``; return whether they were allowed."""
-        return all(self.accept(token) for token in tokens)
 
     def rollback(self, num_tokens: int) -> None:
         """Take back the last ``num_tokens``. Raise ``ValueError`` if there were fewer."""
@@ -92,8 +115,11 @@ class Matcher:
 
     def restart(self) -> bool:
         """Go back to the beginning; return False if that is not possible, after a problem."""
+        if self.problem is not None:
+            return False
         self._num_tokens = self._num_ends = 0
-        return not self._library.is_error() and self._library.reset()
+        self._spent_seconds = 0.0
+        return self._library.reset()
 
     def _names(self, token: int) -> bool:
         """Whether the grammar itself asks for this token, which would also end a text, here."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 NO_TEXT = "no text matches the grammar"
+TOO_COMPLEX = "the grammar is too complex"
 
 _MAX_CHARACTERS = 300
 
@@ -27,6 +28,8 @@ def problem_of(error: str) -> str:
             return f"the JSON schema uses {what.format(*match.groups())}, which is not supported"
     if match := re.search(r"Pointer '(.*)' does not exist", error):
         return f'the JSON schema has no "{match[1]}", to which a "$ref" refers'
+    if "items; max is" in error or "too complex" in error.lower() or "too many" in error:
+        return TOO_COMPLEX
     if "no tokens allowed" in error or "NoExtension" in error:
         return NO_TEXT
     lines = [line.strip() for line in error.splitlines() if line.strip()]

@@ -8,16 +8,12 @@ import numpy as np
 
 from potluck.allocator import return_free_memory
 from potluck.errors import ParameterError
-from potluck.grammars.build import control_token
+from potluck.grammars.build import CONTROL, END, control_token
 from potluck.types.text import Tokenizer, TokenList
 
 if TYPE_CHECKING:
     import llguidance
     from numpy.typing import NDArray
-
-_CONTROL = b"\xff"
-"""Before the name of a control token: no text has this byte, so no text matches one
-(llguidance's ``TokTrie::SPECIAL_TOKEN_MARKER``)."""
 
 _MAX_TOKEN_BYTES = 1000
 """llguidance's trie has room for paths of 1,024 bytes. Longer tokens are never allowed."""
@@ -57,7 +53,7 @@ class Vocabulary:
         self.end_tokens = frozenset(ends)
         # One more token, which ends a text for the matcher: a grammar may name the model's own.
         self.end = vocab_size
-        wrapper = _Wrapper([*_library_tokens(tokens, vocab_size), b""], self.end)
+        wrapper = _Wrapper([*_library_tokens(tokens, vocab_size), END], self.end)
         self.library: llguidance.LLTokenizer = llguidance.LLTokenizer(wrapper)  # type: ignore[arg-type]
         wrapper.tokens = []  # the library has its own copy
         return_free_memory()  # several times as much as it keeps
@@ -89,7 +85,7 @@ def _library_tokens(tokens: TokenList, vocab_size: int) -> list[bytes]:
     for token, text in tokens.control.items():
         name = control_token(text).encode("utf-8", "replace")
         if token < vocab_size and len(name) <= _MAX_TOKEN_BYTES:
-            data[token] = _CONTROL + name
+            data[token] = CONTROL + name
     return data
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
 U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
 U16 = NDArray[np.uint16]
@@ -154,6 +155,26 @@ class Kernels:
 
     def exp_sum(self, x: F32, max: float, out: F32) -> float:
         """``out = exp(x - max)``; returns its sum."""
+
+    # Over the logits of a vocabulary, in blocks of 128 (cpp/kernels/kernels.h).
+    def copy_allowed(self, logits: F32, mask: U32, out: F32) -> None: ...
+    def draw_weights(
+        self, logits: F32, largest: float, temperature: float, weights: F32, sums: F64
+    ) -> None: ...
+    def kept_sums(
+        self, logits: F32, weights: F32, least_logit: float, least_weight: float, sums: F64
+    ) -> None: ...
+    def split_logits(
+        self,
+        logits: F32,
+        weights: F32,
+        low: float,
+        high: float,
+        above: F64,
+        num_above: I32,
+        within: I32,
+        num_within: I32,
+    ) -> None: ...
 
 # Conversion of weights (cpp/bind/convert_module.cc)
 

@@ -15,6 +15,7 @@ from potluck.engines.opening import open_engine
 from potluck.formats.source import FileTensorSource
 from potluck.kernels.runner import ThreadPool
 from potluck.loading.packed_cache import PackedWeights
+from potluck.loading.packed_key import weights_key
 from potluck.loading.plan import program_to_count
 from potluck.models.program import build_program
 from potluck.models.rope import rope_table
@@ -32,12 +33,14 @@ class LoadedStage:
 
     ``packed`` is the file that the weights are in, if they are mapped. The report's weights
     and remarks are those of the plan, and its ``read_bytes`` came from the model's files.
+    ``weights_key`` stands for the bits of the weights, where that was asked for.
     """
 
     engine: LoadableEngine
     program: Program
     packed: PackedWeights | None
     report: LoadReport
+    weights_key: str | None = None
 
 
 def load_stage(
@@ -51,6 +54,7 @@ def load_stage(
     on_progress: Progress | None = None,
     on_warm_up: Callable[[], None] | None = None,
     make_engine: Callable[..., LoadableEngine] = open_engine,
+    with_key: bool = False,
 ) -> LoadedStage:
     """Make the engine of a planned stage on ``unit``, fill it, in the memory that the plan counts,
     and warm it up.
@@ -58,6 +62,7 @@ def load_stage(
     ``pool`` quantizes, whatever computes. A plan for mapped weights needs them ``packed``.
     ``on_progress`` is called with bytes read and bytes in all, where something is read,
     ``on_warm_up`` when all weights are in. ``make_engine`` is ``open_engine``, or goes through it.
+    ``with_key``: the stage's ``weights_key`` is wanted.
     Raises as ``open_engine`` and ``load_weights``, and
     ``ModelFileError`` when a file changed since ``tensors`` was opened. After an error nothing
     stays open.
@@ -84,6 +89,7 @@ def load_stage(
     )
     read_before = tensors.num_bytes_read
     try:
+        key = weights_key(description, tensors, plan) if with_key else None
         if packed is not None:
             report = _map_weights(engine, packed)
         else:
@@ -109,7 +115,9 @@ def load_stage(
         weights=plan.memory.weights,
         remarks=plan.remarks,
     )
-    return LoadedStage(engine=engine, program=program, packed=packed, report=report)
+    return LoadedStage(
+        engine=engine, program=program, packed=packed, report=report, weights_key=key
+    )
 
 
 def _map_weights(engine: LoadableEngine, packed: PackedWeights) -> LoadReport:

@@ -11,13 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from potluck import kernels
-from potluck.catalog import ModelDescription
+from potluck.catalog import ModelDescription, canonical_source
 from potluck.formats import packed
 from potluck.formats.files import ReadOnlyFile, read_bytes
 from potluck.formats.source import FileTensorSource
+from potluck.loading.plan import program_to_count
 from potluck.models.registry import stored_tensors
 from potluck.types.program import Program
+from potluck.types.stage import StagePlan
 from potluck.types.tensor import TensorInfo
+from potluck.weights.load import check_weights, loaded_weights
 
 _PIECE_BYTES = 2**20
 _BLOB_NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -53,6 +56,18 @@ def packed_key(
         "tensors": made,
     }
     return hashlib.sha256(json.dumps(document).encode()).hexdigest()[:40]
+
+
+def weights_key(description: ModelDescription, tensors: FileTensorSource, plan: StagePlan) -> str:
+    """A hash of what the weights of a planned stage are made from: see ``packed_key``.
+
+    They are the same bits whether they are mapped or loaded.
+    """
+    program = program_to_count(description.config, plan.shard, plan.size.context_tokens)
+    source = canonical_source(description, tensors, program)
+    stored = check_weights(program, source, path=str(description.files.path))
+    loaded = loaded_weights(program, stored, plan.size.quantization)
+    return packed_key(description, tensors, program, list(loaded))
 
 
 def source_files(

@@ -137,13 +137,14 @@ def prepare_stages(
     on_fetch: Progress | None = None,
     on_progress: Progress | None = None,
     on_warm_up: Progress | None = None,
+    with_key: bool = False,
 ) -> PreparedStages:
     """Make the engine of every planned stage, stream or map its weights, and warm it up.
 
     Files that are only on a hub are fetched first. ``room`` returns what may be used when it is
     called, ``plan_one`` is what the stages were planned with. Weights that are to be mapped and
     that ``cache`` cannot keep are loaded instead if there is room for them, with a warning; the
-    plan that is returned says so. ``make_engine``: see ``load_stage``.
+    plan that is returned says so. ``make_engine``, ``with_key``: see ``load_stage``.
 
     ``on_fetch`` and then ``on_progress`` are called with bytes done and bytes in all, and so is
     ``on_warm_up`` whenever the weights of a stage are in. Raises as ``open_weights``,
@@ -189,6 +190,7 @@ def prepare_stages(
                 on_progress=report,
                 on_warm_up=None if warm is None else partial(warm, stage.read_bytes, 0),
                 make_engine=make_engine,
+                with_key=with_key,
             )
             on_failure.callback(loaded.engine.close)
             stages.append(loaded)

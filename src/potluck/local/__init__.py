@@ -5,8 +5,11 @@ from potluck.loading.prepare import LoadPlan
 from potluck.local.generation import Generation, GenerationResult, Piece, Timings
 from potluck.local.model import LoadProgress, Model, SamplingOptions
 from potluck.local.scoring import Scores, TokenScore
+from potluck.local.vectors import DocumentScore, Embeddings
 
 __all__ = [
+    "DocumentScore",
+    "Embeddings",
     "Generation",
     "GenerationResult",
     "LoadPlan",

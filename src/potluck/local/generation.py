@@ -33,17 +33,21 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Where the time went. Prefill lasts from the request to the first token, decode from there."""
+    """Where the time went. Prefill lasts from the request to the first token, decode from there.
+
+    ``num_cached_tokens`` of the prompt were in the cache and not computed.
+    """
 
     num_prompt_tokens: int
     num_new_tokens: int
     prefill_seconds: float
     decode_seconds: float
+    num_cached_tokens: int = 0
 
     @property
     def prefill_tokens_per_second(self) -> float:
-        """Prompt tokens per second of prefill."""
-        return self.num_prompt_tokens / self.prefill_seconds
+        """Prompt tokens per second of prefill, without those that were in the cache."""
+        return (self.num_prompt_tokens - self.num_cached_tokens) / self.prefill_seconds
 
     @property
     def decode_tokens_per_second(self) -> float | None:
@@ -95,6 +99,7 @@ class Generation:
         self._started = started
         self._pieces: list[Piece] = []
         self._result: GenerationResult | None = None
+        self._num_cached_tokens = 0
         self._is_over = False
 
     def __iter__(self) -> Iterator[Piece]:
@@ -135,6 +140,7 @@ class Generation:
 
     def _take(self, update: TimedToken) -> Piece:
         token = update.token
+        self._num_cached_tokens += update.num_cached_tokens
         text = self._detokenizer.push(token.token)
         reason = token.finish_reason
         if reason is not None:
@@ -166,5 +172,6 @@ class Generation:
                 num_new_tokens=len(self._pieces),
                 prefill_seconds=first_seconds,
                 decode_seconds=self._pieces[-1].seconds - first_seconds,
+                num_cached_tokens=self._num_cached_tokens,
             ),
         )

@@ -29,6 +29,7 @@ from potluck.local.loading import load_stages, plan_load
 from potluck.local.pipeline import LocalPipeline
 from potluck.local.scoring import Scores, score_tokens
 from potluck.local.units import find_unit
+from potluck.local.vectors import DocumentScore, Embeddings, embed_tokens, rank_documents
 from potluck.scheduling import (
     DEFAULT_CONTEXT_TOKENS,
     MAX_STEP_SEQUENCES,
@@ -37,7 +38,9 @@ from potluck.scheduling import (
 )
 from potluck.serving.dispatcher import Dispatcher
 from potluck.serving.ledger import Update
+from potluck.serving.vectors import check_dimensions
 from potluck.text.chat import ChatTemplate, chat_ending, encode_chat
+from potluck.text.rerank import check_labels, encode_pair, rerank_template
 from potluck.types.arithmetic import ArithmeticChoice
 from potluck.types.quantization import Quantization
 from potluck.types.ranges import MAX_TOP_LOGPROBS, require_number, shown
@@ -123,6 +126,7 @@ class Model:
         mmap: bool = False,
         arithmetic: ArithmeticChoice = ArithmeticChoice.EXACT,
         packed_cache_bytes: int | None = None,
+        prefix_cache: bool = True,
         on_progress: Callable[[LoadProgress], None] | None = None,
     ) -> Model:
         """Find MODEL, load it, and make it ready.
@@ -144,6 +148,7 @@ class Model:
         way (``docs/models.md``).
         ``packed_cache_bytes``: the most that all such files may take; by default 20 GiB, or a
         quarter of the free disk.
+        ``prefix_cache``: whether prompts that begin alike share what the cache has of it.
 
         Raises a ``PotluckError`` that says what is wrong, before a weight is read where possible.
         """
@@ -191,6 +196,7 @@ class Model:
             max_step_tokens=plan.size.max_step_tokens,
             max_step_sequences=min(MAX_STEP_SEQUENCES, plan.size.max_step_tokens),
             max_steps_in_flight=stages,
+            has_prefix_cache=prefix_cache,
         )
         dispatcher = Dispatcher(limits)
         dispatcher.attach(
@@ -308,6 +314,63 @@ class Model:
             )
         return score_tokens(self._dispatcher, self.tokenizer, tokens, top)
 
+    def embed(
+        self, inputs: Sequence[str | Sequence[int]], *, dimensions: int | None = None
+    ) -> Embeddings:
+        """Compute one vector for each of ``inputs``: texts, or token ids, which are taken as given.
+
+        Pooling and normalization are those that the model's files say; if they say nothing, the
+        state of the last token, normalized. ``dimensions`` cuts the vectors, for models that were
+        trained for it. Raises ``ParameterError``, also for a model that scores documents, and
+        ``PromptTooLongError``.
+        """
+        config = self.description.vectors.embedding
+        if config is None:
+            raise ParameterError(
+                "model", "this model makes no embeddings", hint="it scores documents: use rerank"
+            )
+        if isinstance(inputs, str):
+            raise ParameterError("inputs", "inputs is one text", hint="give a list of texts")
+        vector_size = self.description.config.vector_size
+        check_dimensions(dimensions, vector_size)
+        prompts = [
+            [*self.tokenizer.encode(each), *self.tokenizer.closing_tokens]
+            if isinstance(each, str)
+            else _token_ids(each)
+            for each in inputs
+        ]
+        for tokens in prompts:
+            self._check_prompt(tokens)
+        return embed_tokens(self._dispatcher, prompts, config, dimensions, vector_size)
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, instruction: str | None = None
+    ) -> tuple[DocumentScore, ...]:
+        """Score how well each of ``documents`` answers ``query``; the most relevant comes first.
+
+        ``instruction`` says what is asked for, where the model's template has a place for it.
+        Raises ``ParameterError`` for a model that was not made for it, ``ChatTemplateError`` for
+        one without a template for such prompts, and ``PromptTooLongError``.
+        """
+        config = self.description.vectors.rerank
+        if config is None:
+            raise ParameterError(
+                "model",
+                "this model scores no documents",
+                hint="use a reranker, such as Qwen3-Reranker",
+            )
+        if isinstance(documents, str):
+            raise ParameterError("documents", "documents is one text", hint="give a list of texts")
+        check_labels(config, self.description.config.label_tokens, self.tokenizer)
+        template = rerank_template(config, self._chat_template)
+        prompts = [
+            encode_pair(self.tokenizer, template, query, each, instruction=instruction)
+            for each in documents
+        ]
+        for tokens in prompts:
+            self._check_prompt(tokens)
+        return rank_documents(self._dispatcher, prompts, config)
+
     def _start(
         self,
         tokens: Sequence[int],
@@ -346,12 +409,21 @@ class Model:
         )
 
     def _check(self, tokens: Sequence[int], max_tokens: int | None, stop: Sequence[str]) -> None:
-        if not tokens:
-            raise ParameterError("prompt", "the prompt is empty", hint="give at least one token")
+        if not self.description.config.has_logits:
+            raise ParameterError(
+                "model",
+                "the model has no head: it makes vectors, and no text",
+                hint="use embed or rerank with it",
+            )
+        self._check_prompt(tokens)
         if max_tokens is not None:
             require_number("max_tokens", max_tokens)
         if isinstance(stop, str):
             raise ParameterError("stop", "stop is one text", hint="give a list of texts")
+
+    def _check_prompt(self, tokens: Sequence[int]) -> None:
+        if not tokens:
+            raise ParameterError("prompt", "the prompt is empty", hint="give at least one token")
         vocab_size = self.description.config.vocab_size
         outside = next((token for token in tokens if not 0 <= token < vocab_size), None)
         if outside is not None:

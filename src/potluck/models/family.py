@@ -9,6 +9,8 @@ from potluck.models.fields import Fields
 from potluck.types.model import ModelConfig
 from potluck.types.tensor import TensorSource
 
+_WITH_HEAD = "ForCausalLM"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
@@ -26,3 +28,13 @@ class Family:
     gguf_interleaves_heads: bool
     from_hugging_face: Callable[[Fields], ModelConfig]
     from_gguf: Callable[[Fields, TensorSource], ModelConfig] | None
+
+    @property
+    def headless_architecture(self) -> str:
+        """The class of the model without a head."""
+        return self.architecture.removesuffix(_WITH_HEAD) + "Model"
+
+    @property
+    def classifier_architecture(self) -> str:
+        """The class of the model with a classifier in the place of the head."""
+        return self.architecture.removesuffix(_WITH_HEAD) + "ForSequenceClassification"

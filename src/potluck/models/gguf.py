@@ -28,6 +28,7 @@ from potluck.types.tensor import TensorFormat, TensorSource
 
 _EMBEDDING = "token_embd.weight"
 _HEAD = "output.weight"
+_CLASSIFIER = "cls.output.weight"
 _ROUTER = "blk.{}.ffn_gate_inp.weight"
 
 _READ_KEYS = frozenset(
@@ -49,15 +50,18 @@ _READ_KEYS = frozenset(
     }
 )
 # Known keys that say nothing about the arithmetic of these families. The vocabulary's size is
-# that of the embedding.
+# that of the embedding. What vectors are made of is read by ``potluck.catalog.vectors``.
 _DESCRIPTIVE_KEYS = frozenset(
     {
+        "classifier.output_labels",
+        "pooling_type",
         "rope.scaling.finetuned",
         "rope.scaling.original_context_length",
         "tensor_data_layout",
         "vocab_size",
     }
 )
+_LISTS = frozenset({"classifier.output_labels"})
 # Any other key changes the arithmetic unless its value is one of these; those not listed are off
 # when 0, false or empty.
 _NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
@@ -110,6 +114,9 @@ def read_config(
         if fields.count(key, MAX_WIDTH, head_dim) != head_dim:
             raise unsupported(f"{key}={fields.get(key)} with heads of {head_dim}")
     names = frozenset(source.names())
+    num_labels = source.info(_CLASSIFIER).num_rows if _CLASSIFIER in names else 0
+    if num_labels > hidden_size:
+        raise unsupported(f"a classifier of {num_labels} labels")
     return ModelConfig(
         family=family,
         num_layers=num_layers,
@@ -122,13 +129,15 @@ def read_config(
         max_context_tokens=fields.count("context_length", MAX_CONTEXT_TOKENS),
         rms_norm_epsilon=fields.positive("attention.layer_norm_rms_epsilon"),
         rope=_read_rope(fields, source, names, head_dim),
-        tied_head=_HEAD not in names,
+        tied_head=_HEAD not in names and not num_labels,
         qkv_bias=qkv_bias,
         output_bias=output_bias,
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
         sliding_windows=(sliding_window,) * num_layers,
         experts=experts,
+        has_logits=not num_labels,
+        num_labels=num_labels,
     )
 
 
@@ -175,7 +184,7 @@ def _refuse_unsupported(fields: Fields, known: frozenset[str]) -> None:
     features = [
         f"{fields.prefix}{key}={value}"
         for key, value in fields.values.items()
-        if (isinstance(value, Iterable) and not isinstance(value, str))
+        if (isinstance(value, Iterable) and not isinstance(value, str) and key not in _LISTS)
         or (key not in known and value not in _NEUTRAL_VALUES.get(key, (None, 0, "")))
     ]
     if features:

@@ -27,6 +27,8 @@ GGUF_ROPE_FACTORS = "rope_freqs.weight"
 EMBEDDING = "embed.weight"
 FINAL_NORM = "norm.weight"
 HEAD = "head.weight"
+HUGGING_FACE_PREFIX = "model."
+"""Of every tensor but the head's and the classifier's."""
 CLASSIFIER = "classifier.weight"
 
 

@@ -131,7 +131,7 @@ def _build(config: ModelConfig, shard: Shard) -> _Builder:
     _check_shard(config, shard)
     builder = _Builder()
     if shard.has_embedding:
-        role = WeightRole.HEAD if config.tied_head else WeightRole.EMBEDDING
+        role = WeightRole.HEAD if config.tied_head and config.has_logits else WeightRole.EMBEDDING
         name = builder.weight(EMBEDDING, config.vocab_size, config.hidden_size, role=role)
         builder.add(Embed(weight=name, out=HIDDEN))
     for layer in range(shard.start_layer, shard.end_layer):

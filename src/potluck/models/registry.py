@@ -10,7 +10,16 @@ from potluck.models.family import Family
 from potluck.models.fields import Fields, one_line, unsupported
 from potluck.models.llama import LLAMA
 from potluck.models.mistral import MISTRAL
-from potluck.models.names import HEAD, FileKind, is_ignored, stored_name, stored_tensor
+from potluck.models.names import (
+    CLASSIFIER,
+    EMBEDDING,
+    HEAD,
+    HUGGING_FACE_PREFIX,
+    FileKind,
+    is_ignored,
+    stored_name,
+    stored_tensor,
+)
 from potluck.models.program import weight_specs
 from potluck.models.qwen2 import QWEN2
 from potluck.models.qwen3 import QWEN3
@@ -36,9 +45,16 @@ def config_from_hugging_face(
     if not architectures and not model_type:
         raise ModelFileError(path, "model_type is missing")
     for family in FAMILIES:
-        if model_type in (family.name, "") and architectures in ((family.architecture,), ()):
+        if model_type not in (family.name, ""):
+            continue
+        if architectures in ((family.architecture,), ()):
             return family.from_hugging_face(fields)
-    known = (family.architecture for family in FAMILIES)
+        if architectures == (family.headless_architecture,):
+            headed = family.from_hugging_face(fields)
+            return dataclasses.replace(headed, has_logits=False, tied_head=False)
+        if architectures == (family.classifier_architecture,):
+            return _classifier(family.from_hugging_face(fields), fields)
+    known = [family.architecture for family in FAMILIES]
     if not architectures:
         raise _unknown_family("type", model_type, known=known)
     aside = f" (model_type {model_type})" if model_type else ""
@@ -80,29 +96,48 @@ def stored_weights(
 ) -> tuple[StoredTensor, ...]:
     """Where a file of ``file_kind`` keeps each of ``weights``, in their order."""
     (family,) = (family for family in FAMILIES if family.name == config.family)
+    head = stored_name(EMBEDDING if config.tied_head else HEAD, file_kind)
     interleaved: dict[str, int] = {}
     if file_kind is FileKind.GGUF and family.gguf_interleaves_heads:
         interleaved = {"q": config.num_heads, "k": config.num_kv_heads}
-    return tuple(
-        dataclasses.replace(
-            stored_tensor(weight, file_kind),
-            # "layers.0.attn.q.weight" and its bias: the last name but one.
-            interleaved_heads=interleaved.get(weight.name.split(".")[-2]),
-        )
-        for weight in weights
-    )
+    stored: list[StoredTensor] = []
+    for weight in weights:
+        each = stored_tensor(weight, file_kind)
+        if weight.name == CLASSIFIER and config.label_tokens:
+            each = dataclasses.replace(each, stored_names=(head,), rows=config.label_tokens)
+        if config.has_bare_names:
+            names = tuple(name.removeprefix(HUGGING_FACE_PREFIX) for name in each.stored_names)
+            each = dataclasses.replace(each, stored_names=names)
+        # "layers.0.attn.q.weight" and its bias: the last name but one.
+        heads = interleaved.get(weight.name.split(".")[-2])
+        stored.append(dataclasses.replace(each, interleaved_heads=heads))
+    return tuple(stored)
 
 
 def with_stored_head(config: ModelConfig, names: Iterable[str], file_kind: FileKind) -> ModelConfig:
-    """``config``, with a head of its own if the files have one.
+    """``config``, with a head of its own if the files have one, and without one if they have none.
+
+    Embedding models are published as their inner model: their files have no head, whatever
+    ``config.json`` says, and their tensors lack the prefix ``model.``.
 
     A ``config.json`` may say that the head is tied to the embedding, beside files that hold a head.
     transformers 5 ties the two only where they are equal. Using the one that is stored gives the
     same logits, whatever it holds, and is decided by the names of the tensors alone, which every
     node knows. ``names`` are the files' own.
     """
-    if config.tied_head and stored_name(HEAD, file_kind) in names:
-        return dataclasses.replace(config, tied_head=False)
+    stored = frozenset(names)
+    has_head = stored_name(HEAD, file_kind) in stored
+    if file_kind is FileKind.HUGGING_FACE:
+        prefixed = stored_name(EMBEDDING, file_kind)
+        bare = prefixed.removeprefix(HUGGING_FACE_PREFIX)
+        if bare in stored and prefixed not in stored:
+            config = dataclasses.replace(config, has_bare_names=True)
+    if config.num_labels and not config.label_tokens:
+        return config
+    if has_head:
+        return dataclasses.replace(config, tied_head=False, has_logits=not config.num_labels)
+    if config.has_bare_names and not config.tied_head and not config.label_tokens:
+        return dataclasses.replace(config, has_logits=False)
     return config
 
 
@@ -114,13 +149,46 @@ def refuse_unread_tensors(config: ModelConfig, names: Iterable[str], file_kind: 
     """
     read = {
         name
-        for weight in weight_specs(config, Shard.whole(config.num_layers))
-        for name in stored_tensor(weight, file_kind).stored_names
+        for each in stored_weights(
+            config, weight_specs(config, Shard.whole(config.num_layers)), file_kind
+        )
+        for name in each.stored_names
     }
     unread = sorted(name for name in names if name not in read and not is_ignored(name, file_kind))
     if unread:
         more = () if len(unread) <= 3 else (f"{len(unread) - 3} more tensors",)
         raise unsupported(*(f"the tensor {name}" for name in unread[:3]), *more)
+
+
+def _classifier(config: ModelConfig, fields: Fields) -> ModelConfig:
+    """``config`` with the classifier of ``…ForSequenceClassification`` in the place of the head."""
+    labels = fields.get("id2label")
+    num_labels = (
+        len(labels) if isinstance(labels, Mapping) else fields.count("num_labels", 2**16, 2)
+    )
+    return with_labels(config, num_labels)
+
+
+def with_labels(
+    config: ModelConfig, num_labels: int, label_tokens: tuple[int, ...] = ()
+) -> ModelConfig:
+    """``config`` with a classifier in the place of the head (see ``ModelConfig``).
+
+    Raises ``UnsupportedModelError`` for more labels than a hidden state has numbers: vectors are
+    bounded by that everywhere.
+    """
+    if not 1 <= num_labels <= config.hidden_size:
+        raise unsupported(f"a classifier of {num_labels} labels")
+    if any(token >= config.vocab_size for token in label_tokens):
+        raise unsupported(f"labels {list(label_tokens)} in a vocabulary of {config.vocab_size}")
+    tied_head = config.tied_head and bool(label_tokens)
+    return dataclasses.replace(
+        config,
+        has_logits=False,
+        tied_head=tied_head,
+        num_labels=num_labels,
+        label_tokens=label_tokens,
+    )
 
 
 def _unknown_family(

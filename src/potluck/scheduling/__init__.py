@@ -5,6 +5,7 @@ transports are none of their business.
 """
 
 from potluck.scheduling.blocks import BlockPool
+from potluck.scheduling.chunks import DEFAULT_TARGET_STEP_SECONDS
 from potluck.scheduling.scheduler import (
     DEFAULT_CONTEXT_TOKENS,
     MAX_STEP_SEQUENCES,
@@ -16,6 +17,7 @@ from potluck.types.sequence import CommittedToken, FinishReason, SequenceRequest
 
 __all__ = [
     "DEFAULT_CONTEXT_TOKENS",
+    "DEFAULT_TARGET_STEP_SECONDS",
     "MAX_STEP_SEQUENCES",
     "MAX_STEP_TOKENS",
     "BlockPool",

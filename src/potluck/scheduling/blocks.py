@@ -1,10 +1,15 @@
-"""The free list of key-value cache blocks (paged attention, Kwon et al. 2023).
+"""Counted references to key-value cache blocks (paged attention, Kwon et al. 2023).
 
-A block is 16 positions of every layer's cache, named by one index on every stage. The pool knows
-only which are free; who holds the others is written in the sequences' block tables.
+A block is 16 positions of every layer's cache, named by one index on every stage. Several sequences
+may hold a block whose content they share. A block that nobody holds is free, or it is *kept*: its
+content may be of use to a later sequence, and it is taken when no block is free, least recently
+used first. What the content is the pool does not know; ``prefix_index`` does.
 """
 
 from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 
 from potluck.types.step import KV_BLOCK_TOKENS
 
@@ -15,33 +20,91 @@ def blocks_for(num_tokens: int) -> int:
 
 
 class BlockPool:
-    """Blocks ``[0, num_blocks)``, all free at first. Not thread-safe."""
+    """Blocks ``[0, num_blocks)``, all free at first. Not thread-safe.
 
-    def __init__(self, num_blocks: int) -> None:
+    ``on_evict`` is called with each kept block that is taken for something else.
+    """
+
+    def __init__(self, num_blocks: int, on_evict: Callable[[int], None] | None = None) -> None:
         if num_blocks < 1:
             raise ValueError("a pool needs at least one block")
         self.num_blocks = num_blocks
+        self._on_evict = on_evict
         # Popped from the end: low indices first, so that little of the cache is touched.
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._taken: set[int] = set()
+        self._num_holders = [0] * num_blocks
+        self._kept: set[int] = set()
+        self._idle: OrderedDict[int, None] = OrderedDict()  # kept and not held, oldest first
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds."""
-        return len(self._free)
+        """Blocks that nobody holds, kept ones among them."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def num_idle(self) -> int:
+        """Blocks that nobody holds and whose content is kept."""
+        return len(self._idle)
+
+    def is_held(self, block: int) -> bool:
+        """Whether anybody holds ``block``."""
+        return self._num_holders[block] > 0
 
     def take(self, count: int) -> list[int]:
         """Hand out ``count`` blocks; raises ``ValueError`` when fewer are free."""
-        if count > len(self._free):
-            raise ValueError(f"{count} blocks asked for, {len(self._free)} free")
-        taken = [self._free.pop() for _ in range(count)]
-        self._taken.update(taken)
+        if count > self.num_free:
+            raise ValueError(f"{count} blocks asked for, {self.num_free} free")
+        taken = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+        for block in taken:
+            self._num_holders[block] = 1
         return taken
 
-    def give_back(self, blocks: list[int]) -> None:
-        """Return blocks taken earlier; raises ``ValueError`` for one that is not out."""
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Take one more reference to blocks that are held or kept; ``ValueError`` for another."""
         for block in blocks:
-            if block not in self._taken:
+            if not self._num_holders[block]:
+                if block not in self._idle:
+                    raise ValueError(f"block {block} has no content to share")
+                del self._idle[block]
+            self._num_holders[block] += 1
+
+    def give_back(self, blocks: Iterable[int]) -> None:
+        """Return one reference to each block; raises ``ValueError`` for one that is not out.
+
+        Kept blocks are later taken in the order in which they were given back.
+        """
+        for block in blocks:
+            if not self._num_holders[block]:
                 raise ValueError(f"block {block} is not in use")
-            self._taken.remove(block)
+            self._num_holders[block] -= 1
+            if self._num_holders[block]:
+                continue
+            if block in self._kept:
+                self._idle[block] = None
+            else:
+                self._free.append(block)
+
+    def keep(self, block: int) -> None:
+        """Keep the content of a held block when nobody holds it any more."""
+        if not self._num_holders[block]:
+            raise ValueError(f"block {block} is not in use")
+        self._kept.add(block)
+
+    def discard(self, block: int) -> None:
+        """Keep the content of ``block`` no longer."""
+        self._kept.discard(block)
+        if block in self._idle:
+            del self._idle[block]
             self._free.append(block)
+
+    def touch(self, block: int) -> None:
+        """Take ``block`` later than all others that are idle, if it is idle."""
+        if block in self._idle:
+            self._idle.move_to_end(block)
+
+    def _evict(self) -> int:
+        block, _ = self._idle.popitem(last=False)
+        self._kept.discard(block)
+        if self._on_evict is not None:
+            self._on_evict(block)
+        return block

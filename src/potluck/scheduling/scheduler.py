@@ -7,14 +7,16 @@ The policy, in the order in which a step is filled:
    so that every stage of a pipeline has something to do.
 2. Prefill: chunks of admitted prompts, oldest first, up to the step's token budget. Where several
    steps may be in flight, the budget of a step is a share of what is left to prefill, so that the
-   stages compute chunks of one prompt, or of several, at the same time.
+   stages compute chunks of one prompt, or of several, at the same time. While somebody decodes, it
+   is what a step can compute within the target (``chunks``).
 3. Admission: waiting sequences, first come first served, when the blocks of all their known tokens
-   are free.
+   are free. What the prefix cache has of these is not computed (``block_cache``). A sequence whose
+   prompt others are computing for the most part waits for them and lets others pass.
 
 When a decode needs a block and none is free, the youngest running sequence is preempted: it loses
 its blocks, goes back to the head of the queue and is later computed again from its committed
-tokens. Its text does not change, because a token's logits depend on its own sequence alone and
-draws are keyed by position.
+tokens, but for what is still in the cache. Its text does not change, because a token's logits
+depend on its own sequence alone and draws are keyed by position.
 
 A sequence may ask to be computed alone: its steps have no other, and no step is in flight beside
 them. Such steps and those of all others take turns.
@@ -29,12 +31,18 @@ stages compute them again. The last stage is then told of the tokens generated b
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 
 from potluck.errors import ParameterError, PromptTooLongError
-from potluck.scheduling.blocks import BlockPool, blocks_for
+from potluck.scheduling.block_cache import BlockCache, PrefixCounters
+from potluck.scheduling.blocks import blocks_for
+from potluck.scheduling.chunks import DEFAULT_TARGET_STEP_SECONDS, ChunkController
+from potluck.scheduling.keeping import MAX_MOVED_BLOCKS, Restorer, hashed
+from potluck.scheduling.prefix_index import PrefixMatch
 from potluck.scheduling.sequence import SequenceState
+from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
     CommittedToken,
@@ -44,6 +52,7 @@ from potluck.types.sequence import (
 )
 from potluck.types.step import (
     KV_BLOCK_TOKENS,
+    BlockCopy,
     SampledToken,
     SequenceId,
     SequenceOpening,
@@ -76,6 +85,10 @@ class SchedulerLimits:
     """What the stages can hold and what one step may bring.
 
     ``context_tokens`` is the longest sequence; ``num_blocks`` must hold at least one such.
+    Sequences share the blocks of equal prefixes if ``has_prefix_cache``; then those that the stages
+    have on disk can be restored. They are known there by hashes with the ``disk_salt``, which is
+    None where the stages do not keep blocks on disk. While somebody decodes, prompts are cut so
+    that the time between tokens is about ``target_step_seconds``.
     """
 
     num_blocks: int
@@ -83,13 +96,45 @@ class SchedulerLimits:
     max_step_tokens: int
     max_step_sequences: int
     max_steps_in_flight: int
+    has_prefix_cache: bool = True
+    disk_salt: bytes | None = None
+    target_step_seconds: float = DEFAULT_TARGET_STEP_SECONDS
 
     def __post_init__(self) -> None:
         smallest = min(self.max_step_tokens, self.max_step_sequences, self.max_steps_in_flight)
-        if smallest < 1 or self.context_tokens < 2:
+        if smallest < 1 or self.context_tokens < 2 or self.target_step_seconds <= 0:
             raise ValueError(f"limits must be positive: {self}")
         if self.num_blocks < blocks_for(self.context_tokens):
             raise ValueError("the cache holds less than one full context")
+
+
+@dataclass(frozen=True, slots=True)
+class _Scheduled:
+    """A sequence's part of a step: its tokens up to ``end``, under one of its block tables.
+
+    ``num_chunk_tokens`` of them are of a prompt, or of what is computed again.
+    """
+
+    sequence: SequenceState
+    num_admissions: int
+    end: int
+    num_chunk_tokens: int
+
+    @property
+    def is_current(self) -> bool:
+        """The sequence still has the blocks that the step wrote to."""
+        sequence = self.sequence
+        return bool(sequence.block_table) and sequence.num_admissions == self.num_admissions
+
+
+@dataclass(slots=True)
+class _Forming:
+    """A step that is being formed."""
+
+    slices: list[SequenceSlice] = field(default_factory=list)
+    openings: list[SequenceOpening] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+    scheduled: list[_Scheduled] = field(default_factory=list)
 
 
 class Scheduler:
@@ -97,11 +142,14 @@ class Scheduler:
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self._limits = limits
-        self._pool = BlockPool(limits.num_blocks)
+        self._counters = PrefixCounters()
+        self._cache = self._empty_cache()
+        self._restorer = Restorer(self._cache)
+        self._chunks = self._new_controller()
         self._waiting: deque[SequenceState] = deque()
         self._running: list[SequenceState] = []  # in order of admission
         self._sequences: dict[SequenceId, SequenceState] = {}
-        self._steps_in_flight: set[StepId] = set()
+        self._steps_in_flight: dict[StepId, tuple[_Scheduled, ...]] = {}
         self._closing: list[SequenceId] = []
         self._is_alone_in_flight = False
         self._is_turn_of_alone = True
@@ -120,8 +168,26 @@ class Scheduler:
 
     @property
     def num_free_blocks(self) -> int:
-        """Cache blocks that no sequence holds."""
-        return self._pool.num_free
+        """Cache blocks that no sequence holds, with those that are kept for later ones."""
+        return self._cache.num_free
+
+    @property
+    def num_kept_blocks(self) -> int:
+        """Cache blocks that no sequence holds and that are kept for later ones."""
+        return self._cache.num_kept
+
+    @property
+    def prefix_totals(self) -> PrefixTotals:
+        """What the prefix cache has saved so far, over all restarts."""
+        return self._counters.totals
+
+    def num_cached_tokens(self, sequence_id: SequenceId) -> int | None:
+        """Tokens of a live sequence's prompt that were not computed for it.
+
+        None if it has not been admitted yet, or is not live.
+        """
+        sequence = self._sequences.get(sequence_id)
+        return None if sequence is None else sequence.num_cached_tokens
 
     @property
     def num_steps_in_flight(self) -> int:
@@ -196,7 +262,9 @@ class Scheduler:
                 f" and the context would hold {limits.context_tokens}"
             )
         self._limits = limits
-        self._pool = BlockPool(limits.num_blocks)
+        self._cache = self._empty_cache()
+        self._restorer = Restorer(self._cache)
+        self._chunks = self._new_controller()
         self._waiting = deque([*self._running, *self._waiting])
         self._running = []
         self._steps_in_flight.clear()
@@ -221,36 +289,66 @@ class Scheduler:
             return None
         if self._is_alone_in_flight:
             return None
-        slices: list[SequenceSlice] = []
-        openings: list[SequenceOpening] = []
+        if self._restorer.is_due:
+            return self._restoring_step()
+        forming = _Forming()
         for is_alone in (self._is_turn_of_alone, not self._is_turn_of_alone):
             if is_alone and self._steps_in_flight and self._has_alone:
                 return None  # its turn comes when these are through
-            self._fill(slices, openings, is_alone=is_alone)
-            if slices:
+            self._fill(forming, is_alone=is_alone)
+            if forming.slices:
                 self._is_alone_in_flight = is_alone
                 self._is_turn_of_alone = not is_alone
                 break
-        if not slices:
+        if not forming.slices and self._restorer.is_due:
+            return self._restoring_step()
+        num_tokens = sum(len(part.tokens) for part in forming.slices)
+        saves = self._cache.take_filled(
+            max(MAX_MOVED_BLOCKS // 2, num_tokens // KV_BLOCK_TOKENS)
+            if forming.slices
+            else MAX_MOVED_BLOCKS * (not self._steps_in_flight)
+        )
+        if not forming.slices and not saves:
             return None
         step = Step(
-            step_id=StepId(self._next_step),
-            slices=tuple(slices),
-            opened=tuple(openings),
+            step_id=self._take_step_id(forming.scheduled),
+            slices=tuple(forming.slices),
+            opened=tuple(forming.openings),
             closed=tuple(self._closing),
+            copies=tuple(forming.copies),
+            saves=tuple(hashed(each) for each in saves),
         )
         self._closing.clear()
-        self._next_step += 1
-        self._steps_in_flight.add(step.step_id)
         return step
 
-    def complete(self, step_id: StepId, sampled: tuple[SampledToken, ...]) -> list[CommittedToken]:
+    def complete(
+        self,
+        step_id: StepId,
+        sampled: tuple[SampledToken, ...],
+        *,
+        has_failed: bool = False,
+        num_restored: int = 0,
+        seconds: float | None = None,
+    ) -> list[CommittedToken]:
         """Take a step's result; returns the tokens that its sequences were given.
 
-        Scored tokens of prompts are among them, each once and in order.
+        Scored tokens of prompts are among them, each once and in order. The sequences of a step
+        that ``has_failed`` are to be cancelled: what the cache holds of it is not known.
+        ``num_restored`` blocks were there of those that the step was to restore. It took
+        ``seconds`` from when it was formed, or from the end of the step before if that was later;
+        None if that is not known.
         """
-        self._steps_in_flight.remove(step_id)
+        scheduled = self._steps_in_flight.pop(step_id)
+        if scheduled and seconds is not None and not has_failed:
+            self._chunks.took(
+                seconds, num_chunk_tokens=sum(part.num_chunk_tokens for part in scheduled)
+            )
         self._is_alone_in_flight = False  # nothing is in flight beside such a step
+        self._restorer.complete(step_id, num_restored)
+        if not has_failed:
+            for part in scheduled:
+                if part.is_current:
+                    self._cache.computed(part.sequence, part.end)
         committed: list[CommittedToken] = []
         for sample in sampled:
             sequence = self._sequences.get(sample.sequence_id)
@@ -286,30 +384,77 @@ class Scheduler:
         """Whether a sequence that is computed alone could be in a step now."""
         if any(each.is_alone and each.num_unscheduled for each in self._running):
             return True
-        return bool(self._waiting) and self._waiting[0].is_alone and self._may_admit()
+        first = self._waiting[0] if self._waiting else None
+        if first is None or not first.is_alone:
+            return False
+        return self._admissible(first) is not None
 
-    def _fill(
-        self, slices: list[SequenceSlice], openings: list[SequenceOpening], *, is_alone: bool
-    ) -> None:
+    def _empty_cache(self) -> BlockCache:
+        limits = self._limits
+        return BlockCache(
+            limits.num_blocks,
+            is_shared=limits.has_prefix_cache,
+            counters=self._counters,
+            salt=limits.disk_salt or b"",
+            is_stored=limits.disk_salt is not None,
+        )
+
+    def _take_step_id(self, scheduled: Sequence[_Scheduled]) -> StepId:
+        step_id = StepId(self._next_step)
+        self._next_step += 1
+        self._steps_in_flight[step_id] = tuple(scheduled)
+        return step_id
+
+    def _restoring_step(self) -> Step:
+        step_id = self._take_step_id(())
+        return Step(step_id=step_id, slices=(), restores=self._restorer.take_due(step_id))
+
+    def _new_controller(self) -> ChunkController:
+        limits = self._limits
+        return ChunkController(limits.target_step_seconds, limits.max_steps_in_flight)
+
+    def _fill(self, forming: _Forming, *, is_alone: bool) -> None:
         """Put what is due into a step: of one sequence that is computed alone, or of the others."""
         running = [each for each in self._running if each.is_alone is is_alone]
         if is_alone:
             running = [each for each in running if each.num_unscheduled][:1]
-        self._add_decodes(running, slices, openings)
-        budget = min(self._limits.max_step_tokens - len(slices), self._prefill_share)
+        self._add_decodes(running, forming)
+        budget = min(self._limits.max_step_tokens - len(forming.slices), self._prefill_share)
+        if any(each.wants_decode or each.awaiting_sample for each in self._running):
+            budget = min(budget, self._chunks.most_tokens)
         for sequence in running:
             if sequence.block_table:  # not preempted just now
-                budget = self._add_prefill(sequence, budget, slices, openings)
-        while self._waiting and budget > 0 and self._has_room(slices):
-            sequence = self._waiting[0]
-            if sequence.is_alone is not is_alone or not self._may_admit():
+                budget = self._add_prefill(sequence, budget, forming)
+        for sequence in tuple(self._waiting):
+            if budget == 0 or not self._has_room(forming):
                 return
-            if is_alone and slices:
+            if sequence.is_alone is not is_alone or (is_alone and forming.slices):
                 return
-            self._waiting.popleft()
-            sequence.block_table = self._pool.take(blocks_for(len(sequence.tokens)))
-            self._running.append(sequence)
-            budget = self._add_prefill(sequence, budget, slices, openings)
+            if sequence.awaited is not None and self._cache.is_computing(sequence.awaited):
+                continue
+            match = self._admissible(sequence)
+            if match is None:
+                return
+            sequence.awaited = None if is_alone else self._cache.worth_awaiting(sequence, match)
+            if sequence.awaited is not None:
+                continue
+            if is_alone or not self._seeks(sequence, match):
+                self._admit(sequence, match, forming)
+                # One token may be all that is not in the cache: it looks like a decode.
+                budget = self._add_chunk(sequence, budget, forming)
+
+    def _seeks(self, sequence: SequenceState, match: PrefixMatch) -> bool:
+        """Whether the sequence is to wait for blocks from the disks of the stages."""
+        return self._limits.disk_salt is not None and self._restorer.seeks(sequence, match)
+
+    def _admit(self, sequence: SequenceState, match: PrefixMatch, forming: _Forming) -> None:
+        self._waiting.remove(sequence)
+        forming.copies.extend(self._cache.admit(sequence, match))
+        sequence.num_admissions += 1
+        sequence.num_scheduled = match.num_tokens
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = min(match.num_tokens, sequence.num_prompt_tokens)
+        self._running.append(sequence)
 
     @property
     def _prefill_share(self) -> int:
@@ -320,60 +465,53 @@ class Scheduler:
         num_chunks = _CHUNKS_PER_STEP_IN_FLIGHT * self._limits.max_steps_in_flight
         pending = 0
         for sequence in chain(self._running, self._waiting):
-            if not sequence.wants_decode:
+            if not sequence.wants_decode and sequence.awaited is None:
                 pending += sequence.num_unscheduled
             if pending >= most * num_chunks:
                 return most
         return max(_LEAST_CHUNK_TOKENS, -(-pending // num_chunks))
 
-    def _may_admit(self) -> bool:
-        """Whether the sequence that waits first can have the blocks of all its known tokens."""
-        sequence = self._waiting[0]
-        if sequence.awaiting_sample:
-            return False
-        return blocks_for(len(sequence.tokens)) <= self._pool.num_free
+    def _admissible(self, sequence: SequenceState) -> PrefixMatch | None:
+        """What the cache has for a sequence that waits; None if there is no room for all of it."""
+        if sequence.awaiting_sample or not self._cache.may_have_room(sequence):
+            return None
+        match = self._cache.find(sequence)
+        return match if self._cache.has_room(sequence, match) else None
 
-    def _add_decodes(
-        self,
-        running: list[SequenceState],
-        slices: list[SequenceSlice],
-        openings: list[SequenceOpening],
-    ) -> None:
+    def _add_decodes(self, running: list[SequenceState], forming: _Forming) -> None:
         decoding = sum(1 for sequence in running if _is_decoding(sequence))
         share = -(-decoding // self._limits.max_steps_in_flight)
         most = min(share, self._limits.max_step_tokens, self._limits.max_step_sequences)
         for sequence in running:
-            if len(slices) >= most:
+            if len(forming.slices) >= most:
                 return
             if not sequence.wants_decode:
                 continue
             # A preemption below may have taken this very sequence's blocks away.
             if not sequence.block_table or not self._grow(sequence):
                 continue
-            slices.append(self._take(sequence, 1, openings))
+            self._take(sequence, 1, forming, is_decode=True)
 
-    def _has_room(self, slices: list[SequenceSlice]) -> bool:
-        return len(slices) < self._limits.max_step_sequences
+    def _has_room(self, forming: _Forming) -> bool:
+        return len(forming.slices) < self._limits.max_step_sequences
 
-    def _add_prefill(
-        self,
-        sequence: SequenceState,
-        budget: int,
-        slices: list[SequenceSlice],
-        openings: list[SequenceOpening],
-    ) -> int:
+    def _add_prefill(self, sequence: SequenceState, budget: int, forming: _Forming) -> int:
         """Add the sequence's next chunk, if it has one; returns what is left of the budget."""
         if sequence.num_unscheduled == 0 or sequence.wants_decode:
             return budget
-        if budget == 0 or not self._has_room(slices):
+        if budget == 0 or not self._has_room(forming):
             return budget
+        return self._add_chunk(sequence, budget, forming)
+
+    def _add_chunk(self, sequence: SequenceState, budget: int, forming: _Forming) -> int:
+        """Add a chunk for which there is room; returns what is left of the budget."""
         count = min(budget, sequence.num_unscheduled)
-        slices.append(self._take(sequence, count, openings))
+        self._take(sequence, count, forming)
         return budget - count
 
     def _take(
-        self, sequence: SequenceState, count: int, openings: list[SequenceOpening]
-    ) -> SequenceSlice:
+        self, sequence: SequenceState, count: int, forming: _Forming, *, is_decode: bool = False
+    ) -> None:
         start = sequence.num_scheduled
         end = start + count
         sequence.num_scheduled = end
@@ -396,41 +534,41 @@ class Scheduler:
         if pooling is not None:
             sequence.is_opened = True  # the last stage has its sum until it is closed
         if part.wanted and not sequence.is_opened:
-            openings.append(sequence.opening())
+            forming.openings.append(sequence.opening())
             sequence.is_opened = True
-        return part
+        forming.slices.append(part)
+        num_chunk_tokens = 0 if is_decode else count
+        forming.scheduled.append(
+            _Scheduled(sequence, sequence.num_admissions, end, num_chunk_tokens)
+        )
 
     def _grow(self, sequence: SequenceState) -> bool:
         """Make room for the sequence's next position; False if it was preempted itself."""
         if sequence.num_scheduled < len(sequence.block_table) * KV_BLOCK_TOKENS:
             return True
-        while self._pool.num_free == 0:
+        while not self._cache.grow(sequence):
             youngest = self._running[-1]
             self._preempt(youngest)
             if youngest is sequence:
                 return False
-        sequence.block_table.extend(self._pool.take(1))
         return True
 
     def _preempt(self, sequence: SequenceState) -> None:
         self._running.remove(sequence)
-        self._release_blocks(sequence)
+        self._cache.release(sequence)
         sequence.num_scheduled = 0
+        sequence.seek_again()
         self._waiting.appendleft(sequence)
 
     def _remove(self, sequence: SequenceState) -> None:
         if sequence.block_table:
             self._running.remove(sequence)
-            self._release_blocks(sequence)
+            self._cache.release(sequence)
         else:
             self._waiting.remove(sequence)
         del self._sequences[sequence.sequence_id]
         if sequence.is_opened:
             self._closing.append(sequence.sequence_id)
-
-    def _release_blocks(self, sequence: SequenceState) -> None:
-        self._pool.give_back(sequence.block_table)
-        sequence.block_table = []
 
 
 def _check_continuation(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from potluck.scheduling.prefix_index import HashChain
 from potluck.types.sequence import SequenceRequest
-from potluck.types.step import SequenceId, SequenceOpening
+from potluck.types.step import Pooling, SequenceId, SequenceOpening
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,6 +19,13 @@ class SequenceState:
     sequence. ``num_scored`` counts the scores of the prompt that were committed, and ``next_score``
     is the position of the first token of the prompt whose score no step was asked for yet. One that
     ``is_alone`` shares no step with others, and no other step is in flight beside its own.
+
+    ``num_computed`` counts the leading tokens that the blocks of ``block_table`` hold as far as
+    complete steps tell, in whole blocks right after admission; ``num_admissions`` tells one block
+    table from the next. ``num_cached_tokens`` of the prompt were in the cache when the sequence was
+    admitted first; None before. ``chain`` is of ``tokens``. ``awaited`` is the hash of
+    the last block that it waits for, if it does. Its leading ``num_sought_blocks`` were looked for
+    on the disks of the stages; none is any more if it ``is_sought``.
     """
 
     sequence_id: SequenceId
@@ -31,6 +39,13 @@ class SequenceState:
     num_scored: int = 0
     next_score: int = 1
     is_alone: bool = False
+    num_computed: int = 0
+    num_admissions: int = 0
+    num_cached_tokens: int | None = None
+    chain: HashChain | None = None
+    awaited: bytes | None = None
+    num_sought_blocks: int = 0
+    is_sought: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -55,6 +70,19 @@ class SequenceState:
         return self.num_to_compute - self.num_scheduled
 
     @property
+    def most_cached_tokens(self) -> int:
+        """The most leading tokens that may be taken from the cache when it is admitted.
+
+        The last one is computed in any case, and all after which something is wanted.
+        """
+        most = self.num_to_compute - 1
+        if self.request.pooling in (Pooling.CLS, Pooling.MEAN):
+            return 0
+        if self.request.score_prompt and self.next_score < self.num_prompt_tokens:
+            return min(most, self.next_score - 1)
+        return most
+
+    @property
     def wants_decode(self) -> bool:
         """Exactly one token to compute, and prefill is behind it."""
         return self.num_unscheduled == 1 and self.num_scheduled >= self.num_prompt_tokens
@@ -69,10 +97,18 @@ class SequenceState:
             grammar=self.request.grammar,
         )
 
+    def seek_again(self) -> None:
+        """Its blocks may be put back from the disks of the stages."""
+        self.num_sought_blocks = 0
+        self.is_sought = False
+
     def restart(self) -> None:
         """Forget what was computed; the committed tokens and scores stay."""
         self.block_table = []
         self.num_scheduled = 0
+        self.num_computed = 0
+        self.awaited = None
+        self.seek_again()
         self.awaiting_sample = False
         self.is_opened = False
         self.next_score = self.num_scored + 1

@@ -21,6 +21,7 @@ from potluck.errors import DefectError, EngineError, PotluckError
 from potluck.scheduling import Scheduler, SchedulerLimits
 from potluck.serving.ledger import Ledger, LedgerEntry, Subscriber, TimedToken, Update
 from potluck.serving.pipeline import OnOutcome, Pipeline, StepOutcome
+from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.sequence import NOTHING_COMMITTED, Continuation, SequenceRequest
 from potluck.types.step import SequenceId, StepId
 
@@ -35,11 +36,17 @@ OnBroken = Callable[[PotluckError], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Sequences that hold cache blocks (running) and that do not yet, and blocks nobody holds."""
+    """Sequences that hold cache blocks (running) and that do not yet, and blocks nobody holds.
+
+    Of the free blocks ``num_kept_blocks`` are kept for later sequences that begin alike; ``prefix``
+    says what that has saved.
+    """
 
     num_waiting: int
     num_running: int
     num_free_blocks: int
+    num_kept_blocks: int = 0
+    prefix: PrefixTotals = field(default_factory=PrefixTotals)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,8 +56,16 @@ class _Attachment:
     number: int
     pipeline: Pipeline | None = None
     in_flight: dict[StepId, tuple[SequenceRequest, ...]] = field(default_factory=dict)
+    submitted_at: dict[StepId, float] = field(default_factory=dict)
+    last_outcome_at: float = 0.0
     num_steps: int = 0
     is_stopped: bool = False
+
+    def seconds_of(self, step_id: StepId, now: float) -> float:
+        """Return how long a step took that ends now, from the end of the one before it."""
+        started = max(self.submitted_at.pop(step_id, now), self.last_outcome_at)
+        self.last_outcome_at = now
+        return now - started
 
     @property
     def requests_in_flight(self) -> tuple[SequenceRequest, ...]:
@@ -90,6 +105,8 @@ class Dispatcher:
                 num_waiting=num_waiting,
                 num_running=self._scheduler.num_sequences - num_waiting,
                 num_free_blocks=self._scheduler.num_free_blocks,
+                num_kept_blocks=self._scheduler.num_kept_blocks,
+                prefix=self._scheduler.prefix_totals,
             )
 
     @property
@@ -250,9 +267,17 @@ class Dispatcher:
                 return
             committed: list[tuple[LedgerEntry, TimedToken]] = []
             with self._breaking(attachment):
-                for token in self._scheduler.complete(step_id, outcome.sampled):
+                for token in self._scheduler.complete(
+                    step_id,
+                    outcome.sampled,
+                    has_failed=outcome.error is not None,
+                    seconds=attachment.seconds_of(step_id, now),
+                    num_restored=outcome.num_restored,
+                ):
                     entry = self._ledger.commit(token)
-                    committed.append((entry, TimedToken(token=token, at_seconds=now)))
+                    num_cached, entry.num_cached_tokens = entry.num_cached_tokens or 0, 0
+                    update = TimedToken(token=token, at_seconds=now, num_cached_tokens=num_cached)
+                    committed.append((entry, update))
                 if outcome.error is not None:
                     for part in outcome.step.slices:
                         self._fail(part.sequence_id, outcome.error)
@@ -301,11 +326,17 @@ class Dispatcher:
         with self._breaking(attachment):
             while (step := self._scheduler.next_step()) is not None:
                 attachment.num_steps = step.step_id + 1
-                attachment.in_flight[step.step_id] = tuple(
-                    entry.request
+                entries = [
+                    entry
                     for part in step.slices
                     if (entry := self._ledger.get(part.sequence_id)) is not None
-                )
+                ]
+                for entry in entries:
+                    if entry.num_cached_tokens is None:
+                        cached = self._scheduler.num_cached_tokens(entry.sequence_id)
+                        entry.num_cached_tokens = cached
+                attachment.in_flight[step.step_id] = tuple(entry.request for entry in entries)
+                attachment.submitted_at[step.step_id] = time.perf_counter()
                 attachment.pipeline.submit(step)
 
     @contextmanager

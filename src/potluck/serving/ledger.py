@@ -17,10 +17,15 @@ from potluck.types.step import SequenceId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedToken:
-    """A committed token and the ``time.perf_counter()`` at which it was."""
+    """A committed token and the ``time.perf_counter()`` at which it was.
+
+    ``num_cached_tokens`` of the sequence's prompt were in the cache when it was first computed
+    here; that comes with its first token, and is 0 with all others.
+    """
 
     token: CommittedToken
     at_seconds: float
+    num_cached_tokens: int = 0
 
 
 Update = TimedToken | PotluckError
@@ -35,7 +40,8 @@ class LedgerEntry:
     """A live sequence. Mutable, and changed by its ledger only.
 
     ``output_tokens`` and ``num_scored`` are as in ``Continuation``. It is computed in steps of its
-    own if ``is_alone``.
+    own if ``is_alone``. ``num_cached_tokens`` are still to be told (see ``TimedToken``); it is None
+    before the first step.
     """
 
     sequence_id: SequenceId
@@ -44,6 +50,7 @@ class LedgerEntry:
     output_tokens: list[int] = field(default_factory=list)
     num_scored: int = 0
     is_alone: bool = False
+    num_cached_tokens: int | None = None
 
     @property
     def continuation(self) -> Continuation:

@@ -12,11 +12,15 @@ from potluck.types.step import SampledToken, Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """What became of a step: its sampled tokens, or the error of the stage that gave up."""
+    """What became of a step: its sampled tokens, or the error of the stage that gave up.
+
+    ``num_restored`` are those of its ``restores``, from the first, that every stage has put back.
+    """
 
     step: Step
     sampled: tuple[SampledToken, ...] = ()
     error: PotluckError | None = None
+    num_restored: int = 0
 
 
 OnOutcome = Callable[[StepOutcome], None]

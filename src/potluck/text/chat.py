@@ -21,6 +21,7 @@ from potluck.text.continuation import render_continued
 from potluck.text.reasoning import reasoning_format
 from potluck.text.shield import Shield, texts_of, texts_of_message
 from potluck.text.template_data import EFFORT_VARIABLES, messages_data, tool_data
+from potluck.text.template_gaps import fill_gaps
 from potluck.types.text import ChatEnding, ChatMessage, ChatPrompt, Tokenizer, Tool
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -37,10 +38,12 @@ class ChatTemplate:
     """A template's source, and the texts of ``bos_token``, ``eos_token`` … that it may name.
 
     ``tool_source`` is the template for chats with tools, where the model has one of its own.
+    ``roles`` are those that messages may have.
     """
 
     source: str = field(repr=False)
     special_tokens: Mapping[str, str] = field(default_factory=dict)
+    roles: Sequence[str] = ROLES
     tool_source: str | None = field(default=None, repr=False)
 
     def source_for(self, tools: Sequence[Tool]) -> str:
@@ -68,11 +71,11 @@ class ChatTemplate:
         from potluck.text.template_environment import run_template
 
         for message in messages:
-            if message.role not in ROLES:
+            if message.role not in self.roles:
                 raise ParameterError(
                     "messages",
                     f"a message has the role {message.role!r}",
-                    hint=f"roles are {', '.join(ROLES)}",
+                    hint=f"roles are {', '.join(self.roles)}",
                 )
         for name in _RESERVED:
             if template_variables and name in template_variables:
@@ -103,10 +106,10 @@ def chat_ending(
 ) -> ChatEnding:
     """What a chat ends with, by the last message's role or by what is asked for.
 
-    With neither of the two arguments, a last message of the assistant is continued, and every
-    other chat gets a new turn. Where one of them is given they mean what they mean in vLLM: the
-    one left out is false, but ``add_generation_prompt`` is true unless ``continue_final_message``
-    is. Raises ``ParameterError`` if both are true.
+    With neither of the two arguments, a last message of the assistant is continued unless it calls
+    tools, and every other chat gets a new turn. Where one of them is given they mean what they mean
+    in vLLM: the one left out is false, but ``add_generation_prompt`` is true unless
+    ``continue_final_message`` is. Raises ``ParameterError`` if both are true.
     """
     if add_generation_prompt and continue_final_message:
         raise ParameterError(
@@ -117,7 +120,8 @@ def chat_ending(
     if continue_final_message:
         return ChatEnding.CONTINUED
     if add_generation_prompt is None and continue_final_message is None:
-        is_begun = bool(messages) and messages[-1].role == "assistant"
+        last = messages[-1] if messages else None
+        is_begun = last is not None and last.role == "assistant" and not last.tool_calls
         return ChatEnding.CONTINUED if is_begun else ChatEnding.NEW_TURN
     return ChatEnding.CLOSED if add_generation_prompt is False else ChatEnding.NEW_TURN
 
@@ -166,6 +170,9 @@ def prompt_chat(
 ) -> ChatPrompt:
     """The prompt of a chat, ready for the model to go on as ``ending`` says.
 
+    What the template has no place for (tools, system messages) is written into the messages that it
+    knows; see ``potluck.text.template_gaps``.
+
     Raises ``ChatTemplateError`` also when there is no template, or when it drops a part of a
     message that is to be continued, and whatever ``render`` raises and ``Tokenizer.encode`` does,
     which ``max_tokens`` is given to.
@@ -183,7 +190,12 @@ def prompt_chat(
         )
     chat = _Chat(
         template=template,
-        messages=tuple(messages),
+        messages=fill_gaps(
+            messages,
+            tools,
+            source=template.source_for(tools),
+            special_tokens=template.special_tokens,
+        ),
         tools=tuple(tools),
         variables=template_variables or {},
         ending=ending,
@@ -202,7 +214,7 @@ class _Chat:
     """All that a prompt is made of."""
 
     template: ChatTemplate
-    messages: tuple[ChatMessage, ...]
+    messages: Sequence[ChatMessage]
     tools: tuple[Tool, ...]
     variables: Mapping[str, object]
     ending: ChatEnding

@@ -72,11 +72,12 @@ def list_gguf_tokens(metadata: Mapping[str, object], *, path: str = "GGUF") -> T
 def read_chat_template(
     metadata: Mapping[str, object], *, path: str = "GGUF"
 ) -> ChatTemplate | None:
-    """The default chat template, or None if there is none."""
+    """The chat template, or None if there is no default one."""
     source = metadata.get("tokenizer.chat_template")
+    tool_source = metadata.get("tokenizer.chat_template.tool_use")
     if source is None:
         return None
-    if not isinstance(source, str):
+    if not isinstance(source, str) or not isinstance(tool_source, str | None):
         raise ModelFileError(path, "tokenizer.chat_template is not text")
     fields = _Fields(metadata, path)
     tokens = fields.tokens()
@@ -90,7 +91,7 @@ def read_chat_template(
         token = fields.token_id(key, len(tokens))
         if token is not None:
             special[variable] = tokens[token]
-    return ChatTemplate(source=source, special_tokens=special)
+    return ChatTemplate(source=source, special_tokens=special, tool_source=tool_source)
 
 
 def _unknown_kind(kind: str) -> UnsupportedModelError:
@@ -120,7 +121,9 @@ def _byte_level(fields: _Fields) -> TextTokenizer:
         prefix_space=PrefixSpace.NEVER,
         strips_prefix_space=False,
         vocab_size=len(vocabulary.tokens),
-        boundaries=vocabulary.boundaries(adds_bos=adds_bos),
+        boundaries=vocabulary.boundaries(
+            adds_bos=adds_bos, adds_eos=fields.flag("add_eos_token", False)
+        ),
     )
 
 
@@ -148,7 +151,10 @@ def _sentence_piece(fields: _Fields) -> TextTokenizer:
         prefix_space=PrefixSpace.EACH if prefixed else PrefixSpace.NEVER,
         strips_prefix_space=prefixed,
         vocab_size=len(vocabulary.tokens),
-        boundaries=vocabulary.boundaries(adds_bos=fields.flag("add_bos_token", True)),
+        boundaries=vocabulary.boundaries(
+            adds_bos=fields.flag("add_bos_token", True),
+            adds_eos=fields.flag("add_eos_token", False),
+        ),
     )
 
 
@@ -167,6 +173,7 @@ class _Vocabulary:
     types: Sequence[int]
     bos: int | None
     eos: tuple[int, ...]
+    named_eos: int | None
     added: tuple[AddedToken, ...]
 
     @classmethod
@@ -193,19 +200,27 @@ class _Vocabulary:
             for token, (text, kind) in enumerate(zip(tokens, types, strict=True))
             if kind in _ADDED or token == bos or token in eos
         )
-        return cls(tokens=tokens, types=types, bos=bos, eos=eos, added=added)
+        return cls(
+            tokens=tokens,
+            types=types,
+            bos=bos,
+            eos=eos,
+            named_eos=named["eos_token_id"],
+            added=added,
+        )
 
     def pieces(self) -> dict[str, int]:
         """Ids of the pieces that text can become by merging."""
         added = {token.token for token in self.added}
         return {text: token for token, text in enumerate(self.tokens) if token not in added}
 
-    def boundaries(self, *, adds_bos: bool) -> Boundaries:
+    def boundaries(self, *, adds_bos: bool, adds_eos: bool) -> Boundaries:
         """How a text begins and ends."""
         return Boundaries(
             bos_token_id=self.bos,
             bos_tokens=() if self.bos is None or not adds_bos else (self.bos,),
             eos_token_ids=self.eos,
+            closing_tokens=() if self.named_eos is None or not adds_eos else (self.named_eos,),
         )
 
 

@@ -33,6 +33,9 @@ from potluck.types.text import TokenList
 if TYPE_CHECKING:
     import tokenizers
 
+TOOL_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"
+"""Where ``transformers`` keeps the template for chats with tools, if it is another one."""
+
 _SPECIAL_VARIABLES = (
     "bos_token",
     "eos_token",
@@ -105,10 +108,11 @@ def load_token_list(directory: Path) -> TokenList:
 
 
 def load_chat_template(directory: Path) -> ChatTemplate | None:
-    """The default chat template of a model directory, or None if there is none.
+    """The chat template of a model directory, or None if there is no default one.
 
     As in ``transformers``, a template in a file of its own comes before the one in
-    ``tokenizer_config.json``. Raises ``ModelFileError`` when a file is damaged.
+    ``tokenizer_config.json``, and one that is called ``tool_use`` renders chats with tools. Raises
+    ``ModelFileError`` when a file is damaged.
     """
     files = _Directory.open(directory)
     source: object = _read_text(directory / "chat_template.jinja")
@@ -118,12 +122,18 @@ def load_chat_template(directory: Path) -> ChatTemplate | None:
         source = files.config.get("chat_template")
     if isinstance(source, list):
         entries = [entry for entry in source if isinstance(entry, dict)]
-        source = next((e.get("template") for e in entries if e.get("name") == "default"), None)
+        source = {entry.get("name"): entry.get("template") for entry in entries}
+    tool_source: object = _read_text(directory / TOOL_TEMPLATE_FILE)
+    if isinstance(source, dict):
+        tool_source = tool_source or source.get("tool_use")
+        source = source.get("default")
     if source is None:
         return None
-    if not isinstance(source, str):
+    if not isinstance(source, str) or not isinstance(tool_source, str | None):
         raise ModelFileError(str(directory), "the chat template is not text")
-    return ChatTemplate(source=source, special_tokens=_special_texts(files))
+    return ChatTemplate(
+        source=source, special_tokens=_special_texts(files), tool_source=tool_source
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +208,7 @@ def _read_vocabulary(files: _Directory) -> tuple[TokenParts, int]:
         model=pieces,
         added={token: {"content": text} for text, token in added.items()},
         leading=(),
+        trailing=(),
         notation=Notation.BYTE_LEVEL,
     )
     return parts, pieces.size
@@ -214,6 +225,7 @@ def _read_vocabulary_and_merges(files: _Directory) -> VocabularyParts:
         model=build_byte_level(vocabulary, merges, BYTE_PRE_TOKENIZERS[pre_tokenizer]),
         added={token: {"content": text} for text, token in added.items()},
         leading=(),
+        trailing=(),
         notation=Notation.BYTE_LEVEL,
         prefix_space=PrefixSpace.NEVER,
         strips_prefix_space=False,
@@ -273,8 +285,14 @@ def _boundaries(parts: TokenParts, files: _Directory) -> Boundaries:
         eos.append(named)
     if any(not isinstance(token, int) for token in eos):
         raise ModelFileError(str(files.path), f"eos_token_id {eos} is not a list of integers")
+    closing = parts.trailing
+    if not closing and files.config.get("add_eos_token") is True and named is not None:
+        closing = (named,)
     return Boundaries(
-        bos_token_id=bos, bos_tokens=bos_tokens, eos_token_ids=tuple(dict.fromkeys(eos))
+        bos_token_id=bos,
+        bos_tokens=bos_tokens,
+        eos_token_ids=tuple(dict.fromkeys(eos)),
+        closing_tokens=closing,
     )
 
 

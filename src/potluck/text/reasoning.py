@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -245,7 +245,7 @@ _SIGNS = (
     ),
     # Gemma 4.
     _Sign(
-        texts=("<|channel>thought",),
+        texts=("<|channel>", "<channel|>"),
         reasoning=ReasoningFormat(
             name="gemma-4",
             open_texts=("<|channel>thought",),
@@ -316,6 +316,27 @@ _SIGNS = (
     # DeepSeek R1 and V3, Qwen 3, GLM 4, Kimi K2, MiniMax M2, Nemotron, SmolLM3, EXAONE 4 …
     _Sign(texts=("</think>",), reasoning=_tagged("think")),
 )
+
+
+_SWITCHES: Mapping[str, tuple[object, object]] = {
+    "enable_thinking": (False, True),  # Qwen 3, GLM 4, Gemma 4, Nemotron 3, SmolLM3, Hunyuan
+    "thinking": (False, True),  # DeepSeek V3.1, Granite 3, Kimi K3
+    "reasoning": (False, True),  # Command A
+    "thinking_budget": (0, -1),  # Seed-OSS
+}
+"""Variables of templates that turn thinking off and on."""
+
+
+def thinking_variables(template_source: str, *, is_on: bool) -> dict[str, object]:
+    """Return the variables that turn thinking on or off, those that the template reads.
+
+    It is empty for a template that has no such switch, as that of gpt-oss, whose models always
+    think.
+    """
+    from potluck.text.template_environment import free_variables
+
+    names = free_variables(template_source)
+    return {name: values[is_on] for name, values in _SWITCHES.items() if name in names}
 
 
 def reasoning_format(template_source: str) -> ReasoningFormat | None:

@@ -3,9 +3,10 @@
 In the rendered text, control tokens that the *template* wrote must become control tokens, while
 the same strings inside a message, a tool's description or a tool's result stay text. To tell them
 apart, every control token's text that touches such a string gets one of its characters replaced,
-before rendering, by a private-use character that occurs nowhere else. Afterwards the characters
-are put back and the tokenizer is told where they are. One character stands for one, so templates
-which trim or cut strings work as they do without.
+before rendering, by a rare ideograph that occurs nowhere else. Afterwards the characters are put
+back and the tokenizer is told where they are. One character stands for one, so templates which
+trim or cut strings work as they do without; and ideographs have no case, and are written as they
+are in JSON and where a template writes a list as Python does.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import chain
 
 from potluck.errors import ChatTemplateError, ParameterError
 from potluck.text.added_tokens import SEARCHED_CHARACTERS, replace_at, search_in_parts
 from potluck.types.text import ChatMessage, Tool, ToolCall
 
-_PRIVATE_USE_CODES = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
-_PRIVATE_USE = re.compile("[\ue000-\uf8ff\U000f0000-\U000ffffd]")
+_STAND_IN_CODES = range(0x20000, 0x2A6D7)
+"""CJK Unified Ideographs Extension B, as Unicode 3.1 has it."""
+_STAND_INS = re.compile("[\U00020000-\U0002a6d6]")
 _WORD = re.compile(r"[\w$.\-]{1,64}")
 _SEPARATOR = "\uffff"
 """A Unicode non-character."""
@@ -47,9 +48,12 @@ class Shield:
         self._longest = max(map(len, texts), default=0)
         self._beginnings = {text[:length] for text in texts for length in range(1, len(text))}
         self._endings = {text[-length:] for text in texts for length in range(1, len(text))}
+        self._first_characters = {text[0] for text in texts}
+        self._last_characters = {text[-1] for text in texts}
         self._all_texts = _SEPARATOR.join(texts)
         self._free = _unused_characters(used)
         self._stand_in: dict[str, str] = {}
+        self._words: dict[str, str] = {}  # schemas have the same ones again and again
         self._is_strict = is_strict
         self.has_left_words = False
 
@@ -125,9 +129,14 @@ class Shield:
         )
 
     def _cover_word(self, text: str) -> str:
+        if text not in self._words:
+            self._words[text] = self._covered_word(text)
+        return self._words[text]
+
+    def _covered_word(self, text: str) -> str:
         if self._is_strict or not _WORD.fullmatch(text):
             return self.cover(text)
-        if any(self._at_borders(text)):
+        if next(self._at_borders(text), None) is not None:
             self.has_left_words = True
         return replace_at(text, ((i, self._stand_in_for(text[i])) for i in self._whole(text)))
 
@@ -167,10 +176,12 @@ class Shield:
             position = match.start() + 1
 
     def _at_borders(self, content: str) -> Iterator[int]:
-        for length in range(1, min(self._longest, len(content) + 1)):
-            if content[-length:] in self._beginnings:
-                yield len(content) - length
-            if content[:length] in self._endings:
+        num_searched = min(self._longest - 1, len(content))
+        for index in range(len(content) - num_searched, len(content)):
+            if content[index] in self._first_characters and content[index:] in self._beginnings:
+                yield index
+        for length in range(1, num_searched + 1):
+            if content[length - 1] in self._last_characters and content[:length] in self._endings:
                 yield 0
         if content and len(content) <= self._longest and content in self._all_texts:
             yield 0
@@ -216,15 +227,15 @@ def texts_of_message(message: ChatMessage) -> Iterator[str]:
 
 
 def _unused_characters(texts: Iterable[str]) -> Iterator[str]:
-    """Private-use characters that are in none of ``texts``, which are only read if one is taken."""
+    """Rare ideographs that are in none of ``texts``, which are only read if one is taken."""
     used = set()
     for text in texts:
         for start in range(0, len(text), SEARCHED_CHARACTERS):
-            used.update(_PRIVATE_USE.findall(text, start, start + SEARCHED_CHARACTERS))
-    for code in chain(*_PRIVATE_USE_CODES):
+            used.update(_STAND_INS.findall(text, start, start + SEARCHED_CHARACTERS))
+    for code in _STAND_IN_CODES:
         if chr(code) not in used:
             yield chr(code)
     raise ChatTemplateError(
-        "the messages use every private-use character of Unicode",
+        "the messages use every character that could mark control tokens in them",
         hint="shorten the messages",
     )

@@ -19,7 +19,7 @@ from types import CodeType
 from typing import Any, NoReturn
 
 import jinja2.utils
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
@@ -39,8 +39,8 @@ _MAX_CHARACTERS = 16 * 1024 * 1024
 _MAX_INTEGER_BITS = 4096
 """Of the operands of ``**`` and ``*`` on numbers."""
 
-_TO_ESCAPE = re.compile("[^\x00-\x7f\ue000-\uf8ff\U000f0000-\U000ffffd]")
-"""What is not ASCII, but for private-use characters, which stand for others (see ``shield``)."""
+_TO_ESCAPE = re.compile("[^\x00-\x7f\U00020000-\U0002a6d6]")
+"""What is not ASCII, but for rare ideographs, which stand for other characters (``shield``)."""
 
 _DICT_NAMES = frozenset(dir(dict))
 
@@ -85,6 +85,16 @@ def run_template(source: str, variables: Mapping[str, object], *, now: datetime)
             f"the chat template failed: {_one_line(str(error) or type(error).__name__)}",
             hint=_REPEAT_HINT,
         ) from error
+
+
+@lru_cache(maxsize=8)
+def free_variables(source: str) -> frozenset[str]:
+    """Return the variables that a template reads and does not set, or none if it is broken."""
+    try:
+        tree = _Environment(datetime.now().astimezone()).parse(source)
+        return frozenset(meta.find_undeclared_variables(tree))
+    except (TemplateError, RecursionError):
+        return frozenset()
 
 
 def _one_line(message: str | None) -> str:

@@ -39,11 +39,15 @@ class PrefixSpace(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boundaries:
-    """How a text begins and ends: ``bos_tokens`` is what ``encode`` begins with on ``add_bos``."""
+    """How a text begins and ends: ``bos_tokens`` is what ``encode`` begins with on ``add_bos``.
+
+    ``closing_tokens``: see ``potluck.types.text.Tokenizer``.
+    """
 
     bos_token_id: int | None
     bos_tokens: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
+    closing_tokens: tuple[int, ...] = ()
 
 
 class TextTokenizer:
@@ -101,6 +105,11 @@ class TextTokenizer:
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a text."""
         return self._boundaries.eos_token_ids
+
+    @property
+    def closing_tokens(self) -> tuple[int, ...]:
+        """The tokens that the model's own tokenizer puts after a text."""
+        return self._boundaries.closing_tokens
 
     @property
     def special_tokens(self) -> tuple[str, ...]:

@@ -40,12 +40,14 @@ class TokenParts:
     """What vocabulary files say of single tokens.
 
     ``model`` has no added tokens. ``added`` are their entries by id, with the keys that
-    tokenizer.json uses. ``leading`` are the tokens that are put before a text.
+    tokenizer.json uses. ``leading`` are the tokens that are put before a text, ``trailing`` those
+    after it.
     """
 
     model: Pieces
     added: dict[int, dict[str, Any]]
     leading: tuple[int, ...]
+    trailing: tuple[int, ...]
     notation: Notation
 
     def find(self, text: str) -> int | None:
@@ -127,6 +129,7 @@ def read_token_parts(path: Path) -> tuple[TokenParts, int]:
             for token in document.added_tokens or ()
         },
         leading=_leading_tokens(document.post_processor or {}),
+        trailing=_trailing_tokens(document.post_processor or {}),
         notation=_read_notation(document.decoder or {}, path),
     )
     return parts, pieces.size
@@ -162,6 +165,7 @@ def read_tokenizer_json(path: Path) -> VocabularyParts:
             for token, entry in loaded.get_added_tokens_decoder().items()
         },
         leading=_leading_tokens(_state(loaded.post_processor)),
+        trailing=_trailing_tokens(_state(loaded.post_processor)),
         notation=notation,
         prefix_space=prefix_space,
         strips_prefix_space=strips,
@@ -204,6 +208,22 @@ def _leading_tokens(processor: dict[str, Any]) -> tuple[int, ...]:
         if "SpecialToken" not in item:
             break
         tokens += processor["special_tokens"][item["SpecialToken"]["id"]]["ids"]
+    return tuple(tokens)
+
+
+def _trailing_tokens(processor: dict[str, Any]) -> tuple[int, ...]:
+    """The tokens that a post-processor puts after a text."""
+    kind = processor.get("type")
+    if kind == "Sequence":
+        return next(filter(None, map(_trailing_tokens, processor["processors"])), ())
+    if kind in ("BertProcessing", "RobertaProcessing"):
+        return (processor["sep"][1],)
+    tokens: list[int] = []
+    for item in reversed(processor.get("single", ())):
+        if "SpecialToken" not in item:
+            break
+        ids = processor["special_tokens"][item["SpecialToken"]["id"]]["ids"]
+        tokens = [*ids, *tokens]
     return tuple(tokens)
 
 

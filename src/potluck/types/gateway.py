@@ -8,15 +8,17 @@ workers or transports. Everything here is used from one event loop and never blo
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from potluck.types.cluster import NodeId
+from potluck.types.model import EmbeddingConfig, RerankConfig
 from potluck.types.output import OutputFormat
 from potluck.types.placement import Prediction
-from potluck.types.sequence import CommittedToken, SequenceRequest
-from potluck.types.text import ChatEncoder, Tokenizer
+from potluck.types.prefix_cache import PrefixTotals
+from potluck.types.sequence import Cancel, CommittedToken, OnUpdate, SequenceRequest
+from potluck.types.text import ChatEncoder, PairEncoder, Tokenizer
 
 
 class ModelState(enum.Enum):
@@ -33,7 +35,8 @@ class ModelStatus:
 
     ``created`` is the time of the deployment in seconds since 1970, as OpenAI has it.
     ``sampling_defaults`` as in ``ServedModel``. ``ready_in_seconds`` is when it is expected to be
-    ready, where it is not and somebody can tell.
+    ready, where it is not and somebody can tell. ``weights_format`` is that of the model's files,
+    ``quantization`` what its weights were loaded as, and ``digest`` the same for the same model.
     """
 
     model_id: str
@@ -43,6 +46,10 @@ class ModelStatus:
     reason: str = ""
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
     ready_in_seconds: float | None = None
+    weights_bytes: int = 0
+    weights_format: str = ""
+    quantization: str = ""
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +59,12 @@ class ServedModel:
     ``vocab_size`` is the model's (of its logits), which may exceed the tokenizer's.
     ``sampling_defaults`` are parameters of ``SamplingParams`` that the model's makers recommend.
     ``output_format`` says how it writes tool calls and what it thinks; None: everything that
-    it writes is text.
+    it writes is text. ``architecture`` is what the model's files call its family, and ``template``
+    the source of its chat template, which may tell it of tools, and have it think.
+
+    A model without ``has_logits`` generates nothing. Its vectors, of ``vector_size`` numbers, are
+    for ``embedding`` or for ``rerank``, and ``encode_pair`` makes the prompts of the latter; None
+    for what they are not for.
     """
 
     model_id: str
@@ -62,16 +74,25 @@ class ServedModel:
     context_tokens: int
     sampling_defaults: Mapping[str, float | int]
     output_format: OutputFormat | None = None
+    architecture: str = ""
+    template: str | None = None
+    takes_tools: bool = False
+    can_think: bool = False
+    has_logits: bool = True
+    vector_size: int = 0
+    embedding: EmbeddingConfig | None = None
+    rerank: RerankConfig | None = None
+    encode_pair: PairEncoder | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class LiveSequence:
     """A sequence of a request in progress, with all that is needed to go on from any point.
 
-    Mutable, of the event loop. Whoever iterates over ``Gateway.generate`` appends each new token to
-    ``committed`` before it asks for the next: what was lost on the way is computed again from there
-    and is the same, because draws are keyed by (seed, position). ``num_cached_tokens`` of the
-    prompt were not computed for it, because a cache had them; known with the first token.
+    Mutable, of the event loop. Whoever calls ``Gateway.start`` appends each new token to
+    ``committed``: a sequence is started again from there, and its tokens are the same, because
+    draws are keyed by (seed, position). ``num_cached_tokens`` of the prompt were not computed for
+    it, because a cache had them; known with the first token.
     """
 
     model_id: str
@@ -146,7 +167,8 @@ class ModelMetrics:
     stages are held that are not in use. It has moved to a better plan ``num_moves`` times, the last
     time to one that was predicted to be faster by ``last_gain``, as a part; None if it never did.
     ``speed`` was measured lately, ``prediction`` is of the plan in force; None if it was made
-    without one.
+    without one. Of the free blocks ``num_kept_blocks`` are kept for prompts that begin alike;
+    ``prefix`` says what that has saved.
     """
 
     model_id: str
@@ -162,6 +184,8 @@ class ModelMetrics:
     last_gain: float | None = None
     speed: TokenSpeed = TokenSpeed()
     prediction: Prediction | None = None
+    num_kept_blocks: int = 0
+    prefix: PrefixTotals = field(default_factory=PrefixTotals)
     stages: tuple[StageMetrics, ...] = ()
     edges: tuple[EdgeMetrics, ...] = ()
 
@@ -181,15 +205,17 @@ class Gateway(Protocol):
         """
         ...
 
-    def generate(self, sequence: LiveSequence) -> AsyncGenerator[CommittedToken, None]:
+    def start(self, sequence: LiveSequence, on_update: OnUpdate) -> Cancel:
         """Continue ``sequence`` after its committed tokens, to a token with a finish reason.
 
-        While the model is not ready, it waits for as long as the deployment lets requests wait.
-        The scored tokens of its prompt come first, if they were asked for. A request that asks for
-        nothing is not taken.
-        Closing the generator cancels the sequence; its KV-cache blocks are free within a step.
-        Raises a ``PotluckError`` while it is iterated over: ``PromptTooLongError``,
-        ``OverloadedError``, or ``EngineError`` and its like when a stage or an edge is lost.
+        ``on_update`` is told the tokens of a step together, and never before this returns. While
+        the model is not ready, the sequence waits for as long as the deployment lets requests wait.
+        The scored tokens of its prompt come first, if they were asked for. One with ``pooling``
+        gives a single token, which has the vector. A request that asks for nothing is not taken.
+        Once the sequence is cancelled, its KV-cache blocks are free within a
+        step. Errors are told as updates: ``PromptTooLongError``, ``OverloadedError``, or
+        ``EngineError`` and its like when a stage or an edge is lost. Raises ``ModelNotFoundError``
+        when nothing of that name is deployed.
         """
         ...
 

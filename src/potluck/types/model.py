@@ -5,6 +5,32 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from potluck.types.step import Pooling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingConfig:
+    """How a text becomes an embedding. ``is_normalized``: its Euclidean length is made 1."""
+
+    pooling: Pooling
+    is_normalized: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerankConfig:
+    """How a query and a document become a score, by the labels of a classifier.
+
+    ``template`` is a chat template for messages of the roles ``query`` and ``document`` (and
+    ``system``, for an instruction), or None: it is the model's own. Of several labels the score is
+    the share that ``positive_label`` has in their softmax, of one its logistic function.
+    ``label_texts`` are the texts that ``label_tokens`` must have; empty: any.
+    """
+
+    pooling: Pooling
+    positive_label: int = 0
+    template: str | None = None
+    label_texts: tuple[str, ...] = ()
+
 
 class RopeScaling(enum.Enum):
     """How rope frequencies are stretched beyond the trained context."""
@@ -57,7 +83,9 @@ class ModelConfig:
     and so is ``experts``, None for a dense model. ``intermediate_size`` is that of dense layers.
 
     A model without ``has_logits`` has no head: it gives vectors only. With ``num_labels`` it is a
-    classifier, a matrix of so many rows after the last norm, whose outputs are the vectors.
+    classifier, a matrix of so many rows after the last norm, whose outputs are the vectors; they
+    are the rows ``label_tokens`` of what would be the head, where the files have no such matrix.
+    ``has_bare_names``: its Hugging Face files leave out the prefix ``model.`` of tensors' names.
     """
 
     family: str
@@ -80,6 +108,8 @@ class ModelConfig:
     experts: ExpertsConfig | None = None
     has_logits: bool = True
     num_labels: int = 0
+    label_tokens: tuple[int, ...] = ()
+    has_bare_names: bool = False
 
     @property
     def vector_size(self) -> int:

@@ -37,6 +37,16 @@ MAX_THREADS = 8192
 MAX_RECOVERY_WAIT_SECONDS = 86_400.0
 """A day: nobody holds a connection for longer."""
 
+DEFAULT_TARGET_STEP_MS = 200.0
+"""Five tokens per second while another prompt is read: as fast as most people read."""
+
+MIN_TARGET_STEP_MS = 1.0
+MAX_TARGET_STEP_MS = 60_000.0
+"""A minute between two tokens: a slow board with a large model may take that for a prompt."""
+
+MAX_CACHE_DISK_BYTES = 2**50
+"""A pebibyte; no disk of a node is larger."""
+
 MAX_SPARES = 64
 """More than the nodes of any cluster that this was made for; each costs a copy of the weights."""
 
@@ -97,6 +107,7 @@ RANGES: Mapping[str, NumberRange] = MappingProxyType(
             words=f"a number from 0 (greedy) to {MAX_TEMPERATURE:g}",
         ),
         "top_k": _count(),
+        "top_n": _count(),
         "top_p": NumberRange(least=0, most=1, is_open=True, words="a number above 0, at most 1"),
         "min_p": NumberRange(least=0, most=1, words="a number from 0 to 1"),
         "repetition_penalty": NumberRange(
@@ -131,6 +142,17 @@ RANGES: Mapping[str, NumberRange] = MappingProxyType(
         ),
         "spares": NumberRange(
             least=0, most=MAX_SPARES, words=f"a whole number from 0 to {MAX_SPARES}", is_whole=True
+        ),
+        "target_step_ms": NumberRange(
+            least=MIN_TARGET_STEP_MS,
+            most=MAX_TARGET_STEP_MS,
+            words=f"a number from {MIN_TARGET_STEP_MS:g} to {MAX_TARGET_STEP_MS:g}",
+        ),
+        "cache_disk": NumberRange(
+            least=0,
+            most=MAX_CACHE_DISK_BYTES,
+            words="a number of bytes, at most 1 PiB",
+            is_whole=True,
         ),
         "rebalance_threshold": NumberRange(
             least=MIN_REBALANCE_THRESHOLD,

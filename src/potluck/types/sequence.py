@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from potluck.types.step import Pooling, SamplingParams, SequenceId, TokenLogprob
@@ -84,3 +85,25 @@ class CommittedToken:
     top: tuple[TokenLogprob, ...]
     finish_reason: FinishReason | None
     vector: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceUpdate:
+    """What a step gave a sequence: its next tokens, in order.
+
+    ``num_cached_tokens`` of its prompt were not computed, because a cache had them; that comes with
+    the first tokens, and is 0 with all others.
+    """
+
+    tokens: tuple[CommittedToken, ...]
+    num_cached_tokens: int = 0
+
+
+OnUpdate = Callable[[SequenceUpdate | Exception], None]
+"""Called in the event loop with every update of a sequence. The last one has a token with a finish
+reason, or is an exception, which ends the sequence. It must return soon; what it raises ends the
+sequence too."""
+
+Cancel = Callable[[], None]
+"""Ends a sequence, of which nothing more is told; one that has ended is accepted. It is for the
+event loop, and returns at once."""

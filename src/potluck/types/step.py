@@ -67,6 +67,19 @@ class BlockCopy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HashedBlock:
+    """A cache block for 16 tokens, named by the hash of all tokens of its sequence up to its end.
+
+    ``parent`` is the hash of the block before it, or of no tokens. Equal hashes mean equal content,
+    on the same stages with the same weights.
+    """
+
+    block: int
+    hash: bytes
+    parent: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceSlice:
     """The part that one sequence has in a step.
 
@@ -127,7 +140,11 @@ class SequenceOpening:
 class Step:
     """One ragged batch. ``opened`` and ``closed`` are applied before and after the computation.
 
-    ``copies`` are made in order, before anything is computed.
+    First, stages that keep blocks on disk may keep those in ``saves``, whose content earlier steps
+    have computed. Then ``copies`` are made in order, before anything is computed.
+
+    A step with ``restores`` has nothing else. Every stage puts back what it has kept of them, in
+    order, up to the first one that it does not have.
     """
 
     step_id: StepId
@@ -135,6 +152,8 @@ class Step:
     opened: tuple[SequenceOpening, ...] = ()
     closed: tuple[SequenceId, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
+    saves: tuple[HashedBlock, ...] = ()
+    restores: tuple[HashedBlock, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -131,9 +131,12 @@ class StoredTensor:
     files of the ``llama`` architecture do, for q and k): its row ``h·d + 2j + s`` is canonical row
     ``h·d + s·d/2 + j``, where ``d`` is the head size; of a vector (a bias) its elements are meant.
     None when rows are in canonical order.
+
+    ``rows``: it consists of these rows of the file's tensor; None is all of them.
     """
 
     canonical_name: str
     stored_names: tuple[str, ...]
     is_stacked: bool = False
     interleaved_heads: int | None = None
+    rows: tuple[int, ...] | None = None

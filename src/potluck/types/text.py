@@ -129,6 +129,14 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def closing_tokens(self) -> tuple[int, ...]:
+        """The tokens that the model's own tokenizer puts after a text, as embedding models have it.
+
+        ``encode`` does not add them: a text that is to be continued has no end.
+        """
+        ...
+
+    @property
     def special_tokens(self) -> tuple[str, ...]:
         """The texts of control tokens, which decode to nothing."""
         ...
@@ -173,5 +181,16 @@ class Tokenizer(Protocol):
 
         Control tokens vanish, invalid UTF-8 becomes U+FFFD, and where ``strips_prefix_space`` one
         leading space is taken off.
+        """
+        ...
+
+
+class PairEncoder(Protocol):
+    """Turns a query and a document into the prompt of a model that scores documents."""
+
+    def __call__(self, query: str, document: str, *, instruction: str | None = None) -> list[int]:
+        """Return the tokens; ``instruction`` says what makes a document relevant.
+
+        Raises ``ChatTemplateError`` if the model has no template for it.
         """
         ...

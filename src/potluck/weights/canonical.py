@@ -59,6 +59,9 @@ class CanonicalSource:
             for each in stored.stored_names:
                 self._check_alike(each, info)
             shape = (len(stored.stored_names), *shape)
+        elif stored.rows is not None:
+            self._check_rows(stored.rows, info)
+            shape = (len(stored.rows), *shape[1:])
         return dataclasses.replace(info, name=name, shape=shape)
 
     def name_in_files(self, name: str) -> str:
@@ -74,6 +77,8 @@ class CanonicalSource:
         stored = self._stored[name]
         if stored.is_stacked:
             self._read_stack(stored, start_row, end_row, out)
+        elif stored.rows is not None:
+            self._read_some(stored, stored.rows, start_row, end_row, out)
         elif stored.interleaved_heads is None:
             self._raw.read_rows(stored.stored_names[0], start_row, end_row, out)
         else:
@@ -101,6 +106,32 @@ class CanonicalSource:
                 f"the tensor {name} is {info.format.label} {list(info.shape)}, and {first.name}, "
                 f"which belongs with it, is {first.format.label} {list(first.shape)}",
             )
+
+    def _check_rows(self, rows: tuple[int, ...], info: TensorInfo) -> None:
+        if len(info.shape) != 2 or not all(0 <= row < info.num_rows for row in rows):
+            raise ModelFileError(
+                self._path,
+                f"the tensor {info.name}, {list(info.shape)}, does not have the rows {list(rows)}",
+            )
+
+    def _read_some(
+        self,
+        stored: StoredTensor,
+        rows: tuple[int, ...],
+        start_row: int,
+        end_row: int,
+        out: memoryview,
+    ) -> None:
+        info = self._first(stored)
+        self._check_rows(rows, info)
+        size = info.row_bytes
+        if not 0 <= start_row <= end_row <= len(rows) or out.nbytes != (end_row - start_row) * size:
+            raise ValueError(
+                f"{out.nbytes} B are not rows [{start_row}, {end_row}) of {stored.canonical_name}"
+            )
+        for index, row in enumerate(rows[start_row:end_row]):
+            part = out[index * size : (index + 1) * size]
+            self._raw.read_rows(info.name, row, row + 1, part)
 
     def _read_stack(
         self, stored: StoredTensor, start_row: int, end_row: int, out: memoryview

@@ -306,7 +306,32 @@ def test_harmless_fields_change_nothing(model: ServedModel) -> None:
         ({"tools": [WEATHER]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "text", "json_schema": {"name": "x"}}},
+            "response_format.json_schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+            "response_format.json_schema.name",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": [1]},
+                }
+            },
+            "response_format.json_schema.schema",
+        ),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"backend": "x"}}, "structured_outputs.backend"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "response_format"),
         ({"add_generation_prompt": 1}, "add_generation_prompt"),
         (
             {"add_generation_prompt": True, "continue_final_message": True},

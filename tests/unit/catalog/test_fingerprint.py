@@ -140,6 +140,7 @@ def changes(path: Path) -> Iterator[str]:
     for name in TEXT_FILES:
         file = path / name
         before = file.read_bytes() if file.exists() else None
+        file.parent.mkdir(exist_ok=True)
         file.write_bytes((before or b"") + b" ")
         yield name
         if before is None:
@@ -170,7 +171,7 @@ def test_files_are_those_that_the_tokenizer_is_made_of(
     read_text = hugging_face._read_text
 
     def noted(path: Path) -> str | None:
-        asked.add(path.name)
+        asked.add(path.relative_to(demo).as_posix())
         return read_text(path)
 
     monkeypatch.setattr(hugging_face, "_read_text", noted)

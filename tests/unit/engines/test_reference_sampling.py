@@ -111,10 +111,11 @@ def test_a_draw_is_repeatable() -> None:
 
 def test_draw_takes_the_first_whose_sum_exceeds_the_number() -> None:
     candidates, weights = np.array([7, 3, 5]), logits_of(1.0, 0.5, 0.5)
-    assert draw(candidates, weights, np.float32(0.0)) == 7
-    assert draw(candidates, weights, np.float32(0.5 - 2**-24)) == 7
-    assert draw(candidates, weights, np.float32(0.5)) == 3
-    assert draw(candidates, weights, np.float32(1 - 2**-24)) == 5
+    assert draw(candidates, weights, np.float32(0.0)) == 3
+    assert draw(candidates, weights, np.float32(0.25 - 2**-24)) == 3
+    assert draw(candidates, weights, np.float32(0.25)) == 5
+    assert draw(candidates, weights, np.float32(0.5)) == 7
+    assert draw(candidates, weights, np.float32(1 - 2**-24)) == 7
 
 
 def test_greedy_takes_the_lowest_id_among_equals() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -171,3 +172,28 @@ def test_a_grammar_that_is_none_is_refused(vocabulary: Vocabulary) -> None:
             matchers.take(grammar)
     with pytest.raises(ParameterError, match="uniqueItems"):
         matchers.take(build.json_schema({"type": "array", "uniqueItems": True}))
+
+
+def test_a_sequence_may_not_take_the_stages_time(
+    vocabulary: Vocabulary, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("potluck.grammars.matchers.FREE_SECONDS", 0.02)
+    monkeypatch.setattr("potluck.grammars.matchers.FREE_SECONDS_PER_TOKEN", 0.0001)
+    matchers = Matchers(vocabulary)
+    matcher = matchers.take(build.lark("start: a+\na: /[a-z]/ | a a"))
+    (a,) = tokenizer.encode("a", add_bos=False)
+    started = time.perf_counter()
+    for _ in range(400):
+        mask = matcher.mask()
+        if matcher.problem is not None:
+            break
+        assert matcher.accept(a)
+    assert time.perf_counter() - started < 5
+    assert matcher.problem is not None
+    assert "too complex" in matcher.problem
+    assert allowed(matcher.mask()) == sorted(tokenizer.eos_token_ids)
+    assert matcher.accept(tokenizer.eos_token_ids[0])
+    assert not matcher.accept(a)
+    matchers.give_back(matcher)
+    assert matchers.num_idle == 0
+    assert mask.any()

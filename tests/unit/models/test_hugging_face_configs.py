@@ -351,7 +351,7 @@ def test_an_unknown_family_is_named_as_the_file_names_it() -> None:
     ("changes", "named"),
     [
         ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "MambaForCausalLM"),
-        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ({"architectures": ["LlamaForTokenClassification"]}, "LlamaForTokenClassification"),
         ({"architectures": ..., "model_type": "gemma2"}, "gemma2"),
         ({"model_type": "qwen2"}, "qwen2"),
     ],

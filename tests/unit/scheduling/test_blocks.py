@@ -31,3 +31,34 @@ def test_a_block_cannot_come_back_twice() -> None:
     pool.give_back(taken)
     with pytest.raises(ValueError, match="block 0 is not in use"):
         pool.give_back(taken)
+
+
+def test_a_block_is_free_when_its_last_holder_gives_it_back() -> None:
+    pool = BlockPool(2)
+    (block,) = pool.take(1)
+    pool.hold([block])
+    pool.give_back([block])
+    assert pool.is_held(block)
+    assert pool.num_free == 1
+    pool.give_back([block])
+    assert pool.num_free == 2
+    with pytest.raises(ValueError, match="block 0 has no content to share"):
+        pool.hold([block])
+
+
+def test_kept_blocks_are_taken_last_and_the_oldest_first() -> None:
+    evicted: list[int] = []
+    pool = BlockPool(4, evicted.append)
+    taken = pool.take(3)
+    for block in taken:
+        pool.keep(block)
+    pool.give_back([2, 0, 1])
+    assert (pool.num_free, pool.num_idle) == (4, 3)
+    pool.touch(2)
+    pool.hold([0])
+    assert pool.take(2) == [3, 1]
+    assert evicted == [1]
+    pool.discard(2)
+    assert (pool.num_free, pool.num_idle) == (1, 0)
+    assert pool.take(1) == [2]
+    assert evicted == [1], "nothing was lost with it"

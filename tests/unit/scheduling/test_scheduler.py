@@ -23,6 +23,7 @@ def make_limits(
         max_step_tokens=max_step_tokens,
         max_step_sequences=max_step_sequences,
         max_steps_in_flight=max_steps_in_flight,
+        has_prefix_cache=False,  # see test_prefix_cache.py
     )
 
 
@@ -241,6 +242,7 @@ def test_after_a_restart_all_is_computed_again_in_the_order_of_admission() -> No
         max_step_tokens=7,
         max_step_sequences=3,
         max_steps_in_flight=1,
+        has_prefix_cache=False,
     )
     scheduler.restart(limits)
     assert scheduler.num_waiting == scheduler.num_sequences == 3

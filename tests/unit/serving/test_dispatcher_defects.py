@@ -96,7 +96,9 @@ def test_the_next_step_is_submitted_before_subscribers_are_told() -> None:
 
 
 def test_blocks_of_a_sequence_whose_subscriber_raises_are_used_at_once() -> None:
-    limits = dataclasses.replace(LIMITS, max_steps_in_flight=3, max_step_tokens=64)
+    limits = dataclasses.replace(
+        LIMITS, max_steps_in_flight=3, max_step_tokens=64, has_prefix_cache=False
+    )
     played = Played(limits=limits)
     request = SequenceRequest(
         prompt_tokens=tuple(range(59)), sampling=SamplingParams(), max_new_tokens=5
@@ -113,7 +115,7 @@ def test_blocks_of_a_sequence_whose_subscriber_raises_are_used_at_once() -> None
 def break_the_scheduler(monkeypatch: pytest.MonkeyPatch, played: Played, method: str) -> None:
     """Have ``method`` of the present scheduler raise, and call it."""
 
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise KeyError("a block that nobody has")
 
     with monkeypatch.context() as patch:

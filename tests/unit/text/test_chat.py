@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.chat_templates import CHATML, LLAMA3, MISTRAL, NAMED, QWEN3
@@ -16,10 +19,10 @@ from support.text_models import (
 )
 
 from potluck.errors import ChatTemplateError, ParameterError
-from potluck.text.chat import ChatTemplate, chat_ending, encode_chat
+from potluck.text.chat import ChatTemplate, chat_ending, encode_chat, prompt_chat
 from potluck.text.gguf import build_tokenizer
 from potluck.text.hugging_face import load_tokenizer
-from potluck.types.text import ChatEnding, ChatMessage
+from potluck.types.text import ChatEnding, ChatMessage, Tool, ToolCall
 
 NOW = datetime(2024, 11, 20, tzinfo=UTC)
 
@@ -79,7 +82,7 @@ def test_text_between_control_tokens_is_encoded_as_ever(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write_model_directory(tmp_path, qwen2_json()))
     template = ChatTemplate(source="<|im_start|>{{ messages[0].content }}<|im_end|>")
     start, end = tokenizer.encode("<|im_start|><|im_end|>", parse_special=True)
-    content = "the dog<|im_end|> don't \ue000 12"
+    content = "the dog<|im_end|> don't \U00020000 12"
     assert encode_chat(tokenizer, template, [user(content)]) == [
         start,
         *tokenizer.encode(content),
@@ -212,6 +215,8 @@ def test_what_a_chat_ends_with() -> None:
     for messages, add, go_on, expected in table:
         ending = chat_ending(messages, add_generation_prompt=add, continue_final_message=go_on)
         assert ending is expected
+    calls = [user("hi"), replace(begun[-1], tool_calls=(CALL,))]
+    assert chat_ending(calls) is ChatEnding.NEW_TURN
     with pytest.raises(ParameterError, match="both true"):
         chat_ending(begun, add_generation_prompt=True, continue_final_message=True)
 
@@ -220,3 +225,203 @@ def test_the_effort_is_defined_only_if_it_is_given() -> None:
     template = ChatTemplate(source="{{ reasoning_effort if reasoning_effort is defined else '-' }}")
     assert template.render([user("hi")]) == "-"
     assert template.render([user("hi")], reasoning_effort="low") == "low"
+
+
+CALL = ToolCall(call_id="call_1", name="clock", arguments='{"zone": "UTC", "n": 1.50}')
+CALLING = ChatMessage(role="assistant", content="", tool_calls=(CALL,))
+RESULT = ChatMessage(role="tool", content="noon", tool_call_id="call_1")
+
+
+def rendered(source: str, *messages: ChatMessage, **options: Any) -> str:
+    return ChatTemplate(source=source).render(messages, now=NOW, **options)
+
+
+def test_tools_are_what_openai_clients_send() -> None:
+    schema = {"type": "object", "properties": {"b": {"type": "string"}, "a": {}}}
+    tools = [Tool(name="clock", description="Tells.", parameters=schema), Tool(name="x")]
+    assert json.loads(rendered("{{ tools | tojson }}", tools=tools)) == [
+        {
+            "type": "function",
+            "function": {"name": "clock", "description": "Tells.", "parameters": schema},
+        },
+        {
+            "type": "function",
+            "function": {
+                "name": "x",
+                "description": "",
+                "parameters": {"type": "object", "properties": {}},
+            },
+        },
+    ]
+    assert rendered("{{ tools is none }}") == "True"
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("arguments | tojson", '{"zone": "UTC", "n": 1.5}'),
+        ("arguments.zone", "UTC"),
+        ("arguments is mapping", "True"),
+        ("arguments is string", "False"),
+        ("arguments | items | list", "[('zone', 'UTC'), ('n', 1.5)]"),
+        ("arguments", CALL.arguments),
+        ("arguments | string", CALL.arguments),
+        ("'a' + arguments", "a" + CALL.arguments),
+        ("arguments + 'a'", CALL.arguments + "a"),
+        ("'a' ~ arguments", "a" + CALL.arguments),
+        ("name", "clock"),
+    ],
+)
+def test_arguments_are_objects_and_join_texts_as_json(expression: str, expected: str) -> None:
+    source = "{% set f = messages[0].tool_calls[0].function %}{% set arguments = f.arguments %}"
+    name = "{% set name = f.name %}"
+    assert rendered(f"{source}{name}{{{{ {expression} }}}}", CALLING) == expected
+
+
+def test_arguments_that_are_no_object_are_text() -> None:
+    broken = replace(CALLING, tool_calls=(replace(CALL, arguments="{broken"),))
+    source = "{{ messages[0].tool_calls[0].function.arguments | tojson }}"
+    assert rendered(source, broken) == '"{broken"'
+    empty = replace(CALLING, tool_calls=(replace(CALL, arguments=""),))
+    assert rendered(source, empty) == "{}"
+
+
+def test_thoughts_have_both_names() -> None:
+    message = replace(assistant("4"), reasoning="2+2")
+    source = "{{ messages[0].thinking }} {{ messages[0].reasoning_content }}"
+    assert rendered(source, message) == "2+2 2+2"
+    assert rendered("{{ messages[0].reasoning_content is defined }}", assistant("4")) == "False"
+
+
+def test_roles_that_a_template_does_not_know() -> None:
+    developer = ChatMessage(role="developer", content="Be brief.")
+    assert rendered("{{ messages[0].role }}", developer) == "system"
+    source = "{{ messages[0].role }}{{ '' if 'developer' }}"
+    assert rendered(source, developer) == "developer"
+
+
+def test_results_are_named_where_a_template_cannot_find_their_calls() -> None:
+    assert rendered("{{ messages[1].name }}", CALLING, RESULT) == "clock"
+    assert rendered("{{ messages[1].name }}", CALLING, replace(RESULT, name="x")) == "x"
+    source = "{{ messages[1].name is defined }} {{ messages[1].tool_call_id }}"
+    assert rendered(source, CALLING, RESULT) == "False call_1"
+
+
+def test_ids_are_as_mistrals_templates_want_them() -> None:
+    ids = "{{ messages[0].tool_calls[0].id }} {{ messages[1].tool_call_id }}"
+    source = "{% if messages[0].tool_calls[0].id | length != 9 %}no{% endif %}" + ids
+    made, answered = rendered(source, CALLING, RESULT).split()
+    assert made == answered
+    assert len(made) == 9
+    assert made.isalnum()
+    own = replace(CALLING, tool_calls=(replace(CALL, call_id="abcDEF123"),))
+    assert rendered(source, own, RESULT).startswith("abcDEF123")
+    assert rendered(ids, CALLING, RESULT) == "call_1 call_1"
+
+
+def test_variables_of_templates() -> None:
+    source = "{{ enable_thinking }} {{ reasoning_effort }} {{ thinking_effort }}"
+    variables = {"enable_thinking": False, "reasoning_effort": "high"}
+    shown = rendered(source, reasoning_effort="low", template_variables=variables)
+    assert shown == "False high low"
+    for name in ("messages", "tools", "add_generation_prompt"):
+        with pytest.raises(ParameterError, match=name):
+            rendered(source, template_variables={name: []})
+
+
+def test_no_text_of_a_tool_becomes_a_control_token(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_model_directory(tmp_path, qwen2_json()))
+    source = "<|im_start|>{{ tools | tojson }}{{ messages[0].tool_calls | tojson }}{{ x }}"
+    attack = '"<|im_end|>'
+
+    def control_tokens(text: str) -> list[int]:
+        tokens = encode_chat(
+            tokenizer,
+            ChatTemplate(source=source),
+            [replace(CALLING, tool_calls=(replace(CALL, arguments=json.dumps({text: [text]})),))],
+            tools=[Tool(name="f", description=text, parameters={text: {"enum": [text]}})],
+            template_variables={"x": [text]},
+        )
+        control = tokenizer.encode("".join(tokenizer.special_tokens), parse_special=True)
+        return [token for token in tokens if token in control]
+
+    assert control_tokens(attack) == control_tokens("plain")
+    assert len(control_tokens(attack)) == 1
+
+
+def test_words_are_covered_where_the_template_does_not_compare_them(tmp_path: Path) -> None:
+    """A template that writes ``<|`` before a word and ``|>`` after it makes no control token."""
+    tokenizer = load_tokenizer(write_model_directory(tmp_path, qwen2_json()))
+    tool = Tool(name="im_end", parameters={"type": "object"})
+    (control,) = tokenizer.encode("<|im_end|>", add_bos=False, parse_special=True)
+    for condition, is_control in (("true", False), ("tools[0].function.name == 'im_end'", True)):
+        source = f"{{% if {condition} %}}<|{{{{ tools[0].function.name }}}}|>{{% endif %}}"
+        tokens = encode_chat(tokenizer, ChatTemplate(source=source), [], tools=[tool])
+        assert (control in tokens) is is_control
+
+
+@pytest.mark.parametrize(
+    ("messages", "ending", "variables", "turn"),
+    [
+        ([user("hi <think>")], ChatEnding.NEW_TURN, {}, "<|im_start|>assistant\n"),
+        (
+            [user("hi <think>")],
+            ChatEnding.NEW_TURN,
+            {"enable_thinking": False},
+            "<|im_start|>assistant\n<think>\n\n</think>\n\n",
+        ),
+        (
+            [user("<think>"), assistant("So be")],
+            ChatEnding.CONTINUED,
+            {},
+            "<|im_start|>assistant\nSo be",
+        ),
+        ([user("hi"), assistant("So be")], ChatEnding.CLOSED, {}, ""),
+    ],
+)
+def test_the_models_turn(
+    tmp_path: Path,
+    messages: list[ChatMessage],
+    ending: ChatEnding,
+    variables: dict[str, object],
+    turn: str,
+) -> None:
+    tokenizer = load_tokenizer(write_model_directory(tmp_path, qwen2_json()))
+    source = (
+        CHATML.rstrip().removesuffix("{%- endif %}")
+        + "{%- if enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
+        + "{%- endif %}"
+    )
+    prompt = prompt_chat(
+        tokenizer,
+        ChatTemplate(source=source),
+        messages,
+        ending=ending,
+        template_variables=variables,
+    )
+    if turn == "<|im_start|>assistant\n":
+        assert prompt.turn.endswith(turn)
+    else:
+        assert prompt.turn == turn
+
+
+def test_thoughts_are_continued(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_model_directory(tmp_path, qwen2_json()))
+    source = (
+        "{% for m in messages %}<{{ m.role }}>"
+        "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+        "{{ m.content }}</{{ m.role }}>{% endfor %}"
+    )
+    begun = replace(assistant(""), reasoning="Let me")
+    prompt = prompt_chat(
+        tokenizer, ChatTemplate(source=source), [user("hi"), begun], ending=CONTINUED
+    )
+    assert tokenizer.decode(prompt.tokens) == "<user>hi</user><assistant><think>Let me"
+    assert prompt.turn == "<assistant><think>Let me"
+
+
+def test_a_message_that_calls_tools_is_not_continued(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_model_directory(tmp_path, qwen2_json()))
+    with pytest.raises(ParameterError, match="calls tools") as error:
+        encode_chat(tokenizer, ChatTemplate(source=CHATML), [user("hi"), CALLING], ending=CONTINUED)
+    assert "role tool" in error.value.hint

@@ -21,8 +21,9 @@ from support.text_models import (
 from tokenizers import Tokenizer
 
 from potluck.errors import ModelFileError, ParameterError, UnsupportedModelError
-from potluck.text.hugging_face import load_chat_template, load_tokenizer
+from potluck.text.hugging_face import TOOL_TEMPLATE_FILE, load_chat_template, load_tokenizer
 from potluck.text.tokenizer import TextTokenizer
+from potluck.types.text import Tool
 
 STYLES: dict[str, Callable[[], str]] = {
     "llama3": llama3_json,
@@ -287,7 +288,69 @@ def test_where_chat_templates_are(
         assert template.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
 
 
+@pytest.mark.parametrize(
+    ("files", "template", "expected"),
+    [
+        ({}, "C", None),
+        ({}, {"default": "D", "tool_use": "T"}, "T"),
+        ({}, [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}], "T"),
+        ({TOOL_TEMPLATE_FILE: "A"}, {"default": "D", "tool_use": "T"}, "A"),
+        ({TOOL_TEMPLATE_FILE: "A", "chat_template.jinja": "F"}, None, "A"),
+    ],
+)
+def test_a_template_for_tools(
+    files: dict[str, object], template: object, expected: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / TOOL_TEMPLATE_FILE).parent.mkdir()
+    found = load_chat_template(
+        write_model_directory(
+            tmp_path, llama3_json(), config={"chat_template": template}, files=files
+        )
+    )
+    assert found is not None
+    assert found.tool_source == expected
+    tool = Tool(name="clock")
+    assert found.source_for(()) == found.source
+    assert found.source_for((tool,)) == (expected or found.source)
+    assert found.render([], tools=[tool]) == (expected or found.source)
+
+
 def test_a_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
     directory = write_model_directory(tmp_path, llama3_json(), config={"chat_template": 7})
     with pytest.raises(ModelFileError, match="not text"):
         load_chat_template(directory)
+
+
+def with_processor(style: str, single: list[dict[str, object]], tokens: dict[str, int]) -> str:
+    document = json.loads(STYLES[style]())
+    document["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": single,
+        "special_tokens": {
+            name: {"id": name, "ids": [token], "tokens": [name]} for name, token in tokens.items()
+        },
+    }
+    return json.dumps(document)
+
+
+def test_closing_tokens_are_those_that_the_library_adds(tmp_path: Path) -> None:
+    """As Qwen3-Embedding's tokenizer.json has them."""
+    text: dict[str, object] = {"Sequence": {"id": "A", "type_id": 0}}
+    end: dict[str, object] = {"SpecialToken": {"id": "<|im_end|>", "type_id": 0}}
+    first = Tokenizer.from_str(STYLES["qwen2"]()).token_to_id("<|im_end|>")
+    assert first is not None
+    for number, single in enumerate(([text], [text, end], [end, text, end, end])):
+        described = with_processor("qwen2", single, {"<|im_end|>": first})
+        library = Tokenizer.from_str(described)
+        tokenizer = load_tokenizer(write_model_directory(tmp_path / str(number), described))
+        assert [*tokenizer.encode("A cat."), *tokenizer.closing_tokens] == library.encode(
+            "A cat."
+        ).ids
+
+
+def test_closing_tokens_by_the_configuration(tmp_path: Path) -> None:
+    config: dict[str, object] = {"eos_token": "<|im_end|>", "add_eos_token": True}
+    directory = write_model_directory(tmp_path, STYLES["qwen2"](), config=config)
+    tokenizer = load_tokenizer(directory)
+    assert tokenizer.closing_tokens == tokenizer.eos_token_ids[-1:] != ()

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from potluck.errors import ChatTemplateError
-from potluck.text.template_environment import run_template
+from potluck.text.template_environment import free_variables, run_template
 
 NOW = datetime(2024, 11, 20, tzinfo=UTC)
 
@@ -27,6 +27,12 @@ def render(source: str, **variables: object) -> str:
          "1/2False 2/2True "),
         ("{% for i in [] %}x{% else %}none{% endfor %}{% for i in nothing %}x{% endfor %}", "none"),
         ("{{ {'a': '<é>'} | tojson }}", '{"a": "<é>"}'),
+        ("{{ '<é\U00020000>' | tojson(ensure_ascii=true) }}", '"<\\u00e9\U00020000>"'),
+        ("{{ {'b': 1, 'a': [2]} | tojson(separators=(',', ':'), sort_keys=true) }}",
+         '{"a":[2],"b":1}'),
+        ("{% generation %}{% set x = 1 %}{{ x }}{% endgeneration %}{{ x is defined }}", "1False"),
+        ("{{ dict(a=1) }}{% set d = {'items': 2, 'b': 3} %}{{ d.b }}{{ d['items'] }}",
+         "{'a': 1}32"),
         ("{{ strftime_now('%Y-%m-%d') }}", "2024-11-20"),
         ("{% generation %}{{ 1 ~ 'a' ~ none }}{% endgeneration %}", "1aNone"),
         ("{% set ns = namespace(n=0) %}{% for i in range(3) %}{% set ns.n = ns.n + i %}"
@@ -51,6 +57,10 @@ def test_what_templates_count_on(source: str, expected: str) -> None:
         ("{{ ''.__class__.x }}", "unsafe"),
         ("{{ items.append(1) }}", "'append' of 'list' object is unsafe"),
         ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ namespace(_a=1) }}", "no name like _a"),
+        ("{% set ns = namespace() %}{% set ns._a = 1 %}", "no name like _a"),
+        ("{% set ns = namespace() %}{{ ns.__class__.x }}", "unsafe"),
+        ("{{ dict.fromkeys.__globals__ }}", "unsafe|undefined|no attribute"),
         ("{{ {}['a'].b }}", "no attribute"),
         ("{{ 'a' + 1 }}", "can only concatenate"),
         ("{% include 'x' %}", "no loader"),
@@ -97,3 +107,19 @@ def test_a_long_chat_is_within_the_limits() -> None:
     )
     messages = [{"content": "a b c d e f"}] * 5000
     assert len(render(source, messages=messages)) == 60_000
+
+
+def test_a_long_chat_may_take_more_steps() -> None:
+    source = "{% for a in messages %}{% for b in messages %}{% endfor %}{% endfor %}"
+    assert render(source, messages=[{}] * 1000) == ""
+    with pytest.raises(ChatTemplateError, match="too many steps"):
+        render(source + source + source, messages=[{}] * 1000)
+    with pytest.raises(ChatTemplateError, match="too many steps"):
+        render("{% for a in others %}{% for b in others %}{% endfor %}{% endfor %}",
+               messages=[{}], others=[{}] * 1000)  # fmt: skip
+
+
+def test_variables_that_a_template_reads() -> None:
+    source = "{% set a = b %}{{ a }}{% for m in messages %}{{ m.c }}{% endfor %}"
+    assert free_variables(source) == {"b", "messages"}
+    assert free_variables("{% if") == frozenset()

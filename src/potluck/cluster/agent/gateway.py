@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from potluck.types.gateway import (
     ModelStatus,
     ServedModel,
 )
-from potluck.types.sequence import CommittedToken
+from potluck.types.sequence import Cancel, OnUpdate
 
 _STATES = {
     DeploymentState.LOADING: ModelState.LOADING,
@@ -70,6 +70,10 @@ class AgentGateway:
                 reason=record.reason,
                 sampling_defaults=record.sampling_defaults,
                 ready_in_seconds=self._ready_in_seconds(record),
+                weights_bytes=record.total_bytes,
+                weights_format="gguf" if record.model.endswith(".gguf") else "safetensors",
+                quantization=record.quantization.value,
+                digest="" if record.fingerprint is None else record.fingerprint.digest,
             )
             for record in live
         ]
@@ -86,15 +90,10 @@ class AgentGateway:
             self._served[record.deployment] = loading
         return await asyncio.shield(loading)
 
-    async def generate(self, sequence: LiveSequence) -> AsyncGenerator[CommittedToken, None]:
-        """Compute a sequence; closing the generator cancels it."""
+    def start(self, sequence: LiveSequence, on_update: OnUpdate) -> Cancel:
+        """Compute a sequence; see ``Relaying.start``."""
         record = self._find(sequence.model_id)
-        stream = self._agent.generate(record, sequence.request, sequence.committed)
-        try:
-            async for token in stream:
-                yield token
-        finally:
-            await stream.aclose()
+        return self._agent.relaying.start(record, sequence.request, on_update, sequence.committed)
 
     def cluster_state(self) -> Mapping[str, object]:
         """The cluster as it was at the last ``refresh``."""
@@ -181,11 +180,23 @@ class AgentGateway:
 def _load_served_model(record: DeploymentRecord, fingerprints: Fingerprints) -> ServedModel:
     """Raises ``EngineError`` where the model's tokenizer here is not the deployment's."""
     from potluck.text.chat import prompt_chat
+    from potluck.text.reasoning import reasoning_format
+    from potluck.text.rerank import check_labels, encode_pair, rerank_template
+    from potluck.text.tool_formats import choose_output_format
 
     fingerprints.check_text(record)
     description = describe_model(record.model)
     tokenizer = load_tokenizer(description.files)
     template = load_chat_template(description.files)
+    source = None if template is None else template.tool_source or template.source
+    output_format = None
+    if source is not None:
+        output_format = choose_output_format(
+            source, tokenizer.special_tokens, tool_format=record.tool_format
+        )
+    rerank = description.vectors.rerank
+    if rerank is not None:
+        check_labels(rerank, description.config.label_tokens, tokenizer)
     return ServedModel(
         model_id=record.model_id,
         tokenizer=tokenizer,
@@ -193,4 +204,21 @@ def _load_served_model(record: DeploymentRecord, fingerprints: Fingerprints) -> 
         vocab_size=description.config.vocab_size,
         context_tokens=record.context_tokens,
         sampling_defaults=description.sampling_defaults,
+        output_format=output_format,
+        architecture=description.config.family,
+        template=source,
+        takes_tools=source is not None and "tools" in source,
+        can_think=source is not None and reasoning_format(source) is not None,
+        has_logits=description.config.has_logits,
+        vector_size=description.config.vector_size,
+        embedding=description.vectors.embedding,
+        rerank=rerank,
+        encode_pair=None
+        if rerank is None
+        else partial(
+            encode_pair,
+            tokenizer,
+            rerank_template(rerank, template),
+            max_tokens=record.context_tokens,
+        ),
     )

@@ -15,6 +15,7 @@ from potluck.cluster.calls import (
 from potluck.errors import ParameterError
 from potluck.placement.layout import check_layout
 from potluck.scheduling import DEFAULT_CONTEXT_TOKENS
+from potluck.text.tool_formats.choice import syntax_named
 from potluck.types.arithmetic import Arithmetic, ArithmeticChoice
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.quantization import Quantization
@@ -43,9 +44,13 @@ def new_record(
         ("spares", request.num_spares),
         ("rebalance_threshold", request.rebalance_threshold),
         ("streams", request.num_streams),
+        ("target_step_ms", request.target_step_ms),
+        ("cache_disk", request.cache_disk_bytes),
     ):
         if number is not None:
             require_number(name, number)
+    if request.tool_format is not None:
+        syntax_named(request.tool_format)
     context = request.context_tokens
     if context is None:
         context = min(most, DEFAULT_CONTEXT_TOKENS)
@@ -80,6 +85,7 @@ def new_record(
         quantization=request.quantization or Quantization.NONE,
         may_quantize=request.quantization is None,
         is_mapped=request.is_mapped,
+        cache_disk_bytes=request.cache_disk_bytes,
         arithmetic=(Arithmetic.EXACT if request.arithmetic is ArithmeticChoice.EXACT else None),
         state=DeploymentState.LOADING,
         fingerprint=fingerprint,
@@ -91,4 +97,7 @@ def new_record(
         layout=request.layout,
         rebalance=request.rebalance,
         rebalance_threshold=request.rebalance_threshold,
+        prefix_cache=request.prefix_cache,
+        target_step_ms=request.target_step_ms,
+        tool_format=request.tool_format,
     )

@@ -11,19 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import aclosing
+from collections.abc import Callable, Iterable
 
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.outlooks import Outlooks
 from potluck.cluster.agent.progress import GapError, Patience, SequenceProgress
+from potluck.cluster.agent.remote_sequences import RemoteSequences
 from potluck.cluster.calls import (
     DeploymentRecord,
     DeploymentState,
     Generate,
-    GenerateAnswer,
-    GenerateFailure,
-    decode,
     encode,
 )
 from potluck.cluster.membership import MAX_PAYLOAD_BYTES, Membership
@@ -37,8 +34,13 @@ from potluck.errors import (
     PotluckError,
     SilentNodeError,
 )
-from potluck.types.cluster import NodeId
-from potluck.types.sequence import CommittedToken, SequenceRequest
+from potluck.types.sequence import (
+    Cancel,
+    CommittedToken,
+    OnUpdate,
+    SequenceRequest,
+    SequenceUpdate,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +67,8 @@ class Relaying:
         self._coordination = coordination
         self._outlooks = outlooks
         self._clock = clock
+        self._remote = RemoteSequences(membership)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._num_live = 0
         self._is_closed = False
         self._ended = asyncio.Event()
@@ -81,67 +85,83 @@ class Relaying:
             except TimeoutError:
                 _log.warning("%d streams of clients are cut off", self._num_live)
 
-    async def generate(
+    def start(
         self,
         record: DeploymentRecord,
         request: SequenceRequest,
+        on_update: OnUpdate,
         committed: Iterable[CommittedToken] = (),
-    ) -> AsyncGenerator[CommittedToken, None]:
+    ) -> Cancel:
         """Compute a sequence, or what follows its ``committed`` tokens, to its end.
 
-        Every token comes once and in order, whatever happens to coordinators. Raises what the
-        coordinator answers instead, and ``EngineError`` when there has been none for the time that
-        the deployment lets requests wait.
+        Every token comes once and in order, whatever happens to coordinators. ``on_update`` is told
+        what the coordinator answers instead, and an ``EngineError`` when there has been none for
+        the time that the deployment lets requests wait.
         """
+        relayed = _Relayed(request, SequenceProgress(request, committed), on_update)
+        task = asyncio.ensure_future(self._relay(record, relayed))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+        def cancel() -> None:
+            relayed.is_over = True
+            task.cancel()
+
+        return cancel
+
+    async def _relay(self, record: DeploymentRecord, relayed: _Relayed) -> None:
+        """See a sequence through to its end. No token waits for this task, or wakes it."""
         if self._is_closed:
-            raise EngineError(
-                "this node is about to leave the cluster", hint="send the request to another node"
+            relayed.end(
+                EngineError(
+                    "this node is about to leave the cluster",
+                    hint="send the request to another node",
+                )
             )
+            return
         self._num_live += 1
         try:
-            async with aclosing(self._generate(record, request, committed)) as tokens:
-                async for token in tokens:
-                    yield token
+            await self._see_through(record, relayed)
+        except Exception as error:  # noqa: BLE001 - the boundary of the task
+            if not isinstance(error, PotluckError):
+                _log.exception("a sequence could not be relayed")
+            relayed.end(error)
         finally:
             self._num_live -= 1
             self._ended.set()
 
-    async def _generate(
-        self,
-        record: DeploymentRecord,
-        request: SequenceRequest,
-        committed: Iterable[CommittedToken],
-    ) -> AsyncGenerator[CommittedToken, None]:
-        progress = SequenceProgress(request, committed)
+    async def _see_through(self, record: DeploymentRecord, relayed: _Relayed) -> None:
         patience = Patience(limit_seconds=record.recovery_wait_seconds)
         failures = _Failures()
         pause_seconds = _FIRST_PAUSE_SECONDS
         idle_since = self._clock()
         while True:
             record = self._latest(record)
+            attempt = _Attempt(relayed)
             is_open = False
             try:
                 if isinstance(failures.last, MovedError):
                     record = await self._corrected(record)
-                stream = await self._open(record, request, progress)
-                if stream is not None:
-                    patience = patience.after(self._clock() - idle_since)
+                cancel = await self._open(record, relayed, attempt)
+                if cancel is not None:
                     is_open = True
-                    async with aclosing(stream):
-                        async for token in stream:
-                            if not progress.take(token):
-                                continue
-                            failures = _Failures(has_begun=True)
-                            pause_seconds = _FIRST_PAUSE_SECONDS
-                            patience = patience.renewed()
-                            yield token
-                            if progress.is_finished:
-                                return
-                    failures = failures.of(MovedError("the answer ended before its last token"))
+                    patience = patience.after(self._clock() - idle_since)
+                    try:
+                        error = await attempt.over
+                    finally:
+                        cancel()
+                    if error is not None:
+                        raise error
+                    return
             except (CallError, MovedError, OverloadedError, GapError) as error:
+                if attempt.has_given:
+                    failures = _Failures(has_begun=True)
                 failures = failures.of(error)
             if not is_open:
                 patience = patience.after(self._clock() - idle_since)
+            elif attempt.has_given:
+                pause_seconds = _FIRST_PAUSE_SECONDS
+                patience = patience.renewed()
             idle_since = self._clock()
             if not patience.left_seconds:
                 raise _gave_up(record, patience, failures.last)
@@ -163,29 +183,18 @@ class Relaying:
         return self._latest(record)
 
     async def _open(
-        self, record: DeploymentRecord, request: SequenceRequest, progress: SequenceProgress
-    ) -> AsyncGenerator[CommittedToken, None] | None:
+        self, record: DeploymentRecord, relayed: _Relayed, attempt: _Attempt
+    ) -> Cancel | None:
         """Ask the coordinator for what follows; None if it cannot be reached now."""
+        request, continuation = relayed.request, relayed.progress.continuation
         deployment = self._coordination.coordinated.get(record.deployment)
         if deployment is not None:
-            return deployment.generate(request, progress.continuation)
+            return deployment.start_sequence(request, attempt, continuation)
         coordinator = record.epoch.coordinator
-        payload = encode(
-            Generate(
-                deployment=record.deployment,
-                request=request,
-                continuation=progress.continuation,
-            )
-        )
-        if len(payload) > MAX_PAYLOAD_BYTES:
-            raise ParameterError(
-                "prompt",
-                f"the request takes {len(payload):,} bytes on its way to the coordinator, and may"
-                f" take {MAX_PAYLOAD_BYTES:,}",
-                hint="send a shorter prompt",
-            )
+        asked = Generate(deployment=record.deployment, request=request, continuation=continuation)
+        _check_size(asked)
         if coordinator in self._membership.nodes():
-            return self._ask(coordinator, "deployment.generate", payload)
+            return self._remote.start(coordinator, asked, attempt)
         if coordinator == self._membership.node_id:
             return None
         outlooks = await self._outlooks.ask(record)
@@ -193,19 +202,80 @@ class Relaying:
             if outlook.record is not None:
                 self._coordination.heard(outlook.record)
             elif outlook.sees_coordinator:
-                return self._ask(node, "deployment.relay", payload)
+                return self._remote.start_through(node, asked, attempt)
         return None
 
-    async def _ask(
-        self, node: NodeId, method: str, payload: bytes
-    ) -> AsyncGenerator[CommittedToken, None]:
-        async with aclosing(self._membership.call_stream(node, method, payload)) as stream:
-            async for part in stream:
-                answer: GenerateAnswer = decode(part, GenerateAnswer)
-                if isinstance(answer, GenerateFailure):
-                    raise answer.error()
-                for token in answer.tokens:
-                    yield token
+
+class _Relayed:
+    """A sequence of a client here. ``is_over``: nothing more is told of it."""
+
+    def __init__(
+        self, request: SequenceRequest, progress: SequenceProgress, on_update: OnUpdate
+    ) -> None:
+        self.request = request
+        self.progress = progress
+        self.is_over = False
+        self._on_update = on_update
+        self._has_given = False
+
+    def give(self, update: SequenceUpdate) -> bool:
+        """Pass on the tokens that are new; return whether there are any.
+
+        Raise ``GapError`` if some before them are missing, after what comes before the gap.
+        """
+        fresh: list[CommittedToken] = []
+        try:
+            for token in update.tokens:
+                if self.progress.take(token):
+                    fresh.append(token)
+        finally:
+            if fresh and not self.is_over:
+                self.is_over = self.progress.is_finished
+                cached = 0 if self._has_given else update.num_cached_tokens
+                self._has_given = True
+                self._on_update(SequenceUpdate(tokens=tuple(fresh), num_cached_tokens=cached))
+        return bool(fresh)
+
+    def end(self, error: Exception) -> None:
+        """Tell why there will be no more, unless it is over."""
+        if not self.is_over:
+            self.is_over = True
+            self._on_update(error)
+
+
+class _Attempt:
+    """What one coordinator answers for a sequence. ``over`` has the error that ended it, if any."""
+
+    def __init__(self, relayed: _Relayed) -> None:
+        self.over: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self.has_given = False
+        self._relayed = relayed
+
+    def __call__(self, update: SequenceUpdate | Exception) -> None:
+        """Take an update (``OnUpdate``)."""
+        if self.over.done() or self._relayed.is_over:
+            return
+        if isinstance(update, Exception):
+            self.over.set_result(update)
+            return
+        try:
+            self.has_given |= self._relayed.give(update)
+        except Exception as error:  # noqa: BLE001 - the task that sees the sequence through decides
+            self.over.set_result(error)
+            return
+        if self._relayed.progress.is_finished:
+            self.over.set_result(None)
+
+
+def _check_size(asked: Generate) -> None:
+    num_bytes = len(encode(asked))
+    if num_bytes > MAX_PAYLOAD_BYTES:
+        raise ParameterError(
+            "prompt",
+            f"the request takes {num_bytes:,} bytes on its way to the coordinator, and may"
+            f" take {MAX_PAYLOAD_BYTES:,}",
+            hint="send a shorter prompt",
+        )
 
 
 class _Failures:

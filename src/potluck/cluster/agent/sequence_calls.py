@@ -1,28 +1,33 @@
-"""Sequences of other gateways, computed by the coordinator here (``deployment.generate``), or by
-one that only this node reaches (``deployment.relay``).
+"""Sequences of other gateways, computed by the coordinator here, or by one that only this node
+reaches (``deployment.relay``).
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 from potluck.cluster.agent.coordination import Coordination
-from potluck.cluster.agent.token_batches import in_batches
+from potluck.cluster.agent.token_feed import TokenFeed, in_parts, updates_of
 from potluck.cluster.calls import (
     Generate,
     GenerateFailure,
+    OpenFeed,
+    Started,
+    StartSequence,
+    StopSequence,
     Tokens,
     decode,
     encode,
 )
 from potluck.cluster.membership import Membership, MethodTable
 from potluck.errors import CallError, MovedError, OverloadedError, PotluckError
-from potluck.types.sequence import CommittedToken
+from potluck.types.sequence import Cancel, OnUpdate
 
 _MAX_REMOTE_SEQUENCES = 192
-"""That other gateways stream from here: the rest of the calls that a node answers at a time
-(``membership.server.MAX_RUNNING_CALLS``) is for control."""
+"""That other gateways have computed here. Of those that are passed on, each is one of the calls
+that a node answers at a time (``membership.server.MAX_RUNNING_CALLS``); the rest is for control."""
 
 _RETRY_AFTER_SECONDS = 5
 
@@ -33,38 +38,70 @@ class SequenceCalls:
     def __init__(self, membership: Membership, coordination: Coordination) -> None:
         self._membership = membership
         self._coordination = coordination
-        self._num_remote_sequences = 0
+        self._feeds: dict[str, TokenFeed] = {}
+        self._num_streamed = 0
 
     def register(self, methods: MethodTable) -> None:
         """Have the calls answered."""
+        methods.register_stream("deployment.feed", self._on_feed)
+        methods.register("deployment.start", self._on_start)
+        methods.register("deployment.stop", self._on_stop)
         methods.register_stream("deployment.generate", self._on_generate)
         methods.register_stream("deployment.relay", self._on_relay)
 
-    async def _on_generate(self, payload: bytes) -> AsyncGenerator[bytes, None]:
-        request = decode(payload, Generate)
-        self._num_remote_sequences += 1
+    async def _on_feed(self, payload: bytes) -> AsyncGenerator[bytes, None]:
+        feed_id = decode(payload, OpenFeed).feed_id
+        if feed_id in self._feeds:
+            raise CallError("there is a feed of that name already")
+        feed = self._feeds[feed_id] = TokenFeed()
         try:
-            stream = self._generate_for_another(request)
-            async with aclosing(in_batches(stream, len(request.request.prompt_tokens))) as batches:
-                async for tokens in batches:
-                    yield encode(Tokens(tokens=tokens))
-        except PotluckError as error:
-            yield encode(GenerateFailure.of(error))
+            async with aclosing(feed.parts()) as parts:
+                async for part in parts:
+                    yield encode(part)
         finally:
-            self._num_remote_sequences -= 1
+            del self._feeds[feed_id]
+            feed.close()
 
-    async def _generate_for_another(
-        self, request: Generate
-    ) -> AsyncGenerator[CommittedToken, None]:
-        deployment = self._coordination.coordinated.get(request.deployment)
+    async def _on_start(self, payload: bytes) -> bytes:
+        request = decode(payload, StartSequence)
+        try:
+            feed = self._feeds.get(request.feed_id)
+            if feed is None:
+                raise MovedError("the gateway's feed is over", hint="try again in a moment")
+            self._require_room()
+            feed.start(request.number, partial(self._start, request.asked))
+        except PotluckError as error:
+            return encode(GenerateFailure.of(error))
+        return encode(Started())
+
+    async def _on_stop(self, payload: bytes) -> bytes:
+        request = decode(payload, StopSequence)
+        feed = self._feeds.get(request.feed_id)
+        if feed is not None:
+            feed.stop(request.number)
+        return b""
+
+    def _start(self, asked: Generate, on_update: OnUpdate) -> Cancel:
+        deployment = self._coordination.coordinated.get(asked.deployment)
         if deployment is None:
             raise MovedError(
                 "the deployment is not coordinated here any more", hint="try again in a moment"
             )
-        self._require_room()
-        async with aclosing(deployment.generate(request.request, request.continuation)) as stream:
-            async for token in stream:
-                yield token
+        return deployment.start_sequence(asked.request, on_update, asked.continuation)
+
+    async def _on_generate(self, payload: bytes) -> AsyncGenerator[bytes, None]:
+        asked = decode(payload, Generate)
+        self._num_streamed += 1
+        try:
+            self._require_room()
+            async with aclosing(updates_of(partial(self._start, asked))) as updates:
+                async for update in updates:
+                    for part in in_parts(update):
+                        yield encode(Tokens.of(part))
+        except PotluckError as error:
+            yield encode(GenerateFailure.of(error))
+        finally:
+            self._num_streamed -= 1
 
     async def _on_relay(self, payload: bytes) -> AsyncGenerator[bytes, None]:
         """Pass a request on to the coordinator, for a gateway that cannot reach it.
@@ -79,7 +116,7 @@ class SequenceCalls:
                 async for answer in answers:
                     yield answer
             return
-        self._num_remote_sequences += 1
+        self._num_streamed += 1
         try:
             self._require_room()
             stream = self._membership.call_stream(
@@ -93,10 +130,11 @@ class SequenceCalls:
         except PotluckError as error:
             yield encode(GenerateFailure.of(error))
         finally:
-            self._num_remote_sequences -= 1
+            self._num_streamed -= 1
 
     def _require_room(self) -> None:
-        if self._num_remote_sequences > _MAX_REMOTE_SEQUENCES:
+        num_fed = sum(feed.num_live for feed in self._feeds.values())
+        if self._num_streamed + num_fed > _MAX_REMOTE_SEQUENCES:
             raise OverloadedError(
                 f"node {self._membership.node_id} already answers {_MAX_REMOTE_SEQUENCES}"
                 " sequences of others",

@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -57,7 +57,6 @@ from potluck.probe.doctor.case import Cluster
 from potluck.probe.probe import Measuring, ProbeOptions
 from potluck.types.cluster import NodeId
 from potluck.types.gateway import ModelMetrics
-from potluck.types.sequence import CommittedToken, SequenceRequest
 from potluck.types.speed import LinkSpeed
 from potluck.types.unit import backend_of
 
@@ -241,17 +240,6 @@ class Agent:
     def failed(self) -> asyncio.Future[None]:
         """Has an exception when this node can take part no longer, and its agent has to end."""
         return self.events.failed
-
-    async def generate(
-        self,
-        record: DeploymentRecord,
-        request: SequenceRequest,
-        committed: Iterable[CommittedToken] = (),
-    ) -> AsyncGenerator[CommittedToken, None]:
-        """Compute a sequence with the coordinator; see ``Relaying.generate``."""
-        async with aclosing(self.relaying.generate(record, request, committed)) as stream:
-            async for token in stream:
-                yield token
 
     async def drain(self) -> None:
         """Let others go on without this node; see ``Leaving.drain``."""

@@ -14,8 +14,8 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from potluck.cluster.coordinator.pipeline import RemotePipeline, SentTotals
@@ -38,9 +38,12 @@ from potluck.types.cluster import NodeId
 from potluck.types.sampling import validate_sampling
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
+    Cancel,
     CommittedToken,
     Continuation,
+    OnUpdate,
     SequenceRequest,
+    SequenceUpdate,
 )
 from potluck.types.step import SequenceId
 
@@ -62,12 +65,24 @@ def _soon() -> int:
     return _RETRY_AFTER_SECONDS
 
 
-@dataclass(slots=True, kw_only=True)
-class _Asked:
-    """A sequence whose tokens are being waited for."""
+_NOT_ADDED = SequenceId(-1)
 
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Asked:
+    """A sequence whose tokens are being waited for. ``tokens`` and ``error`` are still to be told.
+
+    ``sequence_id`` is set before anything is told.
+    """
+
+    request: SequenceRequest
+    on_update: OnUpdate
     arrived_at: float
     is_suspect: bool
+    sequence_id: SequenceId = _NOT_ADDED
+    tokens: list[CommittedToken] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    error: PotluckError | None = None
 
 
 class Answering:
@@ -103,7 +118,7 @@ class Answering:
         self._on_over: OnOver | None = None
         self._pipeline: RemotePipeline | None = None
         self._asked: dict[SequenceId, _Asked] = {}
-        self._undelivered: deque[tuple[asyncio.Queue[Update], Update]] = deque()
+        self._undelivered: deque[tuple[_Asked, Update]] = deque()
         self._is_delivering = False
         self._lost_at: float | None = -math.inf  # None: attached
         self._ended: PotluckError | None = None
@@ -238,50 +253,50 @@ class Answering:
         self._finish(error)
         return await self.detach()
 
-    async def generate(
-        self, request: SequenceRequest, continuation: Continuation = NOTHING_COMMITTED
-    ) -> AsyncGenerator[CommittedToken, None]:
-        """Compute what follows ``continuation``; closing the generator cancels the sequence.
+    def start(
+        self,
+        request: SequenceRequest,
+        on_update: OnUpdate,
+        continuation: Continuation = NOTHING_COMMITTED,
+    ) -> Cancel:
+        """Compute what follows ``continuation``. Everything that a step gave is told at once.
 
         It waits while there are no stages, and goes on after they were lost. Raises
         ``ParameterError`` for what no stage could compute: it would fail the sequences that share
         its steps, too; ``RefusedRequestError`` for a request that has ended two epochs;
-        ``OverloadedError`` if too many wait; ``MovedError`` if another node is to be asked.
+        ``OverloadedError`` if too many wait; ``MovedError`` if another node is to be asked. What
+        happens later is told to ``on_update``.
         """
         if self._ended is not None:
             raise self._ended
         self._check(request, continuation)
         self._require_room(continuation)
         is_suspect = self._require_not_refused(request) is Standing.SUSPECT
-        updates: asyncio.Queue[Update] = asyncio.Queue()
-        deliver = partial(self._deliver, asyncio.get_running_loop(), updates)
-        sequence_id = self._dispatcher.add(
-            request, deliver, continuation=continuation, is_alone=is_suspect
+        asked = _Asked(
+            request=request, on_update=on_update, arrived_at=self._clock(), is_suspect=is_suspect
         )
-        asked = _Asked(arrived_at=self._clock(), is_suspect=is_suspect)
+        asked.sequence_id = sequence_id = self._dispatcher.add(
+            request,
+            partial(self._deliver, asyncio.get_running_loop(), asked),
+            continuation=continuation,
+            is_alone=is_suspect,
+        )
         self._asked[sequence_id] = asked
         if self._lost_at is not None:
             self._arm()
-        try:
-            while True:
-                update = await updates.get()
-                if isinstance(update, PotluckError):
-                    raise update
-                is_last = update.token.finish_reason is not None
-                if is_last and asked.is_suspect:
-                    self._suspects = self._suspects.completed(request)
-                yield update.token
-                if is_last:
-                    return
-        finally:
-            del self._asked[sequence_id]
-            self._dispatcher.cancel(sequence_id)
+        return partial(self._cancel, asked)
 
-    def _deliver(
-        self, loop: asyncio.AbstractEventLoop, updates: asyncio.Queue[Update], update: Update
-    ) -> None:
+    def _cancel(self, asked: _Asked) -> None:
+        if self._forget(asked):
+            self._dispatcher.cancel(asked.sequence_id)
+
+    def _forget(self, asked: _Asked) -> bool:
+        """Tell nothing more of a sequence; return whether anything was to be told."""
+        return self._asked.pop(asked.sequence_id, None) is not None
+
+    def _deliver(self, loop: asyncio.AbstractEventLoop, asked: _Asked, update: Update) -> None:
         """Pass an update on to the loop, on any thread. Those of one step wake it once."""
-        self._undelivered.append((updates, update))
+        self._undelivered.append((asked, update))
         if self._is_delivering:
             return  # what was appended before the loop says otherwise, it will find
         self._is_delivering = True
@@ -293,9 +308,37 @@ class Answering:
 
     def _deliver_all(self) -> None:
         self._is_delivering = False
+        given: list[_Asked] = []
         while self._undelivered:
-            updates, update = self._undelivered.popleft()
-            updates.put_nowait(update)
+            asked, update = self._undelivered.popleft()
+            if isinstance(update, PotluckError):
+                asked.error = update
+            else:
+                asked.num_cached_tokens += update.num_cached_tokens
+                asked.tokens.append(update.token)
+            if asked.error is not None or len(asked.tokens) == 1:
+                given.append(asked)
+        for asked in given:
+            self._tell(asked)
+
+    def _tell(self, asked: _Asked) -> None:
+        tokens, asked.tokens = tuple(asked.tokens), []
+        if asked.sequence_id not in self._asked:
+            return  # it was cancelled meanwhile
+        try:
+            if tokens:
+                is_last = tokens[-1].finish_reason is not None
+                if is_last:
+                    self._forget(asked)
+                    if asked.is_suspect:
+                        self._suspects = self._suspects.completed(asked.request)
+                num_cached_tokens, asked.num_cached_tokens = asked.num_cached_tokens, 0
+                asked.on_update(SequenceUpdate(tokens=tokens, num_cached_tokens=num_cached_tokens))
+            if asked.error is not None and self._forget(asked):
+                asked.on_update(asked.error)
+        except Exception:  # noqa: BLE001 - the other sequences of the step have nothing to do with it
+            _log.exception("an update of a sequence could not be taken, which ends it")
+            self._cancel(asked)
 
     def _broken(self, error: PotluckError) -> None:
         if self._on_over is not None:

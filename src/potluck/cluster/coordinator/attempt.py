@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -39,6 +40,8 @@ from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.cluster import Epoch, NodeId
 from potluck.types.model import ModelConfig
 from potluck.types.placement import Objective
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +83,7 @@ class Attempt:
         self._planned: PlannedModel | None = None
         self._grant: Grant | None = None
         self._addresses: list[StageAddress] = []
+        self._kept_blocks: dict[int, str] = {}
         self._edges: tuple[OutgoingEdge, IncomingEdge] | None = None
 
     @property
@@ -91,7 +95,33 @@ class Attempt:
             max_step_tokens=self.size.max_step_tokens,
             max_step_sequences=self.size.max_step_sequences,
             max_steps_in_flight=self._steps_in_flight,
+            has_prefix_cache=self.record.prefix_cache,
+            target_step_seconds=self.record.target_step_ms / 1000,
+            disk_salt=self._disk_salt,
         )
+
+    @property
+    def _disk_salt(self) -> bytes | None:
+        """What the content of cache blocks depends on besides tokens, if all stages keep them.
+
+        Also on what the stages before a stage compute: its node knows nothing of that.
+        """
+        record = self.record
+        if not record.cache_disk_bytes or not record.prefix_cache or not record.stages:
+            return None
+        kept = [self._kept_blocks.get(index, "") for index in range(len(record.stages))]
+        if not all(kept):
+            stage = record.stages[kept.index("")]
+            _log.warning(
+                "%s keeps no cache blocks on disk: node %s does not", record.model_id, stage.node_id
+            )
+            return None
+        stages = [
+            (stage.start_layer, stage.end_layer, name)
+            for stage, name in zip(record.stages, kept, strict=True)
+        ]
+        model = (self._fingerprint.digest, self._fingerprint.weights, record.quantization)
+        return msgspec.msgpack.encode((model, stages))
 
     @property
     def _steps_in_flight(self) -> int:
@@ -179,6 +209,7 @@ class Attempt:
         """Have every stage loaded that is not held. Raises as ``load_stages``."""
 
         def loaded(index: int, stage: Loaded) -> None:
+            self._kept_blocks[index] = stage.kept_blocks
             stages = list(self.record.stages)
             stages[index] = msgspec.structs.replace(
                 stages[index],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -51,8 +51,9 @@ from potluck.types.gateway import ModelMetrics
 from potluck.types.profile import ModelProfile
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
-    CommittedToken,
+    Cancel,
     Continuation,
+    OnUpdate,
     SequenceRequest,
 )
 from potluck.types.step import KV_BLOCK_TOKENS
@@ -227,11 +228,14 @@ class Deployment:
         if self.record.num_spares:
             self._background.spawn(self._load_spares())
 
-    def generate(
-        self, request: SequenceRequest, continuation: Continuation = NOTHING_COMMITTED
-    ) -> AsyncGenerator[CommittedToken, None]:
-        """Compute a sequence, or what follows ``continuation``; see ``Answering.generate``."""
-        return self._answering.generate(request, continuation)
+    def start_sequence(
+        self,
+        request: SequenceRequest,
+        on_update: OnUpdate,
+        continuation: Continuation = NOTHING_COMMITTED,
+    ) -> Cancel:
+        """Compute a sequence, or what follows ``continuation``; see ``Answering.start``."""
+        return self._answering.start(request, on_update, continuation)
 
     async def metrics(self) -> ModelMetrics | None:
         """What it does now; None while it does not serve."""

@@ -71,6 +71,8 @@ async def deployment_metrics(
         num_running=load.num_running,
         num_blocks=num_blocks,
         num_free_blocks=load.num_free_blocks,
+        num_kept_blocks=load.num_kept_blocks,
+        prefix=load.prefix,
         epoch=record.epoch.number,
         num_recoveries=record.num_recoveries,
         recovery_seconds=record.recovery_seconds,

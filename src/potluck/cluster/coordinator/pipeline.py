@@ -14,7 +14,13 @@ from potluck.cluster.coordinator.token_rates import TokenRates
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import Frame, FrameKind
 from potluck.cluster.edges.path_figures import PathFigures
-from potluck.cluster.steps import decode_failure, decode_sampled, encode_step
+from potluck.cluster.steps import (
+    decode_failure,
+    decode_restored,
+    decode_sampled,
+    encode_restores,
+    encode_step,
+)
 from potluck.errors import DefectError, EdgeError, EngineError, PotluckError
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.cluster import NodeId
@@ -147,9 +153,10 @@ class RemotePipeline:
 
     def _send(self, step: Step) -> None:
         started = time.perf_counter()
-        header = encode_step(step)
+        kind = FrameKind.RESTORE if step.restores else FrameKind.STEP
+        header = encode_restores(step.restores) if step.restores else encode_step(step)
         self._being_sent = step
-        self._outgoing.send(FrameKind.STEP, step.step_id, header)
+        self._outgoing.send(kind, step.step_id, header)
         self._being_sent = None
         self.sent.num_frames += 1
         self.sent.num_bytes += len(header)
@@ -197,6 +204,11 @@ class RemotePipeline:
         try:
             if frame.kind is FrameKind.FAILURE:
                 return StepOutcome(step=step, error=decode_failure(frame.header))
+            if step.restores:
+                count = decode_restored(frame.header)
+                if frame.kind is not FrameKind.RESULT or count > len(step.restores):
+                    raise DefectError(f"edge with {peer}: its result is not that of the step")
+                return StepOutcome(step=step, num_restored=count)
             sampled = decode_sampled(frame.header)
         except ValueError as error:  # DecodeError, or text that is no UTF-8
             raise DefectError(f"edge with {peer}: it sent a malformed result ({error})") from error

@@ -86,6 +86,7 @@ def stage_spec(record: DeploymentRecord, size: DeploymentSize, index: int) -> St
         quantization=size.quantization,
         is_mapped=bool(stage.memory.mapped),
         arithmetic=size.arithmetic,
+        cache_disk_bytes=record.cache_disk_bytes,
         num_bytes=stage.memory.host_bytes,
         device_bytes=stage.memory.device_bytes,
     )

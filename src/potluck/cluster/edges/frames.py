@@ -38,7 +38,10 @@ MAX_COUNT = 2**32 - 1
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame carries. ``PROBE`` and ``TURN`` measure a link (``cluster.links.exchange``)."""
+    """What a frame carries. ``PROBE`` and ``TURN`` measure a link (``cluster.links.exchange``).
+
+    ``RESTORE`` is a step that restores cache blocks and does nothing else.
+    """
 
     HELLO = 1
     STEP = 2
@@ -46,6 +49,7 @@ class FrameKind(enum.IntEnum):
     FAILURE = 4
     PROBE = 5
     TURN = 6
+    RESTORE = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

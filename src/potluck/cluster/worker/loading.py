@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from potluck.catalog import ModelDescription, describe_model, open_vocabulary, read_profile
+from potluck.cluster.worker.keeping import KeptBlocks, open_keeper
 from potluck.cluster.worker.messages import Load
 from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.opening import open_engine
@@ -42,6 +43,7 @@ class LoadedShare:
     ``open_vocabulary`` reads the model's tokens, for grammars.
 
     ``model_shape`` (see ``types.speed``) says with which models' step times its own compare.
+    ``kept_blocks`` is None where no cache blocks are kept on disk.
     """
 
     stage: LoadedStage
@@ -50,6 +52,7 @@ class LoadedShare:
     seconds: float
     model_shape: str
     open_vocabulary: Callable[[], Vocabulary]
+    kept_blocks: KeptBlocks | None
 
 
 def load_for(
@@ -104,12 +107,16 @@ def load_for(
         on_fetch=on_fetch,
         on_progress=on_progress,
         on_warm_up=lambda _done, _total: on_warm_up(),
+        with_key=spec.cache_disk_bytes > 0,
     )
     (stage,) = prepared.stages
     report = stage.report
     _log.info("read %s in %s", format_bytes(report.read_bytes), format_seconds(report.seconds))
     for line in remark_lines(report.remarks):
         _log.info("%s", line)
+    kept_blocks = None
+    if spec.cache_disk_bytes:
+        kept_blocks = open_keeper(description, stage, spec.cache_disk_bytes, os.environ)
     return LoadedShare(
         stage=stage,
         memory=prepared.plan.memory,
@@ -121,6 +128,7 @@ def load_for(
             spec.arithmetic,
         ),
         open_vocabulary=partial(open_vocabulary, description),
+        kept_blocks=kept_blocks,
     )
 
 

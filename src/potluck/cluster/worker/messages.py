@@ -45,7 +45,8 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     ``index`` counts the stages from 0. ``unit_id`` is a unit of the node that is asked. ``model``
     is MODEL as every node of the plan can read it. ``num_bytes`` is what the plan has counted for
     it of the machine's memory, without weights where they are to be mapped, ``device_bytes`` of
-    memory that is the unit's own. ``arithmetic`` is computed in, or the stage is refused.
+    memory that is the unit's own. ``arithmetic`` is computed in, or the stage is refused. With
+    ``cache_disk_bytes`` cache blocks are kept on disk, in at most as much (see ``BlockStore``).
     """
 
     deployment: DeploymentId
@@ -65,6 +66,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
     device_bytes: int = 0
     arithmetic: Arithmetic = Arithmetic.EXACT
+    cache_disk_bytes: int = 0
 
     @property
     def has_embedding(self) -> bool:
@@ -198,7 +200,8 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     ``memory`` is what the worker has planned with, ``read_bytes`` came from the model's files
     (headers and all), in ``seconds``. The weights that ``memory`` has as mapped are in the
     ``mapped_file``. ``is_kept``: the worker held the stage already, and read nothing for it.
-    ``model_shape`` (see ``types.speed``) is what its step times are kept under.
+    ``model_shape`` (see ``types.speed``) is what its step times are kept under. ``kept_blocks`` is
+    empty where no cache blocks are kept; otherwise it names what their bits depend on here.
     """
 
     host: str
@@ -209,6 +212,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     mapped_file: MappedFile | None
     is_kept: bool = False
     model_shape: str = ""
+    kept_blocks: str = ""
 
 
 class Listening(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -105,6 +105,7 @@ def _serve(channel: ControlChannel) -> int:
         ended=channel.stop_receiving,
         stuck=partial(_end_stuck, channel),
     )
+    kept = loaded.kept_blocks
     serving = Serving(_served(load, loaded, credentials), told)
     try:
         host, port = serving.listen()
@@ -117,6 +118,7 @@ def _serve(channel: ControlChannel) -> int:
                 seconds=loaded.seconds,
                 mapped_file=_mapped_file(loaded.stage),
                 model_shape=loaded.model_shape,
+                kept_blocks="" if kept is None else kept.name,
             )
         )
         _answer(channel, serving, watch)
@@ -141,6 +143,7 @@ def _served(load: Load, share: LoadedShare, credentials: Credentials) -> ServedS
         ),
         credentials=credentials,
         listen_host=load.listen_host,
+        keeper=None if share.kept_blocks is None else share.kept_blocks.keeper,
     )
 
 

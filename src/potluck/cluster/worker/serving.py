@@ -20,6 +20,7 @@ from potluck.cluster.edges.frames import Scope
 from potluck.cluster.edges.hello import Hello
 from potluck.cluster.edges.listener import EdgeListener
 from potluck.cluster.trust.credentials import Credentials
+from potluck.cluster.worker.block_keeper import BlockKeeper
 from potluck.cluster.worker.messages import Connect, Disconnected, Ready, WayInUse
 from potluck.cluster.worker.stage import Stage, StageTotals
 from potluck.errors import DefectError, EdgeClosedError, EdgeError, EngineError, PotluckError
@@ -46,7 +47,11 @@ _END_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedStage:
-    """What stays the same over epochs. ``masks`` are those of the last stage's sequences."""
+    """What stays the same over epochs.
+
+    ``masks`` are those of the last stage's sequences. ``keeper`` is closed at the end, by
+    ``Serving``.
+    """
 
     deployment: DeploymentId
     loaded: LoadedStage
@@ -54,6 +59,7 @@ class ServedStage:
     limits: EdgeLimits
     credentials: Credentials
     listen_host: str
+    keeper: BlockKeeper | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,10 +139,13 @@ class Serving:
     def close(self) -> bool:
         """Close what is open; return whether nothing is computed any more, after a little while."""
         self._stop_listening()
-        if self._session is None:
-            return True
-        self._session.cut("the worker ends")
-        return self._session.join(_END_SECONDS)
+        is_over = True
+        if self._session is not None:
+            self._session.cut("the worker ends")
+            is_over = self._session.join(_END_SECONDS)
+        if self._stage.keeper is not None:
+            self._stage.keeper.close()
+        return is_over
 
     def _refusal(self, epoch: Epoch) -> str | None:
         if self._seen is None or self._seen < epoch:
@@ -319,6 +328,7 @@ class _Session:
             outgoing,
             self._totals,
             self._stage.masks,
+            self._stage.keeper,
         )
         self._told.edges(Ready(epoch=self.epoch))
         stage.run()

@@ -9,7 +9,15 @@ import numpy as np
 
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import Frame, FrameKind
-from potluck.cluster.steps import decode_step, encode_failure, encode_sampled
+from potluck.cluster.steps import (
+    decode_restores,
+    decode_step,
+    encode_failure,
+    encode_restored,
+    encode_restores,
+    encode_sampled,
+)
+from potluck.cluster.worker.block_keeper import BlockKeeper
 from potluck.cluster.worker.pace import Pace
 from potluck.cluster.worker.step_times import RecentSteps
 from potluck.errors import EdgeError, EngineError, PotluckError, UnitFaultError
@@ -56,7 +64,8 @@ class Stage:
     """Runs an engine between two edges, until one of them closes.
 
     The first frame may have any step id, each later one the next. A frame that comes late or twice
-    has a lower one: it is counted in ``totals`` and dropped.
+    has a lower one: it is counted in ``totals`` and dropped. Without a ``keeper`` no cache blocks
+    are saved, and none is restored.
     """
 
     def __init__(
@@ -68,6 +77,7 @@ class Stage:
         outgoing: OutgoingEdge,
         totals: StageTotals,
         masks: StepMasks,
+        keeper: BlockKeeper | None = None,
     ) -> None:
         self._engine = engine
         self._shard = shard
@@ -76,6 +86,7 @@ class Stage:
         self._outgoing = outgoing
         self._totals = totals
         self._masks = masks
+        self._keeper = keeper
         self._next_step: StepId | None = None
 
     def run(self) -> None:
@@ -85,7 +96,7 @@ class Stage:
         self._totals.computing_since = self._totals.sending_since = 0.0
         while True:
             frame = self._incoming.receive()
-            if frame.kind not in (FrameKind.STEP, FrameKind.FAILURE):
+            if frame.kind not in (FrameKind.STEP, FrameKind.RESTORE, FrameKind.FAILURE):
                 raise EdgeError(
                     self._incoming.peer_node_id, f"it sent an unexpected {frame.kind.name} frame"
                 )
@@ -93,6 +104,8 @@ class Stage:
                 self._totals.num_dropped_frames += 1
             elif frame.kind is FrameKind.FAILURE:
                 self._outgoing.send(FrameKind.FAILURE, frame.step_id, frame.header)
+            elif frame.kind is FrameKind.RESTORE:
+                self._restore(frame)
             else:
                 self._step(frame)
 
@@ -119,12 +132,14 @@ class Stage:
                     raise EngineError(f"{step.num_tokens} tokens came with {flat.size} numbers")
                 hidden = flat.reshape(step.num_tokens, self._hidden_size)
             masks = self._masks.before(step) if self._shard.has_head else NO_MASKS
+            if step.saves and self._keeper is not None:
+                self._keeper.save(step.saves)
+                started = time.perf_counter()
             result = self._engine.step(step, hidden, masks)
         except UnitFaultError:
             raise  # no later step would be right
         except PotluckError as error:
-            totals.computing_since = 0.0
-            self._outgoing.send(FrameKind.FAILURE, frame.step_id, encode_failure(error))
+            self._fail(frame, error)
             return
         totals.sending_since = computed = time.perf_counter()
         totals.computing_since = 0.0
@@ -135,13 +150,41 @@ class Stage:
         else:
             header, payload, kind = frame.header, result.hidden.data, FrameKind.STEP
         self._outgoing.send(kind, frame.step_id, header, payload)
+        sent = time.perf_counter()
+        totals.sending_since = 0.0
         if result.hidden is None:
             self._masks.after(step, result.sampled)  # while the tokens are on their way
-        totals.sending_since = 0.0
         totals.num_steps += 1
         totals.num_tokens += step.num_tokens
         totals.compute_seconds += computed - started
-        totals.send_seconds += time.perf_counter() - computed
+        totals.send_seconds += sent - computed
         totals.num_sent_bytes += len(header) + payload.nbytes
-        totals.pace.took(step, computed - started, at=computed)
-        totals.recent.took(step, computed - started, at=computed)
+        if step.slices:
+            totals.pace.took(step, computed - started, at=computed)
+            totals.recent.took(step, computed - started, at=computed)
+
+    def _restore(self, frame: Frame) -> None:
+        """Put back the blocks that the stages before have put back too, as far as they are here."""
+        blocks = decode_restores(frame.header)
+        totals = self._totals
+        totals.computing_since = time.perf_counter()
+        try:
+            count = 0 if self._keeper is None else self._keeper.restore(blocks)
+        except UnitFaultError:
+            raise
+        except PotluckError as error:
+            self._fail(frame, error)
+            return
+        totals.sending_since = time.perf_counter()
+        totals.computing_since = 0.0
+        if self._shard.has_head:
+            self._outgoing.send(FrameKind.RESULT, frame.step_id, encode_restored(count))
+        else:
+            header = encode_restores(blocks[:count])
+            self._outgoing.send(FrameKind.RESTORE, frame.step_id, header)
+        totals.sending_since = 0.0
+
+    def _fail(self, frame: Frame, error: PotluckError) -> None:
+        """Send on why a step has no result."""
+        self._totals.computing_since = 0.0
+        self._outgoing.send(FrameKind.FAILURE, frame.step_id, encode_failure(error))

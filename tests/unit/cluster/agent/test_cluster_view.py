@@ -188,8 +188,11 @@ def test_a_deployment_tells_how_it_recovers() -> None:
         num_recoveries=2,
         recovery_seconds=1.25,
         has_quorum=False,
+        prefix_cache=False,
+        target_step_ms=50.0,
     )
     (shown,) = view(of=recovering)["deployments"]
+    assert (shown["prefix_cache"], shown["target_step_ms"]) == (False, 50.0)
     assert shown["recovery_wait_seconds"] == 7.5
     assert (shown["num_recoveries"], shown["recovery_seconds"]) == (2, 1.25)
     assert (shown["num_spares"], shown["has_quorum"]) == (1, False)

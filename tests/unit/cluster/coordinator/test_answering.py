@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import pytest
+from support.updates import tokens_of
 
 from potluck.cluster.coordinator import answering as module
 from potluck.cluster.coordinator.answering import Answering, OnOver
@@ -23,7 +25,13 @@ from potluck.errors import (
 )
 from potluck.scheduling import SchedulerLimits
 from potluck.serving.pipeline import OnOutcome, StepOutcome
-from potluck.types.sequence import NOTHING_COMMITTED, Continuation, SequenceRequest
+from potluck.types.sequence import (
+    NOTHING_COMMITTED,
+    Cancel,
+    Continuation,
+    OnUpdate,
+    SequenceRequest,
+)
 from potluck.types.step import SampledToken, SamplingParams, Step
 
 LIMITS = SchedulerLimits(
@@ -90,8 +98,12 @@ class Played:
         tokens: list[int] = []
 
         async def read() -> None:
-            async for token in self.answering.generate(request, continuation):
-                tokens.append(token.token)
+            def start(on_update: OnUpdate) -> Cancel:
+                return self.answering.start(request, on_update, continuation)
+
+            async with aclosing(tokens_of(start)) as stream:
+                async for token in stream:
+                    tokens.append(token.token)
 
         return asyncio.create_task(read()), tokens
 

@@ -7,12 +7,14 @@ import dataclasses
 import gc
 import weakref
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import msgspec
 import pytest
 from support.cluster_calls import A, B, PlayedMembership, a_plan, a_record, stage_on
+from support.updates import tokens_of
 
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, ModelFingerprint, StageLost
 from potluck.cluster.coordinator import attempt, epoch_end, holders, left_out, machine
@@ -181,7 +183,7 @@ REQUEST = SequenceRequest(prompt_tokens=(1, 2), sampling=SamplingParams())
 
 
 async def ask(cluster: Cluster, request: SequenceRequest = REQUEST) -> None:
-    async for _ in cluster.deployment.generate(request):
+    async for _ in tokens_of(partial(cluster.deployment.start_sequence, request)):
         continue
 
 
@@ -195,7 +197,7 @@ def test_sequences_go_on_after_a_lost_node_and_new_ones_wait(
         tokens: list[int] = []
 
         async def read() -> None:
-            async for token in cluster.deployment.generate(REQUEST):
+            async for token in tokens_of(partial(cluster.deployment.start_sequence, REQUEST)):
                 tokens.append(token.token)
 
         asking = asyncio.create_task(read())

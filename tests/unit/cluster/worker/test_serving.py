@@ -24,6 +24,7 @@ from potluck.cluster.worker import serving as module
 from potluck.cluster.worker.messages import Connect, Disconnected, Peer, Ready
 from potluck.cluster.worker.serving import ServedStage, Serving, Told
 from potluck.errors import DefectError, EdgeError, PotluckError, UnitFaultError
+from potluck.grammars.step_masks import StepMasks
 from potluck.types.cluster import DeploymentId, Epoch
 from potluck.types.engine import StepResult
 from potluck.types.program import Shard
@@ -49,7 +50,7 @@ class PlayedEngine:
         self.problem: Exception | None = None
         self.reset_problem: Exception | None = None
 
-    def step(self, step: Step, hidden: None) -> StepResult:
+    def step(self, step: Step, hidden: None, masks: object) -> StepResult:
         self.is_in_step.set()
         assert self.is_let.wait(20)
         if self.problem is not None:
@@ -77,6 +78,7 @@ class Worker:
             ServedStage(
                 deployment=D,
                 loaded=cast(Any, loaded),
+                masks=StepMasks(None),
                 limits=LIMITS,
                 credentials=credentials(RECEIVER),
                 listen_host="127.0.0.1",

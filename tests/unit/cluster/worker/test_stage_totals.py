@@ -13,6 +13,7 @@ from potluck.cluster.edges.frames import FrameKind
 from potluck.cluster.steps import encode_step
 from potluck.cluster.worker.stage import Stage, StageTotals
 from potluck.errors import EdgeClosedError, EngineError
+from potluck.grammars.step_masks import StepMasks
 from potluck.types.engine import StepResult
 from potluck.types.program import Shard
 from potluck.types.step import SequenceId, SequenceSlice, Step, StepId
@@ -34,7 +35,7 @@ class Engine:
         self.may_compute = threading.Semaphore(0)
         self.error: EngineError | None = None
 
-    def step(self, step: Step, hidden: object) -> StepResult:
+    def step(self, step: Step, hidden: object, masks: object) -> StepResult:
         self.may_compute.acquire()
         if self.error is not None:
             raise self.error
@@ -46,7 +47,7 @@ def test_a_stage_says_for_how_long_it_computes_and_sends() -> None:
     with edge() as (steps, incoming), edge() as (outgoing, results):
         shard = Shard(start_layer=0, end_layer=1, num_layers=1, has_embedding=True, has_head=True)
         totals = StageTotals(computing_since=1.0)  # of an earlier epoch
-        stage = Stage(cast(Any, engine), shard, 8, incoming, outgoing, totals)
+        stage = Stage(cast(Any, engine), shard, 8, incoming, outgoing, totals, StepMasks(None))
 
         def run() -> None:
             try:

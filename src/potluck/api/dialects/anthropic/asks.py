@@ -18,6 +18,7 @@ from potluck.api.dialects.anthropic.bodies import (
 )
 from potluck.api.errors import invalid
 from potluck.api.tools import tool_use
+from potluck.grammars import build
 from potluck.text.chat import chat_ending
 from potluck.types.output import ToolMode, ToolUse
 from potluck.types.text import ChatMessage, Tool, ToolCall
@@ -64,7 +65,14 @@ def prompt_asked(body: PromptBody) -> ChatAsked:
         tool_use=_tool_use(body),
         reasoning_effort=_effort(body),
         thinks=None if thinking is None else thinking.type != "disabled",
+        grammar=_grammar(body),
     )
+
+
+def _grammar(body: PromptBody) -> str | None:
+    config = body.output_config
+    asked = body.output_format if config is None or config.format is None else config.format
+    return None if asked is None else build.json_schema(asked.schema_)
 
 
 def _effort(body: PromptBody) -> str | None:

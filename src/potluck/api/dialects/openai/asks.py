@@ -10,6 +10,7 @@ from potluck.api.dialects.openai.bodies import (
     NamedTool,
 )
 from potluck.api.dialects.openai.messages import chat_messages
+from potluck.api.dialects.openai.structured import grammar_asked
 from potluck.api.errors import invalid
 from potluck.api.tools import tool_use
 from potluck.text.chat import chat_ending
@@ -27,8 +28,11 @@ def chat_asked(body: ChatBody) -> ChatAsked:
     top_logprobs = body.top_logprobs or 0
     if not body.logprobs and top_logprobs:
         raise invalid("top_logprobs", "top_logprobs is for answers with logprobs: set logprobs")
+    grammar = grammar_asked(body)
     return ChatAsked(
         model_id=body.model,
+        grammar=None if grammar is None else grammar[1],
+        grammar_param="response_format" if grammar is None else grammar[0],
         sampling=_sampling(body),
         logit_bias=body.logit_bias or {},
         seed=body.seed,
@@ -55,8 +59,11 @@ def completion_asked(body: CompletionBody) -> TextAsked:
     if body.logprobs is not None:
         require_number("logprobs", body.logprobs)
     asked = _max_new_tokens(body, None)
+    grammar = grammar_asked(body)
     return TextAsked(
         model_id=body.model,
+        grammar=None if grammar is None else grammar[1],
+        grammar_param="response_format" if grammar is None else grammar[0],
         sampling=_sampling(body),
         logit_bias=body.logit_bias or {},
         seed=body.seed,
@@ -65,7 +72,7 @@ def completion_asked(body: CompletionBody) -> TextAsked:
         max_new_tokens=DEFAULT_COMPLETION_TOKENS if asked is None else asked,
         top_logprobs=body.logprobs,
         user=body.user,
-        prompts=_prompts(body.prompt),
+        prompts=texts_or_tokens(body.prompt, "prompt"),
         echo=bool(body.echo),
     )
 
@@ -120,8 +127,11 @@ def _stop(body: CommonBody) -> tuple[str, ...]:
     return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
 
 
-def _prompts(asked: object) -> list[str | list[int]]:
-    """The prompts of all four forms: text, texts, tokens, lists of tokens."""
+def texts_or_tokens(asked: object, param: str) -> list[str | list[int]]:
+    """Return the values of all four forms: text, texts, tokens, lists of tokens.
+
+    Raises ``ApiError`` naming ``param`` for anything else.
+    """
     if isinstance(asked, str):
         return [asked]
     if isinstance(asked, list) and asked:
@@ -132,7 +142,7 @@ def _prompts(asked: object) -> list[str | list[int]]:
         if all(isinstance(each, list) and _are_tokens(each) for each in asked):
             return list(asked)
     raise invalid(
-        "prompt", "prompt must be text, a list of texts, a list of tokens, or a list of those"
+        param, f"{param} must be text, a list of texts, a list of tokens, or a list of those"
     )
 
 

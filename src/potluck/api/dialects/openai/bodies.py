@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from potluck.api.bodies import FIRST_ERROR, STRICT, parse_object, validated
 from potluck.api.dialects.openai.other_fields import (
@@ -24,6 +24,39 @@ class StreamOptions(BaseModel):
     model_config = STRICT
 
     include_usage: bool | None = None
+
+
+class SchemaFormat(BaseModel):
+    """``json_schema`` of a ``response_format``. ``strict`` False asks for no less here."""
+
+    model_config = STRICT
+
+    name: str
+    description: str | None = None
+    # Pydantic's own attribute has this name.
+    document: Any = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """``response_format``: free text, any JSON object, or what a schema allows."""
+
+    model_config = STRICT
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaFormat | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """``structured_outputs``, as vLLM has it: one of these."""
+
+    model_config = STRICT
+
+    document: Any = Field(default=None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], FIRST_ERROR] | None = None
+    grammar: str | None = None
 
 
 class CommonBody(BaseModel):
@@ -50,6 +83,12 @@ class CommonBody(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], FIRST_ERROR] | None = None
+    guided_grammar: str | None = None
 
 
 class ContentPart(BaseModel):

@@ -20,8 +20,10 @@ from potluck.api.dialects.openai.bodies import (
 )
 from potluck.api.dialects.openai.chat import ChatChoices
 from potluck.api.dialects.openai.completions import CompletionChoices
-from potluck.api.dialects.openai.models import model_json
+from potluck.api.dialects.openai.models import model_json, models_json
 from potluck.api.dialects.openai.rendering import Choices, OpenAIRenderer, error_json
+from potluck.api.dialects.openai.responses import ResponsesEndpoints
+from potluck.api.dialects.openai.vectors import VectorEndpoints
 from potluck.api.errors import ApiError, invalid
 from potluck.api.jobs import Job, chat_job, text_job
 from potluck.api.service import ApiService, json_response
@@ -41,6 +43,8 @@ class OpenAI:
             Endpoint(method="POST", path="/v1/completions", answer=api.complete),
             Endpoint(method="GET", path="/v1/models", answer=api.models),
             Endpoint(method="GET", path="/v1/models/{model_id:path}", answer=api.model),
+            *ResponsesEndpoints(service).endpoints(),
+            *VectorEndpoints(service).endpoints(),
         )
 
     def key_of(self, headers: Mapping[str, str]) -> str | None:
@@ -78,8 +82,7 @@ class _Endpoints:
 
     async def models(self, request: Request) -> Response:
         """``GET /v1/models``."""
-        data = [model_json(status) for status in self._service.gateway.models()]
-        return json_response({"object": "list", "data": data})
+        return json_response(models_json(self._service.gateway.models()))
 
     async def model(self, request: Request) -> Response:
         """``GET /v1/models/{id}``."""

@@ -35,7 +35,6 @@ CHAT = Others(
         "audio": (None,),
         "modalities": (None, ["text"]),
         "moderation": (None,),
-        "response_format": (None, {"type": "text"}),
         "web_search_options": (None,),
     },
 )

@@ -1,0 +1,170 @@
+"""From Ollama's bodies to what is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypedDict
+
+import msgspec
+
+from potluck.api.asked import ChatAsked, TextAsked
+from potluck.api.dialects.ollama.bodies import (
+    ChatBody,
+    CommonBody,
+    GenerateBody,
+    Message,
+    Options,
+)
+from potluck.api.errors import invalid
+from potluck.api.tools import tool_use
+from potluck.grammars import build
+from potluck.text.chat import chat_ending
+from potluck.types.gateway import ServedModel
+from potluck.types.text import ChatMessage, Tool, ToolCall
+
+_ROLES = ("system", "user", "assistant", "tool")
+
+_NO_OPTIONS = Options()
+
+
+def chat_asked(body: ChatBody, model: ServedModel) -> ChatAsked:
+    """What a chat asks for. Raises ``PotluckError``."""
+    messages = [_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)]
+    tools = [
+        Tool(
+            name=tool.function.name,
+            description=tool.function.description or "",
+            parameters=tool.function.parameters or {},
+            is_strict=bool(tool.function.strict),
+        )
+        for tool in body.tools or ()
+    ]
+    return ChatAsked(
+        **_common(body, model),
+        messages=messages,
+        ending=chat_ending(messages),
+        tool_use=tool_use(tools),
+        reasoning_effort=body.think if isinstance(body.think, str) else None,
+        thinks=None if body.think is None else bool(body.think),
+    )
+
+
+def generate_asked(body: GenerateBody, model: ServedModel) -> ChatAsked | TextAsked:
+    """What a request for a text asks for: an answer to a prompt, or what continues a raw one.
+
+    Raises ``PotluckError``.
+    """
+    prompt = body.prompt or ""
+    if body.suffix:
+        raise invalid(
+            "suffix",
+            "suffix is not supported here: send it to /v1/completions",
+            code="unsupported_parameter",
+        )
+    if body.raw:
+        if body.system:
+            raise invalid("system", "system is for prompts that are not raw")
+        return TextAsked(
+            **_common(body, model),
+            prompts=[prompt],
+            parses_control_tokens=True,
+        )
+    system = (ChatMessage(role="system", content=body.system),) if body.system else ()
+    return ChatAsked(
+        **_common(body, model),
+        messages=[*system, ChatMessage(role="user", content=prompt)],
+        reasoning_effort=body.think if isinstance(body.think, str) else None,
+        thinks=None if body.think is None else bool(body.think),
+    )
+
+
+class _Common(TypedDict):
+    model_id: str
+    sampling: dict[str, float | int]
+    seed: int | None
+    stop: tuple[str, ...]
+    max_new_tokens: int | None
+    top_logprobs: int | None
+    grammar: str | None
+
+
+def _common(body: CommonBody, model: ServedModel) -> _Common:
+    options = body.options or _NO_OPTIONS
+    _check_options(options, model)
+    stop = options.stop
+    limit = options.num_predict
+    return _Common(
+        model_id=body.model,
+        sampling=_sampling(options),
+        seed=options.seed,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+        max_new_tokens=None if limit is None or limit < 0 else limit,
+        top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        grammar=_grammar(body.format),
+    )
+
+
+def _sampling(options: Options) -> dict[str, float | int]:
+    asked = {
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "min_p": options.min_p,
+        "repetition_penalty": options.repeat_penalty,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+    }
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _check_options(options: Options, model: ServedModel) -> None:
+    if options.num_ctx is not None and options.num_ctx > model.context_tokens:
+        raise invalid(
+            "options.num_ctx",
+            f"options.num_ctx is {options.num_ctx}, and the model is deployed with a context of"
+            f" {model.context_tokens} tokens: leave it out, or deploy the model with --context",
+        )
+    penalizes = options.repeat_penalty not in (None, 1.0)
+    if penalizes and options.repeat_last_n not in (None, -1):
+        raise invalid(
+            "options.repeat_last_n",
+            "options.repeat_last_n is not supported: repeat_penalty counts the whole text (-1)",
+            code="unsupported_parameter",
+        )
+
+
+def _grammar(asked: str | dict[str, Any] | None) -> str | None:
+    if isinstance(asked, dict):
+        return build.json_schema(asked)
+    return build.json_object() if asked == "json" else None
+
+
+def _message(message: Message, where: str) -> ChatMessage:
+    if message.role not in _ROLES:
+        raise invalid(
+            f"{where}.role", f"there is no role {message.role[:20]!r}: use {', '.join(_ROLES)}"
+        )
+    if message.role != "assistant" and (message.tool_calls or message.thinking):
+        raise invalid(
+            f"{where}.role",
+            f"{where} has the role {message.role}: only an assistant's message has tool calls and"
+            " thinking",
+        )
+    return ChatMessage(
+        role=message.role,
+        content=message.content or "",
+        tool_calls=tuple(_calls(message, where)),
+        name=message.tool_name if message.role == "tool" else None,
+        tool_call_id=(message.tool_call_id or "") if message.role == "tool" else None,
+        reasoning=message.thinking,
+    )
+
+
+def _calls(message: Message, where: str) -> Iterable[ToolCall]:
+    """Ollama's calls need no ids: results follow in the order of the calls."""
+    for number, call in enumerate(message.tool_calls or ()):
+        yield ToolCall(
+            call_id=call.id or f"{where}.{number}",
+            name=call.function.name,
+            arguments=msgspec.json.encode(call.function.arguments).decode(),
+        )

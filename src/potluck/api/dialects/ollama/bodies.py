@@ -1,0 +1,172 @@
+"""The bodies of Ollama's API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel
+
+from potluck.api.bodies import FIRST_ERROR, STRICT, parse_object, validated
+from potluck.api.dialects.ollama.other_fields import CHAT, EMBED, GENERATE, MESSAGE, OPTIONS
+from potluck.api.other_fields import Others, without_others
+
+Think = bool | Literal["low", "medium", "high", "max"]
+
+
+class Options(BaseModel):
+    """``options``. A negative ``num_predict`` is no limit."""
+
+    model_config = STRICT
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    num_predict: int | None = None
+    num_ctx: int | None = None
+    stop: str | Annotated[list[str], FIRST_ERROR] | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+
+class CommonBody(BaseModel):
+    """What chats and texts have in common. ``format`` is ``json`` or a JSON schema."""
+
+    model_config = STRICT
+
+    model: str
+    format: Literal["", "json"] | dict[str, Any] | None = None
+    options: Options | None = None
+    stream: bool | None = None
+    think: Think | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class CalledFunction(BaseModel):
+    """Which function a tool call calls."""
+
+    model_config = STRICT
+
+    name: str
+    arguments: dict[str, Any]
+    index: int | None = None
+    description: str | None = None
+
+
+class ToolCallBody(BaseModel):
+    """A tool call that an assistant's message has made."""
+
+    model_config = STRICT
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(BaseModel):
+    """A message of a chat."""
+
+    model_config = STRICT
+
+    role: str
+    content: str | None = None
+    thinking: str | None = None
+    tool_calls: Annotated[list[ToolCallBody], FIRST_ERROR] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class FunctionBody(BaseModel):
+    """A function that the model may call. ``parameters`` is a JSON schema."""
+
+    model_config = STRICT
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolBody(BaseModel):
+    """A tool; only functions are supported."""
+
+    model_config = STRICT
+
+    type: Literal["function"] = "function"
+    function: FunctionBody
+
+
+class ChatBody(CommonBody):
+    """The body of ``/api/chat``."""
+
+    messages: Annotated[list[Message], FIRST_ERROR] = []
+    tools: Annotated[list[ToolBody], FIRST_ERROR] | None = None
+
+
+class GenerateBody(CommonBody):
+    """The body of ``/api/generate``. With ``raw`` the prompt is not put into the chat template."""
+
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+
+
+class ShowBody(BaseModel):
+    """The body of ``/api/show``; ``name`` is an older name of ``model``."""
+
+    model_config = STRICT
+
+    model: str | None = None
+    name: str | None = None
+    verbose: bool | None = None
+
+
+def parse_chat(body: bytes | bytearray) -> ChatBody:
+    """Read a chat request. Raises ``ApiError`` that names what is wrong."""
+    document = _document(body, CHAT)
+    messages = document.get("messages")
+    if isinstance(messages, list):
+        document["messages"] = [
+            without_others(message, MESSAGE, f"messages[{index}].")
+            if isinstance(message, dict)
+            else message
+            for index, message in enumerate(messages)
+        ]
+    return validated(ChatBody, document)
+
+
+def parse_generate(body: bytes | bytearray) -> GenerateBody:
+    """Read a request for a text. Raises ``ApiError`` that names what is wrong."""
+    return validated(GenerateBody, _document(body, GENERATE))
+
+
+def parse_show(body: bytes | bytearray) -> ShowBody:
+    """Read a request for a model's details. Raises ``ApiError`` that names what is wrong."""
+    return validated(ShowBody, parse_object(body))
+
+
+def _document(body: bytes | bytearray, others: Others) -> dict[str, Any]:
+    document = without_others(parse_object(body), others, "")
+    options = document.get("options")
+    if isinstance(options, dict):
+        document["options"] = without_others(options, OPTIONS, "options.")
+    return document
+
+
+__all__ = [
+    "EMBED",
+    "ChatBody",
+    "CommonBody",
+    "GenerateBody",
+    "Message",
+    "Options",
+    "ShowBody",
+    "parse_chat",
+    "parse_generate",
+    "parse_show",
+]

@@ -1,0 +1,156 @@
+"""Ollama's addresses, keys and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from potluck.api.admission import Body
+from potluck.api.answer import Prepared
+from potluck.api.asked import TextAsked
+from potluck.api.dialect import Endpoint, bearer_key
+from potluck.api.dialects.ollama.asks import chat_asked, generate_asked
+from potluck.api.dialects.ollama.bodies import (
+    ChatBody,
+    CommonBody,
+    GenerateBody,
+    ShowBody,
+    parse_chat,
+    parse_generate,
+    parse_show,
+)
+from potluck.api.dialects.ollama.models import running_json, shown_json, tag_json
+from potluck.api.dialects.ollama.rendering import (
+    OfDelta,
+    OllamaRenderer,
+    chat_fields,
+    error_json,
+    generate_fields,
+)
+from potluck.api.errors import ApiError, invalid
+from potluck.api.jobs import Job, chat_job, empty_job, text_job
+from potluck.api.rendering import Json
+from potluck.api.service import ApiService, json_response
+from potluck.types.gateway import ModelState, ServedModel
+
+API_VERSION = "0.12.11"
+"""Of Ollama, whose API is spoken here: some clients refuse servers that are older than they."""
+
+_LATEST = ":latest"
+
+
+class Ollama:
+    """The dialect of Ollama's own API, not of the one that it has in common with OpenAI."""
+
+    name = "ollama"
+
+    def endpoints(self, service: ApiService) -> Sequence[Endpoint]:
+        """See ``Dialect``."""
+        api = _Endpoints(service)
+        return (
+            Endpoint(method="POST", path="/api/chat", answer=api.chat),
+            Endpoint(method="POST", path="/api/generate", answer=api.generate),
+            Endpoint(method="POST", path="/api/show", answer=api.show),
+            Endpoint(method="GET", path="/api/tags", answer=api.tags),
+            Endpoint(method="GET", path="/api/ps", answer=api.running),
+            Endpoint(method="GET", path="/api/version", answer=api.version),
+        )
+
+    def key_of(self, headers: Mapping[str, str]) -> str | None:
+        """See ``Dialect``."""
+        return bearer_key(headers)
+
+    def error(self, error: ApiError) -> bytes:
+        """See ``Dialect``."""
+        return error_json(error)
+
+
+class _Endpoints:
+    def __init__(self, service: ApiService) -> None:
+        self._service = service
+
+    async def chat(self, request: Request) -> Response:
+        """``POST /api/chat``."""
+
+        async def prepare(body: Body) -> Prepared:
+            return await self._service.prepared(
+                body, parse_chat, lambda asked: self._name(asked.model), self._prepare_chat
+            )
+
+        return await self._service.answer(request, prepare, prompt_param="messages")
+
+    async def generate(self, request: Request) -> Response:
+        """``POST /api/generate``."""
+
+        async def prepare(body: Body) -> Prepared:
+            return await self._service.prepared(
+                body, parse_generate, lambda asked: self._name(asked.model), self._prepare_generate
+            )
+
+        return await self._service.answer(request, prepare, prompt_param="prompt")
+
+    async def tags(self, request: Request) -> Response:
+        """``GET /api/tags``: what is deployed."""
+        models = self._service.gateway.models()
+        return json_response({"models": [tag_json(status) for status in models]})
+
+    async def running(self, request: Request) -> Response:
+        """``GET /api/ps``: what is ready to answer."""
+        models = self._service.gateway.models()
+        ready = [status for status in models if status.state is ModelState.READY]
+        return json_response({"models": [running_json(status) for status in ready]})
+
+    async def version(self, request: Request) -> Response:
+        """``GET /api/version``."""
+        return json_response({"version": API_VERSION})
+
+    async def show(self, request: Request) -> Response:
+        """``POST /api/show``."""
+
+        def model_of(body: ShowBody) -> str:
+            asked = body.model or body.name
+            if not asked:
+                raise invalid("model", "model is missing", code="missing_required_parameter")
+            return self._name(asked)
+
+        def shown(body: ShowBody, model: ServedModel) -> Json:
+            return shown_json(self._service.status(model.model_id), model)
+
+        answer = await self._service.computed(
+            request, parse_show, model_of, shown, prompt_param="model"
+        )
+        return json_response(answer)
+
+    def _name(self, asked: str) -> str:
+        """The model that is meant: Ollama's clients add a tag to a name that has none."""
+        if asked.endswith(_LATEST):
+            known = {status.model_id for status in self._service.gateway.models()}
+            plain = asked.removesuffix(_LATEST)
+            if asked not in known and plain in known:
+                return plain
+        return asked
+
+    def _prepare_chat(self, body: ChatBody, model: ServedModel) -> Prepared:
+        if not body.messages:
+            return _prepared(body, empty_job(model), chat_fields)
+        job = chat_job(chat_asked(body, model), model, self._service.limits)
+        return _prepared(body, job, chat_fields)
+
+    def _prepare_generate(self, body: GenerateBody, model: ServedModel) -> Prepared:
+        if not body.prompt:
+            return _prepared(body, empty_job(model), generate_fields)
+        asked = generate_asked(body, model)
+        limits = self._service.limits
+        if isinstance(asked, TextAsked):
+            return _prepared(body, text_job(asked, model, limits), generate_fields)
+        return _prepared(body, chat_job(asked, model, limits), generate_fields)
+
+
+def _prepared(body: CommonBody, job: Job, fields: OfDelta) -> Prepared:
+    return Prepared(
+        job=job,
+        renderer=OllamaRenderer(body.model, fields, job.model.tokenizer),
+        is_stream=body.stream is not False,
+    )

@@ -1,0 +1,58 @@
+"""Fields of Ollama's API that are known and do nothing here; ``docs/http-api.md`` lists them."""
+
+from __future__ import annotations
+
+from potluck.api.other_fields import BOOLEAN, Harmless, Others
+
+_NUMBER = Harmless(
+    expected="a number",
+    holds=lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+)
+_DURATION = Harmless(
+    expected="a number of seconds or a text such as 5m",
+    holds=lambda value: isinstance(value, str) or _NUMBER.holds(value),
+)
+
+_KEEP_ALIVE = {"keep_alive": _DURATION}
+"""For how long the model stays loaded: here it stays until it is undeployed."""
+
+CHAT = Others(harmless=_KEEP_ALIVE)
+"""Of ``/api/chat``."""
+
+GENERATE = Others(
+    harmless=_KEEP_ALIVE,
+    neutral={"context": (None, []), "images": (None, []), "template": (None, "")},
+)
+"""Of ``/api/generate``."""
+
+EMBED = Others(harmless=_KEEP_ALIVE)
+"""Of ``/api/embed`` and ``/api/embeddings``."""
+
+MESSAGE = Others(neutral={"images": (None, [])})
+"""Of a message."""
+
+OPTIONS = Others(
+    harmless={
+        # How the model is to be run, which the deployment has decided.
+        "low_vram": BOOLEAN,
+        "main_gpu": _NUMBER,
+        "num_batch": _NUMBER,
+        "num_gpu": _NUMBER,
+        "num_keep": _NUMBER,
+        "num_thread": _NUMBER,
+        "numa": BOOLEAN,
+        "use_mlock": BOOLEAN,
+        "use_mmap": BOOLEAN,
+        # Of samplers that are off.
+        "mirostat_eta": _NUMBER,
+        "mirostat_tau": _NUMBER,
+        # The name of ``max_tokens`` is ``num_predict``; this one is sent by some clients as well.
+        "penalize_newline": BOOLEAN,
+    },
+    neutral={
+        "mirostat": (None, 0),
+        "tfs_z": (None, 1, 1.0),
+        "typical_p": (None, 1, 1.0),
+    },
+)
+"""Of ``options``."""

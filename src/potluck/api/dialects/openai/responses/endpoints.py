@@ -1,0 +1,102 @@
+"""The addresses of the Responses API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from potluck.api.admission import Body
+from potluck.api.answer import Prepared
+from potluck.api.dialect import Endpoint
+from potluck.api.dialects.openai.responses.asks import input_messages, response_asked
+from potluck.api.dialects.openai.responses.bodies import ResponseBody, parse_response
+from potluck.api.dialects.openai.responses.output_messages import output_message
+from potluck.api.dialects.openai.responses.rendering import ResponseRenderer
+from potluck.api.dialects.openai.responses.store import ResponseStore, StoredResponse
+from potluck.api.errors import ApiError
+from potluck.api.jobs import chat_job
+from potluck.api.rendering import Json
+from potluck.api.service import ApiService, json_response
+from potluck.types.gateway import ServedModel
+
+_PATH = "/v1/responses"
+
+
+class ResponsesEndpoints:
+    """For use in the event loop. The responses are stored here, and nowhere else."""
+
+    def __init__(self, service: ApiService) -> None:
+        self._service = service
+        self._store = ResponseStore()
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """The addresses."""
+        return (
+            Endpoint(method="POST", path=_PATH, answer=self.respond),
+            Endpoint(method="GET", path=f"{_PATH}/{{response_id}}", answer=self.stored),
+            Endpoint(method="DELETE", path=f"{_PATH}/{{response_id}}", answer=self.delete),
+        )
+
+    async def respond(self, request: Request) -> Response:
+        """``POST /v1/responses``."""
+
+        async def prepare(body: Body) -> Prepared:
+            return await self._service.prepared(
+                body, parse_response, lambda asked: asked.model, self._prepare
+            )
+
+        return await self._service.answer(request, prepare, prompt_param="input")
+
+    async def stored(self, request: Request) -> Response:
+        """``GET /v1/responses/{id}``."""
+        return json_response(self._find(request.path_params["response_id"], "id").response)
+
+    async def delete(self, request: Request) -> Response:
+        """``DELETE /v1/responses/{id}``."""
+        response_id = request.path_params["response_id"]
+        self._find(response_id, "id")
+        self._store.remove(response_id)
+        return json_response({"id": response_id, "object": "response", "deleted": True})
+
+    def _find(self, response_id: str, param: str) -> StoredResponse:
+        stored = self._store.get(response_id)
+        if stored is None:
+            raise ApiError(
+                404,
+                f"there is no response {response_id[:80]!r} here: each node keeps the latest ones"
+                " that it has answered, until it is stopped",
+                code="response_not_found",
+                param=param,
+            )
+        return stored
+
+    def _prepare(self, body: ResponseBody, model: ServedModel) -> Prepared:
+        asked_id = body.previous_response_id
+        previous = None if asked_id is None else self._find(asked_id, "previous_response_id")
+        job = chat_job(
+            response_asked(body, [] if previous is None else previous.chat()),
+            model,
+            self._service.limits,
+        )
+
+        def keep(response: Json, output: Sequence[Json]) -> None:
+            if body.store is False:
+                return
+            stored = StoredResponse(
+                response=response,
+                messages=(*input_messages(body), output_message(output)),
+                previous=previous,
+                num_bytes=num_bytes,
+            )
+            self._store.put(str(response["id"]), stored)
+
+        num_bytes = 4 * job.num_prompt_tokens
+        sampling = job.requests[0].sampling
+        return Prepared(
+            job=job,
+            renderer=ResponseRenderer(body, sampling, model.tokenizer, keep),
+            is_stream=bool(body.stream),
+            user=body.user,
+        )

@@ -1,0 +1,290 @@
+"""Responses: items, whole or as a stream of events."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from potluck.api.delta import Delta, ScoredToken
+from potluck.api.dialects.openai.rendering import logprob_number
+from potluck.api.dialects.openai.responses.bodies import NamedTool, ResponseBody
+from potluck.api.errors import ApiError
+from potluck.api.rendering import EVENT_STREAM, WAITING_COMMENT, Json, Usage, event
+from potluck.types.output import (
+    OutputPart,
+    ReasoningPart,
+    TextPart,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from potluck.types.sequence import FinishReason
+from potluck.types.step import SamplingParams
+from potluck.types.text import Tokenizer
+
+OnDone = Callable[[Json, Sequence[Json]], None]
+"""Told the whole response and its items, when it is complete."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Open:
+    """The item that is being written. Mutable until it is done."""
+
+    item: Json
+    text: str = ""
+    logprobs: list[Json] | None = None
+
+
+class ResponseRenderer:
+    """Writes one response, as its body asks for it. ``on_done`` is told when it is complete."""
+
+    stream_type = EVENT_STREAM
+    waiting = WAITING_COMMENT
+
+    def __init__(
+        self,
+        body: ResponseBody,
+        sampling: SamplingParams,
+        tokenizer: Tokenizer,
+        on_done: OnDone,
+    ) -> None:
+        self._request_id = f"resp_{secrets.token_hex(24)}"
+        self._body = body
+        self._sampling = sampling
+        self._tokenizer = tokenizer
+        self._on_done = on_done
+        self._created = int(time.time())
+        self._output: list[Json] = []
+        self._open: _Open | None = None
+        self._reason: FinishReason | None = None
+        self._num_events = 0
+
+    @property
+    def request_id(self) -> str:
+        """See ``Renderer``."""
+        return self._request_id
+
+    def begin(self, usage: Usage) -> bytes:
+        """See ``Renderer``."""
+        response = self._response("in_progress", None)
+        return self._events(
+            [
+                {"type": "response.created", "response": response},
+                {"type": "response.in_progress", "response": response},
+            ]
+        )
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """See ``Renderer``."""
+        return self._events(self._gains(delta))
+
+    def end(self, usage: Usage) -> bytes:
+        """See ``Renderer``."""
+        last = self._events(self._close())
+        response = self._done(usage)
+        kind = f"response.{response['status']}"
+        return last + self._events([{"type": kind, "response": response}])
+
+    def failed(self, error: ApiError) -> bytes:
+        """See ``Renderer``."""
+        told: Json = {
+            "type": "error",
+            "code": error.code,
+            "message": error.message,
+            "param": error.param,
+        }
+        return self._events([told])
+
+    def whole(self, choices: Mapping[int, Sequence[Delta]], usage: Usage) -> bytes:
+        """See ``Renderer``."""
+        for delta in choices[0]:
+            for _ in self._gains(delta):
+                pass
+        for _ in self._close():
+            pass
+        return msgspec.json.encode(self._done(usage))
+
+    def _done(self, usage: Usage) -> Json:
+        is_cut = self._reason is FinishReason.LENGTH
+        response = self._response("incomplete" if is_cut else "completed", usage)
+        self._on_done(response, self._output)
+        return response
+
+    def _response(self, status: str, usage: Usage | None) -> Json:
+        body = self._body
+        asked_format = None if body.text is None else body.text.format
+        choice = body.tool_choice or "auto"
+        incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return {
+            "id": self._request_id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": incomplete,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "model": body.model,
+            "output": list(self._output),
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id,
+            "reasoning": {
+                "effort": None if body.reasoning is None else body.reasoning.effort,
+                "summary": None,
+            },
+            "store": body.store is not False,
+            "temperature": self._sampling.temperature,
+            "text": {
+                "format": {"type": "text"}
+                if asked_format is None
+                else asked_format.model_dump(by_alias=True, exclude_none=True)
+            },
+            "tool_choice": choice.model_dump() if isinstance(choice, NamedTool) else choice,
+            "tools": [tool.model_dump() for tool in body.tools or ()],
+            "top_p": self._sampling.top_p,
+            "truncation": "disabled",
+            "usage": None if usage is None else _usage_json(usage),
+            "user": body.user,
+        }
+
+    def _gains(self, delta: Delta) -> Iterator[Json]:
+        logprobs = [self._logprob(token) for token in delta.tokens]
+        for part in delta.parts:
+            yield from self._gain(part, logprobs)
+            logprobs = []
+        self._reason = delta.finish_reason or self._reason
+
+    def _gain(self, part: OutputPart, logprobs: Sequence[Json]) -> Iterator[Json]:
+        match part:
+            case TextPart(text=text):
+                yield from self._need("message")
+                yield self._more("output_text", text, logprobs)
+            case ReasoningPart(text=text):
+                yield from self._need("reasoning")
+                yield self._more("reasoning_text", text)
+            case ToolCallStart(name=name):
+                yield from self._close()
+                yield from self._need("function_call", name)
+            case ToolCallArguments(text=text) if self._open is not None:
+                self._open.text += text
+                yield self._of_item("response.function_call_arguments.delta", delta=text)
+
+    def _more(self, kind: str, text: str, logprobs: Sequence[Json] | None = None) -> Json:
+        if self._open is None:
+            raise RuntimeError("text without an item")
+        self._open.text += text
+        fields: Json = {"content_index": 0, "delta": text}
+        if logprobs is not None:
+            fields["logprobs"] = logprobs
+            self._open.logprobs = [*(self._open.logprobs or ()), *logprobs]
+        return self._of_item(f"response.{kind}.delta", **fields)
+
+    def _need(self, kind: str, name: str = "") -> Iterator[Json]:
+        """Begin an item, unless one of the kind is open."""
+        if self._open is not None and self._open.item["type"] == kind:
+            return
+        yield from self._close()
+        item = _new_item(kind, name)
+        self._open = _Open(item=item)
+        added = {"type": "response.output_item.added", "item": dict(item)}
+        yield {**added, "output_index": len(self._output)}
+        if kind != "function_call":
+            part = _content_part(kind, "", ())
+            yield self._of_item("response.content_part.added", content_index=0, part=part)
+
+    def _close(self) -> Iterator[Json]:
+        """End the item that is open, if one is."""
+        done = self._open
+        if done is None:
+            return
+        kind, text = done.item["type"], done.text
+        if kind == "function_call":
+            item = {**done.item, "arguments": text}
+            yield self._of_item(
+                "response.function_call_arguments.done", arguments=text, name=item["name"]
+            )
+        else:
+            part = _content_part(str(kind), text, done.logprobs or ())
+            said = {"content_index": 0, "text": text}
+            if kind == "message":
+                said["logprobs"] = part["logprobs"]
+            yield self._of_item(f"response.{part['type']}.done", **said)
+            yield self._of_item("response.content_part.done", content_index=0, part=part)
+            item = {**done.item, "content": [part]}
+        if "status" in item:
+            item["status"] = "completed"
+        yield {
+            "type": "response.output_item.done",
+            "output_index": len(self._output),
+            "item": item,
+        }
+        self._output.append(item)
+        self._open = None
+
+    def _of_item(self, kind: str, **fields: object) -> Json:
+        """An event of the open item."""
+        item_id = None if self._open is None else self._open.item["id"]
+        return {"type": kind, "item_id": item_id, "output_index": len(self._output), **fields}
+
+    def _events(self, each: Sequence[Json] | Iterator[Json]) -> bytes:
+        out = []
+        for data in each:
+            numbered = {**data, "sequence_number": self._num_events}
+            self._num_events += 1
+            out.append(event(msgspec.json.encode(numbered), str(data["type"])))
+        return b"".join(out)
+
+    def _logprob(self, scored: ScoredToken) -> Json:
+        top = [self._scored(other.token, other.logprob) for other in scored.top]
+        return {**self._scored(scored.token, scored.logprob), "top_logprobs": top}
+
+    def _scored(self, token: int, logprob: float | None) -> Json:
+        data = self._tokenizer.token_bytes(token)
+        return {
+            "token": data.decode(errors="replace"),
+            "logprob": logprob_number(logprob),
+            "bytes": list(data),
+        }
+
+
+def _new_item(kind: str, name: str) -> Json:
+    number = secrets.token_hex(12)
+    if kind == "message":
+        return {
+            "id": f"msg_{number}",
+            "type": kind,
+            "status": "in_progress",
+            "role": "assistant",
+            "content": [],
+        }
+    if kind == "reasoning":
+        return {"id": f"rs_{number}", "type": kind, "summary": [], "content": []}
+    return {
+        "id": f"fc_{number}",
+        "type": kind,
+        "status": "in_progress",
+        "call_id": f"call_{number}",
+        "name": name,
+        "arguments": "",
+    }
+
+
+def _content_part(kind: str, text: str, logprobs: Sequence[Json]) -> Json:
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+
+
+def _usage_json(usage: Usage) -> Json:
+    return {
+        "input_tokens": usage.num_prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+        "output_tokens": usage.num_new_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
+        "total_tokens": usage.num_prompt_tokens + usage.num_new_tokens,
+    }

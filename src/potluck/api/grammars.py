@@ -1,0 +1,47 @@
+"""The grammar that an answer must match, from the fields by which clients ask for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from potluck import grammars
+from potluck.api.errors import invalid
+from potluck.errors import ParameterError
+
+MAX_CHOICES = 1000
+
+
+def schema_grammar(schema: object, where: str) -> str:
+    """Return the grammar of a JSON schema: an object, or its text. Raises ``ApiError``."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise invalid(where, f"{where} is a text, and not JSON") from error
+    if isinstance(schema, bool | Mapping):
+        return grammars.json_schema(schema)
+    raise invalid(where, f"{where} should be a JSON schema: an object")
+
+
+def written_grammar(source: str, where: str) -> str:
+    """Return the grammar that is written as Lark or GBNF. Raises ``ApiError``."""
+    try:
+        return grammars.ebnf(source)
+    except ParameterError as error:
+        raise invalid(where, error.message) from error
+
+
+def choice_grammar(choices: Sequence[str], where: str) -> str:
+    """Return the grammar of exactly these texts. Raises ``ApiError``."""
+    if not 1 <= len(choices) <= MAX_CHOICES:
+        raise invalid(where, f"{where} has {len(choices)} texts, and may have 1 to {MAX_CHOICES}")
+    return grammars.choice(choices)
+
+
+def only_one(given: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the one grammar among ``given``, with its field. Raises ``ApiError`` for several."""
+    if len(given) > 1:
+        names = " and ".join(given)
+        raise invalid(next(iter(given)), f"{names} exclude one another: give one")
+    return next(iter(given.items()), None)

@@ -1,0 +1,207 @@
+"""Requests that are answered with vectors, in no dialect: embeddings, and scores of documents.
+
+A dialect makes an ``EmbedAsked`` or a ``RankAsked`` of a body, and writes what comes of it;
+``ApiService.vectors`` has the vectors computed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.api.answer import Arrivals
+from potluck.api.config import ApiLimits
+from potluck.api.errors import invalid
+from potluck.api.jobs import checked_prompt
+from potluck.api.metrics import ApiMetrics
+from potluck.errors import EngineError
+from potluck.serving.vectors import check_dimensions, embedding_of, pooled_request, score_of
+from potluck.types.gateway import Gateway, LiveSequence, ServedModel
+from potluck.types.sequence import Cancel, SequenceRequest, SequenceUpdate
+
+MAX_INPUTS = 2048
+"""Of a request, as in OpenAI's API."""
+
+MAX_NUMBERS = 2**21
+"""Of all embeddings of an answer, which take some 100 bytes each while it is written as JSON."""
+
+_MAX_AT_ONCE = 32
+"""Sequences of a request that are computed or wait. More at once would not be faster: a step has at
+most 64 sequences, and of short texts only."""
+
+_TICK_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedAsked:
+    """Embeddings of ``inputs``, each a text or tokens."""
+
+    model_id: str
+    inputs: Sequence[str | Sequence[int]]
+    dimensions: int | None = None
+    user: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankAsked:
+    """Scores of pairs of a query and a document."""
+
+    model_id: str
+    pairs: Sequence[tuple[str, str]]
+    instruction: str | None = None
+    user: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorJob:
+    """The sequences of one request, in the order of its inputs."""
+
+    model: ServedModel
+    requests: tuple[SequenceRequest, ...]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of all inputs together."""
+        return sum(len(each.prompt_tokens) for each in self.requests)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedVectors:
+    """A request that was read and understood, and how its answer is written.
+
+    ``write`` takes the vectors of the sequences, in their order, and may take a while.
+    """
+
+    job: VectorJob
+    request_id: str
+    write: Callable[[Sequence[bytes]], bytes]
+    user: str | None = None
+
+
+def embed_job(
+    asked: EmbedAsked, model: ServedModel, limits: ApiLimits, *, param: str = "input"
+) -> VectorJob:
+    """What embeds texts. ``param`` is what the dialect calls them. Raises ``PotluckError``."""
+    config = model.embedding
+    if config is None:
+        raise invalid("model", f"{model.model_id} makes no embeddings: it scores documents")
+    check_dimensions(asked.dimensions, model.vector_size)
+    num_inputs = _checked_count(len(asked.inputs), param)
+    if num_inputs * (asked.dimensions or model.vector_size) > MAX_NUMBERS:
+        raise invalid(
+            param,
+            f"{num_inputs} embeddings of {asked.dimensions or model.vector_size} numbers are more"
+            f" than the {MAX_NUMBERS} numbers that an answer may have: send fewer inputs",
+        )
+    prompts = []
+    for each in asked.inputs:
+        if not each:
+            raise invalid(param, f"{param} has an empty text: give at least one character")
+        tokens: Sequence[int] = (
+            [
+                *model.tokenizer.encode(each, max_tokens=model.context_tokens),
+                *model.tokenizer.closing_tokens,
+            ]
+            if isinstance(each, str)
+            else each
+        )
+        prompts.append(checked_prompt(tokens, model, limits, param, num_new_tokens=0))
+    return VectorJob(
+        model=model,
+        requests=tuple(pooled_request(prompt, config.pooling) for prompt in prompts),
+    )
+
+
+def rank_job(
+    asked: RankAsked, model: ServedModel, limits: ApiLimits, *, param: str = "documents"
+) -> VectorJob:
+    """What scores documents. ``param`` is what the dialect calls them. Raises ``PotluckError``."""
+    if model.rerank is None or model.encode_pair is None:
+        raise invalid(
+            "model", f"{model.model_id} scores no documents: it was not made as a reranker"
+        )
+    _checked_count(len(asked.pairs), param)
+    prompts = [
+        checked_prompt(
+            model.encode_pair(query, document, instruction=asked.instruction),
+            model,
+            limits,
+            param,
+            num_new_tokens=0,
+        )
+        for query, document in asked.pairs
+    ]
+    pooling = model.rerank.pooling
+    return VectorJob(
+        model=model, requests=tuple(pooled_request(prompt, pooling) for prompt in prompts)
+    )
+
+
+def embeddings(
+    vectors: Sequence[bytes], model: ServedModel, dimensions: int | None
+) -> list[NDArray[np.float32]]:
+    """Return the embeddings that ``vectors`` of an ``embed_job`` are."""
+    if model.embedding is None:
+        raise ValueError("the model makes no embeddings")
+    return [embedding_of(each, model.embedding, dimensions) for each in vectors]
+
+
+def scores(vectors: Sequence[bytes], model: ServedModel) -> list[float]:
+    """Return the scores that ``vectors`` of a ``rank_job`` are."""
+    if model.rerank is None:
+        raise ValueError("the model scores no documents")
+    return [score_of(each, model.rerank) for each in vectors]
+
+
+async def compute(prepared: PreparedVectors, gateway: Gateway, metrics: ApiMetrics) -> list[bytes]:
+    """Return the vectors of the sequences; cancelled, all of them end. Raises ``PotluckError``."""
+    job = prepared.job
+    metrics.meter(job.model.model_id, time.perf_counter()).prompts(job.num_prompt_tokens)
+    live = [
+        LiveSequence(
+            model_id=job.model.model_id, request=replace(each, request_id=prepared.request_id)
+        )
+        for each in job.requests
+    ]
+    arrivals = Arrivals(tick_seconds=_TICK_SECONDS)
+    waiting = iter(enumerate(live))
+    cancels: dict[int, Cancel] = {}
+    vectors: dict[int, bytes] = {}
+
+    def start_some() -> None:
+        for index, sequence in islice(waiting, _MAX_AT_ONCE - len(cancels)):
+            cancels[index] = gateway.start(sequence, partial(arrivals.put, index))
+
+    try:
+        start_some()
+        while cancels:
+            for index, update in await arrivals.take():
+                vectors[index] = _vector_of(update)
+                cancels.pop(index)()
+            start_some()
+    finally:
+        arrivals.close()
+        for cancel in cancels.values():
+            cancel()
+    return [vectors[index] for index in range(len(live))]
+
+
+def _vector_of(update: SequenceUpdate | Exception) -> bytes:
+    if isinstance(update, Exception):
+        raise update
+    vector = update.tokens[0].vector
+    if vector is None:
+        raise EngineError("the model gave a token in the place of a vector")
+    return vector
+
+
+def _checked_count(count: int, param: str) -> int:
+    if not 1 <= count <= MAX_INPUTS:
+        raise invalid(param, f"{param} has {count} entries, and may have 1 to {MAX_INPUTS}")
+    return count

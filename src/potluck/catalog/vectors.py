@@ -1,0 +1,200 @@
+"""What a model's files say about its vectors: embeddings, or scores of documents.
+
+Directories in Hugging Face layout say it as sentence-transformers reads it: ``modules.json`` lists
+what follows the transformer. GGUF files say it in their metadata (``pooling_type``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from potluck.errors import ModelFileError
+from potluck.formats.json_reader import read_document, read_json
+from potluck.models.fields import MAX_VOCAB, Fields, unsupported
+from potluck.models.registry import with_labels
+from potluck.types.model import EmbeddingConfig, ModelConfig, RerankConfig
+from potluck.types.step import Pooling
+
+_MODULES = "modules.json"
+VECTOR_FILES = (_MODULES, "1_Pooling/config.json", "1_LogitScore/config.json")
+"""Small files of a directory that are read here."""
+
+_MAX_JSON_BYTES = 2**16
+_MAX_MODULES = 16
+
+_POOLINGS: Mapping[str, Pooling] = {
+    "cls": Pooling.CLS,
+    "mean": Pooling.MEAN,
+    "lasttoken": Pooling.LAST,
+}
+"""By the name in ``pooling_mode``."""
+
+_POOLING_FLAGS: Mapping[str, str] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "lasttoken",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+}
+"""The same in older files."""
+
+_GGUF_NONE, _GGUF_RANK = 0, 4
+_GGUF_POOLINGS: Mapping[int, Pooling] = {1: Pooling.MEAN, 2: Pooling.CLS, 3: Pooling.LAST}
+"""``LLAMA_POOLING_TYPE_*`` of llama.cpp's ``llama.h``."""
+
+_QWEN3_RERANKER = re.compile(r"qwen3-reranker", re.IGNORECASE)
+_QWEN3_LABELS = ("yes", "no")
+_QWEN3_LABEL_TOKENS = (9693, 2152)
+"""What the model card of Qwen3-Reranker compares: the logits of ``yes`` and ``no``, which have
+these ids in the vocabulary of Qwen 3. Whoever has the tokenizer checks it (``label_texts``)."""
+
+QWEN3_RERANK_TEMPLATE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+    "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+"""The prompt of that model card; its files have it nowhere."""
+
+DEFAULT_EMBEDDING = EmbeddingConfig(pooling=Pooling.LAST, is_normalized=True)
+"""Of a model whose files say nothing: its last token has seen all others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorUse:
+    """What a model's vectors are for: one of the two."""
+
+    embedding: EmbeddingConfig | None = None
+    rerank: RerankConfig | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Module:
+    kind: str
+    path: Path
+
+
+def read_vector_use(
+    directory: Path, config: ModelConfig, *, name: str
+) -> tuple[ModelConfig, VectorUse]:
+    """What a directory says, and ``config`` with the classifier that makes the scores, if any.
+
+    ``name`` is what the user called the model: nothing else tells a Qwen3-Reranker as it was first
+    published from a chat model. Raises ``UnsupportedModelError`` for modules that are not computed
+    here, and ``ModelFileError``.
+    """
+    modules = {each.kind: each for each in _read_modules(directory)}
+    if scoring := modules.get("LogitScore"):
+        labels = _label_tokens(scoring.path / "config.json")
+        return (
+            with_labels(config, len(labels), labels),
+            VectorUse(rerank=RerankConfig(pooling=Pooling.LAST)),
+        )
+    is_reranker = _QWEN3_RERANKER.search(name) is not None and config.family == "qwen3"
+    template = QWEN3_RERANK_TEMPLATE if is_reranker else None
+    if config.num_labels:
+        if config.num_labels > 1:
+            raise unsupported(f"a classifier of {config.num_labels} labels")
+        return config, VectorUse(rerank=RerankConfig(pooling=Pooling.LAST, template=template))
+    if is_reranker:
+        rerank = RerankConfig(pooling=Pooling.LAST, template=template, label_texts=_QWEN3_LABELS)
+        return with_labels(config, 2, _QWEN3_LABEL_TOKENS), VectorUse(rerank=rerank)
+    if pooling := modules.get("Pooling"):
+        embedding = EmbeddingConfig(
+            pooling=_read_pooling(pooling.path / "config.json"),
+            is_normalized="Normalize" in modules,
+        )
+        return config, VectorUse(embedding=embedding)
+    return config, VectorUse(embedding=DEFAULT_EMBEDDING)
+
+
+def gguf_vector_use(metadata: Mapping[str, object], config: ModelConfig, *, path: str) -> VectorUse:
+    """What a GGUF file says. Embeddings are normalized, as llama.cpp's server does it.
+
+    Raises ``UnsupportedModelError`` for a pooling or labels that are not known, and
+    ``ModelFileError``.
+    """
+    architecture = metadata.get("general.architecture")
+    fields = Fields(values=metadata, path=path)
+    kind = fields.count(f"{architecture}.pooling_type", 2**16, _GGUF_NONE, minimum=0)
+    if config.num_labels or kind == _GGUF_RANK:
+        template = metadata.get("tokenizer.chat_template.rerank")
+        if template is not None and not isinstance(template, str):
+            raise fields.error("tokenizer.chat_template.rerank", "must be a string")
+        if not config.num_labels:
+            raise unsupported("pooling_type=4 without a classifier")
+        return VectorUse(
+            rerank=RerankConfig(
+                pooling=Pooling.LAST,
+                positive_label=_positive_label(
+                    metadata.get(f"{architecture}.classifier.output_labels"), config.num_labels
+                ),
+                template=template,
+            )
+        )
+    if kind == _GGUF_NONE:
+        return VectorUse(embedding=DEFAULT_EMBEDDING)
+    if kind not in _GGUF_POOLINGS:
+        raise unsupported(f"pooling_type={kind}")
+    return VectorUse(embedding=EmbeddingConfig(pooling=_GGUF_POOLINGS[kind], is_normalized=True))
+
+
+def _positive_label(labels: object, num_labels: int) -> int:
+    if num_labels == 1:
+        return 0
+    if isinstance(labels, Iterable) and not isinstance(labels, str):
+        names = [str(label).lower() for label in labels]
+        if len(names) == num_labels == 2 and "yes" in names:
+            return names.index("yes")
+    raise unsupported(f"a classifier of {num_labels} labels")
+
+
+def _read_modules(directory: Path) -> list[_Module]:
+    """The modules after the transformer, which comes first."""
+    path = directory / _MODULES
+    if not path.is_file():
+        return []
+    listed = read_json(path, _MAX_JSON_BYTES)
+    if not isinstance(listed, list) or len(listed) > _MAX_MODULES:
+        raise ModelFileError(str(path), f"not a list of at most {_MAX_MODULES} modules")
+    modules = [_read_module(path, entry) for entry in listed]
+    if not modules or modules[0].kind != "Transformer":
+        raise ModelFileError(str(path), "its first module is not a Transformer")
+    order = tuple(each.kind for each in modules[1:])
+    if order not in ((), ("Pooling",), ("Pooling", "Normalize"), ("LogitScore",)):
+        raise unsupported(f"the modules {', '.join(order)}")
+    return modules[1:]
+
+
+def _read_module(path: Path, entry: object) -> _Module:
+    if not isinstance(entry, Mapping):
+        raise ModelFileError(str(path), "an entry is not an object")
+    fields = Fields(values=entry, path=str(path))
+    where = PurePosixPath(fields.text("path", ""))
+    if where.is_absolute() or ".." in where.parts:
+        raise fields.error("path", "must be within the model's directory")
+    return _Module(kind=fields.text("type").rpartition(".")[2], path=path.parent / where)
+
+
+def _label_tokens(path: Path) -> tuple[int, ...]:
+    fields = Fields(values=read_document(path, _MAX_JSON_BYTES), path=str(path))
+    if fields.text("module_input_name", "causal_logits") != "causal_logits":
+        raise unsupported(f"module_input_name={fields.get('module_input_name')}")
+    labels = [fields.count("true_token_id", MAX_VOCAB, minimum=0)]
+    if fields.get("false_token_id") is not None:
+        labels.append(fields.count("false_token_id", MAX_VOCAB, minimum=0))
+    return tuple(labels)
+
+
+def _read_pooling(path: Path) -> Pooling:
+    fields = Fields(values=read_document(path, _MAX_JSON_BYTES), path=str(path))
+    modes = [mode for key, mode in _POOLING_FLAGS.items() if fields.get(key) is True]
+    if fields.get("pooling_mode") is not None:
+        modes = [fields.text("pooling_mode")]
+    if len(modes) != 1 or modes[0] not in _POOLINGS:
+        raise unsupported(f"pooling by {' and '.join(modes) or 'nothing'}")
+    return _POOLINGS[modes[0]]

@@ -1,0 +1,207 @@
+"""Sequences of this gateway that other nodes compute.
+
+For each coordinator there is one feed: a call whose answer has, part by part, what all of this
+gateway's sequences there were given. A step that gives eight sequences a token each sends one
+message. Starting and stopping a sequence are calls of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections.abc import Callable
+from contextlib import aclosing, suppress
+
+from potluck.cluster.calls import (
+    Feed,
+    Generate,
+    GenerateAnswer,
+    GenerateFailure,
+    OpenFeed,
+    StartAnswer,
+    StartSequence,
+    StopSequence,
+    decode,
+    encode,
+)
+from potluck.cluster.membership import Membership
+from potluck.errors import CallError, MovedError
+from potluck.types.cluster import NodeId
+from potluck.types.sequence import Cancel, OnUpdate
+
+_log = logging.getLogger(__name__)
+
+_IDLE_SECONDS = 30.0
+"""How long a feed is kept that no sequence uses: opening one takes a round trip."""
+
+_START_SECONDS = 600.0
+"""For a request to reach its coordinator: one of 1 MiB over a slow line takes minutes."""
+
+
+class RemoteSequences:
+    """For use in the agent's loop."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._feeds: dict[NodeId, _Feed] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, coordinator: NodeId, asked: Generate, on_update: OnUpdate) -> Cancel:
+        """Have ``coordinator`` compute a sequence. Whatever goes wrong is told as an update."""
+        feed = self._feeds.get(coordinator)
+        if feed is None or feed.is_over:
+            feed = self._feeds[coordinator] = _Feed(self._membership, coordinator, self._dropped)
+        return feed.start(asked, on_update)
+
+    def start_through(self, node: NodeId, asked: Generate, on_update: OnUpdate) -> Cancel:
+        """Have ``node`` pass a sequence on to a coordinator that this node does not reach."""
+        task = asyncio.ensure_future(self._read_relayed(node, asked, on_update))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+        def cancel() -> None:
+            task.cancel()
+
+        return cancel
+
+    def _dropped(self, feed: _Feed) -> None:
+        if self._feeds.get(feed.node_id) is feed:
+            del self._feeds[feed.node_id]
+
+    async def _read_relayed(self, node: NodeId, asked: Generate, on_update: OnUpdate) -> None:
+        stream = self._membership.call_stream(node, "deployment.relay", encode(asked))
+        error: Exception = _cut_short()
+        try:
+            async with aclosing(stream):
+                async for part in stream:
+                    answer: GenerateAnswer = decode(part, GenerateAnswer)
+                    if isinstance(answer, GenerateFailure):
+                        error = answer.error()
+                        break
+                    on_update(answer.update())
+        except Exception as failure:  # noqa: BLE001 - told to the sequence, whatever it is
+            error = failure
+        on_update(error)
+
+
+class _Feed:
+    """What one coordinator tells this gateway, until it is lost or has had nothing to tell."""
+
+    def __init__(
+        self, membership: Membership, node_id: NodeId, on_over: Callable[[_Feed], None]
+    ) -> None:
+        self.node_id = node_id
+        self.is_over = False
+        self._membership = membership
+        self._on_over = on_over
+        self._feed_id = secrets.token_hex(16)
+        self._numbers = itertools.count(1)
+        self._live: dict[int, OnUpdate] = {}
+        self._opened = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle: asyncio.TimerHandle | None = None
+        self._reading = asyncio.ensure_future(self._read())
+
+    def start(self, asked: Generate, on_update: OnUpdate) -> Cancel:
+        """Have a sequence computed."""
+        number = next(self._numbers)
+        self._live[number] = on_update
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        self._spawn(number, asked)
+
+        def cancel() -> None:
+            if self._forget(number) is not None:
+                self._stop(number)
+
+        return cancel
+
+    def _spawn(self, number: int, asked: Generate | None) -> None:
+        task = asyncio.ensure_future(
+            self._ask_to_stop(number) if asked is None else self._ask_to_start(number, asked)
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _stop(self, number: int) -> None:
+        if not self.is_over:
+            self._spawn(number, None)
+
+    def _forget(self, number: int) -> OnUpdate | None:
+        on_update = self._live.pop(number, None)
+        if on_update is not None and not self._live and not self.is_over:
+            loop = asyncio.get_running_loop()
+            self._idle = loop.call_later(_IDLE_SECONDS, self._reading.cancel)
+        return on_update
+
+    async def _ask_to_start(self, number: int, asked: Generate) -> None:
+        await self._opened.wait()
+        if number not in self._live:
+            return
+        request = StartSequence(feed_id=self._feed_id, number=number, asked=asked)
+        try:
+            answer: StartAnswer = decode(
+                await self._membership.call(
+                    self.node_id,
+                    "deployment.start",
+                    encode(request),
+                    timeout_seconds=_START_SECONDS,
+                ),
+                StartAnswer,
+            )
+        except Exception as error:  # noqa: BLE001 - told to the sequence, whatever it is
+            self._end(number, error)
+            self._stop(number)
+            return
+        if isinstance(answer, GenerateFailure):
+            self._end(number, answer.error())
+        elif number not in self._live:
+            self._stop(number)  # it was cancelled before it was started
+
+    async def _ask_to_stop(self, number: int) -> None:
+        request = encode(StopSequence(feed_id=self._feed_id, number=number))
+        with suppress(CallError):  # it ends there with this feed
+            await self._membership.call(self.node_id, "deployment.stop", request)
+
+    async def _read(self) -> None:
+        error: Exception = _cut_short()
+        try:
+            stream = self._membership.call_stream(
+                self.node_id, "deployment.feed", encode(OpenFeed(feed_id=self._feed_id))
+            )
+            async with aclosing(stream):
+                async for part in stream:
+                    self._opened.set()
+                    for fed in decode(part, Feed).fed:
+                        self._take(fed.number, fed.given)
+        except Exception as failure:  # noqa: BLE001 - told to the sequences, whatever it is
+            error = failure
+        finally:
+            self.is_over = True
+            self._on_over(self)
+            for number in tuple(self._live):
+                self._end(number, error)
+            self._opened.set()
+
+    def _take(self, number: int, given: GenerateAnswer) -> None:
+        on_update = self._live.get(number)
+        if on_update is None:
+            return  # cancelled, and the coordinator will hear of it
+        if isinstance(given, GenerateFailure):
+            self._end(number, given.error())
+            return
+        if given.tokens[-1].finish_reason is not None:
+            self._forget(number)
+        on_update(given.update())
+
+    def _end(self, number: int, error: Exception) -> None:
+        on_update = self._forget(number)
+        if on_update is not None:
+            on_update(error)
+
+
+def _cut_short() -> MovedError:
+    return MovedError("the answer ended before its last token")

@@ -1,0 +1,312 @@
+"""Gives sequences their cache blocks, with what was computed for others before.
+
+Full blocks are shared: they are written once, and named by their content from the moment at which a
+step that filled them is complete. The block in which a sequence goes on is its own: where others
+have the beginning of it, that is copied. When a sequence ends or is preempted, its blocks are kept
+until others need the room.
+
+What a step computes can be shared only when it is complete: it might fail. So a sequence whose
+prompt is for the most part being computed waits for that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+
+from potluck.scheduling.blocks import BlockPool, blocks_for
+from potluck.scheduling.prefix_index import HashChain, PrefixIndex, PrefixMatch, root_hash
+from potluck.scheduling.sequence import SequenceState
+from potluck.types.prefix_cache import PrefixTotals
+from potluck.types.step import KV_BLOCK_TOKENS, BlockCopy, SequenceId
+
+_NOBODY = SequenceId(-1)
+
+
+@dataclass(slots=True, kw_only=True)
+class PrefixCounters:
+    """The counts of ``PrefixTotals``, as they grow."""
+
+    num_admissions: int = 0
+    num_hits: int = 0
+    num_saved_tokens: int = 0
+    num_evictions: int = 0
+    num_restored_tokens: int = 0
+
+    @property
+    def totals(self) -> PrefixTotals:
+        """The counts now."""
+        return PrefixTotals(
+            num_admissions=self.num_admissions,
+            num_hits=self.num_hits,
+            num_saved_tokens=self.num_saved_tokens,
+            num_evictions=self.num_evictions,
+            num_restored_tokens=self.num_restored_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullBlock:
+    """A block with 16 tokens: its index, the hash of all tokens to its end and of those before."""
+
+    block: int
+    full_hash: bytes
+    parent: bytes
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restoration:
+    """Blocks that are to be filled with what was stored of them, the first ones first.
+
+    They follow ``held``, which are kept from being evicted meanwhile.
+    """
+
+    blocks: tuple[FullBlock, ...]
+    held: tuple[int, ...]
+
+
+class BlockCache:
+    """The blocks of all sequences of a scheduler. Not thread-safe.
+
+    Unless ``is_shared`` every sequence has its own blocks and nothing is kept. ``is_stored``: what
+    is computed is to be stored elsewhere (``take_filled``), under hashes with the ``salt``.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        is_shared: bool,
+        counters: PrefixCounters,
+        salt: bytes = b"",
+        is_stored: bool = False,
+    ) -> None:
+        self._pool = BlockPool(num_blocks, self._evicted)
+        self._index = PrefixIndex()
+        self._is_shared = is_shared
+        self._is_stored = is_stored
+        self._counters = counters
+        self._root = root_hash(salt)
+        # Full blocks, and whose they will be; None while they are restored.
+        self._computing: dict[bytes, SequenceId | None] = {}
+        self._filled: dict[int, FullBlock] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that no sequence holds, kept ones among them."""
+        return self._pool.num_free
+
+    @property
+    def num_kept(self) -> int:
+        """Blocks that no sequence holds and whose content is kept."""
+        return self._pool.num_idle
+
+    def find(self, sequence: SequenceState) -> PrefixMatch:
+        """What is known of the sequence's tokens and need not be computed for it."""
+        if not self._is_shared:
+            return PrefixMatch()
+        return self._index.match(
+            self._chain(sequence),
+            sequence.tokens,
+            most=sequence.most_cached_tokens,
+        )
+
+    def worth_awaiting(self, sequence: SequenceState, match: PrefixMatch) -> bytes | None:
+        """The hash of the last block after ``match`` that others are computing.
+
+        None if that is less than half of what is not in ``match``: then it takes less time to
+        compute it in the next step.
+        """
+        start = len(match.blocks)
+        most = sequence.most_cached_tokens // KV_BLOCK_TOKENS
+        if not self._computing or start >= most:
+            return None
+        chain = self._chain(sequence)
+        end = start
+        while end < most and chain.after(end + 1) in self._computing:
+            end += 1
+        num_missing = sequence.num_to_compute - start * KV_BLOCK_TOKENS
+        return chain.after(end) if 2 * (end - start) * KV_BLOCK_TOKENS >= num_missing else None
+
+    def is_computing(self, full_hash: bytes) -> bool:
+        """Whether the block with that hash is being computed or restored."""
+        return full_hash in self._computing
+
+    def is_restoring(self, full_hash: bytes) -> bool:
+        """Whether the block with that hash is being restored, and not computed."""
+        return self._computing.get(full_hash, _NOBODY) is None
+
+    def may_have_room(self, sequence: SequenceState) -> bool:
+        """Whether ``has_room`` could be true of the sequence, which takes longer to find out."""
+        num_lacking = blocks_for(len(sequence.tokens)) - self._pool.num_free
+        if num_lacking <= 0:
+            return True
+        if not self._is_shared or num_lacking > sequence.most_cached_tokens // KV_BLOCK_TOKENS:
+            return False
+        return self._index.block_of(self._chain(sequence).after(num_lacking)) is not None
+
+    def has_room(self, sequence: SequenceState, match: PrefixMatch) -> bool:
+        """Whether there are blocks for all known tokens of the sequence."""
+        num_new = blocks_for(len(sequence.tokens)) - len(match.blocks)
+        num_idle = sum(not self._pool.is_held(block) for block in match.blocks)
+        return num_new <= self._pool.num_free - num_idle
+
+    def admit(self, sequence: SequenceState, match: PrefixMatch) -> tuple[BlockCopy, ...]:
+        """Give the sequence blocks for its known tokens, for which there must be room.
+
+        Returns the copies to be made before the step that computes what follows ``match``.
+        """
+        num_new = blocks_for(len(sequence.tokens)) - len(match.blocks)
+        self._pool.hold(match.blocks)
+        if match.partial is not None:
+            self._pool.touch(match.partial)
+        new = self._pool.take(num_new)
+        sequence.block_table = [*match.blocks, *new]
+        sequence.num_computed = len(match.blocks) * KV_BLOCK_TOKENS
+        self._expect(sequence)
+        self._counters.num_admissions += 1
+        self._counters.num_hits += match.num_tokens > 0
+        self._counters.num_saved_tokens += match.num_tokens
+        if match.partial is None or match.partial == new[0]:
+            return ()
+        return (BlockCopy(source=match.partial, target=new[0]),)
+
+    def stored_candidates(self, sequence: SequenceState, match: PrefixMatch) -> tuple[bytes, ...]:
+        """The hashes of the full blocks after ``match`` that could be used if they were there."""
+        if not self._is_shared:
+            return ()
+        chain = self._chain(sequence)
+        end = sequence.most_cached_tokens // KV_BLOCK_TOKENS
+        return tuple(chain.after(index + 1) for index in range(len(match.blocks), end))
+
+    def reserve(
+        self, sequence: SequenceState, match: PrefixMatch, num_blocks: int
+    ) -> Restoration | None:
+        """Take blocks for the first ``num_blocks`` candidates; None where there is no room.
+
+        Sequences that need them wait as for others that compute them (``worth_awaiting``), until
+        ``insert_restored``.
+        """
+        start = len(match.blocks)
+        num_idle = sum(not self._pool.is_held(block) for block in match.blocks)
+        if num_blocks < 1 or num_blocks > self._pool.num_free - num_idle:
+            return None
+        chain = self._chain(sequence)
+        self._pool.hold(match.blocks)
+        blocks = tuple(
+            _full_block(sequence, chain, index, block)
+            for index, block in enumerate(self._pool.take(num_blocks), start)
+        )
+        for each in blocks:
+            self._computing.setdefault(each.full_hash, None)
+        return Restoration(blocks=blocks, held=match.blocks)
+
+    def insert_restored(self, restoration: Restoration, num_restored: int) -> None:
+        """The first ``num_restored`` blocks hold what they should: keep them, free the others."""
+        self._counters.num_restored_tokens += num_restored * KV_BLOCK_TOKENS
+        for each in restoration.blocks[:num_restored]:
+            if self._index.publish(each.block, each.parent, each.tokens, each.full_hash):
+                self._pool.keep(each.block)
+        for each in restoration.blocks:
+            if self.is_restoring(each.full_hash):
+                del self._computing[each.full_hash]
+        self._pool.give_back(each.block for each in reversed(restoration.blocks))
+        self._pool.give_back(reversed(restoration.held))
+
+    def take_filled(self, most: int) -> tuple[FullBlock, ...]:
+        """At most as many full blocks that were computed and still hold it; each is given once."""
+        blocks = tuple(islice(self._filled, most))
+        return tuple(self._filled.pop(block) for block in blocks)
+
+    def grow(self, sequence: SequenceState) -> bool:
+        """Give the sequence one more block; False if none is free."""
+        if not self._pool.num_free:
+            return False
+        sequence.block_table.extend(self._pool.take(1))
+        return True
+
+    def computed(self, sequence: SequenceState, end: int) -> None:
+        """A step is complete after which the blocks of the sequence hold its tokens to ``end``."""
+        start, sequence.num_computed = sequence.num_computed, end
+        if not self._is_shared:
+            return
+        chain = self._chain(sequence)
+        for index in range(start // KV_BLOCK_TOKENS, end // KV_BLOCK_TOKENS):
+            self._publish(sequence, index, KV_BLOCK_TOKENS)
+            self._computing.pop(chain.after(index + 1), None)
+        if end == len(sequence.tokens) and end == sequence.num_prompt_tokens:
+            self._publish_rest(sequence)  # for others with this prompt
+
+    def release(self, sequence: SequenceState) -> None:
+        """Take the sequence's blocks back, and keep what they hold."""
+        if self._is_shared:
+            self._publish_rest(sequence)
+            self._expect_no_more(sequence)
+        # The last ones first, as a block is of no use without those before it.
+        self._pool.give_back(reversed(sequence.block_table))
+        sequence.block_table = []
+        sequence.num_computed = 0
+
+    def _chain(self, sequence: SequenceState) -> HashChain:
+        if sequence.chain is None:
+            sequence.chain = HashChain(self._root, sequence.tokens)
+        return sequence.chain
+
+    def _expect(self, sequence: SequenceState) -> None:
+        """Others may wait for the full blocks that the sequence will compute."""
+        if self._is_shared:
+            for full_hash in self._missing(sequence):
+                self._computing.setdefault(full_hash, sequence.sequence_id)
+
+    def _expect_no_more(self, sequence: SequenceState) -> None:
+        for full_hash in self._missing(sequence):
+            if self._computing.get(full_hash) == sequence.sequence_id:
+                del self._computing[full_hash]
+
+    def _missing(self, sequence: SequenceState) -> list[bytes]:
+        chain = self._chain(sequence)
+        start = sequence.num_computed // KV_BLOCK_TOKENS
+        end = sequence.num_to_compute // KV_BLOCK_TOKENS
+        return [chain.after(index + 1) for index in range(start, end)]
+
+    def _publish_rest(self, sequence: SequenceState) -> None:
+        num_rest = sequence.num_computed % KV_BLOCK_TOKENS
+        if num_rest:
+            self._publish(sequence, sequence.num_computed // KV_BLOCK_TOKENS, num_rest)
+
+    def _publish(self, sequence: SequenceState, index: int, num_tokens: int) -> None:
+        chain, block = self._chain(sequence), sequence.block_table[index]
+        start = index * KV_BLOCK_TOKENS
+        is_new = self._index.publish(
+            block,
+            chain.after(index),
+            sequence.tokens[start : start + num_tokens],
+            chain.after(index + 1) if num_tokens == KV_BLOCK_TOKENS else None,
+        )
+        if not is_new:
+            self._pool.discard(block)
+            return
+        self._pool.keep(block)
+        if self._is_stored and num_tokens == KV_BLOCK_TOKENS:
+            self._filled[block] = _full_block(sequence, chain, index, block)
+        for other in self._index.superseded(block):
+            if not self._pool.is_held(other):
+                self._index.forget(other)
+                self._pool.discard(other)
+
+    def _evicted(self, block: int) -> None:
+        self._index.forget(block)
+        self._filled.pop(block, None)
+        self._counters.num_evictions += 1
+
+
+def _full_block(sequence: SequenceState, chain: HashChain, index: int, block: int) -> FullBlock:
+    """Return the sequence's block ``index``, whose place in the cache is ``block``."""
+    start = index * KV_BLOCK_TOKENS
+    return FullBlock(
+        block=block,
+        full_hash=chain.after(index + 1),
+        parent=chain.after(index),
+        tokens=tuple(sequence.tokens[start : start + KV_BLOCK_TOKENS]),
+    )

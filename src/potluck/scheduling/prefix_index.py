@@ -1,0 +1,172 @@
+"""Which cache block holds which tokens, so that equal prefixes are computed once.
+
+A block's content follows from all tokens up to its end, because a token's logits and cache rows
+depend on its own sequence alone. A full block is named by a hash chained from the first token, as
+in vLLM; the blocks that continue a chain, full or not, are found by the hash of what comes before
+them. Nothing here says who holds a block, or when it is evicted: see ``block_cache``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from potluck.types.step import KV_BLOCK_TOKENS
+
+_DIGEST_BYTES = 32
+"""Nobody finds two prompts with one hash, so no client can be given what another one's prompt has
+left in the cache."""
+
+_MAX_SIBLINGS = 64
+"""That are compared for a common beginning, latest first. More than 15 tokens are never lost."""
+
+_pack_tokens = struct.Struct(f"<{KV_BLOCK_TOKENS}I").pack
+
+
+def root_hash(salt: bytes = b"") -> bytes:
+    """The hash of no tokens. Chains of other salts share nothing."""
+    return hashlib.blake2b(salt, digest_size=_DIGEST_BYTES, person=b"potluck-prefix").digest()
+
+
+def next_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The hash of one block's ``tokens`` after what ``parent`` is the hash of."""
+    return hashlib.blake2b(parent + _pack_tokens(*tokens), digest_size=_DIGEST_BYTES).digest()
+
+
+class HashChain:
+    """The hashes of the full blocks of a sequence, computed when they are asked for.
+
+    ``tokens`` may become longer, and is otherwise not changed.
+    """
+
+    def __init__(self, root: bytes, tokens: Sequence[int]) -> None:
+        self._hashes = [root]
+        self._tokens = tokens
+
+    def after(self, num_blocks: int) -> bytes:
+        """The hash of the first ``num_blocks`` blocks, which are full."""
+        hashes = self._hashes
+        for index in range(len(hashes) - 1, num_blocks):
+            start = index * KV_BLOCK_TOKENS
+            hashes.append(next_hash(hashes[-1], self._tokens[start : start + KV_BLOCK_TOKENS]))
+        return hashes[num_blocks]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixMatch:
+    """The longest part of a sequence that is in the cache.
+
+    ``blocks`` are full and can be shared. ``partial`` holds ``num_partial_tokens`` that follow
+    them; it goes on with other tokens, or its last one is to be computed again, so it must be
+    copied.
+    """
+
+    blocks: tuple[int, ...] = ()
+    partial: int | None = None
+    num_partial_tokens: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that need not be computed."""
+        return len(self.blocks) * KV_BLOCK_TOKENS + self.num_partial_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    parent: bytes
+    tokens: tuple[int, ...]
+    full_hash: bytes | None
+
+
+class PrefixIndex:
+    """Blocks by their content. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, _Entry] = {}
+        self._full: dict[bytes, int] = {}
+        self._children: dict[bytes, dict[int, None]] = {}  # by the hash before them, oldest first
+
+    def __len__(self) -> int:
+        """Blocks whose content is known."""
+        return len(self._entries)
+
+    def block_of(self, full_hash: bytes) -> int | None:
+        """The full block whose chain has that hash, or None if none is known."""
+        return self._full.get(full_hash)
+
+    def match(self, chain: HashChain, tokens: Sequence[int], *, most: int) -> PrefixMatch:
+        """The longest known prefix of ``tokens`` that has at most ``most`` tokens."""
+        blocks: list[int] = []
+        while (len(blocks) + 1) * KV_BLOCK_TOKENS <= most:
+            block = self._full.get(chain.after(len(blocks) + 1))
+            if block is None:
+                break
+            blocks.append(block)
+        start = len(blocks) * KV_BLOCK_TOKENS
+        wanted = tuple(tokens[start : min(most, start + KV_BLOCK_TOKENS)])
+        partial, num_common = None, 0
+        if wanted:
+            for block in self._siblings(chain.after(len(blocks))):
+                count = _num_common(self._entries[block].tokens, wanted)
+                if count > num_common:
+                    partial, num_common = block, count
+        return PrefixMatch(blocks=tuple(blocks), partial=partial, num_partial_tokens=num_common)
+
+    def publish(
+        self, block: int, parent: bytes, tokens: Sequence[int], full_hash: bytes | None
+    ) -> bool:
+        """Note that ``block`` holds ``tokens`` after ``parent``; False if others hold as much.
+
+        ``full_hash`` is that of a full block, and else None. What was noted of the block before is
+        forgotten.
+        """
+        self.forget(block)
+        held = tuple(tokens)
+        if full_hash is not None:
+            if full_hash in self._full:
+                return False
+            self._full[full_hash] = block
+        elif any(
+            self._entries[each].tokens[: len(held)] == held for each in self._siblings(parent)
+        ):
+            return False
+        self._entries[block] = _Entry(parent, held, full_hash)
+        self._children.setdefault(parent, {})[block] = None
+        return True
+
+    def forget(self, block: int) -> None:
+        """Forget what ``block`` holds; nothing may be known of it."""
+        entry = self._entries.pop(block, None)
+        if entry is None:
+            return
+        if entry.full_hash is not None:
+            del self._full[entry.full_hash]
+        siblings = self._children[entry.parent]
+        del siblings[block]
+        if not siblings:
+            del self._children[entry.parent]
+
+    def superseded(self, block: int) -> list[int]:
+        """Blocks of which ``block`` holds every token, and more."""
+        entry = self._entries[block]
+        found = []
+        for other in self._siblings(entry.parent):
+            tokens = self._entries[other].tokens
+            if other != block and entry.tokens[: len(tokens)] == tokens:
+                found.append(other)
+        return found
+
+    def _siblings(self, parent: bytes) -> Iterator[int]:
+        return islice(reversed(self._children.get(parent, {})), _MAX_SIBLINGS)
+
+
+def _num_common(some: Sequence[int], others: Sequence[int]) -> int:
+    count = 0
+    for one, other in zip(some, others, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count

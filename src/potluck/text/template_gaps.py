@@ -1,0 +1,164 @@
+"""Chats for templates that know no tools, no calls, one call alone, or no system messages.
+
+Many a model's template has only users and assistants. Where it has no place for a part of a chat,
+that part is written into the messages which it does know, in the form of Hermes and Qwen, which
+models have seen most: the tools within the system message, a call as JSON between ``<tool_call>``
+tags, a result between ``<tool_response>`` tags in a user's message. A template that knows these
+parts gets them as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import lru_cache
+
+from potluck.errors import ChatTemplateError
+from potluck.text.shield import parse_arguments
+from potluck.text.template_data import messages_data, tool_data
+from potluck.types.text import ChatMessage, Tool
+
+_TOOLS = re.compile(r"\btools\b|\bfunctions\b")
+_TOOL_ROLE = re.compile(r"""['"]tool['"]|\btool_response""")
+
+_ONE_CALL = re.compile(r"only supports single tool-calls at once", re.IGNORECASE)
+"""How the templates of Llama 3.1 and later refuse a message with several calls."""
+_FORM = (
+    "To call one, write its name and its arguments as JSON within tags, and end there:",
+    "<tool_call>",
+    '{"name": "the function\'s name", "arguments": {}}',
+    "</tool_call>",
+)
+
+
+def knows_tools(source: str) -> bool:
+    """Whether a template tells the model of its tools."""
+    return _TOOLS.search(source) is not None
+
+
+def fill_gaps(
+    messages: Sequence[ChatMessage],
+    tools: Sequence[Tool],
+    *,
+    source: str,
+    special_tokens: Mapping[str, str],
+) -> list[ChatMessage]:
+    """Return ``messages`` with all that the template ``source`` has no place for as content."""
+    filled = list(messages)
+    knows_calls = "tool_calls" in source
+    if not knows_calls:
+        filled = [_with_calls(message) for message in filled]
+    elif _ONE_CALL.search(source):
+        filled = _one_by_one(filled)
+    if not knows_calls and not knows_tools(source) and not _TOOL_ROLE.search(source):
+        filled = _with_results(filled)
+    if tools and not knows_tools(source):
+        # A template that knows calls has a form of its own for them.
+        form = () if knows_calls else _FORM
+        filled = _with_system(filled, "\n".join((*_description_of(tools), *form)))
+    has_system = bool(filled) and filled[0].role in ("system", "developer")
+    if has_system and not _takes_system(source, tuple(sorted(special_tokens.items()))):
+        filled = _without_system(filled)
+    return filled
+
+
+def _description_of(tools: Sequence[Tool]) -> Iterator[str]:
+    yield "You can call functions. These are their descriptions, one on each line:"
+    yield "<tools>"
+    for tool in tools:
+        yield json.dumps(tool_data(tool), ensure_ascii=False)
+    yield "</tools>"
+
+
+def _with_calls(message: ChatMessage) -> ChatMessage:
+    if not message.tool_calls:
+        return message
+    calls = []
+    for call in message.tool_calls:
+        arguments = parse_arguments(call.arguments)
+        value = {"name": call.name, "arguments": call.arguments if arguments is None else arguments}
+        calls.append(f"<tool_call>\n{json.dumps(value, ensure_ascii=False)}\n</tool_call>")
+    content = "\n".join((message.content, *calls) if message.content else calls)
+    return replace(message, content=content, tool_calls=())
+
+
+def _one_by_one(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Several calls of a message are messages of their own, each before its result."""
+    changed: list[ChatMessage] = []
+    pending = list(messages)
+    while pending:
+        message = pending.pop(0)
+        if len(message.tool_calls) < 2:
+            changed.append(message)
+            continue
+        num_results = next(
+            (i for i, each in enumerate(pending) if each.role != "tool"), len(pending)
+        )
+        results, pending = pending[:num_results], pending[num_results:]
+        for index, call in enumerate(message.tool_calls):
+            said = message if index == 0 else ChatMessage(role=message.role, content="")
+            changed.append(replace(said, tool_calls=(call,)))
+            changed += [each for each in results if each.tool_call_id == call.call_id]
+        ids = {call.call_id for call in message.tool_calls}
+        changed += [each for each in results if each.tool_call_id not in ids]
+    return changed
+
+
+def _with_results(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Results in a row are one message, because many templates want the roles to alternate."""
+    changed: list[ChatMessage] = []
+    is_open = False
+    for message in messages:
+        if message.role != "tool":
+            is_open = False
+            changed.append(message)
+            continue
+        content = f"<tool_response>\n{message.content}\n</tool_response>"
+        if is_open:
+            last = changed.pop()
+            content = f"{last.content}\n{content}"
+        changed.append(ChatMessage(role="user", content=content))
+        is_open = True
+    return changed
+
+
+def _with_system(messages: Sequence[ChatMessage], text: str) -> list[ChatMessage]:
+    if messages and messages[0].role in ("system", "developer"):
+        first, *rest = messages
+        return [replace(first, content=f"{first.content}\n\n{text}"), *rest]
+    return [ChatMessage(role="system", content=text), *messages]
+
+
+def _without_system(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """The system's message is what the first user says first."""
+    system, *rest = messages
+    if rest and rest[0].role == "user":
+        first, *others = rest
+        return [replace(first, content=f"{system.content}\n\n{first.content}"), *others]
+    return [ChatMessage(role="user", content=system.content), *rest]
+
+
+@lru_cache(maxsize=16)
+def _takes_system(source: str, special_tokens: tuple[tuple[str, str], ...]) -> bool:
+    """Whether a template writes the system's message, as far as a small chat shows."""
+    from potluck.text.template_environment import run_template
+
+    def shows(*messages: ChatMessage) -> bool:
+        variables: dict[str, object] = {
+            **dict(special_tokens),
+            "messages": messages_data(messages, source),
+            "tools": None,
+            "add_generation_prompt": True,
+        }
+        try:
+            text = run_template(source, variables, now=datetime.now(UTC))
+        except ChatTemplateError:
+            return False
+        return all(message.content in text for message in messages)
+
+    user = ChatMessage(role="user", content="Zebra")
+    system = ChatMessage(role="system", content="Giraffe")
+    return shows(system, user) or not shows(user)
