@@ -150,13 +150,14 @@ class Stage:
         else:
             header, payload, kind = frame.header, result.hidden.data, FrameKind.STEP
         self._outgoing.send(kind, frame.step_id, header, payload)
+        sent = time.perf_counter()
+        totals.sending_since = 0.0
         if result.hidden is None:
             self._masks.after(step, result.sampled)  # while the tokens are on their way
-        totals.sending_since = 0.0
         totals.num_steps += 1
         totals.num_tokens += step.num_tokens
         totals.compute_seconds += computed - started
-        totals.send_seconds += time.perf_counter() - computed
+        totals.send_seconds += sent - computed
         totals.num_sent_bytes += len(header) + payload.nbytes
         if step.slices:
             totals.pace.took(step, computed - started, at=computed)
