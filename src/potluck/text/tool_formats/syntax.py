@@ -46,17 +46,20 @@ class ToolSyntax(Protocol):
         ...
 
     def section(self, lark: LarkSource, tools: Sequence[CallableTool], *, is_parallel: bool) -> str:
-        """Return the expression of a section, without the first of ``openings``.
+        """Return the expression of a section, without the first of ``openings`` before it.
 
         It has one call, or several if ``is_parallel`` and the format writes several in a section.
-        A format without openings begins with the first of ``bare_openings``, which is left out
-        here.
         """
         ...
 
     @property
     def repeats(self) -> bool:
         """Whether several calls are several sections."""
+        ...
+
+    @property
+    def writes_bare(self) -> bool:
+        """Whether the grammar writes calls without an opening, as the whole answer."""
         ...
 
 

@@ -234,6 +234,7 @@ def test_a_step_that_the_first_stage_does_not_take_is_told_as_such(
     monkeypatch.setattr(step_times, "FLOOR_SECONDS", 0.1)
     with played(step_seconds=60) as stages:
         sending = threading.Event()
+        monkeypatch.setattr(OutgoingEdge, "takes_at_once", lambda *_: False)
         monkeypatch.setattr(OutgoingEdge, "send", lambda *_: sending.wait(20))
         stages.pipeline.submit(step(0))
         assert stages.overdue.get(timeout=5).is_being_sent
