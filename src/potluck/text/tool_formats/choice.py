@@ -88,7 +88,7 @@ def choose_output_format(
     there is none of that name.
     """
     control_tokens = frozenset(special_tokens)
-    syntax = _syntax_of(template_source) if tool_format is None else _syntax_named(tool_format)
+    syntax = _syntax_of(template_source) if tool_format is None else syntax_named(tool_format)
     if syntax is None:
         return HarmonyFormat(control_tokens=control_tokens)
     return ChatFormat(
@@ -98,8 +98,11 @@ def choose_output_format(
     )
 
 
-def _syntax_named(name: str) -> ToolSyntax | None:
-    """The format ``name``; None for harmony, whose messages are more than calls."""
+def syntax_named(name: str) -> ToolSyntax | None:
+    """Return the format ``name``; None for harmony, whose messages are more than calls.
+
+    Raise ``ParameterError`` if there is none of that name.
+    """
     if name == harmony.NAME:
         return None
     if name not in FORMATS:

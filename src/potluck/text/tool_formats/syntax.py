@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from potluck.grammars.build import json_object, json_schema
@@ -64,21 +64,20 @@ class ToolSyntax(Protocol):
 
 
 class CallableTool:
-    """A tool that a grammar allows. ``is_free`` is one whose arguments may be any object."""
+    """A tool that a grammar allows. ``is_free`` is one whose arguments may be any object.
+
+    ``schema`` is that of the arguments, an object.
+    """
 
     def __init__(self, tool: Tool, *, is_free: bool) -> None:
         self.name = tool.name
         self.tool = tool
         self.is_free = is_free
+        self.schema: Mapping[str, object] = {"type": "object", **tool.parameters}
 
     def arguments(self, lark: LarkSource) -> str:
         """Return the expression of the arguments as JSON."""
         return lark.part(json_object() if self.is_free else json_schema(self.schema))
-
-    @property
-    def schema(self) -> dict[str, object]:
-        """The schema of the arguments, an object."""
-        return {"type": "object", **self.tool.parameters}
 
 
 def callable_tools(tool_use: ToolUse) -> tuple[CallableTool, ...]:
