@@ -88,7 +88,7 @@ def choose_output_format(
     there is none of that name.
     """
     control_tokens = frozenset(special_tokens)
-    syntax = _syntax_of(template_source) if tool_format is None else syntax_named(tool_format)
+    syntax = _syntax_of(template_source) if tool_format is None else _syntax_named(tool_format)
     if syntax is None:
         return HarmonyFormat(control_tokens=control_tokens)
     return ChatFormat(
@@ -98,20 +98,20 @@ def choose_output_format(
     )
 
 
-def syntax_named(name: str) -> ToolSyntax | None:
-    """Return the format ``name``; None for harmony, whose messages are more than calls.
-
-    Raise ``ParameterError`` if there is none of that name.
-    """
-    if name == harmony.NAME:
-        return None
-    if name not in FORMATS:
+def require_format(name: str) -> None:
+    """Raise ``ParameterError`` if there is no format of tool calls with this name."""
+    if name not in FORMAT_NAMES:
         raise ParameterError(
             "tool_format",
-            f"there is no format of tool calls named {name!r}",
+            f"there is no format of tool calls named {name[:40]!r}",
             hint=f"formats are {', '.join(FORMAT_NAMES)}",
         )
-    return FORMATS[name]
+
+
+def _syntax_named(name: str) -> ToolSyntax | None:
+    """The format ``name``; None for harmony, whose messages are more than calls."""
+    require_format(name)
+    return FORMATS.get(name)
 
 
 def _syntax_of(template_source: str) -> ToolSyntax | None:
