@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from potluck.engines.native import NativeEngine
+from potluck.errors import ParameterError
 from potluck.local.model import Model
 from potluck.local.pipeline import LocalPipeline
 from potluck.scheduling import MAX_STEP_SEQUENCES
@@ -90,11 +91,18 @@ class Run:
 class Measurement:
     """Measures ``model``, which must not compute anything else meanwhile and is its owner's.
 
-    ``model`` was opened for the cache and context that ``workload`` needs. Raises what the stages
-    raise. Close it before the model.
+    ``model`` was opened for the cache and context that ``workload`` needs. Raises
+    ``ParameterError`` for a model without a head, and what the stages raise. Close it before the
+    model.
     """
 
     def __init__(self, model: Model, workload: Workload) -> None:
+        if not model.description.config.has_logits:
+            raise ParameterError(
+                "model",
+                "the model has no head: it generates nothing that could be measured",
+                hint="measure a model that generates text",
+            )
         self._workload = workload
         self._engines = [stage.engine for stage in model.stages]
         self._native = [each for each in self._engines if isinstance(each, NativeEngine)]

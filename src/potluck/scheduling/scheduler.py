@@ -233,6 +233,8 @@ class Scheduler:
             num_scored=continuation.num_scored,
             next_score=continuation.num_scored + 1,
             is_alone=is_alone,
+            # Its prompt was counted when it was computed first.
+            num_cached_tokens=None if continuation == NOTHING_COMMITTED else 0,
         )
         self._next_sequence = max(self._next_sequence, sequence_id + 1)
         self._sequences[sequence.sequence_id] = sequence
