@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
 from potluck.cluster.agent import token_feed as module
 from potluck.cluster.agent.token_feed import TokenFeed, in_parts, updates_of
 from potluck.cluster.calls import Feed, GenerateFailure, Tokens, decode, encode
+from potluck.cluster.membership import MAX_PAYLOAD_BYTES
 from potluck.errors import CallError, EngineError, OverloadedError
 from potluck.types.sequence import Cancel, CommittedToken, FinishReason, OnUpdate, SequenceUpdate
 from potluck.types.step import SequenceId, TokenLogprob
@@ -155,5 +157,30 @@ def test_updates_end_with_the_last_token_or_an_error_and_are_cancelled_when_clos
         with pytest.raises(EngineError, match="lost"):
             await anext(updates)
         assert sequences.cancelled == [0]
+
+    run(test)
+
+
+def test_vectors_are_sent_whole_and_a_part_has_no_more_than_fit() -> None:
+    vector = bytes(range(256)) * 128
+
+    async def test() -> None:
+        feed, sequences = TokenFeed(), Sequences()
+        for number in range(64):
+            feed.start(number, sequences.start)
+        last = replace(committed(3, is_last=True), vector=vector)
+        for told in sequences.told:
+            told(SequenceUpdate(tokens=(last,)))
+        seen: list[int] = []
+        async with aclosing(feed.parts()) as parts:
+            await anext(parts)
+            while len(seen) < 64:
+                payload = encode(await anext(parts))
+                assert len(payload) < MAX_PAYLOAD_BYTES // 2
+                for fed in decode(payload, Feed).fed:
+                    assert isinstance(fed.given, Tokens)
+                    assert fed.given.update().tokens == (last,)
+                    seen.append(fed.number)
+        assert seen == list(range(64))
 
     run(test)
