@@ -14,7 +14,8 @@ from potluck.errors import CallError, EngineError, PotluckError
 from potluck.types.sequence import Cancel, CommittedToken, OnUpdate, SequenceUpdate
 
 MAX_PART_NUMBERS = 8192
-"""Tokens and alternatives in a part, and vectors by their bytes: some 150 KB, far below what a message may have."""
+"""Tokens and alternatives in a part, and vectors by their bytes: some 150 KB, far below what a
+message may have."""
 
 _NUMBER_BYTES = 16
 """Of a token or an alternative in a part, about."""
