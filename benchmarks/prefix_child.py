@@ -30,6 +30,10 @@ class Server(Protocol):
         """Return what ``first_token_seconds``, ``tokens`` and ``num_cached`` are."""
         ...
 
+    def close(self) -> None:
+        """End it."""
+        ...
+
 
 class Potluck:
     """``potluck.Model``: the scheduler and the stages of a deployment, without HTTP."""
@@ -56,6 +60,10 @@ class Potluck:
             "tokens": [piece.token for piece in result.pieces],
             "num_cached": result.timings.num_cached_tokens,
         }
+
+    def close(self) -> None:
+        """See ``Server``."""
+        self.model.close()
 
     def ask_beside_stream(self, prompt: list[int], max_tokens: int, num_before: int) -> Document:
         """Ask while a stream decodes; also return the times of its tokens, and when it was asked.
@@ -125,6 +133,9 @@ class Xllamacpp:
             "num_cached": timings.get("cache_n", len(prompt) - timings["prompt_n"]),
         }
 
+    def close(self) -> None:
+        """See ``Server``: it ends with the process."""
+
 
 def main() -> None:
     """Answer the requests of standard input."""
@@ -143,6 +154,7 @@ def main() -> None:
             answer = server.ask(request["prompt"], request["max_tokens"])
         answer["seconds"] = time.perf_counter() - started
         print(json.dumps(answer), flush=True)
+    server.close()
 
 
 if __name__ == "__main__":

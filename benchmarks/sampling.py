@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from circumstances import circumstances
 from cost_model import config_of, stored
 from model_shapes import SHAPES, Shape
 from numpy.typing import NDArray
+from peer_process import published
 from random_weights import random_rows
 
 from potluck.engines.native import NativeEngine, choose_isa, make_pool
@@ -266,6 +268,7 @@ def main() -> None:
     document: dict[str, Any] = {
         "schema": SCHEMA,
         **circumstances(),
+        "command": published(["python", *sys.argv]),
         "isa": choose_isa(None),
         "shape": arguments.shape,
         "aim": AIM,

@@ -9,7 +9,7 @@ import pytest
 from support.agents import AgentProcess, Fleet, await_ready, eventually, no_end
 
 WORDS = "the small boat crossed the quiet lake before the storm came over the hills "
-PROMPT = WORDS * 12
+PROMPT = WORDS * 20
 
 
 def answer(agent: AgentProcess, prompt: str = PROMPT) -> tuple[str, int, int]:

@@ -168,9 +168,9 @@ class ApiService:
         if grammar is not None:
             await in_thread(
                 partial(
-                    self._grammars.check,
+                    self._grammars.check_for,
+                    job.model.tokenizer,
                     grammar,
-                    control_tokens=job.model.tokenizer.special_tokens,
                     parameter=job.grammar_param,
                 )
             )

@@ -8,11 +8,11 @@ import pytest
 
 from potluck.cluster.steps import (
     MAX_WAITING_SEQUENCES,
+    StepEncoder,
     decode_failure,
     edge_limits,
     encode_failure,
     encode_sampled,
-    encode_step,
     result_bytes,
 )
 from potluck.errors import EngineError, ParameterError
@@ -77,7 +77,7 @@ def test_the_largest_step_and_its_result_fit(context: int) -> None:
     ] * num_sequences
     closed = (SequenceId(LARGE),) * (num_blocks + MAX_WAITING_SEQUENCES)
     step = Step(step_id=StepId(LARGE), slices=tuple(slices), opened=tuple(opened), closed=closed)
-    assert len(encode_step(step)) <= limits.max_header_bytes
+    assert len(StepEncoder().encode(step)) <= limits.max_header_bytes
     sample = SampledToken(
         sequence_id=SequenceId(LARGE),
         position=LARGE,

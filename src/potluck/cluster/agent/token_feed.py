@@ -14,11 +14,10 @@ from potluck.errors import CallError, EngineError, PotluckError
 from potluck.types.sequence import Cancel, CommittedToken, OnUpdate, SequenceUpdate
 
 MAX_PART_NUMBERS = 8192
-"""Tokens and alternatives in a part, and vectors by their bytes: some 150 KB, far below what a
-message may have."""
+"""Tokens and alternatives in a part: some 150 KB, far below what a message may have."""
 
-_NUMBER_BYTES = 16
-"""Of a token or an alternative in a part, about."""
+_NUMBER_BYTES = 20
+"""Of a token or an alternative on its way, about."""
 
 MAX_WAITING_NUMBERS = 1 << 18
 """Of a gateway that takes them more slowly than they are computed: some tens of megabytes."""
@@ -99,7 +98,7 @@ def in_parts(update: SequenceUpdate) -> Iterator[SequenceUpdate]:
     start = count = 0
     num_cached_tokens = update.num_cached_tokens
     for end, token in enumerate(tokens):
-        here = _numbers_of(token)
+        here = _weight(token)
         if count + here > MAX_PART_NUMBERS and end > start:
             yield SequenceUpdate(tokens=tokens[start:end], num_cached_tokens=num_cached_tokens)
             start, count, num_cached_tokens = end, 0, 0
@@ -142,13 +141,12 @@ def _in_feeds(waiting: list[tuple[int, SequenceUpdate | GenerateFailure]]) -> It
 
 
 def _num_numbers(update: SequenceUpdate) -> int:
-    return sum(map(_numbers_of, update.tokens))
+    return sum(map(_weight, update.tokens))
 
 
-def _numbers_of(token: CommittedToken) -> int:
-    """One for the token and one for each alternative; of a vector as many as take its bytes."""
-    numbers = 1 + len(token.top)
-    return numbers if token.vector is None else numbers + len(token.vector) // _NUMBER_BYTES
+def _weight(token: CommittedToken) -> int:
+    """What a token counts: itself, its alternatives, and a vector by its size."""
+    return 1 + len(token.top) + (len(token.vector) // _NUMBER_BYTES if token.vector else 0)
 
 
 def _tellable(error: Exception) -> PotluckError:

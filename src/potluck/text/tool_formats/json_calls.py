@@ -53,6 +53,8 @@ class JsonCalls:
         is_bare = opening not in self.openings
         if is_bare:
             stream.return_to(stream.position - len(opening))
+        elif self.closes:
+            yield from stream.at_one_of(self.closes)  # of something empty (Llama 4)
         is_in_list = yield from stream.after_space("[")
         while True:
             yield from stream.skip_space()

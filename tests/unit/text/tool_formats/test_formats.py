@@ -13,7 +13,12 @@ from support.tool_output_cases import BY_NAME, CASES, WEATHER_ARGUMENTS, OutputC
 from support.tool_outputs import TOOLS, Found, parse, tool_use
 
 from potluck.errors import ParameterError
-from potluck.text.tool_formats import FORMAT_NAMES, choose_output_format
+from potluck.text.tool_formats import (
+    FORMAT_NAMES,
+    choose_output_format,
+    describe_tools,
+    knows_tools,
+)
 from potluck.types.output import OutputFormat, ToolMode, ToolUse
 from potluck.types.text import Tool
 
@@ -51,6 +56,17 @@ def test_template_tells_the_format(name: str) -> None:
 def test_unknown_format_is_refused() -> None:
     with pytest.raises(ParameterError, match="no format of tool calls named 'xml'"):
         choose_output_format("", (), tool_format="xml")
+
+
+def test_tools_are_described_where_the_template_does_not() -> None:
+    assert knows_tools("{% if tools %}{{ tools | tojson }}{% endif %}")
+    assert not knows_tools("{{ messages[0].content }} powertools")
+    text = describe_tools(TOOLS)
+    described = [json.loads(line) for line in text.splitlines() if line.startswith('{"name": "')]
+    assert [(each["name"], each["parameters"]) for each in described] == [*SCHEMAS.items()]
+    example = "<tool_call>" + text.rpartition("<tool_call>")[2]
+    call = example.replace("<name>", '"clock"').replace("<arguments>", "{}")
+    assert parse(choose_output_format("", ()), call) == [("clock", "{}")]
 
 
 @pytest.mark.parametrize("size", [10**9, 1, 2, 3, 5, 11])
@@ -150,7 +166,7 @@ class TestGrammar:
         if name != "harmony":
             marks += re.findall(r"\n?</?[^<>\s]+>|\[[A-Z_]+\]", case.calls)
 
-        for _ in range(15):
+        for _ in range(6):
             text = texts.draw(grammar, source, marks)
             parts = parse(output_format, text)
             assert parts
