@@ -6,6 +6,5 @@ where calls are demanded or guaranteed. ``stream`` is what all parsers read from
 """
 
 from potluck.text.tool_formats.choice import FORMAT_NAMES, choose_output_format
-from potluck.text.tool_formats.generic import describe_tools, knows_tools
 
-__all__ = ["FORMAT_NAMES", "choose_output_format", "describe_tools", "knows_tools"]
+__all__ = ["FORMAT_NAMES", "choose_output_format"]

@@ -13,14 +13,10 @@ from support.tool_output_cases import BY_NAME, CASES, WEATHER_ARGUMENTS, OutputC
 from support.tool_outputs import TOOLS, Found, parse, tool_use
 
 from potluck.errors import ParameterError
-from potluck.text.tool_formats import (
-    FORMAT_NAMES,
-    choose_output_format,
-    describe_tools,
-    knows_tools,
-)
+from potluck.text.template_gaps import fill_gaps
+from potluck.text.tool_formats import FORMAT_NAMES, choose_output_format
 from potluck.types.output import OutputFormat, ToolMode, ToolUse
-from potluck.types.text import Tool
+from potluck.types.text import ChatMessage, Tool
 
 SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
 REQUIRED = tool_use(ToolMode.REQUIRED)
@@ -58,15 +54,12 @@ def test_unknown_format_is_refused() -> None:
         choose_output_format("", (), tool_format="xml")
 
 
-def test_tools_are_described_where_the_template_does_not() -> None:
-    assert knows_tools("{% if tools %}{{ tools | tojson }}{% endif %}")
-    assert not knows_tools("{{ messages[0].content }} powertools")
-    text = describe_tools(TOOLS)
-    described = [json.loads(line) for line in text.splitlines() if line.startswith('{"name": "')]
-    assert [(each["name"], each["parameters"]) for each in described] == [*SCHEMAS.items()]
-    example = "<tool_call>" + text.rpartition("<tool_call>")[2]
-    call = example.replace("<name>", '"clock"').replace("<arguments>", "{}")
-    assert parse(choose_output_format("", ()), call) == [("clock", "{}")]
+def test_calls_are_read_in_the_form_that_is_asked_for_where_a_template_knows_none() -> None:
+    messages = [ChatMessage(role="user", content="How late is it?")]
+    asked = fill_gaps(messages, TOOLS, source="{{ messages }}", special_tokens={})[0].content
+    example = "<tool_call>" + asked.rpartition("<tool_call>")[2]
+    call = example.replace("the function's name", "clock")
+    assert parse(choose_output_format("{{ messages }}", ()), call) == [("clock", "{}")]
 
 
 @pytest.mark.parametrize("size", [10**9, 1, 2, 3, 5, 11])
