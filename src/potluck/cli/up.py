@@ -8,11 +8,11 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
@@ -42,6 +42,7 @@ from potluck.errors import UsageError
 
 if TYPE_CHECKING:
     from potluck.cluster.agent.config import AgentConfig
+    from potluck.cluster.agent.service import Agent
     from potluck.cluster.agent.state import StateDirectory
     from potluck.cluster.trust.secret import Secret
 
@@ -119,6 +120,55 @@ def up(
 
     After a second Ctrl-C it ends at once, without leaving in order.
     """
+    run_agent(
+        lan=lan,
+        join=join,
+        listen=listen,
+        secret_file=secret_file,
+        show_secret=show_secret,
+        http=http,
+        no_http=no_http,
+        api_key_file=api_key_file,
+        new_node_id=new_node_id,
+        memory_limit=memory_limit,
+        threads=threads,
+        backend=backend,
+        allow_software=allow_software,
+        state=state,
+    )
+
+
+class Duty(Protocol):
+    """What an agent does once it is up, until it ends."""
+
+    async def begin(self, agent: Agent) -> None:
+        """Return when the agent can be said to be ready. Cancelled if it ends before that."""
+        ...
+
+    async def end(self, agent: Agent) -> None:
+        """Undo what was begun; clients are served no more, and the agent still runs."""
+        ...
+
+
+def run_agent(
+    *,
+    lan: bool,
+    join: Sequence[str] | None,
+    listen: str | None,
+    secret_file: Path | None,
+    show_secret: bool,
+    http: str,
+    no_http: bool,
+    api_key_file: Path | None,
+    new_node_id: bool,
+    memory_limit: str | None,
+    threads: int | None,
+    backend: str | None,
+    allow_software: bool,
+    state: Path | None,
+    duty: Duty | None = None,
+) -> None:
+    """Run this node's agent until it is to end; the other arguments are the options of ``up``."""
     from potluck.allocator import limit_arenas
     from potluck.cluster.agent.config import AgentConfig
     from potluck.cluster.agent.descriptors import raise_descriptor_limit
@@ -171,7 +221,7 @@ def up(
         )
         raise_descriptor_limit()
         limit_arenas()
-        asyncio.run(_run(config, directory, clients, invite))
+        asyncio.run(_run(config, directory, clients, invite, duty))
 
 
 async def _run(
@@ -179,6 +229,7 @@ async def _run(
     directory: StateDirectory,
     http: HttpAddress | None,
     invite: Callable[[str], Iterable[str]],
+    duty: Duty | None,
 ) -> None:
     from potluck.cluster.agent.control import serve_control
     from potluck.cluster.agent.gateway import AgentGateway
@@ -195,16 +246,39 @@ async def _run(
         agent = opening.result()
         gateway = AgentGateway(agent)
         await opened.enter_async_context(serve_control(agent, gateway, directory, ending.set))
+        if duty is not None:
+            opened.push_async_callback(duty.end, agent)
         if http is not None:
             agent.node_calls.announce_http(await _serve_http(opened, gateway, http))
-        print(agent.http_address or f"potluck://{agent.membership.address}", flush=True)
+        address = agent.http_address or f"potluck://{agent.membership.address}"
+        if duty is None:
+            print(address, flush=True)
         note(f"node {agent.node_id} is up; other nodes reach it at {agent.membership.address}")
         if not config.listen.is_loopback:
             for line in invite(str(agent.membership.address)):
                 note(line)
-        _freeze_heap()
-        await _before(agent.failed, ending)
+        if duty is None or await _before(_begun(duty, agent), ending):
+            if duty is not None:
+                print(address, flush=True)
+            _freeze_heap()
+            await _before(agent.failed, ending)
         note("leaving")
+
+
+def _begun(duty: Duty, agent: Agent) -> asyncio.Future[None]:
+    """Begin ``duty``; the agent's failure fails it."""
+
+    async def begin() -> None:
+        beginning = asyncio.ensure_future(duty.begin(agent))
+        try:
+            await asyncio.wait((beginning, agent.failed), return_when=asyncio.FIRST_COMPLETED)
+            if agent.failed.done():
+                agent.failed.result()
+            await beginning
+        finally:
+            beginning.cancel()
+
+    return asyncio.ensure_future(begin())
 
 
 def _freeze_heap() -> None:
