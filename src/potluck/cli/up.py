@@ -17,14 +17,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from potluck.child_environment import SECRET_VARIABLE
-from potluck.cli.addresses import (
-    DEFAULT_HTTP_PORT,
-    DEFAULT_LAN_PORT,
-    LOOPBACK,
-    HttpAddress,
-    listen_address,
-    parse_http,
-    parse_size,
+from potluck.cli.addresses import DEFAULT_LAN_PORT, listen_address, parse_size
+from potluck.cli.clients import (
+    DEFAULT_HTTP,
+    ApiKeyFileOption,
+    Clients,
+    CorsOriginOption,
+    DropSystemLineOption,
+    HttpOption,
+    NoHttpOption,
+    TlsCertOption,
+    TlsKeyOption,
+    TlsOption,
+    clients_of,
+    serve_clients,
 )
 from potluck.cli.invitation import invitation, is_shown
 from potluck.cli.options import (
@@ -86,22 +92,14 @@ def up(
             "into a service's log.",
         ),
     ] = False,
-    http: Annotated[
-        str,
-        typer.Option("--http", metavar="HOST:PORT", help="Address for clients; port 0: any free."),
-    ] = f"{LOOPBACK}:{DEFAULT_HTTP_PORT}",
-    no_http: Annotated[
-        bool, typer.Option("--no-http", help="Serve no clients from this node.")
-    ] = False,
-    api_key_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--api-key-file",
-            help="File with hashed API keys; made with a first key, which is shown, if missing. "
-            "Needed off loopback.",
-            show_default=False,
-        ),
-    ] = None,
+    http: HttpOption = DEFAULT_HTTP,
+    no_http: NoHttpOption = False,
+    api_key_file: ApiKeyFileOption = None,
+    tls: TlsOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    cors_origin: CorsOriginOption = None,
+    drop_system_line: DropSystemLineOption = None,
     new_node_id: Annotated[
         bool,
         typer.Option(
@@ -129,6 +127,11 @@ def up(
         http=http,
         no_http=no_http,
         api_key_file=api_key_file,
+        tls=tls,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        cors_origin=cors_origin,
+        drop_system_line=drop_system_line,
         new_node_id=new_node_id,
         memory_limit=memory_limit,
         threads=threads,
@@ -160,6 +163,11 @@ def run_agent(
     http: str,
     no_http: bool,
     api_key_file: Path | None,
+    tls: str | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    cors_origin: Sequence[str] | None,
+    drop_system_line: Sequence[str] | None,
     new_node_id: bool,
     memory_limit: str | None,
     threads: int | None,
@@ -180,9 +188,16 @@ def run_agent(
     directory = state_directory(state)
     if lan and join:
         raise UsageError("--lan and --join exclude each other", hint="--join opens the node too")
-    if no_http and api_key_file is not None:
-        raise UsageError("--api-key-file is of no use with --no-http", hint="leave one out")
-    clients = None if no_http else parse_http(http, api_key_file)
+    clients = clients_of(
+        http=http,
+        no_http=no_http,
+        api_key_file=api_key_file,
+        tls=tls,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        cors_origin=cors_origin,
+        drop_system_line=drop_system_line,
+    )
     connect = tuple(parse_address(text, name="join") for text in join or ())
     is_open = lan or any(not address.is_loopback for address in connect)
     address = listen_address(listen, connect, is_open=is_open)
@@ -227,7 +242,7 @@ def run_agent(
 async def _run(
     config: AgentConfig,
     directory: StateDirectory,
-    http: HttpAddress | None,
+    clients: Clients | None,
     invite: Callable[[str], Iterable[str]],
     duty: Duty | None,
 ) -> None:
@@ -248,8 +263,9 @@ async def _run(
         await opened.enter_async_context(serve_control(agent, gateway, directory, ending.set))
         if duty is not None:
             opened.push_async_callback(duty.end, agent)
-        if http is not None:
-            agent.node_calls.announce_http(await _serve_http(opened, gateway, http))
+        if clients is not None:
+            url = await serve_clients(opened, gateway, clients, config.secret, directory)
+            agent.node_calls.announce_http(url)
         address = agent.http_address or f"potluck://{agent.membership.address}"
         if duty is None:
             print(address, flush=True)
@@ -311,22 +327,6 @@ async def _before(opening: asyncio.Future[Any], ending: asyncio.Event) -> bool:
     opening.cancel()
     await asyncio.gather(opening, return_exceptions=True)
     return False
-
-
-async def _serve_http(opened: AsyncExitStack, gateway: object, http: HttpAddress) -> str:
-    from potluck.api.config import ApiConfig
-    from potluck.api.keys import ApiKeys, create_api_key
-    from potluck.api.server import serve
-
-    keys = None
-    if http.key_file is not None:
-        if not http.key_file.exists():
-            key = create_api_key(http.key_file, "first")
-            note(f"API key (kept only as a hash in {http.key_file}): {key}")
-        keys = ApiKeys.load(http.key_file)
-    config = ApiConfig(host=http.host, port=http.port, keys=keys)
-    address: str = await opened.enter_async_context(serve(gateway, config))  # type: ignore[arg-type]
-    return address
 
 
 def _check_works(asked: str, *, allow_software: bool) -> None:
