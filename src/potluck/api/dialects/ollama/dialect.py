@@ -29,6 +29,7 @@ from potluck.api.dialects.ollama.rendering import (
     error_json,
     generate_fields,
 )
+from potluck.api.dialects.ollama.vectors import VectorEndpoints
 from potluck.api.errors import ApiError, invalid
 from potluck.api.jobs import Job, chat_job, empty_job, text_job
 from potluck.api.rendering import Json
@@ -56,6 +57,7 @@ class Ollama:
             Endpoint(method="GET", path="/api/tags", answer=api.tags),
             Endpoint(method="GET", path="/api/ps", answer=api.running),
             Endpoint(method="GET", path="/api/version", answer=api.version),
+            *VectorEndpoints(service, api.name_of).endpoints(),
         )
 
     def key_of(self, headers: Mapping[str, str]) -> str | None:
@@ -76,7 +78,7 @@ class _Endpoints:
 
         async def prepare(body: Body) -> Prepared:
             return await self._service.prepared(
-                body, parse_chat, lambda asked: self._name(asked.model), self._prepare_chat
+                body, parse_chat, lambda asked: self.name_of(asked.model), self._prepare_chat
             )
 
         return await self._service.answer(request, prepare, prompt_param="messages")
@@ -86,7 +88,10 @@ class _Endpoints:
 
         async def prepare(body: Body) -> Prepared:
             return await self._service.prepared(
-                body, parse_generate, lambda asked: self._name(asked.model), self._prepare_generate
+                body,
+                parse_generate,
+                lambda asked: self.name_of(asked.model),
+                self._prepare_generate,
             )
 
         return await self._service.answer(request, prepare, prompt_param="prompt")
@@ -113,7 +118,7 @@ class _Endpoints:
             asked = body.model or body.name
             if not asked:
                 raise invalid("model", "model is missing", code="missing_required_parameter")
-            return self._name(asked)
+            return self.name_of(asked)
 
         def shown(body: ShowBody, model: ServedModel) -> Json:
             return shown_json(self._service.status(model.model_id), model)
@@ -123,8 +128,8 @@ class _Endpoints:
         )
         return json_response(answer)
 
-    def _name(self, asked: str) -> str:
-        """The model that is meant: Ollama's clients add a tag to a name that has none."""
+    def name_of(self, asked: str) -> str:
+        """Return the model that is meant: Ollama's clients add a tag to a name that has none."""
         if asked.endswith(_LATEST):
             known = {status.model_id for status in self._service.gateway.models()}
             plain = asked.removesuffix(_LATEST)
@@ -139,7 +144,7 @@ class _Endpoints:
         return _prepared(body, job, chat_fields)
 
     def _prepare_generate(self, body: GenerateBody, model: ServedModel) -> Prepared:
-        if not body.prompt:
+        if not body.prompt and not body.suffix:
             return _prepared(body, empty_job(model), generate_fields)
         asked = generate_asked(body, model)
         limits = self._service.limits
