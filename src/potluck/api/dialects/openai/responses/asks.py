@@ -17,11 +17,15 @@ from potluck.api.dialects.openai.responses.bodies import (
     TextPart,
 )
 from potluck.api.errors import invalid
+from potluck.api.grammars import schema_grammar
 from potluck.api.tools import tool_use
 from potluck.grammars import build
 from potluck.text.chat import chat_ending
 from potluck.types.output import ToolMode, ToolUse
 from potluck.types.text import ChatMessage, Tool, ToolCall
+
+PARAMETER_NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.format.schema"}
+"""What the Responses API calls fields of ``Asked``, where it has names of its own."""
 
 _TEXT_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
@@ -121,7 +125,7 @@ def _grammar(body: ResponseBody) -> str | None:
             "text.format.schema is missing",
             code="missing_required_parameter",
         )
-    return build.json_schema(asked.schema_)
+    return schema_grammar(asked.schema_, "text.format.schema")
 
 
 def _tool_use(body: ResponseBody) -> ToolUse:

@@ -166,9 +166,12 @@ _OTHERS = Others(
         "client_metadata": LABELS,
     },
     neutral={
+        "access_programs": (None, []),
         "background": (None, False),
+        "background_options": (None,),
         "conversation": (None,),
         "context_management": (None, []),
+        "image": (None,),
         "moderation": (None,),
         "prompt": (None,),
         "truncation": (None, "disabled"),

@@ -10,7 +10,11 @@ from starlette.responses import Response
 from potluck.api.admission import Body
 from potluck.api.answer import Prepared
 from potluck.api.dialect import Endpoint
-from potluck.api.dialects.openai.responses.asks import input_messages, response_asked
+from potluck.api.dialects.openai.responses.asks import (
+    PARAMETER_NAMES,
+    input_messages,
+    response_asked,
+)
 from potluck.api.dialects.openai.responses.bodies import ResponseBody, parse_response
 from potluck.api.dialects.openai.responses.output_messages import output_message
 from potluck.api.dialects.openai.responses.rendering import ResponseRenderer
@@ -47,7 +51,9 @@ class ResponsesEndpoints:
                 body, parse_response, lambda asked: asked.model, self._prepare
             )
 
-        return await self._service.answer(request, prepare, prompt_param="input")
+        return await self._service.answer(
+            request, prepare, prompt_param="input", names=PARAMETER_NAMES
+        )
 
     async def stored(self, request: Request) -> Response:
         """``GET /v1/responses/{id}``."""
