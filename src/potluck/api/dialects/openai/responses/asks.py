@@ -30,11 +30,11 @@ PARAMETER_NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.f
 _TEXT_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
-def response_asked(body: ResponseBody, earlier: Sequence[ChatMessage]) -> ChatAsked:
-    """What a body asks for, after the chat of an earlier response. Raises ``PotluckError``."""
+def response_asked(body: ResponseBody, chat: Sequence[ChatMessage]) -> ChatAsked:
+    """What a body asks for, whose input is the end of ``chat``. Raises ``PotluckError``."""
     instructions = body.instructions
     system = (ChatMessage(role="system", content=instructions),) if instructions else ()
-    messages = [*system, *earlier, *input_messages(body)]
+    messages = [*system, *chat]
     effort = None if body.reasoning is None else body.reasoning.effort
     sampling = {"temperature": body.temperature, "top_p": body.top_p}
     wants_logprobs = "message.output_text.logprobs" in (body.include or ())
@@ -80,7 +80,8 @@ def input_messages(body: ResponseBody) -> list[ChatMessage]:
                 )
             case ReasoningItem():
                 thoughts = _text(item.content or item.summary, f"{where}.content")
-                messages.append(ChatMessage(role="assistant", content="", reasoning=thoughts))
+                if thoughts:  # none where another server has encrypted them
+                    messages.append(ChatMessage(role="assistant", content="", reasoning=thoughts))
     return messages
 
 
