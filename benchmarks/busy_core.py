@@ -97,8 +97,8 @@ def main() -> None:
     record = {"schema": SCHEMA, **circumstances()}
     samples: dict[str, list[Sample]] = {"alone": [], "one_thread": [], "busy": []}
     with (
-        Model.open(arguments.model, num_threads=arguments.threads) as threads,
-        Model.open(arguments.model, num_threads=1) as one_thread,
+        Model.open(arguments.model, num_threads=arguments.threads, prefix_cache=False) as threads,
+        Model.open(arguments.model, num_threads=1, prefix_cache=False) as one_thread,
     ):
         for round_index in range(arguments.rounds + 1):
             for name, model in (("alone", threads), ("one_thread", one_thread), ("busy", threads)):

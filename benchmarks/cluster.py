@@ -158,6 +158,7 @@ def _potluck(model: Path, num_stages: int) -> Iterator[Served]:
             "model_id": MODEL_ID,
             "context_tokens": 512,
             "objective": "memory",
+            "prefix_cache": False,
         }
         deployed = _ask(states[0], "deploy", **request)
         if len(deployed["stages"]) != num_stages:

@@ -41,7 +41,8 @@ class Setting:
     """What is run in one process: a prompt and then decoding, both after ``depth_tokens``.
 
     ``num_prompt_tokens`` is 0 where prefill is not asked for. ``isa`` is None for the best that
-    each side has. ``is_fast`` concerns our prefill alone.
+    each side has. ``is_fast`` concerns our prefill alone. With ``is_sampled`` tokens are drawn, at
+    temperature 0.8 and top-p 0.95; otherwise decoding is greedy.
     """
 
     type_name: str
@@ -53,6 +54,7 @@ class Setting:
     isa: str | None = None
     is_fast: bool = False
     is_busy: bool = False
+    is_sampled: bool = False
 
     @property
     def theirs(self) -> Setting:
@@ -278,6 +280,23 @@ def _sequences(scope: Scope) -> Iterator[Question]:
         )
 
 
+def _sampled(scope: Scope) -> Iterator[Question]:
+    name = scope.one
+    for count in (1, NUM_SEQUENCES):
+        plain = scope.setting(
+            name,
+            num_sequences=count,
+            num_prompt_tokens=scope.num_prompt_tokens if count == 1 else _SHORT_PROMPT_TOKENS,
+        )
+        yield Question(
+            claim="decode, sampled" if count == 1 else f"sampled, {count} sequences",
+            phase=Phase.DECODE,
+            setting=dataclasses.replace(plain, is_sampled=True),
+            baseline=plain,
+            aims=Aims(own_ratio=0.98),
+        )
+
+
 def _context(scope: Scope) -> Iterator[Question]:
     name = scope.one
     yield Question(
@@ -326,6 +345,7 @@ CLAIMS: Mapping[str, Callable[[Scope], Iterator[Question]]] = {
     "prefill": _prefill,
     "fast": _fast,
     "sequences": _sequences,
+    "sampled": _sampled,
     "context": _context,
     "threads": _threads,
     "isa": _isa,

@@ -75,7 +75,10 @@ class LlamaBench:
         )
 
     def run(self, model: Path, setting: Setting, *, flash_attention: bool, num_repeats: int) -> Run:
-        """One sequence by ``llama-bench``, several by ``llama-batched-bench``."""
+        """One sequence by ``llama-bench``, several by ``llama-batched-bench``: neither samples."""
+        if setting.is_sampled:
+            outcome = Outcome(rates=Rates(failures=("llama-bench does not sample",)))
+            return Run(command=(self.executable.name,), outcome=outcome)
         if setting.num_sequences == 1:
             command = self._one_sequence(model, setting, flash_attention, num_repeats)
             return measured(command, parse_llama_bench, self.timeout_seconds)
@@ -141,6 +144,7 @@ class Xllamacpp:
             "num_decode_tokens": setting.num_decode_tokens,
             "num_sequences": setting.num_sequences,
             "num_repeats": num_repeats,
+            "is_sampled": setting.is_sampled,
         }
         command = [sys.executable, str(_CHILD), json.dumps(case)]
         run = measured(command, parse_child, self.timeout_seconds)

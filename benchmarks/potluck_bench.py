@@ -27,11 +27,11 @@ def run_potluck(model: Path, setting: Setting, *, num_repeats: int, timeout_seco
     environment = dict(os.environ)
     if setting.isa is not None:
         environment["POTLUCK_ISA"] = setting.isa
-    parse = partial(parse_bench, is_fast=setting.is_fast)
+    parse = partial(parse_bench, is_fast=setting.is_fast, is_sampled=setting.is_sampled)
     return measured(command, parse, timeout_seconds, environment)
 
 
-def parse_bench(printed: str, *, is_fast: bool) -> Outcome:
+def parse_bench(printed: str, *, is_fast: bool, is_sampled: bool = False) -> Outcome:
     """Of ``potluck bench --json``: rates, and the medians of what the machine did at best.
 
     Raises ``RunFailedError`` when fast arithmetic was asked for and is not to be had.
@@ -45,9 +45,11 @@ def parse_bench(printed: str, *, is_fast: bool) -> Outcome:
     return Outcome(
         rates=Rates(
             prefill=tuple(document["prefill_tokens_per_second"]),
-            decode=tuple(document["decode_tokens_per_second"]),
+            decode=tuple(document[f"{'sampled' if is_sampled else 'decode'}_tokens_per_second"]),
             outside=() if decode is None else (outside_products(decode),),
-            of_bandwidth=() if decode is None else tuple(decode["fraction_of_bound"] or ()),
+            of_bandwidth=()
+            if decode is None or is_sampled
+            else tuple(decode["fraction_of_bound"] or ()),
         ),
         limits=Limits(
             read_bytes_per_second=median_of(limits["read_bytes_per_second"]),

@@ -19,13 +19,15 @@ GGUF_TYPES = (*(fmt.name for fmt in TensorFormat), "Q4_K_M")
 _ARCHITECTURES = {"llama": "llama", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
 
 
-def write_gguf(shape: Shape, path: Path, type_name: str) -> None:
+def write_gguf(
+    shape: Shape, path: Path, type_name: str, max_context_tokens: int = MAX_CONTEXT_TOKENS
+) -> None:
     """One file, with the formats that llama.cpp's quantizer chooses for a type."""
     demo: dict[str, Any] = json.loads((DEMO_DIRECTORY / "config.json").read_text(encoding="utf-8"))
     vocab_size = shape.vocab_size or demo["vocab_size"]
     writer = gguf.GGUFWriter(path, _ARCHITECTURES[shape.family])
     writer.add_block_count(shape.num_layers)
-    writer.add_context_length(MAX_CONTEXT_TOKENS)
+    writer.add_context_length(max_context_tokens)
     writer.add_embedding_length(shape.hidden_size)
     writer.add_feed_forward_length(shape.intermediate_size)
     writer.add_head_count(shape.num_heads)

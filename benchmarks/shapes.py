@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from model_shapes import SHAPES
+from model_shapes import MAX_CONTEXT_TOKENS, SHAPES
 from random_gguf import GGUF_TYPES, write_gguf
 from random_hugging_face import FLOAT_TYPES, write_hugging_face
 
@@ -26,10 +26,11 @@ def main() -> None:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("path", type=Path)
     parser.add_argument("--type", choices=GGUF_TYPES, default="BF16")
+    parser.add_argument("--max-context", type=int, default=MAX_CONTEXT_TOKENS, help="of a .gguf")
     arguments = parser.parse_args()
     shape = SHAPES[arguments.shape]
     if arguments.path.suffix == ".gguf":
-        write_gguf(shape, arguments.path, arguments.type)
+        write_gguf(shape, arguments.path, arguments.type, arguments.max_context)
     elif arguments.type not in FLOAT_TYPES:
         parser.error("in Hugging Face layout weights are floats; name a .gguf file for the others")
     else:

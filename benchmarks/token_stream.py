@@ -18,7 +18,10 @@ _SILENCE_SECONDS = 180.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """A request, sampled with penalties, whose answer a seed determines."""
+    """A request, sampled with penalties, whose answer a seed determines.
+
+    ``schema`` is the JSON schema of the answer, as a text.
+    """
 
     prompt: Sequence[int] | str
     max_tokens: int
@@ -26,6 +29,7 @@ class Ask:
     temperature: float = 1.0
     penalty: float = 0.3
     has_logprobs: bool = True
+    schema: str | None = None
 
     def body(self, model: str) -> Mapping[str, object]:
         """What ``/v1/completions`` takes."""
@@ -42,6 +46,7 @@ class Ask:
             "stream": True,
             "stream_options": {"include_usage": True},
             **({"logprobs": 1} if self.has_logprobs else {}),
+            **({"guided_json": self.schema} if self.schema else {}),
         }
 
 

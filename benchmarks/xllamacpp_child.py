@@ -17,6 +17,9 @@ from typing import Any
 
 import xllamacpp
 
+SAMPLED = {"temperature": 0.8, "top_p": 0.95, "top_k": 0, "min_p": 0.0, "seed": 0}
+"""As ``potluck.local.measuring.SAMPLED``: llama.cpp would add a top-k and a min-p."""
+
 _FIRST_TOKEN = 100
 _NUM_TOKENS = 1000
 """Tokens that prompts are drawn from: demo's have these, and none of them is special."""
@@ -74,7 +77,7 @@ def _round(server: Any, case: dict[str, Any]) -> tuple[float, float]:
                 "n_predict": case["num_decode_tokens"],
                 "cache_prompt": False,
                 "ignore_eos": True,
-                "temperature": 0.0,
+                **(SAMPLED if case["is_sampled"] else {"temperature": 0.0}),
             }
         )
         timings.append(answer["timings"])

@@ -255,6 +255,82 @@ void check_elementwise(const Kernels& kernels, Random& random, Report& report) {
   report.line("add", sums, ok);
 }
 
+// Logits of three blocks, the last one short; what counts is decided by the naive calculation.
+void check_sampling(const Kernels& kernels, Random& random, Report& report) {
+  constexpr int64_t kCount = 2 * kSamplingBlock + 37;
+  constexpr int64_t kBlocks = 3;
+  constexpr float kLargest = 16.0f;
+  constexpr float kTemperature = 0.75f;
+  std::vector<float> x = random.numbers(kCount);
+  x[5] = -INFINITY;
+  std::vector<float> out(at(kCount));
+  std::vector<uint32_t> mask(at((kCount + 31) / 32));
+  for (size_t i = 0; i < mask.size(); ++i) mask[i] = 0x9e3779b9u * static_cast<uint32_t>(i + 1);
+
+  kernels.copy_allowed(x.data(), mask.data(), kCount, out.data());
+  bool ok = true;
+  for (int64_t i = 0; i < kCount; ++i)
+    ok = ok && out[at(i)] == ((mask[at(i / 32)] >> i % 32 & 1) != 0 ? x[at(i)] : -INFINITY);
+  Checksum allowed;
+  allowed.add(out);
+  report.line("copy_allowed", allowed, ok);
+
+  std::vector<float> weights(at(kCount));
+  std::vector<double> sums(at(kBlocks));
+  const auto sums_are = [&](const std::vector<double>& made, const auto& counts) {
+    bool is_so = true;
+    for (int64_t block = 0; block < kBlocks; ++block) {
+      double expected = 0;
+      for (int64_t i = block * kSamplingBlock; i < kCount && i < (block + 1) * kSamplingBlock; ++i)
+        if (counts(i)) expected += weights[at(i)];
+      is_so = is_so && near(made[at(block)], expected, 1e-13 * expected);
+    }
+    return is_so;
+  };
+  kernels.draw_weights(x.data(), kCount, kLargest, kTemperature, weights.data(), sums.data());
+  ok = sums_are(sums, [](int64_t) { return true; });
+  for (int64_t i = 0; i < kCount; ++i) {
+    const double below = (x[at(i)] - kLargest) / kTemperature;
+    const double expected = below < kLeastExponent ? 0 : exp(below);
+    ok = ok && near(weights[at(i)], expected, 1.3e-7 * expected);
+  }
+  Checksum drawn;
+  drawn.add(weights);
+  drawn.add(sums);
+  report.line("draw_weights", drawn, ok);
+
+  const float low = x[40];
+  const float high = x[40] + 0.5f;
+  kernels.kept_sums(x.data(), weights.data(), kCount, low, weights[50], sums.data());
+  ok = sums_are(sums, [&](int64_t i) { return x[at(i)] >= low && weights[at(i)] >= weights[50]; });
+  Checksum kept;
+  kept.add(sums);
+  report.line("kept_sums", kept, ok);
+
+  std::vector<int32_t> num_above(at(kBlocks)), num_within(at(kBlocks));
+  std::vector<int32_t> within(at(kBlocks * kSamplingBlock));
+  kernels.split_logits(x.data(), weights.data(), kCount, low, high, sums.data(), num_above.data(),
+                       within.data(), num_within.data());
+  ok = sums_are(sums, [&](int64_t i) { return x[at(i)] > high; });
+  Checksum split;
+  for (int64_t block = 0; block < kBlocks; ++block) {
+    int32_t above = 0;
+    int32_t count = 0;
+    const int32_t* found = within.data() + block * kSamplingBlock;
+    for (int64_t i = block * kSamplingBlock; i < kCount && i < (block + 1) * kSamplingBlock; ++i) {
+      above += x[at(i)] > high;
+      if (low <= x[at(i)] && x[at(i)] <= high)
+        ok = ok && found[count++] == i - block * kSamplingBlock;
+    }
+    ok = ok && num_above[at(block)] == above && num_within[at(block)] == count;
+    split.add_bytes(found, sizeof *found * at(count));
+  }
+  split.add(sums);
+  split.add(num_above);
+  split.add(num_within);
+  report.line("split_logits", split, ok);
+}
+
 // A sequence of 270 positions, two spans, in shuffled blocks; its tokens 254 to 258 look back 250
 // positions.
 void check_attention(const Kernels& kernels, Random& random, Report& report) {
@@ -363,6 +439,7 @@ int main(int argc, char** argv) {
   check_rope(*kernels, random, report);
   check_elementwise(*kernels, random, report);
   check_attention(*kernels, random, report);
+  check_sampling(*kernels, random, report);
   check_convert(*kernels, random, report);
   return report.all_ok() ? 0 : 1;
 }

@@ -216,7 +216,7 @@ struct Kernels {
                     float least_weight, double* sums);
   // For each block the sum of the weights of logits above `high`, their number, and, from
   // within[kSamplingBlock * block] on, the places in the block of those in [low, high], in ascending
-  // order, and their number. `within` has room for whole blocks.
+  // order, and their number. `within` has room for whole blocks, and low <= high.
   void (*split_logits)(const float* logits, const float* weights, int64_t count, float low,
                        float high, double* above, int32_t* num_above, int32_t* within,
                        int32_t* num_within);

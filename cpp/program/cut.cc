@@ -142,7 +142,7 @@ CutSearch::Bins CutSearch::bins_of(Measure measure, const int32_t* tokens, int64
 // A range of logits in which the cut probably is, from a histogram of a sample. Only how long the
 // search takes depends on it.
 CutSearch::Range CutSearch::guess(Measure measure, double part, int64_t generosity) const {
-  int32_t sample[kSample];
+  int32_t sample[kSample] = {};
   const int64_t size = std::min(blocked_.count, kSample);
   for (int64_t i = 0; i < size; ++i) {
     sample[i] = static_cast<int32_t>(i * blocked_.count / size);

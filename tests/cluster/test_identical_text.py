@@ -1,4 +1,4 @@
-"""The same text, token for token, on whatever number of agents: greedy, seeded, chat."""
+"""The same texts, token for token, and the same vectors on whatever number of agents."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ STORY = (
     "the door opened, the cat saw a little bat with a red scarf. The bat said:"
 )
 LONG = STORY * 4
+EMBEDDED = [STORY, LONG, "A cat", *(f"{number} bats" for number in range(100))]
 CASES = (
     Case(prompt="Once upon a time", max_tokens=60, temperature=0.0, seed=1),
     Case(prompt="The old boat", max_tokens=60, temperature=1.0, seed=42),
@@ -80,6 +81,12 @@ def scores_through(agent: AgentProcess) -> list[float | None]:
     return list(choice.logprobs.token_logprobs or ())
 
 
+def embeddings_through(agent: AgentProcess) -> list[list[float]]:
+    with agent.client() as client:
+        answer = client.embeddings.create(model="demo", input=EMBEDDED)
+    return [each.embedding for each in answer.data]
+
+
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with Fleet(tmp_path_factory.mktemp("identical")) as fleet:
@@ -100,11 +107,19 @@ def expected_scores() -> list[float | None]:
         return [each.logprob for each in model.score(LONG).tokens]
 
 
+@pytest.fixture(scope="module")
+def expected_embeddings() -> list[list[float]]:
+    with potluck.Model.open("demo", context_tokens=512, num_threads=1) as model:
+        vectors: list[list[float]] = model.embed(EMBEDDED).vectors.tolist()
+    return vectors
+
+
 @pytest.mark.parametrize("num_agents", [1, 3])
 def test_the_text_does_not_depend_on_how_many_agents_compute_it(
     fleet: Fleet,
     expected: tuple[str, ...],
     expected_scores: list[float | None],
+    expected_embeddings: list[list[float]],
     num_agents: int,
 ) -> None:
     """One cluster that grows: what an earlier round deployed is undeployed first."""
@@ -124,4 +139,5 @@ def test_the_text_does_not_depend_on_how_many_agents_compute_it(
             texts = list(pool.map(lambda agent, case=case: text_through(agent, case), gateways))
             assert texts == [text] * len(gateways)
     assert scores_through(agents[0]) == expected_scores
+    assert embeddings_through(agents[0]) == expected_embeddings
     agents[0].ask("undeploy", name="demo")

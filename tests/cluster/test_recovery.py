@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import signal
 import threading
@@ -46,7 +47,29 @@ PROMPT = "Once upon a time, in a harbour at the end of the world, there was a sm
 GREEDY = Ask(prompt=PROMPT, max_tokens=900, seed=1, temperature=0.0, penalty=0.0)
 SAMPLED = Ask(prompt=PROMPT, max_tokens=900, seed=2**40 + 7, temperature=1.0, penalty=0.3)
 SHORT = Ask(prompt="The old boat", max_tokens=12, seed=5, temperature=1.0, penalty=0.3)
-ASKS = (GREEDY, SAMPLED, SHORT)
+FORMED = Ask(
+    prompt=PROMPT,
+    max_tokens=900,
+    seed=3,
+    temperature=1.0,
+    penalty=0.3,
+    schema=json.dumps(
+        {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string", "maxLength": 12},
+                    "kind": {"enum": ["harbour", "light", "boat"]},
+                },
+                "required": ["name", "kind"],
+                "additionalProperties": False,
+            },
+            "minItems": 400,
+        }
+    ),
+)
+ASKS = (GREEDY, SAMPLED, SHORT, FORMED)
 NUM_BEGUN = 40
 """Tokens of a stream that has begun; far from the last."""
 
@@ -271,9 +294,12 @@ def test_a_worker_is_killed_and_all_streams_go_on(cluster: Cluster, stage: int) 
     victim = worker_of(cluster, stage)
     others = cluster.workers() - {victim}
     remote, local = begin(cluster.gateway, SAMPLED), begin(cluster.agents[1], GREEDY)
+    formed = begin(cluster.gateway, FORMED)
     os.kill(victim, signal.SIGKILL)
     check_same(remote.end(), cluster.expected[SAMPLED])
     check_same(local.end(), cluster.expected[GREEDY])
+    check_same(formed.end(), cluster.expected[FORMED])
+    assert json.loads(formed.stream.text.rpartition("},")[0] + "}]")
     assert longest_gap(remote.stream) < RECOVERED_SECONDS
     after = cluster.deployment()
     assert after["epoch"]["number"] > before["epoch"]["number"]

@@ -338,7 +338,14 @@ def test_a_request_whose_wait_is_over_says_why_and_when_to_come_again(
     shown = client.models.retrieve(MODEL).model_extra
     assert shown is not None
     assert shown.pop("default_sampling")
-    assert shown == {"context_tokens": 1024, "state": "degraded", "reason": "node b is lost"}
+    assert shown == {
+        "type": "model",  # of Anthropic's clients
+        "display_name": MODEL,
+        "created_at": "2023-11-14T22:13:20+00:00",
+        "context_tokens": 1024,
+        "state": "degraded",
+        "reason": "node b is lost",
+    }
 
 
 def test_a_lost_stage_is_a_503_before_the_first_token(

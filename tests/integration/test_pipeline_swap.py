@@ -1,7 +1,8 @@
 """Answers whose stages are lost in the middle are those of an undisturbed run, bit for bit.
 
-Tokens, log-probabilities, alternatives, scores of prompts and texts; greedy and sampled, with every
-penalty; whatever the cut, the threads, the chunks and the blocks of the stages before and after.
+Tokens, log-probabilities, alternatives, scores and vectors of prompts, and texts; greedy and
+sampled, with every penalty; whatever the cut, the threads, the chunks and the blocks of the stages
+before and after.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from potluck.serving.ledger import Update
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.engine import Engine
 from potluck.types.sequence import CommittedToken, Continuation, SequenceRequest
-from potluck.types.step import SamplingParams, Step
+from potluck.types.step import Pooling, SamplingParams, Step
 from potluck.types.tensor import TensorFormat
 from potluck.types.text import TokenList
 
@@ -105,9 +106,18 @@ REQUESTS = (
         stop_tokens=frozenset({END}),
         grammar=DOCUMENT,
     ),
+    *(
+        SequenceRequest(
+            prompt_tokens=TEXT[start:],
+            sampling=GREEDY_PENALTIES,
+            max_new_tokens=0,
+            pooling=pooling,
+        )
+        for start, pooling in enumerate((Pooling.MEAN, Pooling.LAST, Pooling.CLS, Pooling.MEAN))
+    ),
 )
 
-Plain = tuple[int, int, float | None, tuple[tuple[int, float], ...]]
+Plain = tuple[int, int, float | None, tuple[tuple[int, float], ...], bytes | None]
 
 
 @dataclass(frozen=True)
@@ -256,7 +266,7 @@ class Received:
 
 def plain(token: CommittedToken) -> Plain:
     top = tuple((other.token, other.logprob) for other in token.top)
-    return token.position, token.token, token.logprob, top
+    return token.position, token.token, token.logprob, top, token.vector
 
 
 @cache
@@ -271,7 +281,7 @@ def undisturbed() -> list[list[Plain]]:
 
 @pytest.mark.parametrize("number", [4, 5])
 def test_a_grammar_is_matched_as_far_as_the_text_goes(number: int) -> None:
-    tokens = [token for _, token, _, _ in undisturbed()[number]]
+    tokens = [token for _, token, *_ in undisturbed()[number]]
     assert tokens[-1] == END
     document = json.loads("".join(PIECES[token] for token in tokens[:-1]))
     assert list(document) == ["s", "n", "b"]
@@ -338,7 +348,7 @@ def test_an_answer_continues_from_each_of_its_tokens(number: int) -> None:
             before = expected[:cut]
             num_scored = min(cut, request.num_scores)
             continuation = Continuation(
-                output_tokens=tuple(token for _, token, _, _ in before[num_scored:]),
+                output_tokens=tuple(token for _, token, *_ in before[num_scored:]),
                 num_scored=num_scored,
             )
             received.add(dispatcher, request, continuation)

@@ -174,8 +174,6 @@ def test_gaps_of_published_templates(name: str) -> None:
     if "Zebra" not in (expected(source, [user("Zebra")], [], add_generation_prompt=True) or ""):
         return  # it wants a list of texts and pictures
     messages = [SYSTEM, *TWO_CALLS[:4]]
-    if "single tool-calls" in source:
-        messages = [SYSTEM, *ONE_CALL]
     if not has_gaps(source, messages, TOOLS):
         return
     prompt = prompted(source, (messages, TOOLS, {}))

@@ -7,6 +7,7 @@ that does not fit would end it for everybody.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import Any, get_type_hints
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from potluck.api.dialects.openai import bodies
 from potluck.cluster import calls
-from potluck.cluster.steps import decode_sampled, decode_step, encode_sampled, encode_step
+from potluck.cluster.steps import StepDecoder, StepEncoder, decode_sampled, encode_sampled
 from potluck.cluster.worker import messages
 from potluck.engines.native import ThreadPool, available_isas
 from potluck.engines.native_program import core_opening, core_slice
@@ -120,8 +121,11 @@ def test_sampling_that_is_accepted_passes_every_wire_and_the_core_takes_it(
         sequence_id=SequenceId(0), tokens=(1, 2), start_position=0, block_table=(0,), sample=True
     )
     step = Step(step_id=StepId(0), slices=(part,), opened=(opening,))
-    decoded = decode_step(encode_step(step))
-    assert decoded == step
+    decoder = StepDecoder(is_first=True, is_last=True)
+    decoded = decoder.decode(StepId(0), StepEncoder().encode(step))
+    is_prompt_needed = params.repetition_penalty != 1.0
+    needed = opening if is_prompt_needed else replace(opening, prompt_tokens=())
+    assert decoded == replace(step, opened=(needed,))
     core_slice(decoded.slices[0])
     sampler().open([core_opening(decoded.opened[0])])
     try:

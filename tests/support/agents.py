@@ -152,6 +152,7 @@ class AgentProcess:
         context: int | None = None,
         cache: int | None = None,
         objective: str = "memory",
+        prefix_cache: bool = True,
     ) -> Document:
         """Deploy over the cluster, by memory so that every agent gets a stage; return it ready."""
         return self.ask(
@@ -161,6 +162,7 @@ class AgentProcess:
             context_tokens=context,
             cache_tokens=cache,
             objective=objective,
+            prefix_cache=prefix_cache,
         )
 
     def cluster(self) -> Document:

@@ -14,6 +14,8 @@ from potluck.grammars.vocabulary import Vocabulary
 from potluck.types.text import TokenList
 
 _END = 256
+_MANY = 60
+_MAX_DRAWN = 4000
 
 
 class GrammarTexts:
@@ -52,21 +54,40 @@ class GrammarTexts:
                 return self.text(tokens[:index]) + " | " + self.text(tokens[index:])
         return text + (" |" if not matcher.is_accepting else "")
 
-    def draw(self, grammar: str, source: random.Random, max_tokens: int = 3000) -> str:
-        """A text of ``grammar`` drawn by its masks, ended as soon as may be after a while."""
+    def draw(self, grammar: str, source: random.Random, marks: Sequence[str] = ()) -> str:
+        """A text of ``grammar`` drawn by its masks, which soon takes to writing ``marks``."""
         matcher = self._matchers.take(grammar)
         tokens: list[int] = []
-        while len(tokens) < max_tokens:
+        while len(tokens) < _MAX_DRAWN:
             allowed = self._allowed(matcher)
-            if _END in allowed and (len(tokens) > 100 or source.random() < 0.1):
+            if allowed == [_END] or (
+                _END in allowed and (len(tokens) > _MANY or source.random() < 0.2)
+            ):
                 break
-            token = self._one(allowed, source, is_short=len(tokens) > 100)
-            if token == _END:
-                break
+            if len(tokens) > _MANY or source.random() < 0.3:
+                mark = self._mark(matcher, source, marks)
+                if mark:
+                    tokens += mark
+                    continue
+            plain = [each for each in allowed if 32 <= each < 127 or each > _END]
+            token = source.choice(plain or [each for each in allowed if each != _END])
             assert matcher.accept(token)
             tokens.append(token)
         assert matcher.is_accepting, self.text(tokens)
         return self.text(tokens)
+
+    def _mark(self, matcher: Matcher, source: random.Random, marks: Sequence[str]) -> list[int]:
+        """The tokens of one of ``marks`` that may come next, which are accepted."""
+        for mark in source.sample(marks, len(marks)):
+            tokens = self.tokens(mark)
+            for index, token in enumerate(tokens):
+                if token not in self._allowed(matcher):
+                    matcher.rollback(index)
+                    break
+                assert matcher.accept(token)
+            else:
+                return tokens
+        return []
 
     def text(self, tokens: Sequence[int]) -> str:
         pieces = (
@@ -78,14 +99,6 @@ class GrammarTexts:
     def _allowed(self, matcher: Matcher) -> list[int]:
         bits = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
         return [int(token) for token in np.flatnonzero(bits)]
-
-    def _one(self, allowed: list[int], source: random.Random, *, is_short: bool) -> int:
-        """One of ``allowed``; often one of those that end something."""
-        ends = [each for each in allowed if each > _END or chr(each) in '"}])<\n']
-        if ends and (is_short or source.random() < 0.3):
-            return source.choice(ends)
-        plain = [each for each in allowed if 32 <= each < 127 or each > _END]
-        return source.choice(plain or allowed)
 
 
 @lru_cache

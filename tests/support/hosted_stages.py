@@ -21,7 +21,7 @@ from potluck.cluster.calls import ConnectStage, StageLost
 from potluck.cluster.coordinator.edges import StageAddress, open_edges
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import Frame, FrameKind
-from potluck.cluster.steps import decode_sampled, edge_limits, encode_step
+from potluck.cluster.steps import StepEncoder, decode_sampled, edge_limits
 from potluck.cluster.worker.messages import Connect, Loaded, Peer, StageSpec
 from potluck.engines.backends import BACKENDS
 from potluck.engines.native import available_isas
@@ -169,7 +169,7 @@ class Pipeline:
         self.incoming.close()
 
     def send(self, step: Step) -> None:
-        self.outgoing.send(FrameKind.STEP, step.step_id, encode_step(step))
+        self.outgoing.send(FrameKind.STEP, step.step_id, StepEncoder().encode(step))
 
     def receive(self) -> Frame:
         return self.incoming.receive(20.0)

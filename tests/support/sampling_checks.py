@@ -52,7 +52,7 @@ def check_copy_allowed(kernels: Kernels, scalar: Kernels) -> None:
 
 def check_draw_weights(kernels: Kernels, scalar: Kernels) -> None:
     for x in _logits():
-        for temperature in (1.0, 0.3, 7.0):
+        for temperature in (1.0, 0.3, 7.0, 2.0**-20, 1e-30, 1e30):
             largest = float(x.max())
             out = guarded_output(len(x), dtype=np.float32)
             sums = np.empty(-(-len(x) // BLOCK))
@@ -92,8 +92,8 @@ def check_split_logits(kernels: Kernels, scalar: Kernels) -> None:
     for x in _logits():
         weights = rng.random(len(x)).astype(np.float32)
         num_blocks = -(-len(x) // BLOCK)
-        low, high = (float(each) for each in np.quantile(x, (0.4, 0.7), method="nearest"))
-        for low, high in ((low, high), (-np.inf, high), (low, np.inf), (high, high), (high, low)):
+        one, two = (float(each) for each in np.quantile(x, (0.4, 0.7), method="nearest"))
+        for low, high in ((one, two), (-np.inf, two), (one, np.inf), (two, two)):
             made = []
             for each in (kernels, scalar):
                 above, num_above = np.empty(num_blocks), np.empty(num_blocks, np.int32)

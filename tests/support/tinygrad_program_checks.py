@@ -29,6 +29,7 @@ from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard
 from potluck.types.step import (
     BlockCopy,
+    Pooling,
     SamplingParams,
     SequenceId,
     SequenceOpening,
@@ -232,6 +233,51 @@ def check_scores() -> None:
         assert (got.position, got.token) == (position, TOKENS[position])
         assert got.logprob == pytest.approx(wanted.logprob, abs=1e-5)
         assert [each.token for each in got.top] == [each.token for each in wanted.top]
+
+
+def check_vectors() -> None:
+    """In pieces, beside others that are sampled, and where the model has no head."""
+    headless = replace(TINY, has_logits=False, tied_head=False, num_labels=3)
+    for config in (TINY, headless):
+        program = _program(config, Shard.whole(config.num_layers))
+        engine = _new(program)
+        reference = ReferenceEngine(program, num_blocks=NUM_BLOCKS)
+        load_random_weights(reference, program, TensorFormat.F32)
+        engines: list[Engine] = [engine, reference]
+        engine.warm_up()
+        rows = []
+        for each in engines:
+            vectors = []
+            for pooling in Pooling:
+                for start, end in ((0, 30), (30, 60)):
+                    first = _slice(0, TOKENS[start:end], start, is_sampled=False)
+                    ends = start == 0 if pooling is Pooling.CLS else end == 60
+                    pooled = replace(first, pooling=pooling, ends_pooling=ends)
+                    beside = _slice(1, TOKENS[: end - start], is_sampled=config.has_logits)
+                    step = Step(
+                        step_id=StepId(0),
+                        slices=(beside, pooled),
+                        opened=(_opening(1),) if config.has_logits else (),
+                        closed=(SequenceId(1),),
+                    )
+                    sampled = each.step(step, None).sampled
+                    assert len(sampled) == config.has_logits + ends
+                    if ends:
+                        assert sampled[-1].vector is not None
+                        vectors.append(np.frombuffer(sampled[-1].vector, "<f4"))
+            rows.append(np.array(vectors))
+        _assert_close(*rows)
+        late = replace(_slice(0, TOKENS[:3], 5, is_sampled=False), pooling=Pooling.MEAN)
+        step = Step(step_id=StepId(0), slices=(late,))
+        _refused("the tokens before 0", partial(engine.step, step, None))
+
+
+def _opening(sequence: int) -> SequenceOpening:
+    return SequenceOpening(
+        sequence_id=SequenceId(sequence),
+        sampling=SamplingParams(temperature=0.0),
+        prompt_tokens=TOKENS[:5],
+    )
 
 
 def check_errors_leave_the_cache_unchanged() -> None:

@@ -118,11 +118,12 @@ def parse_http(text: str, key_file: Path | None) -> HttpAddress:
     return HttpAddress(host=host.strip("[]"), port=int(port), key_file=key_file)
 
 
-def parse_size(text: str) -> int:
-    """Bytes of ``2G``, ``1.5 GiB``, ``900M`` or ``4096``; units are powers of 1024."""
+def parse_size(text: str, option: str = "memory-limit") -> int:
+    """Bytes of ``2G``, ``1.5 GiB``, ``900M`` or ``4096``; units are powers of 1024.
+
+    Raise ``ParameterError``, which names ``option``, for what is no size.
+    """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ParameterError(
-            "memory-limit", f"--memory-limit {text} is not a size", hint="as in 2G or 900M"
-        )
+        raise ParameterError(option, f"--{option} {text} is not a size", hint="as in 2G or 900M")
     return int(float(match[1]) * _UNIT_BYTES[match[2].lower()])

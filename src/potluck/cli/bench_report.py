@@ -15,7 +15,7 @@ from potluck.engines.arithmetic_choice import speeds_up
 from potluck.engines.roofline import Limits
 from potluck.local import Model
 from potluck.local.bounds import Bounds, PhaseFigures
-from potluck.local.measuring import Run, Workload
+from potluck.local.measuring import SAMPLED, Run, Workload
 from potluck.probe.cpu_cache import last_level_cache_bytes
 from potluck.quantities import format_bytes, format_rate
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
@@ -59,6 +59,8 @@ def bench_document(model: Model, workload: Workload, result: BenchResult) -> dic
         "fast_arithmetic": _fast_arithmetic(model),
         "prefill_tokens_per_second": [run.tokens_per_second for run in prefills],
         "decode_tokens_per_second": [run.tokens_per_second for run in decodes],
+        "sampling": {"temperature": SAMPLED.temperature, "top_p": SAMPLED.top_p},
+        "sampled_tokens_per_second": [run.sampled.tokens_per_second for run in result.runs],
         "limits": None if bounds is None else _limits(bounds, result.limits),
         "prefill": None if bounds is None else _phase(bounds.prefill(prefills, result.limits)),
         "decode": None if bounds is None else _phase(bounds.decode(decodes, result.limits)),
@@ -137,6 +139,12 @@ def _rate_rows(document: Mapping[str, Any]) -> Iterator[Sequence[str]]:
             f"{max(rates):.1f}",
             reached,
         )
+    rates = document["sampled_tokens_per_second"]
+    yield (
+        "decode, sampled",
+        *(f"{each(rates):.1f}" for each in (statistics.median, min, max)),
+        f"temperature {document['sampling']['temperature']}, top-p {document['sampling']['top_p']}",
+    )
 
 
 def _arithmetic_lines(document: Mapping[str, Any]) -> Iterator[str]:

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
+from potluck.cli.addresses import parse_size
 from potluck.cli.options import (
     ArithmeticOption,
     ContextOption,
@@ -37,6 +38,7 @@ from potluck.cli.tables import deployment_lines, node_lines, stage_lines
 from potluck.cluster.agent.control import ask
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.calls import DEFAULT_RECOVERY_WAIT_SECONDS
+from potluck.errors import ParameterError
 from potluck.types.arithmetic import ArithmeticChoice
 from potluck.types.placement import Objective, Rebalance
 from potluck.types.ranges import DEFAULT_TARGET_STEP_MS, require_number
@@ -85,6 +87,16 @@ PrefixCacheOption = Annotated[
         show_default=False,
     ),
 ]
+CacheDiskOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cache-disk",
+        metavar="BYTES",
+        help="Every stage keeps that much of its cache on disk, such as 20GiB, for prompts that "
+        "come again after a restart. They are not encrypted. Default: 0.",
+        show_default=False,
+    ),
+]
 ToolFormatOption = Annotated[
     str | None,
     typer.Option(
@@ -118,6 +130,7 @@ def deploy(
     cache: CacheOption = None,
     prefix_cache: PrefixCacheOption = None,
     target_step_ms: TargetStepOption = None,
+    cache_disk: CacheDiskOption = None,
     tool_format: ToolFormatOption = None,
     quant: QuantOption = Quant.NONE,
     mmap: MmapOption = False,
@@ -139,6 +152,7 @@ def deploy(
         cache=cache,
         prefix_cache=prefix_cache,
         target_step_ms=target_step_ms,
+        cache_disk=cache_disk,
         tool_format=tool_format,
         quant=quant,
         mmap=mmap,
@@ -169,6 +183,7 @@ def deploy_request(
     cache: int | None,
     prefix_cache: bool | None,
     target_step_ms: float | None,
+    cache_disk: str | None,
     tool_format: str | None,
     quant: Quant,
     mmap: bool,
@@ -189,7 +204,9 @@ def deploy_request(
         streams=streams,
     )
     request |= _upkeep(recovery_wait, spares, rebalance)
-    request |= _serving(prefix_cache=prefix_cache, target_step_ms=target_step_ms)
+    request |= _serving(
+        prefix_cache=prefix_cache, target_step_ms=target_step_ms, cache_disk=cache_disk
+    )
     if tool_format is not None:
         request["tool_format"] = tool_format
     return request
@@ -272,7 +289,9 @@ def _upkeep(
     return asked
 
 
-def _serving(*, prefix_cache: bool | None, target_step_ms: float | None) -> dict[str, object]:
+def _serving(
+    *, prefix_cache: bool | None, target_step_ms: float | None, cache_disk: str | None
+) -> dict[str, object]:
     """How requests are served. Raises ``ParameterError``."""
     chosen = settings()
     asked: dict[str, object] = {
@@ -280,6 +299,17 @@ def _serving(*, prefix_cache: bool | None, target_step_ms: float | None) -> dict
         "target_step_ms": chosen.target_step_ms if target_step_ms is None else target_step_ms,
     }
     require_number("target_step_ms", asked["target_step_ms"])
+    disk_bytes = (
+        chosen.cache_disk_bytes if cache_disk is None else parse_size(cache_disk, "cache-disk")
+    )
+    require_number("cache_disk", disk_bytes)
+    if cache_disk is not None and disk_bytes and not asked["prefix_cache"]:
+        raise ParameterError(
+            "cache_disk",
+            "--cache-disk keeps what the prefix cache shares, and that is off",
+            hint="leave out --cache-disk, or turn it on with --prefix-cache",
+        )
+    asked["cache_disk_bytes"] = disk_bytes if asked["prefix_cache"] else 0
     return asked
 
 

@@ -52,11 +52,14 @@ def sampling_line(values: Mapping[str, object]) -> str:
 def figures_line(timings: Timings, *, load_seconds: float | None) -> str:
     """Tokens, seconds and rates on one line; loading too, unless ``load_seconds`` is None.
 
+    Rates count no tokens that were in the cache.
+
     The first new token comes out of prefill: decode has a time and a rate from the second on.
     """
     parts = [] if load_seconds is None else [f"load {format_seconds(load_seconds)}"]
+    cached = f", {timings.num_cached_tokens} cached," if timings.num_cached_tokens else ""
     parts.append(
-        f"prefill {_tokens(timings.num_prompt_tokens)} in "
+        f"prefill {_tokens(timings.num_prompt_tokens)}{cached} in "
         f"{format_seconds(timings.prefill_seconds)} "
         f"({timings.prefill_tokens_per_second:.1f} tokens/s)"
     )
@@ -112,6 +115,7 @@ def run_document(model: Model, generation: Generation, *, load_seconds: float) -
             "prefill_tokens_per_second": timings.prefill_tokens_per_second,
             "decode_seconds": timings.decode_seconds,
             "decode_tokens_per_second": timings.decode_tokens_per_second,
+            "num_cached_tokens": timings.num_cached_tokens,
         },
     }
 

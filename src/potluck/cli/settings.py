@@ -19,6 +19,7 @@ from potluck.types.arithmetic import ArithmeticChoice
 from potluck.types.placement import DEFAULT_NUM_STREAMS, Objective, Rebalance
 from potluck.types.ranges import (
     DEFAULT_TARGET_STEP_MS,
+    MAX_CACHE_DISK_BYTES,
     MAX_REBALANCE_THRESHOLD,
     MAX_RECOVERY_WAIT_SECONDS,
     MAX_SPARES,
@@ -40,9 +41,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ``backend``, ``allow_software``, ``step_seconds``, ``unit_step_seconds``,
     ``idle_test_seconds``, ``stall_seconds`` and ``packed_cache_bytes``: see ``AgentConfig``.
     ``drop_system_line`` is one beginning of lines or several, as ``--drop-system-line`` has them.
-    ``recovery_wait_seconds``, ``spares``, ``rebalance``, ``rebalance_threshold``, ``prefix_cache``
-    and ``target_step_ms`` are of what is deployed from here, and ``objective`` and ``streams`` of
-    plans as well.
+    ``recovery_wait_seconds``, ``spares``, ``rebalance``, ``rebalance_threshold``,
+    ``prefix_cache``, ``cache_disk_bytes`` and ``target_step_ms`` are of what is deployed from here,
+    and ``objective`` and ``streams`` of plans as well.
     """
 
     threads: Annotated[int, msgspec.Meta(ge=1, le=MAX_THREADS)] | None = None
@@ -68,6 +69,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         float, msgspec.Meta(ge=MIN_REBALANCE_THRESHOLD, le=MAX_REBALANCE_THRESHOLD)
     ] = DEFAULT_THRESHOLD
     prefix_cache: bool = True
+    cache_disk_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_CACHE_DISK_BYTES)] = 0
     target_step_ms: Annotated[float, msgspec.Meta(ge=MIN_TARGET_STEP_MS, le=MAX_TARGET_STEP_MS)] = (
         DEFAULT_TARGET_STEP_MS
     )

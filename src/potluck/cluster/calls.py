@@ -543,6 +543,7 @@ class SentToken(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    vector: bytes | None = None
 
     @classmethod
     def of(cls, token: CommittedToken) -> SentToken:
@@ -554,6 +555,7 @@ class SentToken(msgspec.Struct, frozen=True, array_like=True):
             token.finish_reason,
             token.logprob,
             tuple((each.token, each.logprob) for each in token.top) if token.top else (),
+            token.vector,
         )
 
     def committed(self) -> CommittedToken:
@@ -565,6 +567,7 @@ class SentToken(msgspec.Struct, frozen=True, array_like=True):
             logprob=self.logprob,
             top=tuple(TokenLogprob(token=token, logprob=logprob) for token, logprob in self.top),
             finish_reason=self.finish_reason,
+            vector=self.vector,
         )
 
 

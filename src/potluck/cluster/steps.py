@@ -1,11 +1,19 @@
 """Steps and their results as frames carry them.
 
-Headers are msgpack documents of the frozen values themselves; the payload of a step is the hidden
-state, float32 little-endian ``[num_tokens, hidden_size]``.
+A step's header is a msgpack array of four parts, of which each stage reads those that it needs and
+the others pass unread. ``common`` is for all stages: positions, and of block tables what is not as
+it was in the sequence's last step on the same edge. Tokens are for the first stage and are not sent
+on; what is known of the tokens that follow scored ones is for the last, and so are openings. The
+payload is the hidden state, float32 little-endian ``[num_tokens, hidden_size]``.
+
+Both ends of an edge therefore remember tables. ``StepEncoder`` is the coordinator's and decides
+what is remembered; every stage has a ``StepDecoder``. Both begin with nothing when an edge does.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from dataclasses import replace
 from typing import Annotated
 
 import msgspec
@@ -17,22 +25,77 @@ from potluck.scheduling.blocks import blocks_for
 from potluck.scheduling.keeping import MAX_MOVED_BLOCKS
 from potluck.types.ranges import MAX_TOP_LOGPROBS
 from potluck.types.sampling import MAX_LOGIT_BIAS_TOKENS
-from potluck.types.step import KV_BLOCK_TOKENS, HashedBlock, SampledToken, Step
+from potluck.types.step import (
+    KV_BLOCK_TOKENS,
+    BlockCopy,
+    HashedBlock,
+    Pooling,
+    SampledToken,
+    SequenceId,
+    SequenceOpening,
+    SequenceSlice,
+    Step,
+    StepId,
+    TokenLogprob,
+)
 
 MAX_WAITING_SEQUENCES = 256
 """Of a deployment. Beyond that a request is told to come again: it would wait for minutes."""
+
+MAX_TABLES = 512
+"""Block tables that an edge's ends remember: more sequences than a step has, several times over.
+The one that was not used for longest is forgotten."""
 
 _MAX_FAILURE_CHARACTERS = 500
 _INTEGER_BYTES = 9
 """The most that msgpack takes for one."""
 _BLOCK_BYTES = 128
 """Of a hashed block, whose two hashes have 32 bytes each."""
-_TOKEN_BYTES = 96
-_TOP_BYTES = 40
-"""Of a token that comes back, and of each alternative: names of fields and numbers."""
+_TOKEN_BYTES = 48
+_TOP_BYTES = 20
+"""Of a token that comes back, and of each alternative."""
 
 
 StepKind = tuple[int, int]
+
+
+class _Part(msgspec.Struct, frozen=True, array_like=True):
+    """A ``SequenceSlice`` without its tokens: its table is the first ``num_kept`` blocks of the
+    one before, and then ``blocks``.
+    """
+
+    sequence_id: SequenceId
+    start_position: int
+    num_tokens: int
+    num_kept: int
+    blocks: tuple[int, ...]
+    sample: bool
+    score_from: int | None = None
+    pooling: Pooling | None = None
+    ends_pooling: bool = False
+
+
+class _Common(msgspec.Struct, frozen=True, array_like=True):
+    """What every stage reads. ``forgotten`` tables are not remembered any more."""
+
+    parts: tuple[_Part, ...]
+    closed: tuple[SequenceId, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
+    forgotten: tuple[SequenceId, ...] = ()
+    saves: tuple[tuple[int, bytes, bytes], ...] = ()
+
+
+class _Header(msgspec.Struct, frozen=True, array_like=True):
+    """``tokens`` and ``known`` have an item for each part, or none at all.
+
+    ``known`` are the tokens that follow the scored ones of a part, or the last one of a part that
+    gives a vector.
+    """
+
+    common: msgspec.Raw
+    tokens: msgspec.Raw
+    known: msgspec.Raw
+    opened: msgspec.Raw
 
 
 class _Failure(msgspec.Struct, frozen=True):
@@ -40,29 +103,284 @@ class _Failure(msgspec.Struct, frozen=True):
     hint: str
 
 
-encode_step = msgspec.msgpack.Encoder().encode
-encode_sampled = msgspec.msgpack.Encoder().encode
-decode_step = msgspec.msgpack.Decoder(Step).decode
+class _FailedStep(msgspec.Struct, frozen=True, array_like=True):
+    """In the place of a result, with what the stages after the one that failed have to know."""
+
+    failure: _Failure
+    common: msgspec.Raw = msgspec.Raw(b"\xc0")  # nil: nothing
+
+
 encode_restores = msgspec.msgpack.Encoder().encode
 """Of a step's ``restores``, from the first on: a stage sends on those that it has put back."""
 decode_restores = msgspec.msgpack.Decoder(tuple[HashedBlock, ...]).decode
 encode_restored = msgspec.msgpack.Encoder().encode
 """How many of them all stages have put back: the header of such a step's result."""
 decode_restored = msgspec.msgpack.Decoder(Annotated[int, msgspec.Meta(ge=0)]).decode
-decode_sampled = msgspec.msgpack.Decoder(tuple[SampledToken, ...]).decode
-_decode_failure = msgspec.msgpack.Decoder(_Failure).decode
 
 
-def encode_failure(error: PotluckError) -> bytes:
-    """The header of a frame that takes a result's place."""
+class _Sampled(msgspec.Struct, frozen=True, array_like=True):
+    sequence_id: SequenceId
+    position: int
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+    vector: bytes | None = None
+
+
+class _Result(msgspec.Struct, frozen=True, array_like=True):
+    sampled: tuple[_Sampled, ...]
+
+
+_Tokens = tuple[tuple[int, ...], ...]
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_header = msgspec.msgpack.Decoder(_Header).decode
+_decode_common = msgspec.msgpack.Decoder(_Common).decode
+_decode_failed_common = msgspec.msgpack.Decoder(_Common | None).decode
+_decode_tokens = msgspec.msgpack.Decoder(_Tokens).decode
+_decode_opened = msgspec.msgpack.Decoder(tuple[SequenceOpening, ...]).decode
+_decode_result = msgspec.msgpack.Decoder(_Result).decode
+_decode_failed = msgspec.msgpack.Decoder(_FailedStep).decode
+
+_NOTHING = msgspec.Raw(_encode(()))
+
+
+class StepEncoder:
+    """Writes the headers of the steps that go to a first stage, in their order."""
+
+    def __init__(self) -> None:
+        self._tables: OrderedDict[SequenceId, tuple[int, ...]] = OrderedDict()
+
+    def encode(self, step: Step) -> bytes:
+        """Return the header of the next step."""
+        slices = step.slices
+        parts = tuple(map(self._part, slices))
+        for sequence_id in step.closed:
+            self._tables.pop(sequence_id, None)
+        common = _Common(
+            parts,
+            step.closed,
+            tuple((copy.source, copy.target) for copy in step.copies),
+            self._forget_oldest(),
+            tuple((each.block, each.hash, each.parent) for each in step.saves),
+        )
+        known: _Tokens = ()
+        if any(part.score_from is not None or part.ends_pooling for part in slices):
+            known = tuple(map(_known, slices))
+        header = _Header(
+            msgspec.Raw(_encode(common)),
+            msgspec.Raw(_encode(tuple(part.tokens for part in slices))),
+            msgspec.Raw(_encode(known)) if known else _NOTHING,
+            msgspec.Raw(_encode(tuple(map(_needed, step.opened)))) if step.opened else _NOTHING,
+        )
+        return _encode(header)
+
+    def _part(self, part: SequenceSlice) -> _Part:
+        sequence_id, table = part.sequence_id, part.block_table
+        before = self._tables.get(sequence_id, ())
+        num_kept = len(before)
+        if table[:num_kept] != before:
+            num_kept = _num_equal(before, table)
+        self._tables[sequence_id] = table
+        self._tables.move_to_end(sequence_id)
+        return _Part(
+            sequence_id,
+            part.start_position,
+            len(part.tokens),
+            num_kept,
+            table[num_kept:],
+            part.sample,
+            part.score_from,
+            part.pooling,
+            part.ends_pooling,
+        )
+
+    def _forget_oldest(self) -> tuple[SequenceId, ...]:
+        """Keep what the ends remember within bounds; those of the present step are the newest."""
+        num_over = len(self._tables) - MAX_TABLES
+        if num_over <= 0:
+            return ()
+        return tuple(self._tables.popitem(last=False)[0] for _ in range(num_over))
+
+
+class StepDecoder:
+    """Reads the headers that come to a stage, in their order, and writes those that it sends on.
+
+    The steps have what the stage needs of them: one that ``is_first`` has their tokens, to the
+    others those are 0 where they are not scored; one that ``is_last`` has their openings.
+    """
+
+    def __init__(self, *, is_first: bool, is_last: bool) -> None:
+        self._is_first = is_first
+        self._is_last = is_last
+        self._tables: dict[SequenceId, tuple[int, ...]] = {}
+
+    def decode(self, step_id: StepId, header: bytes | memoryview) -> Step:
+        """Return the next step. Raises ``ValueError`` for one that makes no sense."""
+        read = _decode_header(header)
+        common = _decode_common(read.common)
+        tables = self._take(common)
+        known = _decode_tokens(read.known)
+        if self._is_first:
+            tokens = _decode_tokens(read.tokens)
+        else:
+            tokens = tuple((0,) * part.num_tokens for part in common.parts)
+        if len(tokens) != len(common.parts) or len(known) not in (0, len(common.parts)):
+            raise ValueError("a step has tokens for other sequences than it computes")
+        return Step(
+            step_id=step_id,
+            slices=tuple(
+                _slice(part, table, its_tokens, known[index] if known else ())
+                for index, (part, table, its_tokens) in enumerate(
+                    zip(common.parts, tables, tokens, strict=True)
+                )
+            ),
+            opened=_decode_opened(read.opened) if self._is_last else (),
+            closed=common.closed,
+            copies=tuple(BlockCopy(source=each[0], target=each[1]) for each in common.copies),
+            saves=tuple(
+                HashedBlock(block=block, hash=digest, parent=parent)
+                for block, digest, parent in common.saves
+            ),
+        )
+
+    def forwarded(self, header: bytes | memoryview) -> bytes:
+        """Return the header of the same step for the next stage."""
+        read = _decode_header(header)
+        return _encode(_Header(read.common, _NOTHING, read.known, read.opened))
+
+    def failed(self, header: bytes | memoryview, error: PotluckError) -> bytes:
+        """Return the header of the frame that takes the place of a step's result."""
+        return encode_failure(error, _decode_header(header).common)
+
+    def skip(self, header: bytes | memoryview) -> None:
+        """Take note of a step that has failed before; ``header`` is that of its failure."""
+        common = _decode_failed_common(_decode_failed(header).common)
+        if common is not None:
+            self._take(common)
+
+    def _take(self, common: _Common) -> list[tuple[int, ...]]:
+        """Return the parts' tables, as they are now."""
+        tables = self._tables
+        found: list[tuple[int, ...]] = []
+        for part in common.parts:
+            table = tables.get(part.sequence_id, ())
+            if part.num_kept > len(table):
+                raise ValueError(f"the table of sequence {part.sequence_id} is not known")
+            if part.blocks or part.num_kept < len(table):
+                table = table[: part.num_kept] + part.blocks
+            tables[part.sequence_id] = table
+            found.append(table)
+        for sequence_id in (*common.closed, *common.forgotten):
+            tables.pop(sequence_id, None)
+        if len(tables) > MAX_TABLES:
+            raise ValueError(f"more than {MAX_TABLES} tables are to be remembered")
+        return found
+
+
+def encode_sampled(sampled: tuple[SampledToken, ...]) -> bytes:
+    """Return the header of a result."""
+    return _encode(
+        _Result(
+            tuple(
+                _Sampled(
+                    each.sequence_id,
+                    each.position,
+                    each.token,
+                    each.logprob,
+                    tuple((one.token, one.logprob) for one in each.top) if each.top else (),
+                    each.vector,
+                )
+                for each in sampled
+            )
+        )
+    )
+
+
+def decode_sampled(header: bytes | memoryview) -> tuple[SampledToken, ...]:
+    """Return what a result's header says. Raises ``ValueError`` if it makes no sense."""
+    return tuple(
+        SampledToken(
+            sequence_id=each.sequence_id,
+            position=each.position,
+            token=each.token,
+            logprob=each.logprob,
+            top=tuple(TokenLogprob(token=token, logprob=logprob) for token, logprob in each.top)
+            if each.top
+            else (),
+            vector=each.vector,
+        )
+        for each in _decode_result(header).sampled
+    )
+
+
+def encode_failure(error: PotluckError, common: msgspec.Raw | None = None) -> bytes:
+    """Return the header of a frame that takes a result's place."""
     most = _MAX_FAILURE_CHARACTERS
-    return msgspec.msgpack.encode(_Failure(message=error.message[:most], hint=error.hint[:most]))
+    failure = _Failure(message=error.message[:most], hint=error.hint[:most])
+    return _encode(_FailedStep(failure) if common is None else _FailedStep(failure, common))
 
 
 def decode_failure(header: bytes | memoryview) -> EngineError:
-    """The error that a stage met."""
-    failure = _decode_failure(header)
+    """Return the error that a stage met."""
+    failure = _decode_failed(header).failure
     return EngineError(failure.message, hint=failure.hint)
+
+
+def _slice(
+    part: _Part, table: tuple[int, ...], tokens: tuple[int, ...], known: tuple[int, ...]
+) -> SequenceSlice:
+    next_token = None
+    if part.score_from is not None:
+        end = part.num_tokens - part.score_from - 1
+        if len(known) != end + (not part.sample):
+            raise ValueError(f"sequence {part.sequence_id} lacks tokens that are scored")
+        tokens = tokens[: part.score_from + 1] + known[:end]
+        next_token = None if part.sample else known[-1]
+    elif part.ends_pooling:
+        if len(known) != 1:
+            raise ValueError(f"sequence {part.sequence_id} lacks the token that is pooled last")
+        tokens = tokens[:-1] + known
+    return SequenceSlice(
+        sequence_id=part.sequence_id,
+        tokens=tokens,
+        start_position=part.start_position,
+        block_table=table,
+        sample=part.sample,
+        score_from=part.score_from,
+        next_token=next_token,
+        pooling=part.pooling,
+        ends_pooling=part.ends_pooling,
+    )
+
+
+def _known(part: SequenceSlice) -> tuple[int, ...]:
+    """What later stages know of the tokens of ``part``."""
+    if part.score_from is None:
+        return part.tokens[-1:] if part.ends_pooling else ()
+    following = part.tokens[part.score_from + 1 :]
+    return following if part.next_token is None else (*following, part.next_token)
+
+
+def _needed(opening: SequenceOpening) -> SequenceOpening:
+    """Leave out the tokens that nothing depends on: only penalties and grammars look at them."""
+    sampling = opening.sampling
+    if sampling.repetition_penalty != 1.0:
+        return opening
+    counts = sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0
+    if counts or opening.grammar is not None:
+        return replace(opening, prompt_tokens=())
+    return replace(opening, prompt_tokens=(), output_tokens=())
+
+
+def _num_equal(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many items at the beginning are the same."""
+    count = 0
+    for mine, its in zip(one, other, strict=False):
+        if mine != its:
+            break
+        count += 1
+    return count
 
 
 def kind_of(step: Step) -> StepKind:
@@ -103,7 +421,8 @@ def edge_limits(
     blocks, so the table of each may be as long as the context allows. Openings have whole prompts
     and grammars. A sequence closes once, and at most those that hold blocks or wait do. As many
     blocks are saved as the step computes, and a few more. Where all of a step's tokens are scored,
-    each comes back with 20 alternatives, and where sequences are pooled, each with its vector.
+    they are sent twice, and each comes back with 20 alternatives, and where sequences are pooled,
+    each with its vector.
     """
     per_sequence = (
         1024
@@ -112,7 +431,9 @@ def edge_limits(
         + (1 + 2 * _INTEGER_BYTES) * MAX_LOGIT_BIAS_TOKENS
     )
     num_tables = max_step_sequences * blocks_for(context_tokens)
-    num_integers = max_step_tokens + num_tables + num_blocks + MAX_WAITING_SEQUENCES
+    num_integers = (
+        3 * max_step_tokens + num_tables + num_blocks + MAX_WAITING_SEQUENCES + MAX_TABLES
+    )
     num_saved = max_step_tokens // KV_BLOCK_TOKENS + MAX_MOVED_BLOCKS
     return EdgeLimits(
         max_header_bytes=8 * _MAX_FAILURE_CHARACTERS

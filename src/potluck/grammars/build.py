@@ -36,6 +36,18 @@ END = CONTROL + b"<end of text>"
 """A control token that no grammar can name, because of its spaces. The library fails in an obscure
 way where there are none at all."""
 
+_MAX_INTEGER = 10**15 - 1
+"""Of integers that a schema does not bound: small models write digits for ever where they may, and
+JSON has no exact integers beyond 2^53 for most who read it."""
+
+_MAX_GBNF_CHARACTERS = 64 * 1024
+"""To convert it takes time that grows with the square of its rules: 1.5 s for so much of them."""
+
+_SCHEMA_KEYS = ("items", "additionalItems", "additionalProperties", "not", "if", "then", "else")
+_SCHEMA_LIST_KEYS = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
+_SCHEMA_MAP_KEYS = ("properties", "patternProperties", "$defs", "definitions")
+"""Where a schema has schemas: as a value, in a list, in an object."""
+
 _START = "start"
 _BODY = "body"
 _NAMED = re.compile(r"<[^<>\s\[][^<>\s]*>")
@@ -45,11 +57,16 @@ _GBNF_RULE = re.compile(r"(?m)^\s*[\w-]+\s*::=")
 def json_schema(schema: Mapping[str, object] | bool) -> str:
     """Return the grammar of the JSON documents that ``schema`` allows.
 
-    Properties come in the order in which the schema lists them. White space is bounded.
+    Properties come in the order in which the schema lists them. White space is bounded, and
+    integers that the schema does not bound have up to 15 digits. Raise ``ParameterError`` for a
+    schema that is nested too deeply.
     """
     if isinstance(schema, bool):
         schema = {} if schema else {"allOf": [False]}
-    document = {**schema, "x-guidance": _JSON_OPTIONS}
+    try:
+        document = {**_with_bounds(schema), "x-guidance": _JSON_OPTIONS}
+    except RecursionError as error:
+        raise ParameterError("schema", "the JSON schema is nested too deeply") from error
     return _dump({"name": _START, "lark_grammar": f"{OPTIONS}start: @{_BODY}\n"}, (_BODY, document))
 
 
@@ -86,6 +103,12 @@ def ebnf(source: str) -> str:
     """
     if not _GBNF_RULE.search(source):
         return lark(source)
+    if len(source) > _MAX_GBNF_CHARACTERS:
+        raise ParameterError(
+            "grammar",
+            f"the grammar has {len(source):,} characters",
+            hint=f"GBNF may have {_MAX_GBNF_CHARACTERS:,}, and Lark more",
+        )
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     try:
@@ -127,6 +150,31 @@ def control_token(text: str) -> str:
     literal matches other tokens, never the control token.
     """
     return text if _NAMED.fullmatch(text) else f"<|{text}|>"
+
+
+def _with_bounds(schema: Mapping[str, object]) -> dict[str, object]:
+    bounded: dict[str, object] = {}
+    for key, value in schema.items():
+        if key in _SCHEMA_MAP_KEYS and isinstance(value, Mapping):
+            bounded[key] = {name: _bounded(each) for name, each in value.items()}
+        elif key in _SCHEMA_LIST_KEYS and isinstance(value, list):
+            bounded[key] = [_bounded(each) for each in value]
+        elif key in _SCHEMA_KEYS:
+            bounded[key] = _bounded(value)
+        else:
+            bounded[key] = value
+    types = schema.get("type")
+    types = types if isinstance(types, list) else [types]
+    if "integer" in types and "number" not in types:
+        if "minimum" not in schema and "exclusiveMinimum" not in schema:
+            bounded["minimum"] = -_MAX_INTEGER
+        if "maximum" not in schema and "exclusiveMaximum" not in schema:
+            bounded["maximum"] = _MAX_INTEGER
+    return bounded
+
+
+def _bounded(schema: object) -> object:
+    return _with_bounds(schema) if isinstance(schema, Mapping) else schema
 
 
 def require_own_form(grammar: str, parameter: str = "grammar") -> None:

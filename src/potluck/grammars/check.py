@@ -27,6 +27,7 @@ from potluck.errors import ParameterError
 from potluck.grammars.build import require_own_form
 from potluck.grammars.limits import MAX_CHECK_SECONDS, MAX_GRAMMAR_BYTES
 from potluck.quantities import format_bytes
+from potluck.types.text import Tokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +77,15 @@ class GrammarChecker:
             problem = self._remembered[key]
         if problem is not None:
             raise ParameterError(parameter, problem, hint="see docs/structured-output.md")
+
+    def check_for(self, tokenizer: Tokenizer, grammar: str, *, parameter: str = "grammar") -> None:
+        """As ``check``, for a model with ``tokenizer``."""
+        if not tokenizer.eos_token_ids:
+            raise ParameterError(
+                parameter,
+                "the model's tokenizer has no token that ends a text, which grammars need",
+            )
+        self.check(grammar, control_tokens=tokenizer.special_tokens, parameter=parameter)
 
     def close(self) -> None:
         """End the child. Idempotent."""

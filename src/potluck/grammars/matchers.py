@@ -140,6 +140,11 @@ class Matchers:
         """How many matchers are kept."""
         return len(self._idle)
 
+    @property
+    def end_mask(self) -> NDArray[np.uint32]:
+        """A new mask that allows the end of a text and nothing else."""
+        return self._vocabulary.end_mask
+
     def take(self, grammar: str) -> Matcher:
         """Return a matcher for ``grammar``, compiled unless one is kept.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from potluck.errors import EngineError
+from potluck.errors import EngineError, ParameterError
 from potluck.grammars.matchers import Matcher, Matchers
 from potluck.types.engine import NO_MASKS
 from potluck.types.step import SampledToken, SequenceId, Step
@@ -32,22 +32,20 @@ class StepMasks:
     def __init__(self, open_vocabulary: Callable[[], Vocabulary] | None) -> None:
         self._open_vocabulary = open_vocabulary
         self._matchers: Matchers | None = None
-        self._live: dict[SequenceId, Matcher] = {}
+        self._live: dict[SequenceId, Matcher | None] = {}
         self._ahead: dict[SequenceId, NDArray[np.uint32]] = {}
 
     def before(self, step: Step) -> TokenMasks:
         """Return which tokens the sequences may choose from that sample in ``step``.
 
-        Those without a grammar are not in it. Raise ``ParameterError`` for a grammar that cannot
-        be compiled.
+        Those without a grammar are not in it. A sequence whose grammar cannot be compiled after all
+        may only end: it must not disturb the others of its step. Raise ``EngineError`` if grammars
+        cannot be followed here, and as ``open_vocabulary``.
         """
         for opening in step.opened:
             self._end(opening.sequence_id)
             if opening.grammar is not None:
-                matcher = self._take(opening.grammar)
-                self._live[opening.sequence_id] = matcher
-                if not matcher.accept_all(opening.output_tokens):
-                    _log.warning("a replayed sequence does not match its grammar")
+                self._open(opening.sequence_id, opening.grammar, opening.output_tokens)
         if not self._live:
             return NO_MASKS
         return {
@@ -71,7 +69,7 @@ class StepMasks:
                 continue  # it was scored
             matcher = self._live[token.sequence_id]
             self._ahead.pop(token.sequence_id, None)
-            if token.sequence_id in closed:
+            if token.sequence_id in closed or matcher is None:
                 continue
             if not matcher.accept(token.token):
                 _log.warning("a sampled token does not match its grammar: %s", matcher.problem)
@@ -84,16 +82,29 @@ class StepMasks:
         for sequence_id in tuple(self._live):
             self._end(sequence_id)
 
-    def _take(self, grammar: str) -> Matcher:
+    def _open(self, sequence_id: SequenceId, grammar: str, output_tokens: Sequence[int]) -> None:
         if self._matchers is None:
             if self._open_vocabulary is None:
                 raise EngineError("grammars were not prepared for here")
             self._matchers = Matchers(self._open_vocabulary())
-        return self._matchers.take(grammar)
+        try:
+            matcher = self._live[sequence_id] = self._matchers.take(grammar)
+        except ParameterError as error:
+            _log.warning("a grammar that was checked cannot be compiled: %s", error.message)
+            self._live[sequence_id] = None
+            return
+        if not matcher.accept_all(output_tokens):
+            _log.warning("a replayed sequence does not match its grammar: %s", matcher.problem)
 
     def _mask(self, sequence_id: SequenceId) -> NDArray[np.uint32]:
         ahead = self._ahead.get(sequence_id)
-        return self._live[sequence_id].mask() if ahead is None else ahead
+        if ahead is not None:
+            return ahead
+        matcher = self._live[sequence_id]
+        if matcher is None:
+            assert self._matchers is not None
+            return self._matchers.end_mask
+        return matcher.mask()
 
     def _end(self, sequence_id: SequenceId) -> None:
         self._ahead.pop(sequence_id, None)

@@ -140,7 +140,7 @@ class Generation:
 
     def _take(self, update: TimedToken) -> Piece:
         token = update.token
-        self._num_cached_tokens = update.num_cached_tokens
+        self._num_cached_tokens += update.num_cached_tokens
         text = self._detokenizer.push(token.token)
         reason = token.finish_reason
         if reason is not None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from potluck.engines.native import NativeEngine
+from potluck.errors import ParameterError
 from potluck.local.model import Model
 from potluck.local.pipeline import LocalPipeline
 from potluck.scheduling import MAX_STEP_SEQUENCES
@@ -31,6 +32,8 @@ from potluck.types.step import (
 )
 
 _GREEDY = SamplingParams(temperature=0.0)
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95)
+"""Of the decode that draws its tokens, as chat clients ask for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,20 +81,28 @@ class PhaseRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Prefill, and decode after it."""
+    """Prefill, and greedy decode after it; then the same decode with ``SAMPLED``."""
 
     prefill: PhaseRun
     decode: PhaseRun
+    sampled: PhaseRun
 
 
 class Measurement:
     """Measures ``model``, which must not compute anything else meanwhile and is its owner's.
 
-    ``model`` was opened for the cache and context that ``workload`` needs. Raises what the stages
-    raise. Close it before the model.
+    ``model`` was opened for the cache and context that ``workload`` needs. Raises
+    ``ParameterError`` for a model without a head, and what the stages raise. Close it before the
+    model.
     """
 
     def __init__(self, model: Model, workload: Workload) -> None:
+        if not model.description.config.has_logits:
+            raise ParameterError(
+                "model",
+                "the model has no head: it generates nothing that could be measured",
+                hint="measure a model that generates text",
+            )
         self._workload = workload
         self._engines = [stage.engine for stage in model.stages]
         self._native = [each for each in self._engines if isinstance(each, NativeEngine)]
@@ -121,8 +132,10 @@ class Measurement:
             on_progress(number / len(steps))
 
     def run(self) -> Run:
-        """Prefill and decode once."""
-        return Run(prefill=self._prefill(), decode=self._decode())
+        """Prefill once and decode twice."""
+        return Run(
+            prefill=self._prefill(), decode=self._decode(_GREEDY), sampled=self._decode(SAMPLED)
+        )
 
     def _prefill(self) -> PhaseRun:
         workload = self._workload
@@ -130,7 +143,7 @@ class Measurement:
         steps = []
         for parts in self._chunks(workload.depth_tokens, end):
             ended = [part.sequence_id for part in parts if part.sample]
-            opened = tuple(_opening(sequence) for sequence in ended)
+            opened = tuple(_opening(sequence, _GREEDY) for sequence in ended)
             steps.append(self._step(parts, opened=opened, closed=tuple(ended)))
         before = self._op_seconds()
         started = time.perf_counter()
@@ -142,7 +155,7 @@ class Measurement:
         num_tokens = workload.num_sequences * workload.prompt_tokens
         return self._phase(num_tokens, seconds, before, steps)
 
-    def _decode(self) -> PhaseRun:
+    def _decode(self, sampling: SamplingParams) -> PhaseRun:
         workload = self._workload
         waiting = deque(self._groups())
         position = dict.fromkeys(waiting, workload.depth_tokens)
@@ -157,7 +170,7 @@ class Measurement:
         while waiting or computing:
             while waiting and len(computing) < len(self._engines):
                 group = waiting.popleft()
-                steps.append(self._decode_step(group, position[group], tokens))
+                steps.append(self._decode_step(group, position[group], tokens, sampling))
                 computing[steps[-1].step_id] = group
                 self._pipeline.submit(steps[-1])
             outcome = self._outcome()
@@ -171,7 +184,11 @@ class Measurement:
         return self._phase(num_tokens, seconds, before, steps)
 
     def _decode_step(
-        self, group: tuple[SequenceId, ...], position: int, tokens: Mapping[SequenceId, int]
+        self,
+        group: tuple[SequenceId, ...],
+        position: int,
+        tokens: Mapping[SequenceId, int],
+        sampling: SamplingParams,
     ) -> Step:
         first = self._workload.depth_tokens
         last = first + self._workload.decode_tokens - 1
@@ -187,7 +204,7 @@ class Measurement:
         ]
         return self._step(
             parts,
-            opened=tuple(map(_opening, group)) if position == first else (),
+            opened=tuple(_opening(each, sampling) for each in group) if position == first else (),
             closed=group if position == last else (),
         )
 
@@ -273,5 +290,5 @@ class Measurement:
         )
 
 
-def _opening(sequence: SequenceId) -> SequenceOpening:
-    return SequenceOpening(sequence_id=sequence, sampling=_GREEDY, prompt_tokens=())
+def _opening(sequence: SequenceId, sampling: SamplingParams) -> SequenceOpening:
+    return SequenceOpening(sequence_id=sequence, sampling=sampling, prompt_tokens=())

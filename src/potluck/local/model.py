@@ -385,7 +385,7 @@ class Model:
         started = time.perf_counter()
         self._check(tokens, max_tokens, stop)
         if grammar is not None:
-            self._grammars.check(grammar, control_tokens=self.tokenizer.special_tokens)
+            self._grammars.check_for(self.tokenizer, grammar)
         params = self._sampling_params(sampling)
         updates: SimpleQueue[Update] = SimpleQueue()
         request = SequenceRequest(

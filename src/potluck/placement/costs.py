@@ -45,6 +45,8 @@ def model_cost(counting: Counting, size: StageSize) -> ModelCost:
     # loaded through, the logits. Buffers that are shared are counted twice then, not missed.
     embedding_bytes = first.held - middle.held + max(0, first.scratch - middle.scratch)
     head_bytes = final.held - middle.held + max(0, final.scratch - middle.scratch)
+    # The last stage's process may be larger than that between two others: it follows grammars.
+    head_bytes += max(0, final.process - middle.process)
     return ModelCost(
         layer_bytes=tuple(layer.held for layer in layers),
         embedding_bytes=embedding_bytes,
@@ -60,16 +62,18 @@ def model_cost(counting: Counting, size: StageSize) -> ModelCost:
 def most_host_bytes(counting: Counting, size: StageSize) -> int:
     """What any stage takes of the machine's memory on a unit with memory of its own.
 
-    That is its process, largest between two others, and what it is loaded through, largest where
-    all tensors are. Raises as ``CountStage``.
+    That is its process, largest between two others or at the end, and what it is loaded through,
+    largest where all tensors are. Raises as ``CountStage``.
     """
     last = counting.num_layers
     whole = counting.stage(Shard.whole(last), size).memory
-    middle = Shard(
-        start_layer=0, end_layer=last, num_layers=last, has_embedding=False, has_head=False
-    )
-    between = counting.stage(middle, size).memory
-    return whole.staging_bytes + between.process_bytes
+    process_bytes = 0
+    for has_head in (False, True):
+        shard = Shard(
+            start_layer=0, end_layer=last, num_layers=last, has_embedding=False, has_head=has_head
+        )
+        process_bytes = max(process_bytes, counting.stage(shard, size).memory.process_bytes)
+    return whole.staging_bytes + process_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

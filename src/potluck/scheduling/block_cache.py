@@ -137,6 +137,15 @@ class BlockCache:
         """Whether the block with that hash is being restored, and not computed."""
         return self._computing.get(full_hash, _NOBODY) is None
 
+    def may_have_room(self, sequence: SequenceState) -> bool:
+        """Whether ``has_room`` could be true of the sequence, which takes longer to find out."""
+        num_lacking = blocks_for(len(sequence.tokens)) - self._pool.num_free
+        if num_lacking <= 0:
+            return True
+        if not self._is_shared or num_lacking > sequence.most_cached_tokens // KV_BLOCK_TOKENS:
+            return False
+        return self._index.block_of(self._chain(sequence).after(num_lacking)) is not None
+
     def has_room(self, sequence: SequenceState, match: PrefixMatch) -> bool:
         """Whether there are blocks for all known tokens of the sequence."""
         num_new = blocks_for(len(sequence.tokens)) - len(match.blocks)

@@ -233,6 +233,8 @@ class Scheduler:
             num_scored=continuation.num_scored,
             next_score=continuation.num_scored + 1,
             is_alone=is_alone,
+            # Its prompt was counted when it was computed first.
+            num_cached_tokens=None if continuation == NOTHING_COMMITTED else 0,
         )
         self._next_sequence = max(self._next_sequence, sequence_id + 1)
         self._sequences[sequence.sequence_id] = sequence
@@ -340,8 +342,12 @@ class Scheduler:
         """
         scheduled = self._steps_in_flight.pop(step_id)
         if scheduled and seconds is not None and not has_failed:
+            num_chunk_tokens = sum(part.num_chunk_tokens for part in scheduled)
+            num_decodes = sum(part.num_chunk_tokens == 0 for part in scheduled)
             self._chunks.took(
-                seconds, num_chunk_tokens=sum(part.num_chunk_tokens for part in scheduled)
+                seconds,
+                num_tokens=num_chunk_tokens + num_decodes,
+                num_chunk_tokens=num_chunk_tokens,
             )
         self._is_alone_in_flight = False  # nothing is in flight beside such a step
         self._restorer.complete(step_id, num_restored)
@@ -387,7 +393,7 @@ class Scheduler:
         first = self._waiting[0] if self._waiting else None
         if first is None or not first.is_alone:
             return False
-        return self._may_admit(first, self._cache.find(first))
+        return self._admissible(first) is not None
 
     def _empty_cache(self) -> BlockCache:
         limits = self._limits
@@ -421,7 +427,7 @@ class Scheduler:
         self._add_decodes(running, forming)
         budget = min(self._limits.max_step_tokens - len(forming.slices), self._prefill_share)
         if any(each.wants_decode or each.awaiting_sample for each in self._running):
-            budget = min(budget, self._chunks.most_tokens)
+            budget = min(budget, self._chunks.most_tokens(len(forming.slices)))
         for sequence in running:
             if sequence.block_table:  # not preempted just now
                 budget = self._add_prefill(sequence, budget, forming)
@@ -432,8 +438,8 @@ class Scheduler:
                 return
             if sequence.awaited is not None and self._cache.is_computing(sequence.awaited):
                 continue
-            match = self._cache.find(sequence)
-            if not self._may_admit(sequence, match):
+            match = self._admissible(sequence)
+            if match is None:
                 return
             sequence.awaited = None if is_alone else self._cache.worth_awaiting(sequence, match)
             if sequence.awaited is not None:
@@ -471,9 +477,12 @@ class Scheduler:
                 return most
         return max(_LEAST_CHUNK_TOKENS, -(-pending // num_chunks))
 
-    def _may_admit(self, sequence: SequenceState, match: PrefixMatch) -> bool:
-        """Whether a sequence that waits can have the blocks of all its known tokens."""
-        return not sequence.awaiting_sample and self._cache.has_room(sequence, match)
+    def _admissible(self, sequence: SequenceState) -> PrefixMatch | None:
+        """What the cache has for a sequence that waits; None if there is no room for all of it."""
+        if sequence.awaiting_sample or not self._cache.may_have_room(sequence):
+            return None
+        match = self._cache.find(sequence)
+        return match if self._cache.has_room(sequence, match) else None
 
     def _add_decodes(self, running: list[SequenceState], forming: _Forming) -> None:
         decoding = sum(1 for sequence in running if _is_decoding(sequence))

@@ -1,4 +1,4 @@
-"""Chats for templates that know no tools, no calls or no system messages.
+"""Chats for templates that know no tools, no calls, one call alone, or no system messages.
 
 Many a model's template has only users and assistants. Where it has no place for a part of a chat,
 that part is written into the messages which it does know, in the form of Hermes and Qwen, which
@@ -24,6 +24,8 @@ from potluck.types.text import ChatMessage, Tool
 _TOOLS = re.compile(r"\btools\b|\bfunctions\b")
 _TOOL_ROLE = re.compile(r"""['"]tool['"]|\btool_response""")
 
+_ONE_CALL = re.compile(r"only supports single tool-calls at once", re.IGNORECASE)
+"""How the templates of Llama 3.1 and later refuse a message with several calls."""
 _FORM = (
     "To call one, write its name and its arguments as JSON within tags, and end there:",
     "<tool_call>",
@@ -49,6 +51,8 @@ def fill_gaps(
     knows_calls = "tool_calls" in source
     if not knows_calls:
         filled = [_with_calls(message) for message in filled]
+    elif _ONE_CALL.search(source):
+        filled = _one_by_one(filled)
     if not knows_calls and not knows_tools(source) and not _TOOL_ROLE.search(source):
         filled = _with_results(filled)
     if tools and not knows_tools(source):
@@ -79,6 +83,28 @@ def _with_calls(message: ChatMessage) -> ChatMessage:
         calls.append(f"<tool_call>\n{json.dumps(value, ensure_ascii=False)}\n</tool_call>")
     content = "\n".join((message.content, *calls) if message.content else calls)
     return replace(message, content=content, tool_calls=())
+
+
+def _one_by_one(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Several calls of a message are messages of their own, each before its result."""
+    changed: list[ChatMessage] = []
+    pending = list(messages)
+    while pending:
+        message = pending.pop(0)
+        if len(message.tool_calls) < 2:
+            changed.append(message)
+            continue
+        num_results = next(
+            (i for i, each in enumerate(pending) if each.role != "tool"), len(pending)
+        )
+        results, pending = pending[:num_results], pending[num_results:]
+        for index, call in enumerate(message.tool_calls):
+            said = message if index == 0 else ChatMessage(role=message.role, content="")
+            changed.append(replace(said, tool_calls=(call,)))
+            changed += [each for each in results if each.tool_call_id == call.call_id]
+        ids = {call.call_id for call in message.tool_calls}
+        changed += [each for each in results if each.tool_call_id not in ids]
+    return changed
 
 
 def _with_results(messages: Sequence[ChatMessage]) -> list[ChatMessage]:

@@ -165,15 +165,15 @@ def test_another_wire_version_is_reported_on_both_sides() -> None:
     async def body() -> None:
         old, new = Events(), Events()
         async with await Membership.open(make_config(0), observer=old.observer()) as member:
-            newer = make_config(1, member.address, wire_version=3)
+            newer = make_config(1, member.address, wire_version=4)
             with pytest.raises(JoinError) as refused:
                 await Membership.open(newer, observer=new.observer())
             assert refused.value.message == (
-                f"could not join at {member.address}: the nodes there speak wire version 2, "
-                "and this node 3"
+                f"could not join at {member.address}: the nodes there speak wire version 3, "
+                "and this node 4"
             )
-            await until(lambda: old.seen == [f"incompatible {node_id(1)} 3"], within=2)
-            assert new.seen == [f"incompatible {node_id(0)} 2"]
+            await until(lambda: old.seen == [f"incompatible {node_id(1)} 4"], within=2)
+            assert new.seen == [f"incompatible {node_id(0)} 3"]
             assert member.nodes() == frozenset()
 
     asyncio.run(body())

@@ -37,8 +37,8 @@ LIMITS = Limits(read_bytes_per_second=40e9, int8_operations_per_second=4e12)
 def test_settings_are_measured_once_and_by_type() -> None:
     settings = settings_of(questions(list(CLAIMS), SCOPE))
     assert len(settings) == len(set(settings))
-    # Plain, fast, 8 sequences, deep, one thread, avx2 and busy; BF16 has its plain one.
-    assert [each.type_name for each in settings] == ["Q8_0"] * 7 + ["BF16"]
+    # Plain, fast, 8 sequences, both sampled, deep, one thread, avx2 and busy; BF16 is plain.
+    assert [each.type_name for each in settings] == ["Q8_0"] * 9 + ["BF16"]
 
 
 def test_a_claim_alone() -> None:

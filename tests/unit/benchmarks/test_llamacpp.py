@@ -95,6 +95,7 @@ def test_samples_and_limits_of_ours() -> None:
     document = {
         "prefill_tokens_per_second": [477.0],
         "decode_tokens_per_second": [40.0, 41.0],
+        "sampled_tokens_per_second": [39.0, 40.0],
         "limits": {
             "read_bytes_per_second": [40e9, 42e9, 43e9],
             "peaks": [
@@ -111,6 +112,8 @@ def test_samples_and_limits_of_ours() -> None:
         rates=Rates(prefill=(477.0,), decode=(40.0, 41.0), outside=(0.25,), of_bandwidth=(0.8,)),
         limits=Limits(read_bytes_per_second=42e9, int8_operations_per_second=2.5e12),
     )
+    sampled = parse_bench(json.dumps(document), is_fast=False, is_sampled=True).rates
+    assert sampled == Rates(prefill=(477.0,), decode=(39.0, 40.0), outside=(0.25,))
 
 
 def test_exact_arithmetic_does_not_pass_for_fast() -> None:

@@ -15,6 +15,8 @@ def document(**changes: Any) -> dict[str, Any]:
         "fast_arithmetic": None,
         "prefill_tokens_per_second": [100.0, 300.0, 120.0],
         "decode_tokens_per_second": [10.0, 30.0, 12.0],
+        "sampling": {"temperature": 0.8, "top_p": 0.95},
+        "sampled_tokens_per_second": [9.0, 29.0, 11.0],
         "limits": None,
         "prefill": None,
         "decode": None,
@@ -28,6 +30,8 @@ def test_medians_stand_beside_the_least_and_the_most() -> None:
         ["prefill", "120.0", "100.0", "300.0"],
         ["decode", "12.0", "10.0", "30.0"],
     ]
+    assert lines[3].split()[:5] == ["decode,", "sampled", "11.0", "9.0", "29.0"]
+    assert lines[3].endswith("temperature 0.8, top-p 0.95")
     assert "x/tinygrad:CL is not native" in lines[-1]
 
 

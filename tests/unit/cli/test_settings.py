@@ -98,11 +98,14 @@ def test_serving(tmp_path: Path) -> None:
     write_config(tmp_path, "prefix_cache = false\ntarget_step_ms = 50\n")
     settings = read_settings({"POTLUCK_TARGET_STEP_MS": "75.5"}, tmp_path)
     assert (settings.prefix_cache, settings.target_step_ms) == (False, 75.5)
+    assert Settings().cache_disk_bytes == 0
+    assert read_settings({"POTLUCK_CACHE_DISK_BYTES": "5000"}, None).cache_disk_bytes == 5000
     for name, value in (
         ("PREFIX_CACHE", "perhaps"),
         ("TARGET_STEP_MS", "0"),
         ("TARGET_STEP_MS", "nan"),
         ("TARGET_STEP_MS", "1e9"),
+        ("CACHE_DISK_BYTES", "-1"),
     ):
         with pytest.raises(UsageError, match=f"POTLUCK_{name}"):
             read_settings({f"POTLUCK_{name}": value}, None)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from potluck.cluster.steps import (
     MAX_WAITING_SEQUENCES,
+    StepEncoder,
     decode_failure,
     edge_limits,
     encode_failure,
+    encode_restores,
     encode_sampled,
-    encode_step,
     result_bytes,
 )
 from potluck.errors import EngineError, ParameterError
 from potluck.scheduling.blocks import blocks_for
+from potluck.scheduling.keeping import MAX_MOVED_BLOCKS
 from potluck.types.ranges import MAX_TOP_LOGPROBS
 from potluck.types.sampling import MAX_LOGIT_BIAS_TOKENS, validate_sampling
 from potluck.types.step import (
+    BlockCopy,
+    HashedBlock,
     SampledToken,
     SamplingParams,
     SequenceId,
@@ -74,8 +80,17 @@ def test_the_largest_step_and_its_result_fit(context: int) -> None:
         )
     ] * num_sequences
     closed = (SequenceId(LARGE),) * (num_blocks + MAX_WAITING_SEQUENCES)
-    step = Step(step_id=StepId(LARGE), slices=tuple(slices), opened=tuple(opened), closed=closed)
-    assert len(encode_step(step)) <= limits.max_header_bytes
+    saved = HashedBlock(block=LARGE, hash=bytes(32), parent=bytes(32))
+    step = Step(
+        step_id=StepId(LARGE),
+        slices=tuple(slices),
+        opened=tuple(opened),
+        closed=closed,
+        copies=(BlockCopy(source=LARGE, target=LARGE),) * num_sequences,
+        saves=(saved,) * max(MAX_MOVED_BLOCKS, num_tokens // 16),
+    )
+    assert len(encode_restores((saved,) * MAX_MOVED_BLOCKS)) <= limits.max_header_bytes
+    assert len(StepEncoder().encode(step)) <= limits.max_header_bytes
     sample = SampledToken(
         sequence_id=SequenceId(LARGE),
         position=LARGE,
@@ -85,6 +100,9 @@ def test_the_largest_step_and_its_result_fit(context: int) -> None:
     )
     assert len(encode_sampled((sample,) * num_tokens)) <= limits.max_header_bytes
     assert len(encode_sampled((sample,) * num_tokens)) <= result_bytes(num_tokens, 0, 64)
+    vectors = (replace(sample, vector=bytes(4 * 64)),) * num_sequences
+    results = encode_sampled((*vectors, *(sample,) * (num_tokens - num_sequences)))
+    assert len(results) <= result_bytes(num_tokens, num_sequences, 64) <= limits.max_header_bytes
     assert limits.max_payload_bytes == 4 * 64 * num_tokens
 
 

@@ -13,7 +13,7 @@ from support.token_masks import mask_of
 
 from potluck.engines.native import ThreadPool, available_isas
 from potluck.engines.native_program import core_opening
-from potluck.engines.reference_sampling import philox_4x32_10
+from potluck.engines.reference_sampling import philox_4x32_10, uniform
 from potluck.engines.reference_sampling import sample as reference_sample
 from potluck.kernels import runner
 from potluck.types.step import SamplingParams, SequenceId, SequenceOpening
@@ -281,6 +281,100 @@ def test_draws_have_the_right_frequencies(params: SamplingParams) -> None:
     # 99.9 % points of chi-square with 8, 7, 6, 5, 4 degrees (Abramowitz and Stegun, 26.8).
     limits = {8: 26.12, 7: 24.32, 6: 22.46, 5: 20.52, 4: 18.47}
     assert chi_square < limits[len(kept) - 1]
+
+
+WIDE_PARAMS = [
+    SamplingParams(seed=5),
+    SamplingParams(seed=5, temperature=0.05),
+    SamplingParams(seed=5, temperature=0.8, top_p=0.95),
+    SamplingParams(seed=5, temperature=2.0, top_p=0.999),
+    SamplingParams(seed=5, top_p=0.3, min_p=0.01),
+    SamplingParams(seed=5, top_p=0.0),
+    SamplingParams(seed=5, top_k=600),
+    SamplingParams(seed=5, top_k=512, top_p=0.9),
+    SamplingParams(seed=5, top_k=20_000, top_p=0.9, min_p=0.02),
+    SamplingParams(seed=5, top_k=10**6, top_p=0.9),
+    SamplingParams(seed=5, min_p=0.3),
+    SamplingParams(seed=5, top_k=3000, logit_bias=((7, 3e38), (9, -3e38), (11, 20.0))),
+    SamplingParams(seed=5, top_p=0.9, logit_bias=((7, -3e38), (9, 12.0))),
+]
+
+
+@pytest.mark.parametrize("params", WIDE_PARAMS, ids=range(len(WIDE_PARAMS)))
+@pytest.mark.parametrize("kind", ["flat", "normal", "peaked", "skewed", "tied", "equal"])
+def test_a_wide_vocabulary_as_the_reference(params: SamplingParams, kind: str) -> None:
+    """Of distributions for which the cut is found in different ways."""
+    vocab_size = 50_011
+    rng = np.random.default_rng(8)
+    sampler = make(vocab_size)
+    open_sequence(sampler, params)
+    for position in range(6):
+        normal = rng.standard_normal(vocab_size)
+        logits = {
+            "flat": normal * 0.1,
+            "normal": normal,
+            "peaked": normal * 2 + 30 * (rng.random(vocab_size) < 1e-4),
+            "skewed": -np.log(rng.permutation(vocab_size) + 1.0) * 1.1,
+            "tied": np.round(normal, 1),
+            "equal": np.zeros(vocab_size),
+        }[kind].astype(np.float32)
+        expected = reference_sample(
+            logits, params, prompt_tokens=(), output_tokens=(), position=position
+        )
+        (actual,) = sampler.sample([(0, position)], logits[None])
+        assert actual.token == expected.token
+
+
+def test_what_masks_forbid_is_not_cut_into() -> None:
+    """Fewer tokens are allowed than top_k would keep; the others are all equal."""
+    vocab_size = 5000
+    allowed = range(17, vocab_size, 50)
+    mask = mask_of(vocab_size, allowed)
+    logits = np.random.default_rng(3).standard_normal((1, vocab_size)).astype(np.float32)
+    sampler = make(vocab_size)
+    open_sequence(sampler, SamplingParams(top_k=4000, top_p=0.99))
+    tokens = {sampler.sample([(0, i)], logits, masks=[(0, mask)])[0].token for i in range(2000)}
+    assert tokens <= set(allowed)
+    assert len(tokens) > 80
+
+
+def test_a_number_of_zero_does_not_choose_what_has_no_weight() -> None:
+    """Positions with the smallest numbers of many, and a first token of tiny weight."""
+    numbers = [float(uniform(0, position)) for position in range(200_000)]
+    sampler = make(2)
+    open_sequence(sampler, SamplingParams())
+    logits = as_logits(0, np.log(2.0**22))  # the first token has a share of 2^-22
+    for position in np.argsort(numbers)[:20]:
+        expected = 0 if numbers[position] + 2**-25 < 1 / (1 + 2**22) else 1
+        assert sampler.sample([(0, int(position))], logits)[0].token == expected
+    rare = as_logits(0, 60)
+    assert {sampler.sample([(0, int(i))], rare)[0].token for i in np.argsort(numbers)[:20]} == {1}
+
+
+@pytest.mark.parametrize("params", WIDE_PARAMS, ids=range(len(WIDE_PARAMS)))
+@pytest.mark.parametrize("isa", available_isas())
+def test_the_same_tokens_on_every_instruction_set_and_number_of_threads(
+    isa: str, params: SamplingParams
+) -> None:
+    """A row's blocks divided among threads, or rows; against one thread and the scalar kernels."""
+    vocab_size = 20_000
+    rng = np.random.default_rng(6)
+    logits = rng.standard_normal((4, vocab_size)).astype(np.float32)
+    logits[1] *= 0.01
+    logits[2] *= 8
+    mask = mask_of(vocab_size, map(int, rng.choice(vocab_size, 7000, replace=False)))
+    found = []
+    for name, num_threads in (("scalar", 1), (isa, 1), (isa, 3), (isa, 8)):
+        sampler = make(vocab_size, num_threads=num_threads, isa=name)
+        for sequence in range(4):
+            open_sequence(sampler, params, sequence=sequence)
+        tokens = [
+            each.token
+            for position in range(5)
+            for each in sampler.sample([(i, position) for i in range(4)], logits, masks=[(3, mask)])
+        ]
+        found.append(tokens)
+    assert found[1:] == found[:1] * 3
 
 
 @pytest.mark.parametrize("isa", available_isas())

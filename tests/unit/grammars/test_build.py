@@ -85,3 +85,42 @@ def test_malformed_grammars_are_refused() -> None:
         build.ebnf('root ::= "a" nope')
     with pytest.raises(ParameterError, match="nested too deeply"):
         build.ebnf("root ::= " + "(" * 5000 + '"a"' + ")" * 5000)
+    with pytest.raises(ParameterError, match="characters"):
+        build.ebnf('root ::= "a"\n' + "\n".join(f'r{i} ::= "a"' for i in range(10_000)))
+
+
+def test_integers_have_bounds() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"type": ["integer", "null"]},
+            "b": {"$ref": "#/$defs/b"},
+            "c": {"const": {"type": "integer"}},
+            "d": {"type": "array", "items": {"anyOf": [{"type": "integer", "minimum": 5}]}},
+        },
+        "required": ["a", "b", "c", "d"],
+        "additionalProperties": False,
+        "$defs": {"b": {"type": "integer"}},
+    }
+    grammar = build.json_schema(schema)
+    most, too_much = "9" * 15, "1" + "0" * 15
+    for a, b, d, is_good in (
+        (most, "-" + most, most, True),
+        ("null", "0", "5", True),
+        (too_much, "0", "5", False),
+        ("0", "-" + too_much, "5", False),
+        ("0", "0", too_much, False),
+        ("0", "0", "4", False),
+    ):
+        text = f'{{"a":{a},"b":{b},"c":{{"type":"integer"}},"d":[{d}]}}'
+        assert matches(grammar, text) == is_good, text
+    assert matches(build.json_schema({"type": ["integer", "number"]}), too_much)
+    assert matches(build.json_schema({"type": "integer", "maximum": 10**16}), too_much)
+
+
+def test_deep_schemas_are_refused() -> None:
+    schema: dict[str, object] = {}
+    for _ in range(5000):
+        schema = {"items": schema}
+    with pytest.raises(ParameterError, match="deep"):
+        build.json_schema(schema)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.grammars import BYTES, TOKENS
 
-from potluck.errors import EngineError, ParameterError
+from potluck.errors import EngineError
 from potluck.grammars import build
 from potluck.grammars.step_masks import StepMasks
 from potluck.grammars.vocabulary import Vocabulary
@@ -147,9 +147,18 @@ def test_output_that_no_grammar_allowed_is_ended(masks: StepMasks) -> None:
 def test_what_cannot_be_followed_is_refused(masks: StepMasks) -> None:
     with pytest.raises(EngineError, match="not prepared"):
         StepMasks(None).before(step(opened=[opening(A, GRAMMAR)]))
-    with pytest.raises(ParameterError, match="contains"):
-        masks.before(step(opened=[opening(A, build.json_schema({"contains": {}}))]))
-    assert masks.before(step(part(A, 0))) == {}
+
+
+def test_a_grammar_that_cannot_be_compiled_ends_its_own_sequence_only(masks: StepMasks) -> None:
+    bad = build.json_schema({"contains": {}})
+    now = step(part(A, 0), part(B, 0), opened=[opening(A, bad), opening(B, GRAMMAR)])
+    found = masks.before(now)
+    assert texts(found[A]) == "."
+    assert texts(found[B]) == "ab"
+    masks.after(now, [sampled(A, 1, chr(258)), sampled(B, 1, "a")])
+    assert texts(masks.before(step(part(A, 1)))[A]) == "."
+    masks.after(step(closed=[A, B]), [])
+    assert masks.before(step(part(A, 2))) == {}
 
 
 def test_random_interleavings_are_as_each_sequence_alone() -> None:

@@ -100,3 +100,21 @@ def test_other_salts_share_no_hash() -> None:
     other, same = make_cache(salt=b"other"), make_sequence(0, PROMPT)
     some = one.stored_candidates(sequence, one.find(sequence))
     assert not set(some) & set(other.stored_candidates(same, other.find(same)))
+
+
+def test_a_sequence_that_shares_blocks_with_live_ones_needs_room_for_the_others_only() -> None:
+    cache = make_cache(num_blocks=5)
+    first, same, other = (
+        make_sequence(0, PROMPT),
+        make_sequence(1, PROMPT),
+        make_sequence(2, [*range(200, 250)]),
+    )
+    cache.admit(first, cache.find(first))  # 4 of 5
+    assert not cache.may_have_room(same)
+    cache.computed(first, 48)
+    for sequence, has_room in ((same, True), (other, False)):
+        assert cache.may_have_room(sequence) is has_room
+        assert cache.has_room(sequence, cache.find(sequence)) is has_room
+    cache.release(first)
+    assert cache.may_have_room(other)
+    assert cache.has_room(other, cache.find(other))

@@ -261,3 +261,18 @@ def test_a_continuation_of_which_all_but_one_token_is_cached() -> None:
     pipeline.submit(step)
     scheduler.complete(*pipeline.run_oldest())
     assert run(scheduler, pipeline)[sequence] == expected_tokens(PROMPT, 3)[2:]
+
+
+def test_cached_tokens_are_those_of_the_first_admission() -> None:
+    scheduler, pipeline = make_scheduler(), ToyPipeline()
+    scheduler.add(request(PROMPT))
+    run(scheduler, pipeline)
+    new = scheduler.add(request(PROMPT, 3))
+    had = Continuation(output_tokens=tuple(expected_tokens(PROMPT, 1)))
+    continued = scheduler.add(request(PROMPT, 3), continuation=had)
+    assert scheduler.num_cached_tokens(new) is None
+    step = next_step(scheduler)
+    assert [part.start_position for part in step.slices] == [39, 40]
+    assert scheduler.num_cached_tokens(new) == 39
+    assert scheduler.num_cached_tokens(continued) == 0, "whoever computed it first has told"
+    assert scheduler.num_cached_tokens(SequenceId(99)) is None

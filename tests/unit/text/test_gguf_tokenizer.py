@@ -268,3 +268,10 @@ def test_chat_template() -> None:
         read_chat_template({**metadata, **both, "tokenizer.chat_template.tool_use": 3})
     with pytest.raises(ModelFileError, match="not text"):
         read_chat_template({**metadata, "tokenizer.chat_template": 3})
+
+
+def test_closing_tokens() -> None:
+    metadata = byte_level_metadata(train_byte_level(GPT2), "gpt-2", ("<|endoftext|>",))
+    assert build_tokenizer(metadata).closing_tokens == ()
+    closing = build_tokenizer({**metadata, "tokenizer.ggml.add_eos_token": True})
+    assert closing.closing_tokens == (metadata["tokenizer.ggml.eos_token_id"],)

@@ -319,3 +319,38 @@ def test_a_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
     directory = write_model_directory(tmp_path, llama3_json(), config={"chat_template": 7})
     with pytest.raises(ModelFileError, match="not text"):
         load_chat_template(directory)
+
+
+def with_processor(style: str, single: list[dict[str, object]], tokens: dict[str, int]) -> str:
+    document = json.loads(STYLES[style]())
+    document["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": single,
+        "special_tokens": {
+            name: {"id": name, "ids": [token], "tokens": [name]} for name, token in tokens.items()
+        },
+    }
+    return json.dumps(document)
+
+
+def test_closing_tokens_are_those_that_the_library_adds(tmp_path: Path) -> None:
+    """As Qwen3-Embedding's tokenizer.json has them."""
+    text: dict[str, object] = {"Sequence": {"id": "A", "type_id": 0}}
+    end: dict[str, object] = {"SpecialToken": {"id": "<|im_end|>", "type_id": 0}}
+    first = Tokenizer.from_str(STYLES["qwen2"]()).token_to_id("<|im_end|>")
+    assert first is not None
+    for number, single in enumerate(([text], [text, end], [end, text, end, end])):
+        described = with_processor("qwen2", single, {"<|im_end|>": first})
+        library = Tokenizer.from_str(described)
+        tokenizer = load_tokenizer(write_model_directory(tmp_path / str(number), described))
+        assert [*tokenizer.encode("A cat."), *tokenizer.closing_tokens] == library.encode(
+            "A cat."
+        ).ids
+
+
+def test_closing_tokens_by_the_configuration(tmp_path: Path) -> None:
+    config: dict[str, object] = {"eos_token": "<|im_end|>", "add_eos_token": True}
+    directory = write_model_directory(tmp_path, STYLES["qwen2"](), config=config)
+    tokenizer = load_tokenizer(directory)
+    assert tokenizer.closing_tokens == tokenizer.eos_token_ids[-1:] != ()

@@ -179,3 +179,21 @@ def test_rows_that_do_not_exist_or_fit(start: int, end: int, size: int) -> None:
     _, source = interleaved(np.zeros((4, 2), np.float32), 1, TensorFormat.F32)
     with pytest.raises(ValueError, match="rows"):
         source.read_rows("q", start, end, memoryview(bytearray(size)))
+
+
+def test_some_rows_of_a_tensor() -> None:
+    info = TensorInfo(name="lm_head.weight", shape=(4, 1), format=TensorFormat.F16)
+    raw = MemorySource({"lm_head.weight": (info, b"aabbccdd")})
+    stored = StoredTensor(
+        canonical_name="classifier", stored_names=("lm_head.weight",), rows=(3, 0, 1)
+    )
+    source = CanonicalSource(raw, [stored])
+    assert source.info("classifier").shape == (3, 1)
+    assert read_whole(source, "classifier") == b"ddaabb"
+    assert read_in_pieces(source, "classifier", 2) == b"ddaabb"
+    for bounds, size in (((0, 4), 8), ((2, 1), 0), ((0, 1), 4)):
+        with pytest.raises(ValueError, match="classifier"):
+            source.read_rows("classifier", *bounds, memoryview(bytearray(size)))
+    beyond = StoredTensor(canonical_name="beyond", stored_names=("lm_head.weight",), rows=(4,))
+    with pytest.raises(ModelFileError, match="rows"):
+        CanonicalSource(raw, [beyond]).info("beyond")

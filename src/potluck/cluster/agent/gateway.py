@@ -188,6 +188,7 @@ def _load_served_model(record: DeploymentRecord, fingerprints: Fingerprints) -> 
     from potluck.text.fill_in import find_fill_in
     from potluck.text.reasoning import reasoning_format
     from potluck.text.rerank import check_labels, encode_pair, rerank_template
+    from potluck.text.template_gaps import knows_tools
     from potluck.text.tool_formats import choose_output_format
 
     fingerprints.check_text(record)
@@ -213,7 +214,7 @@ def _load_served_model(record: DeploymentRecord, fingerprints: Fingerprints) -> 
         output_format=output_format,
         architecture=description.config.family,
         template=source,
-        takes_tools=source is not None and "tools" in source,
+        takes_tools=source is not None and knows_tools(source),
         can_think=source is not None and reasoning_format(source) is not None,
         has_logits=description.config.has_logits,
         vector_size=description.config.vector_size,

@@ -11,10 +11,13 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 
 from potluck.cluster.calls import Fed, Feed, GenerateFailure, Tokens
 from potluck.errors import CallError, EngineError, PotluckError
-from potluck.types.sequence import Cancel, OnUpdate, SequenceUpdate
+from potluck.types.sequence import Cancel, CommittedToken, OnUpdate, SequenceUpdate
 
 MAX_PART_NUMBERS = 8192
 """Tokens and alternatives in a part: some 150 KB, far below what a message may have."""
+
+_NUMBER_BYTES = 20
+"""Of a token or an alternative on its way, about."""
 
 MAX_WAITING_NUMBERS = 1 << 18
 """Of a gateway that takes them more slowly than they are computed: some tens of megabytes."""
@@ -95,7 +98,7 @@ def in_parts(update: SequenceUpdate) -> Iterator[SequenceUpdate]:
     start = count = 0
     num_cached_tokens = update.num_cached_tokens
     for end, token in enumerate(tokens):
-        here = 1 + len(token.top)
+        here = _weight(token)
         if count + here > MAX_PART_NUMBERS and end > start:
             yield SequenceUpdate(tokens=tokens[start:end], num_cached_tokens=num_cached_tokens)
             start, count, num_cached_tokens = end, 0, 0
@@ -138,7 +141,12 @@ def _in_feeds(waiting: list[tuple[int, SequenceUpdate | GenerateFailure]]) -> It
 
 
 def _num_numbers(update: SequenceUpdate) -> int:
-    return len(update.tokens) + sum(len(token.top) for token in update.tokens)
+    return sum(map(_weight, update.tokens))
+
+
+def _weight(token: CommittedToken) -> int:
+    """What a token counts: itself, its alternatives, and a vector by its size."""
+    return 1 + len(token.top) + (len(token.vector) // _NUMBER_BYTES if token.vector else 0)
 
 
 def _tellable(error: Exception) -> PotluckError:

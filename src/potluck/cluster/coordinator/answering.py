@@ -29,6 +29,7 @@ from potluck.errors import (
     PotluckError,
     RefusedRequestError,
 )
+from potluck.grammars.limits import MAX_GRAMMAR_BYTES
 from potluck.scheduling import SchedulerLimits
 from potluck.serving.dispatcher import Dispatcher, Load
 from potluck.serving.ledger import Update
@@ -394,9 +395,8 @@ class Answering:
     def _check(self, request: SequenceRequest, continuation: Continuation) -> None:
         vocab_size = self._vocab_size
         validate_sampling(request.sampling, vocab_size)
-        if not request.prompt_tokens or not all(
-            0 <= token < vocab_size for token in request.prompt_tokens
-        ):
+        prompt = request.prompt_tokens
+        if not prompt or min(prompt) < 0 or max(prompt) >= vocab_size:
             raise ParameterError("prompt", f"a prompt has tokens from 0 to {vocab_size - 1}")
         if (request.max_new_tokens or 0) < 0 or request.asks_for_nothing:
             raise ParameterError("max_tokens", "at least one token must be asked for")
@@ -410,3 +410,5 @@ class Answering:
             )
         if not all(0 <= token < vocab_size for token in continuation.output_tokens):
             raise ParameterError("continuation", f"it has tokens from 0 to {vocab_size - 1}")
+        if request.grammar is not None and len(request.grammar.encode()) > MAX_GRAMMAR_BYTES:
+            raise ParameterError("grammar", f"a grammar has at most {MAX_GRAMMAR_BYTES:,} bytes")

@@ -107,7 +107,7 @@ class Attempt:
         Also on what the stages before a stage compute: its node knows nothing of that.
         """
         record = self.record
-        if not record.cache_disk_bytes or not record.stages:
+        if not record.cache_disk_bytes or not record.prefix_cache or not record.stages:
             return None
         kept = [self._kept_blocks.get(index, "") for index in range(len(record.stages))]
         if not all(kept):

@@ -15,11 +15,11 @@ from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import Frame, FrameKind
 from potluck.cluster.edges.path_figures import PathFigures
 from potluck.cluster.steps import (
+    StepEncoder,
     decode_failure,
     decode_restored,
     decode_sampled,
     encode_restores,
-    encode_step,
 )
 from potluck.errors import DefectError, EdgeError, EngineError, PotluckError
 from potluck.serving.pipeline import OnOutcome, StepOutcome
@@ -66,11 +66,11 @@ class OverdueStep:
 class RemotePipeline:
     """A ``Pipeline`` over edges. Owns both and closes them.
 
-    One thread sends and one receives, so that ``submit`` never waits for a stage that does not
-    read. Results come in the order of the steps. When an edge ends, or anything goes wrong in
-    either thread, ``on_lost`` is called once, on a thread of the pipeline, before the steps in
-    flight and all later ones fail with that reason. It is a ``DefectError`` where it was no edge
-    that failed.
+    One thread sends what does not go at once and one receives, so that ``submit`` never waits for a
+    stage that does not read. Results come in the order of the steps. When an edge ends, or anything
+    goes wrong in either thread, ``on_lost`` is called once, on a thread of the pipeline, before the
+    steps in flight and all later ones fail with that reason. It is a ``DefectError`` where it was
+    no edge that failed.
 
     ``on_overdue`` is called on a thread of the pipeline when a step takes longer than others like
     it did (see ``StepTimes``), and again now and then while it is awaited. It must return at once.
@@ -93,13 +93,16 @@ class RemotePipeline:
         self._on_outcome = on_outcome
         self._on_lost = on_lost
         self._on_overdue = on_overdue
+        self._encoder = StepEncoder()
         self._times = StepTimes(step_seconds)
         self._first_wait_seconds = min(FLOOR_SECONDS, step_seconds)
         self._grace_seconds = min(_GRACE_SECONDS, step_seconds)
         self._awaited: Step | None = None
         self._awaited_since = 0.0
         self._being_sent: Step | None = None
-        self._submitted: SimpleQueue[Step | None] = SimpleQueue()
+        self._submitted: SimpleQueue[tuple[Step, bytes] | None] = SimpleQueue()
+        self._num_queued = 0
+        self._num_taken = 0
         self._in_flight: SimpleQueue[Step | None] = SimpleQueue()
         self._not_sent: PotluckError | None = None
         self._lost: EngineError | None = None
@@ -114,8 +117,18 @@ class RemotePipeline:
             thread.start()
 
     def submit(self, step: Step) -> None:
-        """Queue a step; returns at once."""
-        self._submitted.put(step)
+        """Send a small step, where the kernel takes it at once, or queue it; never waits.
+
+        Called by one thread at a time, as the dispatcher does under its lock.
+        """
+        header = self._encoded(step)
+        is_idle = self._num_queued == self._num_taken  # the thread that sends has nothing to do
+        if is_idle and self._not_sent is None and self._outgoing.takes_at_once(len(header)):
+            self._in_flight.put(step)
+            self._send(step, header)
+            return
+        self._num_queued += 1
+        self._submitted.put((step, header))
 
     def path(self) -> tuple[NodeId, PathFigures] | None:
         """Return what the edge to the first stage shows, and the node it leads to."""
@@ -136,31 +149,40 @@ class RemotePipeline:
 
     def _send_all(self) -> None:
         try:
-            while (step := self._submitted.get()) is not None:
+            while (submitted := self._submitted.get()) is not None:
+                step, header = submitted
                 self._in_flight.put(step)
                 if self._not_sent is None:
-                    self._send_or_close(step)
+                    self._send(step, header)
+                self._num_taken += 1
         finally:
             self._in_flight.put(None)
 
-    def _send_or_close(self, step: Step) -> None:
+    def _encoded(self, step: Step) -> bytes:
         try:
-            self._send(step)
+            return encode_restores(step.restores) if step.restores else self._encoder.encode(step)
         except Exception as error:  # noqa: BLE001 - whatever it is, this step will have no result
-            # Told by the thread that receives, in its turn: this ends its wait.
-            self._not_sent = _as_told(error, "a step could not be sent")
-            self._incoming.close()
+            self._give_up_sending(error)
+            return b""
 
-    def _send(self, step: Step) -> None:
+    def _send(self, step: Step, header: bytes) -> None:
         started = time.perf_counter()
         kind = FrameKind.RESTORE if step.restores else FrameKind.STEP
-        header = encode_restores(step.restores) if step.restores else encode_step(step)
         self._being_sent = step
-        self._outgoing.send(kind, step.step_id, header)
+        try:
+            self._outgoing.send(kind, step.step_id, header)
+        except Exception as error:  # noqa: BLE001 - whatever it is, this step will have no result
+            self._give_up_sending(error)
+            return
         self._being_sent = None
         self.sent.num_frames += 1
         self.sent.num_bytes += len(header)
         self.sent.send_seconds += time.perf_counter() - started
+
+    def _give_up_sending(self, error: Exception) -> None:
+        """Have the thread that receives tell it, in its turn: this ends its wait."""
+        self._not_sent = _as_told(error, "a step could not be sent")
+        self._incoming.wake()
 
     def _receive_all(self) -> None:
         while (step := self._in_flight.get()) is not None:

@@ -10,7 +10,10 @@ ever needs both; where a connection is used both ways, to measure it, one thread
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import socket
+import struct
+import termios
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,8 +40,18 @@ from potluck.types.step import StepId
 _FIRST_BUFFER_BYTES = 64 * 1024
 """Holds the frames of decoding; prefill grows the buffer to what it needs."""
 
+_SMALL_BYTES = 16 * 1024
+"""A frame that fits in one TLS record."""
+
+_MAX_FILLED = 4
+"""What lies in the kernel's buffer counts several times as much with its overhead: a quarter of the
+buffer in bytes of frames never fills it (``SO_RCVBUF`` and ``SO_SNDBUF`` in ``socket(7)``)."""
+
 _WAKE_SECONDS = 2.0
 """For a thread to leave its call on a connection that was shut down: microseconds, as a rule."""
+
+_INTEGER = struct.Struct("i")
+_NO_INTEGER = bytes(_INTEGER.size)
 
 _PAYLOAD_ALIGNMENT = 16
 """Of a received payload in memory: that of ``malloc``, hence of a bytearray's start."""
@@ -101,11 +114,15 @@ class _End:
         with self._descriptor:
             return None if self._connection.fileno() < 0 else path_figures(self._connection)
 
-    def close(self) -> None:
-        """Close, from any thread: what waits in the other one ends with ``EdgeClosedError``."""
+    def wake(self) -> None:
+        """Close as far as that takes no time; ``close`` is to follow. From any thread."""
         self._is_closed = True
         with self._descriptor:
             _shut_down(self._connection)
+
+    def close(self) -> None:
+        """Close, from any thread: what waits in the other one ends with ``EdgeClosedError``."""
+        self.wake()
         # Then no thread is in a call with the descriptor any more. One that the shutdown does not
         # wake keeps it, and gives it up itself.
         if self._using.acquire(timeout=_WAKE_SECONDS):
@@ -141,6 +158,22 @@ class OutgoingEdge(_End):
     ) -> None:
         super().__init__(connection, peer, scope, limits, locks=locks)
         self._buffer = memoryview(bytearray(_FIRST_BUFFER_BYTES))
+
+    def takes_at_once(self, num_bytes: int) -> bool:
+        """Whether ``send`` would return without waiting for the peer, with so large a header.
+
+        True only for small frames, while the kernel has room: the buffer is far from full of what
+        the peer has not acknowledged. For the thread that sends.
+        """
+        if num_bytes > _SMALL_BYTES:
+            return False
+        try:
+            unsent = fcntl.ioctl(self._connection, termios.TIOCOUTQ, _NO_INTEGER)
+            room = self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        except (OSError, ValueError):  # closed
+            return False
+        num_unsent: int = _INTEGER.unpack(unsent)[0]
+        return _MAX_FILLED * (num_unsent + num_bytes + PREAMBLE_BYTES) <= room
 
     def send(
         self,

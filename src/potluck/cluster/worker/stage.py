@@ -10,8 +10,8 @@ import numpy as np
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import Frame, FrameKind
 from potluck.cluster.steps import (
+    StepDecoder,
     decode_restores,
-    decode_step,
     encode_failure,
     encode_restored,
     encode_restores,
@@ -87,6 +87,7 @@ class Stage:
         self._totals = totals
         self._masks = masks
         self._keeper = keeper
+        self._steps = StepDecoder(is_first=shard.has_embedding, is_last=shard.has_head)
         self._next_step: StepId | None = None
 
     def run(self) -> None:
@@ -103,6 +104,7 @@ class Stage:
             if not self._is_next(frame.step_id):
                 self._totals.num_dropped_frames += 1
             elif frame.kind is FrameKind.FAILURE:
+                self._steps.skip(frame.header)
                 self._outgoing.send(FrameKind.FAILURE, frame.step_id, frame.header)
             elif frame.kind is FrameKind.RESTORE:
                 self._restore(frame)
@@ -121,7 +123,7 @@ class Stage:
         return True
 
     def _step(self, frame: Frame) -> None:
-        step = decode_step(frame.header)
+        step = self._steps.decode(frame.step_id, frame.header)
         totals = self._totals
         totals.computing_since = started = time.perf_counter()
         try:
@@ -139,24 +141,26 @@ class Stage:
         except UnitFaultError:
             raise  # no later step would be right
         except PotluckError as error:
-            self._fail(frame, error)
+            self._fail(frame, self._steps.failed(frame.header, error))
             return
         totals.sending_since = computed = time.perf_counter()
         totals.computing_since = 0.0
         if result.hidden is None:
-            header: bytes | memoryview = encode_sampled(result.sampled)
+            header = encode_sampled(result.sampled)
             payload = memoryview(b"")
             kind = FrameKind.RESULT
         else:
-            header, payload, kind = frame.header, result.hidden.data, FrameKind.STEP
+            header = self._steps.forwarded(frame.header)
+            payload, kind = result.hidden.data, FrameKind.STEP
         self._outgoing.send(kind, frame.step_id, header, payload)
+        sent = time.perf_counter()
+        totals.sending_since = 0.0
         if result.hidden is None:
             self._masks.after(step, result.sampled)  # while the tokens are on their way
-        totals.sending_since = 0.0
         totals.num_steps += 1
         totals.num_tokens += step.num_tokens
         totals.compute_seconds += computed - started
-        totals.send_seconds += time.perf_counter() - computed
+        totals.send_seconds += sent - computed
         totals.num_sent_bytes += len(header) + payload.nbytes
         if step.slices:
             totals.pace.took(step, computed - started, at=computed)
@@ -172,7 +176,7 @@ class Stage:
         except UnitFaultError:
             raise
         except PotluckError as error:
-            self._fail(frame, error)
+            self._fail(frame, encode_failure(error))
             return
         totals.sending_since = time.perf_counter()
         totals.computing_since = 0.0
@@ -183,7 +187,7 @@ class Stage:
             self._outgoing.send(FrameKind.RESTORE, frame.step_id, header)
         totals.sending_since = 0.0
 
-    def _fail(self, frame: Frame, error: PotluckError) -> None:
+    def _fail(self, frame: Frame, failure: bytes) -> None:
         """Send on why a step has no result."""
         self._totals.computing_since = 0.0
-        self._outgoing.send(FrameKind.FAILURE, frame.step_id, encode_failure(error))
+        self._outgoing.send(FrameKind.FAILURE, frame.step_id, failure)

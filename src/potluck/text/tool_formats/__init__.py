@@ -5,6 +5,6 @@ one of thoughts together: it makes the parser of an output, and the grammar that
 where calls are demanded or guaranteed. ``stream`` is what all parsers read from.
 """
 
-from potluck.text.tool_formats.choice import FORMATS, choose_output_format
+from potluck.text.tool_formats.choice import FORMAT_NAMES, choose_output_format
 
-__all__ = ["FORMATS", "choose_output_format"]
+__all__ = ["FORMAT_NAMES", "choose_output_format"]

@@ -13,14 +13,13 @@ from potluck.text.tool_formats.syntax import ToolSyntax, callable_tools
 from potluck.types.output import (
     OutputParser,
     OutputPart,
+    ReasoningPart,
     TextPart,
     ToolCallArguments,
     ToolMode,
     ToolUse,
 )
 from potluck.types.text import Tool
-
-_NOT_BARE = "NOT_BARE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +78,7 @@ class ChatFormat:
             return either((said, self._sections(lark, tool_use)))
         if tool_use.is_parallel and all(tool.is_free for tool in tools):
             return None
-        if not self.syntax.openings:
+        if self.syntax.writes_bare:
             return either((self._not_bare(), self._sections(lark, tool_use)))
         until = lark.until(self.syntax.openings[0])
         section = self.syntax.section(lark, tools, is_parallel=tool_use.is_parallel)
@@ -90,12 +89,12 @@ class ChatFormat:
 
     def _sections(self, lark: LarkSource, tool_use: ToolUse) -> str:
         """The expression of an answer that is calls only."""
-        opening = (*self.syntax.openings, *self.syntax.bare_openings)[0]
-        is_parallel = tool_use.is_parallel
         tools = callable_tools(tool_use)
-        section = lark.rule(
-            f"{lark.text(opening)} {self.syntax.section(lark, tools, is_parallel=is_parallel)}"
-        )
+        is_parallel = tool_use.is_parallel
+        section = self.syntax.section(lark, tools, is_parallel=is_parallel)
+        if not self.syntax.writes_bare:
+            section = f"{lark.text(self.syntax.openings[0])} {section}"
+        section = lark.rule(section)
         if is_parallel and self.syntax.repeats:
             return f"{section} ({SPACE} {section})*"
         return section
@@ -174,6 +173,8 @@ def joined(parts: Sequence[OutputPart]) -> Sequence[OutputPart]:
         last = result[-1] if result else None
         if isinstance(part, TextPart) and isinstance(last, TextPart):
             result[-1] = TextPart(text=last.text + part.text)
+        elif isinstance(part, ReasoningPart) and isinstance(last, ReasoningPart):
+            result[-1] = ReasoningPart(text=last.text + part.text)
         elif (
             isinstance(part, ToolCallArguments)
             and isinstance(last, ToolCallArguments)

@@ -3,30 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from potluck.errors import ParameterError
 from potluck.text.reasoning import reasoning_format
+from potluck.text.tool_formats import harmony
 from potluck.text.tool_formats.chat_format import ChatFormat
+from potluck.text.tool_formats.deepseek import (
+    DEEPSEEK_V3,
+    DEEPSEEK_V3_1,
+    DEEPSEEK_V3_2,
+    DEEPSEEK_V4,
+)
+from potluck.text.tool_formats.functionary import FUNCTIONARY
+from potluck.text.tool_formats.gemma import FUNCTION_GEMMA, GEMMA
+from potluck.text.tool_formats.generic import GENERIC
+from potluck.text.tool_formats.glm import GLM
+from potluck.text.tool_formats.granite import GRANITE
+from potluck.text.tool_formats.harmony import HarmonyFormat
 from potluck.text.tool_formats.hermes import HERMES
+from potluck.text.tool_formats.json_lists import COMMAND, GIGACHAT, NEMOTRON, TOOL_CALLS_LIST
+from potluck.text.tool_formats.kimi import KIMI_K2, SOLAR
+from potluck.text.tool_formats.llama import LLAMA
+from potluck.text.tool_formats.minimax import MINIMAX_M1, MINIMAX_M2
+from potluck.text.tool_formats.mistral import MISTRAL, MISTRAL_LIST
+from potluck.text.tool_formats.phi import FUNCTOOLS, PHI
+from potluck.text.tool_formats.pythonic import LFM2, PYTHONIC
+from potluck.text.tool_formats.qwen_coder import QWEN_CODER, SEED
 from potluck.text.tool_formats.syntax import ToolSyntax
 from potluck.types.output import OutputFormat
 
+_SIGNS: tuple[tuple[tuple[str, ...], ToolSyntax | None], ...] = (
+    (("<|channel|>analysis", "<|call|>"), None),  # harmony
+    (("｜DSML｜", "function_calls"), DEEPSEEK_V3_2),
+    (("｜DSML｜",), DEEPSEEK_V4),
+    (("<｜tool▁sep｜>", "```json"), DEEPSEEK_V3),
+    (("<｜tool▁sep｜>",), DEEPSEEK_V3_1),
+    (("<|tool_calls_section_begin|>",), KIMI_K2),
+    (("<|tool_call:args|>",), SOLAR),
+    (("<|START_ACTION|>",), COMMAND),
+    (("[TOOL_CALLS]", "[ARGS]"), MISTRAL),
+    (("[TOOL_CALLS]",), MISTRAL_LIST),
+    (("<|tool_call>", "<tool_call|>"), GEMMA),
+    (("<start_function_call>",), FUNCTION_GEMMA),
+    (("<|tool_call_start|>",), LFM2),
+    (("<minimax:tool_call>",), MINIMAX_M2),
+    (("<seed:tool_call>",), SEED),
+    (("<TOOLCALL>",), NEMOTRON),
+    (("<|function_call|>",), GIGACHAT),
+    (("<arg_key>",), GLM),
+    (("<tool_call>", "<function="), QWEN_CODER),
+    (("<|tool_call|>", "<|/tool_call|>"), PHI),
+    (("<|tool_call|>",), GRANITE),
+    (("<tool_calls>", "<end_of_sentence>"), MINIMAX_M1),
+    (("<tool_calls>",), TOOL_CALLS_LIST),
+    (("<tool_call>",), HERMES),
+    (("<function=",), FUNCTIONARY),
+    (("functools",), FUNCTOOLS),
+    (("<|python_tag|>",), LLAMA),
+    (('"parameters": ', "<|eot_id|>"), LLAMA),
+    (('"parameters": ', "<|python_start|>"), LLAMA),
+)
+"""Texts that the templates of a format contain, all of them; the first that fits is taken."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sign:
-    """Texts that the templates of a format contain: all of ``texts``."""
-
-    texts: tuple[str, ...]
-    syntax: ToolSyntax
-
-
-_SIGNS = (_Sign(texts=("<tool_call>",), syntax=HERMES),)
-
-_DEFAULT = HERMES
-
-FORMATS: dict[str, ToolSyntax] = {syntax.name: syntax for syntax in (HERMES,)}
-"""All formats by name."""
+FORMATS: dict[str, ToolSyntax] = {
+    syntax.name: syntax
+    for syntax in (
+        *dict.fromkeys(syntax for _, syntax in _SIGNS if syntax is not None),
+        PYTHONIC,
+        GENERIC,
+    )
+}
+FORMAT_NAMES: tuple[str, ...] = tuple(sorted((*FORMATS, harmony.NAME)))
+"""What ``--tool-format`` takes."""
 
 
 def choose_output_format(
@@ -34,31 +82,40 @@ def choose_output_format(
 ) -> OutputFormat:
     """Return how a model with this chat template writes what it thinks and calls.
 
-    ``template_source`` is that of the template for chats with tools. ``special_tokens`` are the
-    texts of the model's control tokens. ``tool_format`` is the name of the format of tool calls,
-    where the template is not to decide. Raises ``ParameterError`` if there is none of that name.
+    ``template_source`` is that of the template for chats with tools; empty if there is none.
+    ``special_tokens`` are the texts of the model's control tokens. ``tool_format`` is the name of
+    the format of tool calls, where the template is not to decide. Raises ``ParameterError`` if
+    there is none of that name.
     """
-    syntax = _syntax_of(template_source) if tool_format is None else syntax_named(tool_format)
+    control_tokens = frozenset(special_tokens)
+    syntax = _syntax_of(template_source) if tool_format is None else _syntax_named(tool_format)
+    if syntax is None:
+        return HarmonyFormat(control_tokens=control_tokens)
     return ChatFormat(
         syntax=syntax,
         reasoning=reasoning_format(template_source),
-        control_tokens=frozenset(special_tokens),
+        control_tokens=control_tokens,
     )
 
 
-def syntax_named(name: str) -> ToolSyntax:
-    """Return the format ``name``. Raise ``ParameterError`` if there is none."""
-    if name not in FORMATS:
+def require_format(name: str) -> None:
+    """Raise ``ParameterError`` if there is no format of tool calls with this name."""
+    if name not in FORMAT_NAMES:
         raise ParameterError(
             "tool_format",
-            f"there is no format of tool calls named {name!r}",
-            hint=f"formats are {', '.join(sorted(FORMATS))}",
+            f"there is no format of tool calls named {name[:40]!r}",
+            hint=f"formats are {', '.join(FORMAT_NAMES)}",
         )
-    return FORMATS[name]
 
 
-def _syntax_of(template_source: str) -> ToolSyntax:
-    for sign in _SIGNS:
-        if all(text in template_source for text in sign.texts):
-            return sign.syntax
-    return _DEFAULT
+def _syntax_named(name: str) -> ToolSyntax | None:
+    """The format ``name``; None for harmony, whose messages are more than calls."""
+    require_format(name)
+    return FORMATS.get(name)
+
+
+def _syntax_of(template_source: str) -> ToolSyntax | None:
+    for texts, syntax in _SIGNS:
+        if all(text in template_source for text in texts):
+            return syntax
+    return GENERIC

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from potluck.text.tool_formats.lark import LarkSource, either, repeated
+from potluck.text.tool_formats.lark import SPACE, LarkSource, either, repeated, spaced
 from potluck.text.tool_formats.stream import CallStream, Steps
 from potluck.text.tool_formats.syntax import CallableTool
 from potluck.types.text import Tool
@@ -19,10 +19,15 @@ _ARGUMENT_KEYS = ("arguments", "parameters", "args", "tool_input")
 class JsonCalls:
     """``{"name": ..., "arguments": {...}}`` after one of ``openings``, alone or in a list.
 
-    The grammar writes the first of ``openings`` (of ``bare_openings`` where there are none), then
-    ``before`` and ``after`` around calls, and ``close``; a list with ``is_list``. ``closes`` are
-    marks that may follow a section. The name comes first, under ``name_key``. ``separators`` are
-    read between calls that are not in a list; ``separator`` is what the grammar writes there.
+    Where an answer begins with one of ``bare_openings`` it is read as well, if it has arguments.
+    ``closes`` are marks that may follow a section, and ``separators`` may be between calls that are
+    not in a list.
+
+    The grammar begins a section with the first of ``openings``, or with ``writes_bare`` with
+    nothing. It allows white space where ``before`` and ``after`` have some. It demands
+    ``separator`` between calls that are not in a list, and the first of ``closes`` if
+    ``writes_close``. With ``id_key`` a call has a number before its name; ``last`` is the Lark
+    expression of what may follow the arguments.
     """
 
     name: str
@@ -37,6 +42,10 @@ class JsonCalls:
     is_list: bool = False
     separators: tuple[str, ...] = ()
     separator: str = ""
+    id_key: str = ""
+    last: str = ""
+    writes_bare: bool = False
+    writes_close: bool = True
     repeats: bool = True
 
     def read(self, stream: CallStream, opening: str, tools: Sequence[Tool]) -> Steps[bool]:
@@ -44,6 +53,8 @@ class JsonCalls:
         is_bare = opening not in self.openings
         if is_bare:
             stream.return_to(stream.position - len(opening))
+        elif self.closes:
+            yield from stream.at_one_of(self.closes)  # of something empty (Llama 4)
         is_in_list = yield from stream.after_space("[")
         while True:
             yield from stream.skip_space()
@@ -87,25 +98,28 @@ class JsonCalls:
         calls = [self._call(lark, tool) for tool in tools]
         call = lark.rule(either(calls))
         if self.is_list:
-            many = repeated(call, separator='"," /[ \\n]?/', is_parallel=is_parallel)
-            opened = "" if self.bare_openings[:1] == ("[",) and not self.openings else '"[" '
-            call = f'{opened}{many} "]"'
-        elif self.separator and is_parallel:
-            call = repeated(call, separator=lark.text(self.separator), is_parallel=True)
-        pieces = [
-            lark.text(self.before) if self.before else "",
-            call,
-            lark.text(self.after) if self.after else "",
-            lark.text(self.closes[0]) if self.closes else "",
-        ]
-        return " ".join(filter(None, pieces))
+            many = repeated(call, separator=f'"," {SPACE}', is_parallel=is_parallel)
+            call = f'"[" {SPACE} {many} {SPACE} "]"'
+        elif self.separator:
+            separator = lark.text(self.separator)
+            call = repeated(call, separator=separator, is_parallel=is_parallel)
+        return " ".join(
+            (
+                spaced(self.before, call),
+                SPACE if self.after else "",
+                lark.text(self.closes[0])
+                if self.closes and self.writes_close and not self.writes_bare
+                else "",
+            )
+        )
 
     def _call(self, lark: LarkSource, tool: CallableTool) -> str:
-        is_opened = self.bare_openings[:1] == ("{",) and not self.openings and not self.is_list
-        brace = "" if is_opened else "{"
+        number = f'{{"{self.id_key}": "' if self.id_key else ""
+        start = f"{lark.text(number)} /[0-9]{{1,3}}/ {lark.text(chr(34) + ', ')}" if number else ""
         name = json.dumps(tool.name, ensure_ascii=False)
+        brace = "" if number else "{"
         head = f'{brace}"{self.name_key}": {name}, "{self.arguments_key}": '
-        return f"{lark.text(head)} {tool.arguments(lark)} {lark.text('}')}"
+        return f'{start} {lark.text(head)} {tool.arguments(lark)} {self.last} "}}"'
 
 
 class _ObjectReader:

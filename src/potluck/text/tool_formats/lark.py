@@ -13,7 +13,7 @@ TEXT = "TEXT"
 SPACE = "SPACE"
 """The terminal that matches the white space that models write between parts."""
 
-_TERMINALS = f"{TEXT}: /(?s:.*)/\n{SPACE}: /[ \\n]{{0,3}}/\n"
+_TERMINALS = f"{TEXT}: /(?s:.*)/\n{SPACE}: /[ \\n]{{0,6}}/\n"
 
 
 class LarkSource:
@@ -43,14 +43,23 @@ class LarkSource:
             pieces.append(literal(text[position:]))
         return " ".join(pieces)
 
-    def until(self, text: str) -> str:
-        """Return the expression of any text up to ``text``, and it."""
-        match = self._control.search(text)
-        if match is not None and match.start() == 0:
-            return f"{TEXT} {self.text(text)}"
-        mark = text if match is None else text[: match.start()]
-        first = self.rule(f"{TEXT} {literal(mark)}", options="[lazy]")
-        return f"{first} {self.text(text[len(mark) :])}" if mark != text else first
+    def until(self, mark: str, *, text: str = TEXT) -> str:
+        """Return the expression of any text up to ``mark``, and it.
+
+        ``text`` is the terminal of the texts. A control token within the mark ends the text.
+        """
+        match = self._control.search(mark)
+        if match is not None:
+            return f"{text} {self.text(mark[match.start() :])}"
+        return self.rule(f"{text} {literal(mark)}", options="[lazy]")
+
+    def terminal(self, expression: str) -> str:
+        """Add a terminal and return its name."""
+        key = f"terminal {expression}"
+        if key not in self._names:
+            self._names[key] = f"TERMINAL_{len(self._rules)}"
+            self._rules.append(f"{self._names[key]}: {expression}\n")
+        return self._names[key]
 
     def rule(self, expression: str, *, options: str = "") -> str:
         """Add a rule and return its name."""
@@ -59,6 +68,28 @@ class LarkSource:
             self._names[key] = f"rule_{len(self._rules)}"
             self._rules.append(f"{self._names[key]}{options}: {expression}\n")
         return self._names[key]
+
+    def named_rule(self, name: str, expression: str) -> None:
+        """Add the rule ``name``, unless there is one; for rules that refer to themselves."""
+        if name not in self._names:
+            self._names[name] = name
+            self._rules.append(f"{name}: {expression}\n")
+
+    @property
+    def num_rules(self) -> int:
+        """How many rules and terminals there are."""
+        return len(self._rules)
+
+    def reserved_rule(self, key: str) -> tuple[str, bool]:
+        """Return the name of the rule for ``key``, and whether it is new and to be defined."""
+        if is_new := key not in self._names:
+            self._names[key] = f"rule_{len(self._rules)}"
+            self._rules.append("")
+        return self._names[key], is_new
+
+    def define(self, name: str, expression: str) -> None:
+        """Define a rule that was reserved."""
+        self._rules[int(name.removeprefix("rule_"))] = f"{name}: {expression}\n"
 
     def part(self, grammar: str) -> str:
         """Add a grammar as ``potluck.grammars.build`` makes them, and return the reference."""
@@ -78,6 +109,11 @@ class LarkSource:
 def either(expressions: Iterable[str]) -> str:
     """Return the expression of any of ``expressions``."""
     return "(" + " | ".join(f"({each})" for each in expressions) + ")"
+
+
+def spaced(space: str, expression: str) -> str:
+    """Return ``expression``, after white space if the format writes ``space`` before it."""
+    return f"{SPACE} {expression}" if space else expression
 
 
 def repeated(expression: str, *, separator: str = "", is_parallel: bool) -> str:

@@ -15,7 +15,13 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TypeVar
 
 from potluck.text.marks import Marks
-from potluck.types.output import OutputPart, TextPart, ToolCallArguments, ToolCallStart
+from potluck.types.output import (
+    OutputPart,
+    ReasoningPart,
+    TextPart,
+    ToolCallArguments,
+    ToolCallStart,
+)
 
 _T = TypeVar("_T")
 Steps = Generator[None, None, _T]
@@ -274,6 +280,11 @@ class CallStream:
         """End the call, with what is held."""
         self._held_from = self._position
         self._is_call_open = False
+
+    def think(self, text: str) -> None:
+        """Pass on more of a thought, as what is held says."""
+        self._held_from = self._position
+        self._parts.append(ReasoningPart(text=text))
 
     def drop_held(self) -> None:
         """Leave out what is held: it is neither text nor a part of a call."""

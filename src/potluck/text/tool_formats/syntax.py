@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from potluck.grammars.build import json_object, json_schema
@@ -46,11 +47,9 @@ class ToolSyntax(Protocol):
         ...
 
     def section(self, lark: LarkSource, tools: Sequence[CallableTool], *, is_parallel: bool) -> str:
-        """Return the expression of a section, without the first of ``openings``.
+        """Return the expression of a section, without the first of ``openings`` before it.
 
         It has one call, or several if ``is_parallel`` and the format writes several in a section.
-        A format without openings begins with the first of ``bare_openings``, which is left out
-        here.
         """
         ...
 
@@ -59,30 +58,42 @@ class ToolSyntax(Protocol):
         """Whether several calls are several sections."""
         ...
 
+    @property
+    def writes_bare(self) -> bool:
+        """Whether the grammar writes calls without an opening, as the whole answer."""
+        ...
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallableTool:
-    """A tool that a grammar allows. ``is_free`` is one whose arguments may be any object."""
+    """A tool that a grammar allows. ``is_free`` is one whose arguments may be any object.
 
-    def __init__(self, tool: Tool, *, is_free: bool) -> None:
-        self.name = tool.name
-        self.tool = tool
-        self.is_free = is_free
+    ``schema`` is that of the arguments, an object.
+    """
+
+    tool: Tool
+    is_free: bool
+    schema: Mapping[str, object]
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return self.tool.name
 
     def arguments(self, lark: LarkSource) -> str:
         """Return the expression of the arguments as JSON."""
         return lark.part(json_object() if self.is_free else json_schema(self.schema))
-
-    @property
-    def schema(self) -> dict[str, object]:
-        """The schema of the arguments, an object."""
-        return {"type": "object", **self.tool.parameters}
 
 
 def callable_tools(tool_use: ToolUse) -> tuple[CallableTool, ...]:
     """Return the tools that may be called; strictly those whose arguments are guaranteed."""
     is_required = tool_use.mode is ToolMode.REQUIRED
     return tuple(
-        CallableTool(tool, is_free=not (is_required or tool.is_strict))
+        CallableTool(
+            tool=tool,
+            is_free=not (is_required or tool.is_strict),
+            schema={"type": "object", **tool.parameters},
+        )
         for tool in tool_use.tools
         if tool_use.name in (None, tool.name)
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from potluck.cluster.agent.progress import GapError, Patience, SequenceProgress
@@ -12,7 +14,7 @@ from potluck.types.sequence import (
     FinishReason,
     SequenceRequest,
 )
-from potluck.types.step import SamplingParams, SequenceId
+from potluck.types.step import Pooling, SamplingParams, SequenceId
 
 
 def request(*, score_prompt: bool = False) -> SequenceRequest:
@@ -79,3 +81,14 @@ def test_patience_adds_up_until_a_token_comes() -> None:
     assert patience.left_seconds == 1.0
     assert patience.after(3.0).left_seconds == 0.0
     assert patience.renewed().left_seconds == 5.0
+
+
+def test_a_vector_is_all_that_a_pooled_sequence_is_given() -> None:
+    for pooling, position in ((Pooling.CLS, 0), (Pooling.MEAN, 2), (Pooling.LAST, 2)):
+        progress = SequenceProgress(replace(request(), max_new_tokens=0, pooling=pooling))
+        assert progress.continuation == NOTHING_COMMITTED
+        vector = replace(token(position, is_last=True), vector=b"1234")
+        assert progress.take(vector)
+        assert progress.is_finished
+        with pytest.raises(GapError):
+            progress.take(vector)

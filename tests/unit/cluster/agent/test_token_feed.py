@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
@@ -155,5 +156,28 @@ def test_updates_end_with_the_last_token_or_an_error_and_are_cancelled_when_clos
         with pytest.raises(EngineError, match="lost"):
             await anext(updates)
         assert sequences.cancelled == [0]
+
+    run(test)
+
+
+def test_vectors_arrive_and_count_by_their_size() -> None:
+    vector = bytes(range(256)) * 64
+    token = replace(committed(4, is_last=True), vector=vector)
+    update = SequenceUpdate(tokens=(token,))
+    assert decode(encode(Tokens.of(update)), Tokens).update() == update
+
+    async def test() -> None:
+        feed, sequences = TokenFeed(), Sequences()
+        for number in range(100):
+            feed.start(number, sequences.start)
+        async with aclosing(feed.parts()) as parts:
+            await anext(parts)
+            for told in sequences.told:
+                told(update)
+            count = 0
+            while count < 100:
+                part = await anext(parts)
+                assert len(encode(part)) < 300_000
+                count += len(part.fed)
 
     run(test)

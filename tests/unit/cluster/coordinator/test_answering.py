@@ -23,6 +23,7 @@ from potluck.errors import (
     PotluckError,
     RefusedRequestError,
 )
+from potluck.grammars.limits import MAX_GRAMMAR_BYTES
 from potluck.scheduling import SchedulerLimits
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.sequence import (
@@ -31,6 +32,7 @@ from potluck.types.sequence import (
     Continuation,
     OnUpdate,
     SequenceRequest,
+    SequenceUpdate,
 )
 from potluck.types.step import SampledToken, SamplingParams, Step
 
@@ -184,6 +186,84 @@ def test_a_continuation_yields_what_follows_it() -> None:
             task, _ = played.ask(REQUEST, Continuation(output_tokens=outputs))
             with pytest.raises(ParameterError):
                 await task
+
+    run(test)
+
+
+def test_a_grammar_that_does_not_fit_in_a_frame_is_refused() -> None:
+    async def test() -> None:
+        played = Played()
+        played.attach()
+        for num_characters, is_taken in ((MAX_GRAMMAR_BYTES, True), (MAX_GRAMMAR_BYTES + 1, False)):
+            task, _ = played.ask(dataclasses.replace(REQUEST, grammar="x" * num_characters))
+            await settle()
+            assert bool(played.pipeline.steps) is is_taken
+            if is_taken:
+                played.pipeline.answer()
+                task.cancel()
+                await settle()
+                played.pipeline.steps.clear()
+            else:
+                with pytest.raises(ParameterError, match="grammar"):
+                    await task
+
+    run(test)
+
+
+def test_a_subscriber_that_raises_loses_its_sequence_and_no_other() -> None:
+    async def test() -> None:
+        played = Played()
+        played.attach()
+        heard: list[object] = []
+
+        def fail(update: object) -> None:
+            heard.append(update)
+            raise KeyError(update)
+
+        played.answering.start(REQUEST, fail)
+        task, tokens = played.ask()
+        await settle()
+        for _ in range(6):
+            if played.pipeline.steps:
+                played.pipeline.answer()
+            await settle()
+        await task
+        assert len(heard) == 1
+        assert tokens == [2, 3, 4, 5]
+        assert played.answering.load.num_running == 0
+
+    run(test)
+
+
+def test_what_a_step_gives_is_told_at_once_and_nothing_after_a_cancel() -> None:
+    async def test() -> None:
+        played = Played()
+        played.attach()
+        heard: list[object] = []
+        scored = dataclasses.replace(REQUEST, prompt_tokens=(1, 2, 3, 4), score_prompt=True)
+        cancel = played.answering.start(scored, heard.append)
+        step = played.pipeline.steps.pop(0)
+        sampled = tuple(
+            SampledToken(
+                sequence_id=part.sequence_id,
+                position=part.start_position + index + 1,
+                token=7,
+                logprob=-1.0,
+            )
+            for part in step.slices
+            for index in part.wanted
+        )
+        played.pipeline.on_outcome(StepOutcome(step=step, sampled=sampled))
+        await settle()
+        (update,) = heard
+        assert isinstance(update, SequenceUpdate)
+        assert [token.position for token in update.tokens] == [1, 2, 3, 4]
+        played.pipeline.answer()  # on its way when the sequence is cancelled
+        cancel()
+        cancel()
+        await settle()
+        assert len(heard) == 1
+        assert played.answering.load.num_running == 0
 
     run(test)
 

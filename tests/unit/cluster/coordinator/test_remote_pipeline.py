@@ -24,10 +24,22 @@ from potluck.cluster.edges.frames import (
     encode_preamble_into,
     encode_scope,
 )
-from potluck.cluster.steps import encode_failure, encode_sampled
+from potluck.cluster.steps import (
+    decode_restores,
+    encode_failure,
+    encode_restored,
+    encode_sampled,
+)
 from potluck.errors import DefectError, EdgeError, EngineError, PotluckError
 from potluck.serving.pipeline import StepOutcome
-from potluck.types.step import SampledToken, SequenceId, SequenceSlice, Step, StepId
+from potluck.types.step import (
+    HashedBlock,
+    SampledToken,
+    SequenceId,
+    SequenceSlice,
+    Step,
+    StepId,
+)
 
 
 def step(number: int, *, num_tokens: int = 1) -> Step:
@@ -103,6 +115,36 @@ def test_outcomes_come_in_the_order_of_the_steps_failures_among_them() -> None:
         while stages.pipeline.sent.num_frames < 3 and time.monotonic() < deadline:
             time.sleep(0.001)
         assert stages.pipeline.sent.num_frames == 3
+
+
+BLOCKS = tuple(HashedBlock(block=i, hash=bytes([i]) * 32, parent=bytes(32)) for i in range(3))
+
+
+def test_steps_that_restore_blocks_say_how_many() -> None:
+    with played() as stages:
+        for number, count in enumerate((3, 0, 2)):
+            asked = Step(step_id=StepId(number), slices=(), restores=BLOCKS)
+            stages.pipeline.submit(asked)
+            frame = stages.steps.receive(5)
+            assert (frame.kind, frame.step_id) == (FrameKind.RESTORE, number)
+            assert decode_restores(frame.header) == BLOCKS
+            stages.results.send(FrameKind.RESULT, StepId(number), encode_restored(count))
+            assert stages.outcomes.get(timeout=5) == StepOutcome(step=asked, num_restored=count)
+        stages.pipeline.submit(Step(step_id=StepId(3), slices=(), restores=BLOCKS))
+        stages.results.send(FrameKind.FAILURE, StepId(3), encode_failure(EngineError("none")))
+        failed = stages.outcomes.get(timeout=5)
+        assert failed.error is not None
+        assert failed.num_restored == 0
+
+
+@pytest.mark.parametrize("header", [encode_restored(4), encode_restored(-1), b"", result(0)])
+def test_more_restored_blocks_than_were_asked_for_are_a_defect(header: bytes) -> None:
+    with played() as stages:
+        stages.pipeline.submit(Step(step_id=StepId(0), slices=(), restores=BLOCKS))
+        stages.steps.receive(5)
+        stages.results.send(FrameKind.RESULT, StepId(0), header)
+        assert isinstance(stages.losses.get(timeout=5), DefectError)
+        assert stages.outcomes.get(timeout=5).num_restored == 0
 
 
 def test_scores_come_back_each_at_its_position() -> None:
@@ -192,6 +234,7 @@ def test_a_step_that_the_first_stage_does_not_take_is_told_as_such(
     monkeypatch.setattr(step_times, "FLOOR_SECONDS", 0.1)
     with played(step_seconds=60) as stages:
         sending = threading.Event()
+        monkeypatch.setattr(OutgoingEdge, "takes_at_once", lambda *_: False)
         monkeypatch.setattr(OutgoingEdge, "send", lambda *_: sending.wait(20))
         stages.pipeline.submit(step(0))
         assert stages.overdue.get(timeout=5).is_being_sent

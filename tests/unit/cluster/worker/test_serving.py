@@ -19,7 +19,7 @@ from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import FrameKind, Scope
 from potluck.cluster.edges.hello import Hello
 from potluck.cluster.edges.listener import EdgeListener
-from potluck.cluster.steps import encode_step
+from potluck.cluster.steps import StepEncoder
 from potluck.cluster.worker import serving as module
 from potluck.cluster.worker.messages import Connect, Disconnected, Peer, Ready
 from potluck.cluster.worker.serving import ServedStage, Serving, Told
@@ -147,7 +147,7 @@ def connected(worker: Worker, number: int) -> Iterator[tuple[OutgoingEdge, Incom
 
 def send(edge: OutgoingEdge, number: int) -> None:
     step = Step(step_id=StepId(number), slices=())
-    edge.send(FrameKind.STEP, step.step_id, encode_step(step))
+    edge.send(FrameKind.STEP, step.step_id, StepEncoder().encode(step))
 
 
 def test_an_epoch_follows_another(worker: Worker) -> None:

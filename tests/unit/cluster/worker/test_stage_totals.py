@@ -10,7 +10,7 @@ from support.agents import eventually
 from support.edges import edge
 
 from potluck.cluster.edges.frames import FrameKind
-from potluck.cluster.steps import encode_step
+from potluck.cluster.steps import StepEncoder
 from potluck.cluster.worker.stage import Stage, StageTotals
 from potluck.errors import EdgeClosedError, EngineError
 from potluck.grammars.step_masks import StepMasks
@@ -60,7 +60,7 @@ def test_a_stage_says_for_how_long_it_computes_and_sends() -> None:
         eventually(lambda: totals.busy_seconds == 0, within=5, what="it waits")
         for number, error in enumerate((None, EngineError("not finite"))):
             engine.error = error
-            steps.send(FrameKind.STEP, StepId(number), encode_step(STEP))
+            steps.send(FrameKind.STEP, StepId(number), StepEncoder().encode(STEP))
             eventually(lambda: totals.busy_seconds > 0.05, within=5, what="it computes")
             assert totals.sending_seconds == 0
             engine.may_compute.release()

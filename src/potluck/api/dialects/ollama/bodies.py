@@ -14,7 +14,7 @@ Think = bool | Literal["low", "medium", "high", "max"]
 
 
 class Options(BaseModel):
-    """``options``. A negative ``num_predict`` is no limit."""
+    """``options``. A ``num_predict`` below 1 is no limit, as in Ollama."""
 
     model_config = STRICT
 

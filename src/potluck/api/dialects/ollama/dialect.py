@@ -11,7 +11,7 @@ from potluck.api.admission import Body
 from potluck.api.answer import Prepared
 from potluck.api.asked import TextAsked
 from potluck.api.dialect import Endpoint, bearer_key
-from potluck.api.dialects.ollama.asks import chat_asked, generate_asked
+from potluck.api.dialects.ollama.asks import PARAMETER_NAMES, chat_asked, generate_asked
 from potluck.api.dialects.ollama.bodies import (
     ChatBody,
     CommonBody,
@@ -81,7 +81,9 @@ class _Endpoints:
                 body, parse_chat, lambda asked: self.name_of(asked.model), self._prepare_chat
             )
 
-        return await self._service.answer(request, prepare, prompt_param="messages")
+        return await self._service.answer(
+            request, prepare, prompt_param="messages", names=PARAMETER_NAMES
+        )
 
     async def generate(self, request: Request) -> Response:
         """``POST /api/generate``."""
@@ -94,7 +96,9 @@ class _Endpoints:
                 self._prepare_generate,
             )
 
-        return await self._service.answer(request, prepare, prompt_param="prompt")
+        return await self._service.answer(
+            request, prepare, prompt_param="prompt", names=PARAMETER_NAMES
+        )
 
     async def tags(self, request: Request) -> Response:
         """``GET /api/tags``: what is deployed."""

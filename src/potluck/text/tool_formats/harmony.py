@@ -1,0 +1,201 @@
+"""gpt-oss (harmony): an output is messages, each with a channel and perhaps a recipient.
+
+``<|channel|>analysis<|message|>...<|end|>`` is a thought, the channel ``final`` has the answer, and
+``<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>`` is a call; the
+recipient may also stand before the channel. What the commentary says to nobody is for the user.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from potluck.text.marks import Marks
+from potluck.text.tool_formats.chat_format import joined
+from potluck.text.tool_formats.lark import TEXT, LarkSource, either
+from potluck.text.tool_formats.stream import CallStream, Steps
+from potluck.text.tool_formats.syntax import callable_tools
+from potluck.types.output import OutputParser, OutputPart, ToolMode, ToolUse
+
+NAME = "harmony"
+
+_START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_CONTROL = frozenset((_START, _CHANNEL, _CONSTRAIN, _MESSAGE, *_ENDS))
+_MAX_HEADER_CHARACTERS = 512
+_RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
+_CHANNEL_NAME = re.compile(r"<\|channel\|>\s*([a-z]+)")
+_NEXT = f"{_START}assistant"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarmonyFormat:
+    """The format of gpt-oss (``potluck.types.output.OutputFormat``)."""
+
+    control_tokens: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        """What ``--tool-format`` calls it."""
+        return NAME
+
+    @property
+    def control_texts(self) -> frozenset[str]:
+        """Control tokens that the parser must see."""
+        return _CONTROL & self.control_tokens
+
+    def parser(self, tool_use: ToolUse, *, prompt_end: str) -> OutputParser:
+        """Return a parser for one output."""
+        names = () if tool_use.mode is ToolMode.NONE else [tool.name for tool in tool_use.tools]
+        return _HarmonyParser(names, _open_header(prompt_end))
+
+    def grammar(
+        self, tool_use: ToolUse, *, prompt_end: str, response: str | None = None
+    ) -> str | None:
+        """Return the grammar of the outputs that are allowed, or None if all are."""
+        lark = LarkSource(self.control_tokens)
+        answer = self._answer(lark, tool_use, response)
+        if answer is None:
+            return None
+        thought = f"{lark.until('<|end|>')} {lark.text(_NEXT)}"
+        thoughts = f"({lark.text(f'{_CHANNEL}analysis{_MESSAGE}')} {thought})*"
+        header = _open_header(prompt_end)
+        if header is None:
+            return lark.grammar(f"{thoughts} {answer}")
+        if _channel_of(header) == "analysis":
+            return lark.grammar(f"{thought} {thoughts} {answer}")
+        return lark.grammar(TEXT if response is None else lark.part(response))
+
+    def _answer(self, lark: LarkSource, tool_use: ToolUse, response: str | None) -> str | None:
+        """The expression of the message after the thoughts; None if it may be any."""
+        final = lark.text(f"{_CHANNEL}final{_MESSAGE}")
+        said = None if response is None else f"{final} {lark.part(response)}"
+        if not tool_use.tools or tool_use.mode is ToolMode.NONE:
+            return said
+        tools = callable_tools(tool_use)
+        calls = []
+        for tool in tools:
+            recipient = f" to=functions.{tool.name}"
+            kind = either((lark.text(f" {_CONSTRAIN}json"), lark.text(" json")))
+            channel = lark.text(f"{_CHANNEL}commentary")
+            head = either(
+                (f"{channel} {lark.text(recipient)}", f"{lark.text(recipient)} {channel}")
+            )
+            body = f"{lark.text(_MESSAGE)} {tool.arguments(lark)} {lark.text('<|call|>')}"
+            calls.append(f"{head} {kind} {body}")
+        call = lark.rule(either(calls))
+        if tool_use.mode is ToolMode.REQUIRED:
+            return call
+        if said is None and tool_use.is_parallel and all(tool.is_free for tool in tools):
+            return None
+        return either((call, said or f"{final} {TEXT}"))
+
+
+class _HarmonyParser:
+    def __init__(self, tool_names: Collection[str], header: str | None) -> None:
+        self._stream = CallStream(tool_names)
+        self._steps = self._read(header)
+        self._thoughts: list[OutputPart] = []
+        self._is_done = False
+        self._advance()
+
+    def push(self, text: str) -> Sequence[OutputPart]:
+        self._stream.add(text)
+        self._advance()
+        return joined(self._stream.take_parts())
+
+    def finish(self) -> Sequence[OutputPart]:
+        self._stream.end()
+        self._advance()
+        return joined(self._stream.take_parts())
+
+    def _advance(self) -> None:
+        if not self._is_done:
+            self._is_done = next(self._steps, True) is True
+
+    def _read(self, header: str | None) -> Steps[None]:
+        stream = self._stream
+        while True:
+            if header is None:
+                header = yield from self._read_header()
+            if (yield from self._is_at_end()):
+                break
+            yield from self._read_message(header)
+            header = None
+        stream.finish()
+
+    def _is_at_end(self) -> Steps[bool]:
+        return not (yield from self._stream.peek())
+
+    def _read_header(self) -> Steps[str]:
+        """Pass what comes before a message; empty if what comes is text without a header."""
+        stream = self._stream
+        while (yield from stream.at_one_of(_ENDS)):
+            stream.drop_held()
+        before = stream.position
+        if not (yield from self._is_header()):
+            stream.return_to(before)
+            return ""
+        header = yield from stream.until(_MESSAGE, _MAX_HEADER_CHARACTERS)
+        if header is None:
+            return ""
+        recipient = _RECIPIENT.search(header)
+        if recipient is None or stream.is_known(recipient[1]):
+            stream.drop_held()  # otherwise the text tells to whom it is
+        return header
+
+    def _is_header(self) -> Steps[bool]:
+        """Whether a header begins here; may pass some of it."""
+        stream = self._stream
+        before = stream.position
+        yield from stream.skip_space()
+        for beginning in (_START, _CHANNEL, "to="):
+            if (yield from stream.at(beginning)):
+                stream.return_to(before)
+                return True
+        return False
+
+    def _read_message(self, header: str) -> Steps[None]:
+        stream = self._stream
+        recipient = _RECIPIENT.search(header)
+        if recipient is not None and stream.is_known(recipient[1]):
+            if (yield from self._read_call(recipient[1])):
+                return
+            stream.give_up()
+        ends = Marks((*_ENDS, _START, _CHANNEL) if header else (*_ENDS, _START))
+        if _channel_of(header) == "analysis":
+            mark = yield from stream.text_pieces(ends, stream.think)
+        else:
+            mark = yield from stream.read_text(ends)
+        if mark in (_START, _CHANNEL):
+            stream.return_to(stream.position - len(mark))
+        else:
+            stream.drop_held()
+
+    def _read_call(self, name: str) -> Steps[bool]:
+        stream = self._stream
+        yield from stream.skip_space()
+        if (yield from stream.peek()) != "{":
+            return False
+        stream.begin_call(name)
+        if not (yield from stream.value(stream.argue)):
+            return False
+        stream.end_call()
+        yield from stream.skip_space()
+        stream.drop_held()
+        return True
+
+
+def _open_header(prompt_end: str) -> str | None:
+    """The header of the message that the prompt has left open; None if there is none."""
+    before, found, content = prompt_end.rpartition(_MESSAGE)
+    if not found or any(end in content for end in (*_ENDS, _START)):
+        return None
+    header = before[max(before.rfind(_START), 0) :]
+    return header or _MESSAGE
+
+
+def _channel_of(header: str) -> str:
+    match = _CHANNEL_NAME.search(header)
+    return match[1] if match is not None else ""

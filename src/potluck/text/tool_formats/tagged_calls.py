@@ -1,0 +1,225 @@
+"""Calls with a tag for each argument, whose value is text as it is, or JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from potluck.text.marks import Marks
+from potluck.text.tool_formats.hermes import HERMES
+from potluck.text.tool_formats.lark import LarkSource, either, repeated, spaced
+from potluck.text.tool_formats.schemas import (
+    Schema,
+    argument_json,
+    as_schema,
+    properties_of,
+    require_only,
+    types_of,
+)
+from potluck.text.tool_formats.stream import MAX_NAME_CHARACTERS, CallStream, Steps
+from potluck.text.tool_formats.syntax import CallableTool
+from potluck.text.tool_formats.values import text_expression, text_or_json
+from potluck.types.text import Tool
+
+_NAME = re.compile(r"[^\s<>]*")
+_OBJECT_KEYWORDS = ("type", "properties", "required", "additionalProperties", "strict")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaggedCalls:
+    """``call_opening``, the name and ``name_end``, then the arguments, then ``call_close``.
+
+    An argument is ``parameter_opening``, the key, one of ``key_ends``, the value and
+    ``parameter_close``, perhaps with ``value_space`` on either side of the value. With
+    ``text_key_end`` and ``json_key_end`` the end of the key tells how the value is written;
+    otherwise the tool's schema does. Without ``name_end`` the name ends at white space or a tag.
+    A section is ``openings``, calls, and ``closes``; without ``closes`` each call is a section.
+    Where ``before_...`` has white space the grammar allows some before
+    the parts.
+    """
+
+    name: str
+    openings: tuple[str, ...]
+    call_opening: str
+    name_end: str
+    parameter_opening: str
+    key_ends: tuple[str, ...]
+    parameter_close: str
+    call_close: str
+    closes: tuple[str, ...] = ()
+    text_key_end: str = ""
+    json_key_end: str = ""
+    value_space: str = ""
+    before_call: str = ""
+    before_parameter: str = ""
+    before_close: str = ""
+    is_section: bool = True
+    control_texts: tuple[str, ...] = ()
+    bare_openings: tuple[str, ...] = field(default=(), init=False)
+
+    @property
+    def writes_bare(self) -> bool:
+        """Whether the grammar writes calls without an opening: never."""
+        return False
+
+    @property
+    def repeats(self) -> bool:
+        """Whether several calls are several sections."""
+        return not self.is_section
+
+    def read(self, stream: CallStream, opening: str, tools: Sequence[Tool]) -> Steps[bool]:
+        """Read a section."""
+        if opening == self.call_opening:
+            stream.return_to(stream.position - len(opening))
+        else:
+            before = stream.position
+            yield from stream.skip_space()
+            if (yield from stream.peek()) == "{":  # as other models write it
+                stream.return_to(before)
+                return (yield from HERMES.read(stream, "<tool_call>", tools))
+        is_first = True
+        while True:
+            if self.call_opening and not (yield from stream.after_space(self.call_opening)):
+                if is_first:
+                    return False
+                break
+            if not (yield from self._read_call(stream, tools)):
+                return False
+            is_first = False
+            if not self.call_opening:
+                break
+        for close in self.closes:
+            if (yield from stream.after_space(close)):
+                stream.drop_held()
+        return True
+
+    def _read_call(self, stream: CallStream, tools: Sequence[Tool]) -> Steps[bool]:
+        name: str | None
+        if self.name_end:
+            name = yield from stream.until(self.name_end, MAX_NAME_CHARACTERS)
+        else:
+            yield from stream.skip_space()
+            name = yield from stream.run(_NAME, MAX_NAME_CHARACTERS)
+        tool = next((each for each in tools if each.name == name), None)
+        if name is None or tool is None:
+            return False
+        yield from stream.skip_space()
+        if not (yield from self._is_begun(stream)):
+            return False
+        stream.begin_call(name)
+        stream.argue("{")
+        properties = properties_of(tool)
+        is_first = True
+        while (yield from stream.after_space(self.parameter_opening)):
+            if not (yield from self._read_parameter(stream, properties, tool, is_first=is_first)):
+                return False
+            is_first = False
+        if not (yield from stream.after_space(self.call_close)):
+            return False
+        stream.argue("}")
+        stream.end_call()
+        return True
+
+    def _is_begun(self, stream: CallStream) -> Steps[bool]:
+        """Whether an argument or the end of the call follows; passes nothing."""
+        before = stream.position
+        for text in (self.parameter_opening, self.call_close):
+            if (yield from stream.at(text)):
+                stream.return_to(before)
+                return True
+        return False
+
+    def _read_parameter(
+        self, stream: CallStream, properties: dict[str, Schema], tool: Tool, *, is_first: bool
+    ) -> Steps[bool]:
+        key = yield from stream.until(self.key_ends[0][:1], MAX_NAME_CHARACTERS)
+        if key is None:
+            return False
+        stream.return_to(stream.position - 1)
+        key_end = yield from stream.at_one_of(self.key_ends)
+        if not key_end:
+            return False
+        key = key.strip()
+        if self.text_key_end and key_end in (self.text_key_end, self.json_key_end):
+            is_text = key_end == self.text_key_end
+            types = frozenset(("string",)) if is_text else frozenset(("object",))
+        else:
+            types = types_of(properties.get(key, {}), tool.parameters)
+        comma = "" if is_first else ", "
+        stream.argue(f"{comma}{json.dumps(key, ensure_ascii=False)}: ")
+        if self.value_space:
+            yield from stream.at(self.value_space)
+        if types != {"string"}:
+            text = yield from stream.until(self.parameter_close)
+            if text is None:
+                return False
+            stream.argue(argument_json(self._without_space(text), types))
+            return True
+        closes = (self.value_space + self.parameter_close, self.parameter_close)
+        stream.argue('"')
+        mark = yield from stream.text_pieces(
+            Marks(closes), lambda text: stream.argue(json.dumps(text, ensure_ascii=False)[1:-1])
+        )
+        if not mark:
+            return False
+        stream.argue('"')
+        return True
+
+    def _without_space(self, text: str) -> str:
+        return text.removesuffix(self.value_space) if self.value_space else text
+
+    def section(self, lark: LarkSource, tools: Sequence[CallableTool], *, is_parallel: bool) -> str:
+        """Return the expression of a section."""
+        call = lark.rule(either(self._call(lark, tool) for tool in tools))
+        if self.is_section:
+            call = repeated(call, is_parallel=is_parallel)
+        if not self.closes:
+            return call
+        return f"{call} {spaced(self.before_close, lark.text(self.closes[0]))}"
+
+    def _call(self, lark: LarkSource, tool: CallableTool) -> str:
+        head = f"{self.call_opening}{tool.name}{self.name_end}"
+        close = spaced(self.before_parameter, lark.text(self.call_close))
+        return f"{spaced(self.before_call, lark.text(head))} {self._parameters(lark, tool)} {close}"
+
+    def _parameters(self, lark: LarkSource, tool: CallableTool) -> str:
+        if tool.is_free:
+            any_text = lark.until(self.parameter_close)
+            key = lark.terminal(r"/[^<>\"=\s]{1,100}/")
+            key_end = either(lark.text(each) for each in self.key_ends)
+            opening = spaced(self.before_parameter, lark.text(self.parameter_opening))
+            return f"({opening} {key} {key_end} {any_text})*"
+        schema = tool.schema
+        require_only(schema, _OBJECT_KEYWORDS, f"the arguments of {tool.name}")
+        required = schema.get("required")
+        pieces = []
+        for key, value in properties_of(tool.tool).items():
+            parameter = lark.rule(self._parameter(lark, key, value, schema, tool.name))
+            is_required = isinstance(required, Sequence) and key in required
+            pieces.append(parameter if is_required else f"{parameter}?")
+        return " ".join(pieces)
+
+    def _parameter(
+        self, lark: LarkSource, key: str, value: Schema, root: Schema, tool_name: str
+    ) -> str:
+        where = f"{key} of {tool_name}"
+        close = self.value_space + self.parameter_close
+
+        def opening(*, is_text: bool) -> str:
+            head = spaced(self.before_parameter, lark.text(f"{self.parameter_opening}{key}"))
+            own = self.text_key_end if is_text else self.json_key_end
+            ends = either(lark.text(each) for each in ((own,) if own else self.key_ends))
+            return f"{head} {ends} {lark.text(self.value_space) if self.value_space else ''}"
+
+        return text_or_json(
+            lark,
+            as_schema(value),
+            root,
+            where,
+            text=lambda schema: (
+                f"{opening(is_text=True)} {text_expression(lark, schema, close, where)}"
+            ),
+            value=lambda json: f"{opening(is_text=False)} {json} {lark.text(close)}",
+        )

@@ -1,0 +1,144 @@
+"""Steps that restore cache blocks, and those that save some, as they pass a worker's stage."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import pytest
+from support.edges import edge
+
+from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.edges.frames import FrameKind
+from potluck.cluster.steps import (
+    StepEncoder,
+    decode_failure,
+    decode_restored,
+    decode_restores,
+    encode_restores,
+)
+from potluck.cluster.worker.block_keeper import BlockKeeper
+from potluck.cluster.worker.stage import Stage, StageTotals
+from potluck.errors import EdgeClosedError, EngineError
+from potluck.grammars.step_masks import StepMasks
+from potluck.types.engine import StepResult
+from potluck.types.program import Shard
+from potluck.types.step import HashedBlock, Step, StepId
+
+BLOCKS = tuple(
+    HashedBlock(block=7 - i, hash=bytes([i + 1]) * 32, parent=bytes([i]) * 32) for i in range(3)
+)
+
+
+class Engine:
+    """Notes what is done to it, as ``PlayedKeeper`` does."""
+
+    def __init__(self, done: list[object]) -> None:
+        self._done = done
+
+    def step(self, step: Step, hidden: object, masks: object) -> StepResult:
+        self._done.append("step")
+        return StepResult(hidden=None, sampled=())
+
+
+class PlayedKeeper:
+    """Has ``count`` blocks of any sequence; none of the others."""
+
+    def __init__(self, done: list[object], count: int, error: EngineError | None = None) -> None:
+        self._done = done
+        self._count = count
+        self._error = error
+
+    def save(self, blocks: Sequence[HashedBlock]) -> None:
+        self._done.append(("save", tuple(blocks)))
+
+    def restore(self, blocks: Sequence[HashedBlock]) -> int:
+        if self._error is not None:
+            raise self._error
+        self._done.append(("restore", tuple(blocks)))
+        return min(self._count, len(blocks))
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def stage(
+    keeper: BlockKeeper | None, done: list[object], *, has_head: bool
+) -> Iterator[tuple[OutgoingEdge, IncomingEdge]]:
+    shard = Shard(start_layer=0, end_layer=1, num_layers=1, has_embedding=True, has_head=has_head)
+    with edge() as (steps, incoming), edge() as (outgoing, results):
+        served = Stage(
+            cast(Any, Engine(done)),
+            shard,
+            8,
+            incoming,
+            outgoing,
+            StageTotals(),
+            StepMasks(None),
+            keeper,
+        )
+
+        def run() -> None:
+            try:
+                served.run()
+            except EdgeClosedError:
+                return
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        yield steps, results
+        incoming.close()
+        thread.join(5)
+
+
+@pytest.mark.parametrize("count", [0, 2, 3])
+def test_what_a_stage_has_goes_on_to_the_next(count: int) -> None:
+    done: list[object] = []
+    with stage(PlayedKeeper(done, count), done, has_head=False) as (steps, results):
+        steps.send(FrameKind.RESTORE, StepId(0), encode_restores(BLOCKS))
+        frame = results.receive(5)
+        assert (frame.kind, frame.step_id) == (FrameKind.RESTORE, 0)
+        assert decode_restores(frame.header) == BLOCKS[:count]
+    assert done == [("restore", BLOCKS)]
+
+
+@pytest.mark.parametrize("count", [0, 2, 3])
+def test_the_last_stage_says_how_many_all_have(count: int) -> None:
+    done: list[object] = []
+    with stage(PlayedKeeper(done, count), done, has_head=True) as (steps, results):
+        steps.send(FrameKind.RESTORE, StepId(0), encode_restores(BLOCKS))
+        frame = results.receive(5)
+        assert (frame.kind, decode_restored(frame.header)) == (FrameKind.RESULT, count)
+
+
+def test_a_stage_that_keeps_nothing_has_none() -> None:
+    with stage(None, [], has_head=True) as (steps, results):
+        steps.send(FrameKind.RESTORE, StepId(0), encode_restores(BLOCKS))
+        assert decode_restored(results.receive(5).header) == 0
+        steps.send(
+            FrameKind.STEP,
+            StepId(1),
+            StepEncoder().encode(Step(step_id=StepId(1), slices=(), saves=BLOCKS)),
+        )
+        assert results.receive(5).step_id == 1
+
+
+def test_blocks_are_saved_before_the_step_that_may_change_them() -> None:
+    done: list[object] = []
+    with stage(PlayedKeeper(done, 0), done, has_head=True) as (steps, results):
+        step = Step(step_id=StepId(0), slices=(), saves=BLOCKS)
+        steps.send(FrameKind.STEP, step.step_id, StepEncoder().encode(step))
+        assert results.receive(5).kind is FrameKind.RESULT
+    assert done == [("save", BLOCKS), "step"]
+
+
+def test_an_engine_that_cannot_take_blocks_fails_the_step() -> None:
+    keeper = PlayedKeeper([], 0, EngineError("no cache block 9"))
+    with stage(keeper, [], has_head=False) as (steps, results):
+        steps.send(FrameKind.RESTORE, StepId(0), encode_restores(BLOCKS))
+        frame = results.receive(5)
+        assert frame.kind is FrameKind.FAILURE
+        assert decode_failure(frame.header).message == "no cache block 9"
