@@ -36,7 +36,7 @@ class Job:
     ``starts_text`` is as in ``StreamingDetokenizer``. ``echoes`` are the prompts as texts, where
     they are given back. ``new_parser`` makes what takes one output apart, which sees the
     ``visible_control_texts``; None: all of it is text. The requests' grammar follows from the field
-    ``grammar_param``.
+    ``grammar_param``. ``hidden_tokens`` give no text, whatever they stand for.
     """
 
     model: ServedModel
@@ -48,6 +48,7 @@ class Job:
     new_parser: Callable[[], OutputParser] | None = None
     visible_control_texts: frozenset[str] = frozenset()
     grammar_param: str = ""
+    hidden_tokens: frozenset[int] = frozenset()
 
 
 def empty_job(model: ServedModel) -> Job:
@@ -150,6 +151,7 @@ def text_job(asked: TextAsked, model: ServedModel, limits: ApiLimits) -> Job:
         starts_text=False,
         echoes=tuple(echoes),
         grammar_param=asked.grammar_param,
+        hidden_tokens=ends,
     )
 
 
