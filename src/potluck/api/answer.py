@@ -92,6 +92,8 @@ class Answer:
         choices: dict[int, list[Delta]] = {}
         async with aclosing(self._all()) as stream:
             async for deltas in stream:
+                if deltas and not choices:
+                    self._renderer.begin(self._usage())
                 for index, delta in deltas:
                     choices.setdefault(index, []).append(delta)
         return self._renderer.whole(dict(sorted(choices.items())), self._usage())

@@ -278,7 +278,8 @@ def _stop(asked: Asked) -> tuple[str, ...]:
         if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
             raise invalid(
                 "stop",
-                f"a stop text has {len(text)} characters, and may have 1 to {MAX_STOP_CHARACTERS}",
+                f"stop has a text of {len(text)} characters, and they may have 1 to"
+                f" {MAX_STOP_CHARACTERS}",
             )
     return stop
 
