@@ -125,7 +125,7 @@ class Leftovers:
 
 
 class LiveCluster:
-    """Agents with one thread each, numbered from 0; use it as a context manager."""
+    """Agents, with one thread each as a rule, numbered from 0; use it as a context manager."""
 
     def __init__(
         self, directory: Path, *, python: str = sys.executable, memory_limit: str | None = None
@@ -180,6 +180,7 @@ class LiveCluster:
         memory_limit: str | None = None,
         node_id: str = "",
         core: int | None = None,
+        num_threads: int = 1,
     ) -> LiveAgent:
         """Start an agent, for the first time or again, and wait until it is up.
 
@@ -193,7 +194,8 @@ class LiveCluster:
             self._limits[number] = memory_limit or self._memory_limit
         limit = self._limits[number]
         command = [] if core is None else ["taskset", "-c", str(core)]
-        command += [self._python, "-m", "potluck", "up", "--threads", "1", "--http", "127.0.0.1:0"]
+        command += [self._python, "-m", "potluck", "up", "--threads", str(num_threads)]
+        command += ["--http", "127.0.0.1:0"]
         command += ["--memory-limit", limit] if limit else []
         command += ["--join", others[0].address] if others else []
         agent.start(command, self._environ)

@@ -31,8 +31,10 @@ Document = dict[str, Any]
 
 _CHILD = Path(__file__).with_name("prefix_child.py")
 _ANSWER_TOKENS = 32
+_QUESTION_TOKENS = 48
+"""Of what a user asks next: a few sentences."""
 _MESSAGE_TOKENS = 96
-"""Of what follows an answer: the result of a tool, or a question."""
+"""Of what an agent sends next: the result of a tool."""
 
 
 class Child:
@@ -146,7 +148,7 @@ def conversation(options: Options, peers: Sequence[str]) -> list[Document]:
                 draw = random.Random(f"{number} {child.name}")
                 first = _tokens(draw, options.conversation_tokens)
                 cold = child.ask(first, _ANSWER_TOKENS)
-                second = [*first, *_answer(cold, draw), *_tokens(draw, _MESSAGE_TOKENS)]
+                second = [*first, *_answer(cold, draw), *_tokens(draw, _QUESTION_TOKENS)]
                 warm = child.ask(second, _ANSWER_TOKENS)
                 row = {
                     "server": child.name,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +37,10 @@ def deploy(agent: AgentProcess, disk_bytes: int) -> None:
 
 
 def test_a_prompt_survives_a_redeployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over two stages, each with a folder of its own; and damage costs time only."""
+    """Over two stages, each with a folder of its own; without the option nothing is written."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "cache" / "potluck" / "kv"
-    with Fleet(tmp_path / "fleet") as fleet:
-        first = fleet.start(0, memory_limit="400M").await_up()
-        second = fleet.start(1, memory_limit="400M", join=first).await_up()
-        fleet.await_members()
+    with two_nodes(tmp_path / "fleet") as (first, second):
         deploy(first, 0)
         expected, num_tokens, num_cached = answer(first)
         assert num_cached == 0
@@ -50,12 +51,7 @@ def test_a_prompt_survives_a_redeployment(tmp_path: Path, monkeypatch: pytest.Mo
 
         deploy(first, 2**30)
         assert answer(first) == (expected, num_tokens, 0)
-        eventually(
-            lambda: all(len(list(each.glob("*.block"))) >= num_blocks for each in folder.iterdir()),
-            within=10,
-            what="the blocks are on disk",
-        )
-        assert len(list(folder.iterdir())) == 2
+        eventually(lambda: is_kept(folder, num_blocks), within=10, what="it is on disk")
         first.ask("undeploy", name="demo")
 
         deploy(second, 2**30)
@@ -63,14 +59,50 @@ def test_a_prompt_survives_a_redeployment(tmp_path: Path, monkeypatch: pytest.Mo
         assert answer(second, PROMPT + "and")[2] >= 16 * num_blocks
         second.ask("undeploy", name="demo")
 
-        for stage in folder.iterdir():
-            for block in sorted(stage.glob("*.block"))[:2]:
-                data = bytearray(block.read_bytes())
-                data[-1] ^= 1
-                block.write_bytes(data)
+
+def test_a_prompt_survives_the_loss_of_a_stage_and_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker is killed; then both agents are; and damage to the files costs time only."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "cache" / "potluck" / "kv"
+    with two_nodes(tmp_path / "fleet") as (first, second):
+        deploy(first, 2**30)
+        expected, num_tokens, _ = answer(first)
+        num_known = (num_tokens - 1) // 16 * 16
+        eventually(lambda: is_kept(folder, num_known // 16), within=10, what="it is on disk")
+        (worker,) = second.workers()
+        os.kill(worker, signal.SIGKILL)
+        assert answer(first) == (expected, num_tokens, num_known)
+        assert worker not in second.workers()
+    damaged = sorted(folder.rglob("*.block"))[0]
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    with two_nodes(tmp_path / "again") as (first, _):
         deploy(first, 2**30)
         text, _, num_cached = answer(first)
         assert text == expected
         assert num_cached % 16 == 0
-        assert num_cached < 16 * num_blocks
-        first.ask("undeploy", name="demo")
+        assert num_cached < num_known
+        eventually(lambda: is_kept(folder, num_known // 16), within=10, what="it is on disk again")
+    with two_nodes(tmp_path / "once more") as (first, _):
+        deploy(first, 2**30)
+        assert answer(first) == (expected, num_tokens, num_known)
+
+
+def is_kept(folder: Path, num_blocks: int) -> bool:
+    """Whether both stages have as many blocks."""
+    stages = list(folder.iterdir())
+    return len(stages) == 2 and all(
+        len(list(stage.glob("*.block"))) >= num_blocks for stage in stages
+    )
+
+
+@contextmanager
+def two_nodes(directory: Path) -> Iterator[tuple[AgentProcess, AgentProcess]]:
+    with Fleet(directory) as fleet:
+        first = fleet.start(0, memory_limit="400M").await_up()
+        second = fleet.start(1, memory_limit="400M", join=first).await_up()
+        fleet.await_members()
+        yield first, second

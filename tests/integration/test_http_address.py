@@ -122,7 +122,8 @@ _fields = st.sampled_from(
         "messages", "prompt", "model", "max_tokens", "max_completion_tokens", "temperature",
         "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
         "logit_bias", "seed", "stop", "n", "stream", "stream_options", "user", "logprobs",
-        "top_logprobs", "tools", "response_format", "echo", "best_of",
+        "top_logprobs", "tools", "response_format", "structured_outputs", "guided_json",
+        "guided_regex", "guided_choice", "guided_grammar", "echo", "best_of",
     ]
 )  # fmt: skip
 

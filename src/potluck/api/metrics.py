@@ -180,6 +180,7 @@ def _prefix_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
         ("hits", "Times a part of its tokens was in the cache then", "num_hits"),
         ("saved_tokens", "Tokens that were not computed for that", "num_saved_tokens"),
         ("evictions", "Cached blocks that were given to other sequences", "num_evictions"),
+        ("restored_tokens", "Tokens that were read from disk", "num_restored_tokens"),
     ):
         family = CounterMetricFamily(f"potluck_prefix_cache_{name}", text, labels=["model"])
         for model in models:

@@ -40,6 +40,9 @@ _MAX_INTEGER = 10**15 - 1
 """Of integers that a schema does not bound: small models write digits for ever where they may, and
 JSON has no exact integers beyond 2^53 for most who read it."""
 
+_MAX_GBNF_CHARACTERS = 64 * 1024
+"""To convert it takes time that grows with the square of its rules: 1.5 s for so much of them."""
+
 _SCHEMA_KEYS = ("items", "additionalItems", "additionalProperties", "not", "if", "then", "else")
 _SCHEMA_LIST_KEYS = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
 _SCHEMA_MAP_KEYS = ("properties", "patternProperties", "$defs", "definitions")
@@ -116,6 +119,12 @@ def ebnf(source: str) -> str:
     """
     if not _GBNF_RULE.search(source):
         return lark(source)
+    if len(source) > _MAX_GBNF_CHARACTERS:
+        raise ParameterError(
+            "grammar",
+            f"the grammar has {len(source):,} characters",
+            hint=f"GBNF may have {_MAX_GBNF_CHARACTERS:,}, and Lark more",
+        )
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     try:

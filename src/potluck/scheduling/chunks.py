@@ -16,7 +16,12 @@ from potluck.types.step import KV_BLOCK_TOKENS
 
 DEFAULT_TARGET_STEP_SECONDS = DEFAULT_TARGET_STEP_MS / 1000
 
-LEAST_CHUNK_TOKENS = KV_BLOCK_TOKENS
+STEP_COST_TOKENS = 32
+"""A step takes as long as so many tokens of a prompt before it has one: 8 (4 bits) to 40 (BF16 with
+matrix units) for reading the weights, and threads that wait for one another on a busy machine."""
+
+LEAST_CHUNK_TOKENS = STEP_COST_TOKENS
+"""A prompt is read at no less than half of the speed that it is read at alone."""
 
 _UNKNOWN_CHUNK_TOKENS = 128
 """Where no prompt was measured yet, and somebody decodes already."""
@@ -28,35 +33,27 @@ _NUM_SAMPLES = 7
 class ChunkController:
     """What steps took lately, and the chunk that follows from it. Not thread-safe.
 
-    Each of ``num_steps_in_flight`` steps may take its part of ``target_seconds``, or twice as long
-    as a step without a chunk, if that is more: a slow machine would otherwise read prompts in
-    crumbs, and read its weights for each of them.
+    Each of ``num_steps_in_flight`` steps may take its part of ``target_seconds``. What a step costs
+    besides its tokens is not measured but taken to be in proportion: with only short chunks at
+    hand, the two cannot be told apart, and chunks would become shorter and shorter.
     """
 
     def __init__(self, target_seconds: float, num_steps_in_flight: int) -> None:
         self._target_seconds = target_seconds / num_steps_in_flight
-        self._decode_seconds: deque[float] = deque(maxlen=_NUM_SAMPLES)
         self._token_seconds: deque[float] = deque(maxlen=_NUM_SAMPLES)
 
-    def took(self, seconds: float, *, num_chunk_tokens: int) -> None:
-        """A step took ``seconds`` from the end of the one before; it had so many prompt tokens."""
-        if num_chunk_tokens == 0:
-            self._decode_seconds.append(seconds)
-        elif num_chunk_tokens >= LEAST_CHUNK_TOKENS:
-            # The part of decodes is little beside a long chunk, and known when chunks are short.
-            rest = max(seconds - self._decode_step_seconds, seconds / 2)
-            self._token_seconds.append(rest / num_chunk_tokens)
+    def took(self, seconds: float, *, num_tokens: int, num_chunk_tokens: int) -> None:
+        """A step took ``seconds`` from the end of the one before.
 
-    @property
-    def most_tokens(self) -> int:
-        """The most tokens of prompts in a step while somebody decodes."""
+        Of its ``num_tokens``, ``num_chunk_tokens`` were of prompts.
+        """
+        if num_chunk_tokens >= KV_BLOCK_TOKENS:
+            self._token_seconds.append(seconds / (STEP_COST_TOKENS + num_tokens))
+
+    def most_tokens(self, num_decodes: int) -> int:
+        """The most tokens of prompts in a step that has ``num_decodes`` other tokens."""
         if not self._token_seconds:
             return _UNKNOWN_CHUNK_TOKENS
-        decode = self._decode_step_seconds
-        left = max(self._target_seconds - decode, decode)
-        num_tokens = int(left / max(statistics.median(self._token_seconds), 1e-9))
-        return max(LEAST_CHUNK_TOKENS, num_tokens // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS)
-
-    @property
-    def _decode_step_seconds(self) -> float:
-        return statistics.median(self._decode_seconds) if self._decode_seconds else 0.0
+        num_tokens = self._target_seconds / max(statistics.median(self._token_seconds), 1e-9)
+        num_left = int(num_tokens) - STEP_COST_TOKENS - num_decodes
+        return max(LEAST_CHUNK_TOKENS, num_left // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS)

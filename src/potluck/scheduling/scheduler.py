@@ -342,8 +342,12 @@ class Scheduler:
         """
         scheduled = self._steps_in_flight.pop(step_id)
         if scheduled and seconds is not None and not has_failed:
+            num_chunk_tokens = sum(part.num_chunk_tokens for part in scheduled)
+            num_decodes = sum(part.num_chunk_tokens == 0 for part in scheduled)
             self._chunks.took(
-                seconds, num_chunk_tokens=sum(part.num_chunk_tokens for part in scheduled)
+                seconds,
+                num_tokens=num_chunk_tokens + num_decodes,
+                num_chunk_tokens=num_chunk_tokens,
             )
         self._is_alone_in_flight = False  # nothing is in flight beside such a step
         self._restorer.complete(step_id, num_restored)
@@ -423,7 +427,7 @@ class Scheduler:
         self._add_decodes(running, forming)
         budget = min(self._limits.max_step_tokens - len(forming.slices), self._prefill_share)
         if any(each.wants_decode or each.awaiting_sample for each in self._running):
-            budget = min(budget, self._chunks.most_tokens)
+            budget = min(budget, self._chunks.most_tokens(len(forming.slices)))
         for sequence in running:
             if sequence.block_table:  # not preempted just now
                 budget = self._add_prefill(sequence, budget, forming)

@@ -12,14 +12,18 @@ from potluck.cluster.steps import (
     decode_failure,
     edge_limits,
     encode_failure,
+    encode_restores,
     encode_sampled,
     result_bytes,
 )
 from potluck.errors import EngineError, ParameterError
 from potluck.scheduling.blocks import blocks_for
+from potluck.scheduling.keeping import MAX_MOVED_BLOCKS
 from potluck.types.ranges import MAX_TOP_LOGPROBS
 from potluck.types.sampling import MAX_LOGIT_BIAS_TOKENS, validate_sampling
 from potluck.types.step import (
+    BlockCopy,
+    HashedBlock,
     SampledToken,
     SamplingParams,
     SequenceId,
@@ -76,7 +80,16 @@ def test_the_largest_step_and_its_result_fit(context: int) -> None:
         )
     ] * num_sequences
     closed = (SequenceId(LARGE),) * (num_blocks + MAX_WAITING_SEQUENCES)
-    step = Step(step_id=StepId(LARGE), slices=tuple(slices), opened=tuple(opened), closed=closed)
+    saved = HashedBlock(block=LARGE, hash=bytes(32), parent=bytes(32))
+    step = Step(
+        step_id=StepId(LARGE),
+        slices=tuple(slices),
+        opened=tuple(opened),
+        closed=closed,
+        copies=(BlockCopy(source=LARGE, target=LARGE),) * num_sequences,
+        saves=(saved,) * max(MAX_MOVED_BLOCKS, num_tokens // 16),
+    )
+    assert len(encode_restores((saved,) * MAX_MOVED_BLOCKS)) <= limits.max_header_bytes
     assert len(StepEncoder().encode(step)) <= limits.max_header_bytes
     sample = SampledToken(
         sequence_id=SequenceId(LARGE),

@@ -85,6 +85,8 @@ def test_malformed_grammars_are_refused() -> None:
         build.ebnf('root ::= "a" nope')
     with pytest.raises(ParameterError, match="nested too deeply"):
         build.ebnf("root ::= " + "(" * 5000 + '"a"' + ")" * 5000)
+    with pytest.raises(ParameterError, match="characters"):
+        build.ebnf('root ::= "a"\n' + "\n".join(f'r{i} ::= "a"' for i in range(10_000)))
 
 
 def test_integers_have_bounds() -> None:

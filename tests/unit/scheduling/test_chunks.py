@@ -12,51 +12,64 @@ from potluck.types.step import SamplingParams, Step
 StepSeconds = Callable[[int, int], float]
 
 
-def measured(controller: ChunkController, *, decode: float, per_token: float) -> None:
+def measured(controller: ChunkController, *, fixed: float, per_token: float) -> None:
     for _ in range(7):
-        controller.took(decode, num_chunk_tokens=0)
-        controller.took(decode + 512 * per_token, num_chunk_tokens=512)
+        controller.took(fixed, num_tokens=1, num_chunk_tokens=0)
+        controller.took(fixed + 512 * per_token, num_tokens=512, num_chunk_tokens=512)
 
 
 @pytest.mark.parametrize(
-    ("decode", "per_token", "num_tokens"),
+    ("fixed", "per_token", "num_tokens"),
     [
-        (0.025, 0.002, 80),  # 87 would fit into what is left of 200 ms
-        (0.15, 0.002, 64),  # 50 ms are left; it may take as long as the decode
-        (0.5, 0.01, 48),
-        (0.001, 0.0001, 1984),
-        (0.01, 1.0, 16),
+        (0.064, 0.002, 64),  # 100 tokens in 200 ms, less 32 for the step
+        (0.5, 0.01, 32),
+        (0.0032, 0.0001, 1968),
+        (0.01, 1.0, 32),
     ],
 )
-def test_a_chunk_fits_into_the_target_or_takes_as_long_as_the_decode(
-    decode: float, per_token: float, num_tokens: int
+def test_a_chunk_fits_into_the_target_and_is_not_too_short(
+    fixed: float, per_token: float, num_tokens: int
 ) -> None:
     controller = ChunkController(0.2, 1)
-    measured(controller, decode=decode, per_token=per_token)
-    assert controller.most_tokens == num_tokens
+    measured(controller, fixed=fixed, per_token=per_token)
+    assert controller.most_tokens(0) == num_tokens
 
 
-def test_several_steps_in_flight_share_the_target() -> None:
-    controller = ChunkController(0.2, 4)
-    measured(controller, decode=0.01, per_token=0.001)
-    assert controller.most_tokens == 32
+def test_several_steps_in_flight_share_the_target_and_decodes_count() -> None:
+    controller = ChunkController(0.4, 4)
+    measured(controller, fixed=0.032, per_token=0.001)
+    assert controller.most_tokens(0) == 64
+    assert controller.most_tokens(8) == 48
 
 
 def test_before_anything_is_known_a_chunk_is_moderate() -> None:
     controller = ChunkController(0.2, 1)
-    assert controller.most_tokens == 128
-    controller.took(0.03, num_chunk_tokens=0)
-    controller.took(3.0, num_chunk_tokens=3)  # mostly of something else
-    assert controller.most_tokens == 128
+    assert controller.most_tokens(1) == 128
+    controller.took(0.03, num_tokens=1, num_chunk_tokens=0)
+    controller.took(3.0, num_tokens=4, num_chunk_tokens=3)  # mostly of something else
+    assert controller.most_tokens(1) == 128
 
 
 def test_single_steps_that_were_held_up_change_nothing() -> None:
     controller = ChunkController(0.2, 1)
-    measured(controller, decode=0.025, per_token=0.002)
+    measured(controller, fixed=0.064, per_token=0.002)
     for _ in range(3):
-        controller.took(5.0, num_chunk_tokens=0)
-        controller.took(60.0, num_chunk_tokens=80)
-    assert controller.most_tokens == 80
+        controller.took(60.0, num_tokens=81, num_chunk_tokens=80)
+    assert controller.most_tokens(0) == 64
+
+
+@pytest.mark.parametrize("fixed_tokens", [0, 8, 40, 100])
+def test_chunks_settle_whatever_a_step_costs_besides(fixed_tokens: int) -> None:
+    """What is measured of short chunks leads to chunks that are about as short."""
+    controller = ChunkController(0.5, 1)
+    measured(controller, fixed=fixed_tokens * 0.001, per_token=0.001)
+    chunks = []
+    for _ in range(40):
+        chunks.append(controller.most_tokens(1))
+        seconds = 0.001 * (fixed_tokens + 1 + chunks[-1])
+        controller.took(seconds, num_tokens=chunks[-1] + 1, num_chunk_tokens=chunks[-1])
+    assert len(set(chunks[10:])) == 1
+    assert 0.7 * 0.5 < 0.001 * (fixed_tokens + chunks[-1]) < 1.2 * 0.5
 
 
 def request(tokens: range, count: int) -> SequenceRequest:

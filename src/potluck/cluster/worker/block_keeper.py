@@ -69,12 +69,17 @@ class DiskKeeper:
     def __init__(self, engine: LoadableEngine, store: BlockStore) -> None:
         self._engine = engine
         self._store = store
-        self._most_queued = max(2, MAX_QUEUED_BYTES // store.block_bytes)
+        self.most_queued = max(2, MAX_QUEUED_BYTES // store.block_bytes)
         self._queue: SimpleQueue[_Save | None] = SimpleQueue()
         self._queued: set[bytes] = set()
         self._num_dropped = 0
         self._thread = threading.Thread(target=self._write_all, name="blocks", daemon=True)
         self._thread.start()
+
+    @property
+    def num_queued(self) -> int:
+        """Blocks that are to be written: at most ``most_queued``."""
+        return len(self._queued)
 
     @property
     def num_dropped(self) -> int:
@@ -86,7 +91,7 @@ class DiskKeeper:
         for each in blocks:
             if each.hash in self._queued or each.hash in self._store:
                 continue
-            if len(self._queued) >= self._most_queued:
+            if len(self._queued) >= self.most_queued:
                 self._num_dropped += 1
                 continue
             (data,) = self._engine.read_blocks((each.block,))

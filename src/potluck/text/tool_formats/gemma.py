@@ -27,6 +27,7 @@ from potluck.text.tool_formats.values import comma_separated, text_expression
 from potluck.types.text import Tool
 
 _MAX_DEPTH = 64
+_MAX_RULES = 10_000
 _NAME = re.compile(r"[^\s{}<>]*")
 _KEY = re.compile(r"[^\s:{}\[\],<>]*")
 _PLAIN = re.compile(r"[^{}\[\],<>]*")
@@ -163,11 +164,19 @@ class GemmaCalls:
         return "any_object"
 
     def _of(self, lark: LarkSource, schema: Schema, root: Schema, where: str, depth: int) -> str:
-        """The expression of the values of ``schema``."""
-        if depth == 0:
-            raise ParameterError("tools", f"the schema of {where} is nested too deeply")
-        options = [self._branch(lark, each, root, where, depth) for each in branches(schema, root)]
-        return lark.rule(either(dict.fromkeys(options)))
+        """The rule of the values of ``schema``; one that is referred to may contain itself."""
+        key = f"{id(root)} {json.dumps(schema, sort_keys=True, default=str)}"
+        rule, is_new = lark.reserved_rule(key)
+        if is_new:
+            if depth == 0 or lark.num_rules > _MAX_RULES:
+                raise ParameterError(
+                    "tools", f"the schema of {where} is nested too deeply, or too large"
+                )
+            options = [
+                self._branch(lark, each, root, where, depth) for each in branches(schema, root)
+            ]
+            lark.define(rule, either(dict.fromkeys(options)))
+        return rule
 
     def _branch(
         self, lark: LarkSource, schema: Schema, root: Schema, where: str, depth: int

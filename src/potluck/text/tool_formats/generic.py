@@ -1,4 +1,7 @@
-"""JSON in one of the forms that most models know, where a template does not show the form."""
+"""JSON in one of the forms that most models know, where a template does not show the form.
+
+``potluck.text.template_gaps`` asks for the first of them, where a template knows no tools.
+"""
 
 from __future__ import annotations
 

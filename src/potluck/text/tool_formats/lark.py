@@ -75,6 +75,22 @@ class LarkSource:
             self._names[name] = name
             self._rules.append(f"{name}: {expression}\n")
 
+    @property
+    def num_rules(self) -> int:
+        """How many rules and terminals there are."""
+        return len(self._rules)
+
+    def reserved_rule(self, key: str) -> tuple[str, bool]:
+        """Return the name of the rule for ``key``, and whether it is new and to be defined."""
+        if is_new := key not in self._names:
+            self._names[key] = f"rule_{len(self._rules)}"
+            self._rules.append("")
+        return self._names[key], is_new
+
+    def define(self, name: str, expression: str) -> None:
+        """Define a rule that was reserved."""
+        self._rules[int(name.removeprefix("rule_"))] = f"{name}: {expression}\n"
+
     def part(self, grammar: str) -> str:
         """Add a grammar as ``potluck.grammars.build`` makes them, and return the reference."""
         key = f"@{grammar}"

@@ -11,7 +11,8 @@ from potluck.types.text import Tool
 
 Schema = Mapping[str, object]
 
-_MAX_REFERENCES = 16
+_MAX_BRANCHES = 256
+"""Clients write schemas, and a few references to each other would make millions."""
 _KINDS = {
     '"': "string", "{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null",
 }  # fmt: skip
@@ -37,33 +38,37 @@ def as_schema(value: object) -> Schema:
     return value if isinstance(value, Mapping) else {}
 
 
-def branches(schema: Schema, root: Schema) -> Iterator[Schema]:
-    """Yield the schemas of which a value matches one; ``root`` has what they refer to.
+def branches(schema: Schema, root: Schema) -> Sequence[Schema]:
+    """Return the schemas of which a value matches one; ``root`` has what they refer to.
 
-    References are replaced, and each has one type, or none if any will do.
+    References are replaced, and each schema has one type, or none if any will do. Where there are
+    very many, one that allows anything stands for them.
     """
-    yield from _branches(schema, root, _MAX_REFERENCES)
+    found: list[Schema] = []
+    waiting = [schema]
+    for _ in range(_MAX_BRANCHES):
+        if not waiting:
+            return found
+        each = waiting.pop(0)
+        reference = each.get("$ref")
+        options = each.get("anyOf", each.get("oneOf"))
+        if isinstance(reference, str):
+            waiting.insert(0, _resolved(reference, root))
+        elif isinstance(options, list | tuple) and options:
+            waiting[:0] = [as_schema(option) for option in options]
+        else:
+            found += _of_one_type(each)
+    return [{}]
 
 
-def _branches(schema: Schema, root: Schema, depth: int) -> Iterator[Schema]:
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and depth:
-        yield from _branches(_resolved(reference, root), root, depth - 1)
-        return
-    for keyword in ("anyOf", "oneOf"):
-        options = schema.get(keyword)
-        if isinstance(options, Sequence) and not isinstance(options, str) and options and depth:
-            for option in options:
-                yield from _branches(as_schema(option), root, depth - 1)
-            return
+def _of_one_type(schema: Schema) -> Iterator[Schema]:
     types = schema.get("type")
-    if isinstance(types, Sequence) and not isinstance(types, str):
-        for each in types:
-            yield {**schema, "type": each}
-    elif types is None and isinstance(schema.get("enum"), Sequence):
-        values = [json.dumps(value) for value in schema["enum"]]  # type: ignore[attr-defined]
-        for kind in dict.fromkeys(kind_of(value) for value in values):
-            yield {**schema, "type": kind}
+    enum = schema.get("enum")
+    if isinstance(types, list | tuple):
+        yield from ({**schema, "type": each} for each in types)
+    elif types is None and isinstance(enum, list | tuple):
+        kinds = (kind_of(json.dumps(value)) for value in enum)
+        yield from ({**schema, "type": kind} for kind in dict.fromkeys(kinds))
     elif types is None and "const" in schema:
         yield {**schema, "type": kind_of(json.dumps(schema["const"]))}
     else:

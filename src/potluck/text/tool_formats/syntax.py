@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from potluck.grammars.build import json_object, json_schema
@@ -63,29 +64,36 @@ class ToolSyntax(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallableTool:
-    """A tool that a grammar allows. ``is_free`` is one whose arguments may be any object."""
+    """A tool that a grammar allows. ``is_free`` is one whose arguments may be any object.
 
-    def __init__(self, tool: Tool, *, is_free: bool) -> None:
-        self.name = tool.name
-        self.tool = tool
-        self.is_free = is_free
+    ``schema`` is that of the arguments, an object.
+    """
+
+    tool: Tool
+    is_free: bool
+    schema: Mapping[str, object]
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return self.tool.name
 
     def arguments(self, lark: LarkSource) -> str:
         """Return the expression of the arguments as JSON."""
         return lark.part(json_object() if self.is_free else json_schema(self.schema))
-
-    @property
-    def schema(self) -> dict[str, object]:
-        """The schema of the arguments, an object."""
-        return {"type": "object", **self.tool.parameters}
 
 
 def callable_tools(tool_use: ToolUse) -> tuple[CallableTool, ...]:
     """Return the tools that may be called; strictly those whose arguments are guaranteed."""
     is_required = tool_use.mode is ToolMode.REQUIRED
     return tuple(
-        CallableTool(tool, is_free=not (is_required or tool.is_strict))
+        CallableTool(
+            tool=tool,
+            is_free=not (is_required or tool.is_strict),
+            schema={"type": "object", **tool.parameters},
+        )
         for tool in tool_use.tools
         if tool_use.name in (None, tool.name)
     )

@@ -13,6 +13,7 @@ from support.cluster_calls import a_record
 from support.played_cluster import PlayedCluster, PlayedDeployment, undisturbed
 
 from potluck.cluster.agent import relaying as module
+from potluck.cluster.agent import remote_sequences
 from potluck.cluster.calls import DeploymentRecord, DeploymentState
 from potluck.errors import EngineError, OverloadedError, ParameterError, RefusedRequestError
 from potluck.types.cluster import NodeId
@@ -282,6 +283,49 @@ def test_an_undeployed_model_ends_its_streams(run: Run) -> None:
         for each in reading:
             with pytest.raises(EngineError, match="undeployed"):
                 await each
+
+    run("ab", body)
+
+
+def test_sequences_of_a_gateway_share_one_feed_until_it_has_been_idle(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_sequences, "_IDLE_SECONDS", 0.1)
+
+    async def body(cluster: PlayedCluster) -> None:
+        await cluster.deploy("a", a_record())
+
+        def num_feeds() -> int:
+            return [call[2] for call in cluster.calls].count("deployment.feed")
+
+        requests = [a_request(each) for each in (5, 20, 60)]
+        texts = await asyncio.gather(*map(cluster["b"].text, requests))
+        assert texts == [undisturbed(each) for each in requests]
+        assert num_feeds() == 1
+        assert await cluster["b"].text(a_request(3)) == undisturbed(a_request(3))
+        assert num_feeds() == 1
+        await asyncio.sleep(0.3)
+        assert not cluster["b"].relaying._remote._feeds
+        assert await cluster["b"].text(a_request(3)) == undisturbed(a_request(3))
+        assert num_feeds() == 2
+
+    run("ab", body)
+
+
+def test_a_sequence_that_is_cancelled_before_it_was_started_is_never_computed(run: Run) -> None:
+    async def body(cluster: PlayedCluster) -> None:
+        await cluster.deploy("a", a_record())
+        node = cluster["b"]
+        told: list[object] = []
+        cancel = node.relaying.start(node.record(), a_request(100_000), told.append)
+        await asyncio.sleep(0)
+        cancel()
+        await asyncio.sleep(0.1)
+        assert not told
+        computing = cluster["a"].deployment()
+        assert computing is not None
+        assert not computing.num_live
+        assert node.relaying._num_live == 0
 
     run("ab", body)
 

@@ -359,3 +359,24 @@ def test_whoever_is_told_of_silence_may_end_the_wait() -> None:
         with pytest.raises(EdgeError, match="it does not answer"):
             incoming.receive(0.05, on_silence)
         assert incoming.is_closed
+
+
+def test_only_small_frames_go_at_once_and_only_while_the_kernel_has_room() -> None:
+    with edge() as (outgoing, incoming):
+        outgoing._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)
+        assert outgoing.takes_at_once(100)
+        assert not outgoing.takes_at_once(1 << 20)
+        header = bytes(900)
+        num_sent = 0
+        while outgoing.takes_at_once(len(header)):
+            outgoing.send(FrameKind.STEP, StepId(num_sent), header)  # nobody reads
+            num_sent += 1
+            assert num_sent < 50_000, "the kernel's buffers have no end"
+        for _ in range(num_sent):
+            incoming.receive(5)
+        deadline = time.monotonic() + 5
+        while not outgoing.takes_at_once(len(header)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert outgoing.takes_at_once(len(header))
+        outgoing.close()
+        assert not outgoing.takes_at_once(100)

@@ -13,11 +13,11 @@ from support.edges import edge
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import FrameKind
 from potluck.cluster.steps import (
+    StepEncoder,
     decode_failure,
     decode_restored,
     decode_restores,
     encode_restores,
-    encode_step,
 )
 from potluck.cluster.worker.block_keeper import BlockKeeper
 from potluck.cluster.worker.stage import Stage, StageTotals
@@ -121,7 +121,7 @@ def test_a_stage_that_keeps_nothing_has_none() -> None:
         steps.send(
             FrameKind.STEP,
             StepId(1),
-            encode_step(Step(step_id=StepId(1), slices=(), saves=BLOCKS)),
+            StepEncoder().encode(Step(step_id=StepId(1), slices=(), saves=BLOCKS)),
         )
         assert results.receive(5).step_id == 1
 
@@ -130,7 +130,7 @@ def test_blocks_are_saved_before_the_step_that_may_change_them() -> None:
     done: list[object] = []
     with stage(PlayedKeeper(done, 0), done, has_head=True) as (steps, results):
         step = Step(step_id=StepId(0), slices=(), saves=BLOCKS)
-        steps.send(FrameKind.STEP, step.step_id, encode_step(step))
+        steps.send(FrameKind.STEP, step.step_id, StepEncoder().encode(step))
         assert results.receive(5).kind is FrameKind.RESULT
     assert done == [("save", BLOCKS), "step"]
 
