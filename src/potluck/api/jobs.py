@@ -13,7 +13,7 @@ from potluck.api.config import ApiLimits
 from potluck.api.errors import ApiError, invalid
 from potluck.errors import PromptTooLongError
 from potluck.types.gateway import ServedModel
-from potluck.types.output import OutputParser, ToolMode
+from potluck.types.output import OutputParser, ToolMode, ToolUse
 from potluck.types.ranges import require_number
 from potluck.types.sampling import merged_sampling, validate_sampling
 from potluck.types.sequence import SequenceRequest
@@ -72,9 +72,12 @@ def chat_job(asked: ChatAsked, model: ServedModel, limits: ApiLimits) -> Job:
     grammar = asked.grammar
     new_parser: Callable[[], OutputParser] | None = None
     if output_format is not None:
-        grammar = output_format.grammar(tool_use, prompt_end=encoded.turn, response=asked.grammar)
+        grammar = output_format.grammar(
+            tool_use if asked.grammar is None else _strict(tool_use),
+            prompt_end=encoded.turn,
+            response=asked.grammar,
+        )
         new_parser = partial(output_format.parser, tool_use, prompt_end=encoded.turn)
-
     elif tool_use.tools and tool_use.mode is not ToolMode.NONE:
         raise invalid("tools", "the model has no chat template that knows tools")
     return Job(
@@ -88,6 +91,11 @@ def chat_job(asked: ChatAsked, model: ServedModel, limits: ApiLimits) -> Job:
         visible_control_texts=frozenset() if output_format is None else output_format.control_texts,
         grammar_param="tools" if asked.grammar is None else asked.grammar_param,
     )
+
+
+def _strict(tool_use: ToolUse) -> ToolUse:
+    """The tools where an answer must have a form: calls instead of it have one, too."""
+    return replace(tool_use, tools=tuple(replace(tool, is_strict=True) for tool in tool_use.tools))
 
 
 def chat_prompt(asked: ChatAsked, model: ServedModel) -> ChatPrompt:

@@ -32,7 +32,6 @@ from potluck.api.dialects.ollama.rendering import (
 from potluck.api.dialects.ollama.vectors import VectorEndpoints
 from potluck.api.errors import ApiError, invalid
 from potluck.api.jobs import Job, chat_job, empty_job, text_job
-from potluck.api.rendering import Json
 from potluck.api.service import ApiService, json_response
 from potluck.types.gateway import ModelState, ServedModel
 
@@ -124,12 +123,10 @@ class _Endpoints:
                 raise invalid("model", "model is missing", code="missing_required_parameter")
             return self.name_of(asked)
 
-        def shown(body: ShowBody, model: ServedModel) -> Json:
-            return shown_json(self._service.status(model.model_id), model)
-
-        answer = await self._service.computed(
-            request, parse_show, model_of, shown, prompt_param="model"
+        model = await self._service.computed(
+            request, parse_show, model_of, lambda _body, model: model, prompt_param="model"
         )
+        answer = shown_json(self._service.status(model.model_id), model)
         return json_response(answer)
 
     def name_of(self, asked: str) -> str:
