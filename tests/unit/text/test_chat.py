@@ -425,3 +425,20 @@ def test_a_message_that_calls_tools_is_not_continued(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="calls tools") as error:
         encode_chat(tokenizer, ChatTemplate(source=CHATML), [user("hi"), CALLING], ending=CONTINUED)
     assert "role tool" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "on", "off"),
+    [
+        ("enable_thinking", "True", "False"),
+        ("thinking", "True", "False"),
+        ("reasoning", "True", "False"),
+        ("thinking_budget", "-1", "0"),
+    ],
+)
+def test_thinking_is_switched_by_the_templates_own_variable(name: str, on: str, off: str) -> None:
+    source = f"{{{{ {name} if {name} is defined else '?' }}}}"
+    assert rendered(source) == "?"
+    assert rendered(source, thinks=True) == on
+    assert rendered(source, thinks=False) == off
+    assert rendered(source, thinks=False, template_variables={name: "own"}) == "own"
