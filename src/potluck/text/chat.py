@@ -64,10 +64,11 @@ class ChatTemplate:
         """The text of a chat; with ``add_generation_prompt`` the assistant's turn is opened.
 
         ``reasoning_effort`` is for templates with such a variable, under whichever name, and
-        ``thinks`` for those with a switch of thoughts. Each of ``template_variables`` is a variable of the template, and comes before all others of its
-        name. ``now`` is the time for templates that write the date; the present by default. Raises
-        ``ChatTemplateError`` if the template is broken, exceeds its limits or refuses the messages,
-        and ``ParameterError`` for an unknown role and for a reserved variable.
+        ``thinks`` for those with a switch of thoughts. Each of ``template_variables`` is a variable
+        of the template, and comes before all others of its name. ``now`` is the time for templates
+        that write the date; the present by default. Raises ``ChatTemplateError`` if the template is
+        broken, exceeds its limits or refuses the messages, and ``ParameterError`` for an unknown
+        role and for a reserved variable.
         """
         from potluck.text.template_environment import run_template
 

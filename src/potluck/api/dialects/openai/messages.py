@@ -42,8 +42,7 @@ def _message(message: Message, where: str) -> ChatMessage:
             " reasoning",
         )
     return ChatMessage(
-        # OpenAI's newer name for the system's words, which few chat templates know.
-        role="system" if message.role == "developer" else message.role,
+        role=message.role,  # templates that do not know developers get a system's message
         content=_content(message, where),
         name=message.name,
         tool_calls=tuple(
