@@ -108,7 +108,8 @@ def chat_prompt(asked: ChatAsked, model: ServedModel) -> ChatPrompt:
         ending=asked.ending,
         reasoning_effort=asked.reasoning_effort,
         tools=() if tool_use.mode is ToolMode.NONE else tool_use.tools,
-        template_variables=_template_variables(asked),
+        thinks=asked.thinks,
+        template_variables=asked.template_variables,
     )
 
 
@@ -222,14 +223,6 @@ def _requests(
         for prompt in prompts
         for number in range(count)
     )
-
-
-def _template_variables(asked: ChatAsked) -> Mapping[str, object]:
-    """The variables for a template, under all names by which templates ask whether to think."""
-    if asked.thinks is None:
-        return asked.template_variables
-    thinks = dict.fromkeys(("enable_thinking", "thinking"), asked.thinks)
-    return {**thinks, **asked.template_variables}
 
 
 def _sampling(asked: Asked, model: ServedModel) -> SamplingParams:
