@@ -262,6 +262,7 @@ class _Choice:
             echo=job.echoes[index],
             parser=None if job.new_parser is None else job.new_parser(),
             visible=job.visible_control_texts,
+            hidden=job.hidden_tokens,
         )
         self.begun = self._text.start()
         self.is_over = self.begun.finish_reason is not None

@@ -74,22 +74,19 @@ def chat_asked(body: ChatBody, model: ServedModel) -> ChatAsked:
 def generate_asked(body: GenerateBody, model: ServedModel) -> ChatAsked | TextAsked:
     """What a request for a text asks for: an answer to a prompt, or what continues a raw one.
 
+    With ``suffix`` it is what is between the two.
+
     Raises ``PotluckError``.
     """
     prompt = body.prompt or ""
-    if body.suffix:
-        raise invalid(
-            "suffix",
-            "suffix is not supported here: send it to /v1/completions",
-            code="unsupported_parameter",
-        )
-    if body.raw:
+    if body.raw or body.suffix:
         if body.system:
-            raise invalid("system", "system is for prompts that are not raw")
+            raise invalid("system", "system is for prompts in the chat template")
         return TextAsked(
             **_common(body, model),
             prompts=[prompt],
             parses_control_tokens=True,
+            suffix=body.suffix or None,
         )
     system = (ChatMessage(role="system", content=body.system),) if body.system else ()
     return ChatAsked(
@@ -141,13 +138,20 @@ def _sampling(options: Options) -> dict[str, float | int]:
     return {name: value for name, value in asked.items() if value is not None}
 
 
-def _check_options(options: Options, model: ServedModel) -> None:
-    if options.num_ctx is not None and options.num_ctx > model.context_tokens:
+def check_context(options: Options | None, model: ServedModel) -> None:
+    """Raise ``ApiError`` if ``options`` want a longer context than the model is deployed with."""
+    if options is None or options.num_ctx is None:
+        return
+    if options.num_ctx > model.context_tokens:
         raise invalid(
             "options.num_ctx",
             f"options.num_ctx is {options.num_ctx}, and the model is deployed with a context of"
             f" {model.context_tokens} tokens: leave it out, or deploy the model with --context",
         )
+
+
+def _check_options(options: Options, model: ServedModel) -> None:
+    check_context(options, model)
     penalizes = options.repeat_penalty not in (None, 1.0)
     if penalizes and options.repeat_last_n not in (None, -1):
         raise invalid(
