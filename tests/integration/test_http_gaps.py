@@ -165,8 +165,9 @@ def test_inputs_that_are_too_long_are_cut_unless_that_is_refused(
 def test_no_input_asks_only_that_the_model_is_there(
     gateway: ToyGateway, http: httpx2.Client
 ) -> None:
-    for text in ("", []):
-        answer = http.post("/api/embed", json={"model": MODEL, "input": text})
+    inputs: tuple[object, ...] = ("", [])
+    for each in inputs:
+        answer = http.post("/api/embed", json={"model": MODEL, "input": each})
         assert answer.json()["embeddings"] == []
     assert http.post("/api/embeddings", json={"model": MODEL}).json() == {"embedding": []}
     assert not gateway.live
