@@ -55,9 +55,10 @@ class RecordingFormat:
 
 @dataclass
 class RecordingChat:
-    """The toy's chat template, which notes the tools and the variables that it is given."""
+    """The toy's chat template, which notes what else it is given."""
 
     tools: Sequence[Tool] = ()
+    thinks: bool | None = None
     variables: Mapping[str, object] = field(default_factory=dict)
 
     def __call__(
@@ -67,9 +68,11 @@ class RecordingChat:
         ending: ChatEnding = ChatEnding.NEW_TURN,
         reasoning_effort: str | None = None,
         tools: Sequence[Tool] = (),
+        thinks: bool | None = None,
         template_variables: Mapping[str, object] | None = None,
     ) -> ChatPrompt:
         self.tools = tools
+        self.thinks = thinks
         self.variables = template_variables or {}
         return toy_chat(messages, ending=ending, reasoning_effort=reasoning_effort)
 
@@ -150,24 +153,12 @@ def test_a_model_without_a_format_takes_grammars_and_no_tools(plain: ServedModel
     assert chat_job(asked(tool_use=unused), plain, LIMITS).new_parser is None
 
 
-@pytest.mark.parametrize(
-    ("thinks", "given", "variables"),
-    [
-        (None, {}, {}),
-        (None, {"enable_thinking": False}, {"enable_thinking": False}),
-        (True, {}, {"enable_thinking": True, "thinking": True}),
-        (False, {"enable_thinking": True}, {"enable_thinking": True, "thinking": False}),
-    ],
-)
+@pytest.mark.parametrize("thinks", [None, True, False])
 def test_whether_to_think_reaches_the_template(
-    model: ServedModel,
-    chat: RecordingChat,
-    thinks: bool | None,
-    given: dict[str, object],
-    variables: dict[str, object],
+    model: ServedModel, chat: RecordingChat, thinks: bool | None
 ) -> None:
-    chat_job(asked(thinks=thinks, template_variables=given), model, LIMITS)
-    assert chat.variables == variables
+    chat_job(asked(thinks=thinks, template_variables={"a": 1}), model, LIMITS)
+    assert (chat.thinks, chat.variables) == (thinks, {"a": 1})
 
 
 def test_choices_differ_by_their_seeds(model: ServedModel) -> None:

@@ -124,7 +124,7 @@ def test_messages_of_all_roles() -> None:
             {"type": "output_text", "text": "d", "annotations": [], "logprobs": []},
             {"type": "refusal", "refusal": "e"}]},
     ) == [
-        ChatMessage(role="system", content="Be brief"),
+        ChatMessage(role="developer", content="Be brief"),
         ChatMessage(role="system", content="a"),
         ChatMessage(role="user", content="bc"),
         ChatMessage(role="assistant", content="de"),
