@@ -99,13 +99,15 @@ class ChatEncoder(Protocol):
         *,
         ending: ChatEnding = ChatEnding.NEW_TURN,
         reasoning_effort: str | None = None,
+        thinks: bool | None = None,
         tools: Sequence[Tool] = (),
         template_variables: Mapping[str, object] | None = None,
     ) -> ChatPrompt:
         """Return the prompt of ``messages``, which ends as ``ending`` says.
 
-        ``tools`` are told to the model as its template does it. ``template_variables`` are further
-        variables of the template, of JSON's types (``enable_thinking`` …).
+        ``thinks`` turns thinking on or off where the template has a switch for it. ``tools`` are
+        told to the model as its template does it. ``template_variables`` are further variables of
+        the template, of JSON's types; each comes before all else that sets it.
         """
         ...
 
@@ -192,5 +194,23 @@ class PairEncoder(Protocol):
         """Return the tokens; ``instruction`` says what makes a document relevant.
 
         Raises ``ChatTemplateError`` if the model has no template for it.
+        """
+        ...
+
+
+class GapEncoder(Protocol):
+    """Makes the prompts of a model that fills in the middle of a text."""
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end what it fills in, in addition to those that end every text."""
+        ...
+
+    def prompt(
+        self, tokenizer: Tokenizer, prefix: str, suffix: str, *, max_tokens: int | None = None
+    ) -> list[int]:
+        """Return the tokens that ask for what is between ``prefix`` and ``suffix``.
+
+        Raises as ``Tokenizer.encode``.
         """
         ...
