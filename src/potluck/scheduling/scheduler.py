@@ -302,7 +302,9 @@ class Scheduler:
             return self._restoring_step()
         forming = _Forming()
         for is_alone in (self._is_turn_of_alone, not self._is_turn_of_alone):
-            if is_alone and self._steps_in_flight and self._has_alone:
+            if is_alone and not self._has_alone:
+                continue
+            if is_alone and self._steps_in_flight:
                 return None  # its turn comes when these are through
             self._fill(forming, is_alone=is_alone)
             if forming.slices:
