@@ -13,12 +13,12 @@ from potluck.api.config import ApiLimits
 from potluck.api.errors import ApiError, invalid
 from potluck.errors import PromptTooLongError
 from potluck.types.gateway import ServedModel
-from potluck.types.output import OutputParser, ToolMode
+from potluck.types.output import OutputParser, ToolMode, ToolUse
 from potluck.types.ranges import require_number
 from potluck.types.sampling import merged_sampling, validate_sampling
 from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams
-from potluck.types.text import ChatEnding, ChatPrompt
+from potluck.types.text import ChatEnding, ChatPrompt, GapEncoder
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
@@ -36,7 +36,7 @@ class Job:
     ``starts_text`` is as in ``StreamingDetokenizer``. ``echoes`` are the prompts as texts, where
     they are given back. ``new_parser`` makes what takes one output apart, which sees the
     ``visible_control_texts``; None: all of it is text. The requests' grammar follows from the field
-    ``grammar_param``.
+    ``grammar_param``. ``hidden_tokens`` give no text, whatever they stand for.
     """
 
     model: ServedModel
@@ -48,6 +48,7 @@ class Job:
     new_parser: Callable[[], OutputParser] | None = None
     visible_control_texts: frozenset[str] = frozenset()
     grammar_param: str = ""
+    hidden_tokens: frozenset[int] = frozenset()
 
 
 def empty_job(model: ServedModel) -> Job:
@@ -71,7 +72,11 @@ def chat_job(asked: ChatAsked, model: ServedModel, limits: ApiLimits) -> Job:
     grammar = asked.grammar
     new_parser: Callable[[], OutputParser] | None = None
     if output_format is not None:
-        grammar = output_format.grammar(tool_use, prompt_end=encoded.turn, response=asked.grammar)
+        grammar = output_format.grammar(
+            tool_use if asked.grammar is None else _strict(tool_use),
+            prompt_end=encoded.turn,
+            response=asked.grammar,
+        )
         new_parser = partial(output_format.parser, tool_use, prompt_end=encoded.turn)
     elif tool_use.tools and tool_use.mode is not ToolMode.NONE:
         raise invalid("tools", "the model has no chat template that knows tools")
@@ -86,6 +91,11 @@ def chat_job(asked: ChatAsked, model: ServedModel, limits: ApiLimits) -> Job:
         visible_control_texts=frozenset() if output_format is None else output_format.control_texts,
         grammar_param="tools" if asked.grammar is None else asked.grammar_param,
     )
+
+
+def _strict(tool_use: ToolUse) -> ToolUse:
+    """The tools where an answer must have a form: calls instead of it have one, too."""
+    return replace(tool_use, tools=tuple(replace(tool, is_strict=True) for tool in tool_use.tools))
 
 
 def chat_prompt(asked: ChatAsked, model: ServedModel) -> ChatPrompt:
@@ -113,15 +123,12 @@ def text_job(asked: TextAsked, model: ServedModel, limits: ApiLimits) -> Job:
     num_new_tokens = 1 if max_new_tokens is None else min(1, max_new_tokens)
     stop = _stop(asked)
     count = _num_choices(asked, len(asked.prompts), limits)
+    ends: frozenset[int] = frozenset()
+    if asked.suffix is not None:
+        ends = _checked_gap(asked, model).ends
     encoded = [
         checked_prompt(
-            model.tokenizer.encode(
-                prompt,
-                parse_special=asked.parses_control_tokens,
-                max_tokens=model.context_tokens - num_new_tokens,
-            )
-            if isinstance(prompt, str)
-            else prompt,
+            _text_tokens(asked, prompt, model, model.context_tokens - num_new_tokens),
             model,
             limits,
             "prompt",
@@ -146,13 +153,43 @@ def text_job(asked: TextAsked, model: ServedModel, limits: ApiLimits) -> Job:
             model,
             grammar=asked.grammar,
             score_prompt=asked.echo and asked.top_logprobs is not None,
+            ends=ends,
         ),
         stop=stop,
         num_prompt_tokens=sum(map(len, encoded)),
         starts_text=False,
         echoes=tuple(echoes),
         grammar_param=asked.grammar_param,
+        hidden_tokens=ends,
     )
+
+
+def _text_tokens(
+    asked: TextAsked, prompt: str | Sequence[int], model: ServedModel, max_tokens: int
+) -> Sequence[int]:
+    if not isinstance(prompt, str):
+        return prompt
+    if asked.suffix is not None:
+        gaps = _checked_gap(asked, model)
+        return gaps.prompt(model.tokenizer, prompt, asked.suffix, max_tokens=max_tokens)
+    return model.tokenizer.encode(
+        prompt, parse_special=asked.parses_control_tokens, max_tokens=max_tokens
+    )
+
+
+def _checked_gap(asked: TextAsked, model: ServedModel) -> GapEncoder:
+    """Return what fills in text. Raises ``ApiError`` if the model cannot do what is asked."""
+    if model.fill_in is None:
+        raise invalid(
+            "suffix",
+            f"{model.model_id} has no tokens for filling in the middle of a text: leave suffix out",
+            code="unsupported_parameter",
+        )
+    if asked.echo:
+        raise invalid("echo", "echo does not go with suffix: leave one out")
+    if not all(isinstance(prompt, str) for prompt in asked.prompts):
+        raise invalid("prompt", "with suffix, prompt should be text, and no tokens")
+    return model.fill_in
 
 
 def _require_logits(model: ServedModel) -> None:
@@ -169,6 +206,7 @@ def _requests(
     *,
     grammar: str | None,
     score_prompt: bool = False,
+    ends: frozenset[int] = frozenset(),
 ) -> tuple[SequenceRequest, ...]:
     """``count`` sequences of each prompt, whose seeds count up from the one asked for."""
     if max_new_tokens is not None:
@@ -178,7 +216,7 @@ def _requests(
             prompt_tokens=prompt,
             sampling=replace(sampling, seed=(sampling.seed + number) % _SEEDS),
             max_new_tokens=max_new_tokens,
-            stop_tokens=frozenset(model.tokenizer.eos_token_ids),
+            stop_tokens=ends.union(model.tokenizer.eos_token_ids),
             score_prompt=score_prompt,
             grammar=grammar,
         )
@@ -241,7 +279,8 @@ def _stop(asked: Asked) -> tuple[str, ...]:
         if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
             raise invalid(
                 "stop",
-                f"a stop text has {len(text)} characters, and may have 1 to {MAX_STOP_CHARACTERS}",
+                f"stop has a text of {len(text)} characters, and they may have 1 to"
+                f" {MAX_STOP_CHARACTERS}",
             )
     return stop
 

@@ -45,7 +45,6 @@ class OllamaRenderer:
     """
 
     stream_type = LINES
-    waiting = b"\n"
 
     def __init__(
         self,
@@ -71,9 +70,14 @@ class OllamaRenderer:
         """See ``Renderer``."""
         return self._request_id
 
+    @property
+    def waiting(self) -> bytes:
+        """See ``Renderer``. Clients decode every line, so that an empty one would be an error."""
+        return _line({**self._head(), **self._fields("", "", ()), "done": False})
+
     def begin(self, usage: Usage) -> bytes:
         """See ``Renderer``."""
-        self._note_first()
+        self._first = self._clock()
         return b""
 
     def delta(self, index: int, delta: Delta) -> bytes:
@@ -94,7 +98,6 @@ class OllamaRenderer:
 
     def whole(self, choices: Mapping[int, Sequence[Delta]], usage: Usage) -> bytes:
         """See ``Renderer``."""
-        self._note_first()
         taken = [self._take(delta) for delta in choices[0]]
         fields = self._fields(
             "".join(text for text, _, _ in taken),
@@ -112,7 +115,7 @@ class OllamaRenderer:
             if isinstance(part, ToolCallStart):
                 self._calls.append(_Call(part.name))
             elif isinstance(part, ToolCallArguments):
-                self._calls[part.index].arguments += part.text
+                self._calls[part.index].arguments.append(part.text)
         self._reason = delta.finish_reason or self._reason
         num_complete = len(self._calls) - (self._reason is None)
         complete = self._calls[self._num_given_calls : max(0, num_complete)]
@@ -123,10 +126,6 @@ class OllamaRenderer:
         ]
         thoughts = "".join(part.text for part in delta.parts if isinstance(part, ReasoningPart))
         return delta.text, thoughts, calls
-
-    def _note_first(self) -> None:
-        if self._first is None:
-            self._first = self._clock()
 
     def _head(self) -> Json:
         return {"model": self._model_id, "created_at": timestamp(datetime.now(UTC))}
@@ -173,13 +172,14 @@ class _Call:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.arguments = ""
+        self.arguments: list[str] = []
 
     def to_json(self, number: int) -> Json:
+        text = "".join(self.arguments)
         try:
-            arguments = msgspec.json.decode(self.arguments or "{}", type=dict[str, object])
+            arguments = msgspec.json.decode(text or "{}", type=dict[str, object])
         except msgspec.DecodeError:  # the answer was cut off
-            arguments = {"arguments": self.arguments}
+            arguments = {"arguments": text}
         return {"function": {"index": number, "name": self.name, "arguments": arguments}}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -129,6 +130,12 @@ class ReasoningOptions(BaseModel):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
+class StreamOptions(BaseModel):
+    """``stream_options``, none of which changes an answer."""
+
+    model_config = STRICT
+
+
 class ResponseBody(BaseModel):
     """The body of ``/v1/responses``."""
 
@@ -149,6 +156,7 @@ class ResponseBody(BaseModel):
     text: TextOptions | None = None
     include: Annotated[list[str], FIRST_ERROR] | None = None
     metadata: dict[str, str] | None = None
+    stream_options: StreamOptions | None = None
     store: bool | None = None
     stream: bool | None = None
     user: str | None = None
@@ -164,11 +172,16 @@ _OTHERS = Others(
         # How many of the server's own tools may be called; it has none.
         "max_tool_calls": Harmless(expected="an integer", holds=lambda value: type(value) is int),
         "client_metadata": LABELS,
+        "metadata": replace(LABELS, is_kept=True),  # an answer says it again
+        "user": replace(LABEL, is_kept=True),  # the agent's log has it
     },
     neutral={
+        "access_programs": (None, []),
         "background": (None, False),
+        "background_options": (None,),
         "conversation": (None,),
         "context_management": (None, []),
+        "image": (None,),
         "moderation": (None,),
         "prompt": (None,),
         "truncation": (None, "disabled"),
@@ -182,9 +195,9 @@ _INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
 def parse_response(body: bytes | bytearray) -> ResponseBody:
     """Read a request for a response. Raises ``ApiError`` that names what is wrong."""
     document = without_others(parse_object(body), _OTHERS, "")
-    options = document.pop("stream_options", None)
+    options = document.get("stream_options")
     if isinstance(options, dict):
-        without_others(options, STREAM_OPTIONS, "stream_options.")
+        document["stream_options"] = without_others(options, STREAM_OPTIONS, "stream_options.")
     items = document.get("input")
     for index, item in enumerate(items if isinstance(items, list) else ()):
         if isinstance(item, dict):
