@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from potluck.api.other_fields import BOOLEAN, FLAT, LABEL, Others
 
+_KEEP_THOUGHTS = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+"""What Claude Code asks for: to clear no thoughts, as here."""
+
 _CACHE_CONTROL = {"cache_control": FLAT}
 """Which prefixes to cache: here every prefix is, without being asked for."""
 
@@ -15,7 +18,7 @@ BODY = Others(
     },
     neutral={
         "container": (None,),
-        "context_management": (None,),
+        "context_management": (None, {"edits": []}, _KEEP_THOUGHTS),
         "mcp_servers": (None, []),
     },
 )

@@ -31,7 +31,6 @@ from potluck.api.dialects.ollama.rendering import (
 )
 from potluck.api.errors import ApiError, invalid
 from potluck.api.jobs import Job, chat_job, empty_job, text_job
-from potluck.api.rendering import Json
 from potluck.api.service import ApiService, json_response
 from potluck.types.gateway import ModelState, ServedModel
 
@@ -115,13 +114,14 @@ class _Endpoints:
                 raise invalid("model", "model is missing", code="missing_required_parameter")
             return self._name(asked)
 
-        def shown(body: ShowBody, model: ServedModel) -> Json:
-            return shown_json(self._service.status(model.model_id), model)
+        def found(body: ShowBody, model: ServedModel) -> ServedModel:
+            return model
 
-        answer = await self._service.computed(
-            request, parse_show, model_of, shown, prompt_param="model"
+        model = await self._service.computed(
+            request, parse_show, model_of, found, prompt_param="model"
         )
-        return json_response(answer)
+        # In the event loop, where alone the gateway is asked.
+        return json_response(shown_json(self._service.status(model.model_id), model))
 
     def _name(self, asked: str) -> str:
         """The model that is meant: Ollama's clients add a tag to a name that has none."""
