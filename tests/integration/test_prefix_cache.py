@@ -8,14 +8,18 @@ Tokens, log-probabilities and alternatives are compared, greedy, sampled and sco
 from __future__ import annotations
 
 import random
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 from support.native_pipeline import VOCAB_SIZE, Pipeline, small_config
 
+from potluck.cluster.worker.block_keeper import DiskKeeper
+from potluck.cluster.worker.block_store import BlockStore
 from potluck.scheduling import Scheduler, SchedulerLimits
 from potluck.types.sequence import CommittedToken, SequenceRequest
 from potluck.types.step import SampledToken, SamplingParams, SequenceId, Step
@@ -34,7 +38,12 @@ SAMPLINGS = (
 
 
 def limits_of(
-    *, num_blocks: int = 24, chunk: int = 40, num_stages: int = 1, has_cache: bool = True
+    *,
+    num_blocks: int = 24,
+    chunk: int = 40,
+    num_stages: int = 1,
+    has_cache: bool = True,
+    disk_salt: bytes | None = None,
 ) -> SchedulerLimits:
     return SchedulerLimits(
         num_blocks=num_blocks,
@@ -43,12 +52,16 @@ def limits_of(
         max_step_sequences=min(6, chunk),
         max_steps_in_flight=num_stages,
         has_prefix_cache=has_cache,
+        disk_salt=disk_salt,
     )
 
 
 @dataclass
 class Stages:
-    """Engines that run steps when they are told, and count what they compute."""
+    """Engines that run steps when they are told, and count what they compute.
+
+    Each keeps blocks on disk if there is a ``folder``.
+    """
 
     num_stages: int
     num_blocks: int
@@ -56,6 +69,7 @@ class Stages:
     steps: deque[Step] = field(default_factory=deque)
     num_tokens: int = 0
     num_copies: int = 0
+    folder: Path | None = None
 
     def __post_init__(self) -> None:
         self.engines = Pipeline.make(
@@ -64,9 +78,33 @@ class Stages:
             num_stages=self.num_stages,
             num_blocks=self.num_blocks,
         ).engines
+        self.keepers = [] if self.folder is None else self._keepers(self.folder)
+        self.num_restored = 0
+
+    def _keepers(self, folder: Path) -> list[DiskKeeper]:
+        keepers = []
+        for index, engine in enumerate(self.engines):
+            block_bytes = engine.block_format.num_bytes
+            store = BlockStore(
+                folder, f"stage-{index}", block_bytes=block_bytes, limit_bytes=40 * block_bytes
+            )
+            keepers.append(DiskKeeper(engine, store))
+        return keepers
+
+    def close(self) -> None:
+        for keeper in self.keepers:
+            keeper.close()
 
     def run_oldest(self) -> tuple[Step, tuple[SampledToken, ...]]:
         step, hidden = self.steps.popleft(), None
+        self.num_restored = len(step.restores)
+        for keeper in self.keepers:
+            keeper.save(step.saves)
+            while keeper.num_queued:  # or what is restored would be left to chance
+                time.sleep(0.0002)
+            self.num_restored = keeper.restore(step.restores[: self.num_restored])
+        if step.restores:
+            return step, ()
         for engine in self.engines:
             result = engine.step(step, hidden)
             hidden = result.hidden
@@ -117,6 +155,7 @@ class Traffic:
     ends: dict[SequenceId, int] = field(default_factory=dict)
     num_repeated: int = 0
     prompts: list[Sequence[int]] = field(default_factory=list)
+    folder: Path | None = None
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.limits)
@@ -125,7 +164,11 @@ class Traffic:
             self.prompts.append([self.random.randrange(VOCAB_SIZE) for _ in range(110)])
 
     def _stages(self) -> Stages:
-        return Stages(num_stages=self.limits.max_steps_in_flight, num_blocks=self.limits.num_blocks)
+        return Stages(
+            num_stages=self.limits.max_steps_in_flight,
+            num_blocks=self.limits.num_blocks,
+            folder=self.folder,
+        )
 
     def add(self) -> None:
         draw = self.random
@@ -158,7 +201,9 @@ class Traffic:
         if not self.stages.steps:
             return
         step, sampled = self.stages.run_oldest()
-        for token in self.scheduler.complete(step.step_id, sampled):
+        for token in self.scheduler.complete(
+            step.step_id, sampled, num_restored=self.stages.num_restored
+        ):
             self.given[token.sequence_id].append(plain(token))
             if token.finish_reason is not None:
                 self.end(token.sequence_id)
@@ -180,7 +225,9 @@ class Traffic:
         """Steps in flight are lost; the stages that follow hold nothing."""
         chunk = self.random.choice([7, 33, 64])
         self.limits = replace(self.limits, max_step_tokens=chunk, max_step_sequences=min(6, chunk))
-        num_copies, self.stages = self.stages.num_copies, self._stages()
+        num_copies = self.stages.num_copies
+        self.stages.close()
+        self.stages = self._stages()
         self.stages.num_copies = num_copies
         self.scheduler.restart(self.limits)
         self.ends.clear()
@@ -193,10 +240,17 @@ class Traffic:
 @pytest.mark.parametrize("num_stages", [1, 2])
 @pytest.mark.parametrize("num_blocks", [11, 60])
 @pytest.mark.parametrize("seed", range(3))
-def test_random_traffic(num_stages: int, num_blocks: int, seed: int) -> None:
+@pytest.mark.parametrize("is_on_disk", [False, True])
+def test_random_traffic(
+    num_stages: int, num_blocks: int, seed: int, is_on_disk: bool, tmp_path: Path
+) -> None:
+    """On disk blocks outlive the stages, and there is not room for all."""
     traffic = Traffic(
-        limits=limits_of(num_blocks=num_blocks, num_stages=num_stages),
+        limits=limits_of(
+            num_blocks=num_blocks, num_stages=num_stages, disk_salt=b"" if is_on_disk else None
+        ),
         random=random.Random(f"{num_stages} {num_blocks} {seed}"),
+        folder=tmp_path if is_on_disk else None,
     )
     events = [Traffic.add] * 2 + [Traffic.form] * 8 + [Traffic.complete] * 8
     events.append(Traffic.cancel)
@@ -205,6 +259,7 @@ def test_random_traffic(num_stages: int, num_blocks: int, seed: int) -> None:
         if number % 100 == 99:
             traffic.lose_stages()
     traffic.finish()
+    traffic.stages.close()
     for sequence, given in traffic.given.items():
         expected = alone(traffic.requests[sequence])
         if sequence in traffic.cancelled:
@@ -215,10 +270,50 @@ def test_random_traffic(num_stages: int, num_blocks: int, seed: int) -> None:
     assert scheduler.num_sequences == 0
     totals = scheduler.prefix_totals
     assert totals.num_hits > 10, "or this shows nothing"
+    assert is_on_disk or not totals.num_restored_tokens
     assert traffic.stages.num_copies > 0
     if num_blocks == 11:
         assert totals.num_evictions > 10
         assert traffic.num_repeated > 0, "or none was preempted"
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_stages_that_follow_read_from_disk_what_was_computed(
+    num_stages: int, tmp_path: Path
+) -> None:
+    """Also for a sequence that was live when the stages before were lost."""
+    traffic = Traffic(
+        limits=limits_of(num_stages=num_stages, disk_salt=b"salt"),
+        random=random.Random(0),
+        folder=tmp_path,
+    )
+    prompt = tuple(traffic.prompts[0][:100])
+
+    def ask(tokens: tuple[int, ...]) -> SequenceId:
+        request = SequenceRequest(prompt_tokens=tokens, sampling=SAMPLINGS[1], max_new_tokens=40)
+        sequence = traffic.scheduler.add(request)
+        traffic.requests[sequence] = request
+        traffic.given[sequence] = []
+        return sequence
+
+    def num_restored() -> int:
+        return traffic.scheduler.prefix_totals.num_restored_tokens
+
+    first = ask(prompt)
+    while len(traffic.given[first]) < 20:
+        traffic.form()
+        traffic.complete()
+    assert num_restored() == 0
+    traffic.lose_stages()
+    traffic.finish()
+    assert num_restored() == 112, "the prompt and what was generated"
+    traffic.lose_stages()
+    second = ask((*prompt, 5, 6, 7))
+    traffic.finish()
+    assert num_restored() == 112 + 96
+    traffic.stages.close()
+    for sequence in (first, second):
+        assert traffic.given[sequence] == alone(traffic.requests[sequence])
 
 
 def test_a_second_turn_is_computed_from_where_it_differs() -> None:

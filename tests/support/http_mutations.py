@@ -10,7 +10,17 @@ from typing import Any
 from support.toy_gateway import MODEL
 
 GET_PATHS = ("/v1/models", f"/v1/models/{MODEL}", "/health", "/cluster", "/metrics")
-POST_PATHS = ("/v1/chat/completions", "/v1/completions")
+POST_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/score")
+
+_VECTOR_DOCUMENTS: dict[str, tuple[dict[str, Any], ...]] = {
+    "/v1/embeddings": (
+        {"input": "go", "dimensions": 2, "user": "me"},
+        {"input": ["a", "b"], "encoding_format": "base64"},
+        {"input": [[1, 2], [3]], "encoding_format": "float"},
+    ),
+    "/v1/rerank": ({"query": "q", "documents": ["a", {"text": "b"}], "top_n": 1},),
+    "/score": ({"text_1": "q", "text_2": ["a", "b"]},),
+}
 
 STRANGE_VALUES: tuple[Any, ...] = (
     None,
@@ -143,13 +153,15 @@ def _valid(rng: random.Random) -> Request:
     if rng.random() < 0.2:
         target = rng.choice(GET_PATHS).encode()
         return Request(method=rng.choice((b"GET", b"HEAD")), target=target)
-    path = rng.choice(POST_PATHS)
+    path = rng.choices(POST_PATHS, (6, 6, 3, 1, 1))[0]
     return Request(
         method=b"POST", target=path.encode(), body=json.dumps(_document(rng, path)).encode()
     )
 
 
 def _document(rng: random.Random, path: str) -> dict[str, Any]:
+    if path in _VECTOR_DOCUMENTS:
+        return {"model": MODEL, **rng.choice(_VECTOR_DOCUMENTS[path])}
     document: dict[str, Any] = {"model": MODEL, "max_tokens": rng.randint(1, 3), "seed": 1}
     if path == "/v1/completions":
         document["prompt"] = rng.choice(["go", ["a", "b"], [1, 2, 3], [[1], [2]]])

@@ -12,6 +12,7 @@ import errno
 import logging
 import resource
 import socket
+import ssl
 from collections.abc import Callable, Collection
 
 from potluck.api.protocol import LimitedProtocol
@@ -29,6 +30,9 @@ _SPARED_SECONDS = 5.0
 """… for this time, …"""
 _RETRY_SECONDS = 0.2
 """… and where there are not even so many, accepting waits for this time."""
+
+_TLS_SHUTDOWN_SECONDS = 1.0
+"""For a client to answer that its connection is closed."""
 
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -53,15 +57,23 @@ class Acceptor:
         connections: Collection[object],
         new_protocol: Callable[[], asyncio.Protocol],
         limit: int,
+        *,
+        tls: ssl.SSLContext | None = None,
+        handshake_seconds: float = 10.0,
     ) -> None:
-        """``connections`` are the open ones, kept up to date by the protocols themselves."""
+        """``connections`` are the open ones, kept up to date by the protocols themselves.
+
+        With ``tls`` a connection is open after its handshake, which may take so many seconds.
+        """
         self._listener = listener
         self._connections = connections
         self._new_protocol = new_protocol
         self._limit = limit
         self._limit_now = limit
         self._restore: asyncio.TimerHandle | None = None
-        self._opening: set[asyncio.Task[None]] = set()
+        self._tls = tls
+        self._handshake_seconds = handshake_seconds
+        self._opening: dict[asyncio.Task[None], float] = {}
         self._retry: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -94,17 +106,28 @@ class Acceptor:
             except OSError as error:
                 self._give_up_some(error)
                 return
-            if is_full:
+            if not is_full:
+                task = self._loop.create_task(self._open(connection))
+                self._opening[task] = self._loop.time()
+                task.add_done_callback(self._opening.pop)
+            elif self._tls is None:
                 _refuse(connection)
             else:
-                task = self._loop.create_task(self._open(connection))
-                self._opening.add(task)
-                task.add_done_callback(self._opening.discard)
+                connection.close()  # whoever waits for a handshake understands nothing else
 
     async def _open(self, connection: socket.socket) -> None:
         try:
             connection.setblocking(False)
-            await self._loop.connect_accepted_socket(self._new_protocol, connection)
+            if self._tls is None:
+                await self._loop.connect_accepted_socket(self._new_protocol, connection)
+            else:
+                await self._loop.connect_accepted_socket(
+                    self._new_protocol,
+                    connection,
+                    ssl=self._tls,
+                    ssl_handshake_timeout=self._handshake_seconds,
+                    ssl_shutdown_timeout=_TLS_SHUTDOWN_SECONDS,
+                )
         except OSError as error:
             connection.close()
             _log.debug("a connection was lost as it was accepted: %s", error)
@@ -115,12 +138,23 @@ class Acceptor:
         Without it, connections that say nothing would keep others out.
         """
         protocols = [each for each in self._connections if isinstance(each, LimitedProtocol)]
-        if self._opening or any(each.is_aborted for each in protocols):
+        if any(each.is_aborted for each in protocols):
             return True  # the loop must turn first
+        if self._opening:
+            return self._tls is None or self._give_up_handshake()
         silent = [each for each in protocols if each.is_between_requests]
         if not silent:
             return False
         min(silent, key=lambda each: each.silent_since).abort()
+        return True
+
+    def _give_up_handshake(self) -> bool:
+        """Give up the oldest handshake, unless one is given up already; always True.
+
+        Those that take their time would keep others out.
+        """
+        if not any(task.cancelling() for task in self._opening):
+            min(self._opening, key=self._opening.__getitem__).cancel()
         return True
 
     def _give_up_some(self, error: OSError) -> None:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from potluck.api.admission import Admission
 from potluck.api.config import ApiConfig
+from potluck.api.cors import Cors
 from potluck.api.dialect import Dialect, Endpoint
 from potluck.api.dialects.anthropic import Anthropic
 from potluck.api.dialects.ollama import Ollama
@@ -36,7 +37,13 @@ def build_app(gateway: Gateway, config: ApiConfig, ending: asyncio.Event) -> Fas
     endpoints = {dialect: tuple(dialect.endpoints(service)) for dialect in DIALECTS}
     endpoints[DIALECTS[0]] += own.endpoints()
     app = FastAPI(openapi_url=None, redirect_slashes=False)
-    app.add_middleware(Guard, endpoints=endpoints, keys=config.keys, metrics=metrics)
+    app.add_middleware(
+        Guard,
+        endpoints=endpoints,
+        keys=config.keys,
+        cors=Cors(config.cors_origins),
+        metrics=metrics,
+    )
     app.add_exception_handler(HTTPException, _on_http_exception)
     for each in endpoints.values():
         for endpoint in each:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass, field
 
 from potluck.api.keys import ApiKeys
+from potluck.api.system_lines import KNOWN_CHANGING_LINES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +52,16 @@ class ApiConfig:
     """``host`` is an IP address or a name of this machine; ``port`` 0 takes a free one.
 
     Without ``keys`` everybody who reaches the address may use it, so it must be a loopback one.
+
+    Lines of system messages that begin with one of ``dropped_system_lines`` do not reach the model.
+    Web pages of ``cors_origins`` may use the address, as browsers write them in ``Origin``. With
+    ``tls`` clients speak HTTPS.
     """
 
     host: str = "127.0.0.1"
     port: int = 0
     keys: ApiKeys | None = None
     limits: ApiLimits = field(default_factory=ApiLimits)
+    dropped_system_lines: tuple[str, ...] = KNOWN_CHANGING_LINES
+    cors_origins: frozenset[str] = frozenset()
+    tls: ssl.SSLContext | None = None

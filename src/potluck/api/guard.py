@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from potluck.api.cors import Cors
 from potluck.api.dialect import Dialect, Endpoint
 from potluck.api.errors import (
     ApiError,
@@ -43,11 +44,13 @@ class Guard:
         *,
         endpoints: Mapping[Dialect, Sequence[Endpoint]],
         keys: ApiKeys | None,
+        cors: Cors,
         metrics: ApiMetrics,
     ) -> None:
         self._app = app
         self._table = PathTable(endpoints)
         self._keys = keys
+        self._cors = cors
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,19 +60,20 @@ class Guard:
             return
         status: int | None = None
         dialect, label = self._table.find(scope["path"])
+        headers = Headers(scope=scope)
+        cors_headers = self._cors.headers(headers)
 
         async def watched_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if cors_headers:
+                    message = {**message, "headers": [*message["headers"], *cors_headers]}
             await send(message)
 
         refusal: ApiError | None = None
         try:
-            self._check(scope, dialect)
-            # HEAD is answered as GET; uvicorn, which has its own scope, leaves the body out.
-            is_head = scope["method"] == "HEAD"
-            await self._app({**scope, "method": "GET"} if is_head else scope, receive, watched_send)
+            await self._answer_of(scope, headers, dialect)(scope, receive, watched_send)
         except ClientGoneError as error:
             forget_frames(error)
             status = _CLIENT_CLOSED_REQUEST
@@ -83,12 +87,26 @@ class Guard:
             await _response(refusal, dialect)(scope, receive, watched_send)
         self._metrics.count_request(label, status or 500)
 
-    def _check(self, scope: Scope, dialect: Dialect) -> None:
+    def _answer_of(self, scope: Scope, headers: Headers, dialect: Dialect) -> ASGIApp:
+        """Return what answers a request. Raises ``ApiError`` if it may not pass."""
+        if self._cors.is_preflight(scope["method"], headers):
+            if self._keys is None:
+                _refuse_foreign_names(headers)
+            return self._cors.preflight(headers)  # which shows no key yet
+        self._check(scope, headers, dialect)
+        return self._as_get if scope["method"] == "HEAD" else self._app
+
+    async def _as_get(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer HEAD as GET; uvicorn, which has its own scope, leaves the body out."""
+        await self._app({**scope, "method": "GET"}, receive, send)
+
+    def _check(self, scope: Scope, headers: Headers, dialect: Dialect) -> None:
         if scope["path"] in OPEN_PATHS:
             return
-        headers = Headers(scope=scope)
         if self._keys is None:
-            _refuse_foreign_pages(headers)
+            _refuse_foreign_names(headers)
+            if not self._cors.allows(headers):
+                _refuse_foreign_pages(headers, scope["scheme"])
             return
         key = dialect.key_of(headers)
         if key is None:
@@ -132,11 +150,10 @@ def _unauthorized(message: str) -> ApiError:
     return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
-def _refuse_foreign_pages(headers: Mapping[str, str]) -> None:
-    """Keep web pages of others from using an address that asks for no key.
+def _refuse_foreign_names(headers: Mapping[str, str]) -> None:
+    """Refuse names that could be anybody's, for an address that asks for no key.
 
-    A browser lets any page send simple requests to loopback, and names the page in ``Origin``; a
-    page whose own name is made to resolve to loopback (DNS rebinding) shows in ``Host``.
+    A page whose own name is made to resolve to loopback (DNS rebinding) shows in ``Host``.
     """
     host = headers.get("host", "")
     if host and not _names_a_machine_directly(host):
@@ -145,11 +162,19 @@ def _refuse_foreign_pages(headers: Mapping[str, str]) -> None:
             "without API keys this server answers to addresses and localhost, to no other name",
             code="forbidden_host",
         )
+
+
+def _refuse_foreign_pages(headers: Mapping[str, str], scheme: str) -> None:
+    """Keep web pages of others from using an address that asks for no key.
+
+    A browser lets any page send simple requests to loopback, and names the page in ``Origin``.
+    """
     origin = headers.get("origin")
-    if origin is not None and origin != f"http://{host}":
+    if origin is not None and origin != f"{scheme}://{headers.get('host', '')}":
         raise ApiError(
             403,
-            "without API keys this server answers no pages of other origins",
+            "without API keys this server answers no pages of other origins; those that"
+            " --cors-origin names may use it",
             code="forbidden_origin",
         )
 

@@ -34,7 +34,7 @@ _LAST_WORDS_SECONDS = 1.0
 
 @asynccontextmanager
 async def serve(gateway: Gateway, config: ApiConfig) -> AsyncIterator[str]:
-    """Serve until the block is left; gives the address, ``http://IP:PORT``.
+    """Serve until the block is left; gives the address, ``http://IP:PORT`` or ``https://…``.
 
     Leaving the block stops listening, lets requests go on for ``shutdown_seconds``, and ends what
     is left with an error, within two more seconds. Raises ``UsageError`` for an address that is not
@@ -46,7 +46,7 @@ async def serve(gateway: Gateway, config: ApiConfig) -> AsyncIterator[str]:
     task = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     try:
         await server.wait_started(task)
-        yield _url(listener)
+        yield _url(listener, "http" if config.tls is None else "https")
     finally:
         server.stop()
         try:
@@ -75,6 +75,7 @@ class _Server(uvicorn.Server):
     def __init__(self, server: uvicorn.Config, config: ApiConfig, ending: asyncio.Event) -> None:
         super().__init__(server)
         self._limits = config.limits
+        self._tls = config.tls
         self._ending = ending
         self._stopping = asyncio.Event()
         self._listening = asyncio.Event()
@@ -105,7 +106,14 @@ class _Server(uvicorn.Server):
         await self.lifespan.startup()
         limit = max_connections(self._limits.max_connections)
         self._acceptors = [
-            Acceptor(each, self.server_state.connections, self._new_protocol, limit)
+            Acceptor(
+                each,
+                self.server_state.connections,
+                self._new_protocol,
+                limit,
+                tls=self._tls,
+                handshake_seconds=self._limits.head_seconds,
+            )
             for each in sockets or ()
         ]
         for acceptor in self._acceptors:
@@ -185,6 +193,6 @@ def _set_options_of_connections(listener: socket.socket) -> None:
         listener.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, scheme: str) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -16,9 +17,10 @@ from potluck.api.admission import Admission, Body, BodyReader, Preparation, in_t
 from potluck.api.answer import Answer, Prepared
 from potluck.api.config import ApiConfig, ApiLimits
 from potluck.api.connection import AnswerStream, while_connected
-from potluck.api.errors import ApiError, to_api_error
+from potluck.api.errors import ApiError, invalid, to_api_error
 from potluck.api.jobs import Job
 from potluck.api.metrics import ApiMetrics
+from potluck.api.system_lines import WithoutLines
 from potluck.api.vectors import PreparedVectors, compute
 from potluck.errors import PotluckError
 from potluck.grammars.check import GrammarChecker
@@ -46,6 +48,7 @@ class ApiService:
     ) -> None:
         self._gateway = gateway
         self._limits = config.limits
+        self._dropped_system_lines = config.dropped_system_lines
         self._admission = admission
         self._bodies = BodyReader(config.limits)
         self._preparation = Preparation()
@@ -110,7 +113,28 @@ class ApiService:
     async def model(self, model_id: str) -> ServedModel:
         """The model, ready or not: where it is being loaded, the request waits at the gateway."""
         self.status(model_id)
-        return await self._gateway.served_model(model_id)
+        model = await self._gateway.served_model(model_id)
+        prefixes = self._dropped_system_lines
+        if not prefixes:
+            return model
+        encoder = WithoutLines(encoder=model.encode_chat, prefixes=prefixes)
+        return replace(model, encode_chat=encoder)
+
+    def model_id(self, asked: str | None) -> str:
+        """Return the model that is asked; the one that is deployed where none is named.
+
+        Raises ``ApiError`` if there are several.
+        """
+        if asked is not None:
+            return asked
+        known = [status.model_id for status in self._gateway.models()]
+        if len(known) != 1:
+            raise invalid(
+                "model",
+                f"model is missing, and {len(known)} models are deployed: name one",
+                code="missing_required_parameter",
+            )
+        return known[0]
 
     def status(self, model_id: str) -> ModelStatus:
         """The model of that name. Raises ``ApiError`` (404) if it is not deployed."""

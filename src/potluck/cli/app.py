@@ -18,6 +18,7 @@ _MODULES = {
     "fetch": "potluck.cli.fetch",
     "probe": "potluck.cli.probe",
     "doctor": "potluck.cli.doctor",
+    "serve": "potluck.cli.serve",
     "up": "potluck.cli.up",
     "deploy": "potluck.cli.cluster",
     "plan": "potluck.cli.plan",

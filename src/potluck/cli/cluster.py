@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -36,9 +36,11 @@ from potluck.cli.placing import (
 from potluck.cli.speed_lines import speed_lines
 from potluck.cli.tables import deployment_lines, node_lines, stage_lines
 from potluck.cluster.agent.control import ask
+from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.calls import DEFAULT_RECOVERY_WAIT_SECONDS
 from potluck.errors import ParameterError
-from potluck.types.placement import Rebalance
+from potluck.types.arithmetic import ArithmeticChoice
+from potluck.types.placement import Objective, Rebalance
 from potluck.types.ranges import DEFAULT_TARGET_STEP_MS, require_number
 
 NameOption = Annotated[
@@ -140,6 +142,83 @@ def deploy(
 ) -> None:
     """Deploy MODEL over the cluster's nodes and wait until it can answer."""
     directory = state_directory(state)
+    request = deploy_request(
+        model,
+        name=name,
+        objective=objective,
+        streams=streams,
+        rebalance=rebalance,
+        context=context,
+        cache=cache,
+        prefix_cache=prefix_cache,
+        target_step_ms=target_step_ms,
+        cache_disk=cache_disk,
+        tool_format=tool_format,
+        quant=quant,
+        mmap=mmap,
+        arithmetic=arithmetic,
+        recovery_wait=recovery_wait,
+        spares=spares,
+    )
+    try:
+        result = deployed(directory, request, layout)
+    except KeyboardInterrupt:
+        note("interrupted: what was deployed so far is being undone")
+        raise typer.Exit(130) from None
+    if json:
+        emit_json({"schema": "potluck.deploy/1", **result})
+        return
+    note(f"{result['model_id']} is ready on {len(result['stages'])} stages")
+    _print_lines(stage_lines(result))
+
+
+def deploy_request(
+    model: str,
+    *,
+    name: str | None,
+    objective: Objective | None,
+    streams: int | None,
+    rebalance: Rebalance | None,
+    context: int | None,
+    cache: int | None,
+    prefix_cache: bool | None,
+    target_step_ms: float | None,
+    cache_disk: str | None,
+    tool_format: str | None,
+    quant: Quant,
+    mmap: bool,
+    arithmetic: ArithmeticChoice | None,
+    recovery_wait: float | None,
+    spares: int | None,
+) -> dict[str, Any]:
+    """Return what the agent is asked to deploy, less the layout. Raise ``ParameterError``."""
+    request = deploy_params(
+        model,
+        name=name,
+        context=context,
+        cache=cache,
+        quant=quant,
+        mmap=mmap,
+        arithmetic=arithmetic,
+        objective=objective,
+        streams=streams,
+    )
+    request |= _upkeep(recovery_wait, spares, rebalance)
+    request |= _serving(
+        prefix_cache=prefix_cache, target_step_ms=target_step_ms, cache_disk=cache_disk
+    )
+    if tool_format is not None:
+        request["tool_format"] = tool_format
+    return request
+
+
+def deployed(
+    directory: StateDirectory, request: Mapping[str, Any], layout: str | None
+) -> dict[str, Any]:
+    """Have the agent of ``directory`` deploy a model, and show its progress; return it ready.
+
+    Blocking. Raises what prevents it.
+    """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
     result: dict[str, Any] = {}
@@ -147,42 +226,16 @@ def deploy(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
         task = bar.add_task("placing", total=None)
-        try:
-            request = deploy_params(
-                model,
-                name=name,
-                context=context,
-                cache=cache,
-                quant=quant,
-                mmap=mmap,
-                arithmetic=arithmetic,
-                objective=objective,
-                streams=streams,
+        asked = {**request, **layout_params(directory, layout)}
+        for document in ask(directory.control_socket, "deploy", asked):
+            result = document.get("result") or document["event"]
+            bar.update(
+                task,
+                description=str(result["reason"]),
+                completed=result["done_bytes"],
+                total=result["total_bytes"] or None,
             )
-            request |= _upkeep(recovery_wait, spares, rebalance)
-            request |= _serving(
-                prefix_cache=prefix_cache, target_step_ms=target_step_ms, cache_disk=cache_disk
-            )
-            if tool_format is not None:
-                request["tool_format"] = tool_format
-            request |= layout_params(directory, layout)
-            for document in ask(directory.control_socket, "deploy", request):
-                result = document.get("result") or document["event"]
-                bar.update(
-                    task,
-                    description=str(result["reason"]),
-                    completed=result["done_bytes"],
-                    total=result["total_bytes"] or None,
-                )
-        except KeyboardInterrupt:
-            bar.stop()
-            note("interrupted: what was deployed so far is being undone")
-            raise typer.Exit(130) from None
-    if json:
-        emit_json({"schema": "potluck.deploy/1", **result})
-        return
-    note(f"{result['model_id']} is ready on {len(result['stages'])} stages")
-    _print_lines(stage_lines(result))
+    return result
 
 
 def undeploy(

@@ -40,6 +40,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     ``backend``, ``allow_software``, ``step_seconds``, ``unit_step_seconds``,
     ``idle_test_seconds``, ``stall_seconds`` and ``packed_cache_bytes``: see ``AgentConfig``.
+    ``drop_system_line`` is one beginning of lines or several, as ``--drop-system-line`` has them.
     ``recovery_wait_seconds``, ``spares``, ``rebalance``, ``rebalance_threshold``,
     ``prefix_cache``, ``cache_disk_bytes`` and ``target_step_ms`` are of what is deployed from here,
     and ``objective`` and ``streams`` of plans as well.
@@ -55,6 +56,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     idle_test_seconds: Annotated[float, msgspec.Meta(gt=0)] = 600.0
     stall_seconds: Annotated[float, msgspec.Meta(gt=0)] = 120.0
     packed_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    drop_system_line: tuple[str, ...] | str | None = None
     arithmetic: ArithmeticChoice = ArithmeticChoice.EXACT
     recovery_wait_seconds: (
         Annotated[float, msgspec.Meta(ge=0, le=MAX_RECOVERY_WAIT_SECONDS)] | None

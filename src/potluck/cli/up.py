@@ -8,23 +8,29 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
 from potluck.child_environment import SECRET_VARIABLE
-from potluck.cli.addresses import (
-    DEFAULT_HTTP_PORT,
-    DEFAULT_LAN_PORT,
-    LOOPBACK,
-    HttpAddress,
-    listen_address,
-    parse_http,
-    parse_size,
+from potluck.cli.addresses import DEFAULT_LAN_PORT, listen_address, parse_size
+from potluck.cli.clients import (
+    DEFAULT_HTTP,
+    ApiKeyFileOption,
+    Clients,
+    CorsOriginOption,
+    DropSystemLineOption,
+    HttpOption,
+    NoHttpOption,
+    TlsCertOption,
+    TlsKeyOption,
+    TlsOption,
+    clients_of,
+    serve_clients,
 )
 from potluck.cli.invitation import invitation, is_shown
 from potluck.cli.options import (
@@ -42,6 +48,7 @@ from potluck.errors import UsageError
 
 if TYPE_CHECKING:
     from potluck.cluster.agent.config import AgentConfig
+    from potluck.cluster.agent.service import Agent
     from potluck.cluster.agent.state import StateDirectory
     from potluck.cluster.trust.secret import Secret
 
@@ -85,22 +92,14 @@ def up(
             "into a service's log.",
         ),
     ] = False,
-    http: Annotated[
-        str,
-        typer.Option("--http", metavar="HOST:PORT", help="Address for clients; port 0: any free."),
-    ] = f"{LOOPBACK}:{DEFAULT_HTTP_PORT}",
-    no_http: Annotated[
-        bool, typer.Option("--no-http", help="Serve no clients from this node.")
-    ] = False,
-    api_key_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--api-key-file",
-            help="File with hashed API keys; made with a first key, which is shown, if missing. "
-            "Needed off loopback.",
-            show_default=False,
-        ),
-    ] = None,
+    http: HttpOption = DEFAULT_HTTP,
+    no_http: NoHttpOption = False,
+    api_key_file: ApiKeyFileOption = None,
+    tls: TlsOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    cors_origin: CorsOriginOption = None,
+    drop_system_line: DropSystemLineOption = None,
     new_node_id: Annotated[
         bool,
         typer.Option(
@@ -119,6 +118,65 @@ def up(
 
     After a second Ctrl-C it ends at once, without leaving in order.
     """
+    run_agent(
+        lan=lan,
+        join=join,
+        listen=listen,
+        secret_file=secret_file,
+        show_secret=show_secret,
+        http=http,
+        no_http=no_http,
+        api_key_file=api_key_file,
+        tls=tls,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        cors_origin=cors_origin,
+        drop_system_line=drop_system_line,
+        new_node_id=new_node_id,
+        memory_limit=memory_limit,
+        threads=threads,
+        backend=backend,
+        allow_software=allow_software,
+        state=state,
+    )
+
+
+class Duty(Protocol):
+    """What an agent does once it is up, until it ends."""
+
+    async def begin(self, agent: Agent) -> None:
+        """Return when the agent can be said to be ready. Cancelled if it ends before that."""
+        ...
+
+    async def end(self, agent: Agent) -> None:
+        """Undo what was begun; clients are served no more, and the agent still runs."""
+        ...
+
+
+def run_agent(
+    *,
+    lan: bool,
+    join: Sequence[str] | None,
+    listen: str | None,
+    secret_file: Path | None,
+    show_secret: bool,
+    http: str,
+    no_http: bool,
+    api_key_file: Path | None,
+    tls: str | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    cors_origin: Sequence[str] | None,
+    drop_system_line: Sequence[str] | None,
+    new_node_id: bool,
+    memory_limit: str | None,
+    threads: int | None,
+    backend: str | None,
+    allow_software: bool,
+    state: Path | None,
+    duty: Duty | None = None,
+) -> None:
+    """Run this node's agent until it is to end; the other arguments are the options of ``up``."""
     from potluck.allocator import limit_arenas
     from potluck.cluster.agent.config import AgentConfig
     from potluck.cluster.agent.descriptors import raise_descriptor_limit
@@ -130,9 +188,16 @@ def up(
     directory = state_directory(state)
     if lan and join:
         raise UsageError("--lan and --join exclude each other", hint="--join opens the node too")
-    if no_http and api_key_file is not None:
-        raise UsageError("--api-key-file is of no use with --no-http", hint="leave one out")
-    clients = None if no_http else parse_http(http, api_key_file)
+    clients = clients_of(
+        http=http,
+        no_http=no_http,
+        api_key_file=api_key_file,
+        tls=tls,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        cors_origin=cors_origin,
+        drop_system_line=drop_system_line,
+    )
     connect = tuple(parse_address(text, name="join") for text in join or ())
     is_open = lan or any(not address.is_loopback for address in connect)
     address = listen_address(listen, connect, is_open=is_open)
@@ -171,14 +236,15 @@ def up(
         )
         raise_descriptor_limit()
         limit_arenas()
-        asyncio.run(_run(config, directory, clients, invite))
+        asyncio.run(_run(config, directory, clients, invite, duty))
 
 
 async def _run(
     config: AgentConfig,
     directory: StateDirectory,
-    http: HttpAddress | None,
+    clients: Clients | None,
     invite: Callable[[str], Iterable[str]],
+    duty: Duty | None,
 ) -> None:
     from potluck.cluster.agent.control import serve_control
     from potluck.cluster.agent.gateway import AgentGateway
@@ -195,16 +261,40 @@ async def _run(
         agent = opening.result()
         gateway = AgentGateway(agent)
         await opened.enter_async_context(serve_control(agent, gateway, directory, ending.set))
-        if http is not None:
-            agent.node_calls.announce_http(await _serve_http(opened, gateway, http))
-        print(agent.http_address or f"potluck://{agent.membership.address}", flush=True)
+        if duty is not None:
+            opened.push_async_callback(duty.end, agent)
+        if clients is not None:
+            url = await serve_clients(opened, gateway, clients, config.secret, directory)
+            agent.node_calls.announce_http(url)
+        address = agent.http_address or f"potluck://{agent.membership.address}"
+        if duty is None:
+            print(address, flush=True)
         note(f"node {agent.node_id} is up; other nodes reach it at {agent.membership.address}")
         if not config.listen.is_loopback:
             for line in invite(str(agent.membership.address)):
                 note(line)
-        _freeze_heap()
-        await _before(agent.failed, ending)
+        if duty is None or await _before(_begun(duty, agent), ending):
+            if duty is not None:
+                print(address, flush=True)
+            _freeze_heap()
+            await _before(agent.failed, ending)
         note("leaving")
+
+
+def _begun(duty: Duty, agent: Agent) -> asyncio.Future[None]:
+    """Begin ``duty``; the agent's failure fails it."""
+
+    async def begin() -> None:
+        beginning = asyncio.ensure_future(duty.begin(agent))
+        try:
+            await asyncio.wait((beginning, agent.failed), return_when=asyncio.FIRST_COMPLETED)
+            if agent.failed.done():
+                agent.failed.result()
+            await beginning
+        finally:
+            beginning.cancel()
+
+    return asyncio.ensure_future(begin())
 
 
 def _freeze_heap() -> None:
@@ -237,22 +327,6 @@ async def _before(opening: asyncio.Future[Any], ending: asyncio.Event) -> bool:
     opening.cancel()
     await asyncio.gather(opening, return_exceptions=True)
     return False
-
-
-async def _serve_http(opened: AsyncExitStack, gateway: object, http: HttpAddress) -> str:
-    from potluck.api.config import ApiConfig
-    from potluck.api.keys import ApiKeys, create_api_key
-    from potluck.api.server import serve
-
-    keys = None
-    if http.key_file is not None:
-        if not http.key_file.exists():
-            key = create_api_key(http.key_file, "first")
-            note(f"API key (kept only as a hash in {http.key_file}): {key}")
-        keys = ApiKeys.load(http.key_file)
-    config = ApiConfig(host=http.host, port=http.port, keys=keys)
-    address: str = await opened.enter_async_context(serve(gateway, config))  # type: ignore[arg-type]
-    return address
 
 
 def _check_works(asked: str, *, allow_software: bool) -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.trust.credentials import Credentials, check_node_id
-from potluck.cluster.trust.pem_files import PemPaths, write_pem_files
+from potluck.cluster.trust.pem_files import PemPaths, pem_paths, write_pem_files
 from potluck.cluster.trust.secret import Secret, own_secret
 from potluck.errors import ParameterError, PotluckError, UsageError
 from potluck.private_files import (
@@ -80,6 +80,7 @@ class StateDirectory:
         self.workers = WorkerNotes(path / "workers")
         self._node_id = path / "node-id"
         self._tls = path / "tls"
+        self.authority_file = pem_paths(self._tls).authority
 
     @contextmanager
     def locked(self) -> Iterator[None]:

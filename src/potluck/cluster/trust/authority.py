@@ -10,10 +10,12 @@ from __future__ import annotations
 import datetime
 import hashlib
 import ipaddress
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -28,6 +30,9 @@ _NOT_AFTER = datetime.datetime(2100, 1, 1, tzinfo=datetime.UTC)
 """A board without a clock starts in 1970. There is no date on which a cluster should stop."""
 
 _AUTHORITY_NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "cluster")])
+
+_SERVER_NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "potluck")])
+_HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
 
 _CURVE = ec.SECP256R1()
 _CURVE_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
@@ -57,9 +62,13 @@ def derive_authority(secret: Secret) -> Authority:
         _certificate(_AUTHORITY_NAME, public_key, public_key)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(signs_certificates=True), critical=True)
-        .sign(private_key, hashes.SHA256())
     )
-    return Authority(private_key=private_key, certificate=certificate)
+    return Authority(private_key=private_key, certificate=_signed(certificate, private_key))
+
+
+def fingerprint_of(authority: Authority) -> str:
+    """Return the SHA-256 of the authority's certificate, as ``openssl x509 -fingerprint`` does."""
+    return authority.certificate.fingerprint(hashes.SHA256()).hex(":").upper()
 
 
 def issue_credentials(
@@ -96,6 +105,46 @@ def issue_credentials(
         ),
         authority_pem=_pem(authority.certificate),
     )
+
+
+def issue_server_certificate(authority: Authority, names: Iterable[str]) -> bytes:
+    """Return a new key and a certificate for serving clients (PEM), which makes no member.
+
+    ``names`` are host names and numeric IP addresses; what is neither is left out.
+    """
+    private_key = ec.generate_private_key(_CURVE)
+    certificate = (
+        _certificate(_SERVER_NAME, private_key.public_key(), authority.private_key.public_key())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(list(_alternative_names(names))), critical=False)
+        .sign(authority.private_key, hashes.SHA256())
+    )
+    return _pem(certificate) + private_key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _alternative_names(names: Iterable[str]) -> Iterator[x509.GeneralName]:
+    for name in dict.fromkeys(names):
+        try:
+            yield x509.IPAddress(ipaddress.ip_address(name))
+        except ValueError:
+            if _HOST_NAME.fullmatch(name):
+                yield x509.DNSName(name)
+
+
+def _signed(
+    certificate: x509.CertificateBuilder, private_key: ec.EllipticCurvePrivateKey
+) -> x509.Certificate:
+    """Sign the same way every time, so that a fingerprint stays; OpenSSL can from 3.2 on."""
+    try:
+        return certificate.sign(private_key, hashes.SHA256(), ecdsa_deterministic=True)
+    except (TypeError, UnsupportedAlgorithm):
+        return certificate.sign(private_key, hashes.SHA256())
 
 
 def _certificate(

@@ -48,15 +48,16 @@ class Credentials:
         context.verify_mode = ssl.CERT_REQUIRED
         context.verify_flags |= ssl.VERIFY_X509_STRICT
         context.load_verify_locations(cadata=self.authority_pem.decode("ascii"))
-        self._load_chain(context)
+        load_pem_chain(context, self.certificate_pem + self.private_key_pem)
         return context
 
-    def _load_chain(self, context: ssl.SSLContext) -> None:
-        """``load_cert_chain`` takes paths only: give it that of a file in memory."""
-        with os.fdopen(os.memfd_create("potluck-credentials"), "wb") as file:
-            file.write(self.certificate_pem + self.private_key_pem)
-            file.flush()
-            context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+
+def load_pem_chain(context: ssl.SSLContext, pem: bytes) -> None:
+    """Load a certificate and its key into ``context``, which takes paths only."""
+    with os.fdopen(os.memfd_create("potluck-credentials"), "wb") as file:
+        file.write(pem)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
 
 
 def check_node_id(text: str) -> NodeId:

@@ -203,19 +203,24 @@ class CompletionBody(CommonBody):
 def parse_chat(body: bytes | bytearray) -> ChatBody:
     """Read a chat request. Raises ``ApiError`` that names what is wrong."""
     document = _without_other_options(without_others(parse_object(body), CHAT, ""))
-    messages = document.get("messages")
-    if isinstance(messages, list):
-        document["messages"] = [
-            _plain_message(message, f"messages[{index}].") if isinstance(message, dict) else message
-            for index, message in enumerate(messages)
-        ]
-    return validated(ChatBody, document)
+    return validated(ChatBody, plain_messages(document))
 
 
 def parse_completion(body: bytes | bytearray) -> CompletionBody:
     """Read a completion request. Raises ``ApiError`` that names what is wrong."""
     document = without_others(parse_object(body), COMPLETION, "")
     return validated(CompletionBody, _without_other_options(document))
+
+
+def plain_messages(document: dict[str, Any]) -> dict[str, Any]:
+    """Take the fields that do nothing out of ``messages``, and return ``document``."""
+    messages = document.get("messages")
+    if isinstance(messages, list):
+        document["messages"] = [
+            _plain_message(message, f"messages[{index}].") if isinstance(message, dict) else message
+            for index, message in enumerate(messages)
+        ]
+    return document
 
 
 def _without_other_options(document: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from potluck.api.dialects.openai.completions import CompletionChoices
 from potluck.api.dialects.openai.models import model_json, models_json
 from potluck.api.dialects.openai.rendering import Choices, OpenAIRenderer, error_json
 from potluck.api.dialects.openai.responses import ResponsesEndpoints
+from potluck.api.dialects.openai.tokens import TokenEndpoints
 from potluck.api.dialects.openai.vectors import VectorEndpoints
 from potluck.api.errors import ApiError, invalid
 from potluck.api.jobs import Job, chat_job, text_job
@@ -45,6 +46,7 @@ class OpenAI:
             Endpoint(method="GET", path="/v1/models/{model_id:path}", answer=api.model),
             *ResponsesEndpoints(service).endpoints(),
             *VectorEndpoints(service).endpoints(),
+            *TokenEndpoints(service).endpoints(),
         )
 
     def key_of(self, headers: Mapping[str, str]) -> str | None:

@@ -1,0 +1,52 @@
+"""The bodies of ``/tokenize`` and ``/detokenize``, as vLLM and llama.cpp's server have them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel
+
+from potluck.api.bodies import FIRST_ERROR, STRICT, parse_object, validated
+from potluck.api.dialects.openai.bodies import Message, ToolBody, plain_messages
+
+
+class TokenizeBody(BaseModel):
+    """The body of ``/tokenize``: vLLM's ``prompt`` or ``messages``, or llama.cpp's ``content``.
+
+    ``model`` may be left out where one is deployed.
+    """
+
+    model_config = STRICT
+
+    model: str | None = None
+    prompt: str | None = None
+    content: str | None = None
+    messages: Annotated[list[Message], FIRST_ERROR] | None = None
+    add_special_tokens: bool | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    return_token_strs: bool | None = None
+    with_pieces: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[ToolBody], FIRST_ERROR] | None = None
+
+
+class DetokenizeBody(BaseModel):
+    """The body of ``/detokenize``. ``tokens`` is checked where it is read: it may be long."""
+
+    model_config = STRICT
+
+    model: str | None = None
+    tokens: Any
+
+
+def parse_tokenize(body: bytes | bytearray) -> TokenizeBody:
+    """Read a request for tokens. Raises ``ApiError`` that names what is wrong."""
+    return validated(TokenizeBody, plain_messages(parse_object(body)))
+
+
+def parse_detokenize(body: bytes | bytearray) -> DetokenizeBody:
+    """Read a request for the text of tokens. Raises ``ApiError`` that names what is wrong."""
+    return validated(DetokenizeBody, parse_object(body))

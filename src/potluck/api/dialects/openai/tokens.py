@@ -1,0 +1,145 @@
+"""``/tokenize`` and ``/detokenize``, with the fields of vLLM and of llama.cpp's server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from potluck.api.dialect import Endpoint
+from potluck.api.dialects.openai.asks import chat_asked
+from potluck.api.dialects.openai.bodies import ChatBody
+from potluck.api.dialects.openai.token_bodies import (
+    DetokenizeBody,
+    TokenizeBody,
+    parse_detokenize,
+    parse_tokenize,
+)
+from potluck.api.errors import invalid
+from potluck.api.jobs import chat_prompt
+from potluck.api.rendering import Json
+from potluck.api.service import ApiService, json_response
+from potluck.text.detokenize import StreamingDetokenizer
+from potluck.types.gateway import ServedModel
+from potluck.types.text import Tokenizer
+
+_OF_TEXTS = ("add_special_tokens", "add_special", "parse_special")
+_OF_CHATS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
+
+
+class TokenEndpoints:
+    """Answers with tokens of texts, and with texts of tokens."""
+
+    def __init__(self, service: ApiService) -> None:
+        self._service = service
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """Their addresses."""
+        return (
+            Endpoint(method="POST", path="/tokenize", answer=self.tokenize),
+            Endpoint(method="POST", path="/detokenize", answer=self.detokenize),
+        )
+
+    async def tokenize(self, request: Request) -> Response:
+        """``POST /tokenize``."""
+        answer = await self._service.computed(
+            request,
+            parse_tokenize,
+            lambda asked: self._service.model_id(asked.model),
+            _tokenized,
+            prompt_param="prompt",
+        )
+        return json_response(answer)
+
+    async def detokenize(self, request: Request) -> Response:
+        """``POST /detokenize``."""
+        answer = await self._service.computed(
+            request,
+            parse_detokenize,
+            lambda asked: self._service.model_id(asked.model),
+            _detokenized,
+            prompt_param="tokens",
+        )
+        return json_response(answer)
+
+
+def _tokenized(body: TokenizeBody, model: ServedModel) -> Json:
+    given = [name for name in ("prompt", "content", "messages") if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise invalid(given[1] if given else "prompt", "give one of prompt, messages and content")
+    is_chat = body.messages is not None
+    for name in _OF_TEXTS if is_chat else _OF_CHATS:
+        if getattr(body, name):
+            raise invalid(name, f"{name} does not go with {given[0]}")
+    tokens = _chat_tokens(body, model) if is_chat else _text_tokens(body, model)
+    answer: Json = {"count": len(tokens), "max_model_len": model.context_tokens, "tokens": tokens}
+    text_of = _text_of(model.tokenizer)
+    if body.return_token_strs:
+        answer["token_strs"] = [text_of(token) for token in tokens]
+    if body.with_pieces:
+        answer["tokens"] = [
+            {"id": token, "piece": _piece(model.tokenizer, token)} for token in tokens
+        ]
+    return answer
+
+
+def _chat_tokens(body: TokenizeBody, model: ServedModel) -> Sequence[int]:
+    chat = ChatBody(
+        model=model.model_id,
+        messages=list(body.messages or ()),
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
+        tools=body.tools,
+    )
+    return list(chat_prompt(chat_asked(chat), model).tokens)
+
+
+def _text_tokens(body: TokenizeBody, model: ServedModel) -> Sequence[int]:
+    """Read a ``prompt`` as ``/v1/completions`` does, and a ``content`` as llama.cpp does."""
+    is_content = body.content is not None
+    asked = {each for each in (body.add_special, body.add_special_tokens) if each is not None}
+    if len(asked) > 1:
+        raise invalid("add_special", "add_special and add_special_tokens differ: give one")
+    return model.tokenizer.encode(
+        (body.content if is_content else body.prompt) or "",
+        add_bos=asked.pop() if asked else not is_content,
+        parse_special=is_content if body.parse_special is None else body.parse_special,
+    )
+
+
+def _detokenized(body: DetokenizeBody, model: ServedModel) -> Json:
+    tokens = body.tokens
+    if not isinstance(tokens, list) or not all(type(each) is int for each in tokens):
+        raise invalid("tokens", "tokens should be a list of tokens", code="invalid_type")
+    outside = next((token for token in tokens if not 0 <= token < model.vocab_size), None)
+    if outside is not None:
+        raise invalid(
+            "tokens", f"token {outside} is not in the model's vocabulary of {model.vocab_size}"
+        )
+    tokenizer = model.tokenizer
+    texts = {text for token in tokens if (text := tokenizer.control_text(token))}
+    detokenizer = StreamingDetokenizer(tokenizer, starts_text=True, visible=texts)
+    text = "".join(detokenizer.push(token) for token in tokens) + detokenizer.flush()
+    return {"prompt": text, "content": text}
+
+
+def _text_of(tokenizer: Tokenizer) -> Callable[[int], str]:
+    def text_of(token: int) -> str:
+        return tokenizer.control_text(token) or tokenizer.token_bytes(token).decode(
+            errors="replace"
+        )
+
+    return text_of
+
+
+def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
+    """The text of a token, or its bytes where they are no text by themselves."""
+    if text := tokenizer.control_text(token):
+        return text
+    data = tokenizer.token_bytes(token)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)

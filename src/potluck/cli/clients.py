@@ -1,0 +1,232 @@
+"""How ``up`` and ``serve`` serve clients: the options, and what is made of them."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from potluck.cli.addresses import DEFAULT_HTTP_PORT, LOOPBACK, HttpAddress, parse_http
+from potluck.cli.options import settings
+from potluck.cli.output import note
+from potluck.errors import UsageError
+
+if TYPE_CHECKING:
+    from potluck.cluster.agent.gateway import AgentGateway
+    from potluck.cluster.agent.state import StateDirectory
+    from potluck.cluster.trust.secret import Secret
+
+_AUTO = "auto"
+
+HttpOption = Annotated[
+    str,
+    typer.Option("--http", metavar="HOST:PORT", help="Address for clients; port 0: any free."),
+]
+DEFAULT_HTTP = f"{LOOPBACK}:{DEFAULT_HTTP_PORT}"
+NoHttpOption = Annotated[bool, typer.Option("--no-http", help="Serve no clients from this node.")]
+ApiKeyFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--api-key-file",
+        help="File with hashed API keys; made with a first key, which is shown, if missing. "
+        "Needed off loopback.",
+        show_default=False,
+    ),
+]
+TlsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tls",
+        metavar=_AUTO,
+        help="auto: serve clients HTTPS, with a certificate of the cluster's own authority.",
+        show_default=False,
+    ),
+]
+TlsCertOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-cert",
+        metavar="FILE",
+        help="Serve clients HTTPS with this certificate and its chain (PEM).",
+        show_default=False,
+    ),
+]
+TlsKeyOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-key",
+        metavar="FILE",
+        help="The private key of --tls-cert (PEM, without a password).",
+        show_default=False,
+    ),
+]
+CorsOriginOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cors-origin",
+        metavar="ORIGIN",
+        help="Let web pages of this origin use the address, such as http://localhost:3000. Can be "
+        "repeated.",
+        show_default=False,
+    ),
+]
+DropSystemLineOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--drop-system-line",
+        metavar="PREFIX",
+        help="Leave out lines of system messages that begin like this, because they change with "
+        "every request and defeat the prefix cache. Can be repeated; '' drops none. Default: "
+        "x-anthropic-billing-header:",
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clients:
+    """How clients are served. ``tls`` is None without TLS, and also where it is automatic."""
+
+    address: HttpAddress
+    cors_origins: frozenset[str]
+    dropped_system_lines: tuple[str, ...]
+    tls: ssl.SSLContext | None
+    is_tls_auto: bool
+
+
+def clients_of(
+    *,
+    http: str,
+    no_http: bool,
+    api_key_file: Path | None,
+    tls: str | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    cors_origin: Sequence[str] | None,
+    drop_system_line: Sequence[str] | None,
+) -> Clients | None:
+    """Return what the options ask for; None for no clients. Raises ``UsageError``."""
+    from potluck.api.cors import checked_origin
+
+    if no_http:
+        given = {
+            "--api-key-file": api_key_file,
+            "--tls": tls,
+            "--tls-cert": tls_cert,
+            "--tls-key": tls_key,
+            "--cors-origin": cors_origin,
+            "--drop-system-line": drop_system_line,
+        }
+        useless = next((name for name, value in given.items() if value), None)
+        if useless is not None:
+            raise UsageError(f"{useless} is of no use with --no-http", hint="leave one out")
+        return None
+    if tls not in (None, _AUTO):
+        raise UsageError(f"--tls {tls} is not auto", hint="--tls-cert and --tls-key name files")
+    if tls is not None and (tls_cert or tls_key):
+        raise UsageError("--tls auto and --tls-cert exclude each other", hint="leave one out")
+    if (tls_cert is None) is not (tls_key is None):
+        raise UsageError("--tls-cert and --tls-key go together", hint="give both")
+    return Clients(
+        address=parse_http(http, api_key_file),
+        cors_origins=frozenset(map(checked_origin, cors_origin or ())),
+        dropped_system_lines=_dropped(drop_system_line),
+        tls=None if tls_cert is None or tls_key is None else _tls_of_files(tls_cert, tls_key),
+        is_tls_auto=tls is not None,
+    )
+
+
+async def serve_clients(
+    opened: AsyncExitStack,
+    gateway: AgentGateway,
+    clients: Clients,
+    secret: Secret,
+    state: StateDirectory,
+) -> str:
+    """Serve clients until ``opened`` is closed; return the address."""
+    from potluck.api.config import ApiConfig
+    from potluck.api.keys import ApiKeys, create_api_key
+    from potluck.api.server import serve
+
+    address = clients.address
+    keys = None
+    if address.key_file is not None:
+        if not address.key_file.exists():
+            key = create_api_key(address.key_file, "first")
+            note(f"API key (kept only as a hash in {address.key_file}): {key}")
+        keys = ApiKeys.load(address.key_file)
+    config = ApiConfig(
+        host=address.host,
+        port=address.port,
+        keys=keys,
+        dropped_system_lines=clients.dropped_system_lines,
+        cors_origins=clients.cors_origins,
+        tls=_automatic_tls(secret, address.host, state) if clients.is_tls_auto else clients.tls,
+    )
+    url: str = await opened.enter_async_context(serve(gateway, config))
+    return url
+
+
+def _dropped(asked: Sequence[str] | None) -> tuple[str, ...]:
+    from potluck.api.system_lines import KNOWN_CHANGING_LINES
+
+    if asked is None:
+        chosen = settings().drop_system_line
+        if chosen is None:
+            return KNOWN_CHANGING_LINES
+        asked = (chosen,) if isinstance(chosen, str) else chosen
+    return tuple(each for each in asked if each)
+
+
+def _tls_of_files(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Raise ``UsageError`` for files that cannot be used."""
+    from potluck.cluster.trust.client_tls import client_tls_context
+
+    context = client_tls_context()
+    for path in (certificate, key):
+        try:
+            path.read_bytes()
+        except OSError as error:
+            raise UsageError(
+                f"{path} cannot be read: {error.strerror}", hint="give a PEM file"
+            ) from error
+    try:
+        # Without a password OpenSSL would ask for one at the terminal.
+        context.load_cert_chain(certificate, key, password=lambda: "")
+    except (ssl.SSLError, ValueError) as error:
+        raise UsageError(
+            f"{certificate} and {key} are no certificate and its private key: {error}",
+            hint="give PEM files that belong together, and a key without a password",
+        ) from error
+    return context
+
+
+def _automatic_tls(secret: Secret, host: str, state: StateDirectory) -> ssl.SSLContext:
+    """Return a context with a new certificate, and say how clients check it."""
+    from potluck.cluster.trust.authority import derive_authority, fingerprint_of
+    from potluck.cluster.trust.client_tls import automatic_context
+
+    authority = derive_authority(secret)
+    context = automatic_context(authority, names=_own_names(host))
+    note(f"TLS authority: SHA-256 {fingerprint_of(authority)}")
+    note(f"clients trust it by the file {state.authority_file}")
+    return context
+
+
+def _own_names(host: str) -> Iterator[str]:
+    """The names and addresses under which clients may reach this machine."""
+    import psutil
+
+    yield from ("localhost", "127.0.0.1", "::1", host.strip("[]"))
+    name = socket.gethostname()
+    yield from (name, f"{name}.local" if "." not in name else name)
+    for addresses in psutil.net_if_addrs().values():
+        for address in addresses:
+            if address.family in (socket.AF_INET, socket.AF_INET6):
+                yield str(address.address).partition("%")[0]

@@ -1,0 +1,111 @@
+"""``potluck serve``: ``up`` and ``deploy`` in one command, in the foreground until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potluck.cli.cluster import deploy, deploy_request, deployed
+from potluck.cli.options import state_directory
+from potluck.cli.output import note
+from potluck.cli.tables import stage_lines
+from potluck.cli.up import run_agent, up
+from potluck.errors import PotluckError
+
+if TYPE_CHECKING:
+    from potluck.cluster.agent.service import Agent
+    from potluck.cluster.agent.state import StateDirectory
+
+_NOT_OF_SERVE = frozenset({"no_http", "json"})
+"""``serve`` is for clients, and prints their address."""
+
+_UNDEPLOY_SECONDS = 20.0
+"""For other nodes to free their stages; a second Ctrl-C ends the wait."""
+
+_LOOK_SECONDS = 0.1
+
+
+def serve(**options: Any) -> None:
+    """Serve MODEL: up and deploy in one; prints the HTTP address when the model is ready.
+
+    With --join or --lan the model is deployed over that cluster, otherwise on this node alone.
+    Ctrl-C ends both, and potluck down hands the model over to the other nodes.
+    """
+    of_agent = _taken(up, options)
+    of_model = _taken(deploy, options)
+    model, layout = of_model.pop("model"), of_model.pop("layout")
+    state: Path | None = of_model.pop("state")
+    request = deploy_request(model, **of_model)
+    duty = _Deployed(state_directory(state), request, layout, is_joining=bool(options["join"]))
+    run_agent(**of_agent, no_http=False, duty=duty)
+
+
+class _Deployed:
+    """A model that is deployed for as long as the agent runs."""
+
+    def __init__(
+        self,
+        directory: StateDirectory,
+        request: Mapping[str, Any],
+        layout: str | None,
+        *,
+        is_joining: bool,
+    ) -> None:
+        self._directory = directory
+        self._request = request
+        self._layout = layout
+        self._is_joining = is_joining
+        self._name: str | None = None
+
+    async def begin(self, agent: Agent) -> None:
+        """Deploy it, through the agent's socket as every other command. See ``Duty``."""
+        if self._is_joining:
+            await _joined(agent)
+        result = await asyncio.to_thread(deployed, self._directory, self._request, self._layout)
+        self._name = result["model_id"]
+        note(f"{self._name} is ready on {len(result['stages'])} stages")
+        for line in stage_lines(result):
+            note(line)
+
+    async def end(self, agent: Agent) -> None:
+        """Undeploy it, unless it was handed over to other nodes. See ``Duty``."""
+        if self._name is None or agent.coordination.is_draining:
+            return
+        try:
+            async with asyncio.timeout(_UNDEPLOY_SECONDS):
+                await agent.coordination.undeploy(self._name)
+        except (PotluckError, TimeoutError) as error:
+            note(f"{self._name} may still be deployed on other nodes: {error or 'no answer'}")
+
+
+async def _joined(agent: Agent) -> None:
+    """Wait until this node sees another one."""
+    if not agent.membership.nodes() - {agent.node_id}:
+        note("waiting for the cluster")
+    while not agent.membership.nodes() - {agent.node_id}:
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _taken(command: Callable[..., None], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are ``command``'s."""
+    names = inspect.signature(command).parameters
+    return {name: options[name] for name in names if name not in _NOT_OF_SERVE}
+
+
+def _with_options_of(
+    function: Callable[..., None], commands: Iterable[Callable[..., None]]
+) -> None:
+    """Give ``function`` the parameters of ``commands``, from which Typer makes its options."""
+    parameters: dict[str, inspect.Parameter] = {}
+    for command in commands:
+        for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+            if name not in _NOT_OF_SERVE:
+                parameters[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+    function.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    function.__annotations__ = {name: each.annotation for name, each in parameters.items()}
+
+
+_with_options_of(serve, (deploy, up))
