@@ -14,6 +14,7 @@ import resource
 import socket
 import ssl
 from collections.abc import Callable, Collection
+from functools import partial
 
 from potluck.api.protocol import LimitedProtocol
 from potluck.log_rate import LogRateFilter
@@ -31,8 +32,9 @@ _SPARED_SECONDS = 5.0
 _RETRY_SECONDS = 0.2
 """… and where there are not even so many, accepting waits for this time."""
 
-_TLS_SHUTDOWN_SECONDS = 1.0
-"""For a client to answer that its connection is closed."""
+_TLS_SHUTDOWN_SECONDS = 300.0
+"""For a client to take the rest of an answer, and to agree that the connection is closed. One that
+takes nothing is noticed earlier (``LimitedProtocol``)."""
 
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -84,10 +86,12 @@ class Acceptor:
         self._resume()
 
     def close(self) -> None:
-        """Accept nothing more; the socket stays the caller's."""
+        """Accept nothing more, and end handshakes; the socket stays the caller's."""
         for timer in (self._retry, self._restore):
             if timer is not None:
                 timer.cancel()
+        for task in self._opening:
+            task.cancel()
         self._loop.remove_reader(self._listener)
 
     def _resume(self) -> None:
@@ -109,7 +113,7 @@ class Acceptor:
             if not is_full:
                 task = self._loop.create_task(self._open(connection))
                 self._opening[task] = self._loop.time()
-                task.add_done_callback(self._opening.pop)
+                task.add_done_callback(partial(self._on_opened, connection))
             elif self._tls is None:
                 _refuse(connection)
             else:
@@ -131,6 +135,11 @@ class Acceptor:
         except OSError as error:
             connection.close()
             _log.debug("a connection was lost as it was accepted: %s", error)
+
+    def _on_opened(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+        del self._opening[task]
+        if task.cancelled():
+            connection.close()  # the task may not even have begun
 
     def _make_room(self) -> bool:
         """Close the connection that has been silent for longest; False if all are busy.

@@ -55,9 +55,11 @@ class TextAsked(Asked):
     """What continues prompts, each a text or tokens; with ``echo`` after the prompt itself.
 
     ``max_new_tokens`` is not None, and 0 only with ``echo``. Texts of control tokens become those
-    tokens where ``parses_control_tokens``.
+    tokens where ``parses_control_tokens``. With a ``suffix``, prompts are texts,
+    and the model fills in what is between a prompt and the suffix.
     """
 
     prompts: Sequence[str | Sequence[int]]
     echo: bool = False
     parses_control_tokens: bool = False
+    suffix: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 from potluck.errors import (
@@ -102,6 +103,18 @@ def to_api_error(
         return ApiError(503, message, code="service_unavailable", headers=again)
     again = retry_after(status.ready_in_seconds)
     return ApiError(503, message, code="model_not_ready", headers=again)
+
+
+def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    """Return ``error`` with the dialect's name of the field that it is about.
+
+    ``names`` has the dialects' names of fields by the neutral ones.
+    """
+    if error.param is None or error.param not in names:
+        return error
+    name = names[error.param]
+    message = re.sub(rf"(?<![\w.]){re.escape(error.param)}(?!\w)", name, str(error.message))
+    return ApiError(error.status, message, code=error.code, param=name, headers=error.headers)
 
 
 def forget_frames(error: BaseException) -> None:

@@ -20,7 +20,10 @@ def schema_grammar(schema: object, where: str) -> str:
         except (ValueError, RecursionError) as error:
             raise invalid(where, f"{where} is a text, and not JSON") from error
     if isinstance(schema, bool | Mapping):
-        return grammars.json_schema(schema)
+        try:
+            return grammars.json_schema(schema)
+        except ParameterError as error:
+            raise invalid(where, error.message) from error
     raise invalid(where, f"{where} should be a JSON schema: an object")
 
 

@@ -18,7 +18,7 @@ from potluck.types.ranges import require_number
 from potluck.types.sampling import merged_sampling, validate_sampling
 from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams
-from potluck.types.text import ChatEnding, ChatPrompt
+from potluck.types.text import ChatEnding, ChatPrompt, GapEncoder
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
@@ -113,15 +113,12 @@ def text_job(asked: TextAsked, model: ServedModel, limits: ApiLimits) -> Job:
     num_new_tokens = 1 if max_new_tokens is None else min(1, max_new_tokens)
     stop = _stop(asked)
     count = _num_choices(asked, len(asked.prompts), limits)
+    ends: frozenset[int] = frozenset()
+    if asked.suffix is not None:
+        ends = _checked_gap(asked, model).ends
     encoded = [
         checked_prompt(
-            model.tokenizer.encode(
-                prompt,
-                parse_special=asked.parses_control_tokens,
-                max_tokens=model.context_tokens - num_new_tokens,
-            )
-            if isinstance(prompt, str)
-            else prompt,
+            _text_tokens(asked, prompt, model, model.context_tokens - num_new_tokens),
             model,
             limits,
             "prompt",
@@ -146,6 +143,7 @@ def text_job(asked: TextAsked, model: ServedModel, limits: ApiLimits) -> Job:
             model,
             grammar=asked.grammar,
             score_prompt=asked.echo and asked.top_logprobs is not None,
+            ends=ends,
         ),
         stop=stop,
         num_prompt_tokens=sum(map(len, encoded)),
@@ -153,6 +151,34 @@ def text_job(asked: TextAsked, model: ServedModel, limits: ApiLimits) -> Job:
         echoes=tuple(echoes),
         grammar_param=asked.grammar_param,
     )
+
+
+def _text_tokens(
+    asked: TextAsked, prompt: str | Sequence[int], model: ServedModel, max_tokens: int
+) -> Sequence[int]:
+    if not isinstance(prompt, str):
+        return prompt
+    if asked.suffix is not None:
+        gaps = _checked_gap(asked, model)
+        return gaps.prompt(model.tokenizer, prompt, asked.suffix, max_tokens=max_tokens)
+    return model.tokenizer.encode(
+        prompt, parse_special=asked.parses_control_tokens, max_tokens=max_tokens
+    )
+
+
+def _checked_gap(asked: TextAsked, model: ServedModel) -> GapEncoder:
+    """Return what fills in text. Raises ``ApiError`` if the model cannot do what is asked."""
+    if model.fill_in is None:
+        raise invalid(
+            "suffix",
+            f"{model.model_id} has no tokens for filling in the middle of a text: leave suffix out",
+            code="unsupported_parameter",
+        )
+    if asked.echo:
+        raise invalid("echo", "echo does not go with suffix: leave one out")
+    if not all(isinstance(prompt, str) for prompt in asked.prompts):
+        raise invalid("prompt", "with suffix, prompt should be text, and no tokens")
+    return model.fill_in
 
 
 def _require_logits(model: ServedModel) -> None:
@@ -169,6 +195,7 @@ def _requests(
     *,
     grammar: str | None,
     score_prompt: bool = False,
+    ends: frozenset[int] = frozenset(),
 ) -> tuple[SequenceRequest, ...]:
     """``count`` sequences of each prompt, whose seeds count up from the one asked for."""
     if max_new_tokens is not None:
@@ -178,7 +205,7 @@ def _requests(
             prompt_tokens=prompt,
             sampling=replace(sampling, seed=(sampling.seed + number) % _SEEDS),
             max_new_tokens=max_new_tokens,
-            stop_tokens=frozenset(model.tokenizer.eos_token_ids),
+            stop_tokens=ends.union(model.tokenizer.eos_token_ids),
             score_prompt=score_prompt,
             grammar=grammar,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import h11
@@ -25,6 +26,8 @@ _log.addFilter(LogRateFilter())
 
 MIN_TAKEN_BYTES = 16 * 2**10
 """What a client must take of an answer in ``ApiLimits.send_seconds``."""
+
+_NEVER_FULL_BYTES = 2**40
 
 RECEIVED_BYTES = 32 * 2**10
 """Taken from a connection at a time, instead of asyncio's 256 KiB.
@@ -56,6 +59,7 @@ class LimitedProtocol(H11Protocol):
         self.is_aborted = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
+        self._below_tls: asyncio.WriteTransport | None = None
 
     @property
     def is_between_requests(self) -> bool:
@@ -70,7 +74,13 @@ class LimitedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See ``asyncio.Protocol``."""
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)
+        self._below_tls = _hook_below_tls(transport, self.pause_writing, self.resume_writing)
+        if self._below_tls is None:
+            transport.set_write_buffer_limits(high=0)
+        else:
+            # What is written goes on to the transport below, which counts.
+            transport.set_write_buffer_limits(high=_NEVER_FULL_BYTES)
+            self._below_tls.set_write_buffer_limits(high=0)
         transport.max_size = RECEIVED_BYTES  # type: ignore[attr-defined]
         self._start_head_timer()
 
@@ -127,9 +137,14 @@ class LimitedProtocol(H11Protocol):
             self.abort()
 
     def _start_send_timer(self) -> None:
-        left_bytes = self.transport.get_write_buffer_size()
         self._send_timer = self.loop.call_later(
-            self._limits.send_seconds, self._on_send_timeout, left_bytes
+            self._limits.send_seconds, self._on_send_timeout, self._num_unsent_bytes()
+        )
+
+    def _num_unsent_bytes(self) -> int:
+        below = self._below_tls
+        return self.transport.get_write_buffer_size() + (
+            0 if below is None else below.get_write_buffer_size()
         )
 
     def _stop_send_timer(self) -> None:
@@ -139,7 +154,35 @@ class LimitedProtocol(H11Protocol):
 
     def _on_send_timeout(self, previous_bytes: int) -> None:
         self._send_timer = None
-        if previous_bytes - self.transport.get_write_buffer_size() < MIN_TAKEN_BYTES:
+        if previous_bytes - self._num_unsent_bytes() < MIN_TAKEN_BYTES:
             self.abort()
         else:
             self._start_send_timer()
+
+
+def _hook_below_tls(
+    transport: asyncio.BaseTransport, pause: Callable[[], None], resume: Callable[[], None]
+) -> asyncio.WriteTransport | None:
+    """Return the transport that carries a TLS one, and be told when its buffer is full and empty.
+
+    None for a transport without TLS. asyncio passes on none of that: a whole answer would count as
+    sent when it is encrypted, and nothing would show how much of it a client has taken. There is no
+    public way to it.
+    """
+    protocol = getattr(transport, "_ssl_protocol", None)
+    below = getattr(protocol, "_transport", None)
+    if protocol is None or not isinstance(below, asyncio.WriteTransport):
+        return None
+    pause_tls, resume_tls = protocol.pause_writing, protocol.resume_writing
+
+    def pause_both() -> None:
+        pause_tls()
+        pause()
+
+    def resume_both() -> None:
+        resume_tls()
+        if not below.get_write_buffer_size():  # TLS has had more to send
+            resume()
+
+    protocol.pause_writing, protocol.resume_writing = pause_both, resume_both
+    return below

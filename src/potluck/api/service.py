@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import TypeVar
 
 import msgspec
@@ -17,7 +18,7 @@ from potluck.api.admission import Admission, Body, BodyReader, Preparation, in_t
 from potluck.api.answer import Answer, Prepared
 from potluck.api.config import ApiConfig, ApiLimits
 from potluck.api.connection import AnswerStream, while_connected
-from potluck.api.errors import ApiError, invalid, to_api_error
+from potluck.api.errors import ApiError, invalid, renamed, to_api_error
 from potluck.api.jobs import Job
 from potluck.api.metrics import ApiMetrics
 from potluck.api.system_lines import WithoutLines
@@ -151,8 +152,13 @@ class ApiService:
         prepare: Callable[[Body], Awaitable[Prepared]],
         *,
         prompt_param: str,
+        names: Mapping[str, str] = MappingProxyType({}),
     ) -> Response:
-        """Answer a request for text. ``prompt_param`` is what the dialect calls the prompt."""
+        """Answer a request for text.
+
+        ``prompt_param`` is what the dialect calls the prompt, and ``names`` what it calls other
+        fields of ``Asked``, where it has a name of its own.
+        """
         async with self._bodies.read(request) as body:
 
             async def prepare_and_release() -> Prepared:
@@ -170,7 +176,7 @@ class ApiService:
             )
 
             def told(error: PotluckError) -> ApiError:
-                return self._told(error, answer.model_id, prompt_param)
+                return renamed(self._told(error, answer.model_id, prompt_param), names)
 
             try:
                 prepared = await while_connected(request.receive, self._ending, answer.start())

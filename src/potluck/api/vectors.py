@@ -40,12 +40,16 @@ _TICK_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedAsked:
-    """Embeddings of ``inputs``, each a text or tokens."""
+    """Embeddings of ``inputs``, each a text or tokens.
+
+    With ``truncates`` the end of a text that is too long is left out.
+    """
 
     model_id: str
     inputs: Sequence[str | Sequence[int]]
     dimensions: int | None = None
     user: str | None = None
+    truncates: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +107,8 @@ def embed_job(
     for each in asked.inputs:
         if not each:
             raise invalid(param, f"{param} has an empty text: give at least one character")
-        tokens: Sequence[int] = (
-            [
-                *model.tokenizer.encode(each, max_tokens=model.context_tokens),
-                *model.tokenizer.closing_tokens,
-            ]
+        tokens = (
+            _embedded_tokens(each, model, limits, truncates=asked.truncates)
             if isinstance(each, str)
             else each
         )
@@ -116,6 +117,17 @@ def embed_job(
         model=model,
         requests=tuple(pooled_request(prompt, config.pooling) for prompt in prompts),
     )
+
+
+def _embedded_tokens(
+    text: str, model: ServedModel, limits: ApiLimits, *, truncates: bool
+) -> list[int]:
+    tokenizer = model.tokenizer
+    closing = tokenizer.closing_tokens
+    if not truncates:
+        return [*tokenizer.encode(text, max_tokens=model.context_tokens), *closing]
+    room = min(model.context_tokens, limits.max_prompt_tokens or model.context_tokens)
+    return [*tokenizer.encode(text)[: max(0, room - len(closing))], *closing]
 
 
 def rank_job(

@@ -174,6 +174,18 @@ def load_chat_template(files: ModelFiles) -> ChatTemplate | None:
         return template
 
 
+def load_fill_in_tokens(files: ModelFiles) -> dict[str, int]:
+    """The tokens for gaps in texts that a GGUF file names, by ``potluck.text.fill_in``'s names."""
+    if files.kind is FileKind.HUGGING_FACE:
+        return {}
+    from potluck.text import gguf
+
+    with closing(_open_gguf_header(files)) as source:
+        tokens = gguf.read_fill_in_tokens(source.metadata, path=str(files.path))
+        source.check_unchanged()
+        return tokens
+
+
 def _find_on_hub(model: HubModel) -> Snapshot:
     snapshot = find_snapshot(model)
     if model.filename is None:

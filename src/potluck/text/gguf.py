@@ -94,6 +94,19 @@ def read_chat_template(
     return ChatTemplate(source=source, special_tokens=special, tool_source=tool_source)
 
 
+def read_fill_in_tokens(metadata: Mapping[str, object], *, path: str = "GGUF") -> dict[str, int]:
+    """The tokens around gaps that ``metadata`` names: ``prefix``, ``suffix``, ``middle``."""
+    fields = _Fields(metadata, path)
+    num_tokens = len(fields.tokens())
+    found: dict[str, int] = {}
+    for name, short in (("prefix", "pre"), ("suffix", "suf"), ("middle", "mid")):
+        for key in (f"fim_{short}_token_id", f"{name}_token_id"):  # the second in older files
+            token = fields.token_id(key, num_tokens)
+            if token is not None:
+                found.setdefault(name, token)
+    return found
+
+
 def _unknown_kind(kind: str) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"the GGUF file has a tokenizer of the kind {kind!r}",

@@ -18,7 +18,7 @@ from potluck.types.output import OutputFormat
 from potluck.types.placement import Prediction
 from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.sequence import Cancel, CommittedToken, OnUpdate, SequenceRequest
-from potluck.types.text import ChatEncoder, PairEncoder, Tokenizer
+from potluck.types.text import ChatEncoder, GapEncoder, PairEncoder, Tokenizer
 
 
 class ModelState(enum.Enum):
@@ -65,6 +65,8 @@ class ServedModel:
     A model without ``has_logits`` generates nothing. Its vectors, of ``vector_size`` numbers, are
     for ``embedding`` or for ``rerank``, and ``encode_pair`` makes the prompts of the latter; None
     for what they are not for.
+
+    ``fill_in`` makes the prompts of texts that have a gap; None if it was not trained for that.
     """
 
     model_id: str
@@ -83,6 +85,7 @@ class ServedModel:
     embedding: EmbeddingConfig | None = None
     rerank: RerankConfig | None = None
     encode_pair: PairEncoder | None = None
+    fill_in: GapEncoder | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -194,3 +194,21 @@ class PairEncoder(Protocol):
         Raises ``ChatTemplateError`` if the model has no template for it.
         """
         ...
+
+
+class GapEncoder(Protocol):
+    """Makes the prompts of a model that fills in the middle of a text."""
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end what it fills in, in addition to those that end every text."""
+        ...
+
+    def prompt(
+        self, tokenizer: Tokenizer, prefix: str, suffix: str, *, max_tokens: int | None = None
+    ) -> list[int]:
+        """Return the tokens that ask for what is between ``prefix`` and ``suffix``.
+
+        Raises as ``Tokenizer.encode``.
+        """
+        ...

@@ -10,7 +10,12 @@ from typing import Any
 
 import msgspec
 
-from potluck.catalog import describe_model, load_chat_template, load_tokenizer
+from potluck.catalog import (
+    describe_model,
+    load_chat_template,
+    load_fill_in_tokens,
+    load_tokenizer,
+)
 from potluck.cluster.agent.latest_reports import LatestReports
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.service import Agent
@@ -180,6 +185,7 @@ class AgentGateway:
 def _load_served_model(record: DeploymentRecord, fingerprints: Fingerprints) -> ServedModel:
     """Raises ``EngineError`` where the model's tokenizer here is not the deployment's."""
     from potluck.text.chat import prompt_chat
+    from potluck.text.fill_in import find_fill_in
     from potluck.text.reasoning import reasoning_format
     from potluck.text.rerank import check_labels, encode_pair, rerank_template
     from potluck.text.template_gaps import knows_tools
@@ -222,4 +228,5 @@ def _load_served_model(record: DeploymentRecord, fingerprints: Fingerprints) -> 
             rerank_template(rerank, template),
             max_tokens=record.context_tokens,
         ),
+        fill_in=find_fill_in(tokenizer, load_fill_in_tokens(description.files)),
     )

@@ -17,8 +17,8 @@ from potluck.api.dialects.anthropic.bodies import (
     ToolUseBlock,
 )
 from potluck.api.errors import invalid
+from potluck.api.grammars import schema_grammar
 from potluck.api.tools import tool_use
-from potluck.grammars import build
 from potluck.text.chat import chat_ending
 from potluck.types.output import ToolMode, ToolUse
 from potluck.types.text import ChatMessage, Tool, ToolCall
@@ -29,6 +29,9 @@ _MODES = {
     "tool": ToolMode.REQUIRED,
     "none": ToolMode.NONE,
 }
+
+PARAMETER_NAMES = {"stop": "stop_sequences", "response_format": "output_config.format.schema"}
+"""What Anthropic calls fields of ``Asked``, where it has names of its own."""
 
 _LOW_EFFORT_TOKENS = 4096
 _MEDIUM_EFFORT_TOKENS = 16384
@@ -72,7 +75,7 @@ def prompt_asked(body: PromptBody) -> ChatAsked:
 def _grammar(body: PromptBody) -> str | None:
     config = body.output_config
     asked = body.output_format if config is None or config.format is None else config.format
-    return None if asked is None else build.json_schema(asked.schema_)
+    return None if asked is None else schema_grammar(asked.schema_, "output_config.format.schema")
 
 
 def _effort(body: PromptBody) -> str | None:

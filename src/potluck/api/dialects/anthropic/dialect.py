@@ -10,7 +10,7 @@ from starlette.responses import Response
 from potluck.api.admission import Body
 from potluck.api.answer import Prepared
 from potluck.api.dialect import Endpoint, bearer_key
-from potluck.api.dialects.anthropic.asks import messages_asked, prompt_asked
+from potluck.api.dialects.anthropic.asks import PARAMETER_NAMES, messages_asked, prompt_asked
 from potluck.api.dialects.anthropic.bodies import (
     MessagesBody,
     PromptBody,
@@ -58,7 +58,9 @@ class _Endpoints:
                 body, parse_messages, lambda asked: asked.model, self._prepare
             )
 
-        return await self._service.answer(request, prepare, prompt_param="messages")
+        return await self._service.answer(
+            request, prepare, prompt_param="messages", names=PARAMETER_NAMES
+        )
 
     async def count_tokens(self, request: Request) -> Response:
         """``POST /v1/messages/count_tokens``."""
@@ -75,7 +77,10 @@ class _Endpoints:
         asked = messages_asked(body)
         return Prepared(
             job=chat_job(asked, model, self._service.limits),
-            renderer=MessageRenderer(model.model_id),
+            renderer=MessageRenderer(
+                model.model_id,
+                omits_thoughts=body.thinking is not None and body.thinking.display == "omitted",
+            ),
             is_stream=bool(body.stream),
             user=asked.user,
         )

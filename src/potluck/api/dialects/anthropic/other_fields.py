@@ -4,29 +4,44 @@ from __future__ import annotations
 
 from potluck.api.other_fields import BOOLEAN, FLAT, LABEL, Others
 
-_KEEP_THOUGHTS = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
-"""What Claude Code asks for: to clear no thoughts, as here."""
-
 _CACHE_CONTROL = {"cache_control": FLAT}
 """Which prefixes to cache: here every prefix is, without being asked for."""
 
 BODY = Others(
     harmless={
         **_CACHE_CONTROL,
-        "service_tier": LABEL,
+        "billing_policy": LABEL,
+        "diagnostics": FLAT,
         "inference_geo": LABEL,
+        "service_tier": LABEL,
+        "speed": LABEL,
+        "user_profile_id": LABEL,
+        "workspace_id": LABEL,
     },
     neutral={
+        "compaction": (None,),
         "container": (None,),
-        "context_management": (None, {"edits": []}, _KEEP_THOUGHTS),
+        # Claude Code asks for all thoughts to be kept, which they are.
+        "context_management": (
+            None,
+            {"edits": []},
+            {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        ),
+        "fallback_credit_token": (None,),
+        "fallbacks": (None, []),
         "mcp_servers": (None, []),
+        "thread": (None,),
     },
 )
 """Of a body."""
 
 BLOCK = Others(
     harmless=_CACHE_CONTROL,
-    neutral={"citations": (None, {"enabled": False}), "caller": (None, {"type": "direct"})},
+    neutral={
+        "caller": (None, {"type": "direct"}),
+        "citations": (None, [], {"enabled": False}),
+        "toolset_name": (None,),
+    },
 )
 """Of a block of a message's content, and of the system's."""
 

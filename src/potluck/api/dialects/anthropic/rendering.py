@@ -9,7 +9,7 @@ import msgspec
 
 from potluck.api.delta import Delta
 from potluck.api.errors import ApiError
-from potluck.api.rendering import EVENT_STREAM, Json, Usage, event
+from potluck.api.rendering import EVENT_STREAM, WAITING_COMMENT, Json, Usage, event
 from potluck.types.output import (
     OutputPart,
     ReasoningPart,
@@ -30,13 +30,18 @@ _ERROR_TYPES = {
 
 
 class MessageRenderer:
-    """Writes one message. Its stream is a sequence of blocks, one open at a time."""
+    """Writes one message. Its stream is a sequence of blocks, one open at a time.
+
+    With ``omits_thoughts`` blocks of thoughts are there, and empty.
+    """
 
     stream_type = EVENT_STREAM
 
-    def __init__(self, model_id: str) -> None:
+    def __init__(self, model_id: str, *, omits_thoughts: bool = False) -> None:
         self._request_id = f"msg_{secrets.token_hex(12)}"
         self._model_id = model_id
+        self._omits_thoughts = omits_thoughts
+        self._has_begun = False
         self._num_blocks = 0
         self._open: str | None = None
         self._has_called = False
@@ -49,11 +54,12 @@ class MessageRenderer:
 
     @property
     def waiting(self) -> bytes:
-        """See ``Renderer``."""
-        return _event({"type": "ping"})
+        """See ``Renderer``. No event comes before ``message_start``."""
+        return _event({"type": "ping"}) if self._has_begun else WAITING_COMMENT
 
     def begin(self, usage: Usage) -> bytes:
         """See ``Renderer``."""
+        self._has_begun = True
         return _event({"type": "message_start", "message": self._message([], usage)})
 
     def delta(self, index: int, delta: Delta) -> bytes:
@@ -76,24 +82,23 @@ class MessageRenderer:
     def whole(self, choices: Mapping[int, Sequence[Delta]], usage: Usage) -> bytes:
         """See ``Renderer``."""
         blocks: list[Json] = []
-        arguments: list[str] = []
+        pieces: list[str] = []
         for delta in choices[0]:
             for each in (each for part in delta.parts for each in self._part(part)):
                 match each:
                     case {"type": "content_block_start", "content_block": dict(block)}:
                         blocks.append(block)
-                        arguments = []
-                    case {"delta": {"type": "input_json_delta", "partial_json": str(text)}}:
-                        arguments.append(text)
-                    case {"delta": {"type": "text_delta" | "thinking_delta" as kind, **texts}}:
-                        name = kind.removesuffix("_delta")
-                        blocks[-1][name] = f"{blocks[-1][name]}{texts[name]}"
+                    case {"delta": {"partial_json": str(text)}}:
+                        pieces.append(text)
+                    case {"delta": {"text": str(text)}} | {"delta": {"thinking": str(text)}}:
+                        pieces.append(text)
                     case {"type": "content_block_stop"}:
-                        _set_input(blocks[-1], arguments)
+                        _fill(blocks[-1], pieces)
+                        pieces.clear()
             if delta.finish_reason is not None:
                 self._note_end(delta)
         if self._open is not None:
-            _set_input(blocks[-1], arguments)
+            _fill(blocks[-1], pieces)
         return msgspec.json.encode(self._message(blocks, usage))
 
     def _message(self, content: Sequence[Json], usage: Usage) -> Json:
@@ -123,7 +128,8 @@ class MessageRenderer:
                 yield self._gain({"type": "text_delta", "text": text})
             case ReasoningPart(text=text):
                 yield from self._need("thinking", {"thinking": "", "signature": ""})
-                yield self._gain({"type": "thinking_delta", "thinking": text})
+                if not self._omits_thoughts:
+                    yield self._gain({"type": "thinking_delta", "thinking": text})
             case ToolCallStart(name=name):
                 self._has_called = True
                 yield from self._close()
@@ -169,9 +175,13 @@ def usage_json(usage: Usage) -> Json:
     }
 
 
-def _set_input(block: Json, arguments: Sequence[str]) -> None:
-    if block["type"] == "tool_use" and arguments:
-        block["input"] = _decoded("".join(arguments))
+def _fill(block: Json, pieces: Sequence[str]) -> None:
+    """Give a block that has ended what it has gained."""
+    gained = "".join(pieces)
+    if block["type"] != "tool_use":
+        block[str(block["type"])] = gained
+    elif gained:
+        block["input"] = _decoded(gained)
 
 
 def _decoded(arguments: str) -> object:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypedDict
 
 import msgspec
@@ -16,6 +17,7 @@ from potluck.api.dialects.ollama.bodies import (
     Options,
 )
 from potluck.api.errors import invalid
+from potluck.api.grammars import schema_grammar
 from potluck.api.tools import tool_use
 from potluck.grammars import build
 from potluck.text.chat import chat_ending
@@ -26,10 +28,30 @@ _ROLES = ("system", "user", "assistant", "tool")
 
 _NO_OPTIONS = Options()
 
+PARAMETER_NAMES = {
+    "max_tokens": "options.num_predict",
+    "repetition_penalty": "options.repeat_penalty",
+    "response_format": "format",
+    **{
+        name: f"options.{name}"
+        for name in (
+            "frequency_penalty",
+            "min_p",
+            "presence_penalty",
+            "seed",
+            "stop",
+            "temperature",
+            "top_k",
+            "top_p",
+        )
+    },
+}
+"""What Ollama calls fields of ``Asked``, where it has names of its own."""
+
 
 def chat_asked(body: ChatBody, model: ServedModel) -> ChatAsked:
     """What a chat asks for. Raises ``PotluckError``."""
-    messages = [_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)]
+    messages = _messages(body.messages)
     tools = [
         Tool(
             name=tool.function.name,
@@ -52,22 +74,19 @@ def chat_asked(body: ChatBody, model: ServedModel) -> ChatAsked:
 def generate_asked(body: GenerateBody, model: ServedModel) -> ChatAsked | TextAsked:
     """What a request for a text asks for: an answer to a prompt, or what continues a raw one.
 
+    With ``suffix`` it is what is between the two.
+
     Raises ``PotluckError``.
     """
     prompt = body.prompt or ""
-    if body.suffix:
-        raise invalid(
-            "suffix",
-            "suffix is not supported here: send it to /v1/completions",
-            code="unsupported_parameter",
-        )
-    if body.raw:
+    if body.raw or body.suffix:
         if body.system:
-            raise invalid("system", "system is for prompts that are not raw")
+            raise invalid("system", "system is for prompts in the chat template")
         return TextAsked(
             **_common(body, model),
             prompts=[prompt],
             parses_control_tokens=True,
+            suffix=body.suffix or None,
         )
     system = (ChatMessage(role="system", content=body.system),) if body.system else ()
     return ChatAsked(
@@ -91,6 +110,8 @@ class _Common(TypedDict):
 def _common(body: CommonBody, model: ServedModel) -> _Common:
     options = body.options or _NO_OPTIONS
     _check_options(options, model)
+    if body.top_logprobs and not body.logprobs:
+        raise invalid("top_logprobs", "top_logprobs is for answers with logprobs: set logprobs")
     stop = options.stop
     limit = options.num_predict
     return _Common(
@@ -98,7 +119,7 @@ def _common(body: CommonBody, model: ServedModel) -> _Common:
         sampling=_sampling(options),
         seed=options.seed,
         stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
-        max_new_tokens=None if limit is None or limit < 0 else limit,
+        max_new_tokens=None if limit is None or limit < 1 else limit,
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         grammar=_grammar(body.format),
     )
@@ -117,13 +138,20 @@ def _sampling(options: Options) -> dict[str, float | int]:
     return {name: value for name, value in asked.items() if value is not None}
 
 
-def _check_options(options: Options, model: ServedModel) -> None:
-    if options.num_ctx is not None and options.num_ctx > model.context_tokens:
+def check_context(options: Options | None, model: ServedModel) -> None:
+    """Raise ``ApiError`` if ``options`` want a longer context than the model is deployed with."""
+    if options is None or options.num_ctx is None:
+        return
+    if options.num_ctx > model.context_tokens:
         raise invalid(
             "options.num_ctx",
             f"options.num_ctx is {options.num_ctx}, and the model is deployed with a context of"
             f" {model.context_tokens} tokens: leave it out, or deploy the model with --context",
         )
+
+
+def _check_options(options: Options, model: ServedModel) -> None:
+    check_context(options, model)
     penalizes = options.repeat_penalty not in (None, 1.0)
     if penalizes and options.repeat_last_n not in (None, -1):
         raise invalid(
@@ -135,8 +163,33 @@ def _check_options(options: Options, model: ServedModel) -> None:
 
 def _grammar(asked: str | dict[str, Any] | None) -> str | None:
     if isinstance(asked, dict):
-        return build.json_schema(asked)
+        return schema_grammar(asked, "format")
     return build.json_object() if asked == "json" else None
+
+
+def _messages(messages: Sequence[Message]) -> list[ChatMessage]:
+    """Return the messages; results of tools get the ids of the calls, in their order."""
+    asked: list[ChatMessage] = []
+    waiting: list[ToolCall] = []
+    for index, message in enumerate(messages):
+        read = _message(message, f"messages[{index}]")
+        if read.role == "tool":
+            read = _answering(read, waiting)
+        else:
+            waiting = list(read.tool_calls)
+        asked.append(read)
+    return asked
+
+
+def _answering(result: ChatMessage, waiting: list[ToolCall]) -> ChatMessage:
+    """Say which of the calls that have no result yet ``result`` answers, and take it out."""
+    for call in waiting:
+        is_id = result.tool_call_id == call.call_id
+        is_next = not result.tool_call_id and result.name in (None, call.name)
+        if is_id or is_next:
+            waiting.remove(call)
+            return replace(result, tool_call_id=call.call_id)
+    return result
 
 
 def _message(message: Message, where: str) -> ChatMessage:
@@ -150,6 +203,11 @@ def _message(message: Message, where: str) -> ChatMessage:
             f"{where} has the role {message.role}: only an assistant's message has tool calls and"
             " thinking",
         )
+    if message.role != "tool" and (message.tool_name or message.tool_call_id):
+        raise invalid(
+            f"{where}.role",
+            f"{where} has the role {message.role}: only the role tool answers a call of a tool",
+        )
     return ChatMessage(
         role=message.role,
         content=message.content or "",
@@ -161,7 +219,7 @@ def _message(message: Message, where: str) -> ChatMessage:
 
 
 def _calls(message: Message, where: str) -> Iterable[ToolCall]:
-    """Ollama's calls need no ids: results follow in the order of the calls."""
+    """Ollama's calls need no ids."""
     for number, call in enumerate(message.tool_calls or ()):
         yield ToolCall(
             call_id=call.id or f"{where}.{number}",

@@ -14,7 +14,7 @@ Think = bool | Literal["low", "medium", "high", "max"]
 
 
 class Options(BaseModel):
-    """``options``. A negative ``num_predict`` is no limit."""
+    """``options``. A ``num_predict`` below 1 is no limit, as in Ollama."""
 
     model_config = STRICT
 
@@ -116,6 +116,28 @@ class GenerateBody(CommonBody):
     raw: bool | None = None
 
 
+class EmbedBody(BaseModel):
+    """The body of ``/api/embed``. What is too long is cut off, unless ``truncate`` is false."""
+
+    model_config = STRICT
+
+    model: str
+    input: str | Annotated[list[str], FIRST_ERROR]
+    truncate: bool | None = None
+    dimensions: int | None = None
+    options: Options | None = None
+
+
+class OldEmbedBody(BaseModel):
+    """The body of ``/api/embeddings``."""
+
+    model_config = STRICT
+
+    model: str
+    prompt: str | None = None
+    options: Options | None = None
+
+
 class ShowBody(BaseModel):
     """The body of ``/api/show``; ``name`` is an older name of ``model``."""
 
@@ -145,6 +167,16 @@ def parse_generate(body: bytes | bytearray) -> GenerateBody:
     return validated(GenerateBody, _document(body, GENERATE))
 
 
+def parse_embed(body: bytes | bytearray) -> EmbedBody:
+    """Read a request for embeddings. Raises ``ApiError`` that names what is wrong."""
+    return validated(EmbedBody, _document(body, EMBED))
+
+
+def parse_old_embed(body: bytes | bytearray) -> OldEmbedBody:
+    """Read a request for one embedding. Raises ``ApiError`` that names what is wrong."""
+    return validated(OldEmbedBody, _document(body, EMBED))
+
+
 def parse_show(body: bytes | bytearray) -> ShowBody:
     """Read a request for a model's details. Raises ``ApiError`` that names what is wrong."""
     return validated(ShowBody, parse_object(body))
@@ -156,17 +188,3 @@ def _document(body: bytes | bytearray, others: Others) -> dict[str, Any]:
     if isinstance(options, dict):
         document["options"] = without_others(options, OPTIONS, "options.")
     return document
-
-
-__all__ = [
-    "EMBED",
-    "ChatBody",
-    "CommonBody",
-    "GenerateBody",
-    "Message",
-    "Options",
-    "ShowBody",
-    "parse_chat",
-    "parse_generate",
-    "parse_show",
-]

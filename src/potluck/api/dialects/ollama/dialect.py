@@ -11,7 +11,7 @@ from potluck.api.admission import Body
 from potluck.api.answer import Prepared
 from potluck.api.asked import TextAsked
 from potluck.api.dialect import Endpoint, bearer_key
-from potluck.api.dialects.ollama.asks import chat_asked, generate_asked
+from potluck.api.dialects.ollama.asks import PARAMETER_NAMES, chat_asked, generate_asked
 from potluck.api.dialects.ollama.bodies import (
     ChatBody,
     CommonBody,
@@ -29,6 +29,7 @@ from potluck.api.dialects.ollama.rendering import (
     error_json,
     generate_fields,
 )
+from potluck.api.dialects.ollama.vectors import VectorEndpoints
 from potluck.api.errors import ApiError, invalid
 from potluck.api.jobs import Job, chat_job, empty_job, text_job
 from potluck.api.service import ApiService, json_response
@@ -55,6 +56,7 @@ class Ollama:
             Endpoint(method="GET", path="/api/tags", answer=api.tags),
             Endpoint(method="GET", path="/api/ps", answer=api.running),
             Endpoint(method="GET", path="/api/version", answer=api.version),
+            *VectorEndpoints(service, api.name_of).endpoints(),
         )
 
     def key_of(self, headers: Mapping[str, str]) -> str | None:
@@ -75,20 +77,27 @@ class _Endpoints:
 
         async def prepare(body: Body) -> Prepared:
             return await self._service.prepared(
-                body, parse_chat, lambda asked: self._name(asked.model), self._prepare_chat
+                body, parse_chat, lambda asked: self.name_of(asked.model), self._prepare_chat
             )
 
-        return await self._service.answer(request, prepare, prompt_param="messages")
+        return await self._service.answer(
+            request, prepare, prompt_param="messages", names=PARAMETER_NAMES
+        )
 
     async def generate(self, request: Request) -> Response:
         """``POST /api/generate``."""
 
         async def prepare(body: Body) -> Prepared:
             return await self._service.prepared(
-                body, parse_generate, lambda asked: self._name(asked.model), self._prepare_generate
+                body,
+                parse_generate,
+                lambda asked: self.name_of(asked.model),
+                self._prepare_generate,
             )
 
-        return await self._service.answer(request, prepare, prompt_param="prompt")
+        return await self._service.answer(
+            request, prepare, prompt_param="prompt", names=PARAMETER_NAMES
+        )
 
     async def tags(self, request: Request) -> Response:
         """``GET /api/tags``: what is deployed."""
@@ -112,7 +121,7 @@ class _Endpoints:
             asked = body.model or body.name
             if not asked:
                 raise invalid("model", "model is missing", code="missing_required_parameter")
-            return self._name(asked)
+            return self.name_of(asked)
 
         def found(body: ShowBody, model: ServedModel) -> ServedModel:
             return model
@@ -123,8 +132,8 @@ class _Endpoints:
         # In the event loop, where alone the gateway is asked.
         return json_response(shown_json(self._service.status(model.model_id), model))
 
-    def _name(self, asked: str) -> str:
-        """The model that is meant: Ollama's clients add a tag to a name that has none."""
+    def name_of(self, asked: str) -> str:
+        """Return the model that is meant: Ollama's clients add a tag to a name that has none."""
         if asked.endswith(_LATEST):
             known = {status.model_id for status in self._service.gateway.models()}
             plain = asked.removesuffix(_LATEST)
@@ -139,7 +148,7 @@ class _Endpoints:
         return _prepared(body, job, chat_fields)
 
     def _prepare_generate(self, body: GenerateBody, model: ServedModel) -> Prepared:
-        if not body.prompt:
+        if not body.prompt and not body.suffix:
             return _prepared(body, empty_job(model), generate_fields)
         asked = generate_asked(body, model)
         limits = self._service.limits

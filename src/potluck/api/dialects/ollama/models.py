@@ -59,7 +59,11 @@ def shown_json(status: ModelStatus, model: ServedModel) -> Json:
 
 
 def _capabilities(model: ServedModel) -> list[str]:
-    capabilities = ["completion"]
+    capabilities = ["completion"] if model.has_logits else []
+    if model.embedding is not None:
+        capabilities.append("embedding")
+    if model.fill_in is not None:
+        capabilities.append("insert")
     if model.takes_tools:
         capabilities.append("tools")
     if model.can_think:

@@ -16,12 +16,24 @@ _DURATION = Harmless(
 _KEEP_ALIVE = {"keep_alive": _DURATION}
 """For how long the model stays loaded: here it stays until it is undeployed."""
 
-CHAT = Others(harmless=_KEEP_ALIVE)
+_CUTTING = {"truncate": (None, False), "shift": (None, False), "_debug_render_only": (None, False)}
+"""What becomes of what does not fit into the context: here it is refused."""
+
+CHAT = Others(harmless=_KEEP_ALIVE, neutral=_CUTTING)
 """Of ``/api/chat``."""
 
 GENERATE = Others(
     harmless=_KEEP_ALIVE,
-    neutral={"context": (None, []), "images": (None, []), "template": (None, "")},
+    neutral={
+        **_CUTTING,
+        "context": (None, []),
+        "images": (None, []),
+        "template": (None, ""),
+        # Of pictures.
+        "height": (None, 0),
+        "steps": (None, 0),
+        "width": (None, 0),
+    },
 )
 """Of ``/api/generate``."""
 
@@ -34,6 +46,7 @@ MESSAGE = Others(neutral={"images": (None, [])})
 OPTIONS = Others(
     harmless={
         # How the model is to be run, which the deployment has decided.
+        "f16_kv": BOOLEAN,
         "low_vram": BOOLEAN,
         "main_gpu": _NUMBER,
         "num_batch": _NUMBER,
@@ -46,13 +59,15 @@ OPTIONS = Others(
         # Of samplers that are off.
         "mirostat_eta": _NUMBER,
         "mirostat_tau": _NUMBER,
-        # The name of ``max_tokens`` is ``num_predict``; this one is sent by some clients as well.
         "penalize_newline": BOOLEAN,
     },
     neutral={
+        "embedding_only": (None, False),
+        "logits_all": (None, False),
         "mirostat": (None, 0),
         "tfs_z": (None, 1, 1.0),
         "typical_p": (None, 1, 1.0),
+        "vocab_only": (None, False),
     },
 )
 """Of ``options``."""

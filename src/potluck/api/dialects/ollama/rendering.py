@@ -45,7 +45,6 @@ class OllamaRenderer:
     """
 
     stream_type = LINES
-    waiting = b"\n"
 
     def __init__(
         self,
@@ -70,6 +69,11 @@ class OllamaRenderer:
     def request_id(self) -> str:
         """See ``Renderer``."""
         return self._request_id
+
+    @property
+    def waiting(self) -> bytes:
+        """See ``Renderer``. Clients decode every line, so that an empty one would be an error."""
+        return _line({**self._head(), **self._fields("", "", ()), "done": False})
 
     def begin(self, usage: Usage) -> bytes:
         """See ``Renderer``."""
@@ -112,7 +116,7 @@ class OllamaRenderer:
             if isinstance(part, ToolCallStart):
                 self._calls.append(_Call(part.name))
             elif isinstance(part, ToolCallArguments):
-                self._calls[part.index].arguments += part.text
+                self._calls[part.index].arguments.append(part.text)
         self._reason = delta.finish_reason or self._reason
         num_complete = len(self._calls) - (self._reason is None)
         complete = self._calls[self._num_given_calls : max(0, num_complete)]
@@ -173,13 +177,14 @@ class _Call:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.arguments = ""
+        self.arguments: list[str] = []
 
     def to_json(self, number: int) -> Json:
+        text = "".join(self.arguments)
         try:
-            arguments = msgspec.json.decode(self.arguments or "{}", type=dict[str, object])
+            arguments = msgspec.json.decode(text or "{}", type=dict[str, object])
         except msgspec.DecodeError:  # the answer was cut off
-            arguments = {"arguments": self.arguments}
+            arguments = {"arguments": text}
         return {"function": {"index": number, "name": self.name, "arguments": arguments}}
 
 

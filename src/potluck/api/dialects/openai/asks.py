@@ -74,6 +74,7 @@ def completion_asked(body: CompletionBody) -> TextAsked:
         user=body.user,
         prompts=texts_or_tokens(body.prompt, "prompt"),
         echo=bool(body.echo),
+        suffix=body.suffix or None,
     )
 
 

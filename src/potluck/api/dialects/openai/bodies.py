@@ -198,6 +198,7 @@ class CompletionBody(CommonBody):
     prompt: Any
     logprobs: int | None = None
     echo: bool | None = None
+    suffix: str | None = None
 
 
 def parse_chat(body: bytes | bytearray) -> ChatBody:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from potluck.api.delta import Delta, ScoredToken
 from potluck.api.dialects.openai.rendering import logprob_number
@@ -34,7 +34,7 @@ class ChatChoices:
             if isinstance(part, ToolCallStart):
                 calls.append(_Call(call_id=_new_call_id(), name=part.name))
             elif isinstance(part, ToolCallArguments):
-                calls[part.index].arguments += part.text
+                calls[part.index].arguments.append(part.text)
         message: Json = {
             "role": "assistant",
             "content": None if calls and not delta.text else delta.text,
@@ -115,10 +115,10 @@ class _Call:
 
     call_id: str
     name: str
-    arguments: str = ""
+    arguments: list[str] = field(default_factory=list)
 
     def to_json(self) -> Json:
-        function = {"name": self.name, "arguments": self.arguments}
+        function = {"name": self.name, "arguments": "".join(self.arguments)}
         return {"id": self.call_id, "type": "function", "function": function}
 
 

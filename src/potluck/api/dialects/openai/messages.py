@@ -35,11 +35,17 @@ def _message(message: Message, where: str) -> ChatMessage:
             f"{where}.tool_call_id is missing: it says which call the message answers",
             code="missing_required_parameter",
         )
-    if message.role != "assistant" and (message.tool_calls or message.reasoning_content):
+    thoughts = message.reasoning_content or message.reasoning
+    if message.role != "assistant" and (message.tool_calls or thoughts):
         raise invalid(
             f"{where}.role",
             f"{where} has the role {message.role}: only an assistant's message has tool calls and"
             " reasoning",
+        )
+    if message.role != "tool" and message.tool_call_id:
+        raise invalid(
+            f"{where}.tool_call_id",
+            f"{where} has the role {message.role}: only the role tool answers a call of a tool",
         )
     return ChatMessage(
         # OpenAI's newer name for the system's words, which few chat templates know.
@@ -51,7 +57,7 @@ def _message(message: Message, where: str) -> ChatMessage:
             for call in message.tool_calls or ()
         ),
         tool_call_id=message.tool_call_id if message.role == "tool" else None,
-        reasoning=message.reasoning_content or message.reasoning,
+        reasoning=thoughts,
     )
 
 

@@ -42,7 +42,7 @@ CHAT = Others(
 
 COMPLETION = Others(
     harmless=_HARMLESS_COMMON,
-    neutral={"best_of": (None, 1), "suffix": (None, "")},
+    neutral={"best_of": (None, 1)},
 )
 """Of its completions."""
 

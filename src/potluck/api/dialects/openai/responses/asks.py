@@ -17,20 +17,24 @@ from potluck.api.dialects.openai.responses.bodies import (
     TextPart,
 )
 from potluck.api.errors import invalid
+from potluck.api.grammars import schema_grammar
 from potluck.api.tools import tool_use
 from potluck.grammars import build
 from potluck.text.chat import chat_ending
 from potluck.types.output import ToolMode, ToolUse
 from potluck.types.text import ChatMessage, Tool, ToolCall
 
+PARAMETER_NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.format.schema"}
+"""What the Responses API calls fields of ``Asked``, where it has names of its own."""
+
 _TEXT_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
-def response_asked(body: ResponseBody, earlier: Sequence[ChatMessage]) -> ChatAsked:
-    """What a body asks for, after the chat of an earlier response. Raises ``PotluckError``."""
+def response_asked(body: ResponseBody, chat: Sequence[ChatMessage]) -> ChatAsked:
+    """What a body asks for, whose input is the end of ``chat``. Raises ``PotluckError``."""
     instructions = body.instructions
     system = (ChatMessage(role="system", content=instructions),) if instructions else ()
-    messages = [*system, *earlier, *input_messages(body)]
+    messages = [*system, *chat]
     effort = None if body.reasoning is None else body.reasoning.effort
     sampling = {"temperature": body.temperature, "top_p": body.top_p}
     wants_logprobs = "message.output_text.logprobs" in (body.include or ())
@@ -76,7 +80,8 @@ def input_messages(body: ResponseBody) -> list[ChatMessage]:
                 )
             case ReasoningItem():
                 thoughts = _text(item.content or item.summary, f"{where}.content")
-                messages.append(ChatMessage(role="assistant", content="", reasoning=thoughts))
+                if thoughts:  # none where another server has encrypted them
+                    messages.append(ChatMessage(role="assistant", content="", reasoning=thoughts))
     return messages
 
 
@@ -121,7 +126,7 @@ def _grammar(body: ResponseBody) -> str | None:
             "text.format.schema is missing",
             code="missing_required_parameter",
         )
-    return build.json_schema(asked.schema_)
+    return schema_grammar(asked.schema_, "text.format.schema")
 
 
 def _tool_use(body: ResponseBody) -> ToolUse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -9,7 +10,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from potluck.api.bodies import FIRST_ERROR, STRICT, parse_object, validated
 from potluck.api.dialects.openai.other_fields import STREAM_OPTIONS
 from potluck.api.errors import invalid
-from potluck.api.other_fields import FLAT, LABEL, OBJECT, Harmless, Others, without_others
+from potluck.api.other_fields import (
+    FLAT,
+    LABEL,
+    LABELS,
+    OBJECT,
+    Harmless,
+    Others,
+    without_others,
+)
 
 _LENIENT = ConfigDict(extra="ignore", strict=True, frozen=True)
 """Of items, which clients send back as they received them, with ids, states and annotations."""
@@ -129,6 +138,12 @@ class ReasoningOptions(BaseModel):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
+class StreamOptions(BaseModel):
+    """``stream_options``, none of which changes an answer."""
+
+    model_config = STRICT
+
+
 class ResponseBody(BaseModel):
     """The body of ``/v1/responses``."""
 
@@ -149,6 +164,7 @@ class ResponseBody(BaseModel):
     text: TextOptions | None = None
     include: Annotated[list[str], FIRST_ERROR] | None = None
     metadata: dict[str, str] | None = None
+    stream_options: StreamOptions | None = None
     store: bool | None = None
     stream: bool | None = None
     user: str | None = None
@@ -164,11 +180,16 @@ _OTHERS = Others(
         # How many of the server's own tools may be called; it has none.
         "max_tool_calls": Harmless(expected="an integer", holds=lambda value: type(value) is int),
         "client_metadata": OBJECT,
+        "metadata": replace(LABELS, is_kept=True),  # an answer says it again
+        "user": replace(LABEL, is_kept=True),  # the agent's log has it
     },
     neutral={
+        "access_programs": (None, []),
         "background": (None, False),
+        "background_options": (None,),
         "conversation": (None,),
         "context_management": (None, []),
+        "image": (None,),
         "moderation": (None,),
         "prompt": (None,),
         "truncation": (None, "disabled"),
@@ -182,9 +203,9 @@ _INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
 def parse_response(body: bytes | bytearray) -> ResponseBody:
     """Read a request for a response. Raises ``ApiError`` that names what is wrong."""
     document = without_others(parse_object(body), _OTHERS, "")
-    options = document.pop("stream_options", None)
+    options = document.get("stream_options")
     if isinstance(options, dict):
-        without_others(options, STREAM_OPTIONS, "stream_options.")
+        document["stream_options"] = without_others(options, STREAM_OPTIONS, "stream_options.")
     items = document.get("input")
     for index, item in enumerate(items if isinstance(items, list) else ()):
         if isinstance(item, dict):

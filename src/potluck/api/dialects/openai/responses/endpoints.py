@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from potluck.api.admission import Body
 from potluck.api.answer import Prepared
 from potluck.api.dialect import Endpoint
-from potluck.api.dialects.openai.responses.asks import input_messages, response_asked
+from potluck.api.dialects.openai.responses.asks import (
+    PARAMETER_NAMES,
+    input_messages,
+    response_asked,
+)
 from potluck.api.dialects.openai.responses.bodies import ResponseBody, parse_response
 from potluck.api.dialects.openai.responses.output_messages import output_message
 from potluck.api.dialects.openai.responses.rendering import ResponseRenderer
@@ -47,11 +52,14 @@ class ResponsesEndpoints:
                 body, parse_response, lambda asked: asked.model, self._prepare
             )
 
-        return await self._service.answer(request, prepare, prompt_param="input")
+        return await self._service.answer(
+            request, prepare, prompt_param="input", names=PARAMETER_NAMES
+        )
 
     async def stored(self, request: Request) -> Response:
         """``GET /v1/responses/{id}``."""
-        return json_response(self._find(request.path_params["response_id"], "id").response)
+        found = self._find(request.path_params["response_id"], "id")
+        return Response(found.response, media_type="application/json")
 
     async def delete(self, request: Request) -> Response:
         """``DELETE /v1/responses/{id}``."""
@@ -75,28 +83,29 @@ class ResponsesEndpoints:
     def _prepare(self, body: ResponseBody, model: ServedModel) -> Prepared:
         asked_id = body.previous_response_id
         previous = None if asked_id is None else self._find(asked_id, "previous_response_id")
-        job = chat_job(
-            response_asked(body, [] if previous is None else previous.chat()),
-            model,
-            self._service.limits,
-        )
+        added = input_messages(body)
+        asked = response_asked(body, [*(() if previous is None else previous.chat()), *added])
+        job = chat_job(asked, model, self._service.limits)
+
+        is_stored = body.store is not False
 
         def keep(response: Json, output: Sequence[Json]) -> None:
-            if body.store is False:
+            if not is_stored:
                 return
             stored = StoredResponse(
-                response=response,
-                messages=(*input_messages(body), output_message(output)),
+                response=msgspec.json.encode(response),
+                messages=(*added, output_message(output)),
                 previous=previous,
-                num_bytes=num_bytes,
             )
             self._store.put(str(response["id"]), stored)
 
-        num_bytes = 4 * job.num_prompt_tokens
         sampling = job.requests[0].sampling
         return Prepared(
             job=job,
-            renderer=ResponseRenderer(body, sampling, model.tokenizer, keep),
+            # Without the input, which may be large and is not said again.
+            renderer=ResponseRenderer(
+                body.model_copy(update={"input": ""}), sampling, model.tokenizer, keep
+            ),
             is_stream=bool(body.stream),
-            user=body.user,
+            user=asked.user,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -34,8 +34,8 @@ class _Open:
     """The item that is being written. Mutable until it is done."""
 
     item: Json
-    text: str = ""
-    logprobs: list[Json] | None = None
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[Json] = field(default_factory=list)
 
 
 class ResponseRenderer:
@@ -59,6 +59,7 @@ class ResponseRenderer:
         self._created = int(time.time())
         self._output: list[Json] = []
         self._open: _Open | None = None
+        self._scored_tokens: list[Json] = []
         self._reason: FinishReason | None = None
         self._num_events = 0
 
@@ -83,7 +84,7 @@ class ResponseRenderer:
 
     def end(self, usage: Usage) -> bytes:
         """See ``Renderer``."""
-        last = self._events(self._close())
+        last = self._events(self._close(is_whole=not self._is_cut))
         response = self._done(usage)
         kind = f"response.{response['status']}"
         return last + self._events([{"type": kind, "response": response}])
@@ -96,20 +97,26 @@ class ResponseRenderer:
             "message": error.message,
             "param": error.param,
         }
-        return self._events([told])
+        # Some clients know one of the two.
+        response = self._response("failed", None)
+        response["error"] = {"code": _error_code(error), "message": error.message}
+        return self._events([told, {"type": "response.failed", "response": response}])
 
     def whole(self, choices: Mapping[int, Sequence[Delta]], usage: Usage) -> bytes:
         """See ``Renderer``."""
         for delta in choices[0]:
             for _ in self._gains(delta):
                 pass
-        for _ in self._close():
+        for _ in self._close(is_whole=not self._is_cut):
             pass
         return msgspec.json.encode(self._done(usage))
 
+    @property
+    def _is_cut(self) -> bool:
+        return self._reason is FinishReason.LENGTH
+
     def _done(self, usage: Usage) -> Json:
-        is_cut = self._reason is FinishReason.LENGTH
-        response = self._response("incomplete" if is_cut else "completed", usage)
+        response = self._response("incomplete" if self._is_cut else "completed", usage)
         self._on_done(response, self._output)
         return response
 
@@ -153,13 +160,14 @@ class ResponseRenderer:
         }
 
     def _gains(self, delta: Delta) -> Iterator[Json]:
-        logprobs = [self._logprob(token) for token in delta.tokens]
+        self._scored_tokens += map(self._logprob, delta.tokens)
         for part in delta.parts:
-            yield from self._gain(part, logprobs)
-            logprobs = []
+            yield from self._gain(part)
         self._reason = delta.finish_reason or self._reason
 
-    def _gain(self, part: OutputPart, logprobs: Sequence[Json]) -> Iterator[Json]:
+    def _gain(self, part: OutputPart) -> Iterator[Json]:
+        """The tokens since the last part go with a part of the text, and with no other."""
+        logprobs, self._scored_tokens = self._scored_tokens, []
         match part:
             case TextPart(text=text):
                 yield from self._need("message")
@@ -171,17 +179,17 @@ class ResponseRenderer:
                 yield from self._close()
                 yield from self._need("function_call", name)
             case ToolCallArguments(text=text) if self._open is not None:
-                self._open.text += text
+                self._open.pieces.append(text)
                 yield self._of_item("response.function_call_arguments.delta", delta=text)
 
     def _more(self, kind: str, text: str, logprobs: Sequence[Json] | None = None) -> Json:
         if self._open is None:
             raise RuntimeError("text without an item")
-        self._open.text += text
+        self._open.pieces.append(text)
         fields: Json = {"content_index": 0, "delta": text}
         if logprobs is not None:
             fields["logprobs"] = logprobs
-            self._open.logprobs = [*(self._open.logprobs or ()), *logprobs]
+            self._open.logprobs += logprobs
         return self._of_item(f"response.{kind}.delta", **fields)
 
     def _need(self, kind: str, name: str = "") -> Iterator[Json]:
@@ -197,19 +205,19 @@ class ResponseRenderer:
             part = _content_part(kind, "", ())
             yield self._of_item("response.content_part.added", content_index=0, part=part)
 
-    def _close(self) -> Iterator[Json]:
-        """End the item that is open, if one is."""
+    def _close(self, *, is_whole: bool = True) -> Iterator[Json]:
+        """End the item that is open, if one is; not ``is_whole`` if it was cut off."""
         done = self._open
         if done is None:
             return
-        kind, text = done.item["type"], done.text
+        kind, text = done.item["type"], "".join(done.pieces)
         if kind == "function_call":
             item = {**done.item, "arguments": text}
             yield self._of_item(
                 "response.function_call_arguments.done", arguments=text, name=item["name"]
             )
         else:
-            part = _content_part(str(kind), text, done.logprobs or ())
+            part = _content_part(str(kind), text, done.logprobs)
             said = {"content_index": 0, "text": text}
             if kind == "message":
                 said["logprobs"] = part["logprobs"]
@@ -217,7 +225,7 @@ class ResponseRenderer:
             yield self._of_item("response.content_part.done", content_index=0, part=part)
             item = {**done.item, "content": [part]}
         if "status" in item:
-            item["status"] = "completed"
+            item["status"] = "completed" if is_whole else "incomplete"
         yield {
             "type": "response.output_item.done",
             "output_index": len(self._output),
@@ -278,6 +286,11 @@ def _content_part(kind: str, text: str, logprobs: Sequence[Json]) -> Json:
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+
+
+def _error_code(error: ApiError) -> str:
+    """One of the few codes that a failed response may have."""
+    return "rate_limit_exceeded" if error.status == 429 else "server_error"
 
 
 def _usage_json(usage: Usage) -> Json:

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from potluck.api.rendering import Json
 from potluck.types.text import ChatMessage
 
 MAX_STORED_RESPONSES = 4096
 MAX_STORED_BYTES = 64 * 2**20
-"""Of texts, about. The oldest go first."""
+"""Of texts, about. Those that were used longest ago go first."""
+
+_OVERHEAD_BYTES = 512
+"""Of a message or a response, besides its texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
-    """A response, and the chat up to its end, without the instructions.
+    """A response as JSON, and the messages that it and its request have added to ``previous``."""
 
-    ``num_bytes`` is about what it takes in addition to ``previous``, whose chat it continues.
-    """
-
-    response: Json
+    response: bytes
     messages: tuple[ChatMessage, ...]
-    previous: StoredResponse | None
-    num_bytes: int
+    previous: StoredResponse | None = None
+    num_bytes: int = field(init=False)
+    """About what it takes, with all that it continues: they stay for as long as it does."""
+
+    def __post_init__(self) -> None:
+        earlier = 0 if self.previous is None else self.previous.num_bytes
+        own = _OVERHEAD_BYTES + len(self.response) + sum(map(_num_bytes, self.messages))
+        object.__setattr__(self, "num_bytes", earlier + own)
 
     def chat(self) -> list[ChatMessage]:
         """The whole chat up to the end of the response."""
@@ -36,8 +43,18 @@ class StoredResponse:
         return [message for part in reversed(parts) for message in part]
 
 
+def _num_bytes(message: ChatMessage) -> int:
+    """About what a message takes: four bytes a character at most, but nearly always one."""
+    texts = [message.content, message.reasoning or ""]
+    texts += [each.arguments for each in message.tool_calls]
+    return _OVERHEAD_BYTES + sum(map(sys.getsizeof, texts))
+
+
 class ResponseStore:
-    """The latest responses. A chain of them keeps its beginnings, which are counted once more."""
+    """The latest responses. Safe for use by several threads.
+
+    A chain of them keeps its beginnings, which count for each response of the chain.
+    """
 
     def __init__(
         self,
@@ -49,30 +66,34 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
         self._num_bytes = 0
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._responses)
 
     def get(self, response_id: str) -> StoredResponse | None:
         """Return a response, which has been used now; None if it is not there any more."""
-        stored = self._responses.get(response_id)
-        if stored is not None:
-            self._responses.move_to_end(response_id)
-        return stored
+        with self._lock:
+            stored = self._responses.get(response_id)
+            if stored is not None:
+                self._responses.move_to_end(response_id)
+            return stored
 
     def put(self, response_id: str, stored: StoredResponse) -> None:
         """Keep a response for as long as there is room."""
-        self._responses[response_id] = stored
-        self._num_bytes += stored.num_bytes
-        while self._responses and (
-            len(self._responses) > self._max_responses or self._num_bytes > self._max_bytes
-        ):
-            _, oldest = self._responses.popitem(last=False)
-            self._num_bytes -= oldest.num_bytes
+        with self._lock:
+            self._responses[response_id] = stored
+            self._num_bytes += stored.num_bytes
+            while self._responses and (
+                len(self._responses) > self._max_responses or self._num_bytes > self._max_bytes
+            ):
+                _, oldest = self._responses.popitem(last=False)
+                self._num_bytes -= oldest.num_bytes
 
     def remove(self, response_id: str) -> bool:
         """Forget a response; returns whether it was there."""
-        stored = self._responses.pop(response_id, None)
-        if stored is not None:
-            self._num_bytes -= stored.num_bytes
-        return stored is not None
+        with self._lock:
+            stored = self._responses.pop(response_id, None)
+            if stored is not None:
+                self._num_bytes -= stored.num_bytes
+            return stored is not None

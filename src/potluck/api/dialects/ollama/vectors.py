@@ -1,0 +1,122 @@
+"""``/api/embed`` and ``/api/embeddings``."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from potluck.api.admission import Body
+from potluck.api.dialect import Endpoint
+from potluck.api.dialects.ollama.asks import check_context
+from potluck.api.dialects.ollama.bodies import (
+    EmbedBody,
+    OldEmbedBody,
+    parse_embed,
+    parse_old_embed,
+)
+from potluck.api.service import ApiService
+from potluck.api.vectors import EmbedAsked, PreparedVectors, VectorJob, embed_job, embeddings
+from potluck.types.gateway import ServedModel
+
+
+class VectorEndpoints:
+    """Answers with embeddings. ``name_of`` tells which model a client means."""
+
+    def __init__(self, service: ApiService, name_of: Callable[[str], str]) -> None:
+        self._service = service
+        self._name_of = name_of
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """Their addresses; the second is the older one."""
+        return (
+            Endpoint(method="POST", path="/api/embed", answer=self.embed),
+            Endpoint(method="POST", path="/api/embeddings", answer=self.old_embed),
+        )
+
+    async def embed(self, request: Request) -> Response:
+        """``POST /api/embed``."""
+        began = time.perf_counter()
+
+        async def prepare(body: Body) -> PreparedVectors:
+            return await self._service.prepared(
+                body,
+                parse_embed,
+                lambda asked: self._name_of(asked.model),
+                partial(self._prepare, began=began),
+            )
+
+        return await self._service.vectors(request, prepare, prompt_param="input")
+
+    async def old_embed(self, request: Request) -> Response:
+        """``POST /api/embeddings``."""
+
+        async def prepare(body: Body) -> PreparedVectors:
+            return await self._service.prepared(
+                body,
+                parse_old_embed,
+                lambda asked: self._name_of(asked.model),
+                self._prepare_old,
+            )
+
+        return await self._service.vectors(request, prepare, prompt_param="prompt")
+
+    def _prepare(self, body: EmbedBody, model: ServedModel, *, began: float) -> PreparedVectors:
+        check_context(body.options, model)
+        inputs = [body.input] if isinstance(body.input, str) else body.input
+        job = self._job(
+            EmbedAsked(
+                model_id=model.model_id,
+                inputs=[] if inputs == [""] else inputs,
+                dimensions=body.dimensions,
+                truncates=body.truncate is not False,
+            ),
+            model,
+            "input",
+        )
+        return PreparedVectors(
+            job=job,
+            request_id=secrets.token_hex(12),
+            write=partial(
+                _write, job=job, name=body.model, dimensions=body.dimensions, began=began
+            ),
+        )
+
+    def _prepare_old(self, body: OldEmbedBody, model: ServedModel) -> PreparedVectors:
+        check_context(body.options, model)
+        asked = EmbedAsked(
+            model_id=model.model_id, inputs=[body.prompt] if body.prompt else [], truncates=True
+        )
+        job = self._job(asked, model, "prompt")
+        return PreparedVectors(
+            job=job, request_id=secrets.token_hex(12), write=partial(_write_old, job=job)
+        )
+
+    def _job(self, asked: EmbedAsked, model: ServedModel, param: str) -> VectorJob:
+        """What embeds the inputs; without any, a client asks only that the model is there."""
+        if not asked.inputs and model.embedding is not None:
+            return VectorJob(model=model, requests=())
+        return embed_job(asked, model, self._service.limits, param=param)
+
+
+def _write(
+    vectors: Sequence[bytes], *, job: VectorJob, name: str, dimensions: int | None, began: float
+) -> bytes:
+    answer = {
+        "model": name,
+        "embeddings": [each.tolist() for each in embeddings(vectors, job.model, dimensions)],
+        "total_duration": int((time.perf_counter() - began) * 1e9),
+        "load_duration": 0,
+        "prompt_eval_count": job.num_prompt_tokens,
+    }
+    return msgspec.json.encode(answer)
+
+
+def _write_old(vectors: Sequence[bytes], *, job: VectorJob) -> bytes:
+    numbers = [each.tolist() for each in embeddings(vectors, job.model, None)]
+    return msgspec.json.encode({"embedding": numbers[0] if numbers else []})
