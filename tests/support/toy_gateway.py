@@ -85,6 +85,7 @@ def toy_chat(
     *,
     ending: ChatEnding = ChatEnding.NEW_TURN,
     reasoning_effort: str | None = None,
+    thinks: bool | None = None,
     tools: Iterable[Tool] = (),
     template_variables: Mapping[str, object] | None = None,
 ) -> ChatPrompt:

@@ -13,7 +13,7 @@ from potluck.api.config import ApiLimits
 from potluck.api.errors import ApiError, invalid
 from potluck.errors import PromptTooLongError
 from potluck.types.gateway import ServedModel
-from potluck.types.output import OutputParser, ToolMode
+from potluck.types.output import OutputParser, ToolMode, ToolUse
 from potluck.types.ranges import require_number
 from potluck.types.sampling import merged_sampling, validate_sampling
 from potluck.types.sequence import SequenceRequest
@@ -36,7 +36,7 @@ class Job:
     ``starts_text`` is as in ``StreamingDetokenizer``. ``echoes`` are the prompts as texts, where
     they are given back. ``new_parser`` makes what takes one output apart, which sees the
     ``visible_control_texts``; None: all of it is text. The requests' grammar follows from the field
-    ``grammar_param``.
+    ``grammar_param``. ``hidden_tokens`` give no text, whatever they stand for.
     """
 
     model: ServedModel
@@ -48,6 +48,7 @@ class Job:
     new_parser: Callable[[], OutputParser] | None = None
     visible_control_texts: frozenset[str] = frozenset()
     grammar_param: str = ""
+    hidden_tokens: frozenset[int] = frozenset()
 
 
 def empty_job(model: ServedModel) -> Job:
@@ -71,9 +72,12 @@ def chat_job(asked: ChatAsked, model: ServedModel, limits: ApiLimits) -> Job:
     grammar = asked.grammar
     new_parser: Callable[[], OutputParser] | None = None
     if output_format is not None:
-        grammar = output_format.grammar(tool_use, prompt_end=encoded.turn, response=asked.grammar)
+        grammar = output_format.grammar(
+            tool_use if asked.grammar is None else _strict(tool_use),
+            prompt_end=encoded.turn,
+            response=asked.grammar,
+        )
         new_parser = partial(output_format.parser, tool_use, prompt_end=encoded.turn)
-
     elif tool_use.tools and tool_use.mode is not ToolMode.NONE:
         raise invalid("tools", "the model has no chat template that knows tools")
     return Job(
@@ -89,6 +93,11 @@ def chat_job(asked: ChatAsked, model: ServedModel, limits: ApiLimits) -> Job:
     )
 
 
+def _strict(tool_use: ToolUse) -> ToolUse:
+    """The tools where an answer must have a form: calls instead of it have one, too."""
+    return replace(tool_use, tools=tuple(replace(tool, is_strict=True) for tool in tool_use.tools))
+
+
 def chat_prompt(asked: ChatAsked, model: ServedModel) -> ChatPrompt:
     """Return the prompt of a chat. Takes a while for long ones. Raises ``PotluckError``."""
     if not asked.messages:
@@ -99,7 +108,8 @@ def chat_prompt(asked: ChatAsked, model: ServedModel) -> ChatPrompt:
         ending=asked.ending,
         reasoning_effort=asked.reasoning_effort,
         tools=() if tool_use.mode is ToolMode.NONE else tool_use.tools,
-        template_variables=_template_variables(asked),
+        thinks=asked.thinks,
+        template_variables=asked.template_variables,
     )
 
 
@@ -150,6 +160,7 @@ def text_job(asked: TextAsked, model: ServedModel, limits: ApiLimits) -> Job:
         starts_text=False,
         echoes=tuple(echoes),
         grammar_param=asked.grammar_param,
+        hidden_tokens=ends,
     )
 
 
@@ -214,14 +225,6 @@ def _requests(
     )
 
 
-def _template_variables(asked: ChatAsked) -> Mapping[str, object]:
-    """The variables for a template, under all names by which templates ask whether to think."""
-    if asked.thinks is None:
-        return asked.template_variables
-    thinks = dict.fromkeys(("enable_thinking", "thinking"), asked.thinks)
-    return {**thinks, **asked.template_variables}
-
-
 def _sampling(asked: Asked, model: ServedModel) -> SamplingParams:
     """What the client asks for, then what the model's makers recommend, then what is neutral."""
     values = merged_sampling(model.sampling_defaults, asked.sampling)
@@ -276,7 +279,8 @@ def _stop(asked: Asked) -> tuple[str, ...]:
         if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
             raise invalid(
                 "stop",
-                f"a stop text has {len(text)} characters, and may have 1 to {MAX_STOP_CHARACTERS}",
+                f"stop has a text of {len(text)} characters, and they may have 1 to"
+                f" {MAX_STOP_CHARACTERS}",
             )
     return stop
 

@@ -63,6 +63,7 @@ LABEL = Harmless(expected=f"a text of at most {MAX_LABEL_CHARACTERS} characters"
 LABELS = Harmless(expected=f"an object of at most {MAX_LABELS} short texts", holds=_are_labels)
 BOOLEAN = Harmless(expected="true or false", holds=lambda value: isinstance(value, bool))
 OBJECT = Harmless(expected="an object", holds=lambda value: isinstance(value, dict))
+ANYTHING = Harmless(expected="anything", holds=lambda value: True)
 FLAT = Harmless(expected=f"an object of at most {MAX_LABELS} short values", holds=_is_flat)
 
 

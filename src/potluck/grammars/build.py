@@ -48,6 +48,18 @@ _SCHEMA_LIST_KEYS = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
 _SCHEMA_MAP_KEYS = ("properties", "patternProperties", "$defs", "definitions")
 """Where a schema has schemas: as a value, in a list, in an object."""
 
+_COMPOSING_KEYS = frozenset(
+    ("allOf", "not", "if", "dependentSchemas", "dependencies", "unevaluatedProperties")
+)
+_OPEN_KEYS = frozenset(
+    (
+        *("additionalProperties", "patternProperties", "propertyNames", "minProperties"),
+        *("dependentRequired", "anyOf", "oneOf", "$ref", "enum", "const"),
+    )
+)
+"""With the first kind anywhere, and with the second beside ``properties``, an object may need
+properties that are listed elsewhere."""
+
 _START = "start"
 _BODY = "body"
 _NAMED = re.compile(r"<[^<>\s\[][^<>\s]*>")
@@ -57,14 +69,18 @@ _GBNF_RULE = re.compile(r"(?m)^\s*[\w-]+\s*::=")
 def json_schema(schema: Mapping[str, object] | bool) -> str:
     """Return the grammar of the JSON documents that ``schema`` allows.
 
-    Properties come in the order in which the schema lists them. White space is bounded, and
-    integers that the schema does not bound have up to 15 digits. Raise ``ParameterError`` for a
-    schema that is nested too deeply.
+    Properties come in the order in which the schema lists them. White space is bounded, integers
+    that the schema does not bound have up to 15 digits, and objects have no properties beyond those
+    that their schema lists, unless it speaks of others. Raise ``ParameterError`` for a schema that
+    is nested too deeply.
     """
     if isinstance(schema, bool):
         schema = {} if schema else {"allOf": [False]}
     try:
-        document = {**_with_bounds(schema), "x-guidance": _JSON_OPTIONS}
+        bounded = _with_bounds(schema)
+        if not _is_composed(bounded):
+            bounded = _closed(bounded)
+        document = {**bounded, "x-guidance": _JSON_OPTIONS}
     except RecursionError as error:
         raise ParameterError("schema", "the JSON schema is nested too deeply") from error
     return _dump({"name": _START, "lark_grammar": f"{OPTIONS}start: @{_BODY}\n"}, (_BODY, document))
@@ -175,6 +191,48 @@ def _with_bounds(schema: Mapping[str, object]) -> dict[str, object]:
 
 def _bounded(schema: object) -> object:
     return _with_bounds(schema) if isinstance(schema, Mapping) else schema
+
+
+def _is_composed(value: object) -> bool:
+    """Whether an object's properties may be listed in several places of the schema."""
+    if isinstance(value, Mapping):
+        if not _COMPOSING_KEYS.isdisjoint(value):
+            return True
+        if "properties" in value and not {"anyOf", "oneOf", "$ref"}.isdisjoint(value):
+            return True
+        return any(map(_is_composed, value.values()))
+    return isinstance(value, list) and any(map(_is_composed, value))
+
+
+def _closed(schema: Mapping[str, object]) -> dict[str, object]:
+    """Return ``schema`` with objects that have only the properties that it lists.
+
+    JSON schema allows any others where nothing is said of them, and a small model that may write
+    them hardly ends. llama.cpp and vLLM read schemas in this way, too.
+    """
+    closed: dict[str, object] = {}
+    for key, value in schema.items():
+        if key in _SCHEMA_MAP_KEYS and isinstance(value, Mapping):
+            closed[key] = {name: _closed_value(each) for name, each in value.items()}
+        elif key in _SCHEMA_LIST_KEYS and isinstance(value, list):
+            closed[key] = [_closed_value(each) for each in value]
+        elif key in _SCHEMA_KEYS:
+            closed[key] = _closed_value(value)
+        else:
+            closed[key] = value
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if (
+        isinstance(properties, Mapping)
+        and isinstance(required, list)
+        and all(isinstance(name, str) and name in properties for name in required)
+        and _OPEN_KEYS.isdisjoint(schema)
+    ):
+        closed["additionalProperties"] = False
+    return closed
+
+
+def _closed_value(schema: object) -> object:
+    return _closed(schema) if isinstance(schema, Mapping) else schema
 
 
 def require_own_form(grammar: str, parameter: str = "grammar") -> None:

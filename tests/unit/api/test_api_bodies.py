@@ -151,7 +151,7 @@ def test_contents_in_parts_and_all_roles(model: ServedModel) -> None:
     ]
     (request,) = chat(model, messages=messages).requests
     assert bytes(request.prompt_tokens) == (
-        b"system:be kind\nuser:ab\nassistant:c\nassistant:\nassistant:\nAnn:d\nassistant:"
+        b"developer:be kind\nuser:ab\nassistant:c\nassistant:\nassistant:\nAnn:d\nassistant:"
     )
 
 
@@ -205,6 +205,8 @@ HARMLESS_VALUES: dict[str, list[Any]] = {
     "include_obfuscation": [True, False],
     "cache_control": [{"type": "ephemeral"}, {"type": "ephemeral", "ttl": "5m"}],
     "prompt_cache_breakpoint": [{"mode": "explicit"}],
+    "parsed": [{"city": "Oslo"}, [1], "x"],
+    "parsed_arguments": [{"city": "Oslo"}],
 }
 
 
@@ -226,6 +228,19 @@ def test_harmless_fields_change_nothing(model: ServedModel) -> None:
     for each in cases(other_fields.PART):
         part = {"type": "text", "text": "hello", **each}
         assert chat(model, seed=1, messages=[{"role": "user", "content": [part]}]) == plain_chat
+    plain_call = chat(model, seed=1, messages=_called({}))
+    for each in cases(other_fields.CALLED_FUNCTION):
+        assert chat(model, seed=1, messages=_called(each)) == plain_call
+
+
+def _called(others: dict[str, Any]) -> list[dict[str, Any]]:
+    """A chat in which a tool was called, with other fields of the call's function."""
+    call = {"id": "1", "type": "function", "function": {"name": "weather", **others}}
+    return [
+        *HELLO,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "sunny"},
+    ]
 
 
 @pytest.mark.parametrize(

@@ -124,3 +124,32 @@ def test_deep_schemas_are_refused() -> None:
         schema = {"items": schema}
     with pytest.raises(ParameterError, match="deep"):
         build.json_schema(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "object", "properties": {"a": {}}}, ["{}", '{"a":1}'], ['{"a":1,"b":2}']),
+        ({"type": "object", "properties": {}}, ["{}"], ['{"a":1}']),
+        (
+            {"type": "array", "items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"properties": {}}}},
+            ["[{}]"],
+            ['[{"a":1}]'],
+        ),
+        # Where the schema speaks of others, or lists them elsewhere, it says what is allowed.
+        ({"type": "object"}, ['{"a":1}'], []),
+        ({"type": "object", "properties": {}, "additionalProperties": True}, ['{"a":1}'], []),
+        ({"type": "object", "properties": {}, "required": ["a"]}, ['{"a":1}'], ["{}"]),
+        (
+            {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}, "required": ["b"]}]},
+            ['{"a":1,"b":2}'],
+            ['{"a":1}'],
+        ),
+    ],
+)
+def test_objects_have_the_properties_that_are_listed(
+    schema: dict[str, object], good: list[str], bad: list[str]
+) -> None:
+    grammar = build.json_schema(schema)
+    assert [text for text in good if not matches(grammar, text)] == []
+    assert [text for text in bad if matches(grammar, text)] == []

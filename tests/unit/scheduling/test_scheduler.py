@@ -345,3 +345,18 @@ def test_an_id_that_is_given_is_kept_and_not_given_again() -> None:
     assert scheduler.add(request(4)) == 6
     with pytest.raises(ValueError, match="live already"):
         scheduler.add(request(4), sequence_id=SequenceId(5))
+
+
+def test_what_a_failed_step_closed_is_closed_again() -> None:
+    """The stages after the one that failed have not heard of it."""
+    scheduler, pipeline = make_scheduler(), ToyPipeline()
+    first, other = scheduler.add(request(2)), scheduler.add(request(3))
+    pipeline.submit(next_step(scheduler))
+    scheduler.complete(*pipeline.run_oldest())
+    scheduler.cancel(first)
+    step = next_step(scheduler)
+    assert step.closed == (first,)
+    scheduler.complete(step.step_id, (), has_failed=True)
+    scheduler.cancel(other)
+    scheduler.add(request(4))
+    assert sorted(next_step(scheduler).closed) == [first, other]

@@ -123,14 +123,11 @@ class _Endpoints:
                 raise invalid("model", "model is missing", code="missing_required_parameter")
             return self.name_of(asked)
 
-        def found(body: ShowBody, model: ServedModel) -> ServedModel:
-            return model
-
         model = await self._service.computed(
-            request, parse_show, model_of, found, prompt_param="model"
+            request, parse_show, model_of, lambda _body, model: model, prompt_param="model"
         )
-        # In the event loop, where alone the gateway is asked.
-        return json_response(shown_json(self._service.status(model.model_id), model))
+        answer = shown_json(self._service.status(model.model_id), model)
+        return json_response(answer)
 
     def name_of(self, asked: str) -> str:
         """Return the model that is meant: Ollama's clients add a tag to a name that has none."""

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from potluck.api.bodies import FIRST_ERROR, STRICT, parse_object, validated
 from potluck.api.dialects.openai.other_fields import (
+    CALLED_FUNCTION,
     CHAT,
     COMPLETION,
     MESSAGE,
@@ -233,6 +234,12 @@ def _without_other_options(document: dict[str, Any]) -> dict[str, Any]:
 
 def _plain_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     plain = without_others(message, MESSAGE, where)
+    calls = plain.get("tool_calls")
+    if isinstance(calls, list):
+        plain["tool_calls"] = [
+            _plain_call(call, f"{where}tool_calls[{index}].") if isinstance(call, dict) else call
+            for index, call in enumerate(calls)
+        ]
     content = plain.get("content")
     if isinstance(content, list):
         plain["content"] = [
@@ -242,3 +249,10 @@ def _plain_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
             for index, part in enumerate(content)
         ]
     return plain
+
+
+def _plain_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict):
+        return dict(call)
+    return {**call, "function": without_others(function, CALLED_FUNCTION, f"{where}function.")}

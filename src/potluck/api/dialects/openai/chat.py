@@ -63,16 +63,18 @@ class ChatChoices:
             gained["reasoning_content"] = reasoning
         if (text := delta.text) or not delta.parts:
             gained["content"] = text
-        calls: list[Json] = []
+        # One entry for each call: clients take two for two calls.
+        calls: dict[int, _Call | _CallPart] = {}
         for part in delta.parts:
             if isinstance(part, ToolCallStart):
                 self._calling.add(index)
-                call = _Call(call_id=_new_call_id(), name=part.name)
-                calls.append({"index": part.index, **call.to_json()})
+                calls[part.index] = _Call(call_id=_new_call_id(), name=part.name)
             elif isinstance(part, ToolCallArguments):
-                calls.append({"index": part.index, "function": {"arguments": part.text}})
+                calls.setdefault(part.index, _CallPart()).arguments.append(part.text)
         if calls:
-            gained["tool_calls"] = calls
+            gained["tool_calls"] = [
+                {"index": number, **call.to_json()} for number, call in calls.items()
+            ]
         return _chunk_choice(index, gained, self._logprobs(delta.tokens))
 
     def last(self, index: int, reason: FinishReason) -> Json:
@@ -120,6 +122,16 @@ class _Call:
     def to_json(self) -> Json:
         function = {"name": self.name, "arguments": "".join(self.arguments)}
         return {"id": self.call_id, "type": "function", "function": function}
+
+
+@dataclass(slots=True, kw_only=True)
+class _CallPart:
+    """What a chunk adds to a call. Mutable while the chunk is put together."""
+
+    arguments: list[str] = field(default_factory=list)
+
+    def to_json(self) -> Json:
+        return {"function": {"arguments": "".join(self.arguments)}}
 
 
 def _new_call_id() -> str:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from potluck.api.other_fields import BOOLEAN, FLAT, LABEL, LABELS, OBJECT, Harmless, Others
+from potluck.api.other_fields import (
+    ANYTHING,
+    BOOLEAN,
+    FLAT,
+    LABEL,
+    LABELS,
+    OBJECT,
+    Harmless,
+    Others,
+)
 
 _HARMLESS_COMMON: Mapping[str, Harmless] = {
     # Labels for servers that store requests, which Potluck does not.
@@ -47,8 +56,12 @@ COMPLETION = Others(
 """Of its completions."""
 
 MESSAGE = Others(
-    # Which prefix of a chat to cache, as Anthropic's API and some proxies have it.
-    harmless={"cache_control": FLAT},
+    harmless={
+        # Which prefix of a chat to cache, as Anthropic's API and some proxies have it.
+        "cache_control": FLAT,
+        # What OpenAI's own clients made of the content, which the message has, too.
+        "parsed": ANYTHING,
+    },
     neutral={
         "annotations": (None, []),
         "audio": (None,),
@@ -57,6 +70,9 @@ MESSAGE = Others(
     },
 )
 """Of messages: an assistant's answer may be sent back as it was received."""
+
+CALLED_FUNCTION = Others(harmless={"parsed_arguments": ANYTHING})
+"""Of the function of a tool call: what OpenAI's own clients made of its arguments."""
 
 PART = Others(harmless={"cache_control": FLAT, "prompt_cache_breakpoint": FLAT})
 """Of a part of a message's content."""
