@@ -70,7 +70,7 @@ class ChatChoices:
                 self._calling.add(index)
                 calls[part.index] = _Call(call_id=_new_call_id(), name=part.name)
             elif isinstance(part, ToolCallArguments):
-                calls.setdefault(part.index, _CallPart()).arguments += part.text
+                calls.setdefault(part.index, _CallPart()).arguments.append(part.text)
         if calls:
             gained["tool_calls"] = [
                 {"index": number, **call.to_json()} for number, call in calls.items()
@@ -128,10 +128,10 @@ class _Call:
 class _CallPart:
     """What a chunk adds to a call. Mutable while the chunk is put together."""
 
-    arguments: str = ""
+    arguments: list[str] = field(default_factory=list)
 
     def to_json(self) -> Json:
-        return {"function": {"arguments": self.arguments}}
+        return {"function": {"arguments": "".join(self.arguments)}}
 
 
 def _new_call_id() -> str:
