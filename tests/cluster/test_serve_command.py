@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import signal
+import ssl
 import subprocess
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -126,3 +128,18 @@ def test_down_hands_the_model_over(tmp_path: Path) -> None:
             assert process.process.wait(SECONDS) == 0
             deployment = await_ready(first, "up")
             assert {each["node_id"] for each in deployment["stages"]} == {first.node_id}
+
+
+def test_clients_are_served_https_with_the_clusters_authority(tmp_path: Path) -> None:
+    with Fleet(tmp_path) as fleet, served(fleet, "--tls", "auto") as process:
+        url = process.await_ready()
+        assert url.startswith("https://127.0.0.1:")
+        authority = process.state / "tls" / "authority.pem"
+        assert f"clients trust it by the file {authority}" in process.log
+        der = ssl.PEM_cert_to_DER_cert(authority.read_text())
+        fingerprint = hashlib.sha256(der).digest().hex(":").upper()
+        assert f"TLS authority: SHA-256 {fingerprint}" in process.log
+        context = ssl.create_default_context(cafile=str(authority))
+        with urllib.request.urlopen(f"{url}/health/ready", timeout=SECONDS, context=context) as ok:
+            assert ok.status == 200
+        assert f"clients: {url}" in process.command_line("ps").stdout

@@ -37,7 +37,6 @@ from potluck.text.reasoning import (
     ReasoningSplitter,
     ThoughtState,
     reasoning_format,
-    thinking_variables,
 )
 from potluck.text.template_gaps import fill_gaps
 from potluck.types.output import ReasoningPart, TextPart
@@ -270,7 +269,7 @@ def test_thinking_is_switched(name: str) -> None:
             RecordingTokenizer(),
             ChatTemplate(source=source, special_tokens=SPECIAL),
             messages_of([user("What does <think> mean?")]),
-            template_variables=thinking_variables(source, is_on=is_on),
+            thinks=is_on,
         )
         states[is_on] = reasoning.state_after(prompt.turn)
     assert states[True] in (ThoughtState.UNDECIDED, ThoughtState.OPEN)

@@ -29,10 +29,13 @@ class RunningApi:
 
 @contextmanager
 def running_api(
-    config: ApiConfig | None = None, *, step_seconds: float = 0.0
+    config: ApiConfig | None = None,
+    *,
+    step_seconds: float = 0.0,
+    gateway: ToyGateway | None = None,
 ) -> Iterator[RunningApi]:
     """Serve until the block is left; afterwards no KV block may be held."""
-    gateway = ToyGateway(step_seconds=step_seconds)
+    gateway = gateway or ToyGateway(step_seconds=step_seconds)
     started = threading.Event()
     url = ""
     loop = asyncio.new_event_loop()

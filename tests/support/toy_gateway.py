@@ -85,6 +85,7 @@ def toy_chat(
     *,
     ending: ChatEnding = ChatEnding.NEW_TURN,
     reasoning_effort: str | None = None,
+    thinks: bool | None = None,
     tools: Iterable[Tool] = (),
     template_variables: Mapping[str, object] | None = None,
 ) -> ChatPrompt:
@@ -244,6 +245,7 @@ class ToyGateway:
                         node_id=node,
                         num_steps=7,
                         compute_seconds=1.5,
+                        cpu_seconds=1.25,
                         memory_bytes=4096,
                         num_dropped_frames=2,
                         slowdown=1.25,

@@ -92,6 +92,8 @@ class Answer:
         choices: dict[int, list[Delta]] = {}
         async with aclosing(self._all()) as stream:
             async for deltas in stream:
+                if deltas and not choices:
+                    self._renderer.begin(self._usage())
                 for index, delta in deltas:
                     choices.setdefault(index, []).append(delta)
         return self._renderer.whole(dict(sorted(choices.items())), self._usage())
@@ -260,6 +262,7 @@ class _Choice:
             echo=job.echoes[index],
             parser=None if job.new_parser is None else job.new_parser(),
             visible=job.visible_control_texts,
+            hidden=job.hidden_tokens,
         )
         self.begun = self._text.start()
         self.is_over = self.begun.finish_reason is not None

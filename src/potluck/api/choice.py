@@ -31,11 +31,13 @@ class ChoiceText:
         echo: str | None = None,
         parser: OutputParser | None = None,
         visible: Collection[str] = (),
+        hidden: Collection[int] = (),
     ) -> None:
         self._num_prompt_tokens = len(request.prompt_tokens)
         self._echo = None if echo is None else PromptEcho(request, tokenizer, echo)
         self._first_offset = 0 if self._echo is None else self._echo.num_characters
         self._stop_tokens = request.stop_tokens
+        self._hidden = hidden
         self._parser = parser
         self._is_thinking = False
         self._num_reasoning_tokens = 0
@@ -59,7 +61,8 @@ class ChoiceText:
         if self._echo is not None and committed.position < self._num_prompt_tokens:
             return self._echo.push(committed)
         offset = self._detokenizer.num_characters
-        text = self._detokenizer.push(committed.token)
+        is_hidden = committed.token in self._hidden
+        text = "" if is_hidden else self._detokenizer.push(committed.token)
         reason = committed.finish_reason
         if reason is not None:
             text += self._detokenizer.flush()

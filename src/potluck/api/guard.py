@@ -31,6 +31,9 @@ _log.addFilter(LogRateFilter())
 OPEN_PATHS = frozenset({"/health", "/health/ready"})
 """Answered without a key: they say nothing but that somebody is there, and able to answer."""
 
+_LONGEST_PATH = 256
+"""Characters: no address is as long, except for names of models at its end."""
+
 _CLIENT_CLOSED_REQUEST = 499
 """nginx's status for clients that went away. It is counted, never sent."""
 
@@ -122,10 +125,12 @@ class PathTable:
         self._default = next(iter(endpoints))
         self._exact: dict[str, Dialect] = {}
         self._prefixes: dict[str, Dialect] = {}
+        self._roots: dict[str, set[Dialect]] = {}
         for dialect, each in endpoints.items():
             for endpoint in each:
                 prefix, parameter, _ = endpoint.path.partition("/{")
                 (self._prefixes if parameter else self._exact)[prefix] = dialect
+                self._roots.setdefault(_root(prefix), set()).add(dialect)
 
     def find(self, path: str) -> tuple[Dialect, str]:
         """The dialect of ``path``, and a label from a small set, whatever clients ask for."""
@@ -134,7 +139,21 @@ class PathTable:
         for prefix, dialect in self._prefixes.items():
             if path.startswith(f"{prefix}/"):
                 return dialect, prefix
-        return self._default, "other"
+        return self._dialect_of_other(path), "other"
+
+    def _dialect_of_other(self, path: str) -> Dialect:
+        """The dialect whose clients ask for such addresses, so that they can read the error."""
+        above = path[:_LONGEST_PATH]
+        while above := above.rpartition("/")[0]:
+            if above in self._exact:
+                return self._exact[above]
+        dialects = self._roots.get(_root(path), set())
+        return next(iter(dialects)) if len(dialects) == 1 else self._default
+
+
+def _root(path: str) -> str:
+    """The first name of a path."""
+    return path.split("/", 2)[1] if path.startswith("/") else ""
 
 
 def _response(error: ApiError, dialect: Dialect) -> Response:

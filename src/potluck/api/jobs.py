@@ -36,7 +36,7 @@ class Job:
     ``starts_text`` is as in ``StreamingDetokenizer``. ``echoes`` are the prompts as texts, where
     they are given back. ``new_parser`` makes what takes one output apart, which sees the
     ``visible_control_texts``; None: all of it is text. The requests' grammar follows from the field
-    ``grammar_param``.
+    ``grammar_param``. ``hidden_tokens`` give no text, whatever they stand for.
     """
 
     model: ServedModel
@@ -48,6 +48,7 @@ class Job:
     new_parser: Callable[[], OutputParser] | None = None
     visible_control_texts: frozenset[str] = frozenset()
     grammar_param: str = ""
+    hidden_tokens: frozenset[int] = frozenset()
 
 
 def empty_job(model: ServedModel) -> Job:
@@ -107,7 +108,8 @@ def chat_prompt(asked: ChatAsked, model: ServedModel) -> ChatPrompt:
         ending=asked.ending,
         reasoning_effort=asked.reasoning_effort,
         tools=() if tool_use.mode is ToolMode.NONE else tool_use.tools,
-        template_variables=_template_variables(asked),
+        thinks=asked.thinks,
+        template_variables=asked.template_variables,
     )
 
 
@@ -158,6 +160,7 @@ def text_job(asked: TextAsked, model: ServedModel, limits: ApiLimits) -> Job:
         starts_text=False,
         echoes=tuple(echoes),
         grammar_param=asked.grammar_param,
+        hidden_tokens=ends,
     )
 
 
@@ -222,14 +225,6 @@ def _requests(
     )
 
 
-def _template_variables(asked: ChatAsked) -> Mapping[str, object]:
-    """The variables for a template, under all names by which templates ask whether to think."""
-    if asked.thinks is None:
-        return asked.template_variables
-    thinks = dict.fromkeys(("enable_thinking", "thinking"), asked.thinks)
-    return {**thinks, **asked.template_variables}
-
-
 def _sampling(asked: Asked, model: ServedModel) -> SamplingParams:
     """What the client asks for, then what the model's makers recommend, then what is neutral."""
     values = merged_sampling(model.sampling_defaults, asked.sampling)
@@ -284,7 +279,8 @@ def _stop(asked: Asked) -> tuple[str, ...]:
         if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
             raise invalid(
                 "stop",
-                f"a stop text has {len(text)} characters, and may have 1 to {MAX_STOP_CHARACTERS}",
+                f"stop has a text of {len(text)} characters, and they may have 1 to"
+                f" {MAX_STOP_CHARACTERS}",
             )
     return stop
 

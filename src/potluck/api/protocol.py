@@ -76,7 +76,9 @@ class LimitedProtocol(H11Protocol):
         super().connection_made(transport)
         self._below_tls = _hook_below_tls(transport, self.pause_writing, self.resume_writing)
         if self._below_tls is None:
-            transport.set_write_buffer_limits(high=0)
+            # asyncio's TLS counts a buffer as full from ``high`` on, and others beyond it.
+            is_tls = transport.get_extra_info("sslcontext") is not None
+            transport.set_write_buffer_limits(high=int(is_tls), low=0)
         else:
             # What is written goes on to the transport below, which counts.
             transport.set_write_buffer_limits(high=_NEVER_FULL_BYTES)

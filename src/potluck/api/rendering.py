@@ -37,7 +37,8 @@ class Renderer(Protocol):
 
     The methods for streams return the bytes to send, which may be none. They are called in this
     order: ``begin`` when the first delta is there, ``delta`` for each that is not empty, ``end``
-    after the last choice has ended, or ``failed`` instead of anything that would follow.
+    after the last choice has ended, or ``failed`` instead of anything that would follow. Before
+    ``whole``, ``begin`` is called as well, and what it returns is not sent.
     """
 
     @property

@@ -31,6 +31,7 @@ class WithoutLines:
         *,
         ending: ChatEnding = ChatEnding.NEW_TURN,
         reasoning_effort: str | None = None,
+        thinks: bool | None = None,
         tools: Sequence[Tool] = (),
         template_variables: Mapping[str, object] | None = None,
     ) -> ChatPrompt:
@@ -39,6 +40,7 @@ class WithoutLines:
             without_lines(messages, self.prefixes),
             ending=ending,
             reasoning_effort=reasoning_effort,
+            thinks=thinks,
             tools=tools,
             template_variables=template_variables,
         )

@@ -112,8 +112,6 @@ def clients_of(
     drop_system_line: Sequence[str] | None,
 ) -> Clients | None:
     """Return what the options ask for; None for no clients. Raises ``UsageError``."""
-    from potluck.api.cors import checked_origin
-
     if no_http:
         given = {
             "--api-key-file": api_key_file,
@@ -127,6 +125,8 @@ def clients_of(
         if useless is not None:
             raise UsageError(f"{useless} is of no use with --no-http", hint="leave one out")
         return None
+    from potluck.api.cors import checked_origin  # and the web framework, only where it serves
+
     if tls not in (None, _AUTO):
         raise UsageError(f"--tls {tls} is not auto", hint="--tls-cert and --tls-key name files")
     if tls is not None and (tls_cert or tls_key):

@@ -31,7 +31,6 @@ stages compute them again. The last stage is then told of the tokens generated b
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -127,6 +126,14 @@ class _Scheduled:
         return bool(sequence.block_table) and sequence.num_admissions == self.num_admissions
 
 
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A step that is not complete: its sequences, and those that it closes."""
+
+    scheduled: tuple[_Scheduled, ...] = ()
+    closed: tuple[SequenceId, ...] = ()
+
+
 @dataclass(slots=True)
 class _Forming:
     """A step that is being formed."""
@@ -149,7 +156,7 @@ class Scheduler:
         self._waiting: deque[SequenceState] = deque()
         self._running: list[SequenceState] = []  # in order of admission
         self._sequences: dict[SequenceId, SequenceState] = {}
-        self._steps_in_flight: dict[StepId, tuple[_Scheduled, ...]] = {}
+        self._steps_in_flight: dict[StepId, _InFlight] = {}
         self._closing: list[SequenceId] = []
         self._is_alone_in_flight = False
         self._is_turn_of_alone = True
@@ -295,7 +302,9 @@ class Scheduler:
             return self._restoring_step()
         forming = _Forming()
         for is_alone in (self._is_turn_of_alone, not self._is_turn_of_alone):
-            if is_alone and self._steps_in_flight and self._has_alone:
+            if is_alone and not self._has_alone:
+                continue
+            if is_alone and self._steps_in_flight:
                 return None  # its turn comes when these are through
             self._fill(forming, is_alone=is_alone)
             if forming.slices:
@@ -312,16 +321,16 @@ class Scheduler:
         )
         if not forming.slices and not saves:
             return None
-        step = Step(
-            step_id=self._take_step_id(forming.scheduled),
+        closed = tuple(self._closing)
+        self._closing.clear()
+        return Step(
+            step_id=self._take_step_id(_InFlight(tuple(forming.scheduled), closed)),
             slices=tuple(forming.slices),
             opened=tuple(forming.openings),
-            closed=tuple(self._closing),
+            closed=closed,
             copies=tuple(forming.copies),
             saves=tuple(hashed(each) for each in saves),
         )
-        self._closing.clear()
-        return step
 
     def complete(
         self,
@@ -335,12 +344,14 @@ class Scheduler:
         """Take a step's result; returns the tokens that its sequences were given.
 
         Scored tokens of prompts are among them, each once and in order. The sequences of a step
-        that ``has_failed`` are to be cancelled: what the cache holds of it is not known.
+        that ``has_failed`` are to be cancelled: what the cache holds of it is not known. Those that
+        it closed are closed again, because the stages after the one that failed did not see it.
         ``num_restored`` blocks were there of those that the step was to restore. It took
         ``seconds`` from when it was formed, or from the end of the step before if that was later;
         None if that is not known.
         """
-        scheduled = self._steps_in_flight.pop(step_id)
+        in_flight = self._steps_in_flight.pop(step_id)
+        scheduled = in_flight.scheduled
         if scheduled and seconds is not None and not has_failed:
             num_chunk_tokens = sum(part.num_chunk_tokens for part in scheduled)
             num_decodes = sum(part.num_chunk_tokens == 0 for part in scheduled)
@@ -351,7 +362,9 @@ class Scheduler:
             )
         self._is_alone_in_flight = False  # nothing is in flight beside such a step
         self._restorer.complete(step_id, num_restored)
-        if not has_failed:
+        if has_failed:
+            self._closing.extend(in_flight.closed)
+        else:
             for part in scheduled:
                 if part.is_current:
                     self._cache.computed(part.sequence, part.end)
@@ -369,7 +382,7 @@ class Scheduler:
             else:
                 sequence.awaiting_sample = False
                 sequence.tokens.append(sample.token)
-                reason = _finish_reason(sequence, sample.token)
+                reason = _finish_reason(sequence, sample)
             if reason is not None:
                 self._remove(sequence)
             committed.append(
@@ -405,14 +418,14 @@ class Scheduler:
             is_stored=limits.disk_salt is not None,
         )
 
-    def _take_step_id(self, scheduled: Sequence[_Scheduled]) -> StepId:
+    def _take_step_id(self, in_flight: _InFlight) -> StepId:
         step_id = StepId(self._next_step)
         self._next_step += 1
-        self._steps_in_flight[step_id] = tuple(scheduled)
+        self._steps_in_flight[step_id] = in_flight
         return step_id
 
     def _restoring_step(self) -> Step:
-        step_id = self._take_step_id(())
+        step_id = self._take_step_id(_InFlight())
         return Step(step_id=step_id, slices=(), restores=self._restorer.take_due(step_id))
 
     def _new_controller(self) -> ChunkController:
@@ -623,8 +636,10 @@ def _is_decoding(sequence: SequenceState) -> bool:
     return len(sequence.tokens) > sequence.num_prompt_tokens or sequence.awaiting_sample
 
 
-def _finish_reason(sequence: SequenceState, token: int) -> FinishReason | None:
-    if token in sequence.request.stop_tokens:
+def _finish_reason(sequence: SequenceState, sample: SampledToken) -> FinishReason | None:
+    if sample.is_cut_off:
+        return FinishReason.LENGTH
+    if sample.token in sequence.request.stop_tokens:
         return FinishReason.STOP
     if len(sequence.tokens) >= sequence.max_tokens:
         return FinishReason.LENGTH

@@ -107,6 +107,7 @@ class SequenceState:
         self.block_table = []
         self.num_scheduled = 0
         self.num_computed = 0
+        self.chain = None  # other stages may have another salt
         self.awaited = None
         self.seek_again()
         self.awaiting_sample = False

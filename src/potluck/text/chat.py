@@ -18,7 +18,7 @@ from functools import partial
 
 from potluck.errors import ChatTemplateError, ParameterError
 from potluck.text.continuation import render_continued
-from potluck.text.reasoning import reasoning_format
+from potluck.text.reasoning import reasoning_format, thinking_variables
 from potluck.text.shield import Shield, texts_of, texts_of_message
 from potluck.text.template_data import EFFORT_VARIABLES, messages_data, tool_data
 from potluck.text.template_gaps import fill_gaps
@@ -57,16 +57,18 @@ class ChatTemplate:
         tools: Sequence[Tool] = (),
         add_generation_prompt: bool = True,
         reasoning_effort: str | None = None,
+        thinks: bool | None = None,
         template_variables: Mapping[str, object] | None = None,
         now: datetime | None = None,
     ) -> str:
         """The text of a chat; with ``add_generation_prompt`` the assistant's turn is opened.
 
-        ``reasoning_effort`` is for templates with such a variable, under whichever name. Each of
-        ``template_variables`` is a variable of the template, and comes before all others of its
-        name. ``now`` is the time for templates that write the date; the present by default. Raises
-        ``ChatTemplateError`` if the template is broken, exceeds its limits or refuses the messages,
-        and ``ParameterError`` for an unknown role and for a reserved variable.
+        ``reasoning_effort`` is for templates with such a variable, under whichever name, and
+        ``thinks`` for those with a switch of thoughts. Each of ``template_variables`` is a variable
+        of the template, and comes before all others of its name. ``now`` is the time for templates
+        that write the date; the present by default. Raises ``ChatTemplateError`` if the template is
+        broken, exceeds its limits or refuses the messages, and ``ParameterError`` for an unknown
+        role and for a reserved variable.
         """
         from potluck.text.template_environment import run_template
 
@@ -94,6 +96,8 @@ class ChatTemplate:
         }
         if reasoning_effort is not None:  # templates ask whether it is defined
             variables.update(dict.fromkeys(EFFORT_VARIABLES, reasoning_effort))
+        if thinks is not None:
+            variables.update(thinking_variables(source, is_on=thinks))
         variables.update(template_variables or {})
         return run_template(source, variables, now=now or datetime.now().astimezone())
 
@@ -133,6 +137,7 @@ def encode_chat(
     *,
     ending: ChatEnding = ChatEnding.NEW_TURN,
     reasoning_effort: str | None = None,
+    thinks: bool | None = None,
     tools: Sequence[Tool] = (),
     template_variables: Mapping[str, object] | None = None,
     now: datetime | None = None,
@@ -148,6 +153,7 @@ def encode_chat(
         messages,
         ending=ending,
         reasoning_effort=reasoning_effort,
+        thinks=thinks,
         tools=tools,
         template_variables=template_variables,
         now=now,
@@ -163,6 +169,7 @@ def prompt_chat(
     *,
     ending: ChatEnding = ChatEnding.NEW_TURN,
     reasoning_effort: str | None = None,
+    thinks: bool | None = None,
     tools: Sequence[Tool] = (),
     template_variables: Mapping[str, object] | None = None,
     now: datetime | None = None,
@@ -200,6 +207,7 @@ def prompt_chat(
         variables=template_variables or {},
         ending=ending,
         reasoning_effort=reasoning_effort,
+        thinks=thinks,
         now=now or datetime.now().astimezone(),
     )
     text, literal, turn = chat.render(tokenizer.special_tokens)
@@ -219,6 +227,7 @@ class _Chat:
     variables: Mapping[str, object]
     ending: ChatEnding
     reasoning_effort: str | None
+    thinks: bool | None
     now: datetime
 
     def render(self, control_texts: Sequence[str]) -> tuple[str, tuple[int, ...], str]:
@@ -252,6 +261,7 @@ class _Chat:
             self.template.render,
             tools=[shield.cover_tool(tool) for tool in self.tools],
             reasoning_effort=self.reasoning_effort,
+            thinks=self.thinks,
             template_variables=shield.cover_object(
                 self.variables, parameter="chat_template_kwargs"
             ),

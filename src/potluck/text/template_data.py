@@ -9,6 +9,7 @@ templates ask for what clients do not send, it is made up here, and each case sa
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,9 @@ from potluck.types.text import ChatMessage, Tool, ToolCall
 EFFORT_VARIABLES = ("reasoning_effort", "thinking_effort", "reasoning_strength")
 """Names that templates have for how much a model is to think."""
 
+_DEVELOPER = re.compile(r"""['"]developer['"]""")
+_KIMI_CALL = "<|tool_call_argument_begin|>"
+_KIMI_ID = re.compile(r"functions\.\S+:\d+")
 _ID_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _EMPTY_SCHEMA: Mapping[str, object] = {"type": "object", "properties": {}}
 
@@ -41,12 +45,10 @@ class _Arguments(dict[str, Any]):
 
 def messages_data(messages: Sequence[ChatMessage], source: str) -> list[dict[str, object]]:
     """Return ``messages`` as the template ``source`` sees them."""
-    short_ids = "length != 9" in source or "length 9" in source
-    named = () if "tool_call_id" in source else messages
-    names = {call.call_id: call.name for message in named for call in message.tool_calls}
+    ids = _CallIds(source)
+    knows_developer = _DEVELOPER.search(source) is not None
     return [
-        dict(_fields_of(message, source=source, names=names, short_ids=short_ids))
-        for message in messages
+        dict(_fields_of(message, ids=ids, knows_developer=knows_developer)) for message in messages
     ]
 
 
@@ -63,34 +65,34 @@ def tool_data(tool: Tool) -> dict[str, object]:
 
 
 def _fields_of(
-    message: ChatMessage, *, source: str, names: Mapping[str, str], short_ids: bool
+    message: ChatMessage, *, ids: _CallIds, knows_developer: bool
 ) -> Iterator[tuple[str, object]]:
     """Fields that a message does not have are left out: templates ask whether they are defined."""
     # OpenAI's newer name for the system's role. Templates that do not know it would drop the
     # message or refuse it.
-    is_renamed = message.role == "developer" and "developer" not in source
+    is_renamed = message.role == "developer" and not knows_developer
     yield "role", "system" if is_renamed else message.role
     yield "content", message.content
+    calls = [_call_data(call, ids.of_call(call)) for call in message.tool_calls]
     name = message.name
     if message.role == "tool" and name is None and message.tool_call_id is not None:
-        # Some templates name the tool that answers and cannot find it by the call's id.
-        name = names.get(message.tool_call_id)
+        name = ids.name_of(message.tool_call_id)
     if name is not None:
         yield "name", name
     if message.reasoning is not None:
         # Templates know it by either name, and transformers gives both.
         yield "thinking", message.reasoning
         yield "reasoning_content", message.reasoning
-    if message.tool_calls:
-        yield "tool_calls", [_call_data(call, short_ids=short_ids) for call in message.tool_calls]
+    if calls:
+        yield "tool_calls", calls
     if message.tool_call_id is not None:
-        yield "tool_call_id", _id_of(message.tool_call_id, is_short=short_ids)
+        yield "tool_call_id", ids.of_result(message.tool_call_id)
 
 
-def _call_data(call: ToolCall, *, short_ids: bool) -> dict[str, object]:
+def _call_data(call: ToolCall, call_id: str) -> dict[str, object]:
     arguments = parse_arguments(call.arguments)
     return {
-        "id": _id_of(call.call_id, is_short=short_ids),
+        "id": call_id,
         "type": "function",
         "function": {
             "name": call.name,
@@ -103,9 +105,46 @@ def _call_data(call: ToolCall, *, short_ids: bool) -> dict[str, object]:
     }
 
 
-def _id_of(call_id: str, *, is_short: bool) -> str:
+class _CallIds:
+    """The ids of calls as a template writes them, for messages in their order.
+
+    A server makes up ids in a form of its own, and some models were trained on ids of another.
+    Clients may use an id again in a later turn: a result answers the last call that has it.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._names_results = "tool_call_id" not in source
+        self._is_short = "length != 9" in source or "length 9" in source
+        self._is_numbered = _KIMI_CALL in source
+        self._last: dict[str, tuple[str, str]] = {}  # an id, and what it became and names
+        self._num_calls = 0
+
+    def of_call(self, call: ToolCall) -> str:
+        """Return the id of the next call."""
+        call_id = call.call_id
+        if self._is_numbered and not _KIMI_ID.fullmatch(call_id):
+            # The id is all that the template writes of the name.
+            call_id = f"functions.{call.name}:{self._num_calls}"
+        elif self._is_short:
+            call_id = _short_id(call_id)
+        self._num_calls += 1
+        self._last[call.call_id] = call_id, call.name
+        return call_id
+
+    def of_result(self, call_id: str) -> str:
+        """Return the id of the call that a result answers."""
+        if call_id in self._last:
+            return self._last[call_id][0]
+        return _short_id(call_id) if self._is_short else call_id
+
+    def name_of(self, call_id: str) -> str | None:
+        """Return the name of a call, for templates that cannot find it by the id themselves."""
+        return self._last[call_id][1] if self._names_results and call_id in self._last else None
+
+
+def _short_id(call_id: str) -> str:
     """Mistral's templates refuse ids that have not nine letters and digits."""
-    if not is_short or (len(call_id) == 9 and call_id.isalnum()):
+    if len(call_id) == 9 and call_id.isalnum():
         return call_id
     number = int.from_bytes(hashlib.sha256(call_id.encode("utf-8", "replace")).digest()[:8])
     letters = []

@@ -1,4 +1,4 @@
-"""Chats for templates that know no tools, no calls, one call alone, or no system messages.
+"""Chats for templates that know no tools, no calls, one call alone, or few system messages.
 
 Many a model's template has only users and assistants. Where it has no place for a part of a chat,
 that part is written into the messages which it does know, in the form of Hermes and Qwen, which
@@ -14,13 +14,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from potluck.errors import ChatTemplateError
 from potluck.text.shield import parse_arguments
 from potluck.text.template_data import messages_data, tool_data
-from potluck.types.text import ChatMessage, Tool
+from potluck.types.text import ChatMessage, Tool, ToolCall
 
+_SYSTEM_ROLES = ("system", "developer")
 _TOOLS = re.compile(r"\btools\b|\bfunctions\b")
 _TOOL_ROLE = re.compile(r"""['"]tool['"]|\btool_response""")
 
@@ -47,7 +48,7 @@ def fill_gaps(
     special_tokens: Mapping[str, str],
 ) -> list[ChatMessage]:
     """Return ``messages`` with all that the template ``source`` has no place for as content."""
-    filled = list(messages)
+    filled = _with_answered_calls(messages)
     knows_calls = "tool_calls" in source
     if not knows_calls:
         filled = [_with_calls(message) for message in filled]
@@ -59,8 +60,10 @@ def fill_gaps(
         # A template that knows calls has a form of its own for them.
         form = () if knows_calls else _FORM
         filled = _with_system(filled, "\n".join((*_description_of(tools), *form)))
-    has_system = bool(filled) and filled[0].role in ("system", "developer")
-    if has_system and not _takes_system(source, tuple(sorted(special_tokens.items()))):
+    takes = partial(_takes, source, tuple(sorted(special_tokens.items())))
+    if _num_systems(filled) > 1 and not takes(num_systems=2):
+        filled = _with_one_system(filled)
+    if _num_systems(filled) > 0 and not takes(num_systems=1):
         filled = _without_system(filled)
     return filled
 
@@ -83,6 +86,28 @@ def _with_calls(message: ChatMessage) -> ChatMessage:
         calls.append(f"<tool_call>\n{json.dumps(value, ensure_ascii=False)}\n</tool_call>")
     content = "\n".join((message.content, *calls) if message.content else calls)
     return replace(message, content=content, tool_calls=())
+
+
+def _with_answered_calls(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Results without a call's id, as Ollama's clients send them, answer the calls in order."""
+    changed: list[ChatMessage] = []
+    waiting: list[ToolCall] = []
+    for message in messages:
+        if message.tool_calls:
+            waiting = list(message.tool_calls)
+        elif message.role == "tool":
+            call = next((each for each in waiting if _may_answer(message, each)), None)
+            if call is not None:
+                waiting.remove(call)
+                message = replace(message, tool_call_id=call.call_id)
+        changed.append(message)
+    return changed
+
+
+def _may_answer(result: ChatMessage, call: ToolCall) -> bool:
+    if result.tool_call_id:
+        return result.tool_call_id == call.call_id
+    return result.name in (None, call.name)
 
 
 def _one_by_one(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
@@ -126,7 +151,7 @@ def _with_results(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def _with_system(messages: Sequence[ChatMessage], text: str) -> list[ChatMessage]:
-    if messages and messages[0].role in ("system", "developer"):
+    if _num_systems(messages) > 0:
         first, *rest = messages
         return [replace(first, content=f"{first.content}\n\n{text}"), *rest]
     return [ChatMessage(role="system", content=text), *messages]
@@ -141,9 +166,23 @@ def _without_system(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     return [ChatMessage(role="user", content=system.content), *rest]
 
 
+def _num_systems(messages: Sequence[ChatMessage]) -> int:
+    """How many messages of the system a chat begins with."""
+    return next(
+        (i for i, each in enumerate(messages) if each.role not in _SYSTEM_ROLES), len(messages)
+    )
+
+
+def _with_one_system(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Many templates write the first of the system's messages only, or refuse others."""
+    num_systems = _num_systems(messages)
+    content = "\n\n".join(each.content for each in messages[:num_systems])
+    return [replace(messages[0], content=content), *messages[num_systems:]]
+
+
 @lru_cache(maxsize=16)
-def _takes_system(source: str, special_tokens: tuple[tuple[str, str], ...]) -> bool:
-    """Whether a template writes the system's message, as far as a small chat shows."""
+def _takes(source: str, special_tokens: tuple[tuple[str, str], ...], *, num_systems: int) -> bool:
+    """Whether a template writes the first messages of the system, as a small chat shows."""
     from potluck.text.template_environment import run_template
 
     def shows(*messages: ChatMessage) -> bool:
@@ -160,5 +199,5 @@ def _takes_system(source: str, special_tokens: tuple[tuple[str, str], ...]) -> b
         return all(message.content in text for message in messages)
 
     user = ChatMessage(role="user", content="Zebra")
-    system = ChatMessage(role="system", content="Giraffe")
-    return shows(system, user) or not shows(user)
+    systems = [ChatMessage(role="system", content=each) for each in ("Giraffe", "Okapi")]
+    return shows(*systems[:num_systems], user) or not shows(user)

@@ -99,13 +99,15 @@ class ChatEncoder(Protocol):
         *,
         ending: ChatEnding = ChatEnding.NEW_TURN,
         reasoning_effort: str | None = None,
+        thinks: bool | None = None,
         tools: Sequence[Tool] = (),
         template_variables: Mapping[str, object] | None = None,
     ) -> ChatPrompt:
         """Return the prompt of ``messages``, which ends as ``ending`` says.
 
-        ``tools`` are told to the model as its template does it. ``template_variables`` are further
-        variables of the template, of JSON's types (``enable_thinking`` …).
+        ``thinks`` turns thinking on or off where the template has a switch for it. ``tools`` are
+        told to the model as its template does it. ``template_variables`` are further variables of
+        the template, of JSON's types; each comes before all else that sets it.
         """
         ...
 

@@ -151,7 +151,7 @@ def test_contents_in_parts_and_all_roles(model: ServedModel) -> None:
     ]
     (request,) = chat(model, messages=messages).requests
     assert bytes(request.prompt_tokens) == (
-        b"system:be kind\nuser:ab\nassistant:c\nassistant:\nassistant:\nAnn:d\nassistant:"
+        b"developer:be kind\nuser:ab\nassistant:c\nassistant:\nassistant:\nAnn:d\nassistant:"
     )
 
 

@@ -1,5 +1,7 @@
 """The scheduler with a prefix cache: what is not computed again, and when."""
 
+from dataclasses import replace
+
 from support.toy_pipeline import ToyPipeline, expected_tokens
 
 from potluck.scheduling import Scheduler, SchedulerLimits, SequenceRequest
@@ -276,3 +278,33 @@ def test_cached_tokens_are_those_of_the_first_admission() -> None:
     assert scheduler.num_cached_tokens(new) == 39
     assert scheduler.num_cached_tokens(continued) == 0, "whoever computed it first has told"
     assert scheduler.num_cached_tokens(SequenceId(99)) is None
+
+
+def test_blocks_are_saved_under_the_salt_of_the_stages_that_computed_them() -> None:
+    """A sequence that goes on over other stages, whose blocks have other content."""
+    limits = SchedulerLimits(
+        num_blocks=64,
+        context_tokens=256,
+        max_step_tokens=64,
+        max_step_sequences=8,
+        max_steps_in_flight=1,
+        disk_salt=b"before",
+    )
+
+    def saved(scheduler: Scheduler) -> set[bytes]:
+        hashes: set[bytes] = set()
+        pipeline = ToyPipeline()
+        while (step := scheduler.next_step()) is not None:
+            hashes.update(block.hash for block in step.saves)
+            pipeline.submit(step)
+            scheduler.complete(*pipeline.run_oldest())
+        return hashes
+
+    moved = Scheduler(limits)
+    moved.add(request(PROMPT, 30))
+    next_step(moved)
+    after = replace(limits, disk_salt=b"after")
+    moved.restart(after)
+    new = Scheduler(after)
+    new.add(request(PROMPT, 30))
+    assert saved(moved) == saved(new) != set()

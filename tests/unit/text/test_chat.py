@@ -298,6 +298,7 @@ def test_roles_that_a_template_does_not_know() -> None:
     assert rendered("{{ messages[0].role }}", developer) == "system"
     source = "{{ messages[0].role }}{{ '' if 'developer' }}"
     assert rendered(source, developer) == "developer"
+    assert rendered("{{ messages[0].role }}{# by developers #}", developer) == "system"
 
 
 def test_results_are_named_where_a_template_cannot_find_their_calls() -> None:
@@ -317,6 +318,32 @@ def test_ids_are_as_mistrals_templates_want_them() -> None:
     own = replace(CALLING, tool_calls=(replace(CALL, call_id="abcDEF123"),))
     assert rendered(source, own, RESULT).startswith("abcDEF123")
     assert rendered(ids, CALLING, RESULT) == "call_1 call_1"
+
+
+def test_ids_are_as_kimis_templates_want_them() -> None:
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls %}{{ c['id'] }}"
+        "<|tool_call_argument_begin|>{% endfor %}{{ m.tool_call_id }} {% endfor %}"
+    )
+    # Some clients count from the beginning in each turn.
+    later = replace(CALLING, tool_calls=(replace(CALL, name="map"), replace(CALL, call_id="b")))
+    texts = rendered(source, CALLING, RESULT, later, RESULT, replace(RESULT, tool_call_id="b"))
+    mark = "<|tool_call_argument_begin|>"
+    assert texts.split() == [
+        f"functions.clock:0{mark}",
+        "functions.clock:0",
+        f"functions.map:1{mark}functions.clock:2{mark}",
+        "functions.map:1",
+        "functions.clock:2",
+    ]
+    own = replace(CALLING, tool_calls=(replace(CALL, call_id="functions.clock:7"),))
+    assert rendered(source, own).strip() == f"functions.clock:7{mark}"
+
+
+def test_results_are_named_by_the_last_call_with_their_id() -> None:
+    later = replace(CALLING, tool_calls=(replace(CALL, name="map"),))
+    source = "{{ messages[1].name }} {{ messages[3].name }}"
+    assert rendered(source, CALLING, RESULT, later, RESULT) == "clock map"
 
 
 def test_variables_of_templates() -> None:
@@ -425,3 +452,20 @@ def test_a_message_that_calls_tools_is_not_continued(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="calls tools") as error:
         encode_chat(tokenizer, ChatTemplate(source=CHATML), [user("hi"), CALLING], ending=CONTINUED)
     assert "role tool" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "on", "off"),
+    [
+        ("enable_thinking", "True", "False"),
+        ("thinking", "True", "False"),
+        ("reasoning", "True", "False"),
+        ("thinking_budget", "-1", "0"),
+    ],
+)
+def test_thinking_is_switched_by_the_templates_own_variable(name: str, on: str, off: str) -> None:
+    source = f"{{{{ {name} if {name} is defined else '?' }}}}"
+    assert rendered(source) == "?"
+    assert rendered(source, thinks=True) == on
+    assert rendered(source, thinks=False) == off
+    assert rendered(source, thinks=False, template_variables={name: "own"}) == "own"

@@ -121,3 +121,35 @@ def test_calls_come_one_by_one_where_a_template_wants_it() -> None:
         USER,
     ]
     assert fill_gaps([both], (), source="{{ tools }}{{ tool_calls }}", special_tokens={}) == [both]
+
+
+ONE_SYSTEM = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}<{{ m.role }}>{{ m.content }}"
+    "{% endif %}{% endfor %}"
+)
+
+
+def test_messages_of_the_system_are_one_where_a_template_writes_only_one() -> None:
+    developer = ChatMessage(role="developer", content="Be kind.")
+    chat = (SYSTEM, developer, USER)
+    assert filled(ONE_SYSTEM, *chat) == [("system", "Be brief.\n\nBe kind."), ("user", "Time?")]
+    assert filled(NO_SYSTEM, *chat) == [("user", "Be brief.\n\nBe kind.\n\nTime?")]
+    assert fill_gaps(chat, (), source=PLAIN, special_tokens={}) == list(chat)
+
+
+def test_results_without_ids_answer_the_calls_in_order() -> None:
+    first, second, other = (
+        ToolCall(call_id=each, name=name, arguments="{}")
+        for each, name in (("1", "clock"), ("2", "clock"), ("3", "map"))
+    )
+    calling = replace(CALLING, tool_calls=(first, second, other))
+    results = [
+        replace(RESULT, tool_call_id="", name="map"),
+        replace(RESULT, tool_call_id=""),
+        replace(RESULT, tool_call_id=None, name="clock"),
+        replace(RESULT, tool_call_id="", name="clock"),
+        replace(RESULT, tool_call_id="9"),
+    ]
+    source = "{{ tools }}{{ tool_calls }}"
+    found = fill_gaps([USER, calling, *results], (), source=source, special_tokens={})
+    assert [each.tool_call_id for each in found[2:]] == ["3", "1", "2", "", "9"]

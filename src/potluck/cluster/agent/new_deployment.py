@@ -15,7 +15,6 @@ from potluck.cluster.calls import (
 from potluck.errors import ParameterError
 from potluck.placement.layout import check_layout
 from potluck.scheduling import DEFAULT_CONTEXT_TOKENS
-from potluck.text.tool_formats.choice import require_format
 from potluck.types.arithmetic import Arithmetic, ArithmeticChoice
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.quantization import Quantization
@@ -50,6 +49,8 @@ def new_record(
         if number is not None:
             require_number(name, number)
     if request.tool_format is not None:
+        from potluck.text.tool_formats.choice import require_format  # a megabyte in each agent
+
         require_format(request.tool_format)
     context = request.context_tokens
     if context is None:

@@ -33,6 +33,7 @@ class TokenFeed:
         self._live: dict[int, Cancel] = {}
         self._waiting: list[tuple[int, SequenceUpdate | GenerateFailure]] = []
         self._num_waiting_numbers = 0
+        self._has_overflowed = False
         self._arrival = asyncio.Event()
 
     @property
@@ -44,6 +45,8 @@ class TokenFeed:
         """Start a sequence that the gateway calls ``number``. Raises as ``start`` does."""
         if number in self._live:
             raise CallError(f"there is a sequence {number} already")
+        if self._has_overflowed:
+            raise _too_slow()
 
         def on_update(update: SequenceUpdate | Exception) -> None:
             self._take(number, update)
@@ -64,14 +67,14 @@ class TokenFeed:
     async def parts(self) -> AsyncGenerator[Feed, None]:
         """What there is, again and again; at first nothing, which says that the feed is open.
 
-        Raises ``CallError`` when too much waits.
+        Raises ``CallError`` after more than ``MAX_WAITING_NUMBERS`` have waited.
         """
         yield Feed()
         while True:
             await self._arrival.wait()
             self._arrival.clear()
-            if self._num_waiting_numbers > MAX_WAITING_NUMBERS:
-                raise CallError("tokens came faster than the gateway took them")
+            if self._has_overflowed:
+                raise _too_slow()
             waiting, self._waiting = self._waiting, []
             self._num_waiting_numbers = 0
             for part in _in_feeds(waiting):
@@ -87,6 +90,12 @@ class TokenFeed:
             self._waiting.append((number, update))
             self._num_waiting_numbers += _num_numbers(update)
         self._arrival.set()
+        if self._num_waiting_numbers > MAX_WAITING_NUMBERS:
+            # Now, because whoever iterates over the parts may wait for the gateway for long.
+            self._has_overflowed = True
+            self._waiting.clear()
+            self._num_waiting_numbers = 0
+            self.close()
 
 
 def in_parts(update: SequenceUpdate) -> Iterator[SequenceUpdate]:
@@ -147,6 +156,10 @@ def _num_numbers(update: SequenceUpdate) -> int:
 def _weight(token: CommittedToken) -> int:
     """What a token counts: itself, its alternatives, and a vector by its size."""
     return 1 + len(token.top) + (len(token.vector) // _NUMBER_BYTES if token.vector else 0)
+
+
+def _too_slow() -> CallError:
+    return CallError("tokens came faster than the gateway took them")
 
 
 def _tellable(error: Exception) -> PotluckError:

@@ -40,6 +40,9 @@ _NAME = re.compile(r"((?:[0-9a-f]{2})+)-((?:[0-9a-f]{2})+)\.block")
 _PARTIAL = ".partial"
 _LOCK = "lock"
 
+_SPARE_LEAVES = 64
+"""Outdated items that the heap of leaves may have beyond two for each block: every use adds one."""
+
 _PAUSE_SECONDS = 60.0
 """After a write that failed, because the disk is full or broken."""
 
@@ -233,6 +236,13 @@ class BlockStore:
         entry.used = used
         if block_hash not in self._num_children:
             heapq.heappush(self._leaves, (used, block_hash))
+        if len(self._leaves) > 2 * len(self._entries) + _SPARE_LEAVES:
+            self._leaves = [
+                (each.used, leaf)
+                for leaf, each in self._entries.items()
+                if leaf not in self._num_children
+            ]
+            heapq.heapify(self._leaves)
 
     def _least_used_leaf(self) -> bytes | None:
         while self._leaves:

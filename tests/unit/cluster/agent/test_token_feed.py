@@ -121,8 +121,14 @@ def test_a_gateway_that_takes_tokens_too_slowly_loses_its_feed(
         feed.start(0, sequences.start)
         async with aclosing(feed.parts()) as parts:
             await anext(parts)
-            for position in range(9):
+            for position in range(8):
                 sequences.told[0](an_update(position))
+            assert not sequences.cancelled
+            sequences.told[0](an_update(8))
+            assert sequences.cancelled == [0], "while the last part is still on its way"
+            assert feed.num_live == 0
+            with pytest.raises(CallError, match="faster than the gateway"):
+                feed.start(1, sequences.start)
             with pytest.raises(CallError, match="faster than the gateway"):
                 await anext(parts)
         feed.close()

@@ -253,6 +253,18 @@ def test_random_use_stays_within_the_limit(tmp_path: Path) -> None:
             assert store.num_bytes == folder_bytes(tmp_path) <= 20 * FILE_BYTES
 
 
+def test_blocks_that_are_read_again_and_again_take_no_more_memory(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path, num_blocks=4)) as store:
+        write_chain(store, [1, 2])
+        write_chain(store, [3])
+        for _ in range(500):
+            assert read(store, 2) == content(2)
+        assert len(store._leaves) < 100
+        assert read(store, 1) == content(1)
+        write_chain(store, [4, 5])
+        assert kept(store, range(1, 6)) == {1, 2, 4, 5}, "the leaf that was used longest ago went"
+
+
 def test_where_the_folder_is(tmp_path: Path) -> None:
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
     assert default_block_folder(environ) == tmp_path / "potluck" / "kv"

@@ -77,7 +77,7 @@ class OllamaRenderer:
 
     def begin(self, usage: Usage) -> bytes:
         """See ``Renderer``."""
-        self._note_first()
+        self._first = self._clock()
         return b""
 
     def delta(self, index: int, delta: Delta) -> bytes:
@@ -98,7 +98,6 @@ class OllamaRenderer:
 
     def whole(self, choices: Mapping[int, Sequence[Delta]], usage: Usage) -> bytes:
         """See ``Renderer``."""
-        self._note_first()
         taken = [self._take(delta) for delta in choices[0]]
         fields = self._fields(
             "".join(text for text, _, _ in taken),
@@ -127,10 +126,6 @@ class OllamaRenderer:
         ]
         thoughts = "".join(part.text for part in delta.parts if isinstance(part, ReasoningPart))
         return delta.text, thoughts, calls
-
-    def _note_first(self) -> None:
-        if self._first is None:
-            self._first = self._clock()
 
     def _head(self) -> Json:
         return {"model": self._model_id, "created_at": timestamp(datetime.now(UTC))}

@@ -50,8 +50,8 @@ class OpenAI:
         )
 
     def key_of(self, headers: Mapping[str, str]) -> str | None:
-        """See ``Dialect``."""
-        return bearer_key(headers)
+        """See ``Dialect``. Anthropic's clients list models at the address of this dialect."""
+        return bearer_key(headers) or headers.get("x-api-key")
 
     def error(self, error: ApiError) -> bytes:
         """See ``Dialect``."""

@@ -48,8 +48,7 @@ def _message(message: Message, where: str) -> ChatMessage:
             f"{where} has the role {message.role}: only the role tool answers a call of a tool",
         )
     return ChatMessage(
-        # OpenAI's newer name for the system's words, which few chat templates know.
-        role="system" if message.role == "developer" else message.role,
+        role=message.role,  # templates that do not know developers get a system's message
         content=_content(message, where),
         name=message.name,
         tool_calls=tuple(

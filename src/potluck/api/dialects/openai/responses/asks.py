@@ -67,9 +67,8 @@ def input_messages(body: ResponseBody) -> list[ChatMessage]:
             case MessageItem(role="assistant"):
                 _extend(messages, content=_text(item.content, f"{where}.content"))
             case MessageItem():
-                role = "system" if item.role == "developer" else item.role
                 content = _text(item.content, f"{where}.content")
-                messages.append(ChatMessage(role=role, content=content))
+                messages.append(ChatMessage(role=item.role, content=content))
             case FunctionCallItem():
                 call = ToolCall(call_id=item.call_id, name=item.name, arguments=item.arguments)
                 _extend(messages, calls=(call,))

@@ -59,7 +59,7 @@ class ResponseRenderer:
         self._created = int(time.time())
         self._output: list[Json] = []
         self._open: _Open | None = None
-        self._scored_tokens: list[Json] = []
+        self._held_logprobs: list[Json] = []
         self._reason: FinishReason | None = None
         self._num_events = 0
 
@@ -160,18 +160,24 @@ class ResponseRenderer:
         }
 
     def _gains(self, delta: Delta) -> Iterator[Json]:
-        self._scored_tokens += map(self._logprob, delta.tokens)
+        logprobs = [self._logprob(token) for token in delta.tokens]
+        if not delta.parts:
+            self._held_logprobs += logprobs
         for part in delta.parts:
-            yield from self._gain(part)
+            yield from self._gain(part, logprobs)
+            logprobs = []
         self._reason = delta.finish_reason or self._reason
 
-    def _gain(self, part: OutputPart) -> Iterator[Json]:
-        """The tokens since the last part go with a part of the text, and with no other."""
-        logprobs, self._scored_tokens = self._scored_tokens, []
+    def _gain(self, part: OutputPart, logprobs: Sequence[Json]) -> Iterator[Json]:
+        """Tokens since the last part go with a part of the text, unless they ended another item."""
+        held, self._held_logprobs = self._held_logprobs, []
         match part:
             case TextPart(text=text):
+                is_after_other = self._open is not None and self._open.item["type"] != "message"
                 yield from self._need("message")
-                yield self._more("output_text", text, logprobs)
+                yield self._more(
+                    "output_text", text, logprobs if is_after_other else [*held, *logprobs]
+                )
             case ReasoningPart(text=text):
                 yield from self._need("reasoning")
                 yield self._more("reasoning_text", text)
@@ -296,7 +302,10 @@ def _error_code(error: ApiError) -> str:
 def _usage_json(usage: Usage) -> Json:
     return {
         "input_tokens": usage.num_prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+        "input_tokens_details": {
+            "cached_tokens": usage.num_cached_tokens,
+            "cache_write_tokens": 0,
+        },
         "output_tokens": usage.num_new_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
         "total_tokens": usage.num_prompt_tokens + usage.num_new_tokens,
