@@ -302,7 +302,9 @@ class Scheduler:
             return self._restoring_step()
         forming = _Forming()
         for is_alone in (self._is_turn_of_alone, not self._is_turn_of_alone):
-            if is_alone and self._steps_in_flight and self._has_alone:
+            if is_alone and not self._has_alone:
+                continue
+            if is_alone and self._steps_in_flight:
                 return None  # its turn comes when these are through
             self._fill(forming, is_alone=is_alone)
             if forming.slices:
@@ -380,7 +382,7 @@ class Scheduler:
             else:
                 sequence.awaiting_sample = False
                 sequence.tokens.append(sample.token)
-                reason = _finish_reason(sequence, sample.token)
+                reason = _finish_reason(sequence, sample)
             if reason is not None:
                 self._remove(sequence)
             committed.append(
@@ -634,8 +636,10 @@ def _is_decoding(sequence: SequenceState) -> bool:
     return len(sequence.tokens) > sequence.num_prompt_tokens or sequence.awaiting_sample
 
 
-def _finish_reason(sequence: SequenceState, token: int) -> FinishReason | None:
-    if token in sequence.request.stop_tokens:
+def _finish_reason(sequence: SequenceState, sample: SampledToken) -> FinishReason | None:
+    if sample.is_cut_off:
+        return FinishReason.LENGTH
+    if sample.token in sequence.request.stop_tokens:
         return FinishReason.STOP
     if len(sequence.tokens) >= sequence.max_tokens:
         return FinishReason.LENGTH
