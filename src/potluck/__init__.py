@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from potluck.types.capabilities import DeviceCapabilities
     from potluck.types.quantization import Quantization
     from potluck.types.step import SamplingParams
-    from potluck.types.text import ChatMessage
+    from potluck.types.text import ChatMessage, Tool, ToolCall
 
 _EXPORTS = {
     "ArithmeticChoice": "potluck.types.arithmetic",
@@ -47,6 +47,8 @@ _EXPORTS = {
     "SamplingParams": "potluck.types.step",
     "Scores": "potluck.local",
     "TokenScore": "potluck.local",
+    "Tool": "potluck.types.text",
+    "ToolCall": "potluck.types.text",
     "device_capabilities": "potluck.capabilities",
 }
 
@@ -65,6 +67,8 @@ __all__ = [
     "SamplingParams",
     "Scores",
     "TokenScore",
+    "Tool",
+    "ToolCall",
     "__version__",
     "device_capabilities",
 ]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -14,7 +16,7 @@ from potluck import grammars
 from potluck.errors import ParameterError
 from potluck.local import Model
 from potluck.types.sequence import FinishReason
-from potluck.types.text import ChatMessage
+from potluck.types.text import ChatMessage, Tool
 
 BOOK = {
     "type": "object",
@@ -148,3 +150,46 @@ def test_the_command_line_takes_schemas_and_grammars(tmp_path: Path) -> None:
             printed = potluck.run(*ask, *arguments)
             assert printed.returncode == 2
             assert told in printed.stderr
+
+
+CLOCK = Tool(
+    name="clock",
+    description="Tells the time.",
+    parameters={
+        "type": "object",
+        "properties": {"zone": {"enum": ["UTC", "CET"]}},
+        "required": ["zone"],
+        "additionalProperties": False,
+    },
+)
+
+
+def test_tools_are_called() -> None:
+    question = ChatMessage(role="user", content="How late is it?")
+    with Model.open("demo") as model:
+        options: dict[str, Any] = {"max_tokens": 120, "temperature": 1.0, "seed": 3}
+        for choice in ("required", "clock"):
+            with model.chat(
+                [question],
+                tools=[CLOCK, replace(CLOCK, name="map")],
+                tool_choice=choice,
+                parallel_tool_calls=False,
+                **options,
+            ) as generation:
+                result = generation.result()
+            (call,) = result.tool_calls
+            assert choice in ("required", call.name)
+            jsonschema.validate(json.loads(call.arguments), CLOCK.parameters)
+            assert (result.text, result.reasoning) == ("", "")
+        answered = [
+            question,
+            ChatMessage(role="assistant", content=result.text, tool_calls=result.tool_calls),
+            ChatMessage(role="tool", content="noon", tool_call_id=call.call_id),
+        ]
+        plain = model.chat(answered, tools=[CLOCK], tool_choice="none", **options).result()
+        assert plain.text
+        assert plain.tool_calls == ()
+        with pytest.raises(ParameterError, match="tool_choice is 'rm'"):
+            model.chat([question], tools=[CLOCK], tool_choice="rm")
+        with pytest.raises(ParameterError, match="the same name"):
+            model.chat([question], tools=[CLOCK, CLOCK])

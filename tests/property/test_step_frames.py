@@ -256,4 +256,5 @@ def test_every_field_of_a_step_has_a_place_in_its_header() -> None:
         "logprob",
         "top",
         "vector",
+        "is_cut_off",
     }

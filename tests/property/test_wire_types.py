@@ -139,6 +139,8 @@ def test_sampling_that_is_accepted_passes_every_wire_and_the_core_takes_it(
         sequence_id=SequenceId(0), position=2, token=chosen.token, logprob=chosen.logprob, top=top
     )
     assert decode_sampled(encode_sampled((result,))) == (result,)
+    cut_off = replace(result, is_cut_off=True)
+    assert decode_sampled(encode_sampled((cut_off,))) == (cut_off,)
 
 
 def as_logits(rows: list[list[float]]) -> Any:

@@ -27,10 +27,15 @@ def tool_use(mode: ToolMode = ToolMode.AUTO, **options: object) -> ToolUse:
 
 
 def parse(
-    output_format: OutputFormat, text: str, size: int = 10**9, *, prompt_end: str = ""
+    output_format: OutputFormat,
+    text: str,
+    size: int = 10**9,
+    *,
+    prompt_end: str = "",
+    use: ToolUse | None = None,
 ) -> Found:
     """The parts of ``text``, pushed in pieces of ``size``."""
-    parser = output_format.parser(tool_use(), prompt_end=prompt_end)
+    parser = output_format.parser(use or tool_use(), prompt_end=prompt_end)
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
     parts = [part for piece in pieces for part in parser.push(piece)]
     return found([*parts, *parser.finish()])

@@ -125,6 +125,7 @@ class _Sampled(msgspec.Struct, frozen=True, array_like=True):
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
     vector: bytes | None = None
+    is_cut_off: bool = False
 
 
 class _Result(msgspec.Struct, frozen=True, array_like=True):
@@ -290,6 +291,7 @@ def encode_sampled(sampled: tuple[SampledToken, ...]) -> bytes:
                     each.logprob,
                     tuple((one.token, one.logprob) for one in each.top) if each.top else (),
                     each.vector,
+                    each.is_cut_off,
                 )
                 for each in sampled
             )
@@ -309,6 +311,7 @@ def decode_sampled(header: bytes | memoryview) -> tuple[SampledToken, ...]:
             if each.top
             else (),
             vector=each.vector,
+            is_cut_off=each.is_cut_off,
         )
         for each in _decode_result(header).sampled
     )

@@ -45,6 +45,8 @@ class Matcher:
         self._library = library
         self._num_tokens = 0
         self._spent_seconds = 0.0
+        self._is_too_slow = self._is_cut_off = False
+        self._num_unfollowed = 0  # since it is too slow
         self._num_ends = 0  # after the library's matcher had ended, which does not count them
 
     @property
@@ -60,6 +62,11 @@ class Matcher:
         return TOO_COMPLEX if self._is_too_slow else None
 
     @property
+    def is_cut_off(self) -> bool:
+        """Whether the last mask allowed the end of the text only because of a problem."""
+        return self._is_cut_off
+
+    @property
     def num_tokens(self) -> int:
         """How many tokens were accepted, and not taken back."""
         return self._num_tokens
@@ -70,29 +77,34 @@ class Matcher:
         Bit ``t % 32`` of word ``t // 32`` is set if the token ``t`` is allowed. At least one is.
         """
         if self._is_too_slow:
+            self._is_cut_off = True
             return self._vocabulary.end_mask
         started = time.perf_counter()
         mask = self._vocabulary.mask_of(self._library)
-        self._spent_seconds += time.perf_counter() - started
+        self._spend(time.perf_counter() - started)
+        self._is_cut_off = self._library.is_error()
         return mask
 
     def accept(self, token: int) -> bool:
         """Go on past ``token``; return whether it was allowed."""
         self._num_tokens += 1
         if self._is_too_slow:
+            self._num_unfollowed += 1
             return token in self._vocabulary.end_tokens
         started = time.perf_counter()
         was_allowed = self._consume(token)
-        self._spent_seconds += time.perf_counter() - started
+        self._spend(time.perf_counter() - started)
         return was_allowed
 
     def accept_all(self, tokens: Sequence[int]) -> bool:
         """Go on past all of ``tokens``; return whether they were allowed."""
         return all(self.accept(token) for token in tokens)
 
-    @property
-    def _is_too_slow(self) -> bool:
-        return self._spent_seconds > FREE_SECONDS + FREE_SECONDS_PER_TOKEN * self._num_tokens
+    def _spend(self, seconds: float) -> None:
+        """Give up for good if it is too much: tokens that follow earn no more time."""
+        self._spent_seconds += seconds
+        if self._spent_seconds > FREE_SECONDS + FREE_SECONDS_PER_TOKEN * self._num_tokens:
+            self._is_too_slow = True
 
     def _consume(self, token: int) -> bool:
         if self._library.is_stopped() and not self._library.is_error():
@@ -108,6 +120,9 @@ class Matcher:
         if not 0 <= num_tokens <= self._num_tokens:
             raise ValueError(f"{num_tokens} of {self._num_tokens} tokens cannot be taken back")
         self._num_tokens -= num_tokens
+        num_unfollowed = min(num_tokens, self._num_unfollowed)
+        self._num_unfollowed -= num_unfollowed
+        num_tokens -= num_unfollowed
         num_ends = min(num_tokens, self._num_ends)
         self._num_ends -= num_ends
         if num_tokens > num_ends:
@@ -119,6 +134,7 @@ class Matcher:
             return False
         self._num_tokens = self._num_ends = 0
         self._spent_seconds = 0.0
+        self._is_cut_off = False
         return self._library.reset()
 
     def _names(self, token: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from potluck.errors import EngineError, ParameterError
@@ -24,9 +25,10 @@ _log = logging.getLogger(__name__)
 class StepMasks:
     """Follows the sequences of a last stage that have grammars. For use by one thread.
 
-    ``before`` is called before each step and ``after`` when its tokens are known and sent on: the
-    masks that follow are computed then, and wait for the next step. ``open_vocabulary`` is called
-    once, when the first grammar comes; without it grammars are refused.
+    ``before`` is called before each step, ``marked`` with its tokens, and ``after`` when these have
+    been sent on: the masks that follow are computed then, and wait for the next step.
+    ``open_vocabulary`` is called once, when the first grammar comes; without it grammars are
+    refused.
     """
 
     def __init__(self, open_vocabulary: Callable[[], Vocabulary] | None) -> None:
@@ -34,6 +36,7 @@ class StepMasks:
         self._matchers: Matchers | None = None
         self._live: dict[SequenceId, Matcher | None] = {}
         self._ahead: dict[SequenceId, NDArray[np.uint32]] = {}
+        self._cut_off: frozenset[SequenceId] = frozenset()
 
     def before(self, step: Step) -> TokenMasks:
         """Return which tokens the sequences may choose from that sample in ``step``.
@@ -46,13 +49,30 @@ class StepMasks:
             self._end(opening.sequence_id)
             if opening.grammar is not None:
                 self._open(opening.sequence_id, opening.grammar, opening.output_tokens)
+        self._cut_off = frozenset()
         if not self._live:
             return NO_MASKS
-        return {
+        masks = {
             part.sequence_id: self._mask(part.sequence_id)
             for part in step.slices
             if part.sample and part.sequence_id in self._live
         }
+        self._cut_off = frozenset(
+            sequence_id
+            for sequence_id in masks
+            if (matcher := self._live[sequence_id]) is None or matcher.is_cut_off
+        )
+        return masks
+
+    def marked(self, sampled: Sequence[SampledToken]) -> tuple[SampledToken, ...]:
+        """Return the tokens of the step that ``before`` was called for, with ``is_cut_off`` set.
+
+        They could only end their texts, because the grammars cannot be followed any further.
+        """
+        return tuple(
+            replace(token, is_cut_off=True) if token.sequence_id in self._cut_off else token
+            for token in sampled
+        )
 
     def after(self, step: Step, sampled: Iterable[SampledToken]) -> None:
         """Go on past the tokens that ``step`` has sampled, and compute the masks that follow."""

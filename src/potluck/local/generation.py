@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 
 from potluck.errors import PotluckError
+from potluck.local.tool_calls import ChatOutput
 from potluck.scheduling import FinishReason
 from potluck.serving.dispatcher import Dispatcher
 from potluck.serving.ledger import TimedToken, Update
 from potluck.text.detokenize import StreamingDetokenizer
 from potluck.types.step import SamplingParams, SequenceId, TokenLogprob
-from potluck.types.text import Tokenizer
+from potluck.types.text import Tokenizer, ToolCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +60,19 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationResult:
-    """A finished text. ``text`` does not contain the stop string or control tokens."""
+    """A finished text. ``text`` does not contain the stop string or control tokens.
+
+    In a chat with tools it does not contain calls and thoughts either: those are in ``tool_calls``
+    and ``reasoning``.
+    """
 
     text: str
     prompt_tokens: tuple[int, ...]
     pieces: tuple[Piece, ...]
     finish_reason: FinishReason
     timings: Timings
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 class Generation:
@@ -87,6 +94,8 @@ class Generation:
         stop: Sequence[str],
         starts_text: bool,
         started: float,
+        output: ChatOutput | None = None,
+        visible: Collection[str] = (),
     ) -> None:
         self.sampling = sampling
         self._dispatcher = dispatcher
@@ -94,8 +103,9 @@ class Generation:
         self._updates = updates
         self._prompt_tokens = tuple(prompt_tokens)
         self._detokenizer = StreamingDetokenizer(
-            tokenizer, stop_strings=stop, starts_text=starts_text
+            tokenizer, stop_strings=stop, starts_text=starts_text, visible=visible
         )
+        self._output = output
         self._started = started
         self._pieces: list[Piece] = []
         self._result: GenerationResult | None = None
@@ -147,6 +157,8 @@ class Generation:
             text += self._detokenizer.flush()
         if self._detokenizer.stopped_by is not None:
             reason = FinishReason.STOP
+        if self._output is not None:
+            text = self._output.push(text, is_last=reason is not None)
         piece = Piece(
             text=text,
             token=token.token,
@@ -161,12 +173,15 @@ class Generation:
         return piece
 
     def _make_result(self, reason: FinishReason) -> GenerationResult:
+        output = self._output
         first_seconds = self._pieces[0].seconds
         return GenerationResult(
             text="".join(piece.text for piece in self._pieces),
             prompt_tokens=self._prompt_tokens,
             pieces=tuple(self._pieces),
             finish_reason=reason,
+            reasoning="" if output is None else output.reasoning,
+            tool_calls=() if output is None else tuple(output.tool_calls),
             timings=Timings(
                 num_prompt_tokens=len(self._prompt_tokens),
                 num_new_tokens=len(self._pieces),

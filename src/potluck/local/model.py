@@ -28,6 +28,7 @@ from potluck.local.generation import Generation
 from potluck.local.loading import load_stages, plan_load
 from potluck.local.pipeline import LocalPipeline
 from potluck.local.scoring import Scores, score_tokens
+from potluck.local.tool_calls import ChatOutput, output_format, tool_use
 from potluck.local.units import find_unit
 from potluck.local.vectors import DocumentScore, Embeddings, embed_tokens, rank_documents
 from potluck.scheduling import (
@@ -39,14 +40,15 @@ from potluck.scheduling import (
 from potluck.serving.dispatcher import Dispatcher
 from potluck.serving.ledger import Update
 from potluck.serving.vectors import check_dimensions
-from potluck.text.chat import ChatTemplate, chat_ending, encode_chat
+from potluck.text.chat import ChatTemplate, chat_ending, prompt_chat
 from potluck.text.rerank import check_labels, encode_pair, rerank_template
 from potluck.types.arithmetic import ArithmeticChoice
+from potluck.types.output import ToolMode
 from potluck.types.quantization import Quantization
 from potluck.types.ranges import MAX_TOP_LOGPROBS, require_number, shown
 from potluck.types.sampling import merged_sampling, validate_sampling
 from potluck.types.step import SamplingParams
-from potluck.types.text import ChatEnding, ChatMessage, Tokenizer
+from potluck.types.text import ChatEnding, ChatMessage, Tokenizer, Tool
 from potluck.weights.report import LoadReport
 
 
@@ -270,6 +272,9 @@ class Model:
         *,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
+        tools: Sequence[Tool] = (),
+        tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         grammar: str | None = None,
@@ -279,8 +284,15 @@ class Model:
 
         A last message of the assistant is continued, unless ``add_generation_prompt`` or
         ``continue_final_message`` say otherwise (see ``potluck.text.chat.chat_ending``); the
-        generation has the new text only. Raises as ``generate`` does, and ``ChatTemplateError``
-        if the model has no template or its template refuses the messages.
+        generation has the new text only.
+
+        With ``tools`` the model may call them: the result has ``tool_calls``, and ``text`` and
+        ``reasoning`` apart. ``tool_choice`` is ``auto``, ``none``, ``required`` or the name of the
+        tool that is to be called. Calls that are required, and those of tools that are strict, have
+        arguments that their schemas allow. ``grammar`` is of the answer's text.
+
+        Raises as ``generate`` does, and ``ChatTemplateError`` if the model has no template or its
+        template refuses the messages.
         """
         chat = tuple(messages)
         ending = chat_ending(
@@ -288,15 +300,30 @@ class Model:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
-        tokens = encode_chat(self.tokenizer, self._chat_template, chat, ending=ending)
+        use = tool_use(tuple(tools), tool_choice, is_parallel=parallel_tool_calls)
+        prompt = prompt_chat(
+            self.tokenizer,
+            self._chat_template,
+            chat,
+            ending=ending,
+            tools=() if use.mode is ToolMode.NONE else use.tools,
+        )
+        output, visible = None, frozenset[str]()
+        if use.tools:
+            form = output_format(self._chat_template, self.tokenizer)
+            grammar = form.grammar(use, prompt_end=prompt.turn, response=grammar)
+            output = ChatOutput(form.parser(use, prompt_end=prompt.turn))
+            visible = form.control_texts
         return self._start(
-            tokens,
+            prompt.tokens,
             max_tokens=max_tokens,
             stop=stop,
             starts_text=ending is ChatEnding.NEW_TURN,
             stop_tokens=frozenset(self.tokenizer.eos_token_ids),
             sampling=sampling,
             grammar=grammar,
+            output=output,
+            visible=visible,
         )
 
     def score(self, text: str | Sequence[int], *, top: int = 0) -> Scores:
@@ -381,6 +408,8 @@ class Model:
         stop_tokens: frozenset[int],
         sampling: SamplingOptions,
         grammar: str | None,
+        output: ChatOutput | None = None,
+        visible: frozenset[str] = frozenset(),
     ) -> Generation:
         started = time.perf_counter()
         self._check(tokens, max_tokens, stop)
@@ -406,6 +435,8 @@ class Model:
             stop=stop,
             starts_text=starts_text,
             started=started,
+            output=output,
+            visible=visible,
         )
 
     def _check(self, tokens: Sequence[int], max_tokens: int | None, stop: Sequence[str]) -> None:

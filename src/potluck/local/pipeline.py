@@ -84,7 +84,8 @@ class LocalPipeline:
             if isinstance(outcome, PotluckError):
                 self._on_outcome(StepOutcome(step=work.step, error=outcome))
             elif is_last:
-                self._on_outcome(StepOutcome(step=work.step, sampled=outcome.sampled))
+                sampled = self._masks.marked(outcome.sampled)
+                self._on_outcome(StepOutcome(step=work.step, sampled=sampled))
                 self._masks.after(work.step, outcome.sampled)
             else:
                 self._inboxes[index + 1].put(_Work(step=work.step, hidden=outcome.hidden))

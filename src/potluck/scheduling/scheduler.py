@@ -334,7 +334,7 @@ class Scheduler:
             else:
                 sequence.awaiting_sample = False
                 sequence.tokens.append(sample.token)
-                reason = _finish_reason(sequence, sample.token)
+                reason = _finish_reason(sequence, sample)
             if reason is not None:
                 self._remove(sequence)
             committed.append(
@@ -561,8 +561,10 @@ def _is_decoding(sequence: SequenceState) -> bool:
     return len(sequence.tokens) > sequence.num_prompt_tokens or sequence.awaiting_sample
 
 
-def _finish_reason(sequence: SequenceState, token: int) -> FinishReason | None:
-    if token in sequence.request.stop_tokens:
+def _finish_reason(sequence: SequenceState, sample: SampledToken) -> FinishReason | None:
+    if sample.is_cut_off:
+        return FinishReason.LENGTH
+    if sample.token in sequence.request.stop_tokens:
         return FinishReason.STOP
     if len(sequence.tokens) >= sequence.max_tokens:
         return FinishReason.LENGTH

@@ -10,7 +10,11 @@ from potluck.types.step import Pooling, SamplingParams, SequenceId, TokenLogprob
 
 
 class FinishReason(enum.Enum):
-    """Why a sequence ended, in OpenAI's words."""
+    """Why a sequence ended, in OpenAI's words.
+
+    ``LENGTH``: it was cut off, by the number of its tokens or because its grammar became too
+    complex to be followed.
+    """
 
     STOP = "stop"
     LENGTH = "length"

@@ -198,7 +198,8 @@ class SampledToken:
     For a token that is scored, the token that is known to stand there. ``logprob`` is None and
     ``top`` empty unless the sampling parameters asked for them; scored tokens have a ``logprob``
     always. For a sequence that is pooled, the last token of its last slice, with its ``vector``:
-    little-endian float32.
+    little-endian float32. A token that ``is_cut_off`` ends a text whose grammar could not be
+    followed any further: the text is not whole.
     """
 
     sequence_id: SequenceId
@@ -207,3 +208,4 @@ class SampledToken:
     logprob: float | None = None
     top: tuple[TokenLogprob, ...] = ()
     vector: bytes | None = None
+    is_cut_off: bool = False

@@ -193,7 +193,13 @@ def test_a_sequence_may_not_take_the_stages_time(
     assert "too complex" in matcher.problem
     assert allowed(matcher.mask()) == sorted(tokenizer.eos_token_ids)
     assert matcher.accept(tokenizer.eos_token_ids[0])
-    assert not matcher.accept(a)
+    for _ in range(1000):  # earn no time
+        assert not matcher.accept(a)
+    assert allowed(matcher.mask()) == sorted(tokenizer.eos_token_ids)
+    assert matcher.is_cut_off
+    num_tokens = matcher.num_tokens
+    matcher.rollback(1001)
+    assert matcher.num_tokens == num_tokens - 1001
     matchers.give_back(matcher)
     assert matchers.num_idle == 0
     assert mask.any()

@@ -219,5 +219,31 @@ def test_random_interleavings_are_as_each_sequence_alone() -> None:
     assert done > 50
 
 
+def test_tokens_say_whether_their_grammars_were_given_up(
+    masks: StepMasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = step(
+        part(A, 0, 2),
+        part(B, 0, 2),
+        opened=[opening(A, GRAMMAR), opening(B, build.regex("[ab]+"))],
+    )
+    masks.before(now)
+    tokens = (sampled(A, 2, "a"), sampled(B, 2, "a"))
+    assert masks.marked(tokens) == tokens
+    masks.after(now, tokens)
+    monkeypatch.setattr("potluck.grammars.matchers.FREE_SECONDS", -1.0)
+    later = step(part(A, 2), part(B, 2))
+    assert texts(masks.before(later)[A]) == "ab"  # made before
+    masks.after(later, (sampled(A, 3, "a"),))
+    again = step(part(A, 3))
+    assert texts(masks.before(again)[A]) == "."
+    assert [token.is_cut_off for token in masks.marked((sampled(A, 4, " "),))] == [True]
+    broken = step(part(A, 0, 2), opened=[opening(A, "broken")])
+    masks.before(broken)
+    assert [token.is_cut_off for token in masks.marked((sampled(A, 2, " "),))] == [True]
+    masks.before(step())
+    assert not any(token.is_cut_off for token in masks.marked((sampled(A, 3, " "),)))
+
+
 def _text(tokens: Sequence[int]) -> str:
     return b"".join(TOKENS.data[token] for token in tokens).decode()

@@ -6,7 +6,7 @@ from support.toy_pipeline import ToyPipeline, expected_tokens
 from potluck.errors import ParameterError, PromptTooLongError
 from potluck.scheduling import FinishReason, Scheduler, SchedulerLimits, SequenceRequest
 from potluck.types.sequence import Continuation
-from potluck.types.step import SamplingParams, SequenceId, Step, StepId
+from potluck.types.step import SampledToken, SamplingParams, SequenceId, Step, StepId
 
 
 def make_limits(
@@ -61,6 +61,16 @@ def drain(scheduler: Scheduler, pipeline: ToyPipeline) -> dict[SequenceId, list[
             return texts
         for token in scheduler.complete(*pipeline.run_oldest()):
             texts.setdefault(token.sequence_id, []).append(token.token)
+
+
+@pytest.mark.parametrize("is_cut_off", [False, True])
+def test_a_text_whose_grammar_was_given_up_is_cut_off(is_cut_off: bool) -> None:
+    scheduler = make_scheduler()
+    sequence_id = scheduler.add(request(3, stop=frozenset({7})))
+    step = next_step(scheduler)
+    token = SampledToken(sequence_id=sequence_id, position=3, token=7, is_cut_off=is_cut_off)
+    (committed,) = scheduler.complete(step.step_id, (token,))
+    assert committed.finish_reason is (FinishReason.LENGTH if is_cut_off else FinishReason.STOP)
 
 
 def test_a_long_prompt_goes_in_chunks_and_only_the_last_one_samples() -> None:

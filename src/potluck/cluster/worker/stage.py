@@ -151,7 +151,7 @@ class Stage:
         totals.sending_since = computed = time.perf_counter()
         totals.computing_since = 0.0
         if result.hidden is None:
-            header = encode_sampled(result.sampled)
+            header = encode_sampled(self._masks.marked(result.sampled))
             payload = memoryview(b"")
             kind = FrameKind.RESULT
         else:

@@ -9,7 +9,7 @@ from potluck.text.marks import Marks
 from potluck.text.reasoning import ReasoningFormat, ReasoningSplitter, ThoughtState
 from potluck.text.tool_formats.lark import SPACE, TEXT, LarkSource, either
 from potluck.text.tool_formats.stream import CallStream, Steps
-from potluck.text.tool_formats.syntax import ToolSyntax, callable_tools
+from potluck.text.tool_formats.syntax import ToolSyntax, callable_tools, is_constrained
 from potluck.types.output import (
     OutputParser,
     OutputPart,
@@ -76,7 +76,7 @@ class ChatFormat:
             return self._sections(lark, tool_use)
         if said is not None:
             return either((said, self._sections(lark, tool_use)))
-        if tool_use.is_parallel and all(tool.is_free for tool in tools):
+        if not is_constrained(tool_use):
             return None
         if self.syntax.writes_bare:
             return either((self._not_bare(), self._sections(lark, tool_use)))
@@ -126,11 +126,19 @@ class ChatFormat:
 
 
 class CallParser:
-    """Takes text and calls apart. It is for answers, without thoughts."""
+    """Takes text and calls apart. It is for answers, without thoughts.
+
+    Where a grammar constrains the calls, only those that begin as it has them are calls: what a
+    model writes otherwise is text to the grammar, which guarantees nothing of its arguments.
+    """
 
     def __init__(self, syntax: ToolSyntax, tool_use: ToolUse) -> None:
         self._syntax = syntax
         self._tools: Sequence[Tool] = tool_use.tools
+        self._openings, self._bare_openings = syntax.openings, syntax.bare_openings
+        if is_constrained(tool_use):
+            self._openings = () if syntax.writes_bare else syntax.openings[:1]
+            self._bare_openings = syntax.bare_openings if syntax.writes_bare else ()
         self._stream = CallStream([tool.name for tool in tool_use.tools])
         self._steps = self._read()
         self._is_done = False
@@ -154,12 +162,12 @@ class CallParser:
 
     def _read(self) -> Steps[None]:
         stream, syntax = self._stream, self._syntax
-        if syntax.bare_openings:
+        if self._bare_openings:
             yield from stream.skip_space()
-            opening = yield from stream.at_one_of(syntax.bare_openings)
+            opening = yield from stream.at_one_of(self._bare_openings)
             if opening and not (yield from syntax.read(stream, opening, self._tools)):
                 stream.give_up()
-        marks = Marks(syntax.openings)
+        marks = Marks(self._openings)
         while mark := (yield from stream.read_text(marks)):
             if not (yield from syntax.read(stream, mark, self._tools)):
                 stream.give_up()

@@ -15,7 +15,7 @@ from potluck.text.marks import Marks
 from potluck.text.tool_formats.chat_format import joined
 from potluck.text.tool_formats.lark import TEXT, LarkSource, either
 from potluck.text.tool_formats.stream import CallStream, Steps
-from potluck.text.tool_formats.syntax import callable_tools
+from potluck.text.tool_formats.syntax import callable_tools, is_constrained
 from potluck.types.output import OutputParser, OutputPart, ToolMode, ToolUse
 
 NAME = "harmony"
@@ -87,7 +87,7 @@ class HarmonyFormat:
         call = lark.rule(either(calls))
         if tool_use.mode is ToolMode.REQUIRED:
             return call
-        if said is None and tool_use.is_parallel and all(tool.is_free for tool in tools):
+        if said is None and not is_constrained(tool_use):
             return None
         return either((call, said or f"{final} {TEXT}"))
 

@@ -97,3 +97,10 @@ def callable_tools(tool_use: ToolUse) -> tuple[CallableTool, ...]:
         for tool in tool_use.tools
         if tool_use.name in (None, tool.name)
     )
+
+
+def is_constrained(tool_use: ToolUse) -> bool:
+    """Whether a grammar says how calls are written, rather than the model alone."""
+    if tool_use.mode is ToolMode.NONE or not tool_use.tools:
+        return False
+    return not tool_use.is_parallel or not all(tool.is_free for tool in callable_tools(tool_use))

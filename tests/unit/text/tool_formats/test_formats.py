@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from dataclasses import replace
 
 import jsonschema
 import pytest
@@ -15,6 +16,7 @@ from support.tool_outputs import TOOLS, Found, parse, tool_use
 from potluck.errors import ParameterError
 from potluck.text.template_gaps import fill_gaps
 from potluck.text.tool_formats import FORMAT_NAMES, choose_output_format
+from potluck.text.tool_formats.choice import FORMATS
 from potluck.types.output import OutputFormat, ToolMode, ToolUse
 from potluck.types.text import ChatMessage, Tool
 
@@ -183,6 +185,30 @@ class TestGrammar:
         assert texts.allows(grammar, said)
         assert texts.allows(grammar, case.calls), texts.rejected_at(grammar, case.calls)
         assert not texts.allows(grammar, case.calls.replace(case.right, case.wrong))
+
+    def test_strict_tools_are_called_as_the_grammar_has_it(
+        self, name: str, is_control: bool
+    ) -> None:
+        """Other beginnings, which are read from models that write them, are text to a grammar."""
+        case = BY_NAME[name]
+        use = ToolUse(tools=tuple(replace(tool, is_strict=True) for tool in TOOLS))
+        texts = grammar_texts(frozenset(case.control if is_control else ()))
+        output_format = format_of(case, is_control=is_control)
+        grammar = output_format.grammar(use, prompt_end="")
+        assert grammar is not None
+        assert calls_of(parse(output_format, case.calls, use=use)) == expected_calls(case)
+        syntax = FORMATS.get(name)
+        for opening in () if syntax is None else (*syntax.openings, *syntax.bare_openings, ""):
+            wrong = case.calls.replace(case.right, case.wrong)
+            for start in sorted(syntax.openings if syntax else (), key=len, reverse=True):
+                if wrong.startswith(start):
+                    wrong = wrong.removeprefix(start).lstrip()
+                    break
+            if not wrong.startswith(opening):
+                wrong = opening + wrong
+            if texts.allows(grammar, wrong):
+                for called, arguments in calls_of(parse(output_format, wrong, use=use)):
+                    jsonschema.validate(arguments, SCHEMAS[called])
 
     def test_tools_that_are_not_strict_take_any_arguments(
         self, name: str, is_control: bool
